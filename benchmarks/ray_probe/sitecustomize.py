@@ -72,8 +72,8 @@ TIMED = {
         "transfer: sender": ["NativeSender.__call__"],
         "transfer: digests": ["digest_word", "Digests.add", "Digests.in_hex"],
     },
-    "skyrl.weight_receiver.vllm_requests": {"transfer: requests": ["Requests.ask"]},
     "skyrl.weight_receiver.transfer_group": {
+        "transfer: requests": ["Requests.ask"],
         "transfer: waits": ["wait_for"],
         "transfer: group": ["TransferGroup._make_group"],
     },
@@ -93,8 +93,7 @@ TIMED = {
         "generate: completions": ["completion"],
         "generate: arguments": ["sampling_arguments"],
     },
-    "skyrl.inference.vllm.asynchronous": {"transfer: forget": ["AsyncBackend.forget"]},
-    "skyrl.inference.vllm.stepped": {"transfer: forget": ["SteppedBackend.forget"]},
+    "skyrl.inference.vllm.backend": {"transfer: forget": ["Backend.forget"]},
     "skyrl.inference.vllm.worker": {
         "transfer: load in the worker": ["WeightReceiver.skyrl_load_weights"],
         "transfer: heads": ["WeightReceiver._skyrl_renew_heads"],

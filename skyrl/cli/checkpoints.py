@@ -62,7 +62,7 @@ def verify(folder: str) -> None:
 @FOLDER
 def show(folder: str) -> None:
     """Show the newest checkpoint, or the named one: files, state, metrics, versions."""
-    from skyrl.storage.failures import readable
+    from skyrl.storage.disk_errors import readable
 
     store, steps = _found(folder)
     if not steps:
@@ -159,7 +159,7 @@ def _of_one(folder: str) -> str:
 
 
 def _line(store: CheckpointStore, step: int) -> str:
-    from skyrl.storage.failures import readable
+    from skyrl.storage.disk_errors import readable
 
     manifest = store.manifest(step)
     ranks = ", ".join(

@@ -173,9 +173,9 @@ def node(
     """Run a launch's part on this node; the scripts of launches call it."""
     import os
 
-    from skyrl.launchers.node import Node, RayShare, run_alone, run_on_ray
+    from skyrl.launchers.node import JobNode, RayShare, run_alone, run_on_ray
 
-    here = Node.of(folder.absolute(), ask, os.environ)
+    here = JobNode.of(folder.absolute(), ask, os.environ)
     command = [sys.executable, "-m", "skyrl.cli", *words]
     if on_ray:
         share = RayShare(gpus=gpus, slots=slots, interface=interface)

@@ -37,9 +37,9 @@ class _Bounded:
         """
         size = CHARACTERS_PER_TOKEN * self._most
         while size < len(text):
-            found = len(self._tokenizer.encode(text[:size], add_special_tokens=add_special_tokens, **options))
-            if 2 * found > 3 * self._most:
-                lengths = f"the prompt has more than {found - 1} tokens"
+            count = len(self._tokenizer.encode(text[:size], add_special_tokens=add_special_tokens, **options))
+            if 2 * count > 3 * self._most:
+                lengths = f"the prompt has more than {count - 1} tokens"
                 raise RequestError(
                     f"{lengths}, and prompt and answer together may have {self._most}", code="context_length_exceeded"
                 )

@@ -21,7 +21,7 @@ class Load:
     waiting: int
 
 
-class Engines(Protocol):
+class ServedEngines(Protocol):
     """Interface of all engines behind the endpoint together: `InferenceEngineClient`."""
 
     @property
@@ -55,7 +55,7 @@ class Engines(Protocol):
 class EngineControl:
     """Controls the engines, on their event loop. A change that has begun is completed even if its caller goes away."""
 
-    def __init__(self, engines: Engines, *, workers: int) -> None:
+    def __init__(self, engines: ServedEngines, *, workers: int) -> None:
         """`workers` is the number of processes per engine that receive weights."""
         self._engines, self.workers = engines, workers
         self._versions = {engines.weight_version: 0}

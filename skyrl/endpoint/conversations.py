@@ -10,7 +10,7 @@ and so does a second continuation of the same turn (parallel calls). Each sample
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import blake2b
 from threading import Lock
 from typing import Any
@@ -71,13 +71,13 @@ class Conversations:
 
     def continued_ids(self, prompt_ids: tuple[int, ...]) -> Turn | None:
         """The turn with the most tokens that are a prefix of the prompt's token ids."""
-        found = (turn for turn in self.turns if prompt_ids[: len(turn.token_ids)] == turn.token_ids)
-        return max(found, key=lambda turn: len(turn.token_ids), default=None)
+        prefixes = (turn for turn in self.turns if prompt_ids[: len(turn.token_ids)] == turn.token_ids)
+        return max(prefixes, key=lambda turn: len(turn.token_ids), default=None)
 
     def continued_text(self, prompt: str) -> Turn | None:
         """The turn with the longest text that is a prefix of the prompt."""
-        found = (turn for turn in self.turns if turn.text is not None and prompt.startswith(turn.text))
-        return max(found, key=lambda turn: len(turn.text or ""), default=None)
+        prefixes = (turn for turn in self.turns if turn.text is not None and prompt.startswith(turn.text))
+        return max(prefixes, key=lambda turn: len(turn.text or ""), default=None)
 
     def record(
         self,
@@ -108,43 +108,40 @@ class Conversations:
 
     def branches(self) -> list[list[Turn]]:
         """Lists of turns that continue each other, one per branch, ordered by the last turn of each branch."""
-        place = {id(turn): number for number, turn in enumerate(self.turns)}
-        found = []
+        order = {id(turn): number for number, turn in enumerate(self.turns)}
+        branches = []
         for turn in self.turns:
             if turn.before is not None and turn.before.after[0] is turn:
                 continue
             branch = [turn]
             while branch[-1].after:
                 branch.append(branch[-1].after[0])
-            found.append(branch)
-        return sorted(found, key=lambda branch: place[id(branch[-1])])
+            branches.append(branch)
+        return sorted(branches, key=lambda branch: order[id(branch[-1])])
 
 
 def _digests(history: History) -> list[bytes]:
     """A digest for each prefix of a history."""
     state = blake2b(_canonical([history.tools, history.arguments]), digest_size=16)
-    found = []
+    digests = []
     for message in history.messages:
         state.update(_canonical(_compared(message)))
-        found.append(state.copy().digest())
-    return found
+        digests.append(state.copy().digest())
+    return digests
 
 
 def _compared(message: Message) -> list[object]:
     """Normalised content by which messages are compared: clients drop null fields and format call arguments
     differently.
     """
-    calls = [[call.get("name"), _read(call.get("arguments"))] for call in _functions(message.get("tool_calls") or ())]
+    functions = [call.get("function") or call for call in message.get("tool_calls") or ()]
+    calls = [[function.get("name"), _read(function.get("arguments"))] for function in functions]
     rest = {
         name: value
         for name, value in message.items()
         if name not in ("role", "content", "tool_calls") and value is not None
     }
     return [message.get("role"), message.get("content") or "", calls, rest]
-
-
-def _functions(calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [call.get("function") or call for call in calls]
 
 
 def _read(arguments: object) -> object:

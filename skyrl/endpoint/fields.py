@@ -15,27 +15,27 @@ _ABSENT = object()
 class Fields:
     """The fields of one request. A field that is null counts as absent; `finish` refuses those that were not read."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._given = {name: value for name, value in given.items() if value is not None}
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self._body = {name: value for name, value in body.items() if value is not None}
         self._read: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._given
+        return name in self._body
 
     def any(self, name: str, default: Any = None) -> Any:
         """The value of any type."""
         self._read.add(name)
-        return self._given.get(name, default)
+        return self._body.get(name, default)
 
     def text(self, name: str, default: str | None = None) -> str | None:
         """The value, which must be a string."""
-        found: str | None = self._typed(name, default, str, "a string")
-        return found
+        text: str | None = self._typed(name, default, str, "a string")
+        return text
 
     def boolean(self, name: str, default: bool = False) -> bool:
         """The value, which must be true or false."""
-        found: bool = self._typed(name, default, bool, "true or false")
-        return found
+        value: bool = self._typed(name, default, bool, "true or false")
+        return value
 
     def integer(self, name: str, default: int | None, *, least: int, most: int) -> int | None:
         """The value, which must be a whole number from `least` to `most`."""
@@ -61,31 +61,31 @@ class Fields:
     def texts(self, name: str) -> tuple[str, ...]:
         """The value, which must be a string or a list of strings, none of them empty."""
         value = self.any(name, ())
-        found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
-        if not isinstance(found, tuple) or not all(isinstance(each, str) and each for each in found):
+        texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+        if not isinstance(texts, tuple) or not all(isinstance(text, str) and text for text in texts):
             raise RequestError(f"{name} has to be a string or a list of strings that are not empty", param=name)
-        return found
+        return texts
 
     def ids(self, name: str) -> tuple[int, ...]:
         """The value, which must be a list of token ids."""
         value = self.any(name, [])
         if not isinstance(value, list) or not all(
-            isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in value
+            isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in value
         ):
             raise RequestError(f"{name} has to be a list of token ids", param=name)
         return tuple(value)
 
     def mapping(self, name: str) -> Mapping[str, Any]:
         """The value, which must be an object."""
-        found: Mapping[str, Any] = self._typed(name, {}, dict, "an object")
-        return found
+        value: Mapping[str, Any] = self._typed(name, {}, dict, "an object")
+        return value
 
     def objects(self, name: str) -> list[Mapping[str, Any]]:
         """The value, which must be a list of objects."""
-        found: list[Mapping[str, Any]] = self._typed(name, [], list, "a list of objects")
-        if not all(isinstance(each, dict) for each in found):
+        items: list[Mapping[str, Any]] = self._typed(name, [], list, "a list of objects")
+        if not all(isinstance(item, dict) for item in items):
             raise RequestError(f"{name} has to be a list of objects", param=name)
-        return found
+        return items
 
     def refuse(self, name: str, why: str, *, harmless: Collection[object] = ()) -> None:
         """Refuse a field that would change the answer and is not implemented, unless its value is `harmless`."""
@@ -101,7 +101,7 @@ class Fields:
 
     def finish(self) -> None:
         """Raises `RequestError` if a field was not read."""
-        for name in self._given:
+        for name in self._body:
             if name not in self._read:
                 near = difflib.get_close_matches(name, self._read, 1)
                 hint = f"; did you mean {near[0]}?" if near else ""

@@ -54,34 +54,38 @@ def _not_stored(number: str) -> str:
     return f"there is no response {number[:80]!r} here: it was not stored, or newer ones have replaced it"
 
 
-def messages_of_items(given: object) -> tuple[Message, ...]:
+def messages_of_items(items: object) -> tuple[Message, ...]:
     """The messages of an input. A call is added to the message before it if that is the assistant's. Raises
     `RequestError`.
     """
-    if isinstance(given, str):
-        return ({"role": "user", "content": given},)
-    if not isinstance(given, list) or not given or not all(isinstance(item, Mapping) for item in given):
+    if isinstance(items, str):
+        return ({"role": "user", "content": items},)
+    if not isinstance(items, list) or not items or not all(isinstance(item, Mapping) for item in items):
         raise RequestError("input has to be a string, or a list of items that is not empty", param="input")
-    found: list[dict[str, Any]] = []
-    for place, item in enumerate(given):
-        _add(found, item, f"input[{place}]")
-    return tuple(found)
+    messages: list[dict[str, Any]] = []
+    for index, item in enumerate(items):
+        _add(messages, item, f"input[{index}]")
+    return tuple(messages)
 
 
-def _add(found: list[dict[str, Any]], item: Json, where: str) -> None:
+def _add(messages: list[dict[str, Any]], item: Json, where: str) -> None:
     match item.get("type", "message"):
         case "message":
-            found.append(_message(item, where))
+            role = item.get("role")
+            if role not in ("system", "developer", "user", "assistant"):
+                raise RequestError(f"{where}.role has to be system, developer, user or assistant", param=where)
+            role = "system" if role == "developer" else role
+            messages.append({"role": role, "content": text_of(item.get("content"), where)})
         case "function_call":
             if not isinstance(item.get("name"), str):
                 raise RequestError(f"{where} is a call without a name", param=where)
-            if not found or found[-1]["role"] != "assistant":
-                found.append({"role": "assistant", "content": ""})
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
             call = call_message(str(item.get("call_id", "")), item["name"], item.get("arguments") or {})
-            found[-1].setdefault("tool_calls", []).append(call)
+            messages[-1].setdefault("tool_calls", []).append(call)
         case "function_call_output":
             text = text_of(item.get("output"), where)
-            found.append({"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": text})
+            messages.append({"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": text})
         case other:
             raise RequestError(
                 f"{where} is of type {str(other)[:60]!r}: message, function_call and function_call_output are read",
@@ -90,22 +94,15 @@ def _add(found: list[dict[str, Any]], item: Json, where: str) -> None:
             )
 
 
-def _message(item: Json, where: str) -> dict[str, Any]:
-    role = item.get("role")
-    if role not in ("system", "developer", "user", "assistant"):
-        raise RequestError(f"{where}.role has to be system, developer, user or assistant", param=where)
-    return {"role": "system" if role == "developer" else role, "content": text_of(item.get("content"), where)}
-
-
-def tools_of_items(given: Sequence[Json]) -> tuple[Json, ...]:
+def tools_of_items(tools: Sequence[Json]) -> tuple[Json, ...]:
     """Tools of this protocol as tools for a chat template. Raises `RequestError` for tools that OpenAI hosts."""
-    for tool in given:
+    for tool in tools:
         if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
             raise RequestError("tools has to hold functions with a name: no other tool runs here", param="tools")
     kept = ("name", "description", "parameters")
     return tuple(
         {"type": "function", "function": {name: tool[name] for name in kept if tool.get(name) is not None}}
-        for tool in given
+        for tool in tools
     )
 
 
@@ -113,8 +110,8 @@ def items_of(answer: SampledMessage, number: str | None = None) -> list[dict[str
     """An answer as items: its calls, preceded by its text (item id `number`) if it has text or no calls."""
     part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
     status = "incomplete" if answer.completion.stop_reason == "length" else "completed"
-    said = {"type": "message", "id": number or f"msg_{secrets.token_hex(12)}", "role": "assistant", "status": status}
-    items: list[dict[str, Any]] = [{**said, "content": [part]}] if answer.text or not answer.calls else []
+    head = {"type": "message", "id": number or f"msg_{secrets.token_hex(12)}", "role": "assistant", "status": status}
+    items: list[dict[str, Any]] = [{**head, "content": [part]}] if answer.text or not answer.calls else []
     for call_id, call in answer.calls:
         arguments = json.dumps(call.arguments, ensure_ascii=False)
         item = {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}", "call_id": call_id, "name": call.name}

@@ -14,11 +14,15 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import TypeVar
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.chats.tool_calls import OPENING
-from skyrl.endpoint.policy import Policy, Prompt
+from skyrl.endpoint.conversations import History
+from skyrl.endpoint.messages import SampledMessage, answer_of
+from skyrl.endpoint.policy import Policy, PromptTokens
+from skyrl.endpoint.request_sampling import RequestSampling
+from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
 from skyrl.inference.engine import NewTokens
 
@@ -44,23 +48,19 @@ class GrowingText:
             self._window, self._read = self._read, len(self._ids)
 
     def piece(self) -> str:
-        """New text that is final and was not returned before."""
-        end = self._certain()
-        piece, self._sent = self._text[len(self._sent) : end], self._text[:end]
-        return piece
+        """New text that is final and was not returned before. A marker never begins inside text that was returned."""
+        text, start = self._text, len(self._sent)
+        markers = [place for marker in self._markers if (place := text.find(marker, start)) >= 0]
+        end = min(markers) if markers else len(text) - max((_begun(text, each) for each in self._markers), default=0)
+        end = max(start, len(text[:end].rstrip()) if self._tools else end)
+        self._sent = text[:end]
+        return text[start:end]
 
     def rest(self, whole: str) -> str:
         """The part of the whole text that was not returned yet. Raises `RequestError` if it begins differently."""
         if not whole.startswith(self._sent):
             raise RequestError("the answer differs from the part that was already sent", status=500)
         return whole[len(self._sent) :]
-
-    def _certain(self) -> int:
-        """End of the text that is final. A marker never begins inside text that was returned."""
-        text, start = self._text, len(self._sent)
-        found = [place for marker in self._markers if (place := text.find(marker, start)) >= 0]
-        end = min(found) if found else len(text) - max((_begun(text, marker) for marker in self._markers), default=0)
-        return max(start, len(text[:end].rstrip()) if self._tools else end)
 
 
 def _begun(text: str, marker: str) -> int:
@@ -106,7 +106,7 @@ class LiveTokens:
 class LiveAnswers:
     """Growing texts of one request's answers, by index. Used on the endpoint's event loop."""
 
-    prompt: Prompt
+    prompt: PromptTokens
     """Prompt of the answers; set before the first piece."""
 
     def __init__(self, policy: Policy, stops: Sequence[str], *, tools: bool = False) -> None:
@@ -114,7 +114,7 @@ class LiveAnswers:
         self._texts = defaultdict[int, GrowingText](lambda: GrowingText(stops, tools=tools))
         self._tokens = LiveTokens()
 
-    def listener(self, prompt: Prompt, first: int = 0) -> Callable[[NewTokens], None]:
+    def listener(self, prompt: PromptTokens, first: int = 0) -> Callable[[NewTokens], None]:
         """A callback for the tokens of a prompt's samples, callable from any thread; sample 0 is the answer with index
         `first`.
         """
@@ -130,7 +130,7 @@ class LiveAnswers:
         async with aclosing(self._tokens.until(answering)) as batches:
             async for new in batches:
                 await self._policy.with_tokenizer(self._decode, new)
-                for index in sorted({each.index for each in new}):
+                for index in sorted({tokens.index for tokens in new}):
                     if piece := self._texts[index].piece():
                         yield index, piece
         for index, text in enumerate(texts(answering.result())):
@@ -138,5 +138,34 @@ class LiveAnswers:
                 yield index, rest
 
     def _decode(self, tokenizer: ChatTokenizer, new: Sequence[NewTokens]) -> None:
-        for each in new:
-            self._texts[each.index].add(tokenizer, each)
+        for tokens in new:
+            self._texts[tokens.index].add(tokenizer, tokens)
+
+
+@frozen
+class SampledMessages:
+    """The answers to a conversation."""
+
+    prompt: PromptTokens
+    messages: Sequence[SampledMessage]
+
+
+async def sample_messages(
+    history: History,
+    settings: RequestSampling,
+    count: int,
+    policy: Policy,
+    trajectory: PlayedTrajectory | None,
+    live: LiveAnswers | None = None,
+) -> SampledMessages:
+    """Sample and record `count` answers to a conversation; `live` hears their tokens. Raises `RequestError`."""
+    with policy.admitted(count, trajectory):
+        prompt = await policy.conversation(history, trajectory)
+        listener = None if live is None else live.listener(prompt)
+        completions = await policy.sample(prompt, settings, count, trajectory, listener)
+        messages = []
+        for completion in completions:
+            stop = policy.stop_text(completion, settings.sampling)
+            messages.append(answer_of(completion, stop, tools=bool(history.tools)))
+            policy.record(trajectory, prompt, completion, messages[-1].message)
+    return SampledMessages(prompt, messages)

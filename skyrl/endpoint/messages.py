@@ -18,22 +18,22 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _KEPT = ("name", "tool_call_id", "reasoning_content", "reasoning")
 
 
-def messages_of(given: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+def messages_of(items: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     """Chat messages in OpenAI's form. Raises `RequestError`."""
-    if not given:
+    if not items:
         raise RequestError("messages has to hold a message", param="messages")
-    return tuple(_message(message, f"messages[{place}]") for place, message in enumerate(given))
+    return tuple(_message(item, f"messages[{index}]") for index, item in enumerate(items))
 
 
-def _message(given: Mapping[str, Any], where: str) -> Message:
-    role = given.get("role")
+def _message(item: Mapping[str, Any], where: str) -> Message:
+    role = item.get("role")
     if role not in ROLES:
         raise RequestError(f"{where}.role has to be one of {', '.join(ROLES)}", param=where)
-    message = {"role": "system" if role == "developer" else role, "content": text_of(given.get("content"), where)}
+    message = {"role": "system" if role == "developer" else role, "content": text_of(item.get("content"), where)}
     for name in _KEPT:
-        if isinstance(given.get(name), str):
-            message[name] = given[name]
-    if calls := given.get("tool_calls"):
+        if isinstance(item.get(name), str):
+            message[name] = item[name]
+    if calls := item.get("tool_calls"):
         if role != "assistant" or not isinstance(calls, list):
             raise RequestError(f"{where}.tool_calls has to be a list, in a message of the assistant", param=where)
         message["tool_calls"] = [_call(call, f"{where}.tool_calls") for call in calls]
@@ -52,34 +52,41 @@ def text_of(content: object, where: str) -> str:
     return "".join(texts)
 
 
-def _call(given: object, where: str) -> dict[str, Any]:
-    function = given.get("function") if isinstance(given, Mapping) else None
+def _call(item: object, where: str) -> dict[str, Any]:
+    function = item.get("function") if isinstance(item, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise RequestError(f"{where} has to hold functions with a name and arguments", param=where)
-    assert isinstance(given, Mapping)
-    return call_message(str(given.get("id", "")), function["name"], function.get("arguments") or {})
+    assert isinstance(item, Mapping)
+    return call_message(str(item.get("id", "")), function["name"], function.get("arguments") or {})
 
 
 def call_message(number: str, name: str, arguments: object) -> dict[str, Any]:
     """A tool call in the form that chat templates expect: arguments as an object if they are a JSON object."""
     if isinstance(arguments, str):
         try:
-            read = json.loads(arguments)
+            decoded = json.loads(arguments)
         except (ValueError, RecursionError):
-            read = arguments
-        arguments = read if isinstance(read, dict) else arguments
+            decoded = None
+        arguments = decoded if isinstance(decoded, dict) else arguments
     return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def tools_of(given: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+def may_call_tools(choice: object) -> bool:
+    """Whether a `tool_choice` lets the model call tools. Raises `RequestError` for one that would force a call."""
+    if choice not in ("auto", "none"):
+        raise RequestError("tool_choice has to be auto or none: a tool call cannot be forced", param="tool_choice")
+    return choice == "auto"
+
+
+def tools_of(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """Tools in OpenAI's form. Raises `RequestError`."""
-    for tool in given:
+    for tool in tools:
         function = tool.get("function")
         if tool.get("type", "function") != "function" or not isinstance(function, Mapping):
             raise RequestError("tools has to hold functions", param="tools")
         if not isinstance(function.get("name"), str):
             raise RequestError("a function of tools has no name", param="tools")
-    return tuple(given)
+    return tuple(tools)
 
 
 @frozen
@@ -93,13 +100,16 @@ class SampledMessage:
     calls: tuple[tuple[str, Call], ...]
     """Calls of tools, with an id for each."""
 
+    ended_by: str | None = None
+    """The stop text that ended it."""
+
     @property
     def message(self) -> Message:
         """The message that represents the answer in a later request."""
-        made: dict[str, Any] = {"role": "assistant", "content": self.text}
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.calls:
-            made["tool_calls"] = [call_message(number, call.name, dict(call.arguments)) for number, call in self.calls]
-        return made
+            message["tool_calls"] = [call_message(id_, call.name, dict(call.arguments)) for id_, call in self.calls]
+        return message
 
 
 def answer_of(completion: Completion, stop: str | None, *, tools: bool) -> SampledMessage:
@@ -107,10 +117,9 @@ def answer_of(completion: Completion, stop: str | None, *, tools: bool) -> Sampl
     If any call cannot be parsed, all calls stay in the text.
     """
     text = completion.text.removesuffix(stop or "")
-    found = hermes(text) if tools else ()
-    readable = tuple(call for call in found if not call.unreadable)
-    if readable and len(readable) == len(found):
+    calls = hermes(text) if tools else ()
+    if any(call.unreadable for call in calls):
+        calls = ()
+    if calls:
         text = (text.partition(OPENING)[0].rstrip() + text.rpartition(CLOSING)[2]).rstrip()
-    else:
-        readable = ()
-    return SampledMessage(completion, text, tuple((f"call_{secrets.token_hex(8)}", call) for call in readable))
+    return SampledMessage(completion, text, tuple((f"call_{secrets.token_hex(8)}", call) for call in calls), stop)

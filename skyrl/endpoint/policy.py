@@ -25,8 +25,9 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SamplingParams
 from skyrl.endpoint.bounded_tokenizer import bounded_tokenizer
 from skyrl.endpoint.conversations import History, Message, Turn
+from skyrl.endpoint.fields import Fields
 from skyrl.endpoint.items import StoredResponses
-from skyrl.endpoint.sampling import RequestSampling
+from skyrl.endpoint.request_sampling import RequestSampling, read_sampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import DataError, RequestError, RunError, TemplateTimeoutError
 from skyrl.inference.engine import Completion, GenerationRequest, NewTokens, SampleKey, longest_completion
@@ -64,7 +65,7 @@ class ServedPolicy:
 
 
 @frozen(kw_only=True)
-class Prompt:
+class PromptTokens:
     """Tokens that answers are sampled from, and the request they come from."""
 
     ids: tuple[int, ...]
@@ -100,6 +101,16 @@ class Policy:
                 f"there is no model {name[:200]!r} here: {known}", status=404, param="model", code="model_not_found"
             )
         return name or self.served.names[0]
+
+    def settings(
+        self, body: Fields, trajectory: PlayedTrajectory | None, *, lengths: tuple[str, ...], stops: str = "stop"
+    ) -> RequestSampling:
+        """Model and sampling settings of a request; `lengths` and `stops` as in `read_sampling`. Raises
+        `RequestError`.
+        """
+        model = self.refuse_other_models(body.text("model"))
+        ours = self.served.sampling if trajectory is None else trajectory.sampling
+        return read_sampling(body, ours, model, fixed=trajectory is not None, lengths=lengths, stops=stops)
 
     def ends_by(self, ids: Sequence[int]) -> bool:
         """Whether the end-of-sequence token is one of `ids`."""
@@ -140,35 +151,35 @@ class Policy:
             else:
                 self._in_flight -= samples
 
-    async def conversation(self, history: History, trajectory: PlayedTrajectory | None) -> Prompt:
+    async def conversation(self, history: History, trajectory: PlayedTrajectory | None) -> PromptTokens:
         """The prompt of a conversation: the tokens of the recorded turn that it continues, then those of the new
         messages.
         """
-        found = trajectory.conversations.continued(history) if trajectory else None
+        continued = trajectory.conversations.continued(history) if trajectory else None
         with _cut_off(trajectory):
-            if found is None:
-                return Prompt(ids=await self._in_thread(self._rendered, history), history=history)
-            turn, said = found
-            between = await self._in_thread(self._between, turn, said, history)
-        return Prompt(ids=(*turn.token_ids, *between), before=turn, history=history)
+            if continued is None:
+                return PromptTokens(ids=await self._in_thread(self._rendered, history), history=history)
+            turn, new_messages = continued
+            new = await self._in_thread(self._continuing, turn, new_messages, history)
+        return PromptTokens(ids=(*turn.token_ids, *new), before=turn, history=history)
 
-    async def text(self, prompt: str, trajectory: PlayedTrajectory | None) -> Prompt:
+    async def text(self, prompt: str, trajectory: PlayedTrajectory | None) -> PromptTokens:
         """The prompt of a text, after the recorded turn that it continues, if any."""
         turn = trajectory.conversations.continued_text(prompt) if trajectory else None
-        behind = "" if turn is None else turn.text or ""
+        earlier = "" if turn is None else turn.text or ""
         with _cut_off(trajectory):
-            new = await self._in_thread(continued_tokens, self._tokenizer, behind, prompt[len(behind) :])
-        return Prompt(ids=(*(turn.token_ids if turn else ()), *new), before=turn, text=prompt)
+            new = await self._in_thread(continued_tokens, self._tokenizer, earlier, prompt[len(earlier) :])
+        return PromptTokens(ids=(*(turn.token_ids if turn else ()), *new), before=turn, text=prompt)
 
-    async def tokens(self, ids: tuple[int, ...], trajectory: PlayedTrajectory | None) -> Prompt:
+    async def tokens(self, ids: tuple[int, ...], trajectory: PlayedTrajectory | None) -> PromptTokens:
         """The prompt of token ids. Raises `RequestError` for an id that the model does not have."""
         if any(token >= len(self._tokenizer) for token in ids):
             raise RequestError(f"the prompt holds a token id above {len(self._tokenizer) - 1}", param="prompt")
-        return Prompt(ids=ids, before=trajectory.conversations.continued_ids(ids) if trajectory else None)
+        return PromptTokens(ids=ids, before=trajectory.conversations.continued_ids(ids) if trajectory else None)
 
     async def sample(
         self,
-        prompt: Prompt,
+        prompt: PromptTokens,
         settings: RequestSampling,
         count: int,
         trajectory: PlayedTrajectory | None,
@@ -180,7 +191,10 @@ class Policy:
         with _cut_off(trajectory):
             sampling = self._fitting(prompt.ids, settings)
         if trajectory is None:
-            keys = _keys(settings.seed, count)
+            # The same seed draws the same answers to the same prompt from the same weights.
+            run_seed = secrets.randbits(62) if settings.seed is None else settings.seed
+            key = SampleKey(run_seed=run_seed, weight_version=0, prompt_id="endpoint", sample_index=0, purpose="serve")
+            keys = tuple(evolve(key, sample_index=number) for number in range(count))
         else:
             trajectory.overruled.update(settings.overruled)
             keys = trajectory.keys(prompt.ids, count)
@@ -195,7 +209,11 @@ class Policy:
             raise RequestError(f"the engine gave no answer: {error}", status=503, code="engine_error") from error
 
     def record(
-        self, trajectory: PlayedTrajectory | None, prompt: Prompt, completion: Completion, reply: Message | None = None
+        self,
+        trajectory: PlayedTrajectory | None,
+        prompt: PromptTokens,
+        completion: Completion,
+        reply: Message | None = None,
     ) -> None:
         """Record an answer as a turn of its trajectory, if it has one."""
         if trajectory is not None:
@@ -210,16 +228,18 @@ class Policy:
 
     async def decoded(self, ids: Sequence[int]) -> list[str]:
         """The text of each token, decoded on its own; special tokens are included."""
-        return await self._in_thread(self._each, tuple(ids))
+
+        def decode(tokenizer: ChatTokenizer) -> list[str]:
+            return [tokenizer.decode([token], skip_special_tokens=False) for token in ids]
+
+        return await self.with_tokenizer(decode)
 
     async def with_tokenizer(self, work: Callable[..., T], *args: object) -> T:
         """The result of `work(tokenizer, *args)`, on the tokenizer's thread."""
         return await self._in_thread(work, self._tokenizer, *args)
 
-    def _each(self, ids: Sequence[int]) -> list[str]:
-        return [self._tokenizer.decode([token], skip_special_tokens=False) for token in ids]
-
     def _rendered(self, history: History) -> tuple[int, ...]:
+        """Token ids of a conversation that continues no recorded turn."""
         template = self._template(history)
         messages = [*history.messages]
         ids = template.history((), messages)
@@ -227,10 +247,11 @@ class Policy:
             raise RequestError("the model's chat template ignores tools", param="tools", code="unsupported_value")
         return ids
 
-    def _between(self, turn: Turn, said: Sequence[Message], history: History) -> tuple[int, ...]:
+    def _continuing(self, turn: Turn, messages: Sequence[Message], history: History) -> tuple[int, ...]:
+        """Token ids of the messages after a turn."""
         template = self._template(history)
         stopped = turn.completion.stop_reason == "stop"
-        return self._continuation.after(turn.completion.token_ids, said, template.tools, stopped=stopped)
+        return self._continuation.after(turn.completion.token_ids, messages, template.tools, stopped=stopped)
 
     def _template(self, history: History) -> Template:
         arguments = {**self.served.template_arguments, **history.arguments}
@@ -277,10 +298,3 @@ def _cut_off(trajectory: PlayedTrajectory | None) -> Iterator[None]:
         if trajectory is not None and (error.code == "context_length_exceeded" or error.param == "min_tokens"):
             trajectory.cut_off = True
         raise
-
-
-def _keys(seed: int | None, count: int) -> tuple[SampleKey, ...]:
-    """Keys for `count` answers; the same seed draws the same answers to the same prompt from the same weights."""
-    run_seed = secrets.randbits(62) if seed is None else seed
-    key = SampleKey(run_seed=run_seed, weight_version=0, prompt_id="endpoint", sample_index=0, purpose="serve")
-    return tuple(evolve(key, sample_index=number) for number in range(count))

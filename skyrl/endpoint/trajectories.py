@@ -97,7 +97,7 @@ class Trajectories:
         """
         if key is None or not key.startswith(PREFIX):
             return None
-        found = self._played.get(key)
-        if found is None:
+        trajectory = self._played.get(key)
+        if trajectory is None:
             raise RequestError("the trajectory of this key is over", status=401, code="trajectory_over")
-        return found
+        return trajectory

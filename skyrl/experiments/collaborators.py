@@ -46,23 +46,19 @@ from skyrl.learners.workers.model_worker import required_device
 from skyrl.models.files.loading import max_positions
 from skyrl.planning.layout import Layout
 from skyrl.planning.sizes import layout, layout_of_engine
-from skyrl.processes.background import in_a_daemon_thread
+from skyrl.processes.event_loop import in_a_daemon_thread
 from skyrl.processes.handles import Deadlines, Processes
 from skyrl.processes.in_process import InProcess
 from skyrl.processes.torch_environment import TORCH_ENVIRONMENT
 from skyrl.rollout.stream import StreamLimits
 from skyrl.runs.engine_changes import EngineChanges
 from skyrl.runs.run_tree import AnyRun
-from skyrl.storage.places import is_address
+from skyrl.storage.disk import is_address
 from skyrl.training.rollout_parity import RolloutParity
 from skyrl.tree import FrozenDict, required
-from skyrl.weight_sync.adapter_transport import (
-    BroadcastAdapterTransport,
-    FolderAdapterTransport,
-    SharedAdapterTransport,
-)
 from skyrl.weight_sync.canary import NEW_TOKENS, Canary, canary_prompts
 from skyrl.weight_sync.transports import (
+    ADAPTER_DTYPE,
     BroadcastTransport,
     DeltaTransport,
     FolderTransport,
@@ -318,12 +314,10 @@ def _place_of(path: str) -> Path | str:
 def _adapter_transport(run: SkyRLTrainConfig, rendezvous: Rendezvous) -> WeightTransport:
     lora = run.trainer.policy.model.lora
     if sends_adapter_files(run):
-        return FolderAdapterTransport(Path(lora.lora_sync_path).expanduser().absolute(), lora)
-    return (
-        BroadcastAdapterTransport(_transfer_rendezvous(run, rendezvous), lora)
-        if on_ray(run)
-        else SharedAdapterTransport(lora)
-    )
+        return FolderTransport(Path(lora.lora_sync_path).expanduser().absolute(), dtype=ADAPTER_DTYPE, lora=lora)
+    if on_ray(run):
+        return BroadcastTransport(_transfer_rendezvous(run, rendezvous), dtype=ADAPTER_DTYPE, lora=lora)
+    return SharedTransport(lora)
 
 
 def _transfer_rendezvous(

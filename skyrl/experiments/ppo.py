@@ -30,8 +30,7 @@ from skyrl.learners.workers.roles import CriticWorker, RefWorker
 from skyrl.processes.handles import Processes
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts
-from skyrl.rollout.constant_rewards import STEPS, ConstantRewards
-from skyrl.rollout.endings import endings
+from skyrl.rollout.constant_rewards import STEPS, ConstantRewards, endings
 from skyrl.runs.inputs import notice
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, made_with, weight_digests_of
 from skyrl.tracking.batch_dump import BatchDump

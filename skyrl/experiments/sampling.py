@@ -14,7 +14,7 @@ from skyrl.experiments.asked_rows import what_rows_lack
 from skyrl.experiments.collaborators import stream_limits
 from skyrl.rollout.batches import Rollouts, SynchronousRollouts
 from skyrl.rollout.generator import SkyRLGymGenerator
-from skyrl.rollout.streaming import StreamingRollouts
+from skyrl.rollout.stream import StreamingRollouts
 from skyrl.trajectory import Prompt
 from skyrl.tree.imports import import_object
 

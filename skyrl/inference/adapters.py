@@ -19,7 +19,7 @@ from skyrl.errors import WeightSyncError
 from skyrl.inference.weights import refuse_not_loaded
 from skyrl.models.low_rank import LowRank, attach, of_layers
 from skyrl.storage.modes import save_tensors
-from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared, WeightInfo
+from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared, WeightInfo, listed
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 
@@ -68,8 +68,7 @@ def misfits(adapter: Adapter, layers: Mapping[str, tuple[int, int]]) -> str:
     ]
     if not parts and not problems:
         problems = ["it contains no tensors"]
-    more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
-    return "; ".join(problems[:5] + more)
+    return listed(problems)
 
 
 def linear_layers(model: nn.Module) -> dict[str, tuple[int, int]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from attrs import field, frozen
 
 from skyrl.config import SamplingParams
-from skyrl.errors import UserError
+from skyrl.errors import RunError, UserError
 from skyrl.trajectory import RoutedExperts, StopReason
 
 if TYPE_CHECKING:
@@ -128,6 +128,25 @@ def longest_completion(sampling: SamplingParams, prompt_length: int, max_model_l
     """The longest possible completion in tokens; 0 if the prompt alone reaches `max_model_len` or `max_tokens`."""
     longest = max_model_len if sampling.max_tokens is None else min(max_model_len, sampling.max_tokens)
     return max(0, min(sampling.max_generate_length, longest - prompt_length))
+
+
+def completion_limit(request: GenerationRequest, max_model_len: int, note: str = "") -> int:
+    """The longest possible completion of a request in tokens; 0 if the prompt alone reaches `max_model_len` or
+    `max_tokens`. Raises `RunError` for an empty prompt, and for one that is too long; `note` ends the latter's message.
+    """
+    name = f"prompt {request.keys[0].prompt_id!r}" if request.keys else "a prompt"
+    length = len(request.prompt_ids)
+    if length == 0:
+        raise RunError(f"{name} is empty: there is nothing to continue")
+    if length > max_model_len:
+        raise RunError(f"{name} has {length} tokens, more than max_model_len = {max_model_len}{note}")
+    return longest_completion(request.sampling, length, max_model_len)
+
+
+def empty_completions(request: GenerationRequest) -> tuple[Completion, ...]:
+    """The answers to a prompt that leaves no room for a token."""
+    nothing = Completion(token_ids=(), text="", logprobs=(), weight_versions=(), stop_reason="length")
+    return (nothing,) * len(request.keys)
 
 
 def refuse_adapter(request: GenerationRequest) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from skyrl.errors import WeightSyncError
-from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared, WeightInfo
+from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared, WeightInfo, listed
 
 
 def replace_weights(model: nn.Module, incoming: IncomingWeights) -> None:
@@ -22,7 +22,8 @@ def replace_weights(model: nn.Module, incoming: IncomingWeights) -> None:
     tied = _names_of_each(held)
     _refuse([*_unusable(held, incoming.weights), *_missing(tied, {info.name for info in incoming.weights})])
     with incoming.open() as weights:
-        received = {name: _kept(tensor, incoming) for name, tensor in weights}
+        # A tensor that comes from another process is only valid until the next one arrives.
+        received = {name: tensor if isinstance(incoming, Shared) else tensor.clone() for name, tensor in weights}
     _refuse([*_missing(tied, received), *_contradictions(tied, received)])
     with torch.no_grad():
         for name, tensor in received.items():
@@ -34,8 +35,8 @@ def refuse_not_loaded(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Raises `WeightSyncError` unless each first tensor, as a model holds it, is the second of the same shape, as it
     arrived, rounded to the model's type. The host waits for a GPU once.
     """
-    found = [_differs(held, arrived.to(held)) for held, arrived in pairs.values()]
-    wrong = [name for name, differs in zip(pairs, torch.stack(found).tolist(), strict=True) if differs] if found else []
+    flags = [_differs(held, arrived.to(held)) for held, arrived in pairs.values()]
+    wrong = [name for name, differs in zip(pairs, torch.stack(flags).tolist(), strict=True) if differs] if flags else []
     if wrong:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise WeightSyncError(f"{wrong[0]}{more} arrived and is not what the model holds after it was loaded")
@@ -44,11 +45,6 @@ def refuse_not_loaded(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
 def _differs(held: Tensor, arrived: Tensor) -> Tensor:
     """() bool on the device of the tensors."""
     return (held != arrived).any() if held.is_cuda else torch.tensor(not torch.equal(held, arrived))
-
-
-def _kept(tensor: Tensor, incoming: IncomingWeights) -> Tensor:
-    """The tensor, or a copy if it is only valid until the next one arrives. Tensors of this process are not copied."""
-    return tensor if isinstance(incoming, Shared) else tensor.clone()
 
 
 def _names_of_each(held: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
@@ -86,6 +82,4 @@ def _contradictions(tied: Iterable[tuple[str, ...]], received: Mapping[str, Tens
 
 def _refuse(problems: list[str]) -> None:
     if problems:
-        more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
-        few = "; ".join(problems[:5] + more)
-        raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {few}")
+        raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {listed(problems)}")

@@ -87,6 +87,21 @@ class Job:
     grace: float = 30.0
     """Seconds that the run may take to save (`faults.grace_period_seconds`)."""
 
+    def started(self, target: Target, number: str, *, address: str = "", tasks: tuple[int, ...] = ()) -> Launch:
+        """The launch of this job, by its id; writes its record."""
+        launch = Launch(
+            target=target,
+            name=self.name,
+            folder=self.folder,
+            id=number,
+            cwd=str(self.cwd),
+            address=address,
+            tasks=tasks,
+            submitted=time.time(),
+        )
+        launch.write()
+        return launch
+
 
 @attrs.frozen(kw_only=True)
 class Launch:
@@ -177,8 +192,8 @@ def withdraw(folder: Path, made: Sequence[Path]) -> None:
 
 def launches(parent: Path) -> Iterator[Launch]:
     """Launches below a folder, the oldest first."""
-    found = [Launch.read(file.parent) for file in parent.glob(f"*/{RECORD}")]
-    yield from sorted(found, key=lambda launch: launch.submitted)
+    records = [Launch.read(file.parent) for file in parent.glob(f"*/{RECORD}")]
+    yield from sorted(records, key=lambda launch: launch.submitted)
 
 
 def report_in(folder: Path) -> dict[str, Any]:
@@ -186,10 +201,10 @@ def report_in(folder: Path) -> dict[str, Any]:
     and `run`; empty before it began.
     """
     try:
-        found = json.loads(stored_text(folder / STATE))
+        report = json.loads(stored_text(folder / STATE))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return report if isinstance(report, dict) else {}
 
 
 def state_in(folder: Path) -> str:

@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import subprocess
-import time
 
 from skyrl.config.cluster import ClusterConfig
 from skyrl.errors import UserError
@@ -41,15 +40,7 @@ class LocalLauncher:
                 cwd=job.cwd,
                 start_new_session=True,
             )
-        launch = Launch(
-            target="local",
-            name=job.name,
-            folder=job.folder,
-            id=process_id(process.pid),
-            cwd=str(job.cwd),
-            submitted=time.time(),
-        )
-        launch.write()
+        launch = job.started("local", process_id(process.pid))
         self._processes[launch.id] = process
         return launch
 
@@ -63,8 +54,9 @@ class LocalLauncher:
         """Ask the run to save and end, or end it at once if `now`."""
         launch.ask_to_stop()
         report = launch.state()
-        supervisors = [each for each in (launch.id, str(report.get("process"))) if lives(each)]
-        alone = [] if supervisors else [each for each in (str(report.get("run")),) if lives(each)]
+        supervisors = [process for process in (launch.id, str(report.get("process"))) if lives(process)]
+        run = str(report.get("run"))
+        alone = [run] if not supervisors and lives(run) else []
         for process in supervisors[:1] or alone:
             kill = signal.SIGQUIT if supervisors else signal.SIGKILL
             with contextlib.suppress(ProcessLookupError):

@@ -36,7 +36,7 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 @attrs.frozen(kw_only=True)
-class Node:
+class JobNode:
     """The role of this node in a job."""
 
     folder: Path
@@ -54,7 +54,7 @@ class Node:
     """File whose appearance asks the run to save and stop."""
 
     @classmethod
-    def of(cls, folder: Path, ask: Path | None, environ: Mapping[str, str]) -> Node:
+    def of(cls, folder: Path, ask: Path | None, environ: Mapping[str, str]) -> JobNode:
         """The node as described by Slurm's variables; without Slurm, the only node."""
         job, again = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_RESTART_COUNT", "0")
         return cls(
@@ -82,19 +82,26 @@ class RayShare:
     """Network interface whose address is used; if empty, the address of the node."""
 
 
-def run_alone(command: Sequence[str], node: Node, environ: Mapping[str, str]) -> int:
+def run_alone(command: Sequence[str], node: JobNode, environ: Mapping[str, str]) -> int:
     """Run the command on the first node; the others have nothing to do."""
     return supervise(command, node.folder, environ, node.ask) if node.rank == 0 else 0
 
 
 def run_on_ray(
-    command: Sequence[str], node: Node, share: RayShare, address_field: str, environ: Mapping[str, str]
+    command: Sequence[str], node: JobNode, share: RayShare, address_field: str, environ: Mapping[str, str]
 ) -> int:
     """Run the command on a Ray cluster of this job's nodes. Returns its exit code, and 0 on all nodes except the first.
 
     Raises `ProcessError` if Ray does not start, or its head does not appear in time.
     """
-    environ = {**environ, **_ray_variables(_token_of(node))}
+    environ = {
+        **environ,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(_token_of(node)),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # the placement assigns the GPUs
+    }
     own = _address(share.interface, node.name)
     if node.rank == 0:
         address = f"{own}:{_free_port()}"
@@ -116,13 +123,13 @@ def run_on_ray(
     return 0
 
 
-def _token_of(node: Node) -> Path:
+def _token_of(node: JobNode) -> Path:
     """File with the token of this launch, readable only by its user."""
     holders = (each / _TOKEN for each in (node.folder, *node.folder.parents))
-    found = next((each for each in holders if each.exists()), None)
-    if found is None:
+    token = next((each for each in holders if each.exists()), None)
+    if token is None:
         raise ProcessError(f"{node.folder} has no {_TOKEN}: it was not made by skyrl launch slurm")
-    return found
+    return token
 
 
 def make_token(folder: Path) -> None:
@@ -133,19 +140,9 @@ def make_token(folder: Path) -> None:
         file.write(secrets.token_hex(32))
 
 
-def _ray_variables(token: Path) -> dict[str, str]:
-    return {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # the placement assigns the GPUs
-    }
-
-
 @contextlib.contextmanager
 def _ray(
-    node: Node, own: str, head: str, scratch: Path, share: RayShare, environ: Mapping[str, str]
+    node: JobNode, own: str, head: str, scratch: Path, share: RayShare, environ: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Runs Ray's processes on this node until the end of the block, and then removes `scratch`."""
     from skyrl.processes.ray.processes import OBJECT_STORE_BYTES
@@ -172,13 +169,13 @@ def _ray(
 def _private_folder(folder: Path) -> Path:
     """Make a folder that only this user can access. Its path must be short: socket paths have at most 107 bytes."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
         raise ProcessError(f"{folder}, which Ray would use, is another user's or open to others: remove it")
     return folder
 
 
-def _log(node: Node) -> Path:
+def _log(node: JobNode) -> Path:
     """File with the output of Ray on this node."""
     return node.folder / f"ray-{node.start}-{node.rank}.txt"
 
@@ -239,9 +236,9 @@ def _address(interface: str, name: str) -> str:
         return words[words.index("inet") + 1].partition("/")[0]
     for known in (name, socket.gethostname()):
         with contextlib.suppress(OSError):
-            found = socket.gethostbyname(known) if known else ""
-            if found and not found.startswith("127."):
-                return found
+            address = socket.gethostbyname(known) if known else ""
+            if address and not address.startswith("127."):
+                return address
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel picks the address
         return str(probe.getsockname()[0])

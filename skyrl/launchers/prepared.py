@@ -1,4 +1,6 @@
-"""A run prepared for launching: checked here, and stored as a file that does not change until the run starts."""
+"""A run prepared for launching: checked here, stored as a file that does not change until the run starts, and given
+machines.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from skyrl.config.cluster import ClusterConfig
+from skyrl.config.derive.sizes import GPUS_OF_A_MACHINE
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.kinds import kind_of
 from skyrl.config.loading.load import chosen_root, compose, load
@@ -16,12 +19,41 @@ from skyrl.config.loading.standalone_file import kept_text
 from skyrl.errors import ConfigError, UserError, render
 from skyrl.launchers.job import Job, Machines, Target
 from skyrl.launchers.local import local_script
-from skyrl.launchers.machines import need_of
 from skyrl.launchers.ray import RayLauncher
 from skyrl.launchers.sbatch import script_of
+from skyrl.planning.layout import Node, NoRoom, assign
+from skyrl.planning.sizes import layout
 from skyrl.storage.atomic import write_file
 from skyrl.tree import get_at
 from skyrl.tree.rules import Check
+
+
+@frozen(kw_only=True)
+class Need:
+    """Machines of one size, as few as hold the run."""
+
+    nodes: int
+    per_node: int
+    """GPUs, or slots where `device` is cpu."""
+
+
+def need_of(run: RunConfig, per_node: int | None = None) -> Need:
+    """Machines for a resolved run, of `per_node` GPUs each if that is given.
+
+    Raises `UserError` if a machine of `per_node` GPUs is too small.
+    """
+    sizes = kind_of(run).sizes(run)
+    laid = layout(sizes)
+    machine = per_node or max(GPUS_OF_A_MACHINE, *(pool.gpus_per_node for pool in laid.pools), 1)
+    nodes = [Node(id=str(number), gpus=machine) for number in range(sum(pool.nodes for pool in laid.pools))]
+    try:
+        taken = {node for nodes_of_pool in assign(laid, nodes).values() for node in nodes_of_pool}
+    except NoRoom as error:
+        message = f"{error.pool.name} needs {error.pool.gpus_per_node} GPUs on one node, and a node has {machine}"
+        raise UserError(f"{message}: see gpus_per_node of the cluster") from None
+    count = max(1, len(taken))
+    return Need(nodes=count, per_node=per_node or (machine if count > 1 else max(1, laid.gpus)))
+
 
 RUN_FILE = "run.toml"
 _SAVING_SECONDS = 60.0

@@ -36,17 +36,7 @@ class RayLauncher:
         forget_report(job.folder)
         variables = {"PYTHONUNBUFFERED": "1", **self._cluster.variables}
         number = self._connected(address).submit(self.command(job), f"{job.folder.name}-{time.time_ns()}", variables)
-        launch = Launch(
-            target="ray",
-            name=job.name,
-            folder=job.folder,
-            id=number,
-            cwd=str(job.cwd),
-            address=address,
-            submitted=time.time(),
-        )
-        launch.write()
-        return launch
+        return job.started("ray", number, address=address)
 
     def command(self, job: Job) -> str:
         """The shell command that Ray runs on its head."""

@@ -149,7 +149,8 @@ def _arrays(job: Job, cluster: ClusterConfig, python: str) -> Iterator[str]:
 def _container(job: Job, slurm: SlurmConfig) -> tuple[list[str], list[str]]:
     """Words before the command that enter the container, and options of srun for it."""
     box = slurm.container
-    mounts = [_mounted(each) for each in (*dict.fromkeys((str(job.cwd), str(job.folder))), *box.mounts)]
+    folders = (*dict.fromkeys((str(job.cwd), str(job.folder))), *box.mounts)
+    mounts = [folder if ":" in folder else f"{folder}:{folder}" for folder in folders]
     if box.type == "apptainer":
         gpus = ["--nv"] if job.machines.device == "cuda" else []
         binds = [word for mount in mounts for word in ("--bind", mount)]
@@ -158,10 +159,6 @@ def _container(job: Job, slurm: SlurmConfig) -> tuple[list[str], list[str]]:
         options = [f"--container-image={box.image}", f"--container-mounts={','.join(mounts)}"]
         return [], [*options, f"--container-workdir={job.cwd}"]
     return [], []
-
-
-def _mounted(mount: str) -> str:
-    return mount if ":" in mount else f"{mount}:{mount}"
 
 
 def _words(*words: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -44,15 +43,11 @@ def slurm_command(words: Sequence[str]) -> str:
     except subprocess.TimeoutExpired:
         raise ProcessError(f"{words[0]} gave no answer within {_SECONDS:g} s: is slurmctld running?") from None
     if done.returncode:
-        said = _sentence(done.stderr.strip() or done.stdout.strip(), words[0])
-        raise ProcessError(f"{words[0]}: {said or f'exit code {done.returncode}'}")
+        text = done.stderr.strip() or done.stdout.strip()
+        lines = (line.strip().removeprefix(f"{words[0]}: ").removeprefix("error: ") for line in text.splitlines())
+        message = "; ".join(line for line in lines if line)
+        raise ProcessError(f"{words[0]}: {message or f'exit code {done.returncode}'}")
     return done.stdout
-
-
-def _sentence(text: str, command: str) -> str:
-    """Output of a Slurm command in one line, without the prefix `sbatch: error:`."""
-    lines = (line.strip().removeprefix(f"{command}: ").removeprefix("error: ") for line in text.splitlines())
-    return "; ".join(line for line in lines if line)
 
 
 class SlurmLauncher:
@@ -73,17 +68,7 @@ class SlurmLauncher:
         for folder in (job.folder, *(job.folder / TASKS / str(task) for task in tasks)):
             forget_report(folder)
         number = self._command(["sbatch", "--parsable", str(script)]).strip().partition(";")[0]
-        launch = Launch(
-            target="slurm",
-            name=job.name,
-            folder=job.folder,
-            id=number,
-            cwd=str(job.cwd),
-            tasks=tasks,
-            submitted=time.time(),
-        )
-        launch.write()
-        return launch
+        return job.started("slurm", number, tasks=tasks)
 
     def state(self, launch: Launch) -> str:
         """The state according to Slurm; for a job that Slurm has forgotten, the last report of the run."""

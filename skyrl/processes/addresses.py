@@ -26,8 +26,8 @@ def interface_of(address: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # it has no IPv4 address
-                found = fcntl.ioctl(any_socket, _GET_ADDRESS, struct.pack("256s", name.encode()))
-                if socket.inet_ntoa(found[20:24]) == address:
+                reply = fcntl.ioctl(any_socket, _GET_ADDRESS, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(reply[20:24]) == address:
                     return name
     return None
 

@@ -1,4 +1,6 @@
-"""Facts about one machine: versions, memory, GPUs, and the paths that it sees. Imports nothing heavy."""
+"""Facts about one machine: versions, memory, GPUs, and the paths that it sees; and the memory of this process. Imports
+nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -78,11 +80,11 @@ def facts_here(readable: Sequence[str], writable: Sequence[str]) -> MachineFacts
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "skyrl": __version__}
+    versions = {"python": platform.python_version(), "skyrl": __version__}
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found | {"skyrl's code": code_digest()}
+            versions[package] = version(package)
+    return versions | {"skyrl's code": code_digest()}
 
 
 def code_digest() -> str:
@@ -96,13 +98,13 @@ def code_digest() -> str:
 
 def _memory() -> tuple[int, int]:
     """Available and total memory in bytes; 0 if the kernel does not say."""
-    found = dict.fromkeys(("MemAvailable", "MemTotal"), 0)
+    bytes_by_name = dict.fromkeys(("MemAvailable", "MemTotal"), 0)
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             name, _, amount = line.partition(":")
-            if name in found:
-                found[name] = int(amount.split()[0]) * 1024
-    return found["MemAvailable"], found["MemTotal"]
+            if name in bytes_by_name:
+                bytes_by_name[name] = int(amount.split()[0]) * 1024
+    return bytes_by_name["MemAvailable"], bytes_by_name["MemTotal"]
 
 
 def _gpus() -> tuple[list[GpuFacts], str]:
@@ -130,3 +132,12 @@ def read_gpus(text: str) -> Iterator[GpuFacts]:
 
 def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process in bytes, shared libraries included; 0 if the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

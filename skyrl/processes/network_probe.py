@@ -93,8 +93,8 @@ def _answer(connection: socket.socket) -> None:
     """Echo single bytes, then swallow a stream and confirm it."""
     with contextlib.suppress(OSError), connection:
         connection.settimeout(_LASTS)
-        while (asked := connection.recv(1)) == b"p":
+        while (request := connection.recv(1)) == b"p":
             connection.sendall(b"p")
-        while asked and connection.recv(_CHUNK):
+        while request and connection.recv(_CHUNK):
             pass
         connection.sendall(b"s")

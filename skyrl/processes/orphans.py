@@ -84,15 +84,15 @@ def kill_tagged(variable: str, value: str, folder: Path | None = None) -> list[i
     shared memory and semaphores of these from /dev/shm, and end by themselves. They are killed after five seconds.
     """
     deadline = time.monotonic() + _PATIENCE
-    while found := tagged(variable, value, folder):
-        spared = {pid for pid in found if _is_resource_tracker(pid) and time.monotonic() < deadline - _PATIENCE / 2}
-        for pid in set(found) - spared:
+    while remaining := tagged(variable, value, folder):
+        spared = {pid for pid in remaining if _is_resource_tracker(pid) and time.monotonic() < deadline - _PATIENCE / 2}
+        for pid in set(remaining) - spared:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
             break
         time.sleep(0.05)
-    return found
+    return remaining
 
 
 def tagged(variable: str, value: str, folder: Path | None = None) -> list[int]:
@@ -102,18 +102,18 @@ def tagged(variable: str, value: str, folder: Path | None = None) -> list[int]:
     """
     wanted = f"{variable}={value}".encode()
     parents: dict[int, int] = {}
-    found: set[int] = set()
+    pids: set[int] = set()
     for pid in _pids():
         try:
             parents[pid] = int(_status(pid)[1])
             if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") or _has_open(pid, folder):
-                found.add(pid)
+                pids.add(pid)
         except OSError:
             continue  # it is gone, or another user's
-    found.discard(os.getpid())
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return sorted(pid for pid in found if pid != os.getpid() and _alive(pid))
+    pids.discard(os.getpid())
+    while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= more
+    return sorted(pid for pid in pids if pid != os.getpid() and _alive(pid))
 
 
 def sweep(root: Path) -> list[Path]:

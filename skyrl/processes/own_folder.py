@@ -29,7 +29,7 @@ def refuse_a_strangers(folder: Path) -> None:
     os.close(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
         if scratch.stat().st_uid != owner:
-            said = f"it belongs to the user with id {owner}, who may replace what is in it: name a folder of your own"
-            raise PermissionError(errno.EPERM, said, str(folder))
+            reason = f"it belongs to the user with id {owner}, who may replace what is in it: name a folder of your own"
+            raise PermissionError(errno.EPERM, reason, str(folder))
     finally:
         scratch.unlink()

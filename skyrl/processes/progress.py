@@ -142,16 +142,16 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        told, pause, seen = False, min(5.0, self._seconds / 4), self._progress.now()
+        is_reported, pause, seen = False, min(5.0, self._seconds / 4), self._progress.now()
         while not self._ended.wait(pause):
             stalled = self._progress.seconds_without > self._seconds
             before, seen = seen, self._progress.now()
             if seen - before > 2 * pause + _LATE:  # this process was stopped, by a scheduler or a debugger
                 self._progress.note()
                 continue
-            if stalled and not told:
+            if stalled and not is_reported:
                 self._on_stall(self._diagnosis())
-            told = stalled
+            is_reported = stalled
 
     def _diagnosis(self) -> str:
         silent, waits = self._progress.seconds_without, self._progress.waits()

@@ -64,11 +64,11 @@ def secrets_of(environ: Mapping[str, str]) -> list[str]:
     named = (
         value.strip() for name, value in environ.items() if is_secret_variable(name) and not _is_place(name, value)
     )
-    found = {value for value in named if len(value) >= _SHORTEST}
+    values = {value for value in named if len(value) >= _SHORTEST}
     for value in environ.values():
         for user_info in USER_INFO.findall(value):
-            found |= {part for part in (user_info, *user_info.split(":")[1:]) if len(part) >= _SHORTEST}
-    spelled = {form for value in found for form in _spellings(value) if len(form) >= _SHORTEST}
+            values |= {part for part in (user_info, *user_info.split(":")[1:]) if len(part) >= _SHORTEST}
+    spelled = {form for value in values for form in _spellings(value) if len(form) >= _SHORTEST}
     return sorted(spelled, key=len, reverse=True)
 
 

@@ -107,8 +107,8 @@ def listen(host: str, port: int, token: str | None, variable: str) -> socket.soc
             bound.bind(address)
             bound.listen(WAITING)  # early requests wait until the index is loaded
         except (OSError, UnicodeError) as error:
-            said = getattr(error, "strerror", None) or error
-            raise ProcessError(f"cannot listen on {host}:{port}: {said}; see --host and --port") from error
+            reason = getattr(error, "strerror", None) or error
+            raise ProcessError(f"cannot listen on {host}:{port}: {reason}; see --host and --port") from error
         undo.pop_all()
     return bound
 

@@ -72,8 +72,8 @@ def service_app(
 
     def no_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        said = f"there is no {request.method} {request.url.path[:200]} here"
-        return refusal(RequestError(said, status=error.status_code))
+        reason = f"there is no {request.method} {request.url.path[:200]} here"
+        return refusal(RequestError(reason, status=error.status_code))
 
     def failed(request: Request, error: Exception) -> Response:
         return refusal(RequestError("the service failed: see its log", status=500))

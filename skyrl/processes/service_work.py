@@ -31,7 +31,7 @@ class HangUp:
         return bool(watch.poll(0))
 
 
-class Workers:
+class ServiceThreads:
     """The threads of one service."""
 
     def __init__(self, threads: int, name: str) -> None:

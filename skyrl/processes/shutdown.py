@@ -196,7 +196,7 @@ class ShutdownSignal:
         self.request(STOPPED_BY[signal.Signals(number)], code)
 
     def _watch(self) -> None:
-        heard, ends_at, now = 0, float("inf"), self.now()
+        signals, ends_at, now = 0, float("inf"), self.now()
         waiting = select.poll()  # `select.select` takes no descriptor above 1023
         waiting.register(self._read, select.POLLIN)
         while not self._ended.is_set():
@@ -207,7 +207,7 @@ class ShutdownSignal:
                 ends_at += late
             for number in self._read.recv(64) if ready else b"":
                 if number in self._before:
-                    heard += not (heard and number == signal.SIGHUP)  # a closed terminal sends it more than once
+                    signals += not (signals and number == signal.SIGHUP)  # a closed terminal sends it more than once
                     self._note(number)
             if self._ended.is_set():
                 return
@@ -215,7 +215,7 @@ class ShutdownSignal:
                 self.request_before_deadline()
             if self.requested and ends_at == float("inf"):
                 ends_at = now + self._grace
-            if heard > 1:
+            if signals > 1:
                 self._end_at_once("Stopped immediately by a second signal.")
             if now >= ends_at:
                 self._end_at_once(f"Stopped: saving did not finish within {self._grace:g} s.")

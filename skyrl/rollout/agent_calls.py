@@ -15,7 +15,7 @@ _SHOWN = 400
 
 
 @frozen(kw_only=True)
-class Call:
+class AgentCall:
     """Inputs of one agent."""
 
     task: Mapping[str, Any]
@@ -38,10 +38,10 @@ class Returned:
     exit_code: int | None = None
 
 
-Agent = Callable[[Call], Awaitable[Returned] | Returned]
+Agent = Callable[[AgentCall], Awaitable[Returned] | Returned]
 
 
-def environment_of(call: Call, kept: Sequence[str]) -> dict[str, str]:
+def environment_of(call: AgentCall, kept: Sequence[str]) -> dict[str, str]:
     """Environment variables of a command: those in `kept` of this process, and address, key and name of the policy."""
     return {name: os.environ[name] for name in kept if name in os.environ} | {
         "OPENAI_BASE_URL": f"{call.url}/v1",
@@ -54,5 +54,5 @@ def environment_of(call: Call, kept: Sequence[str]) -> dict[str, str]:
 
 def returned_by(code: int, output: bytes, errors: bytes) -> Returned:
     """The result of a command: its standard output, or the end of its standard error if it failed and wrote some."""
-    text, said = output.decode(errors="replace"), errors.decode(errors="replace")
-    return Returned(value=said[-_SHOWN:] if code and said else text, exit_code=code)
+    text, error = output.decode(errors="replace"), errors.decode(errors="replace")
+    return Returned(value=error[-_SHOWN:] if code and error else text, exit_code=code)

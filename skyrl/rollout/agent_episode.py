@@ -9,7 +9,7 @@ from attrs import evolve
 
 from skyrl.endpoint.conversations import Turn
 from skyrl.endpoint.trajectories import PlayedTrajectory
-from skyrl.rollout.agent_calls import Call, Returned
+from skyrl.rollout.agent_calls import AgentCall, Returned
 from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.env_calls import EpisodeError, number
 from skyrl.rollout.episode import Episode
@@ -49,25 +49,27 @@ class AgentEpisode(Episode):
         agent, who = self._agent, self._who("the agent for")
         messages = [dict(message) for message in (*self._begun_with, *self._prompt.begun)]
         task = {**self._extras(), "messages": messages}
-        call = Call(task=task, url=agent.endpoint.url, key=played.key, model=agent.model)
+        call = AgentCall(task=task, url=agent.endpoint.url, key=played.key, model=agent.model)
         returned, seconds = await agent(who, call)
         self._seconds["env_run"] += seconds
         if returned.exit_code and agent.config.reward != "exit_code":
-            said = f"{who} ended with exit code {returned.exit_code}: {str(returned.value).strip()[-400:]}"
-            raise EpisodeError(Failure(kind="raised", reason=said))
+            text = f"{who} ended with exit code {returned.exit_code}: {str(returned.value).strip()[-400:]}"
+            raise EpisodeError(Failure(kind="raised", reason=text))
         return returned
 
     async def _rewarded(self, played: PlayedTrajectory, returned: Returned | None) -> Trajectory:
         branches = played.conversations.branches()
         if not branches:
-            said = f"{self._who('the agent for')} made no request to the policy, so there is nothing to train on"
-            raise EpisodeError(Failure(kind="raised", reason=said))
+            message = f"{self._who('the agent for')} made no request to the policy, so there is nothing to train on"
+            raise EpisodeError(Failure(kind="raised", reason=message))
         *earlier, self._transcript = (self._row(branch) for branch in branches)
         self._earlier = [transcript.step() for transcript in earlier]
         last = branches[-1][-1].completion
         match self._agent.config.reward:
             case "environment":
-                await self._judge(evolve(last, text=_answer(returned, last.text)))
+                # What the agent returned or printed is judged, or its last answer if that is empty.
+                text = "" if returned is None or returned.value is None else str(returned.value).strip()
+                await self._judge(evolve(last, text=text or last.text))
             case "returned":
                 value = 0.0 if returned is None else number(_last_line(returned), f"{self._who('the agent for')} gave")
                 self._transcript.credit(value)
@@ -88,12 +90,6 @@ class AgentEpisode(Episode):
             transcript.place(turn.prompt_ids[len(transcript.input_ids) :])
             transcript.sample(turn.completion)
         return transcript
-
-
-def _answer(returned: Returned | None, last: str) -> str:
-    """The text to judge: what the agent returned or printed, or its last answer if that is empty."""
-    given = "" if returned is None or returned.value is None else str(returned.value).strip()
-    return given or last
 
 
 def _last_line(returned: Returned) -> object:

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from skyrl.config.settings.environment import AgentConfig
 from skyrl.envs.coroutines import settled
 from skyrl.errors import RewardError, TaskError
-from skyrl.rollout.agent_calls import LONGEST_OUTPUT, Agent, Call, Returned, environment_of, returned_by
-from skyrl.rollout.env_calls import EnvCalls
+from skyrl.rollout.agent_calls import LONGEST_OUTPUT, Agent, AgentCall, Returned, environment_of, returned_by
+from skyrl.rollout.env_calls import EnvCalls, Pace
 from skyrl.rollout.isolated_agent import IsolatedAgent
-from skyrl.rollout.pace import Pace
 from skyrl.sandbox.tiers import Tier
 from skyrl.tree import thaw
 from skyrl.tree.imports import import_object
@@ -70,7 +69,7 @@ class AgentRunner:
         assert endpoint is not None, "the endpoint is opened before anything is sampled"
         return endpoint
 
-    async def __call__(self, who: str, call: Call) -> tuple[Returned, float]:
+    async def __call__(self, who: str, call: AgentCall) -> tuple[Returned, float]:
         """Run the agent; its result and its run time in seconds. Raises `EpisodeError`; `who` begins its message."""
         return await self._calls(who, lambda: settled(self._agent(call)))
 
@@ -112,7 +111,7 @@ def _of_function(function: object, name: str, settings: Mapping[str, Any]) -> Ag
     if not takes_all and (surplus := sorted({*settings} - {*wanted})):
         raise TaskError(f"environment.agent.kwargs: {name} has no parameter {', '.join(surplus)}")
 
-    def agent(call: Call) -> Returned:
+    def agent(call: AgentCall) -> Returned:
         given = {"task": call.task, "base_url": f"{call.url}/v1", "api_key": call.key, "model": call.model}
         chosen = given if takes_all else {key: value for key, value in given.items() if key in wanted}
         return Returned(value=settled(function(**chosen, **thaw(settings))))
@@ -120,7 +119,7 @@ def _of_function(function: object, name: str, settings: Mapping[str, Any]) -> Ag
     return agent
 
 
-async def _run(command: tuple[str, ...], call: Call) -> Returned:
+async def _run(command: tuple[str, ...], call: AgentCall) -> Returned:
     """Result of a command. Raises `RewardError` if it prints more than `LONGEST_OUTPUT` bytes."""
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -146,12 +145,12 @@ async def _read(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
 
 
 async def _all_of(stream: asyncio.StreamReader) -> bytes:
-    found = b""
+    content = b""
     while piece := await stream.read(1 << 16):
-        found += piece
-        if len(found) > LONGEST_OUTPUT:
+        content += piece
+        if len(content) > LONGEST_OUTPUT:
             raise RewardError(f"printed more than {LONGEST_OUTPUT} bytes")
-    return found
+    return content
 
 
 async def _write(process: asyncio.subprocess.Process, text: str) -> None:

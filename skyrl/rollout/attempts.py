@@ -16,7 +16,7 @@ from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.rollout.agent_episode import AgentEpisode
 from skyrl.rollout.env_calls import EpisodeError
 from skyrl.rollout.episode import Episode
-from skyrl.rollout.failures import FailureTally
+from skyrl.rollout.failure_tally import FailureTally
 from skyrl.trajectory import Failure, Skipped, Trajectory
 
 T = TypeVar("T")
@@ -80,10 +80,7 @@ class Attempts:
             attempt = outcome_of(again(episode, until))
 
     async def _run(self, episode: AgentEpisode, until: float | None) -> Trajectory:
-        async def run() -> Trajectory:
-            return await self._in_time(episode, episode.run(), until)
-
-        return await self._closing(episode, until, run())
+        return await self._closing(episode, until, self._in_time(episode, episode.run(), until))
 
     async def closed(self, episode: Episode, until: float | None = None) -> Failure | Skipped | None:
         """Close the episode's environment, which may outlast the sample's time by `CLOSING_SECONDS`. Returns what went

@@ -53,7 +53,9 @@ class BatchFilter:
                 groups = await self._replaced(version)
         if self._algorithm.zero_variance_filter:
             groups = self._without_zero_variance(groups)
-        return await self._with_baselines(groups, version) if self._needs_baselines else groups
+        if estimator_facts(self._algorithm).compares_with_greedy:
+            groups = await self._with_baselines(groups, version)
+        return groups
 
     async def _filtered(self, version: int) -> Batch:
         """Groups that pass the filter, from several batches if necessary; the surplus of the last one is dropped."""
@@ -104,10 +106,6 @@ class BatchFilter:
         good = [has_reward_variance(group, tolerance=tolerance) for group in groups]
         self.metrics["reward/num_zero_variance_filtered"] = good.count(False)
         return tuple(group if keep else masked_out(group) for group, keep in zip(groups, good, strict=True))
-
-    @property
-    def _needs_baselines(self) -> bool:
-        return estimator_facts(self._algorithm).compares_with_greedy
 
     async def _with_baselines(self, groups: Batch, version: int) -> Batch:
         """The groups, each with the reward of one greedy answer as its baseline. A group whose greedy answer has no

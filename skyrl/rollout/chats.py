@@ -26,7 +26,7 @@ from skyrl.rollout.transcript import Transcript
 
 
 @frozen(kw_only=True)
-class Turn:
+class ChatTurn:
     """The latest turn of a conversation."""
 
     completion: Completion
@@ -44,7 +44,7 @@ class Turn:
 class Chat(Protocol):
     """One of the modes of a multi-turn conversation."""
 
-    def go_on(self, transcript: Transcript, turn: Turn) -> Transcript:
+    def go_on(self, transcript: Transcript, turn: ChatTurn) -> Transcript:
         """The transcript that the next turn starts from: the same one with the observations added, or another one."""
 
     def end(self, transcript: Transcript, completion: Completion) -> None:
@@ -61,7 +61,7 @@ class MessageChat:
             tokenizer, config.chat_template_kwargs, closes_stopped_turns=self._closes_stopped_turns
         )
 
-    def go_on(self, transcript: Transcript, turn: Turn) -> Transcript:
+    def go_on(self, transcript: Transcript, turn: ChatTurn) -> Transcript:
         sampled, stopped = turn.completion.token_ids, turn.completion.stop_reason == "stop"
         transcript.place(self._continuation.after(sampled, turn.observations, turn.tools, stopped=stopped))
         return transcript
@@ -78,7 +78,7 @@ class SingleAnswer:
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer, self._spelled = tokenizer, Spelled.by(tokenizer)
 
-    def go_on(self, transcript: Transcript, turn: Turn) -> Transcript:
+    def go_on(self, transcript: Transcript, turn: ChatTurn) -> Transcript:
         sampled = turn.completion.token_ids
         if sampled and sampled[-1] in self._tokenizer.all_special_ids:
             transcript.withdraw(1)
@@ -99,7 +99,7 @@ class WholeHistory:
         """With `join`, a turn that continues the previous tokens belongs to their row; otherwise each turn is a row."""
         self._template, self._join = Template(tokenizer=tokenizer, arguments=template_kwargs), join
 
-    def go_on(self, transcript: Transcript, turn: Turn) -> Transcript:
+    def go_on(self, transcript: Transcript, turn: ChatTurn) -> Transcript:
         ids = evolve(self._template, tools=turn.tools).history(turn.prompt, turn.said)
         before = transcript.input_ids
         if not self._join or ids[: len(before)] != before:

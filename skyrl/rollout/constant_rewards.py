@@ -6,7 +6,30 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from skyrl.config import GeneratorConfig
+from skyrl.config.settings.environment import AgentConfig
+from skyrl.planning.layout import counted
 from skyrl.trajectory import TrajectoryGroup
+
+
+def endings(reasons: Counter[str], config: GeneratorConfig, agent: AgentConfig) -> str:
+    """How many trajectories ended at which limit, from the counts of their stop reasons; empty if at none."""
+    parts, sampling = [], config.sampling_params
+    limits = {
+        "generator.max_input_length": config.max_input_length,
+        "generator.sampling_params.max_tokens": sampling.max_tokens,
+        "environment.agent.max_requests": agent.max_requests if agent.command or agent.function else None,
+    }
+    if answers := reasons["length"]:
+        cut = "was" if answers == 1 else "were"
+        longest = f"generator.sampling_params.max_generate_length = {sampling.max_generate_length}"
+        parts.append(f"{counted(answers, 'answer')} {cut} cut at {longest}")
+    if conversations := reasons["context"]:
+        known = " or ".join(f"{path} = {most}" for path, most in limits.items() if most is not None)
+        limit = known or "the longest sequence of the model"
+        parts.append(f"{counted(conversations, 'conversation')} ended at {limit}")
+    return "; ".join(parts)
+
 
 STEPS = 3
 """Steps at the beginning of a session whose rewards are compared."""
@@ -24,7 +47,7 @@ class ConstantRewards:
         endings: Callable[[Counter[str]], str],
     ) -> None:
         """For the message, `samples` is the file with the answers and their rewards, and `endings` describes stop
-        reasons by their counts (`skyrl/rollout/endings.py`).
+        reasons by their counts, as the function of this name does.
         """
         self._report, self._samples, self._steps, self._endings = report, samples, steps, endings
         self._seen: set[float] = set()

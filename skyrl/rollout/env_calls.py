@@ -1,5 +1,8 @@
 """Calls environments outside the event loop, with a deadline; every kind of failure becomes an `EpisodeError`, except
 that of a service that is gone.
+
+`Pace` limits how many calls begin in a second, `SamplesInFlight` counts samples and calls for the line that says what a
+silent run waits for.
 """
 
 from __future__ import annotations
@@ -7,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -16,11 +20,69 @@ from skyrl.envs.coroutines import noted, settled
 from skyrl.envs.http_json import OUTAGES, Outages
 from skyrl.errors import RewardError, ServiceGone, SkipSample, WorkerEnded
 from skyrl.processes.redaction import redacted
-from skyrl.rollout.in_flight import SamplesInFlight
-from skyrl.rollout.pace import Pace
-from skyrl.rollout.threads import Call, KeptThreads, Mailbox, Workers
+from skyrl.rollout.threads import KeptThreads, Mailbox, ThreadCall, Workers
 from skyrl.trajectory import Failure, Skipped
 from skyrl.tree.frames import raised_at
+
+
+class SamplesInFlight:
+    """Samples that are not finished, and calls of environments that run."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begun = self._done = 0
+        self._calls: set[ThreadCall] = set()
+
+    def begin(self, samples: int) -> None:
+        """Count samples that are about to be drawn, and forget those of finished batches."""
+        if self._begun == self._done:
+            self._begun = self._done = 0
+        self._begun += samples
+
+    def end(self, samples: int) -> None:
+        """Count samples that are finished, with any outcome."""
+        self._done += samples
+
+    @contextmanager
+    def in_environment(self, call: ThreadCall) -> Iterator[None]:
+        """Context of one call of an environment, which counts from when it begins to run."""
+        self._calls.add(call)
+        try:
+            yield
+        finally:
+            self._calls.remove(call)
+
+    def __str__(self) -> str:
+        """`3 of 128 samples, 2 calls of environments, the oldest for 12 s`; empty while nothing is drawn."""
+        left, calls = self._begun - self._done, [call.begun for call in self._calls if call.begun is not None]
+        if not left:
+            return ""
+        oldest = f"{self._clock() - min(calls):.0f} s" if calls else ""
+        inside = f"{len(calls)} call{'s' if len(calls) > 1 else ''} of environments, the oldest for {oldest}"
+        return f"{left} of {self._begun} samples, " + (inside if calls else "all of them in the engines")
+
+
+class Pace:
+    """Admits callers at `per_second` on average, after an initial burst of one second's worth."""
+
+    def __init__(self, per_second: float | None) -> None:
+        """`per_second` is the rate of starts; None lets every caller through at once."""
+        self._rate = per_second
+        self._burst = max(1.0, per_second or 1.0)
+        self._free_at = float("-inf")
+        """Time by the loop's clock at which the next caller could start if no burst were allowed."""
+
+    async def __call__(self) -> None:
+        """Return when the caller may start; callers are let through in the order in which they came."""
+        if self._rate is None:
+            return
+        now = asyncio.get_running_loop().time()
+        self._free_at = max(self._free_at, now - (self._burst - 1) / self._rate)
+        wait = self._free_at - now
+        self._free_at += 1 / self._rate
+        if wait > 0:
+            await asyncio.sleep(wait)
+
 
 T = TypeVar("T")
 
@@ -90,8 +152,8 @@ class EnvCalls:
         if isinstance(error, RewardError):
             raise EpisodeError(Failure(kind="raised", reason=f"{who} {_short(str(error))}")) from error
         if error is not None:
-            said = f"{who} raised {_with_place(error)}"
-            raise EpisodeError(Failure(kind="raised", reason=said)) from error
+            text = f"{who} raised {_with_place(error)}"
+            raise EpisodeError(Failure(kind="raised", reason=text)) from error
         return value, seconds  # type: ignore[return-value]  # the function's own, whatever it is
 
     async def _outcome(
@@ -103,7 +165,7 @@ class EnvCalls:
         coroutines: list[Future[Any]] = []
         outages = Outages()
 
-        call, found = Call(partial(self._report, outcome, coroutines, outages, function, args)), None
+        call, result = ThreadCall(partial(self._report, outcome, coroutines, outages, function, args)), None
         timer: asyncio.TimerHandle | None = None
 
         def look() -> None:
@@ -119,18 +181,18 @@ class EnvCalls:
         self._workers.run(call)
         try:
             with self._in_flight.in_environment(call):
-                found = await outcome
+                result = await outcome
         finally:
             if timer is not None:
                 timer.cancel()
-            if found is None:
+            if result is None:
                 self._workers.give_up(call)
-        if found is not None:
-            return found
+        if result is not None:
+            return result
         for coroutine in coroutines:
             coroutine.cancel()
-        said = f"{who} gave no answer within {self._deadline:g} s ({self._field})"
-        raise EpisodeError(Failure(kind="timeout", reason=said))
+        text = f"{who} gave no answer within {self._deadline:g} s ({self._field})"
+        raise EpisodeError(Failure(kind="timeout", reason=text))
 
     def _report(
         self,
@@ -153,7 +215,7 @@ class EnvCalls:
         result = (value, raised, time.perf_counter() - start)
         self._mailbox.put(partial(_settle, outcome, result), outcome.get_loop())
 
-    def _left(self, call: Call, outages: Outages, now: float) -> float:
+    def _left(self, call: ThreadCall, outages: Outages, now: float) -> float:
         """Seconds until the deadline of a call, which does not run while a service is away; for one that does not run
         yet, until it can pass at the earliest.
         """

@@ -28,7 +28,7 @@ from skyrl.errors import DataError, DroppedPartsError, TextError
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.rollout.agent_runner import AgentRunner
-from skyrl.rollout.chats import Chat, Turn
+from skyrl.rollout.chats import Chat, ChatTurn
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
 from skyrl.rollout.filters import drop_truncated
 from skyrl.rollout.transcript import Transcript
@@ -103,7 +103,9 @@ class Episode:
             if step.done or self._turns >= self._context.config.max_turns:
                 break
             if not self._go_on(completion, step):
-                await self._measure()
+                assert self._env is not None, "play() comes after begin()"
+                who = self._who("measuring")
+                self._metrics = _numbers(await self._in_env(who, self._env.get_metrics), who)
                 return self._trajectory("context")
             request = self._request(evolve(self.key, turn=self._turns))
             (completion,) = await self._timed("llm", self._context.client.generate(request))
@@ -114,7 +116,7 @@ class Episode:
     def _go_on(self, completion: Completion, step: EnvStep) -> bool:
         """Whether another turn fits; if so, the transcript becomes the prompt of that turn."""
         self._said += ({"role": "assistant", "content": completion.text}, *step.observations)
-        turn = Turn(
+        turn = ChatTurn(
             completion=completion,
             observations=step.observations,
             prompt=self._begun_with,
@@ -177,12 +179,6 @@ class Episode:
         self._metrics = _numbers(metrics, who)
         return step
 
-    async def _measure(self) -> None:
-        """Collect the environment's metrics of an episode that ended between two turns."""
-        assert self._env is not None, "play() comes after begin()"
-        who = self._who("measuring")
-        self._metrics = _numbers(await self._in_env(who, self._env.get_metrics), who)
-
     def _trajectory(self, reason: StopReason) -> Trajectory:
         config = self._context.config
         steps = [*self._earlier, self._transcript.step()]
@@ -237,9 +233,9 @@ class Episode:
             raise _wrong(f"{self._who(doing)} returned text that cannot be tokenized: {error}") from error
 
     async def _in_env(self, who: str, function: Callable[..., T], *args: object) -> T:
-        found, ran = await self._timed("env", self._context.call(who, function, *args))
+        result, ran = await self._timed("env", self._context.call(who, function, *args))
         self._seconds["env_run"] += ran
-        return found
+        return result
 
     async def _timed(self, name: str, work: Awaitable[T]) -> T:
         start = time.perf_counter()
@@ -249,8 +245,8 @@ class Episode:
             self._seconds[name] += time.perf_counter() - start
 
     def _who(self, doing: str, answer: str | None = None) -> str:
-        said = "" if answer is None else f" ({answer[:80]!r})"
-        return f"{self._prompt.env_class}, {doing} prompt {self._prompt.id}{said},"
+        shown = "" if answer is None else f" ({answer[:80]!r})"
+        return f"{self._prompt.env_class}, {doing} prompt {self._prompt.id}{shown},"
 
 
 @contextmanager
@@ -288,8 +284,8 @@ def _refuse_unreadable(observations: object, who: str) -> None:
         raise _wrong(f"{who} returned {observations!r:.200}, not messages with the strings 'role' and 'content'")
     length = sum(len(each["content"]) for each in observations)
     if length > LONGEST_OBSERVATION:
-        said = f"{who} shows {length} characters, more than {LONGEST_OBSERVATION}"
-        raise EpisodeError(Failure(kind="too_large", reason=said))
+        text = f"{who} shows {length} characters, more than {LONGEST_OBSERVATION}"
+        raise EpisodeError(Failure(kind="too_large", reason=text))
 
 
 def _numbers(metrics: Mapping[str, Any], who: str) -> dict[str, float]:

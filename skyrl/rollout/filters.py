@@ -50,9 +50,9 @@ def backfilled(group: TrajectoryGroup) -> TrajectoryGroup:
         return group
 
     def standing_in(place: int) -> Trajectory:
-        found, own = rows[min(good, key=lambda other: (other - place) % len(rows))], rows[place]
+        replacement, own = rows[min(good, key=lambda other: (other - place) % len(rows))], rows[place]
         return attrs.evolve(
-            found, sample_index=own.sample_index, failures=own.failures, skipped=own.skipped, filled=True
+            replacement, sample_index=own.sample_index, failures=own.failures, skipped=own.skipped, filled=True
         )
 
     whole = [standing_in(place) if row.missing else row for place, row in enumerate(rows)]

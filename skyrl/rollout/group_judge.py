@@ -12,7 +12,7 @@ from skyrl.config import SkyRLGymConfig
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.rollout.env_calls import EpisodeError, number
 from skyrl.rollout.episode import EpisodeContext
-from skyrl.rollout.failures import FailureTally
+from skyrl.rollout.failure_tally import FailureTally
 from skyrl.trajectory import Failure, Prompt, Skipped, Trajectory
 
 
@@ -55,8 +55,8 @@ class GroupJudge:
         decode = self._context.tokenizer.decode
         answers = [prompt.whole(decode(row.response_ids, skip_special_tokens=True)) for row in rows]
         extras: dict[str, Any] = {"data_source": prompt.data_source, **deepcopy(dict(prompt.extras))}
-        given, _ = await self._context.call(who, reward.rewards, prompt.asked, answers, extras)
-        return tuple(None if each is None else number(each, f"{who} gave the reward") for each in given)
+        rewards, _ = await self._context.call(who, reward.rewards, prompt.asked, answers, extras)
+        return tuple(None if each is None else number(each, f"{who} gave the reward") for each in rewards)
 
     def _rewarded(self, row: Trajectory, reward: float | None) -> Trajectory:
         if reward is None:

@@ -20,7 +20,7 @@ from attrs import evolve
 
 from skyrl.config.settings.environment import AgentConfig
 from skyrl.errors import RewardError, TaskError, WorkerEnded
-from skyrl.rollout.agent_calls import LONGEST_OUTPUT, Call, Returned, environment_of, returned_by
+from skyrl.rollout.agent_calls import LONGEST_OUTPUT, AgentCall, Returned, environment_of, returned_by
 from skyrl.sandbox.fork_client import Command
 from skyrl.sandbox.fork_server import SERVICE_PORT
 from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
@@ -65,7 +65,7 @@ class IsolatedAgent:
             output_bytes=LONGEST_OUTPUT,
         )
 
-    def __call__(self, call: Call) -> Returned:
+    def __call__(self, call: AgentCall) -> Returned:
         """Play one trajectory. Raises `RewardError` for a program that prints too much, and `WorkerEnded` for one that
         does not end in time.
         """
@@ -88,9 +88,9 @@ def _program(name: str, readable: Sequence[Path]) -> tuple[str, str]:
     """Path by which the program is started, and the file behind it. A link to Python determines which packages it
     finds, so the link is started if programs in the sandbox can read it.
     """
-    found = shutil.which(name)
-    assert found is not None, "its program was found when the agent was created"
-    started, file = os.path.abspath(found), os.path.realpath(found)
+    located = shutil.which(name)
+    assert located is not None, "its program was found when the agent was created"
+    started, file = os.path.abspath(located), os.path.realpath(located)
     has_its_link = any(Path(started).is_relative_to(path) for path in (Path(sys.prefix), *readable))
     return (started if has_its_link else file), file
 

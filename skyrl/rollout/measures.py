@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import floor
 from statistics import fmean, pstdev
@@ -19,7 +19,12 @@ def measure(groups: Sequence[TrajectoryGroup]) -> Metrics:
     rows = [row for group in groups if not group.dropped for row in group.trajectories]
     if not rows:
         return count_failures(groups)
-    parts = (_lengths(rows), _turns(rows), _times(rows), _environment(rows), _components(rows), count_failures(groups))
+    parts = (
+        *(_lengths(rows), _turns(rows), _times(rows)),
+        _means("environment", [row.metrics for row in rows]),
+        _means("reward/component", [row.components for row in rows]),
+        count_failures(groups),
+    )
     return {name: value for part in parts for name, value in part.items()}
 
 
@@ -95,19 +100,10 @@ def _times(rows: Sequence[Trajectory]) -> Metrics:
     return metrics
 
 
-def _environment(rows: Sequence[Trajectory]) -> Metrics:
-    """Mean of what each environment measured, over the trajectories that have it."""
-    names = dict.fromkeys(name for row in rows for name in row.metrics)
-    return {f"environment/{name}": fmean(row.metrics[name] for row in rows if name in row.metrics) for name in names}
-
-
-def _components(rows: Sequence[Trajectory]) -> Metrics:
-    """Mean of each part of the reward, over the trajectories that have it."""
-    names = dict.fromkeys(name for row in rows for name in row.components)
-    return {
-        f"reward/component/{name}": fmean(row.components[name] for row in rows if name in row.components)
-        for name in names
-    }
+def _means(prefix: str, tables: Sequence[Mapping[str, float]]) -> Metrics:
+    """Mean of each number over the trajectories that have it; `tables` has a table for each of them."""
+    names = dict.fromkeys(name for table in tables for name in table)
+    return {f"{prefix}/{name}": fmean(table[name] for table in tables if name in table) for name in names}
 
 
 def count_failures(groups: Sequence[TrajectoryGroup]) -> Metrics:
@@ -115,17 +111,14 @@ def count_failures(groups: Sequence[TrajectoryGroup]) -> Metrics:
     rows = [row for group in groups for row in group.trajectories]
     kinds = [failure.kind for row in rows for failure in row.failures]
     counts: Metrics = {f"rollout/failures_{kind}": kinds.count(kind) for kind in dict.fromkeys(kinds)}
+    drawn_again = [row for row in rows if any(failure.kind != "close" for failure in row.failures)]
     return counts | {
         "rollout/failures": len(kinds),
-        "rollout/replaced_samples": sum(_drawn_again(row) and not (row.missing or row.filled) for row in rows),
+        "rollout/replaced_samples": sum(not (row.missing or row.filled) for row in drawn_again),
         "rollout/skipped_samples": sum(bool(row.skipped) for row in rows),
         "rollout/filled_samples": sum(row.filled for row in rows),
         "rollout/dropped_groups": sum(group.dropped for group in groups),
     }
-
-
-def _drawn_again(row: Trajectory) -> bool:
-    return any(failure.kind != "close" for failure in row.failures)
 
 
 def _spread(name: str, counts: Sequence[int]) -> Metrics:

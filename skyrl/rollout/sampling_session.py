@@ -17,11 +17,11 @@ from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.processes.gather_or_cancel import ended, gather_or_cancel
 from skyrl.rollout.agent_episode import AgentEpisode
 from skyrl.rollout.attempts import Attempts, FirstOutcome, outcome_of
+from skyrl.rollout.env_calls import SamplesInFlight
 from skyrl.rollout.episode import Episode, EpisodeContext
-from skyrl.rollout.failures import FailureTally
+from skyrl.rollout.failure_tally import FailureTally
 from skyrl.rollout.filters import backfilled, masked_out
 from skyrl.rollout.group_judge import GroupJudge
-from skyrl.rollout.in_flight import SamplesInFlight
 from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup
 
 _MANY = 2**62
@@ -80,19 +80,16 @@ class SamplingSession:
 
     async def _group(self, prompt: Prompt, make: MakeEnv, keys: Sequence[SampleKey]) -> TrajectoryGroup:
         """Samples of a prompt, each with an environment of its own."""
-        trajectories = await (
-            self._play(prompt, make, keys) if self._context.agent is None else self._run_agents(prompt, make, keys)
-        )
+        if self._context.agent is None:
+            trajectories = await self._play(prompt, make, keys)
+        else:  # an agent plays each sample and sends its own requests to the policy
+            episodes = [AgentEpisode(self._context, prompt, make, key) for key in keys]
+            trajectories = await gather_or_cancel([self._attempts.run_agent(episode) for episode in episodes])
         if isinstance(make, GroupReward):
             trajectories = await self._judge.together(prompt, make, trajectories)
         group = TrajectoryGroup(prompt=prompt, trajectories=tuple(trajectories))
         group = backfilled(group) if self._gym.failed_samples == "fill" else group
         return masked_out(group) if group.dropped else group  # a dropped group still counts in the size of the batch
-
-    async def _run_agents(self, prompt: Prompt, make: MakeEnv, keys: Sequence[SampleKey]) -> list[Trajectory]:
-        """An agent plays each sample and sends its own requests to the policy."""
-        episodes = [AgentEpisode(self._context, prompt, make, key) for key in keys]
-        return await gather_or_cancel([self._attempts.run_agent(episode) for episode in episodes])
 
     async def _play(self, prompt: Prompt, make: MakeEnv, keys: Sequence[SampleKey]) -> list[Trajectory]:
         episodes = [Episode(self._context, prompt, make, key) for key in keys]

@@ -1,6 +1,15 @@
-"""Groups sampled ahead of training, never further ahead than the bound on staleness allows.
+"""Rollouts that continue while the trainer trains, never further ahead than the bound on staleness allows.
 
-    prompts --begin, while there is room--> running --> finished --oldest first--> a batch
+    GroupStream        starts groups, keeps them, and hands them over in batches
+    StreamingRollouts  `next_batch` over a stream, for the trainer
+
+A started group is in one of these states:
+
+    prompt --_begin, while there is room--> running --accepted--> finished --take, oldest first--> in a batch
+                                              |  |----refused--> gone; another prompt takes its place
+                                              |-------failed---> its error is raised by `take`
+    running or finished --too old, or of weights that were rolled back--> its prompt, which is sampled next
+    running or finished --load_state--> gone; the checkpoint says which prompts follow
 
 Nothing here polls: every event that may make room (a group ends, a batch is taken, new weights arrive) starts the
 groups that fit. The stream is bounded at both ends: no more groups are started than the next `staleness + 1` steps can
@@ -14,15 +23,22 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
+import attrs
 from attrs import define, frozen
 
+from skyrl.config import AlgorithmConfig, GeneratorConfig
 from skyrl.data.cursor import PromptCursor
 from skyrl.data.group_lines import as_object, group_of
 from skyrl.errors import RunError
 from skyrl.planning.staleness import room_for_groups
-from skyrl.trajectory import Prompt, TrajectoryGroup
+from skyrl.processes.calls import summary
+from skyrl.rollout.batch_filter import Batch, BatchFilter
+from skyrl.rollout.filters import is_kept
+from skyrl.rollout.generator import SkyRLGymGenerator
+from skyrl.trajectory import Prompt, TokenRow, Trajectory, TrajectoryGroup
 
 Sample = Callable[[Prompt, int, int], Awaitable[TrajectoryGroup]]
 """Samples the group of a prompt, given the version of the weights and the attempt (0 is the first)."""
@@ -167,6 +183,7 @@ class GroupStream:
         If a batch was taken for this version before, its groups count as not trained on, and their places are free.
         Raises the error that ended a group, and `RunError` if no group ends for `stall_seconds` or none can be started.
         """
+        # First, because room and age are counted from here: a batch taken for this version before was not trained on.
         self._trained = version * self._limits.batch
         self._resample(self._too_old(version))
         kept, refused, until = -1, self._refused, 0.0
@@ -174,7 +191,14 @@ class GroupStream:
             if self._failure is not None:
                 raise self._failure
             self._begin()
-            self._refuse_to_wait_for_nothing()
+            if self.running == 0:  # the wait would never end
+                limits = self._limits
+                raise RunError(
+                    f"{self.waiting} groups are ready, a batch has {limits.batch}, and no other may begin: the engines "
+                    f"hold version {self._version}, {self._consumed} groups were trained on, staleness "
+                    f"{limits.staleness}, queue {limits.queue}, {limits.total} groups in the whole run"
+                )
+            # The deadline moves only when a group that may be trained on has ended: refused ones are no progress.
             if kept != self._kept:
                 kept, refused = self._kept, self._refused
                 until = asyncio.get_running_loop().time() + self._limits.stall_seconds
@@ -189,7 +213,7 @@ class GroupStream:
             del self._begun[begun.number]
         self._consumed += len(batch)
         self._trained = (version + 1) * self._limits.batch
-        self._begin()
+        self._begin()  # the places of the batch are free
         return [(begun.group, begun.version) for begun in batch if begun.group is not None]
 
     async def close(self) -> None:
@@ -268,8 +292,11 @@ class GroupStream:
         return sorted(self._begun.values(), key=lambda begun: begun.version)
 
     def _begin(self) -> None:
+        """Start as many groups as there is room for. Called after everything that may make room."""
         for _ in range(0 if self._failure or self._closed else self.room):
-            prompt = self._next_prompt()
+            if not self._prompts:
+                self._prompts.extend(self._cursor.take())
+            prompt = self._prompts.popleft()
             loop = asyncio.get_running_loop()
             attempt = self._next_attempt(prompt)
             begun = self._add(prompt, self._version, loop.time())
@@ -289,17 +316,18 @@ class GroupStream:
         begun = self._begun[self._number] = _Begun(self._number, prompt, version, since)
         return begun
 
-    def _next_prompt(self) -> Prompt:
-        if not self._prompts:
-            self._prompts.extend(self._cursor.take())
-        return self._prompts.popleft()
-
     async def _run(self, begun: _Begun, attempt: int) -> None:
         """Sample a group; an error reaches the waiting trainer, unless the group was given up meanwhile."""
         try:
             group = await self._sample(begun.prompt, begun.version, attempt)
-            if begun.number in self._begun:
-                self._end(begun, group)
+            if begun.number in self._begun:  # it was not given up meanwhile
+                if self._accept(group):
+                    begun.group = group
+                    self._kept += 1
+                else:
+                    del self._begun[begun.number]
+                    self._refused += 1
+                self._begin()
         except asyncio.CancelledError:
             if begun.number not in self._begun or self._closed:
                 raise
@@ -308,28 +336,9 @@ class GroupStream:
             self._fail(begun, error)
         self._changed.set()
 
-    def _end(self, begun: _Begun, group: TrajectoryGroup) -> None:
-        if self._accept(group):
-            begun.group = group
-            self._kept += 1
-        else:
-            del self._begun[begun.number]
-            self._refused += 1
-        self._begin()
-
     def _fail(self, begun: _Begun, error: Exception) -> None:
         if begun.number in self._begun:
             self._failure = self._failure or error
-
-    def _refuse_to_wait_for_nothing(self) -> None:
-        """Raise if nothing runs and nothing may start: the wait would never end."""
-        if self.running == 0:
-            limits = self._limits
-            raise RunError(
-                f"{self.waiting} groups are ready, a batch has {limits.batch}, and no other may begin: the engines "
-                f"hold version {self._version}, {self._consumed} groups were trained on, staleness {limits.staleness}, "
-                f"queue {limits.queue}, {limits.total} groups in the whole run"
-            )
 
     def _stalled(self, version: int, refused: int) -> str:
         now, limits = asyncio.get_running_loop().time(), self._limits
@@ -350,3 +359,157 @@ class GroupStream:
 def _first(things: Sequence[str]) -> str:
     more = f" and {len(things) - _SHOWN} more" if len(things) > _SHOWN else ""
     return ", ".join(things[:_SHOWN]) + more
+
+
+Accept = Callable[[TrajectoryGroup], bool]
+"""Whether a group may be trained on; one that may not is replaced by another prompt's."""
+
+MOST_REFUSED_IN_A_ROW = 1000
+"""Number of refused groups after which the run fails; the size of 30 batches if that is more."""
+
+_ACCEPT = "the function of trainer.fully_async.accept"
+
+
+class StreamingRollouts:
+    """Batches from a `GroupStream`: the same to the trainer as synchronous rollouts, except that groups are older.
+
+    With `limits.staleness` 0 they equal synchronous rollouts: the same prompts, sampled by the same weights.
+    """
+
+    def __init__(
+        self,
+        cursor: PromptCursor,
+        prompts: Sequence[Prompt],
+        generator: SkyRLGymGenerator,
+        config: GeneratorConfig,
+        algorithm: AlgorithmConfig,
+        limits: StreamLimits,
+        *,
+        accept: Accept | None = None,
+        mask_older_tokens: bool = False,
+        seed: int = 0,
+        waits: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """`prompts` are those of the cursor. With `mask_older_tokens`, only the tokens of the newest weights are
+        trained on in a trajectory that several versions sampled. `waits`: see `GroupStream`.
+        """
+        self._prompts, self._limits, self._algorithm = prompts, limits, algorithm
+        self._user_accepts, self._mask_older = accept, mask_older_tokens
+        self._stream = GroupStream(cursor, self._sample, limits, self._accept, waits)
+        self._selection = BatchFilter(self._draw, generator, config, algorithm, seed=seed)
+        self._session = generator.session(
+            sampling=config.sampling_params,
+            samples_per_prompt=config.n_samples_per_prompt,
+            samples=limits.batch * config.n_samples_per_prompt,
+        )
+        self._metrics: dict[str, float] = {}
+        self._refused = self._refused_in_a_row = 0
+        self._cursor = cursor
+
+    async def next_batch(self, version: int) -> Batch:
+        """The next batch. Raises `RunError` if none can be filled; its message says what is missing."""
+        self._metrics = {}
+        return await self._selection.batch(version)
+
+    async def _draw(self, version: int, attempt: int) -> Batch:
+        waiting = self._stream.waiting
+        taken = await self._stream.take(version)
+        self._session.tally.reset()
+        groups = [group for group, _ in taken]
+        lags = [version - begun for _, begun in taken]
+        rows = [row for group in groups for row in group.trajectories]
+        versions = [len({v for step in row.steps for v in step.weight_versions}) for row in rows]
+        self._metrics = {
+            "async/staleness_mean": fmean(lags),
+            "async/staleness_max": max(lags),
+            "async/staleness_min": min(lags),
+            "async/staleness_ratio": fmean(lag > 0 for lag in lags),
+            **{f"async/groups_of_age_{lag}": lags.count(lag) for lag in sorted(set(lags))},
+            "async/groups_waiting": waiting,
+            "async/groups_running": self._stream.running,
+            "async/groups_refused": self._refused,
+            "async/groups_resampled": self._stream.resampled,
+            "async/room": self._stream.room,
+            "async/trajectories_of_several_versions": sum(number > 1 for number in versions),
+        }
+        self._refused = self._stream.resampled = 0
+        return tuple(map(_newest_tokens, groups)) if self._mask_older else tuple(groups)
+
+    async def _sample(self, prompt: Prompt, version: int, attempt: int) -> TrajectoryGroup:
+        return await self._session.group(prompt, weight_version=version, attempt=attempt)
+
+    def _accept(self, group: TrajectoryGroup) -> bool:
+        settings = self._algorithm.dynamic_sampling
+        wanted = settings.type != "filter" or is_kept(group, settings)
+        accepted = wanted and self._ask_user(group)
+        self._refused += not accepted
+        most = settings.max_sample_batches
+        if not wanted and 0 < most * self._limits.batch <= self._refused:
+            raise RunError(
+                f"dynamic sampling refused {self._refused} groups since the last batch, as many as are in {most} "
+                "batches (trainer.algorithm.dynamic_sampling.max_sample_batches), because all samples of their prompt "
+                "had the same reward, or too few or too many succeeded. The task is too easy or too hard for the "
+                "policy; raise the limit, or generator.n_samples_per_prompt, or turn dynamic sampling off"
+            )
+        return accepted
+
+    def _ask_user(self, group: TrajectoryGroup) -> bool:
+        """The answer of the user's function. Raises `RunError` if it fails, returns no bool or refuses everything."""
+        if self._user_accepts is None:
+            return True
+        try:
+            answer: object = self._user_accepts(group)
+        except Exception as error:
+            raise RunError(f"{_ACCEPT} raised {summary(error)} for the group of prompt {group.prompt.id}") from error
+        if type(answer).__name__ not in ("bool", "bool_"):  # the latter is numpy's
+            raise RunError(
+                f"{_ACCEPT} returned {answer!r:.100} for the group of prompt {group.prompt.id}; it has to return True "
+                "or False"
+            )
+        self._refused_in_a_row = 0 if answer else self._refused_in_a_row + 1
+        if self._refused_in_a_row >= max(MOST_REFUSED_IN_A_ROW, 30 * self._limits.batch):
+            raise RunError(
+                f"{_ACCEPT} refused {self._refused_in_a_row} groups in a row, the last of which is that of prompt "
+                f"{group.prompt.id} with rewards {list(group.rewards)!r:.100}: with such groups no batch is ever full"
+            )
+        return bool(answer)
+
+    def metrics(self) -> dict[str, float]:
+        left_out = self._cursor.left_out
+        return self._selection.metrics | self._metrics | ({"data/prompts_left_out": left_out} if left_out else {})
+
+    def weights_are(self, version: int) -> None:
+        self._stream.weights_are(version)
+
+    @property
+    def epoch(self) -> int:
+        return self._cursor.epoch_after(self._stream.consumed // self._limits.batch)
+
+    def state(self) -> dict[str, Any]:
+        return self._stream.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue where `state` was taken, which may be in a synchronous run."""
+        if "cursor" not in state:
+            taken = int(state["batches_taken"]) * self._limits.batch
+            state = {"cursor": state, "prompts": [], "finished": [], "consumed": taken, "trained": taken}
+        self._stream.load_state(state, self._prompts)
+
+    async def close(self) -> None:
+        await self._stream.close()
+
+
+def _newest_tokens(group: TrajectoryGroup) -> TrajectoryGroup:
+    return attrs.evolve(group, trajectories=tuple(map(_without_older_tokens, group.trajectories)))
+
+
+def _without_older_tokens(row: Trajectory) -> Trajectory:
+    """A copy of the trajectory in which only tokens of its newest weights are trained on."""
+    newest = max((version for step in row.steps for version in step.weight_versions), default=0)
+
+    def mask(step: TokenRow | Trajectory) -> tuple[int, ...]:
+        drawn = zip(step.loss_mask, step.weight_versions, strict=True)
+        return tuple(trained if version == newest else 0 for trained, version in drawn)
+
+    earlier = tuple(attrs.evolve(step, loss_mask=mask(step)) for step in row.earlier)
+    return attrs.evolve(row, earlier=earlier, loss_mask=mask(row))

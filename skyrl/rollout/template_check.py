@@ -75,7 +75,7 @@ DIALOGUES: Mapping[str, Dialogue] = {
 
 
 @frozen(kw_only=True)
-class Verdict:
+class TemplateVerdict:
     """Result of checking a template on one dialogue."""
 
     dialogue: str
@@ -87,21 +87,21 @@ class Verdict:
     """Text that the template writes there for the whole conversation, or the reason why it refuses the dialogue."""
 
 
-def check_template(tokenizer: ChatTokenizer, config: GeneratorConfig | None = None) -> tuple[Verdict, ...]:
+def check_template(tokenizer: ChatTokenizer, config: GeneratorConfig | None = None) -> tuple[TemplateVerdict, ...]:
     """A verdict for each dialogue of `DIALOGUES`; `config` gives `chat_template_kwargs`."""
     arguments = (config or GeneratorConfig()).chat_template_kwargs
     template = Template(tokenizer=tokenizer, arguments=arguments)
     return tuple(_verdict(template, name) for name in DIALOGUES)
 
 
-def _verdict(template: Template, name: str) -> Verdict:
+def _verdict(template: Template, name: str) -> TemplateVerdict:
     try:
         for ours, whole in _written(evolve(template, tools=DIALOGUES[name].tools), DIALOGUES[name]):
             if not whole.startswith(ours):
                 return _difference(name, ours, whole)
     except DataError as error:
-        return Verdict(dialogue=name, outcome="refused", as_a_whole=str(error))
-    return Verdict(dialogue=name, outcome="stable")
+        return TemplateVerdict(dialogue=name, outcome="refused", as_a_whole=str(error))
+    return TemplateVerdict(dialogue=name, outcome="stable")
 
 
 def _written(template: Template, said: Dialogue) -> Iterator[tuple[str, str]]:
@@ -122,10 +122,10 @@ def _written(template: Template, said: Dialogue) -> Iterator[tuple[str, str]]:
             messages.append(observation)
 
 
-def _difference(name: str, ours: str, whole: str) -> Verdict:
+def _difference(name: str, ours: str, whole: str) -> TemplateVerdict:
     alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, whole, strict=False)))
     place = max(0, alike - 30)
-    return Verdict(
+    return TemplateVerdict(
         dialogue=name,
         outcome="differs",
         turn_by_turn=ours[place : place + 100],

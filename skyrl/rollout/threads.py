@@ -62,7 +62,7 @@ class KeptThreads:
 
 
 @define(eq=False)
-class Call:
+class ThreadCall:
     """A function that a thread calls."""
 
     run: Job
@@ -90,12 +90,12 @@ class Workers:
 
     def __init__(self, threads: KeptThreads, most: int) -> None:
         self._threads, self._free = threads, most
-        self._waiting: deque[Call] = deque()
+        self._waiting: deque[ThreadCall] = deque()
         self._lock = Lock()
         self._begins = False
         self._clock: Callable[[], float] = time.monotonic
 
-    def run(self, call: Call) -> None:
+    def run(self, call: ThreadCall) -> None:
         """Begin the call at the end of this turn of the event loop, or when a thread is free. It must not raise."""
         self._waiting.append(call)
         if not self._begins:
@@ -103,7 +103,7 @@ class Workers:
             self._clock = loop.time
             loop.call_soon(self._begin)
 
-    def give_up(self, call: Call) -> None:
+    def give_up(self, call: ThreadCall) -> None:
         """Withdraw a waiting call, or abandon the thread of a running one, which then no longer counts as busy."""
         with self._lock:
             if call.begun is None:
@@ -139,7 +139,7 @@ class Workers:
                 self._spread()
             call = self._next(turn, call)
 
-    def _next(self, turn: _Turn, done: Call | None = None) -> Call | None:
+    def _next(self, turn: _Turn, done: ThreadCall | None = None) -> ThreadCall | None:
         """The call that a thread runs after the one that is done; None ends its turn."""
         with self._lock:
             if done is not None:

@@ -19,7 +19,7 @@ from attrs import frozen
 
 from skyrl.errors import UserError
 from skyrl.inference.pool.client import EngineState, InferenceEngineClient
-from skyrl.processes.background import in_a_daemon_thread
+from skyrl.processes.event_loop import in_a_daemon_thread
 from skyrl.runs.inputs import notice
 from skyrl.storage.atomic import write_file
 from skyrl.tree.files import stored_text

@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from skyrl.errors import StorageError
-from skyrl.storage.failures import FULL, OPEN_FILES, nearest, readable, remedy
+from skyrl.storage.disk_errors import FULL, OPEN_FILES, nearest, readable, remedy
 
 _OF_A_DISK = FULL | OPEN_FILES | {errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT}
 """Errors that no mistake in a program causes, whichever file they are about."""

@@ -183,21 +183,21 @@ def give_up_rights(user: int | None, *, own_network: bool) -> None:
 
 def descendants(process: int) -> list[int]:
     """All descendants of a process: its children, then theirs, and so on."""
-    found = children(process)
-    for pid in found:
-        found += children(pid)
-    return found
+    pids = children(process)
+    for pid in pids:
+        pids += children(pid)
+    return pids
 
 
 def children(parent: int) -> list[int]:
     """Processes that any thread of `parent` started."""
     if not os.path.exists("/proc/thread-self/children"):  # a kernel that was built without these files
         return _children_by_looking_at_all(parent)
-    found: list[int] = []
+    pids: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{parent}/task"):
-            found += _started_by(f"/proc/{parent}/task/{thread}/children")
-    return found
+            pids += _started_by(f"/proc/{parent}/task/{thread}/children")
+    return pids
 
 
 def _started_by(file: str) -> list[int]:
@@ -208,13 +208,13 @@ def _started_by(file: str) -> list[int]:
 
 
 def _children_by_looking_at_all(parent: int) -> list[int]:
-    found = []
+    pids = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             with suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as stat:
                 if int(stat.read().rpartition(b")")[2].split()[1]) == parent:
-                    found.append(int(name))
-    return found
+                    pids.append(int(name))
+    return pids
 
 
 def _first_closed(path: str) -> str:

@@ -71,8 +71,8 @@ def _without_files(folder: int, owner: int) -> list[str]:
     """Remove everything but the folders inside, and return the names of those that are the owner's. They can then be
     moved and opened.
     """
-    with os.scandir(folder) as found:
-        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    with os.scandir(folder) as listing:
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in listing]
     folders = []
     for name, is_folder in entries:
         with suppress(OSError):
@@ -89,15 +89,15 @@ def _opened(name: str, inside: int | None = None, owner: int | None = None) -> I
     """Descriptor of a folder, never of one that a link leads to, that its owner has all rights to. Raises
     PermissionError if it has another owner than the one that is given.
     """
-    found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=inside)
+    handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=inside)
     try:
-        if owner not in (None, os.fstat(found).st_uid):
+        if owner not in (None, os.fstat(handle).st_uid):
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), name)
-        place = f"/proc/self/fd/{found}"
+        place = f"/proc/self/fd/{handle}"
         os.chmod(place, 0o700)
         folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
     finally:
-        os.close(found)
+        os.close(handle)
     try:
         yield folder
     finally:

@@ -27,7 +27,7 @@ START_SECONDS = 60.0
 
 _ROOT = Path(__file__).parents[2]
 _BEGIN = "import sys; sys.path.insert(0, sys.argv[1]); from skyrl.sandbox import fork_server; fork_server.main()"
-_MODULES = ("__init__", "fork_server", "confinement", "endings", "landlock", "memory", "system_calls")
+_MODULES = ("__init__", "fork_server", "confinement", "endings", "landlock", "memory_use", "system_calls")
 _OURS = (
     "__init__.py",
     *(f"sandbox/{name}.py" for name in _MODULES),
@@ -88,10 +88,10 @@ class ForkClient:
         Raises `ProcessError` if there is no server.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        asked: dict[str, object] = {"module": module, "limits": dict(limits), "folder": folder}
-        asked |= {"group": group is not None, "command": command.arguments if command else ()}
-        asked["environment"] = dict(command.environment) if command else {}
-        request, grouped = json.dumps(asked).encode(), [] if group is None else [group.descriptor]
+        request_fields: dict[str, object] = {"module": module, "limits": dict(limits), "folder": folder}
+        request_fields |= {"group": group is not None, "command": command.arguments if command else ()}
+        request_fields["environment"] = dict(command.environment) if command else {}
+        request, grouped = json.dumps(request_fields).encode(), [] if group is None else [group.descriptor]
         if len(request) > fork_server.LONGEST_REQUEST:
             raise ProcessError(f"a command and its environment have more than {fork_server.LONGEST_REQUEST} bytes")
         with theirs:
@@ -176,8 +176,8 @@ class ForkClient:
             if not ready:
                 self._end()
                 errors.seek(0)
-                said = errors.read().decode(errors="replace").strip()[-500:]
-                raise ProcessError(f"the fork server of the sandbox tier {self._tier!r} does not start: {said}")
+                output = errors.read().decode(errors="replace").strip()[-500:]
+                raise ProcessError(f"the fork server of the sandbox tier {self._tier!r} does not start: {output}")
 
     def _command(self) -> list[str]:
         readable = [*self._readable, *needed_by_python()]

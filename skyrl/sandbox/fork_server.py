@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from skyrl.sandbox import confinement, endings, memory
+from skyrl.sandbox import confinement, endings, memory_use
 
 TIMED_OUT = 124
 READY = b"ready"
@@ -90,7 +90,7 @@ def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[in
     deadline = time.monotonic() + request["limits"]["seconds"]
     control = socket.socket(fileno=files.pop())
     group = files.pop() if request["group"] else None
-    kills = memory.kills_in(group)
+    kills = memory_use.kills_in(group)
     code = TIMED_OUT
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -108,13 +108,14 @@ def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[in
         child = os.fork()
         if child == 0:
             if group is not None and os.geteuid() == 0:
-                memory.join(group)
-            _close(group)
+                memory_use.join(group)
+            if group is not None:
+                os.close(group)
             (_init if settings["namespaces"] else _program)(settings, request, files, control, user)
         for number in files:
             os.close(number)
         limit = request["limits"]["memory_bytes"]
-        code = _wait(child, control, deadline, lambda: memory.is_over(limit) or memory.kills_in(group) > kills)
+        code = _wait(child, control, deadline, lambda: memory_use.is_over(limit) or memory_use.kills_in(group) > kills)
         _sweep(None if settings["namespaces"] else user)
         control.sendall(f"code: {code}".encode())
     except OSError as error:
@@ -227,11 +228,6 @@ def _close_all_but(kept: int) -> None:
                 os.close(int(name))
 
 
-def _close(number: int | None) -> None:
-    if number is not None:
-        os.close(number)
-
-
 def _wait(child: int, control: socket.socket, deadline: float, is_over: Callable[[], bool]) -> int:
     """Wait for the child, or kill it. Returns its exit code, 128 + the signal that ended it, or `TIMED_OUT`.
 
@@ -241,10 +237,10 @@ def _wait(child: int, control: socket.socket, deadline: float, is_over: Callable
     waiting = select.poll()
     waiting.register(number, select.POLLIN)
     waiting.register(control.fileno(), select.POLLIN)
-    ended, killed, asked = False, False, False
-    while not (ended or killed or asked) and (left := deadline - time.monotonic()) > 0:
+    ended, killed, is_asked = False, False, False
+    while not (ended or killed or is_asked) and (left := deadline - time.monotonic()) > 0:
         ready = [place for place, _ in waiting.poll(min(left, _GLANCE) * 1000)]
-        ended, asked = number in ready, control.fileno() in ready
+        ended, is_asked = number in ready, control.fileno() in ready
         killed = not ended and is_over()
     if not ended:
         os.kill(child, signal.SIGKILL)
@@ -281,13 +277,13 @@ def _sweep(user: int | None) -> None:
 
 def _left_in_memory(user: int) -> list[str]:
     """Files of this user in /dev/shm."""
-    found = []
+    files = []
     with suppress(OSError), os.scandir("/dev/shm") as entries:
         for entry in entries:
             with suppress(OSError):
                 if entry.stat(follow_symlinks=False).st_uid == user:
-                    found.append(entry.path)
-    return found
+                    files.append(entry.path)
+    return files
 
 
 def _remove(files: Iterable[str]) -> None:

@@ -219,8 +219,8 @@ def _served(command: Command | None, control: socket.socket, seconds: float) -> 
     except OSError as error:
         raise ProcessError(f"a sandboxed process could not be started: {error}") from error
     if message != LISTENING:
-        said = message.decode(errors="replace").removeprefix("broken: ") or "its supervisor is gone"
-        raise ProcessError(f"a sandboxed process could not be started: {said}")
+        reason = message.decode(errors="replace").removeprefix("broken: ") or "its supervisor is gone"
+        raise ProcessError(f"a sandboxed process could not be started: {reason}")
     with forwarding(socket.socket(fileno=listeners[0]), command.service):
         yield
 
@@ -266,15 +266,15 @@ def _how_it_ended(control: socket.socket, seconds: float, until: int | None) -> 
             waiting.register(number, select.POLLIN)
         waiting.poll(seconds * 1000)
         seconds = 0
-    said = receive(control, seconds)
-    if said is None:
+    report = receive(control, seconds)
+    if report is None:
         with suppress(OSError):
             control.shutdown(socket.SHUT_WR)
-        said = receive(control, 10 * GRACE) or ""
+        report = receive(control, 10 * GRACE) or ""
         return TIMED_OUT
-    if said.startswith("broken"):
-        raise ProcessError(f"a sandboxed process could not be started: {said.removeprefix('broken: ')}")
-    return int(said.removeprefix("code: ")) if said else TIMED_OUT
+    if report.startswith("broken"):
+        raise ProcessError(f"a sandboxed process could not be started: {report.removeprefix('broken: ')}")
+    return int(report.removeprefix("code: ")) if report else TIMED_OUT
 
 
 def receive(control: socket.socket, seconds: float) -> str | None:

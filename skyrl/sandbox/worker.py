@@ -73,15 +73,15 @@ class Worker:
         if control is None:
             return ""
         with control:
-            said = receive(control, patience)
-            if not said:
+            report = receive(control, patience)
+            if not report:
                 with suppress(OSError):
                     control.shutdown(socket.SHUT_WR)
                 receive(control, 10 * GRACE)
         self._line.close()
         self._groups.give_back(self._group)
         remove_folder(self._folder, self._tier)
-        return _in_words(said or "")
+        return _in_words(report or "")
 
     def _next_line(self, deadline: float) -> bytes:
         while b"\n" not in self._left:

@@ -90,7 +90,10 @@ def atomic_folder(folder: Path, *, keep: Collection[str] = ()) -> Iterator[Path]
         try:
             yield scratch
             follow_umask(scratch)
-            _flush_all(scratch)
+            for parent, _, names in os.walk(scratch):
+                for name in names:
+                    flush(Path(parent, name))
+                flush(Path(parent))
             if in_place:
                 _clear(folder, keep=(scratch.name,))
                 for each in list(scratch.iterdir()):
@@ -164,13 +167,6 @@ def _stays(folder: Path) -> bool:
     if not folder.exists():
         return False
     return folder.samefile(Path.cwd()) or folder.is_mount() or not os.access(folder.parent, os.W_OK)
-
-
-def _flush_all(folder: Path) -> None:
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            flush(Path(parent, name))
-        flush(Path(parent))
 
 
 def _beside(path: Path, state: str) -> Path:

@@ -24,13 +24,13 @@ def file_digests(files: Iterable[Path]) -> dict[Path, str]:
     """
     there = {file: file.stat() for file in files if file.is_file()}
     share = max(BLOCK, BUDGET // max(1, len(there)))
-    found = {}
+    digests = {}
     for file, status in there.items():
         try:
-            found[file] = _digest(file, status.st_size, share, (status.st_mtime_ns, status.st_ino))
+            digests[file] = _digest(file, status.st_size, share, (status.st_mtime_ns, status.st_ino))
         except OSError:  # whoever reads it for its content says why
             continue
-    return found
+    return digests
 
 
 @cache

@@ -13,7 +13,7 @@ from attrs import field, frozen
 
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.errors import NonFiniteError, Stopped
-from skyrl.processes.memory import resident_bytes
+from skyrl.processes.machine_facts import resident_bytes
 from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.tracking.timing import Clock
 from skyrl.tracking.tracker import Tracker

@@ -45,8 +45,8 @@ def digest_words(tensors: Sequence[Tensor]) -> Tensor:
     places = torch.arange(1, total + 1, device=device)
     places -= torch.repeat_interleave(begins, lengths, output_size=total)
     sums = torch.cat((begins.new_zeros(1), _mix(places.mul_(_GAMMA).add_(torch.cat(words))).cumsum(0)))
-    found: Tensor = sizes + sums[ends] - sums[begins]
-    return found
+    digests: Tensor = sizes + sums[ends] - sums[begins]
+    return digests
 
 
 class Digests:
@@ -101,8 +101,8 @@ def in_hex(words: Mapping[str, Tensor]) -> dict[str, str]:
     """Digests by name as 16 hexadecimal digits each, copied from their device in one transfer."""
     if not words:
         return {}
-    found: list[int] = torch.stack(list(words.values())).tolist()
-    return {name: f"{word % 2**64:016x}" for name, word in zip(words, found, strict=True)}
+    numbers: list[int] = torch.stack(list(words.values())).tolist()
+    return {name: f"{word % 2**64:016x}" for name, word in zip(words, numbers, strict=True)}
 
 
 def _words(content: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from skyrl.errors import UserError, WeightSyncError
-from skyrl.storage.places import here, is_address
+from skyrl.storage.disk import here, is_address
 from skyrl.weight_receiver.transfer_group import Channel, TransferGroup
 
 
@@ -82,13 +82,13 @@ class Folder:
 
     def digests(self) -> dict[str, str]:
         """Digests of all tensors as sent, by name. Raises `WeightSyncError`."""
-        found: dict[str, str] = {}
+        by_name: dict[str, str] = {}
         try:
             for index in sorted(Path(self.path).glob("*.json")):
-                found |= _digests(index.read_bytes())
+                by_name |= _digests(index.read_bytes())
         except OSError as error:
             raise WeightSyncError(f"the weights in {self.path} cannot be read: {error}") from error
-        return found
+        return by_name
 
     def _read(self) -> Iterator[tuple[str, Tensor, str]]:
         try:
@@ -134,12 +134,12 @@ class Delta:
         for file, digests in self.files.items():
             wanted: dict[str, str] = {}
             for name, digest in digests.items():
-                found = held.pop(name, None)  # held again after it was verified
-                if found is None or found[0] != digest:
+                stored = held.pop(name, None)  # held again after it was verified
+                if stored is None or stored[0] != digest:
                     wanted[name] = digest
                     continue
-                yield name, found[1], digest
-                held[name] = found
+                yield name, stored[1], digest
+                held[name] = stored
             for name, tensor in self._read(file, wanted) if wanted else ():
                 yield name, tensor, wanted[name]
                 held[name] = wanted[name], tensor
@@ -332,6 +332,12 @@ def as_bytes(tensor: Tensor) -> Tensor:
     device or not contiguous.
     """
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+
+
+def listed(problems: Sequence[str]) -> str:
+    """The first five problems of a set of weights, and the number of others."""
+    more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
+    return "; ".join([*problems[:5], *more])
 
 
 def verified(

@@ -3,15 +3,20 @@
 Every member registers at a store that the run's driver holds. The group is formed only when all have registered, so
 that none waits in a collective for a process that will never join. A member that cannot take part writes the reason to
 the same store, which ends the others' waiting at once.
+
+`Requests` and `requests` are the two ends of the learner's requests to the members, one after the other, through the
+same store. vLLM's weight-transfer engines leave it to their user how init, start, update and finish reach the workers:
+here they are JSON, including the handles of CUDA IPC. Nothing that is received is unpickled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -191,3 +196,56 @@ class Channel:
 
     def _broadcast(self, tensor: Tensor) -> None:
         self._group.broadcast([tensor], self._options).wait()
+
+
+END = "end"
+"""Kind of the last request of a sender."""
+
+
+class Requests:
+    """The sender's end of the requests."""
+
+    def __init__(self, store: Store, *, receivers: Sequence[int], timeout: float) -> None:
+        """`receivers` are ranks of the transfer group; `timeout`, in seconds, applies to each request."""
+        self._store, self._timeout = store, timeout
+        self._receivers, self._number = tuple(receivers), 0
+
+    def ask(self, kind: str, content: Mapping[str, Any]) -> None:
+        """Send a request and wait until every receiver has executed it. Raises `WeightSyncError` if one cannot, or does
+        not answer.
+        """
+        key = _key(self._number)
+        self._number += 1
+        self._store.set(key, json.dumps({"kind": kind, "content": content}))
+        done = {_done(key, rank): rank for rank in self._receivers}
+        wait_for(
+            self._store,
+            list(done),
+            self._timeout,
+            lambda keys: f"members {[done[each] for each in keys]} have not completed the learner's request: {kind}",
+        )
+
+
+def requests(store: Store, *, rank: int, timeout: float) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Kind and content of each request, up to `END`. A request counts as done when the iterator is advanced.
+
+    Raises `WeightSyncError` if a member aborts, or if no request arrives for `timeout` seconds.
+    """
+    number = 0
+    while True:
+        key = _key(number)
+        wait_for(store, [key], timeout, lambda _: f"the learner has not continued with the weights of member {rank}")
+        request = json.loads(store.get(key))
+        yield request["kind"], request["content"]
+        store.set(_done(key, rank), "")
+        if request["kind"] == END:
+            return
+        number += 1
+
+
+def _key(number: int) -> str:
+    return f"request {number}"
+
+
+def _done(key: str, rank: int) -> str:
+    return f"{key} done by {rank}"

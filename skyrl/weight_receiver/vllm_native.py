@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.storage import TypedStorage
 
 from skyrl.errors import WeightSyncError
-from skyrl.weight_receiver import vllm_requests
+from skyrl.weight_receiver import transfer_group
 from skyrl.weight_receiver.checksums import Digests
-from skyrl.weight_receiver.incoming_weights import Native
+from skyrl.weight_receiver.incoming_weights import Native, listed
 
 Weights = Iterator[tuple[str, Tensor]]
 
@@ -37,7 +37,7 @@ def receive(worker: Any, place: int, incoming: Native, expand: Callable[[Weights
     received = Digests()
     group = incoming.group.moved(place)
     with group.rendezvous() as store:
-        for kind, content in vllm_requests.requests(store, rank=group.rank, timeout=group.timeout):
+        for kind, content in transfer_group.requests(store, rank=group.rank, timeout=group.timeout):
             match kind:
                 case "init":
                     if "rank_offset" in content:  # vLLM adds the worker's rank to it, and knows only one engine
@@ -52,7 +52,7 @@ def receive(worker: Any, place: int, incoming: Native, expand: Callable[[Weights
                     refuse_changed(content["digests"], received.in_hex())
                 case "finish":
                     worker.finish_weight_update()
-                case vllm_requests.END:
+                case transfer_group.END:
                     worker.shutdown_weight_transfer_engine()
 
 
@@ -105,8 +105,7 @@ def refuse_changed(sent: Mapping[str, str], received: Mapping[str, str]) -> None
         if received.get(name, digest) != digest
     ]
     if problems:
-        more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
-        raise WeightSyncError("; ".join(problems[:5] + more))
+        raise WeightSyncError(listed(problems))
 
 
 _TENSOR, _SIZE, _STORAGE, _DTYPE = 0, 1, 4, 5

@@ -101,19 +101,19 @@ class Canary:
 
     async def _continue(self, engine: InferenceEngine) -> list[Sampled]:
         """The engine's continuations of as many prompts as it takes to have enough tokens."""
-        found: list[Sampled] = []
+        samples: list[Sampled] = []
         start, more = 0, FIRST_PROMPTS
         while more and start < len(self.prompts):
             some = self.prompts[start : start + more]
-            asked = (engine.generate(self._request(prompt, start + number)) for number, prompt in enumerate(some))
-            drawn = await asyncio.gather(*asked)
-            found += [(prompt, answer) for prompt, (answer,) in zip(some, drawn, strict=True) if answer.token_ids]
+            requests = (engine.generate(self._request(prompt, start + number)) for number, prompt in enumerate(some))
+            drawn = await asyncio.gather(*requests)
+            samples += [(prompt, answer) for prompt, (answer,) in zip(some, drawn, strict=True) if answer.token_ids]
             start += len(some)
-            tokens = sum(len(answer.token_ids) for _, answer in found)
+            tokens = sum(len(answer.token_ids) for _, answer in samples)
             more = math.ceil(max(ENOUGH_TOKENS - tokens, 0) / max(tokens / start, 1))
-        if not found:
+        if not samples:
             raise WeightSyncError("the engines sampled no token after any prompt of the canary: they are too long")
-        return found
+        return samples
 
     def _request(self, prompt: Tokens, number: int) -> GenerationRequest:
         """A request whose draws are the same at every version, so that what changes is the engine."""
@@ -128,17 +128,17 @@ def refuse_far(distances: Sequence[Tensor], engine: str, version: int, bound: fl
     """Raises `WeightSyncError` if the mean of distances (N_i,) in nats is more than rounding: `bound`, and a share of
     it more where few tokens make the mean vary.
     """
-    count, found = sum(map(len, distances)), mean(distances)
-    refuse_mean(found, count, engine, version, bound)
+    count, distance = sum(map(len, distances)), mean(distances)
+    refuse_mean(distance, count, engine, version, bound)
 
 
-def refuse_mean(found: float, count: int, engine: str, version: int, bound: float) -> None:
+def refuse_mean(distance: float, count: int, engine: str, version: int, bound: float) -> None:
     """Raises `WeightSyncError` if `found`, a mean distance in nats over `count` tokens, is more than rounding."""
-    if not found <= bound * (1 + 2 / max(count, 1) ** 0.5):  # refuses NaN as well
+    if not distance <= bound * (1 + 2 / max(count, 1) ** 0.5):  # refuses NaN as well
         raise WeightSyncError(
             f"{engine} does not compute with the weights of version {version} that it was sent, or computes in "
-            f"another precision: its log-probabilities differ from the learner's by {found:.3g} nats on average over "
-            f"{count} tokens, more than generator.inference_engine.logprob_parity_bound = {bound:g}"
+            f"another precision: its log-probabilities differ from the learner's by {distance:.3g} nats on average "
+            f"over {count} tokens, more than generator.inference_engine.logprob_parity_bound = {bound:g}"
         )
 
 

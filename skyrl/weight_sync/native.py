@@ -19,9 +19,8 @@ from torch import Tensor
 
 from skyrl.weight_receiver.checksums import Digests, is_hashed_at_once
 from skyrl.weight_receiver.incoming_weights import WeightInfo
-from skyrl.weight_receiver.transfer_group import TransferGroup
+from skyrl.weight_receiver.transfer_group import END, Requests, TransferGroup
 from skyrl.weight_receiver.vllm_native import plain_handle
-from skyrl.weight_receiver.vllm_requests import END, Requests
 
 Weights = Iterator[tuple[str, Tensor]]
 

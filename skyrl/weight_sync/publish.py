@@ -74,19 +74,21 @@ class WeightSync:
         Raises `WeightSyncError`. No token is sampled from incomplete weights: an engine whose weights were changed but
         not verified takes no more work.
         """
-        found: Metrics = {}
+        metrics: Metrics = {}
 
+        # The order matters: an engine that samples between the transfer and the canary could give tokens of weights
+        # that nobody has verified, and `arrived` counts a version only when all engines sample from it.
         async def transfer() -> None:
             version = self._newest
             await self._client.pause()
-            found.update(await self._bring(version))
+            metrics.update(await self._bring(version))
             self._transfers += 1
             self._sent = version
             self._arrived(version)
             await self._client.resume()
 
         await self._in_time(transfer())  # if it is given up, the run is to stop, and needs no more samples
-        return found | self._client.metrics
+        return metrics | self._client.metrics
 
     async def _bring(self, version: int) -> Metrics:
         """Send and compare. If the last engine dies meanwhile, start again with the engine that replaces it."""

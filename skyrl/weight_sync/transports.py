@@ -2,6 +2,9 @@
 
 A transport gives each engine an `IncomingWeights` and starts the sender. It is done when every engine has adopted the
 version.
+
+Engines that already hold the base weights can be sent a LoRA adapter alone. This includes the first transfer of a run:
+engines load the base weights themselves, and the canary verifies what they compute.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import asyncio
 import math
 import secrets
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -19,18 +22,32 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
+from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
+from skyrl.inference.adapters import Adapter
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.processes.own_folder import make_own_folder
-from skyrl.storage.places import is_address, storage_at
-from skyrl.weight_receiver.incoming_weights import Broadcast, Delta, Folder, Native, Shared, UpdateGroup, WeightInfo
+from skyrl.storage.disk import is_address, storage_at
+from skyrl.weight_receiver.incoming_weights import (
+    Broadcast,
+    Delta,
+    Folder,
+    IncomingWeights,
+    Native,
+    Shared,
+    UpdateGroup,
+    WeightInfo,
+)
 from skyrl.weight_receiver.transfer_group import TransferGroup
 from skyrl.weight_sync.native import NativeSender
 from skyrl.weight_sync.senders import BUCKET_BYTES, BroadcastSender, DeltaSender, FolderSender
 from skyrl.weight_sync.update_groups import UpdateGroupSender
 
 R = TypeVar("R")
+
+ADAPTER_DTYPE = "float32"
+"""Dtype in which adapters are sent, the one in which they are trained."""
 
 _MOST_STORED = 2.0
 """Largest size of a delta's files, as a multiple of the size of all weights. Beyond it, all weights are written."""
@@ -76,9 +93,13 @@ class WeightTransport(Protocol):
 class SharedTransport:
     """Learner and engines are in this process: an engine copies from the learner's own tensors."""
 
+    def __init__(self, lora: SkyRLLoraConfig | None = None) -> None:
+        """With `lora`, only the adapter of these settings is sent."""
+        self._lora = lora
+
     async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
-        incoming = Shared(await source.stream(tuple))
-        await client.load_weights([incoming] * len(client.in_service), version)
+        incoming = Shared(await source.stream(tuple, adapter=self._lora is not None))
+        await client.load_weights([_of_adapter(incoming, self._lora)] * len(client.in_service), version)
 
 
 class TransferRendezvous:
@@ -103,15 +124,22 @@ class TransferRendezvous:
 class BroadcastTransport:
     """The learner's first rank sends to all engines at once over gloo; each side holds one bucket in memory."""
 
-    def __init__(self, place: TransferRendezvous, *, dtype: str) -> None:
-        self._place, self._dtype = place, dtype
+    def __init__(self, place: TransferRendezvous, *, dtype: str, lora: SkyRLLoraConfig | None = None) -> None:
+        """With `lora`, only the adapter of these settings is sent; one process of each engine joins the groups."""
+        self._place, self._dtype, self._lora = place, dtype, lora
 
     async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
-        infos = _infos(await source.shapes(), self._dtype)
+        is_adapter = self._lora is not None
+        infos = _infos(await source.shapes(adapter=is_adapter), self._dtype)
         here, there = self._place.call(len(client.in_service))
+        incoming = [_of_adapter(Broadcast(group=group, weights=infos), self._lora) for group in there]
         await send_both(
-            client.load_weights([Broadcast(group=group, weights=infos) for group in there], version, here.abort),
-            source.stream(BroadcastSender(group=here, dtype=self._dtype), dtype=self._dtype),
+            client.load_weights(incoming, version, here.abort),
+            source.stream(
+                BroadcastSender(group=here, dtype=self._dtype),
+                adapter=is_adapter,
+                dtype=None if is_adapter else self._dtype,
+            ),
             here.abort,
         )
 
@@ -185,20 +213,28 @@ class UpdateGroupTransport:
 class FolderTransport:
     """The learner writes files that the engines read: for engines that share a disk with it, but no network."""
 
-    def __init__(self, path: Path, *, dtype: str) -> None:
-        """`path`: a folder that learner and engines see under this name."""
-        self._path, self._dtype = path, dtype
+    def __init__(self, path: Path, *, dtype: str, lora: SkyRLLoraConfig | None = None) -> None:
+        """`path`: a folder that learner and engines see under this name. With `lora`, only the adapter of these
+        settings is sent.
+        """
+        self._path, self._dtype, self._lora = path, dtype, lora
 
     async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
-        infos = _infos(await source.shapes(), self._dtype)
+        is_adapter = self._lora is not None
+        infos = _infos(await source.shapes(adapter=is_adapter), self._dtype)
         try:
             await asyncio.to_thread(make_own_folder, self._path)
             with tempfile.TemporaryDirectory(dir=self._path, prefix=f"version-{version}-") as folder:
-                await source.stream(FolderSender(path=folder, dtype=self._dtype), dtype=self._dtype)
-                incoming = Folder(path=folder, weights=infos)
+                await source.stream(
+                    FolderSender(path=folder, dtype=self._dtype),
+                    adapter=is_adapter,
+                    dtype=None if is_adapter else self._dtype,
+                )
+                incoming = _of_adapter(Folder(path=folder, weights=infos), self._lora)
                 await client.load_weights([incoming] * len(client.in_service), version)
         except OSError as error:
-            raise WeightSyncError(f"the weights cannot be written to {self._path}: {error}") from error
+            what = "the adapter" if is_adapter else "the weights"
+            raise WeightSyncError(f"{what} cannot be written to {self._path}: {error}") from error
 
 
 class DeltaTransport:
@@ -225,7 +261,9 @@ class DeltaTransport:
             self._base = await source.stream(sender, dtype=self._dtype)
             incoming = Delta(path=self._path, files=self._base, weights=infos)
             await client.load_weights([incoming] * len(client.in_service), version)
-            await asyncio.to_thread(self._remove_others, self._base)
+            for name in await asyncio.to_thread(self._storage.names):
+                if name not in self._base:
+                    await asyncio.to_thread(self._storage.remove, name)
         except OSError as error:
             raise WeightSyncError(f"the weights cannot be written to {self._path}: {error}") from error
 
@@ -244,10 +282,10 @@ class DeltaTransport:
         whole = sum(math.prod(info.shape) * getattr(torch, info.dtype).itemsize for info in infos)
         return base if stored <= _MOST_STORED * whole else {}
 
-    def _remove_others(self, files: Mapping[str, object]) -> None:
-        for name in self._storage.names():
-            if name not in files:
-                self._storage.remove(name)
+
+def _of_adapter(tensors: IncomingWeights, lora: SkyRLLoraConfig | None) -> IncomingWeights:
+    """The tensors as those of an adapter with these settings, if there are some."""
+    return tensors if lora is None else Adapter(tensors=tensors, rank=lora.rank, alpha=lora.alpha)
 
 
 def _infos(shapes: Sequence[tuple[str, tuple[int, ...]]], dtype: str) -> tuple[WeightInfo, ...]:

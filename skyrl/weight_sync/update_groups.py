@@ -21,8 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from skyrl.weight_receiver.incoming_weights import weight_info
-from skyrl.weight_receiver.transfer_group import TransferGroup
-from skyrl.weight_receiver.vllm_requests import END, Requests
+from skyrl.weight_receiver.transfer_group import END, Requests, TransferGroup
 from skyrl.weight_sync.native import free_address
 from skyrl.weight_sync.senders import BUCKET_BYTES, Weights, buckets
 
@@ -113,16 +112,16 @@ def _group(backend: str, store: Store, name: str, size: int, patience: timedelta
 
 def _in_the_background(call: Callable[[], T]) -> Future[T]:
     """Runs a call, which ends by its own deadline, in a daemon thread. Returns the future of its result."""
-    found: Future[T] = Future()
+    future: Future[T] = Future()
 
     def work() -> None:
         try:
-            found.set_result(call())
+            future.set_result(call())
         except Exception as error:  # noqa: BLE001 - it is raised to the caller that asks for the result
-            found.set_exception(error)
+            future.set_exception(error)
 
     Thread(target=work, name="update-group", daemon=True).start()
-    return found
+    return future
 
 
 def _until(sending: dist.Work | None, taking: Future[None]) -> None:

@@ -116,6 +116,6 @@ def _mean_of_rows(rows: Sequence[Tensor]) -> tuple[float, float]:
         return 0.0, math.inf
     sizes = torch.tensor([float(row.numel()) for row in some], dtype=torch.float64)
     sums, count = torch.stack([row.sum() for row in some]), sizes.sum().item()
-    found = sums.sum().item() / count
-    spread = (sums - found * sizes).square().sum().item()
-    return found, max(math.sqrt(spread) / count, 1 / len(some))
+    average = sums.sum().item() / count
+    spread = (sums - average * sizes).square().sum().item()
+    return average, max(math.sqrt(spread) / count, 1 / len(some))

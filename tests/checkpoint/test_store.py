@@ -23,7 +23,7 @@ from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
 from skyrl.checkpoint.store import CheckpointStore, load_checkpoint, without_what_is_not_finite
 from skyrl.errors import ResumeError, RunError
 from skyrl.storage.disk import Disk
-from skyrl.storage.failures import readable
+from skyrl.storage.disk_errors import readable
 from tests.checkpoint.faulty import (
     DAMAGES,
     Killed,

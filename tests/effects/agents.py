@@ -10,7 +10,7 @@ from unittest import mock
 
 from attrs import evolve
 
-from skyrl.rollout.agent_calls import Call
+from skyrl.rollout.agent_calls import AgentCall
 from skyrl.rollout.agent_runner import AgentRunner, agent_of
 from tests.effects.probe import Probe, Scene, observable
 from tests.rollout.agent_episodes import scripted
@@ -70,7 +70,7 @@ def kept_apart(scene: Scene) -> object:
     with mock.patch("skyrl.rollout.isolated_agent._sandbox") as sandbox:
         sandbox.return_value.tier = "namespace"
         agent = agent_of(environment.agent, environment.skyrl_gym.sandbox_tier)
-        agent(Call(task={}, url="http://127.0.0.1:1", key="", model=""))
+        agent(AgentCall(task={}, url="http://127.0.0.1:1", key="", model=""))
     _, files = sandbox.call_args.args
     (_, _, limits) = sandbox.return_value.run_command.call_args.args
     return [file.name for file in files], limits.memory_bytes

@@ -170,7 +170,7 @@ def _greedy(scene: Scene) -> Completion:
 class _OneWeight:
     """A learner with one weight, which scores every token with 0.105 less than the engine said."""
 
-    async def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+    async def shapes(self, *, adapter: bool = False) -> list[tuple[str, tuple[int, ...]]]:
         return [("weight", (2,))]
 
     async def score(self, batch: TrainingBatch) -> Tensor:
@@ -185,7 +185,9 @@ class _Road(_OneWeight):
     in_service: tuple[object, ...] = (object(),)
     seen: list[object] = field(factory=list)
 
-    async def stream(self, sender: object, *, everywhere: bool = False, dtype: str | None = None) -> object:
+    async def stream(
+        self, sender: object, *, everywhere: bool = False, adapter: bool = False, dtype: str | None = None
+    ) -> object:
         size = getattr(sender, "bucket_bytes", None) if getattr(sender, "backend", "") == "ipc" else None
         self.seen.append((type(sender).__name__, size, everywhere, "elsewhere" in getattr(sender, "path", "")))
         return ()
@@ -273,7 +275,7 @@ def groups(scene: Scene) -> object:
 def adapter_files(scene: Scene) -> object:
     made: list[Path] = []
     meeting: Any = SimpleNamespace(address=("127.0.0.1", 1))
-    with mock.patch("skyrl.experiments.collaborators.FolderAdapterTransport", lambda path, lora: made.append(path)):
+    with mock.patch("skyrl.experiments.collaborators.FolderTransport", lambda path, **_: made.append(path)):
         weight_transport(scene.run, meeting, Path("weights"))
     return made
 

@@ -11,7 +11,7 @@ from typing import Any
 from skyrl.config import SamplingParams
 from skyrl.experiments.collaborators import engine_makers
 from skyrl.inference.engine import GenerationRequest, SampleKey
-from skyrl.inference.vllm.sampling import check_sampling, sampling_arguments
+from skyrl.inference.vllm.sampling_arguments import check_sampling, sampling_arguments
 from tests.effects.observables import problems
 from tests.effects.probe import Probe, Scene, observable
 from tests.effects.rollouts import evaluation

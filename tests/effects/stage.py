@@ -114,7 +114,7 @@ def _works_on(stage: SimulatedRun) -> Callable[[Workers], None]:
     def work(workers: Workers) -> None:
         go_on(workers, threads._Turn(), None)
 
-    def go_on(workers: Workers, turn: threads._Turn, done: threads.Call | None) -> None:
+    def go_on(workers: Workers, turn: threads._Turn, done: threads.ThreadCall | None) -> None:
         call = workers._next(turn, done)
         if call is None:
             return

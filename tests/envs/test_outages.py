@@ -26,7 +26,7 @@ from skyrl.processes.answers import BadAnswer, asked_to_wait
 from skyrl.processes.naming.names import Entry
 from skyrl.processes.naming.names_in_etcd import NamesInEtcd
 from skyrl.rollout.env_calls import EnvCalls
-from skyrl.rollout.threads import Call
+from skyrl.rollout.threads import ThreadCall
 
 Plays = Callable[[socket.socket], object]
 """What a server does with a connection, once it has the request."""
@@ -154,14 +154,14 @@ async def test_the_deadline_of_a_call_does_not_run_while_a_service_is_away(clock
         calls = EnvCalls(1, deadline=300.0)
         await calls("the reward", score)
         assert noted[0].seconds(clock.now) == pytest.approx(seconds)
-        call = Call(lambda: None)
+        call = ThreadCall(lambda: None)
         call.begun = 0.0
         assert calls._left(call, noted[0], now=50.0) == pytest.approx(250.0 + seconds)
     assert OUTAGES.get() is None
 
 
 def test_an_outage_that_goes_on_stops_the_clock() -> None:
-    outages, call = Outages(), Call(lambda: None)
+    outages, call = Outages(), ThreadCall(lambda: None)
     call.begun = 10.0
     outages.began(20.0)
     calls = EnvCalls(1, deadline=300.0)

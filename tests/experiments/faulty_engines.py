@@ -21,8 +21,7 @@ from skyrl.inference.gate import Gate
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.processes.calls import apply, name_of
 from skyrl.processes.progress import Progress
-from skyrl.rollout.env_calls import EpisodeError
-from skyrl.rollout.in_flight import SamplesInFlight
+from skyrl.rollout.env_calls import EpisodeError, SamplesInFlight
 from skyrl.rollout.stream import StreamLimits
 from skyrl.trajectory import Failure
 

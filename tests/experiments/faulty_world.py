@@ -15,7 +15,7 @@ from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.inference.servers.remote_engine import RemoteEngine
 from skyrl.processes.progress import Progress
 from skyrl.rollout.generator import SkyRLGymGenerator
-from skyrl.rollout.streaming import StreamingRollouts
+from skyrl.rollout.stream import StreamingRollouts
 from skyrl.trajectory import Prompt, TrajectoryGroup
 from skyrl.weight_sync.publish import WeightSync
 from tests.experiments.faulty_engines import (

@@ -13,7 +13,7 @@ from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, ProcessLost, RunError, WeightSyncError
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight, SampleKey
 from skyrl.inference.pool.client import InferenceEngineClient
-from skyrl.inference.pool.conversations import Conversations
+from skyrl.inference.pool.routing import ConversationRoutes
 from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared
 from tests.inference.nano import keys, request
 
@@ -252,7 +252,7 @@ async def test_a_single_engine_is_not_asked_for_its_load() -> None:
 
 
 def test_the_oldest_conversations_are_forgotten() -> None:
-    known: Conversations[str] = Conversations(most=2)
+    known: ConversationRoutes[str] = ConversationRoutes(most=2)
     for name in ("old", "kept", "new"):
         known.drawn(turn(name, 0), name)
     assert [known.engine_of(turn(name, 1)) for name in ("old", "kept", "new")] == [None, "kept", "new"]

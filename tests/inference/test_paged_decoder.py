@@ -25,7 +25,7 @@ from skyrl.inference.torch.decode_batch import DecodeBatch
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.inference.torch.kv_cache import PlacedPrompt
 from skyrl.inference.torch.paged_attention import RowPages, gathered_attention
-from skyrl.inference.torch.paged_cache import PagedCache, PagePool, Storage
+from skyrl.inference.torch.paged_cache import PagedCache, PagePool, PageStorage
 from skyrl.inference.torch.paged_decoder import PagedDecoder, padded
 from skyrl.inference.torch.rows import Job
 from skyrl.inference.weights import replace_weights
@@ -43,7 +43,7 @@ RECORD = PagedDecoder._record
 class Recording:
     """What a CUDA graph replays: the step with the storage and the weights that were there when it was recorded."""
 
-    def __init__(self, decoder: PagedDecoder, storage: Storage, rows: int) -> None:
+    def __init__(self, decoder: PagedDecoder, storage: PageStorage, rows: int) -> None:
         self._then, self._storage, self._rows = copy.copy(decoder), storage, rows
         self._then._fused = copy.copy(decoder._fused)
         self.logits = decoder._logits(storage, rows).clone()
@@ -69,7 +69,7 @@ def recorded(small_pages: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of rows for which a step was recorded; steps are replayed as on CUDA."""
     sizes: list[int] = []
 
-    def record(decoder: PagedDecoder, storage: Storage, rows: int) -> None:
+    def record(decoder: PagedDecoder, storage: PageStorage, rows: int) -> None:
         sizes.append(rows)
         recording = Recording(decoder, storage, rows)
         decoder._graphs[rows] = recording, recording.logits
@@ -338,7 +338,7 @@ def test_where_memory_is_short_only_what_is_needed_is_reserved(
     asked: list[int] = []
     grown = PagePool._grown
 
-    def short(pool: PagePool, old: Storage | None, pages: int, *sizes: int) -> Storage:
+    def short(pool: PagePool, old: PageStorage | None, pages: int, *sizes: int) -> PageStorage:
         asked.append(pages)
         if len(asked) == 1:
             raise torch.OutOfMemoryError

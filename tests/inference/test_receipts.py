@@ -11,7 +11,7 @@ from attrs import evolve
 from torch import nn
 
 from skyrl.errors import WeightSyncError
-from skyrl.inference.servers.answers import Asked
+from skyrl.inference.servers.answers import RequestedSample
 from skyrl.inference.servers.vllm_server import _of_completions, _of_generate
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.inference.weights import refuse_not_loaded, replace_weights
@@ -116,8 +116,8 @@ def generated(**changes: Any) -> dict[str, Any]:
     return {"choices": [{"token_ids": [7, 8, 9], "logprobs": {"content": content}, "finish_reason": "length"}]}
 
 
-def asked() -> Asked:
-    return Asked(request=request((1, 2)), index=0, limit=3, vocabulary=99, ends=frozenset(), versions={0})
+def asked() -> RequestedSample:
+    return RequestedSample(request=request((1, 2)), index=0, limit=3, vocabulary=99, ends=frozenset(), versions={0})
 
 
 @pytest.mark.parametrize(

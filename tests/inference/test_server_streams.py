@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from skyrl.inference.engine import NewTokens
-from skyrl.inference.servers.answers import Asked
+from skyrl.inference.servers.answers import RequestedSample
 from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.http_engine import HttpEngine
 from skyrl.inference.servers.streams import Growing, Parts
@@ -20,10 +20,10 @@ from tests.inference.server_engines import DEADLINES, vllm_server
 from tests.inference.vllm_models import saved, small_model
 
 
-def asked(heard: list[NewTokens], limit: int = 4) -> Asked:
+def asked(heard: list[NewTokens], limit: int = 4) -> RequestedSample:
     """Sample 1 of a request, of at most `limit` tokens, from a vocabulary of 10."""
     sample = evolve(request((1, 2), count=2), on_tokens=heard.append)
-    return Asked(request=sample, index=1, limit=limit, vocabulary=10, ends=frozenset({9}), versions=())
+    return RequestedSample(request=sample, index=1, limit=limit, vocabulary=10, ends=frozenset({9}), versions=())
 
 
 def part(*token_ids: int, **more: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from skyrl.inference.draws import uniforms
 from skyrl.inference.sampling import draw
-from skyrl.inference.vllm.draws import SEED, KeyedDraws, by_key
+from skyrl.inference.vllm.keyed_draws import SEED, KeyedDraws, by_key
 
 VOCABULARY = 11
 

@@ -12,9 +12,8 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from torch.storage import TypedStorage
 
 from skyrl.errors import WeightSyncError
-from skyrl.weight_receiver.transfer_group import TransferGroup
+from skyrl.weight_receiver.transfer_group import END, Requests, TransferGroup, requests
 from skyrl.weight_receiver.vllm_native import handle, plain_handle, refuse_changed, with_handles
-from skyrl.weight_receiver.vllm_requests import END, Requests, requests
 
 HANDLE = (
     *(torch.Tensor, torch.Size([16]), (1,), 0, TypedStorage, torch.uint8),

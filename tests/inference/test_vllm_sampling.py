@@ -12,7 +12,7 @@ import torch
 from skyrl.config import SamplingParams
 from skyrl.errors import NonFiniteError, RunError, UserError
 from skyrl.inference.draws import sample_seed
-from skyrl.inference.vllm.sampling import check_sampling, completion, sampling_arguments, versions_of_tokens
+from skyrl.inference.vllm.sampling_arguments import check_sampling, completion, sampling_arguments, versions_of_tokens
 from skyrl.inference.vllm.worker import gather_without_ranks, report_tempered_logprobs
 from skyrl.models.routers import restored_choices
 from skyrl.tree import evolve_at

@@ -21,8 +21,7 @@ from skyrl.config.loading.stored import stored_form
 from skyrl.errors import ConfigError, ProcessError, UserError
 from skyrl.launchers.job import Launch, Machines, new_folder
 from skyrl.launchers.local import LocalLauncher
-from skyrl.launchers.machines import need_of
-from skyrl.launchers.prepared import Prepared
+from skyrl.launchers.prepared import Prepared, need_of
 from skyrl.launchers.ray import RayLauncher
 from skyrl.launchers.slurm import SlurmLauncher
 from tests.launchers.jobs import cluster, job, options

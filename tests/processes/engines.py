@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from skyrl.errors import RunError
-from skyrl.inference import token_reports
 from skyrl.inference.engine import Completion, GenerationRequest, NewTokens
+from skyrl.inference.servers import remote_engine
 
 IDS = (7, 8, 9)
 
@@ -47,4 +47,4 @@ class HeldEngine:
 
 def open_reports(engine: HeldEngine) -> int:
     """Number of reports that are kept in the engine's process."""
-    return len(token_reports._REPORTS)
+    return len(remote_engine._REPORTS)

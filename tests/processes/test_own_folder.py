@@ -16,7 +16,6 @@ from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.processes.naming.names import Entry
 from skyrl.processes.naming.names_on_disk import NamesOnDisk
 from skyrl.processes.own_folder import make_own_folder
-from skyrl.weight_sync.adapter_transport import FolderAdapterTransport
 from skyrl.weight_sync.transports import DeltaTransport, FolderTransport, WeightSource
 
 STRANGER = 4711
@@ -41,7 +40,7 @@ class _Weights:
         return {}
 
 
-def _send(transport: FolderTransport | FolderAdapterTransport | DeltaTransport) -> None:
+def _send(transport: FolderTransport | DeltaTransport) -> None:
     asyncio.run(transport.send(cast(WeightSource, _Weights()), cast(InferenceEngineClient, None), 1))
 
 
@@ -53,7 +52,10 @@ USES: dict[str, tuple[type[Exception], Callable[[Path], object]]] = {
     "names are listed": (ProcessError, lambda folder: NamesOnDisk(folder).find("")),
     "weights": (WeightSyncError, lambda folder: _send(FolderTransport(folder, dtype="float32"))),
     "changed weights": (WeightSyncError, lambda folder: _send(DeltaTransport(folder, dtype="float32"))),
-    "an adapter": (WeightSyncError, lambda folder: _send(FolderAdapterTransport(folder, SkyRLLoraConfig()))),
+    "an adapter": (
+        WeightSyncError,
+        lambda folder: _send(FolderTransport(folder, dtype="float32", lora=SkyRLLoraConfig())),
+    ),
 }
 
 

@@ -6,11 +6,11 @@ import asyncio
 import select
 import threading
 
-from skyrl.processes.service_work import HangUp, Workers
+from skyrl.processes.service_work import HangUp, ServiceThreads
 
 
 async def test_work_learns_that_its_client_is_gone_and_waiting_work_never_begins() -> None:
-    workers, began, saw = Workers(1, "test"), threading.Event(), threading.Event()
+    workers, began, saw = ServiceThreads(1, "test"), threading.Event(), threading.Event()
     done: list[str] = []
 
     def first(gone: HangUp) -> None:

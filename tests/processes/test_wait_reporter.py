@@ -9,8 +9,8 @@ import pytest
 
 from skyrl.processes.progress import Progress
 from skyrl.processes.wait_reporter import WaitReporter
-from skyrl.rollout.in_flight import SamplesInFlight
-from skyrl.rollout.threads import Call
+from skyrl.rollout.env_calls import SamplesInFlight
+from skyrl.rollout.threads import ThreadCall
 
 
 class Time:
@@ -38,7 +38,7 @@ def test_waits_are_named_together_with_what_is_known_of_the_samples() -> None:
     time, said = Time(), list[str]()
     progress, samples = Progress(time), SamplesInFlight(time)
     progress.details = samples.__str__
-    silence, call = WaitReporter(progress, said.append), Call(lambda: None)
+    silence, call = WaitReporter(progress, said.append), ThreadCall(lambda: None)
     with progress.waiting_for("generate"):
         samples.begin(128)
         samples.end(125)

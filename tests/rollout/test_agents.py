@@ -17,7 +17,7 @@ from skyrl.config.settings.environment import AgentConfig
 from skyrl.errors import TaskError
 from skyrl.inference.engine import Completion
 from skyrl.inference.torch.engine import TorchEngine
-from skyrl.rollout.agent_calls import Call, Returned, returned_by
+from skyrl.rollout.agent_calls import AgentCall, Returned, returned_by
 from skyrl.rollout.agent_runner import agent_of
 from tests.endpoint.serving import TOOLS_CHATML, Script
 from tests.inference.nano import full_forward_logprobs, nano_model
@@ -268,7 +268,7 @@ async def test_what_a_program_left_running_ends_with_it(tmp_path: Path) -> None:
     reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
     leaves = f"exec 3> '{held}'; sleep 100 > /dev/null 2>&1 &"
     ran = agent_of(AgentConfig(command=("sh", "-c", leaves)), "auto")(
-        Call(task={}, url="http://127.0.0.1:1", key="k", model="m")
+        AgentCall(task={}, url="http://127.0.0.1:1", key="k", model="m")
     )
     assert isinstance(ran, Awaitable)
     assert (await ran).exit_code == 0

@@ -12,8 +12,7 @@ from attrs import evolve
 
 from skyrl.config import GeneratorConfig, SamplingParams
 from skyrl.config.settings.environment import AgentConfig
-from skyrl.rollout.constant_rewards import ConstantRewards
-from skyrl.rollout.endings import endings
+from skyrl.rollout.constant_rewards import ConstantRewards, endings
 from tests.rollout.test_measures import groups, row
 
 ended = partial(endings, config=GeneratorConfig(max_input_length=30), agent=AgentConfig())

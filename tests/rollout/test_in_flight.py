@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from skyrl.rollout.in_flight import SamplesInFlight
-from skyrl.rollout.threads import Call
+from skyrl.rollout.env_calls import SamplesInFlight
+from skyrl.rollout.threads import ThreadCall
 
 
 def test_samples_that_are_finished_are_taken_off_and_calls_of_environments_are_timed() -> None:
@@ -13,7 +13,7 @@ def test_samples_that_are_finished_are_taken_off_and_calls_of_environments_are_t
     samples.begin(8)
     samples.end(3)
     assert str(samples) == "5 of 8 samples, all of them in the engines"
-    first, second, waits = (Call(lambda: None) for _ in range(3))
+    first, second, waits = (ThreadCall(lambda: None) for _ in range(3))
     first.begun = 100.0
     with samples.in_environment(first), samples.in_environment(waits):
         now[0] = second.begun = 112.0

@@ -12,7 +12,7 @@ import pytest
 from skyrl.config.settings.environment import AgentConfig
 from skyrl.errors import RewardError, TaskError, UserError, WorkerEnded
 from skyrl.experiments.preflight import the_task_can_be_imported
-from skyrl.rollout.agent_calls import Call, Returned
+from skyrl.rollout.agent_calls import AgentCall, Returned
 from skyrl.rollout.agent_runner import agent_of
 from skyrl.sandbox import sandbox
 from skyrl.sandbox.fork_client import Command
@@ -178,7 +178,7 @@ def test_how_a_command_ended_decides_what_an_agent_returns(
     made = Ends(ended)
     monkeypatch.setattr("skyrl.rollout.isolated_agent._sandbox", lambda tier, readable: made)
     run = agent_of(agent(tmp_path, "", timeout_seconds=timeout), "namespace")
-    call = Call(task={}, url="http://127.0.0.1:1", key="k", model="m")
+    call = AgentCall(task={}, url="http://127.0.0.1:1", key="k", model="m")
     if ended == "exit":
         assert run(call) == Returned(value=value, exit_code=0)
     else:

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from skyrl.rollout.env_calls import EnvCalls
-from skyrl.rollout.pace import Pace
+from skyrl.rollout.env_calls import EnvCalls, Pace
 from tests.effects.stage import StageLoop
 
 

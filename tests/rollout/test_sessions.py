@@ -15,7 +15,7 @@ from skyrl.errors import RewardError, RunError
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.rollout.env_calls import EpisodeError
 from skyrl.rollout.episode import EpisodeContext
-from skyrl.rollout.failures import FailureTally
+from skyrl.rollout.failure_tally import FailureTally
 from skyrl.rollout.sampling_session import SamplingSession
 from skyrl.tools.virtual_time import run_in_virtual_time
 from skyrl.trajectory import Failure, Prompt, TrajectoryGroup

@@ -11,9 +11,8 @@ from attrs import define, evolve, field
 from skyrl.config import AlgorithmConfig, DynamicSamplingConfig, GeneratorConfig
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
-from skyrl.rollout.failures import FailureTally
-from skyrl.rollout.stream import GroupStream, StreamLimits
-from skyrl.rollout.streaming import StreamingRollouts
+from skyrl.rollout.failure_tally import FailureTally
+from skyrl.rollout.stream import GroupStream, StreamingRollouts, StreamLimits
 from skyrl.tools.virtual_time import run_in_virtual_time
 from skyrl.trajectory import Prompt, TokenRow, TrajectoryGroup
 from tests.rollout.scripted import trajectory

@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError
-from skyrl.rollout.threads import Call, KeptThreads, Mailbox, Workers, _Turn
+from skyrl.rollout.threads import KeptThreads, Mailbox, ThreadCall, Workers, _Turn
 from tests.effects.stage import StageLoop
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ async def test_quick_calls_of_one_turn_of_the_event_loop_share_a_thread(monkeypa
     monkeypatch.setattr("skyrl.rollout.threads.PATIENCE", 3600.0)
     workers, ran = Workers(KeptThreads(), 8), SimpleQueue[tuple[int, int]]()
     for number in range(5):
-        workers.run(Call(partial(_tell, ran, number)))
+        workers.run(ThreadCall(partial(_tell, ran, number)))
     found = [await _of(ran) for _ in range(5)]
     assert [number for number, _ in found] == [0, 1, 2, 3, 4]
     assert len({thread for _, thread in found}) == 1
@@ -79,16 +79,16 @@ async def test_quick_calls_of_one_turn_of_the_event_loop_share_a_thread(monkeypa
 
 async def test_a_call_that_blocks_holds_up_no_other() -> None:
     workers, ran, go = Workers(KeptThreads(), 3), SimpleQueue[tuple[int, int]](), threading.Event()
-    workers.run(Call(partial(_tell, ran, 0, go)))
+    workers.run(ThreadCall(partial(_tell, ran, 0, go)))
     for number in range(1, 5):
-        workers.run(Call(partial(_tell, ran, number)))
+        workers.run(ThreadCall(partial(_tell, ran, number)))
     assert [(await _of(ran))[0] for _ in range(5)] == [0, 1, 2, 3, 4]
     go.set()
 
 
 async def test_as_many_calls_run_at_a_time_as_there_may_be_threads() -> None:
     workers, ran, go = Workers(KeptThreads(), 2), SimpleQueue[tuple[int, int]](), threading.Event()
-    calls = [Call(partial(_tell, ran, number, go)) for number in range(4)]
+    calls = [ThreadCall(partial(_tell, ran, number, go)) for number in range(4)]
     for call in calls:
         workers.run(call)
     assert {(await _of(ran))[0] for _ in range(2)} == {0, 1}
@@ -103,7 +103,7 @@ async def test_as_many_calls_run_at_a_time_as_there_may_be_threads() -> None:
 
 async def test_a_thread_that_was_left_behind_takes_no_call_when_it_comes_back() -> None:
     workers, ran, go = Workers(KeptThreads(), 1), SimpleQueue[tuple[int, int]](), threading.Event()
-    lost = Call(go.wait)
+    lost = ThreadCall(go.wait)
     workers.run(lost)
     while lost.begun is None:
         await sleep(0)
@@ -113,7 +113,7 @@ async def test_a_thread_that_was_left_behind_takes_no_call_when_it_comes_back() 
         await sleep(0)
     workers.give_up(lost)  # it came back: there is no second thread for it
     assert workers._free == 1
-    workers.run(Call(partial(_tell, ran, 1)))
+    workers.run(ThreadCall(partial(_tell, ran, 1)))
     assert (await _of(ran))[0] == 1
 
 
@@ -161,7 +161,7 @@ def test_a_call_behind_one_that_blocks_begins_after_a_few_milliseconds(monkeypat
     async def both() -> None:
         workers = Workers(KeptThreads(), 2)
         for _ in range(2):
-            workers.run(Call(list))
+            workers.run(ThreadCall(list))
         await sleep(0.01)  # on a stage, where it takes no time
 
     monkeypatch.setattr(KeptThreads, "run", lambda _, work: work())

@@ -174,6 +174,7 @@ class CutByAnEngine(SharedTransport):
     """Its first transfer fails at the learner's end, since an engine died after the others had all weights."""
 
     def __init__(self, dying: TorchEngine) -> None:
+        super().__init__()
         self.dying, self.sent_to = dying, list[int]()
 
     async def send(self, source: Any, client: InferenceEngineClient, version: int) -> None:

@@ -16,12 +16,18 @@ from skyrl.inference.adapters import Adapter
 from skyrl.inference.engine import Completion
 from skyrl.weight_receiver.checksums import digest_word, in_hex
 from skyrl.weight_receiver.incoming_weights import Folder
-from skyrl.weight_sync.adapter_transport import BroadcastAdapterTransport, FolderAdapterTransport
 from skyrl.weight_sync.canary import canary_prompts, rows
 from skyrl.weight_sync.native import _Workers
 from skyrl.weight_sync.publish import WeightSync
 from skyrl.weight_sync.senders import BroadcastSender, buckets
-from skyrl.weight_sync.transports import FolderTransport, TransferRendezvous, _nearness_to_the_cause, send_both
+from skyrl.weight_sync.transports import (
+    ADAPTER_DTYPE,
+    BroadcastTransport,
+    FolderTransport,
+    TransferRendezvous,
+    _nearness_to_the_cause,
+    send_both,
+)
 
 
 class World:
@@ -198,10 +204,10 @@ async def test_the_folder_for_weights_is_made_with_its_parents_and_empty_once_th
     class Ends:
         in_service = ("first", "second")
 
-        async def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        async def shapes(self, *, adapter: bool) -> list[tuple[str, tuple[int, ...]]]:
             return [("w", (2,))]
 
-        async def stream(self, consume: Callable[[Any], None], *, dtype: str) -> None:
+        async def stream(self, consume: Callable[[Any], None], *, adapter: bool, dtype: str | None) -> None:
             assert dtype == "float32"
             consume(iter([("w", torch.ones(2))]))
 
@@ -229,7 +235,8 @@ class AdapterEnds:
         self.asked.append(("shapes", adapter))
         return [("lora_A", (2,))]
 
-    async def stream(self, consume: Callable[[Any], None], *, adapter: bool) -> None:
+    async def stream(self, consume: Callable[[Any], None], *, adapter: bool, dtype: str | None) -> None:
+        assert dtype is None, "an adapter is sent as it is trained"
         self.asked.append(("stream", adapter))
         consume(iter([("lora_A", torch.ones(2))]))
 
@@ -248,7 +255,7 @@ LORA = SkyRLLoraConfig(rank=4, alpha=8)
 
 async def test_an_adapter_in_files_is_loaded_by_every_engine_and_removed(tmp_path: Path) -> None:
     ends: Any = AdapterEnds()
-    transport = FolderAdapterTransport(tmp_path / "run" / "weights", LORA)
+    transport = FolderTransport(tmp_path / "run" / "weights", dtype=ADAPTER_DTYPE, lora=LORA)
     for _ in range(2):  # the second time the folder is there
         await transport.send(ends, ends, 3)
     assert ends.loaded == LOADED * 2
@@ -260,7 +267,7 @@ async def test_an_adapter_that_cannot_be_written_is_refused_with_the_folder(tmp_
     (tmp_path / "file").touch()
     ends: Any = AdapterEnds()
     with pytest.raises(WeightSyncError, match=f"the adapter cannot be written to {tmp_path / 'file'}"):
-        await FolderAdapterTransport(tmp_path / "file", LORA).send(ends, ends, 3)
+        await FolderTransport(tmp_path / "file", dtype=ADAPTER_DTYPE, lora=LORA).send(ends, ends, 3)
 
 
 async def test_an_adapter_is_broadcast_while_every_engine_loads_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +279,8 @@ async def test_an_adapter_is_broadcast_while_every_engine_loads_it(monkeypatch: 
 
     monkeypatch.setattr(BroadcastSender, "__call__", send)
     ends: Any = AdapterEnds()
-    await BroadcastAdapterTransport(TransferRendezvous("here", 29, timeout=7.0), LORA).send(ends, ends, 3)
+    place = TransferRendezvous("here", 29, timeout=7.0)
+    await BroadcastTransport(place, dtype=ADAPTER_DTYPE, lora=LORA).send(ends, ends, 3)
     assert (ends.loaded, sent) == (LOADED, [(0, "float32")])
     assert ends.asked == [("shapes", True), ("stream", True)]
 

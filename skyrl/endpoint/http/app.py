@@ -180,8 +180,8 @@ def _error(error: RequestError) -> Json:
     kind = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}.get(
         error.status, "server_error" if error.status >= 500 else "invalid_request_error"
     )
-    said = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
-    return {"type": "error", "error": said}  # `type` is for Anthropic's clients
+    content = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+    return {"type": "error", "error": content}  # `type` is for Anthropic's clients
 
 
 def _refusal(error: RequestError) -> JSONResponse:

@@ -39,43 +39,35 @@ class ControlRoutes:
 
     def routes(self, guarded: Guarded) -> list[Route]:
         """The routes for clients that `guarded` lets through."""
-        asked: Mapping[str, Handler] = {
-            "/weight_info": self._weight_info,
-            "/is_paused": self._is_paused,
-            "/get_world_size": self._world_size,
+        gets: Mapping[str, Handler] = {
+            "/weight_info": _showing(lambda: {"weight_version": str(self._control.version)}),
+            "/is_paused": _showing(lambda: {"is_paused": self._control.is_paused}),
+            "/get_world_size": _showing(lambda: {"world_size": self._control.workers}),
             "/metrics": self._metrics,
         }
-        told: Mapping[str, Handler] = {
+        posts: Mapping[str, Handler] = {
             "/pause": self._pause,
             "/resume": self._resume,
             "/collective_rpc": self._rpc,
-            "/reset_prefix_cache": self._nothing_is_left,
+            # Engines drop old computations as soon as they load weights, and keep no process group.
+            "/reset_prefix_cache": _showing(lambda: {"success": True}),
             "/update_weight_version": self._name_weights,
-            "/shutdown_weight_transfer_engine": self._nothing_is_left,
+            "/shutdown_weight_transfer_engine": _showing(lambda: {"success": True}),
         }
 
         def route(path: str, answer: Handler, method: str) -> Route:
             async def respond(request: Request) -> Response:
                 body = await body_of(request)
                 fields = Fields(json_object(body) if body else {})
-                found = await answer(request, fields)
+                content = await answer(request, fields)
                 fields.finish()
-                return PlainTextResponse(found) if isinstance(found, str) else JSONResponse(found)
+                return PlainTextResponse(content) if isinstance(content, str) else JSONResponse(content)
 
             return Route(path, guarded(respond), methods=[method])
 
-        return [route(path, answer, "GET") for path, answer in asked.items()] + [
-            route(path, answer, "POST") for path, answer in told.items()
+        return [route(path, answer, "GET") for path, answer in gets.items()] + [
+            route(path, answer, "POST") for path, answer in posts.items()
         ]
-
-    async def _weight_info(self, request: Request, body: Fields) -> object:
-        return {"weight_version": str(self._control.version)}
-
-    async def _is_paused(self, request: Request, body: Fields) -> object:
-        return {"is_paused": self._control.is_paused}
-
-    async def _world_size(self, request: Request, body: Fields) -> object:
-        return {"world_size": self._control.workers}
 
     async def _metrics(self, request: Request, body: Fields) -> object:
         """Prometheus' text format, under the metric names that routers in front of vLLM read."""
@@ -98,12 +90,6 @@ class ControlRoutes:
         self._control.name_weights(int(version))
         return {"success": True, "new_version": version}
 
-    async def _nothing_is_left(self, request: Request, body: Fields) -> object:
-        """Succeeds without any work: engines drop old computations as soon as they load weights, and keep no process
-        group.
-        """
-        return {"success": True}
-
     async def _rpc(self, request: Request, body: Fields) -> object:
         """Calls of `WeightReceiver`, which is an extension of the workers in vLLM."""
         method, arguments = body.text("method"), body.any("args", [])
@@ -120,6 +106,15 @@ class ControlRoutes:
                     raise RequestError(str(error), param="args") from error
                 return {"results": [await self._on_engines(lambda: self._control.load_weights(incoming))]}
         raise RequestError("the engines know no such call, or not with these arguments", param="method")
+
+
+def _showing(content: Callable[[], object]) -> Handler:
+    """A handler that reads nothing of its request."""
+
+    async def answer(request: Request, body: Fields) -> object:
+        return content()
+
+    return answer
 
 
 def _in_flight(query: Mapping[str, str]) -> InFlight:

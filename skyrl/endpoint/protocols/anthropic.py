@@ -13,11 +13,11 @@ from attrs import frozen
 
 from skyrl.endpoint.conversations import History, Message
 from skyrl.endpoint.fields import Fields
-from skyrl.endpoint.live import LiveAnswers
-from skyrl.endpoint.messages import SampledMessage, answer_of, call_message, text_of
-from skyrl.endpoint.policy import Policy, Prompt
+from skyrl.endpoint.live import LiveAnswers, sample_messages
+from skyrl.endpoint.messages import SampledMessage, call_message, may_call_tools, text_of
+from skyrl.endpoint.policy import Policy, PromptTokens
 from skyrl.endpoint.reply import Event, Events, Json, Reply
-from skyrl.endpoint.sampling import RequestSampling, read_sampling
+from skyrl.endpoint.request_sampling import RequestSampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
 
@@ -28,7 +28,6 @@ _BOOKKEEPING = ("metadata", "service_tier", "container", "context_management", "
 class _MessagesRequest:
     """A parsed request."""
 
-    model: str
     history: History
     settings: RequestSampling
     stream: bool
@@ -39,29 +38,11 @@ async def messages(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     request = _parse_request(body, policy, trajectory)
     if request.stream:
         return Reply(events=_events(request, policy, trajectory))
-    return Reply(_whole(request, await _sample(request, policy, trajectory)))
-
-
-@frozen
-class _MessagesAnswer:
-    """The answer, and the stop text that ended it."""
-
-    prompt: Prompt
-    message: SampledMessage
-    ended_by: str | None
-
-
-async def _sample(
-    request: _MessagesRequest, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None = None
-) -> _MessagesAnswer:
-    with policy.admitted(1, trajectory):
-        prompt = await policy.conversation(request.history, trajectory)
-        listener = None if live is None else live.listener(prompt)
-        (completion,) = await policy.sample(prompt, request.settings, 1, trajectory, listener)
-        ended_by = policy.stop_text(completion, request.settings.sampling)
-        answer = answer_of(completion, ended_by, tools=bool(request.history.tools))
-        policy.record(trajectory, prompt, completion, answer.message)
-    return _MessagesAnswer(prompt, answer, ended_by)
+    result = await sample_messages(request.history, request.settings, 1, policy, trajectory)
+    (answer,) = result.messages
+    text: list[Json] = [{"type": "text", "text": answer.text}] if answer.text or not answer.calls else []
+    head = _head(request.settings.model, result.prompt, len(answer.completion.token_ids))
+    return Reply({**head, "content": [*text, *_tool_uses(answer)], **_ending(answer)})
 
 
 async def count_tokens(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
@@ -76,49 +57,43 @@ async def count_tokens(body: Fields, policy: Policy, trajectory: PlayedTrajector
 
 
 def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _MessagesRequest:
-    model = policy.refuse_other_models(body.text("model"))
-    ours = policy.served.sampling if trajectory is None else trajectory.sampling
-    settings = read_sampling(
-        body, ours, model, fixed=trajectory is not None, lengths=("max_tokens",), stops="stop_sequences"
-    )
+    settings = policy.settings(body, trajectory, lengths=("max_tokens",), stops="stop_sequences")
     body.refuse("thinking", "the model's template decides how it thinks", harmless=({"type": "disabled"},))
     body.ignore(*_BOOKKEEPING)
-    request = _MessagesRequest(model=model, history=_history(body), settings=settings, stream=body.boolean("stream"))
+    request = _MessagesRequest(history=_history(body), settings=settings, stream=body.boolean("stream"))
     body.finish()
     return request
 
 
 def _history(body: Fields) -> History:
     system = text_of(body.any("system"), "system")
-    said = [message for given in body.objects("messages") for message in _messages(given)]
-    if not said:
+    messages = [message for item in body.objects("messages") for message in _messages(item)]
+    if not messages:
         raise RequestError("messages has to hold a message", param="messages")
     first = [{"role": "system", "content": system}] if system else []
-    kind = body.mapping("tool_choice").get("type", "auto")
-    if kind not in ("auto", "none"):
-        raise RequestError("tool_choice has to be auto or none: a tool call cannot be forced", param="tool_choice")
-    tools = tuple(_tool(tool) for tool in body.objects("tools"))
-    return History((*first, *said), tools if kind == "auto" else ())
+    calls_tools = may_call_tools(body.mapping("tool_choice").get("type", "auto"))
+    tools = tuple(_tool(item) for item in body.objects("tools"))
+    return History((*first, *messages), tools if calls_tools else ())
 
 
-def _tool(given: Json) -> Json:
-    if not isinstance(given.get("name"), str) or given.get("type", "custom") != "custom":
+def _tool(item: Json) -> Json:
+    if not isinstance(item.get("name"), str) or item.get("type", "custom") != "custom":
         raise RequestError("tools has to hold tools of your own, with a name", param="tools")
-    function = {"name": given["name"], "description": given.get("description", "")}
-    return {"type": "function", "function": {**function, "parameters": given.get("input_schema", {})}}
+    function = {"name": item["name"], "description": item.get("description", "")}
+    return {"type": "function", "function": {**function, "parameters": item.get("input_schema", {})}}
 
 
-def _messages(given: Json) -> list[Message]:
+def _messages(item: Json) -> list[Message]:
     """One Anthropic message as messages of a chat template: each tool result becomes a separate message."""
-    role, content = given.get("role"), given.get("content")
+    role, content = item.get("role"), item.get("content")
     if role not in ("user", "assistant"):
         raise RequestError("a message has the role user or assistant", param="messages")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list) or not all(isinstance(block, Mapping) for block in content):
         raise RequestError("the content of a message is a string or a list of blocks", param="messages")
-    results = [_result(block) for block in content if block.get("type") == "tool_result"]
-    calls = [_use(block) for block in content if block.get("type") == "tool_use"]
+    results = [_tool_result(block) for block in content if block.get("type") == "tool_result"]
+    calls = [_tool_use(block) for block in content if block.get("type") == "tool_use"]
     rest = [block for block in content if block.get("type") not in ("tool_result", "tool_use")]
     message: dict[str, Any] = {"role": role, "content": text_of(rest, "messages")}
     if calls:
@@ -126,25 +101,18 @@ def _messages(given: Json) -> list[Message]:
     return [*results, *([message] if rest or calls else [])]
 
 
-def _result(block: Json) -> Message:
+def _tool_result(block: Json) -> Message:
     text = text_of(block.get("content"), "tool_result")
     return {"role": "tool", "tool_call_id": str(block.get("tool_use_id", "")), "content": text}
 
 
-def _use(block: Json) -> dict[str, Any]:
+def _tool_use(block: Json) -> dict[str, Any]:
     if not isinstance(block.get("name"), str):
         raise RequestError("a tool_use block has a name", param="messages")
     return call_message(str(block.get("id", "")), block["name"], block.get("input") or {})
 
 
-def _whole(request: _MessagesRequest, result: _MessagesAnswer) -> dict[str, Any]:
-    answer = result.message
-    content: list[Json] = [{"type": "text", "text": answer.text}] if answer.text or not answer.calls else []
-    head = _head(request.model, result.prompt, len(answer.completion.token_ids))
-    return {**head, "content": [*content, *_uses(answer)], **_ending(result)}
-
-
-def _head(model: str, prompt: Prompt, sampled: int) -> dict[str, Any]:
+def _head(model: str, prompt: PromptTokens, sampled: int) -> dict[str, Any]:
     return {
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
@@ -157,49 +125,47 @@ def _head(model: str, prompt: Prompt, sampled: int) -> dict[str, Any]:
     }
 
 
-def _ending(result: _MessagesAnswer) -> Json:
-    return {"stop_reason": _reason(result.message, result.ended_by), "stop_sequence": result.ended_by}
-
-
-def _uses(answer: SampledMessage) -> list[Json]:
-    return [
-        {"type": "tool_use", "id": number, "name": call.name, "input": dict(call.arguments)}
-        for number, call in answer.calls
-    ]
-
-
-def _reason(answer: SampledMessage, ended_by: str | None) -> str:
+def _ending(answer: SampledMessage) -> Json:
     if answer.completion.stop_reason == "length":
-        return "max_tokens"
-    if answer.calls:
-        return "tool_use"
-    return "stop_sequence" if ended_by else "end_turn"
+        reason = "max_tokens"
+    elif answer.calls:
+        reason = "tool_use"
+    else:
+        reason = "stop_sequence" if answer.ended_by else "end_turn"
+    return {"stop_reason": reason, "stop_sequence": answer.ended_by}
+
+
+def _tool_uses(answer: SampledMessage) -> list[Json]:
+    return [
+        {"type": "tool_use", "id": id_, "name": call.name, "input": dict(call.arguments)} for id_, call in answer.calls
+    ]
 
 
 async def _events(request: _MessagesRequest, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
     """Events of a stream: text as it is sampled, and tool uses when the answer is complete."""
     live = LiveAnswers(policy, request.settings.sampling.stop or (), tools=bool(request.history.tools))
-    answering = asyncio.ensure_future(_sample(request, policy, trajectory, live))
+    sampling = sample_messages(request.history, request.settings, 1, policy, trajectory, live)
+    answering = asyncio.ensure_future(sampling)
     blocks = 0
-    async with aclosing(live.pieces(answering, lambda result: [result.message.text])) as pieces:
+    async with aclosing(live.pieces(answering, lambda result: [each.text for each in result.messages])) as pieces:
         async for _, piece in pieces:
             if not blocks:
-                yield _event("message_start", message=_head(request.model, live.prompt, 0))
+                yield _event("message_start", message=_head(request.settings.model, live.prompt, 0))
                 yield _block_start(0, {"type": "text", "text": ""})
                 blocks = 1
             yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
-    result = answering.result()
+    (answer,) = answering.result().messages
     if not blocks:
-        yield _event("message_start", message=_head(request.model, live.prompt, 0))
+        yield _event("message_start", message=_head(request.settings.model, live.prompt, 0))
     else:
         yield _event("content_block_stop", index=0)
-    for index, use in enumerate(_uses(result.message), start=blocks):
+    for index, use in enumerate(_tool_uses(answer), start=blocks):
         yield _block_start(index, {**use, "input": {}})
         delta = {"type": "input_json_delta", "partial_json": json.dumps(use["input"])}
         yield _event("content_block_delta", index=index, delta=delta)
         yield _event("content_block_stop", index=index)
-    usage = {"output_tokens": len(result.message.completion.token_ids)}
-    yield _event("message_delta", delta=_ending(result), usage=usage)
+    usage = {"output_tokens": len(answer.completion.token_ids)}
+    yield _event("message_delta", delta=_ending(answer), usage=usage)
     yield _event("message_stop")
 
 

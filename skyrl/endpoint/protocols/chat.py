@@ -18,11 +18,11 @@ from attrs import frozen
 
 from skyrl.endpoint.conversations import History
 from skyrl.endpoint.fields import Fields
-from skyrl.endpoint.live import LiveAnswers
-from skyrl.endpoint.messages import SampledMessage, answer_of, messages_of, tools_of
-from skyrl.endpoint.policy import MOST_ANSWERS, Policy, Prompt
+from skyrl.endpoint.live import LiveAnswers, sample_messages
+from skyrl.endpoint.messages import SampledMessage, may_call_tools, messages_of, tools_of
+from skyrl.endpoint.policy import MOST_ANSWERS, Policy, PromptTokens
 from skyrl.endpoint.reply import Event, Events, Json, Reply, now
-from skyrl.endpoint.sampling import RequestSampling, read_sampling
+from skyrl.endpoint.request_sampling import RequestSampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
 
@@ -39,7 +39,6 @@ RESERVED = ("messages", "conversation", "tools", "tokenize", "add_generation_pro
 class _ChatRequest:
     """A parsed request."""
 
-    model: str
     history: History
     settings: RequestSampling
     n: int
@@ -48,59 +47,40 @@ class _ChatRequest:
     logprobs: bool
     token_ids: bool
 
-    @property
-    def stops(self) -> Sequence[str]:
-        return self.settings.sampling.stop or ()
-
-
-@frozen
-class _ChatAnswers:
-    """The sampled answers of a request."""
-
-    prompt: Prompt
-    messages: Sequence[SampledMessage]
-    logprobs: Sequence[Json | None]
-
 
 async def chat(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
     """Answer one request. Raises `RequestError`."""
     request = _parse_request(body, policy, trajectory)
     if request.stream:
         return Reply(events=_events(request, policy, trajectory), ends_with_done=True)
-    return Reply(_whole(request, await _sample(request, policy, trajectory)))
-
-
-async def _sample(
-    request: _ChatRequest, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None = None
-) -> _ChatAnswers:
-    with policy.admitted(request.n, trajectory):
-        prompt = await policy.conversation(request.history, trajectory)
-        listener = None if live is None else live.listener(prompt)
-        completions = await policy.sample(prompt, request.settings, request.n, trajectory, listener)
-        stops = [policy.stop_text(each, request.settings.sampling) for each in completions]
-        answers = [
-            answer_of(each, stop, tools=bool(request.history.tools))
-            for each, stop in zip(completions, stops, strict=True)
-        ]
-        for answer in answers:
-            policy.record(trajectory, prompt, answer.completion, answer.message)
-        shown = [await _logprobs(policy, answer) if request.logprobs else None for answer in answers]
-    return _ChatAnswers(prompt, answers, shown)
+    result = await sample_messages(request.history, request.settings, request.n, policy, trajectory)
+    choices: list[dict[str, Any]] = []
+    for index, answer in enumerate(result.messages):
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text or None if answer.calls else answer.text}
+        if answer.calls:
+            message["tool_calls"] = _calls(answer)
+        logprobs = await _logprobs(policy, answer) if request.logprobs else None
+        choices.append({"index": index, "message": message, "finish_reason": _finish(answer), "logprobs": logprobs})
+        if request.token_ids:
+            choices[-1] |= tokens_of(answer)
+    response = _head(request, "chat.completion") | {"choices": choices, "usage": usage(result.prompt, result.messages)}
+    return Reply(response | ({"prompt_token_ids": list(result.prompt.ids)} if request.token_ids else {}))
 
 
 def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _ChatRequest:
-    model = policy.refuse_other_models(body.text("model"))
-    ours = policy.served.sampling if trajectory is None else trajectory.sampling
-    settings = read_sampling(
-        body, ours, model, fixed=trajectory is not None, lengths=("max_completion_tokens", "max_tokens")
-    )
+    settings = policy.settings(body, trajectory, lengths=("max_completion_tokens", "max_tokens"))
     body.refuse("top_logprobs", "the engines return log-probabilities of sampled tokens only", harmless=(0,))
     body.refuse("response_format", "structured output is not available", harmless=({"type": "text"},))
     body.refuse("modalities", "answers are text", harmless=(["text"],))
     body.ignore(*BOOKKEEPING)
+    messages = messages_of(body.objects("messages"))
+    calls_tools = may_call_tools(body.any("tool_choice", "auto"))
+    tools = tools_of(body.objects("tools"))
+    arguments = body.mapping("chat_template_kwargs")
+    if taken := [name for name in RESERVED if name in arguments]:
+        raise RequestError(f"chat_template_kwargs must not hold {', '.join(taken)}", param="chat_template_kwargs")
     request = _ChatRequest(
-        model=model,
-        history=History(messages_of(body.objects("messages")), _tools(body), _arguments(body)),
+        history=History(messages, tools if calls_tools else (), arguments),
         settings=settings,
         n=body.integer("n", 1, least=1, most=MOST_ANSWERS) or 1,
         stream=body.boolean("stream"),
@@ -110,21 +90,6 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     )
     body.finish()
     return request
-
-
-def _tools(body: Fields) -> tuple[Json, ...]:
-    choice = body.any("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        raise RequestError("tool_choice has to be auto or none: a tool call cannot be forced", param="tool_choice")
-    given = tools_of(body.objects("tools"))
-    return given if choice == "auto" else ()
-
-
-def _arguments(body: Fields) -> Json:
-    given = body.mapping("chat_template_kwargs")
-    if taken := [name for name in RESERVED if name in given]:
-        raise RequestError(f"chat_template_kwargs must not hold {', '.join(taken)}", param="chat_template_kwargs")
-    return given
 
 
 async def _logprobs(policy: Policy, answer: SampledMessage) -> Json:
@@ -138,23 +103,11 @@ async def _logprobs(policy: Policy, answer: SampledMessage) -> Json:
     return {"content": content, "refusal": None}
 
 
-def _whole(request: _ChatRequest, result: _ChatAnswers) -> Json:
-    choices: list[dict[str, Any]] = []
-    for index, (answer, logprobs) in enumerate(zip(result.messages, result.logprobs, strict=True)):
-        message: dict[str, Any] = {"role": "assistant", "content": answer.text or None if answer.calls else answer.text}
-        if answer.calls:
-            message["tool_calls"] = _calls(answer)
-        choices.append({"index": index, "message": message, "finish_reason": _finish(answer), "logprobs": logprobs})
-        if request.token_ids:
-            choices[-1] |= tokens_of(answer)
-    body = _head(request, "chat.completion") | {"choices": choices, "usage": usage(result.prompt, result.messages)}
-    return body | ({"prompt_token_ids": list(result.prompt.ids)} if request.token_ids else {})
-
-
 async def _events(request: _ChatRequest, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
     """Events of a stream: text as it is sampled; calls, log-probabilities and token ids when an answer is complete."""
-    live = LiveAnswers(policy, request.stops, tools=bool(request.history.tools))
-    answering = asyncio.ensure_future(_sample(request, policy, trajectory, live))
+    live = LiveAnswers(policy, request.settings.sampling.stop or (), tools=bool(request.history.tools))
+    sampling = sample_messages(request.history, request.settings, request.n, policy, trajectory, live)
+    answering = asyncio.ensure_future(sampling)
     head, begun = _head(request, "chat.completion.chunk"), set[int]()
 
     def event(index: int, delta: dict[str, Any], finish: str | None = None, **more: object) -> Event:
@@ -168,26 +121,28 @@ async def _events(request: _ChatRequest, policy: Policy, trajectory: PlayedTraje
         async for index, piece in pieces:
             yield event(index, {"content": piece})
     result = answering.result()
-    for index, (answer, logprobs) in enumerate(zip(result.messages, result.logprobs, strict=True)):
+    for index, answer in enumerate(result.messages):
         if answer.calls:
             yield event(index, {"tool_calls": [{"index": place, **call} for place, call in enumerate(_calls(answer))]})
+        logprobs = await _logprobs(policy, answer) if request.logprobs else None
         yield event(index, {}, _finish(answer), logprobs=logprobs, **(tokens_of(answer) if request.token_ids else {}))
     if request.usage_in_stream:
         yield Event({**head, "choices": [], "usage": usage(result.prompt, result.messages)})
 
 
 def _head(request: _ChatRequest, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": kind, "created": now(), "model": request.model}
+    model = request.settings.model
+    return {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": kind, "created": now(), "model": model}
 
 
 def _calls(answer: SampledMessage) -> list[Json]:
     return [
         {
-            "id": number,
+            "id": id_,
             "type": "function",
             "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
         }
-        for number, call in answer.calls
+        for id_, call in answer.calls
     ]
 
 
@@ -204,7 +159,7 @@ def tokens_of(answer: SampledMessage) -> dict[str, Any]:
     }
 
 
-def usage(prompt: Prompt, answers: Sequence[SampledMessage]) -> Json:
+def usage(prompt: PromptTokens, answers: Sequence[SampledMessage]) -> Json:
     """Token counts of prompt and answers; the prompt is counted once."""
     sampled = sum(len(answer.completion.token_ids) for answer in answers)
     return {

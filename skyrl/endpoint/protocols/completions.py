@@ -18,10 +18,10 @@ from attrs import frozen
 from skyrl.endpoint.fields import Fields
 from skyrl.endpoint.live import LiveAnswers
 from skyrl.endpoint.messages import SampledMessage, answer_of
-from skyrl.endpoint.policy import MOST_ANSWERS, Policy, Prompt
+from skyrl.endpoint.policy import MOST_ANSWERS, Policy, PromptTokens
 from skyrl.endpoint.protocols.chat import BOOKKEEPING, tokens_of
 from skyrl.endpoint.reply import Event, Events, Json, Reply, now
-from skyrl.endpoint.sampling import RequestSampling, read_sampling
+from skyrl.endpoint.request_sampling import RequestSampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
 from skyrl.processes.gather_or_cancel import gather_or_cancel
@@ -33,7 +33,6 @@ MOST_PROMPTS = 128
 class _CompletionRequest:
     """A parsed request."""
 
-    model: str
     prompts: Sequence[str | tuple[int, ...]]
     settings: RequestSampling
     n: int
@@ -58,14 +57,16 @@ async def _sample(
     """The choices and the token counts."""
     with policy.admitted(request.n * len(request.prompts), trajectory):
         answered = await gather_or_cancel(
-            [_answers(place, request, policy, trajectory, live) for place in range(len(request.prompts))]
+            [_answers(index, request, policy, trajectory, live) for index in range(len(request.prompts))]
         )
         pairs = [(prompt, answer) for prompt, answers in answered for answer in answers]
         choices = [
             _choice(index, *pair, request, await _logprobs(policy, pair[1]) if request.logprobs else None)
             for index, pair in enumerate(pairs)
         ]
-    return choices, _usage(answered)
+    before = sum(len(prompt.ids) for prompt, _ in answered)
+    sampled = sum(len(answer.completion.token_ids) for _, answer in pairs)
+    return choices, {"prompt_tokens": before, "completion_tokens": sampled, "total_tokens": before + sampled}
 
 
 def _head(request: _CompletionRequest) -> dict[str, Any]:
@@ -73,20 +74,17 @@ def _head(request: _CompletionRequest) -> dict[str, Any]:
         "id": f"cmpl-{secrets.token_hex(12)}",
         "object": "text_completion",
         "created": now(),
-        "model": request.model,
+        "model": request.settings.model,
     }
 
 
 def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _CompletionRequest:
-    model = policy.refuse_other_models(body.text("model"))
-    ours = policy.served.sampling if trajectory is None else trajectory.sampling
-    settings = read_sampling(body, ours, model, fixed=trajectory is not None, lengths=("max_tokens",))
+    settings = policy.settings(body, trajectory, lengths=("max_tokens",))
     body.refuse("best_of", "ask for n answers and choose", harmless=(1,))
     body.refuse("echo", "only sampled tokens are returned", harmless=(False,))
     body.refuse("suffix", "text cannot be inserted before a suffix", harmless=("",))
     body.ignore(*BOOKKEEPING)
     request = _CompletionRequest(
-        model=model,
         prompts=_prompts(body.any("prompt")),
         settings=settings,
         n=body.integer("n", 1, least=1, most=MOST_ANSWERS) or 1,
@@ -105,41 +103,41 @@ def _wants_logprobs(body: Fields) -> bool:
     return body.any("logprobs", False) is not False
 
 
-def _prompts(given: object) -> list[str | tuple[int, ...]]:
+def _prompts(prompt: object) -> list[str | tuple[int, ...]]:
     """The prompts of a request in any of OpenAI's forms: a text, texts, token ids, or lists of token ids. Raises
     `RequestError`.
     """
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, list) and given:
-        if all(_is_id(each) for each in given):
-            return [tuple(given)]
-        if len(given) <= MOST_PROMPTS and all(_is_prompt(each) for each in given):
-            return [each if isinstance(each, str) else tuple(each) for each in given]
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and prompt:
+        if all(_is_id(item) for item in prompt):
+            return [tuple(prompt)]
+        if len(prompt) <= MOST_PROMPTS and all(_is_prompt(item) for item in prompt):
+            return [item if isinstance(item, str) else tuple(item) for item in prompt]
     raise RequestError(
         f"prompt has to be a string, a list of token ids, or a list of at most {MOST_PROMPTS} of these", param="prompt"
     )
 
 
-def _is_prompt(given: object) -> bool:
-    return isinstance(given, str) or (isinstance(given, list) and all(_is_id(each) for each in given))
+def _is_prompt(item: object) -> bool:
+    return isinstance(item, str) or (isinstance(item, list) and all(map(_is_id, item)))
 
 
-def _is_id(given: object) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool) and given >= 0
+def _is_id(item: object) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool) and item >= 0
 
 
 async def _answers(
-    place: int,
+    index: int,
     request: _CompletionRequest,
     policy: Policy,
     trajectory: PlayedTrajectory | None,
     live: LiveAnswers | None,
-) -> tuple[Prompt, list[SampledMessage]]:
+) -> tuple[PromptTokens, list[SampledMessage]]:
     """The answers to one prompt of the request."""
-    given = request.prompts[place]
-    prompt = await (policy.text(given, trajectory) if isinstance(given, str) else policy.tokens(given, trajectory))
-    listener = None if live is None else live.listener(prompt, place * request.n)
+    text = request.prompts[index]
+    prompt = await (policy.text(text, trajectory) if isinstance(text, str) else policy.tokens(text, trajectory))
+    listener = None if live is None else live.listener(prompt, index * request.n)
     completions = await policy.sample(prompt, request.settings, request.n, trajectory, listener)
     for completion in completions:
         policy.record(trajectory, prompt, completion)
@@ -160,7 +158,7 @@ async def _logprobs(policy: Policy, answer: SampledMessage) -> Json:
 
 
 def _choice(
-    index: int, prompt: Prompt, answer: SampledMessage, request: _CompletionRequest, logprobs: Json | None
+    index: int, prompt: PromptTokens, answer: SampledMessage, request: _CompletionRequest, logprobs: Json | None
 ) -> dict[str, Any]:
     choice = {
         "index": index,
@@ -184,9 +182,3 @@ async def _events(request: _CompletionRequest, policy: Policy, trajectory: Playe
         yield Event({**head, "choices": [{**choice, "text": ""}]})
     if request.usage_in_stream:
         yield Event({**head, "choices": [], "usage": usage})
-
-
-def _usage(answered: Sequence[tuple[Prompt, Sequence[SampledMessage]]]) -> Json:
-    before = sum(len(prompt.ids) for prompt, _ in answered)
-    sampled = sum(len(answer.completion.token_ids) for _, answers in answered for answer in answers)
-    return {"prompt_tokens": before, "completion_tokens": sampled, "total_tokens": before + sampled}

@@ -22,7 +22,7 @@ from skyrl.endpoint.fields import Fields
 from skyrl.endpoint.live import LiveTokens
 from skyrl.endpoint.policy import MOST_ANSWERS, Policy
 from skyrl.endpoint.reply import Event, Events, Json, Reply
-from skyrl.endpoint.sampling import RequestSampling, read_sampling
+from skyrl.endpoint.request_sampling import RequestSampling, read_sampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.inference.engine import Completion
 

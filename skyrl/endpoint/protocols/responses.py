@@ -17,11 +17,11 @@ from attrs import frozen
 from skyrl.endpoint.conversations import History, Message
 from skyrl.endpoint.fields import Fields
 from skyrl.endpoint.items import items_of, messages_of_items, tools_of_items
-from skyrl.endpoint.live import LiveAnswers
-from skyrl.endpoint.messages import SampledMessage, answer_of
-from skyrl.endpoint.policy import Policy, Prompt
+from skyrl.endpoint.live import LiveAnswers, SampledMessages, sample_messages
+from skyrl.endpoint.messages import may_call_tools
+from skyrl.endpoint.policy import Policy
 from skyrl.endpoint.reply import Event, Events, Json, Reply, now
-from skyrl.endpoint.sampling import RequestSampling, read_sampling
+from skyrl.endpoint.request_sampling import RequestSampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
 
@@ -36,7 +36,6 @@ _BOOKKEEPING = (
 class _ResponsesRequest:
     """A parsed request."""
 
-    model: str
     number: str
     """Id of the response."""
 
@@ -50,74 +49,57 @@ class _ResponsesRequest:
     echoed: Json
     """Fields of the request that are repeated in the response."""
 
-    def stored(self, reply: Message) -> History:
-        """The conversation that a later response continues."""
-        return History((*self.carried, reply))
-
-
-@frozen
-class _ResponsesAnswer:
-    """The sampled answer of a request."""
-
-    prompt: Prompt
-    message: SampledMessage
-
 
 async def responses(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
     """Answer one request. Raises `RequestError`."""
     request = _parse_request(body, policy, trajectory)
     if request.stream:
         return Reply(events=_events(request, policy, trajectory))
-    result = await _sample(request, policy, trajectory)
-    return Reply(_kept(request, result, items_of(result.message), policy, trajectory))
+    result = await sample_messages(request.history, request.settings, 1, policy, trajectory)
+    return Reply(_response(request, result, items_of(result.messages[0]), policy, trajectory))
 
 
-async def _sample(
-    request: _ResponsesRequest, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None = None
-) -> _ResponsesAnswer:
-    with policy.admitted(1, trajectory):
-        prompt = await policy.conversation(request.history, trajectory)
-        listener = None if live is None else live.listener(prompt)
-        (completion,) = await policy.sample(prompt, request.settings, 1, trajectory, listener)
-        stop = policy.stop_text(completion, request.settings.sampling)
-        answer = answer_of(completion, stop, tools=bool(request.history.tools))
-        policy.record(trajectory, prompt, completion, answer.message)
-    return _ResponsesAnswer(prompt, answer)
-
-
-def _kept(
+def _response(
     request: _ResponsesRequest,
-    result: _ResponsesAnswer,
+    result: SampledMessages,
     output: Sequence[Json],
     policy: Policy,
     trajectory: PlayedTrajectory | None,
 ) -> Json:
     """The whole response, which is stored if the request did not refuse that."""
-    whole = _whole(request, result, output)
+    (answer,) = result.messages
+    sampled = len(answer.completion.token_ids)
+    is_cut = answer.completion.stop_reason == "length"
+    usage = {
+        "input_tokens": len(result.prompt.ids),
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": sampled,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": len(result.prompt.ids) + sampled,
+    }
+    details = {"reason": "max_output_tokens"} if is_cut else None
+    head = _head(request, "incomplete" if is_cut else "completed")
+    response = head | {"output": output, "incomplete_details": details, "usage": usage}
     if request.store:
-        policy.stored(trajectory).keep(whole, request.stored(result.message.message))
-    return whole
+        policy.stored(trajectory).keep(response, History((*request.carried, answer.message)))
+    return response
 
 
 def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _ResponsesRequest:
-    model = policy.refuse_other_models(body.text("model"))
-    ours = policy.served.sampling if trajectory is None else trajectory.sampling
-    settings = read_sampling(body, ours, model, fixed=trajectory is not None, lengths=("max_output_tokens",))
+    settings = policy.settings(body, trajectory, lengths=("max_output_tokens",))
     _refuse(body)
     instructions, before = body.text("instructions"), body.text("previous_response_id")
     earlier = policy.stored(trajectory).history(before).messages if before is not None else ()
     carried = (*earlier, *messages_of_items(body.any("input")))
     first: tuple[Message, ...] = () if instructions is None else ({"role": "system", "content": instructions},)
     choice = body.any("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        raise RequestError("tool_choice has to be auto or none: a tool call cannot be forced", param="tool_choice")
-    given = body.objects("tools")
-    tools = tools_of_items(given)
-    echoed = {"instructions": instructions, "previous_response_id": before, "tools": given, "tool_choice": choice}
+    calls_tools = may_call_tools(choice)
+    items = body.objects("tools")
+    tools = tools_of_items(items)
+    echoed = {"instructions": instructions, "previous_response_id": before, "tools": items, "tool_choice": choice}
     request = _ResponsesRequest(
-        model=model,
         number=f"resp_{secrets.token_hex(12)}",
-        history=History((*first, *carried), tools if choice == "auto" else ()),
+        history=History((*first, *carried), tools if calls_tools else ()),
         carried=carried,
         settings=settings,
         stream=body.boolean("stream"),
@@ -143,21 +125,6 @@ def _refuse(body: Fields) -> None:
     body.ignore(*_BOOKKEEPING, "stream_options")
 
 
-def _whole(request: _ResponsesRequest, result: _ResponsesAnswer, output: Sequence[Json]) -> dict[str, Any]:
-    sampled = len(result.message.completion.token_ids)
-    cut = result.message.completion.stop_reason == "length"
-    usage = {
-        "input_tokens": len(result.prompt.ids),
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": sampled,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": len(result.prompt.ids) + sampled,
-    }
-    status = "incomplete" if cut else "completed"
-    details = {"reason": "max_output_tokens"} if cut else None
-    return _head(request, status) | {"output": output, "incomplete_details": details, "usage": usage}
-
-
 def _head(request: _ResponsesRequest, status: str) -> dict[str, Any]:
     settings = request.settings.sampling
     return {
@@ -165,7 +132,7 @@ def _head(request: _ResponsesRequest, status: str) -> dict[str, Any]:
         "object": "response",
         "created_at": now(),
         "status": status,
-        "model": request.model,
+        "model": request.settings.model,
         "output": [],
         "error": None,
         "incomplete_details": None,
@@ -194,36 +161,32 @@ class _Numbered:
 async def _events(request: _ResponsesRequest, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
     """Events of a stream: text as it is sampled, and calls when the answer is complete."""
     live = LiveAnswers(policy, request.settings.sampling.stop or (), tools=bool(request.history.tools))
-    answering = asyncio.ensure_future(_sample(request, policy, trajectory, live))
+    sampling = sample_messages(request.history, request.settings, 1, policy, trajectory, live)
+    answering = asyncio.ensure_future(sampling)
     event, number, begun = _Numbered(), f"msg_{secrets.token_hex(12)}", False
     where = {"item_id": number, "output_index": 0, "content_index": 0}
-    async with aclosing(live.pieces(answering, lambda result: [result.message.text])) as pieces:
+    async with aclosing(live.pieces(answering, lambda result: [each.text for each in result.messages])) as pieces:
         async for _, piece in pieces:
             if not begun:
-                for opening in _opening(event, request, number):
+                for opening in (*_begin(event, request), *_open_text(event, 0, number)):
                     yield opening
                 begun = True
             yield event("response.output_text.delta", **where, delta=piece, logprobs=[])
     result = answering.result()
-    items = items_of(result.message, number)
-    whole = _kept(request, result, items, policy, trajectory)
+    items = items_of(result.messages[0], number)
+    response = _response(request, result, items, policy, trajectory)
     if not begun:
         for opening in _begin(event, request):
             yield opening
-    for place, item in enumerate(items):
-        for closing in _closing(event, place, item, begun=begun and place == 0):
+    for index, item in enumerate(items):
+        for closing in _closing(event, index, item, begun=begun and index == 0):
             yield closing
-    yield event(f"response.{whole['status']}", response=whole)
+    yield event(f"response.{response['status']}", response=response)
 
 
 def _begin(event: _Numbered, request: _ResponsesRequest) -> list[Event]:
     head = _head(request, "in_progress")
     return [event("response.created", response=head), event("response.in_progress", response=head)]
-
-
-def _opening(event: _Numbered, request: _ResponsesRequest, number: str) -> list[Event]:
-    """The events before the first piece of text."""
-    return [*_begin(event, request), *_open_text(event, 0, number)]
 
 
 def _open_text(event: _Numbered, place: int, number: str) -> list[Event]:

@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from skyrl.errors import ProcessError, RequestError
 from skyrl.processes.service_app import json_object, post_route, service_app
-from skyrl.processes.service_work import Workers
+from skyrl.processes.service_work import ServiceThreads
 from skyrl.sandbox.sandbox import Ran, ResourceLimits, Sandbox
 
 MOST = ResourceLimits(seconds=60.0, cpu_seconds=60, memory_bytes=4 << 30, output_bytes=2 << 20, processes=64)
@@ -33,7 +33,7 @@ MOST = ResourceLimits(seconds=60.0, cpu_seconds=60, memory_bytes=4 << 30, output
 
 def code_app(sandbox: Sandbox, at_once: int, token: str | None = None, most: ResourceLimits = MOST) -> Starlette:
     """The service, for any ASGI server. With a token, every request needs `Authorization: Bearer TOKEN`."""
-    workers = Workers(at_once, "skyrl-code")
+    workers = ServiceThreads(at_once, "skyrl-code")
 
     async def run(request: Request, body: bytes) -> JSONResponse:
         program, stdin, limits = question_of(json_object(body), most)

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from skyrl.envs.services.corpus import Hit, SearchIndex
 from skyrl.errors import RequestError
 from skyrl.processes.service_app import json_object, post_route, service_app
-from skyrl.processes.service_work import HangUp, Workers
+from skyrl.processes.service_work import HangUp, ServiceThreads
 
 MOST_QUERIES, MOST_DOCUMENTS, LONGEST_QUERY = 256, 100, 10_000
 
@@ -58,7 +58,7 @@ class Question:
 
 def retriever_app(index: SearchIndex, token: str | None = None) -> Starlette:
     """The service, for any ASGI server. With a token, every request needs `Authorization: Bearer TOKEN`."""
-    workers = Workers(MOST_AT_ONCE, "skyrl-retriever")
+    workers = ServiceThreads(MOST_AT_ONCE, "skyrl-retriever")
 
     async def retrieve(request: Request, body: bytes) -> JSONResponse:
         question = Question.of(json_object(body))

@@ -21,14 +21,14 @@ from starlette.routing import Route
 from skyrl.errors import DataError, RequestError
 from skyrl.models.saving.reward_model import RewardModel
 from skyrl.processes.service_app import json_object, post_route, service_app
-from skyrl.processes.service_work import Workers
+from skyrl.processes.service_work import ServiceThreads
 
 MOST_CHATS = 256
 
 
 def reward_app(model: RewardModel, name: str, token: str | None = None) -> Starlette:
     """The service, for any ASGI server. With a token, every request needs `Authorization: Bearer TOKEN`."""
-    workers = Workers(1, "skyrl-reward")  # the model computes for one request at a time
+    workers = ServiceThreads(1, "skyrl-reward")  # the model computes for one request at a time
 
     async def score(request: Request, body: bytes) -> JSONResponse:
         chats = chats_of(json_object(body))

@@ -14,8 +14,7 @@ from attrs import Factory, define
 
 from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine
-from skyrl.inference.pool.conversations import Conversations
-from skyrl.inference.pool.routing import ConcurrencyLimit, PrefixRoutes, is_overloaded
+from skyrl.inference.pool.routing import ConcurrencyLimit, ConversationRoutes, PrefixRoutes, is_overloaded
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ class Admission:
         """The engines in service, in order of their numbers."""
         self._open = True
         self._waiting: deque[tuple[GenerationRequest, asyncio.Future[Served]]] = deque()
-        self._conversations: Conversations[Served] = Conversations()
+        self._conversations: ConversationRoutes[Served] = ConversationRoutes()
         self._prefixes: PrefixRoutes[Served] = PrefixRoutes()
         for number, engine in enumerate(engines):
             self.enter(number, engine)

@@ -119,25 +119,28 @@ class InferenceEngineClient:
     def metrics(self) -> dict[str, float]:
         """Numbers of engines in service and out of service, and of restarts since the start of the run."""
         serving = len(self._serving)
-        found = {"inference/engines_in_service": float(serving), "inference/engines_lost": len(self._numbers) - serving}
-        return found if self._restarts is None else found | {"inference/engine_restarts": self._restarts.succeeded}
+        counts = {
+            "inference/engines_in_service": float(serving),
+            "inference/engines_lost": len(self._numbers) - serving,
+        }
+        return counts if self._restarts is None else counts | {"inference/engine_restarts": self._restarts.succeeded}
 
     @property
     def states(self) -> list[EngineState]:
         """States of the engines that exist or are being started, in order of their numbers."""
         starts = self._restarts
         starting, ready = (starts.starting, starts.waiting) if starts is not None else ((), ())
-        found = {number: EngineState(number=number, state="lost") for number in self._numbers}
-        found |= {number: EngineState(number=number, state="starting") for number in starting}
-        found |= {number: EngineState(number=number, state="waiting for weights") for number in ready}
+        listed = {number: EngineState(number=number, state="lost") for number in self._numbers}
+        listed |= {number: EngineState(number=number, state="starting") for number in starting}
+        listed |= {number: EngineState(number=number, state="waiting for weights") for number in ready}
         for served in self._serving:
-            found[served.number] = EngineState(
+            listed[served.number] = EngineState(
                 number=served.number,
                 state="serving",
                 samples=served.samples,
                 weight_version=served.engine.weight_version,
             )
-        return [found[number] for number in sorted(found)]
+        return [listed[number] for number in sorted(listed)]
 
     def add_engine(self) -> int:
         """Start one more engine in the background; it serves from the first weight transfer after that. Returns its
@@ -157,11 +160,11 @@ class InferenceEngineClient:
         from now on. An engine that is already lost is no longer counted.
         """
         self._numbers.discard(number)
-        found = [each for each in self._serving if each.number == number]
-        if not found:
+        served = next((each for each in self._serving if each.number == number), None)
+        if served is None:
             return
-        [served] = found
         assert len(self._serving) > 1, "the last engine is not drained"
+        # First out of service, so that it gets no more requests; then its samples; its error counts no longer.
         self._admission.leave(served)
         while served.calls:
             await asyncio.wait(served.calls)
@@ -182,13 +185,15 @@ class InferenceEngineClient:
         while True:
             served = await self._admission.admitted(request)
             others: list[Completion] = []
-            asked = request
-            if len(self._serving) > 1 and request.on_tokens is None:  # whose tokens would come from two
-                asked = evolve(request, elsewhere=partial(self._elsewhere, request, served, others))
+            # While one engine is slow, another may draw the sample, too. Not if tokens are reported: they would come
+            # from both.
+            offered = request
+            if len(self._serving) > 1 and request.on_tokens is None:
+                offered = evolve(request, elsewhere=partial(self._elsewhere, request, served, others))
             try:
-                drawn = await self._drawn(served, asked)
+                drawn = await self._drawn(served, offered)
             except NonFiniteError as error:
-                if asked.elsewhere is None:
+                if offered.elsewhere is None:
                     raise
                 drawn = tuple(await self._finite_elsewhere(request, served, others, error))
             if drawn is not None:
@@ -362,6 +367,8 @@ class InferenceEngineClient:
         await self._admission.stop_asking()
         if engines_end_otherwise:
             return
+        # Restarts first, which would bring engines that nobody closes. Requests that still wait are admitted last:
+        # closed engines refuse them.
         if self._restarts is not None:
             await self._restarts.close()
         outcomes = await asyncio.gather(*(engine.close() for engine in self._all), return_exceptions=True)
@@ -433,15 +440,15 @@ async def _outcomes(
     calls: Sequence[Coroutine[object, object, T]], abort: Callable[[str], None] | None
 ) -> list[T | BaseException]:
     """Result or error of each call. If a process ends, `abort` ends the other calls, which are still awaited."""
-    told = abort is None
+    is_aborted = abort is None
 
     async def outcome(call: Coroutine[object, object, T]) -> T:
-        nonlocal told
+        nonlocal is_aborted
         try:
             return await call
         except ProcessError as error:
-            if not told and abort is not None:
-                told = True
+            if not is_aborted and abort is not None:
+                is_aborted = True
                 await asyncio.to_thread(abort, str(error))
             raise
 

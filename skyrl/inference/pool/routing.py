@@ -2,7 +2,8 @@
 
 A request goes to the engine that drew the previous turn, or whose cache holds at least half of the prompt, unless that
 engine is overloaded. Any other request goes to the engine with the fewest samples in flight relative to its limit,
-which follows the engine's own reports of its load.
+which follows the engine's own reports of its load. `ConversationRoutes` remembers which engine drew the last turn of a
+conversation: its cache may hold the prefix of the next turn.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
-from attrs import define, field
+from attrs import define, evolve, field
 
-from skyrl.inference.engine import EngineLoad
+from skyrl.inference.engine import EngineLoad, GenerationRequest, SampleKey
 
 E = TypeVar("E")
 
@@ -53,14 +54,14 @@ class PrefixRoutes(Generic[E]):
 
     def engines_of(self, prompt_ids: Sequence[int]) -> tuple[E, ...]:
         """Engines whose cache holds the longest prefix, if that is at least half of the prompt."""
-        found: tuple[E, ...] = ()
+        engines: tuple[E, ...] = ()
         length = 0
         for block in _blocks(prompt_ids):
             holders = self._blocks.get(block)
             if not holders:
                 break
-            found, length = tuple(holders), length + _BLOCK
-        return found if length >= _LEAST_SHARE * len(prompt_ids) else ()
+            engines, length = tuple(holders), length + _BLOCK
+        return engines if length >= _LEAST_SHARE * len(prompt_ids) else ()
 
     def clear(self) -> None:
         """Forget all prefixes, because the engines have dropped their caches."""
@@ -115,3 +116,29 @@ class ConcurrencyLimit:
             self.value = max(self.floor, int(0.9 * given))
         elif in_flight >= self.value:
             self.value = min(self.ceiling, self.value + self.floor)
+
+
+MOST_CONVERSATIONS = 20_000
+"""Number of conversations that are remembered; the oldest are forgotten."""
+
+
+class ConversationRoutes(Generic[E]):
+    """The engine of each conversation, which is identified by the key of a sample without its turn."""
+
+    def __init__(self, most: int = MOST_CONVERSATIONS) -> None:
+        self._engines: OrderedDict[SampleKey, E] = OrderedDict()
+        self._most = most
+
+    def drawn(self, request: GenerationRequest, engine: E) -> None:
+        """Record that the engine has drawn a turn of each sample of this request."""
+        for key in request.keys:
+            conversation = evolve(key, turn=0)
+            self._engines[conversation] = engine
+            self._engines.move_to_end(conversation)
+        while len(self._engines) > self._most:
+            self._engines.popitem(last=False)
+
+    def engine_of(self, request: GenerationRequest) -> E | None:
+        """The engine that drew the previous turn; None for a first turn or a forgotten conversation."""
+        key = request.keys[0] if request.keys else None
+        return None if key is None or key.turn == 0 else self._engines.get(evolve(key, turn=0))

@@ -1,6 +1,6 @@
 """Checks the answers of inference servers field by field: a server that others operate may send anything.
 
-The answer of every protocol is converted to `Drawn`. `completion` compares it with the request; a mismatch raises
+The answer of every protocol is converted to `DrawnSample`. `completion` compares it with the request; a mismatch raises
 `BadAnswer`, and none of its tokens are used.
 """
 
@@ -34,7 +34,7 @@ class NotFinite(BadAnswer):
 
 
 @frozen(kw_only=True)
-class Drawn:
+class DrawnSample:
     """One sample, as a server reports it."""
 
     token_ids: tuple[int, ...]
@@ -50,7 +50,7 @@ class Drawn:
 
 
 @frozen(kw_only=True)
-class Asked:
+class RequestedSample:
     """A requested sample, with which the answer is compared."""
 
     request: GenerationRequest
@@ -76,46 +76,46 @@ class Asked:
         return self.request.keys[self.index]
 
 
-def completion(drawn: Drawn, asked: Asked, tokenizer: ChatTokenizer) -> Completion:
+def completion(drawn: DrawnSample, requested: RequestedSample, tokenizer: ChatTokenizer) -> Completion:
     """Converts a server's sample, after comparing it with the request.
 
     Raises `BadAnswer` for a mismatch, `NotFinite` for non-finite log-probabilities, and `WeightSyncError` for tokens
     drawn by weights that the server was not given.
     """
-    sampling = asked.request.sampling
-    _refuse_shape(drawn, asked)
-    _refuse_logprobs(drawn, asked.key)
+    sampling = requested.request.sampling
+    _refuse_shape(drawn, requested)
+    _refuse_logprobs(drawn, requested.key)
     stopped = isinstance(drawn.stopped_by, str)
     text = stop_strings.text_of(
         tokenizer, drawn.token_ids, (sampling.stop or ()) if stopped else (), least=sampling.min_new_tokens
     )
-    if drawn.finish == "stop" and not stopped and drawn.token_ids[-1] not in asked.ends:
+    if drawn.finish == "stop" and not stopped and drawn.token_ids[-1] not in requested.ends:
         raise BadAnswer(f"with a sample that stops at token {drawn.token_ids[-1]}, which is not an end token")
     return Completion(
         token_ids=drawn.token_ids,
         text=text,
         logprobs=asked_logprobs(sampling, drawn.logprobs),
-        weight_versions=_versions(drawn, asked),
+        weight_versions=_versions(drawn, requested),
         stop_reason="stop" if drawn.finish == "stop" else "length",
     )
 
 
-def _refuse_shape(drawn: Drawn, asked: Asked) -> None:
+def _refuse_shape(drawn: DrawnSample, requested: RequestedSample) -> None:
     count = len(drawn.token_ids)
     if drawn.finish not in ("stop", "length"):
         raise BadAnswer(f"with an incomplete sample that ended by {drawn.finish!r}")
-    if not 0 < count <= asked.limit:
-        raise BadAnswer(f"with {count} tokens, where 1 to {asked.limit} were asked for")
-    if drawn.finish == "length" and count != asked.limit:
-        raise BadAnswer(f"with {count} tokens of {asked.limit}, although it reports that the limit was reached")
+    if not 0 < count <= requested.limit:
+        raise BadAnswer(f"with {count} tokens, where 1 to {requested.limit} were asked for")
+    if drawn.finish == "length" and count != requested.limit:
+        raise BadAnswer(f"with {count} tokens of {requested.limit}, although it reports that the limit was reached")
     if len(drawn.logprobs) != count:
         raise BadAnswer(f"with {count} tokens and {len(drawn.logprobs)} log-probabilities")
-    strange = [token for token in drawn.token_ids if not 0 <= token < asked.vocabulary]
+    strange = [token for token in drawn.token_ids if not 0 <= token < requested.vocabulary]
     if strange:
-        raise BadAnswer(f"with token {strange[0]}, outside the vocabulary of {asked.vocabulary} tokens")
+        raise BadAnswer(f"with token {strange[0]}, outside the vocabulary of {requested.vocabulary} tokens")
 
 
-def _refuse_logprobs(drawn: Drawn, key: SampleKey) -> None:
+def _refuse_logprobs(drawn: DrawnSample, key: SampleKey) -> None:
     for place, value in enumerate(drawn.logprobs):
         if not math.isfinite(value) or value < LEAST_LOGPROB:
             raise NotFinite(
@@ -126,22 +126,22 @@ def _refuse_logprobs(drawn: Drawn, key: SampleKey) -> None:
             raise BadAnswer(f"with {value:g} for a log-probability, which cannot be above 0")
 
 
-def _versions(drawn: Drawn, asked: Asked) -> tuple[int, ...]:
+def _versions(drawn: DrawnSample, requested: RequestedSample) -> tuple[int, ...]:
     count = len(drawn.token_ids)
-    if not asked.versions:
+    if not requested.versions:
         return (0,) * count
     if drawn.versions is None:
-        if len(asked.versions) != 1:
+        if len(requested.versions) != 1:
             raise WeightSyncError(
                 "weights changed while a sample was drawn, and the server does not say at which token"
             )
-        return tuple(asked.versions) * count
+        return tuple(requested.versions) * count
     if len(drawn.versions) != count:
         raise BadAnswer(f"with {count} tokens, but weight versions for {len(drawn.versions)}")
     versions = tuple(map(version_number, drawn.versions))
-    strange = [version for version in versions if version not in asked.versions]
+    strange = [version for version in versions if version not in requested.versions]
     if strange:
-        held = " or ".join(map(str, sorted(asked.versions)))
+        held = " or ".join(map(str, sorted(requested.versions)))
         raise WeightSyncError(
             f"a token was drawn by weights of version {strange[0]}, where the server was given {held}"
         )
@@ -172,7 +172,7 @@ def _number(value: object) -> float:
 
 
 @frozen
-class Span:
+class VersionSpan:
     """Tokens `start` to `end` (excluded) of a sample, which were drawn by one version of the weights."""
 
     start: int
@@ -180,7 +180,7 @@ class Span:
     version: str | int
 
 
-def versions_of_spans(spans: Sequence[Span] | None, count: int) -> tuple[str, ...] | None:
+def versions_of_spans(spans: Sequence[VersionSpan] | None, count: int) -> tuple[str, ...] | None:
     """The version of each of `count` tokens. Raises `BadAnswer` for spans that are not contiguous."""
     if spans is None:
         return None
@@ -205,12 +205,12 @@ def _samples_of(text: object, name: str) -> list[float]:
     lines = text.splitlines() if isinstance(text, str) else ()
     values = [line.rpartition(" ")[2] for line in lines if re.match(rf"{re.escape(name)}[{{ ]", line)]
     try:
-        found = [float(value) for value in values]
+        samples = [float(value) for value in values]
     except ValueError as error:
         raise BadAnswer(f"with a metric that is not a number: {shown(str(error))}") from error
-    if not all(map(math.isfinite, found)):
+    if not all(map(math.isfinite, samples)):
         raise BadAnswer("with a metric that is not finite")
-    return found
+    return samples
 
 
 def version_number(value: object) -> int:

@@ -1,19 +1,22 @@
-"""The interface of `HttpEngine` to a kind of server: see `vllm_server.py` and `sglang_server.py`."""
+"""What `HttpEngine` needs of a kind of server: see `vllm_server.py` and `sglang_server.py`."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from attrs import frozen
 
 from skyrl.config.settings.engines import InferenceEngineConfig
-from skyrl.errors import WeightSyncError
+from skyrl.errors import ServerRefusal, WeightSyncError
 from skyrl.inference.adapters import Adapter, write_adapter
 from skyrl.inference.engine import EngineLoad, InFlight
-from skyrl.inference.servers.answers import Asked, Drawn
-from skyrl.inference.servers.http_connection import Connection
+from skyrl.inference.servers.answers import DrawnSample, RequestedSample
+from skyrl.inference.servers.http_connection import ATTEMPTS, Connection
 from skyrl.inference.vllm.model import ExpectedWeights
 from skyrl.weight_receiver.incoming_weights import Folder, IncomingWeights
 
@@ -46,15 +49,23 @@ class ServerFacts:
     """Whether the server can receive weights and reports their version."""
 
 
-class Dialect(Protocol):
+class Dialect(ABC):
     """The routes of one kind of server. Every call raises `ProcessError` if the server does not answer in time, or
     answers in another form than the route has.
     """
 
-    url: str
-    deadlines: ServerDeadlines
-    has_answered: bool
-    """Whether the latest `connect` has had an answer; before that the server may still be starting."""
+    def __init__(
+        self, samples: Connection, control: Connection, deadlines: ServerDeadlines, *, workers: int | None = None
+    ) -> None:
+        """`samples` may lead to a router in front of the server, `control` leads to the server; `workers` is the number
+        of its workers that join a group to receive weights, None if weights come as files.
+        """
+        self._samples, self._control, self.deadlines, self._workers = samples, control, deadlines, workers
+        self.url, self.has_answered = control.url, False
+        """Whether the latest `connect` has had an answer; before that the server may still be starting."""
+        self._run, self._adapter = secrets.token_hex(4), ""
+        """Part of the names of this run's adapters, and the name of the adapter that draws samples. Each has a new
+        name, because vLLM would read an adapter that is loaded in place of another again with every step."""
 
     @classmethod
     def of_engine(
@@ -65,39 +76,46 @@ class Dialect(Protocol):
         deadlines: ServerDeadlines,
         workers: int | None,
     ) -> Self:
-        """The server of a run's engine. `samples` may lead to a router in front of it, `control` leads to the server;
-        `workers` is the number of its workers that join a group to receive weights, None if weights come as files.
-        """
+        """The server of a run's engine; arguments as for the class."""
+        return cls(samples, control, deadlines, workers=workers)
 
     @property
+    @abstractmethod
     def route(self) -> str:
         """Path of the route that draws samples, for messages."""
 
     @property
     def reads_back(self) -> bool:
         """Whether this library's code receives weights in the server, and finds them in the parameters."""
+        return False
 
+    @abstractmethod
     async def connect(self, *, claim: bool) -> ServerFacts:
         """Wait until the server answers, for the first time or again. With `claim`, prepare it for a run: it is not
         paused, and its weights have version 0. Raises `UserError` for a server that cannot be used.
         """
 
-    async def draw(self, asked: Asked, session: str, seconds: float) -> Drawn:
+    @abstractmethod
+    async def draw(self, requested: RequestedSample, session: str, seconds: float) -> DrawnSample:
         """Draw one sample of the request, within `seconds`, which do not pass while the server is paused. Raises
         `BadAnswer`. Cancelling the call cancels the sample.
 
         Requests of one `session` are turns of one conversation, for a router in front of the server.
         """
 
+    @abstractmethod
     async def pause(self, in_flight: InFlight) -> None:
         """Stop drawing tokens. If `in_flight` is `finish`, no request of this run is running."""
 
+    @abstractmethod
     async def resume(self) -> None:
         """Draw tokens again."""
 
+    @abstractmethod
     async def version(self) -> int:
         """Version of the weights that the server holds."""
 
+    @abstractmethod
     async def load_weights(
         self, incoming: IncomingWeights, version: int, expected: ExpectedWeights, in_flight: InFlight
     ) -> str:
@@ -106,38 +124,52 @@ class Dialect(Protocol):
         was changed.
         """
 
+    @abstractmethod
     async def load_adapter(self, adapter: Adapter, version: int, in_flight: InFlight) -> str:
         """Draw samples with this adapter beside the weights. Returns and raises as `load_weights`."""
 
+    @abstractmethod
     async def load(self) -> EngineLoad | None:
         """Current load of the server; None if it does not report its load."""
 
+    @abstractmethod
     async def sleep(self) -> bool:
         """Free memory of the GPU. Returns whether the weights were discarded."""
 
+    @abstractmethod
     async def wake(self) -> None:
         """Allocate the memory again; the server is paused afterwards."""
 
     async def sign(self, seconds: float) -> None:
         """Returns at the first sign of life. Raises `ProcessError` if there is none within `seconds`."""
+        await self._control.sign("/health", seconds=seconds)
 
     async def close(self) -> None:
         """Close the connections. The server keeps running."""
+        await asyncio.gather(self._samples.close(), self._control.close())
 
+    async def _add_adapter(self, adapter: Adapter, version: int, path: str, *, needs: str) -> str:
+        """Have the server read an adapter beside the one that draws samples; returns its name. `needs` are the options
+        that the server needs beside `--enable-lora`. Raises `WeightSyncError` if it refuses the adapter.
+        """
+        assert isinstance(adapter.tensors, Folder), "servers read adapters from files"
+        name, folder = f"skyrl-{self._run}-{version}", Path(adapter.tensors.path) / "peft"
+        await asyncio.to_thread(write_adapter, adapter, folder)
+        try:
+            await self._post(path, {"lora_name": name, "lora_path": str(folder)}, attempts=1)
+        except ServerRefusal as error:
+            raise WeightSyncError(
+                f"the inference server {self.url} does not accept the adapter; check that it was started with "
+                f"--enable-lora, {needs}: {error}"
+            ) from error
+        return name
 
-async def store_adapter(adapter: Adapter) -> Path:
-    """Write an adapter in PEFT's form beside the files that carry its tensors, and return its folder."""
-    assert isinstance(adapter.tensors, Folder), "servers read adapters from files"
-    folder = Path(adapter.tensors.path) / "peft"
-    await asyncio.to_thread(write_adapter, adapter, folder)
-    return folder
-
-
-def adapter_refusal(url: str, needs: str, error: Exception) -> WeightSyncError:
-    """The error of a server that does not take an adapter; `needs` are the options that it needs beside
-    `--enable-lora`.
-    """
-    return WeightSyncError(
-        f"the inference server {url} does not accept the adapter; check that it was started with --enable-lora, "
-        f"{needs}: {error}"
-    )
+    async def _post(
+        self,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> object:
+        return await self._control.post(path, body, query=query, seconds=self.deadlines.call, attempts=attempts)

@@ -327,10 +327,10 @@ class Connection:
 
 async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
     """Whole lines of a stream."""
-    begun = b""
+    unfinished = b""
     async for piece in response.aiter_bytes():
-        *lines, begun = (begun + piece).split(b"\n")
-        if max(map(len, (*lines, begun))) > LONGEST_ANSWER:
+        *lines, unfinished = (unfinished + piece).split(b"\n")
+        if max(map(len, (*lines, unfinished))) > LONGEST_ANSWER:
             raise _Failure(f"it sends an event of more than {LONGEST_ANSWER} bytes")
         for line in lines:
             yield line.rstrip(b"\r")
@@ -375,9 +375,9 @@ def _refuse_unusable(url: str, token: str | None) -> None:
 def _message(content: bytes) -> str:
     """The server's own message about an error, in one line."""
     try:
-        said = json.loads(content)
+        message = json.loads(content)
     except (ValueError, RecursionError):
-        said = content[:200].decode("utf-8", "replace")
-    while isinstance(said, dict):
-        said = next((said[key] for key in ("error", "message", "detail") if said.get(key)), shown(said))
-    return " ".join((said if isinstance(said, str) else shown(said)).split())[:300] or "no message"
+        message = content[:200].decode("utf-8", "replace")
+    while isinstance(message, dict):
+        message = next((message[key] for key in ("error", "message", "detail") if message.get(key)), shown(message))
+    return " ".join((message if isinstance(message, str) else shown(message)).split())[:300] or "no message"

@@ -1,6 +1,6 @@
 """An `InferenceEngine` over a server that already runs elsewhere, and that others may use as well.
 
-    GenerationRequest --> one HTTP request per sample --Dialect--> Drawn --checked--> Completion
+    GenerationRequest --> one HTTP request per sample --Dialect--> DrawnSample --checked--> Completion
 
 The server is not trusted: its answers are compared with the requests, the weight version of each token with the
 versions that it was given, and its log-probabilities, by the canary, with the learner's. An answer that does not match
@@ -38,17 +38,19 @@ from skyrl.inference.engine import (
     EngineLoad,
     GenerationRequest,
     InFlight,
-    longest_completion,
+    completion_limit,
+    empty_completions,
     refuse_adapter,
     temperature_of,
 )
 from skyrl.inference.gate import Gate
-from skyrl.inference.servers.answers import Asked, NotFinite, completion
+from skyrl.inference.servers.answers import NotFinite, RequestedSample, completion
 from skyrl.inference.servers.dialects import Dialect
 from skyrl.inference.servers.pulse import Pulse
 from skyrl.inference.vllm.model import expected_weights, model_facts, refuse_unfit
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.processes.answers import BadAnswer
+from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.tree import FrozenDict
 from skyrl.weight_receiver.incoming_weights import IncomingWeights
 
@@ -130,19 +132,15 @@ class HttpEngine:
         refuse_adapter(request)
         self._refuse_if_out_of_service()
         await self._connect()
-        limit = self._longest_completion(request)
+        remedy = _longer(len(request.prompt_ids) + request.sampling.max_generate_length)
+        note = f" of the inference server {self._server.url}. {remedy}"
+        limit = completion_limit(request, self._max_model_len or 0, note)
         if limit == 0:
-            nothing = Completion(token_ids=(), text="", logprobs=(), weight_versions=(), stop_reason="length")
-            return (nothing,) * len(request.keys)
+            return empty_completions(request)
         async with self._gate:
             self._refuse_if_out_of_service()
-            samples = [asyncio.ensure_future(self._sample(request, index, limit)) for index in range(len(request.keys))]
-            try:
-                completions = tuple(await asyncio.gather(*samples))
-            finally:
-                for sample in samples:
-                    sample.cancel()
-                await asyncio.gather(*samples, return_exceptions=True)
+            samples = [self._sample(request, index, limit) for index in range(len(request.keys))]
+            completions = tuple(await gather_or_cancel(samples))
         self._warn_of_copies(request, completions)
         return completions
 
@@ -161,7 +159,8 @@ class HttpEngine:
         """Returns when nothing is running. Requests made from now on wait for `resume`."""
         await self._connect()
         await self._gate.shut(keep=in_flight != "finish")
-        self._paused, self._in_flight = True, in_flight  # from here on, `close` lets the server go on
+        # Before the call, which may fail halfway: from here on, `close` lets the server go on.
+        self._paused, self._in_flight = True, in_flight
         if self._expected is not None:
             await self._called(self._server.pause(in_flight))
 
@@ -190,7 +189,12 @@ class HttpEngine:
             refuse_foreign(incoming, self._expected.matrices)
         else:
             refuse_unfit(self._expected, incoming)
-        await self._refuse_other_weights()
+        held = await self._called(self._server.version())
+        if held != self._weight_version:
+            raise WeightSyncError(
+                f"the inference server {self._server.url} holds weights of version {held}, and this run gave it "
+                f"version {self._weight_version}: does another run use it?"
+            )
         if isinstance(incoming, Adapter):
             problem = await self._called(self._server.load_adapter(incoming, version, self._in_flight))
         else:
@@ -228,15 +232,17 @@ class HttpEngine:
         if self._closed:
             return
         self._closed = True
+        # A paused server is resumed first: its running requests could not end otherwise, and others may use it. Only
+        # then does the gate open for the waiting ones, which are refused, and shut once the running ones have ended.
         try:
             if self._paused and not self._broken:
                 async with asyncio.timeout(CLOSING_SECONDS):
-                    await self._server.resume()  # others may use it
+                    await self._server.resume()
         except (ProcessError, UserError, TimeoutError) as error:
             why = str(error) or f"it did not answer within {CLOSING_SECONDS:g} s"
             _log.warning("the inference server %s was left paused: %s", self._server.url, why)
         finally:
-            self._gate.open()  # waiting requests are refused
+            self._gate.open()
             await self._gate.shut()
             await self._server.close()
 
@@ -274,7 +280,7 @@ class HttpEngine:
     async def _sample(self, request: GenerationRequest, index: int, limit: int) -> Completion:
         flight = _Flight(set() if self._expected is None else {self._weight_version})
         self._flights.add(flight)
-        asked = Asked(
+        requested = RequestedSample(
             request=request,
             index=index,
             limit=limit,
@@ -282,13 +288,13 @@ class HttpEngine:
             ends=self._ends | set(request.sampling.stop_token_ids or ()),
             versions=flight.versions,
         )
-        session = f"{sample_seed(evolve(asked.key, turn=0)) % 2**64:016x}"
+        session = f"{sample_seed(evolve(requested.key, turn=0)) % 2**64:016x}"
         try:
-            return await self._pulse.guard(self._answered(asked, session))
+            return await self._pulse.guard(self._answered(requested, session))
         finally:
             self._flights.discard(flight)
 
-    async def _answered(self, asked: Asked, session: str) -> Completion:
+    async def _answered(self, requested: RequestedSample, session: str) -> Completion:
         """Draws the sample, and asks for it again when it takes far longer than those before it, here and elsewhere:
         the answer may be lost. The pauses double. The first answer counts; all are of one seed. A streamed answer is
         heard from its beginning again.
@@ -296,14 +302,14 @@ class HttpEngine:
         Raises the error of the first request if all fail.
         """
         now, seconds = asyncio.get_running_loop().time, self._server.deadlines.call
-        began, elsewhere = now(), asked.request.elsewhere
+        began, elsewhere = now(), requested.request.elsewhere
         patience = min(max(self._heartbeat, FAR_LONGER * self._longest_sample), seconds / 2)
         attempts: list[asyncio.Task[Completion]] = []
         try:
             while True:
                 if attempts and elsewhere is not None:
-                    attempts.append(asyncio.ensure_future(asyncio.wait_for(elsewhere(asked.index), seconds)))
-                attempts.append(asyncio.create_task(self._fitting(asked, session, seconds)))
+                    attempts.append(asyncio.ensure_future(asyncio.wait_for(elsewhere(requested.index), seconds)))
+                attempts.append(asyncio.create_task(self._fitting(requested, session, seconds)))
                 pending, wait = set(attempts), patience if patience < seconds else None
                 while pending:
                     done, pending = await asyncio.wait(pending, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
@@ -316,7 +322,7 @@ class HttpEngine:
                         break
                 else:
                     return attempts[0].result()
-                if asked.request.on_tokens is not None:
+                if requested.request.on_tokens is not None:
                     await _cancelled(attempts)
                     attempts.clear()
                     began = now()
@@ -324,7 +330,7 @@ class HttpEngine:
         finally:
             await _cancelled(attempts)
 
-    async def _fitting(self, asked: Asked, session: str, seconds: float) -> Completion:
+    async def _fitting(self, requested: RequestedSample, session: str, seconds: float) -> Completion:
         """Draws the sample. Raises `ProcessError` if no attempt gives an answer that matches the request, and
         `NonFiniteError` if the last one has log-probabilities that are not finite.
         """
@@ -332,12 +338,13 @@ class HttpEngine:
         for attempt in range(1, ATTEMPTS + 1):
             left = until - asyncio.get_running_loop().time()
             try:
-                drawn = await self._server.draw(asked, session, min(seconds, max(left, self._heartbeat)))
-                return completion(drawn, asked, self._tokenizer)
+                drawn = await self._server.draw(requested, session, min(seconds, max(left, self._heartbeat)))
+                return completion(drawn, requested, self._tokenizer)
             except BadAnswer as error:
-                said = f"the inference server {self._server.url} answers {error}, {attempt} times"
                 kind = NonFiniteError if isinstance(error, NotFinite) else ProcessError
-                last: RunError = kind(f"{said} at {self._server.route}")
+                last: RunError = kind(
+                    f"the inference server {self._server.url} answers {error}, {attempt} times at {self._server.route}"
+                )
             except ServerRefusal as error:
                 last = ProcessError(f"{error}, {attempt} times")
         raise last
@@ -359,14 +366,6 @@ class HttpEngine:
                 )
                 return
 
-    async def _refuse_other_weights(self) -> None:
-        found = await self._called(self._server.version())
-        if found != self._weight_version:
-            raise WeightSyncError(
-                f"the inference server {self._server.url} holds weights of version {found}, and this run gave it "
-                f"version {self._weight_version}: does another run use it?"
-            )
-
     async def _called(self, call: Coroutine[Any, Any, T]) -> T:
         """The result of a call to a server that was connected before: one that refuses it now has failed."""
         try:
@@ -379,19 +378,6 @@ class HttpEngine:
             raise RunError("this inference engine was closed")
         if self._broken:
             raise WeightSyncError(self._broken)
-
-    def _longest_completion(self, request: GenerationRequest) -> int:
-        """The longest possible completion in tokens; 0 when the prompt alone fills the model."""
-        name = f"prompt {request.keys[0].prompt_id!r}" if request.keys else "a prompt"
-        length, longest = len(request.prompt_ids), self._max_model_len or 0
-        if length == 0:
-            raise RunError(f"{name} is empty: there is nothing to continue")
-        if length > longest:
-            raise RunError(
-                f"{name} has {length} tokens, more than max_model_len = {longest} of the inference server "
-                f"{self._server.url}. {_longer(length + request.sampling.max_generate_length)}"
-            )
-        return longest_completion(request.sampling, length, longest)
 
 
 async def _cancelled(tasks: Collection[asyncio.Task[Completion]]) -> None:

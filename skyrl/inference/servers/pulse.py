@@ -33,7 +33,7 @@ class Pulse:
         """The call's result. Raises `ProcessError` if the server gives no sign of life meanwhile."""
         self._calls += 1
         if self._watch is None or self._watch.done():
-            self._watch = asyncio.create_task(self._ask_again_and_again())
+            self._watch = asyncio.create_task(self._watch_signs())
         watch, task = self._watch, asyncio.ensure_future(call)
         try:
             await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
@@ -48,7 +48,7 @@ class Pulse:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _ask_again_and_again(self) -> None:
+    async def _watch_signs(self) -> None:
         while True:
             await asyncio.sleep(self._seconds / 4)
             try:

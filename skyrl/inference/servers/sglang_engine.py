@@ -26,9 +26,9 @@ from skyrl.inference.servers.http_engine import HttpEngine
 from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.models.files.loading import load_config, load_tokenizer
 from skyrl.models.files.overrides import values_as_given
-from skyrl.processes.background import in_a_daemon_thread
 from skyrl.processes.dies_with_parent import start_dependent
-from skyrl.tree import FrozenDict
+from skyrl.processes.event_loop import in_a_daemon_thread
+from skyrl.tree import FrozenDict, thaw
 
 
 class SGLangEngine(HttpEngine):
@@ -86,7 +86,7 @@ class SGLangEngine(HttpEngine):
     async def close(self) -> None:
         """Finishes running requests, refuses waiting and later ones, and ends the server."""
         await super().close()
-        await asyncio.to_thread(_ended, self._process)
+        await asyncio.to_thread(_end_server, self._process)
 
     async def _connect(self) -> None:
         """Waits for the server to start. Raises `ProcessError` if it ends before it answers."""
@@ -157,20 +157,14 @@ def _option(name: str, value: object) -> Iterator[str]:
         return
     yield f"--{name.replace('_', '-')}"
     if isinstance(value, Mapping):
-        yield json.dumps(_plain(value))
+        yield json.dumps(thaw(value))
     elif isinstance(value, list | tuple):
         yield from map(str, value)
     elif value is not True:
         yield str(value)
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _ended(process: subprocess.Popen[bytes]) -> None:
+def _end_server(process: subprocess.Popen[bytes]) -> None:
     """End the server by closing its standard input; returns when it and its children are gone."""
     assert process.stdin is not None
     process.stdin.close()

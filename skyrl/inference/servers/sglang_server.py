@@ -7,35 +7,32 @@ version of its weights in `meta_info`.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from attrs import frozen
 
 from skyrl.config.derive.engine_backends import BACKENDS
-from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import ServerRefusal, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import EngineLoad, InFlight, temperature_of
 from skyrl.inference.servers.answers import (
-    Asked,
-    Drawn,
-    Span,
+    DrawnSample,
+    RequestedSample,
+    VersionSpan,
     ids,
     load_of_metrics,
     numbers,
     version_number,
     versions_of_spans,
 )
-from skyrl.inference.servers.dialects import ServerDeadlines, ServerFacts, adapter_refusal, store_adapter
-from skyrl.inference.servers.http_connection import ATTEMPTS, Connection
-from skyrl.inference.servers.streams import Growing, answered
+from skyrl.inference.servers.dialects import Dialect, ServerFacts
+from skyrl.inference.servers.streams import Growing, fetch_sample
 from skyrl.inference.vllm.model import ExpectedWeights
 from skyrl.processes.answers import BadAnswer, read, shown
 from skyrl.weight_receiver.incoming_weights import Folder, IncomingWeights, UpdateGroup
-from skyrl.weight_receiver.vllm_requests import requests
+from skyrl.weight_receiver.transfer_group import requests
 
 ADDITIONAL = BACKENDS["sglang"].sampling_arguments
 
@@ -78,7 +75,7 @@ class _Meta:
     """Log-probability, token id and text of each token."""
 
     finish_reason: _Reason
-    weight_versions: tuple[Span, ...] | None = None
+    weight_versions: tuple[VersionSpan, ...] | None = None
     weight_version: str | int | None = None
 
 
@@ -88,36 +85,8 @@ class _Sample:
     output_ids: tuple[int, ...] | None = None
 
 
-class SGLangServer:
-    """`Dialect` of SGLang. `samples` may lead to a router in front of the server; `control` leads to the server."""
-
-    def __init__(
-        self, samples: Connection, control: Connection, deadlines: ServerDeadlines, *, workers: int | None = None
-    ) -> None:
-        """`workers` is the number of the server's workers that join a group to receive weights; None if weights come as
-        files.
-        """
-        self._samples, self._control, self.deadlines = samples, control, deadlines
-        self._workers = workers
-        self.url, self.has_answered = control.url, False
-        self._mode = _PAUSE_MODES["finish"]
-        self._run, self._adapter = secrets.token_hex(4), ""
-        """Part of the names of this run's adapters, and the name of the adapter that draws samples."""
-
-    @classmethod
-    def of_engine(
-        cls,
-        config: InferenceEngineConfig,
-        samples: Connection,
-        control: Connection,
-        deadlines: ServerDeadlines,
-        workers: int | None,
-    ) -> Self:
-        return cls(samples, control, deadlines, workers=workers)
-
-    @property
-    def reads_back(self) -> bool:
-        return False
+class SGLangServer(Dialect):
+    """`Dialect` of SGLang."""
 
     async def connect(self, *, claim: bool) -> ServerFacts:
         self.has_answered, self._adapter = False, ""
@@ -126,7 +95,14 @@ class SGLangServer:
         if info.is_generation is False:
             raise UserError(f"the model of the inference server {self.url} does not generate")
         if claim:
-            await self._refuse_other_size()
+            if self._workers is not None:
+                size = (await self._get_first(_ServerInfo, "/server_info", "/get_server_info")).tp_size
+                if size != self._workers:
+                    raise UserError(
+                        f"the inference server {self.url} has tp_size = {size}, but the sizes in "
+                        f"generator.inference_engine require {self._workers}: set tensor_parallel_size to the server's "
+                        "value"
+                    )
             await self.resume()
             await self._post("/update_weight_version", {"new_version": "0", "abort_all_requests": False})
         length = info.context_length
@@ -136,21 +112,20 @@ class SGLangServer:
             is_versioned=info.weight_version is not None,
         )
 
-    async def draw(self, asked: Asked, session: str, seconds: float) -> Drawn:
+    async def draw(self, requested: RequestedSample, session: str, seconds: float) -> DrawnSample:
         body: dict[str, Any] = {
-            "input_ids": list(asked.request.prompt_ids),
-            "sampling_params": _sampling(asked),
+            "input_ids": list(requested.request.prompt_ids),
+            "sampling_params": _sampling(requested),
             "return_logprob": True,
             "logprob_start_len": -1,
         }
         if self._adapter:
             body["lora_path"] = self._adapter
-        answer = await answered(self._samples, _GENERATE, body, asked, session, Growing, seconds=seconds)
-        return _drawn(answer, asked)
+        answer = await fetch_sample(self._samples, _GENERATE, body, requested, session, Growing, seconds=seconds)
+        return _drawn(answer, requested)
 
     async def pause(self, in_flight: InFlight) -> None:
-        self._mode = _PAUSE_MODES[in_flight]
-        await self._post("/pause_generation", {"mode": self._mode})
+        await self._post("/pause_generation", {"mode": _PAUSE_MODES[in_flight]})
         self._samples.suspend()
 
     async def resume(self) -> None:
@@ -191,15 +166,13 @@ class SGLangServer:
     async def _join_and_receive(self, incoming: UpdateGroup, version: int, in_flight: InFlight) -> str:
         """Has the server's workers join the learner's group and receive its weights. Returns as `load_weights`."""
         try:
-            await asyncio.to_thread(self._asked_by_the_learner, incoming, in_flight, asyncio.get_running_loop())
+            await asyncio.to_thread(self._relay_requests, incoming, in_flight, asyncio.get_running_loop())
             await self._post("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
         except (ServerRefusal, WeightSyncError) as error:
             return str(error)
         return ""
 
-    def _asked_by_the_learner(
-        self, incoming: UpdateGroup, in_flight: InFlight, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def _relay_requests(self, incoming: UpdateGroup, in_flight: InFlight, loop: asyncio.AbstractEventLoop) -> None:
         """Forwards the learner's requests to the server, on a thread: the learner's store has no asynchronous calls."""
         name, meeting = incoming.group.name, incoming.group
 
@@ -221,27 +194,10 @@ class SGLangServer:
                     case _:
                         post("/destroy_weights_update_group", {})
 
-    async def _refuse_other_size(self) -> None:
-        """Raises `UserError` if the server has another number of workers than the transfer group expects."""
-        if self._workers is None:
-            return
-        size = (await self._get_first(_ServerInfo, "/server_info", "/get_server_info")).tp_size
-        if size != self._workers:
-            raise UserError(
-                f"the inference server {self.url} has tp_size = {size}, but the sizes in generator.inference_engine "
-                f"require {self._workers}: set tensor_parallel_size to the server's value"
-            )
-
     async def load_adapter(self, adapter: Adapter, version: int, in_flight: InFlight) -> str:
         assert in_flight == "finish", "a sample keeps the adapter that it began with"
-        name, before = f"skyrl-{self._run}-{version}", self._adapter
-        folder = await store_adapter(adapter)
-        try:
-            await self._post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, attempts=1)
-        except ServerRefusal as error:
-            needs = f"--max-lora-rank {adapter.rank} and --lora-target-modules all"
-            raise adapter_refusal(self.url, needs, error) from error
-        self._adapter = name
+        before, needs = self._adapter, f"--max-lora-rank {adapter.rank} and --lora-target-modules all"
+        self._adapter = await self._add_adapter(adapter, version, "/load_lora_adapter", needs=needs)
         try:
             if before:
                 await self._post("/unload_lora_adapter", {"lora_name": before})
@@ -265,12 +221,6 @@ class SGLangServer:
     def route(self) -> str:
         return _GENERATE
 
-    async def sign(self, seconds: float) -> None:
-        await self._control.sign("/health", seconds=seconds)
-
-    async def close(self) -> None:
-        await asyncio.gather(self._samples.close(), self._control.close())
-
     async def _get_first(self, kind: type[T], path: str, older: str) -> T:
         """The answer of the route `path`, or of its older name if the server does not have it."""
         try:
@@ -284,13 +234,10 @@ class SGLangServer:
         """The outcome of a request that changes weights, and is not repeated."""
         return await self._control.read(_Done, path, body, seconds=self.deadlines.call, attempts=1)
 
-    async def _post(self, path: str, body: Mapping[str, object] | None = None, *, attempts: int = ATTEMPTS) -> object:
-        return await self._control.post(path, body, seconds=self.deadlines.call, attempts=attempts)
 
-
-def _sampling(asked: Asked) -> dict[str, Any]:
+def _sampling(requested: RequestedSample) -> dict[str, Any]:
     """SGLang's sampling parameters. End-of-sequence ids are passed as stop tokens; SGLang adds its own."""
-    sampling = asked.request.sampling
+    sampling = requested.request.sampling
     more: dict[str, Any] = dict(sampling.additional_kwargs or {})
     for name in more:
         if name not in ADDITIONAL:
@@ -298,7 +245,7 @@ def _sampling(asked: Asked) -> dict[str, Any]:
                 f"sampling_params.additional_kwargs: the sglang engine has no setting called {name}; it takes "
                 f"{', '.join(ADDITIONAL)}"
             )
-    ends = sorted({*asked.ends, *(sampling.stop_token_ids or ())})
+    ends = sorted({*requested.ends, *(sampling.stop_token_ids or ())})
     return {
         "temperature": temperature_of(sampling),
         "top_p": sampling.top_p,
@@ -306,41 +253,35 @@ def _sampling(asked: Asked) -> dict[str, Any]:
         "min_p": sampling.min_p,
         "repetition_penalty": sampling.repetition_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "min_new_tokens": min(sampling.min_new_tokens, asked.limit),
-        "max_new_tokens": asked.limit,
+        "min_new_tokens": min(sampling.min_new_tokens, requested.limit),
+        "max_new_tokens": requested.limit,
         "stop": list(sampling.stop or ()),
         "stop_token_ids": ends,
-        "sampling_seed": sample_seed(asked.key) & (2**31 - 1),
+        "sampling_seed": sample_seed(requested.key) & (2**31 - 1),
         "skip_special_tokens": False,  # `<|im_end|>` can be a stop text
         "no_stop_trim": True,
         **more,
     }
 
 
-def _drawn(answer: object, asked: Asked) -> Drawn:
-    whole = read(answer, _Sample)
-    meta = whole.meta_info
-    listed = meta.output_token_logprobs
-    if any(len(each) < 2 for each in listed):
+def _drawn(answer: object, requested: RequestedSample) -> DrawnSample:
+    sample = read(answer, _Sample)
+    meta = sample.meta_info
+    items = meta.output_token_logprobs
+    if any(len(item) < 2 for item in items):
         raise BadAnswer("without a token for each of output_token_logprobs")
-    drawn = ids([each[1] for each in listed])
-    if whole.output_ids is not None and whole.output_ids != drawn:
+    token_ids = ids([item[1] for item in items])
+    if sample.output_ids is not None and sample.output_ids != token_ids:
         raise BadAnswer("with the log-probabilities of other tokens than it drew")
-    return Drawn(
-        token_ids=drawn,
-        logprobs=numbers(each[0] for each in listed),
+    # Newer servers report spans of tokens, older ones the version at the end, which is that of all tokens if the
+    # weights have not changed.
+    versions = versions_of_spans(meta.weight_versions, len(token_ids))
+    if versions is None and meta.weight_version is not None and len(requested.versions) <= 1:
+        versions = (str(meta.weight_version),) * len(token_ids)
+    return DrawnSample(
+        token_ids=token_ids,
+        logprobs=numbers(item[0] for item in items),
         finish=meta.finish_reason.type,
         stopped_by=meta.finish_reason.matched,
-        versions=_versions(meta, len(drawn), asked),
+        versions=versions,
     )
-
-
-def _versions(meta: _Meta, count: int, asked: Asked) -> tuple[str, ...] | None:
-    """Version of the weights that drew each token; None if it is unknown. Newer servers report spans of tokens, older
-    ones the version at the end, which is that of all tokens if the weights have not changed.
-    """
-    if meta.weight_versions is not None:
-        return versions_of_spans(meta.weight_versions, count)
-    if meta.weight_version is None or len(asked.versions) > 1:
-        return None
-    return (str(meta.weight_version),) * count

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from skyrl.inference.engine import NewTokens
-from skyrl.inference.servers.answers import Asked, ids, mapping
+from skyrl.inference.servers.answers import RequestedSample, ids, mapping
 from skyrl.inference.servers.http_connection import Connection, Listener
 from skyrl.processes.answers import BadAnswer
 
@@ -24,24 +24,24 @@ class Streamed(Protocol):
         """Take the next event. Raises `BadAnswer`."""
 
 
-async def answered(
+async def fetch_sample(
     connection: Connection,
     path: str,
     body: Mapping[str, object],
-    asked: Asked,
+    requested: RequestedSample,
     session: str,
-    kind: Callable[[Asked], Streamed],
+    kind: Callable[[RequestedSample], Streamed],
     *,
     seconds: float,
 ) -> object:
     """The answer to a request for one sample; streamed if it has an `on_tokens` callback. Raises `BadAnswer`."""
     headers = {"X-Session-ID": session}
-    if asked.request.on_tokens is None:
+    if requested.request.on_tokens is None:
         return await connection.post(path, body, seconds=seconds, headers=headers)
     attempts: list[Streamed] = []
 
     def begin() -> Listener:
-        attempts.append(kind(asked))
+        attempts.append(kind(requested))
         return attempts[-1].add
 
     await connection.hear(path, {**body, "stream": True}, seconds=seconds, headers=headers, begin=begin)
@@ -51,29 +51,29 @@ async def answered(
 class _Reported:
     """Reports the tokens of one sample."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked, self.count = asked, 0
+    def __init__(self, requested: RequestedSample) -> None:
+        self._requested, self.count = requested, 0
 
     def report(self, new: Sequence[int]) -> None:
         """Report new tokens. Raises `BadAnswer` for tokens that the model does not have, and for more than `limit`."""
-        asked, listen = self._asked, self._asked.request.on_tokens
-        strange = [token for token in new if not 0 <= token < asked.vocabulary]
+        requested, listen = self._requested, self._requested.request.on_tokens
+        strange = [token for token in new if not 0 <= token < requested.vocabulary]
         if strange:
-            raise BadAnswer(f"with token {strange[0]}, outside the vocabulary of {asked.vocabulary} tokens")
-        if self.count + len(new) > asked.limit:
-            raise BadAnswer(f"with more tokens than the {asked.limit} that were asked for")
+            raise BadAnswer(f"with token {strange[0]}, outside the vocabulary of {requested.vocabulary} tokens")
+        if self.count + len(new) > requested.limit:
+            raise BadAnswer(f"with more tokens than the {requested.limit} that were asked for")
         if new and listen is not None:
-            listen(NewTokens(index=asked.index, start=self.count, token_ids=tuple(new)))
+            listen(NewTokens(index=requested.index, start=self.count, token_ids=tuple(new)))
         self.count += len(new)
 
 
 class Parts:
     """An answer in parts, as vLLM streams it: lists are continued, and other values replace earlier ones."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, requested: RequestedSample) -> None:
         self.whole: dict[str, Any] = {}
         self._choice: dict[str, Any] = {}
-        self._reported = _Reported(asked)
+        self._reported = _Reported(requested)
 
     def add(self, event: object) -> None:
         given = dict(mapping(event, "a part of an answer"))
@@ -91,9 +91,9 @@ class Parts:
 class Growing:
     """An answer of SGLang, which repeats all of it so far in every event."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, requested: RequestedSample) -> None:
         self.whole: dict[str, Any] = {}
-        self._reported = _Reported(asked)
+        self._reported = _Reported(requested)
 
     def add(self, event: object) -> None:
         self.whole = dict(mapping(event, "a part of an answer"))

@@ -13,7 +13,6 @@ learner's only at temperature 1; the canary detects a difference.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
@@ -25,20 +24,20 @@ from skyrl.errors import ProcessError, ServerRefusal, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter
 from skyrl.inference.engine import EngineLoad, InFlight
 from skyrl.inference.servers.answers import (
-    Asked,
-    Drawn,
-    Span,
+    DrawnSample,
+    RequestedSample,
+    VersionSpan,
     load_of_metrics,
     numbers,
     refuse_other_prompt,
     version_number,
     versions_of_spans,
 )
-from skyrl.inference.servers.dialects import ServerDeadlines, ServerFacts, adapter_refusal, store_adapter
-from skyrl.inference.servers.http_connection import ATTEMPTS, Connection
-from skyrl.inference.servers.streams import Parts, answered
+from skyrl.inference.servers.dialects import Dialect, ServerDeadlines, ServerFacts
+from skyrl.inference.servers.http_connection import Connection
+from skyrl.inference.servers.streams import Parts, fetch_sample
 from skyrl.inference.vllm.model import ExpectedWeights
-from skyrl.inference.vllm.sampling import check_sampling, sampling_arguments
+from skyrl.inference.vllm.sampling_arguments import check_sampling, sampling_arguments
 from skyrl.processes.answers import BadAnswer, read
 from skyrl.storage.modes import save_tensors
 from skyrl.weight_receiver.incoming_weights import Folder, IncomingWeights, RemoteWeights, as_plain, why_not_loaded
@@ -110,7 +109,7 @@ class _GeneratedChoice:
     logprobs: _Content
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    weight_versions: tuple[Span, ...] | None = None
+    weight_versions: tuple[VersionSpan, ...] | None = None
 
 
 @frozen
@@ -139,8 +138,8 @@ class _Completed:
     choices: tuple[_CompletedChoice, ...]
 
 
-class VLLMServer:
-    """`Dialect` of vLLM's server. `samples` may lead to a router in front of it; `control` leads to the server."""
+class VLLMServer(Dialect):
+    """`Dialect` of vLLM's server."""
 
     def __init__(
         self,
@@ -152,20 +151,16 @@ class VLLMServer:
         workers: int | None = None,
         overrides_group: bool = True,
     ) -> None:
-        """`model` is the name that requests carry; empty for the first one that the server lists. `workers` is the
-        number of workers that join a group to receive weights; None if weights come as files. With `overrides_group`,
-        the server leaves a group through which others sent it weights; without it, such a server is refused.
+        """As `Dialect`. `model` is the name that requests carry; empty for the first one that the server lists. With
+        `overrides_group`, the server leaves a group through which others sent it weights; without it, such a server is
+        refused.
         """
-        self._samples, self._control, self.deadlines = samples, control, deadlines
-        self.url, self.has_answered = control.url, False
-        self._model = self._asked_for = model
-        self._workers, self._overrides_group = workers, overrides_group
+        super().__init__(samples, control, deadlines, workers=workers)
+        self._model = self._configured_model = model
+        self._overrides_group = overrides_group
         self._route = _GENERATE
         self._has_extension = False
         self._mode = "wait"
-        self._run, self._adapter = secrets.token_hex(4), ""
-        """Part of the names of this run's adapters, and the name of the adapter that draws samples. Each has a new
-        name, because vLLM would read an adapter that is loaded in place of another again with every step."""
 
     @classmethod
     def of_engine(
@@ -193,9 +188,10 @@ class VLLMServer:
         self.has_answered, self._route, self._adapter = False, _GENERATE, ""
         models = (await self._control.first(_Models, "/v1/models", seconds=self.deadlines.start)).data or ()
         self.has_answered = True
-        if not models or (self._asked_for and self._asked_for not in [each.id for each in models]):
-            raise UserError(f"the inference server {self.url} has no model called {self._asked_for or 'anything'}")
-        model = next((each for each in models if each.id == self._asked_for), models[0])
+        wanted = self._configured_model
+        if not models or (wanted and wanted not in [model.id for model in models]):
+            raise UserError(f"the inference server {self.url} has no model called {wanted or 'anything'}")
+        model = next((model for model in models if model.id == wanted), models[0])
         self._model = model.id
         longest = model.max_model_len
         is_versioned = await self._is_versioned()
@@ -211,15 +207,15 @@ class VLLMServer:
             is_versioned=is_versioned,
         )
 
-    async def draw(self, asked: Asked, session: str, seconds: float) -> Drawn:
-        sampling = asked.request.sampling
+    async def draw(self, requested: RequestedSample, session: str, seconds: float) -> DrawnSample:
+        sampling = requested.request.sampling
         check_sampling(sampling)
-        arguments = sampling_arguments(sampling, asked.key, limit=asked.limit, eos_ids=asked.ends)
-        prompt = list(asked.request.prompt_ids)
+        arguments = sampling_arguments(sampling, requested.key, limit=requested.limit, eos_ids=requested.ends)
+        prompt = list(requested.request.prompt_ids)
         if self._route == _GENERATE:
             try:
                 body = {"token_ids": prompt, "sampling_params": arguments, "return_token_ids": True}
-                return _of_generate(await self._sample(body, session, asked, seconds), asked)
+                return _of_generate(await self._sample(body, session, requested, seconds), requested)
             except ServerRefusal as error:
                 if error.status not in _LACKING:
                     raise
@@ -227,7 +223,7 @@ class VLLMServer:
         flat = {name: value for name, value in arguments.items() if name not in _NOT_IN_COMPLETIONS}
         flat["vllm_xargs"] = flat.pop("extra_args", None)
         body = {"prompt": prompt, "return_token_ids": True, **flat}
-        return _of_completions(await self._sample(body, session, asked, seconds), asked)
+        return _of_completions(await self._sample(body, session, requested, seconds), requested)
 
     async def pause(self, in_flight: InFlight) -> None:
         self._mode = "wait" if in_flight == "finish" else "keep"
@@ -272,14 +268,9 @@ class VLLMServer:
 
     async def load_adapter(self, adapter: Adapter, version: int, in_flight: InFlight) -> str:
         assert in_flight == "finish", "a sample keeps the adapter that it began with"
-        name, before = f"skyrl-{self._run}-{version}", self._adapter
-        folder = await store_adapter(adapter)
-        try:
-            await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, attempts=1)
-        except ServerRefusal as error:
-            rank = f"--max-lora-rank {adapter.rank} (or the next one that vLLM has)"
-            raise adapter_refusal(self.url, f"{rank} and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1", error) from error
-        self._model = self._adapter = name
+        rank = f"--max-lora-rank {adapter.rank} (or the next one that vLLM has)"
+        needs, before = f"{rank} and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1", self._adapter
+        self._model = self._adapter = await self._add_adapter(adapter, version, "/v1/load_lora_adapter", needs=needs)
         if before:
             await self._post("/v1/unload_lora_adapter", {"lora_name": before})
         return await self._forget(version, in_flight)
@@ -299,12 +290,6 @@ class VLLMServer:
     @property
     def route(self) -> str:
         return self._route
-
-    async def sign(self, seconds: float) -> None:
-        await self._control.sign("/health", seconds=seconds)
-
-    async def close(self) -> None:
-        await asyncio.gather(self._samples.close(), self._control.close())
 
     async def _is_versioned(self) -> bool:
         try:
@@ -334,7 +319,7 @@ class VLLMServer:
         elif self._has_extension:
             body, seconds = {"method": "skyrl_update_group"}, self.deadlines.call
             groups = await self._control.read(_Results, "/collective_rpc", body, seconds=seconds)
-            if holders := sorted({each for each in groups.results or () if each}):
+            if holders := sorted({holder for holder in groups.results or () if holder}):
                 raise UserError(
                     f"the inference server {self.url} is in a group through which another run sends it weights "
                     f"({', '.join(holders)}): if that run is over, set "
@@ -378,33 +363,25 @@ class VLLMServer:
         await self._post("/update_weight_version", {"new_version": str(version)})
         return ""
 
-    async def _sample(self, body: Mapping[str, object], session: str, asked: Asked, seconds: float) -> object:
-        whole = {"model": self._model, **body}
-        return await answered(self._samples, self._route, whole, asked, session, Parts, seconds=seconds)
-
-    async def _post(
-        self,
-        path: str,
-        body: Mapping[str, object] | None = None,
-        *,
-        query: Mapping[str, str] | None = None,
-        attempts: int = ATTEMPTS,
+    async def _sample(
+        self, body: Mapping[str, object], session: str, requested: RequestedSample, seconds: float
     ) -> object:
-        return await self._control.post(path, body, query=query, seconds=self.deadlines.call, attempts=attempts)
+        body = {"model": self._model, **body}
+        return await fetch_sample(self._samples, self._route, body, requested, session, Parts, seconds=seconds)
 
 
-def _of_generate(answer: object, asked: Asked) -> Drawn:
+def _of_generate(answer: object, requested: RequestedSample) -> DrawnSample:
     generated = read(answer, _Generated)
-    refuse_other_prompt(generated.prompt_token_ids, asked.request.prompt_ids)
+    refuse_other_prompt(generated.prompt_token_ids, requested.request.prompt_ids)
     choice = _only(generated.choices)
-    listed, drawn = choice.logprobs.content or (), choice.token_ids
-    _refuse_other_tokens([(each.token_id, each.token) for each in listed], drawn)
-    return Drawn(
-        token_ids=drawn,
-        logprobs=numbers(each.logprob for each in listed),
+    items = choice.logprobs.content or ()
+    _refuse_other_tokens([(item.token_id, item.token) for item in items], choice.token_ids)
+    return DrawnSample(
+        token_ids=choice.token_ids,
+        logprobs=numbers(item.logprob for item in items),
         finish=str(choice.finish_reason),
         stopped_by=choice.stop_reason,
-        versions=versions_of_spans(choice.weight_versions, len(drawn)),
+        versions=versions_of_spans(choice.weight_versions, len(choice.token_ids)),
     )
 
 
@@ -424,14 +401,13 @@ def _refuse_other_tokens(listed: Iterable[tuple[int | None, object]], drawn: Seq
             raise BadAnswer("with the log-probabilities of other tokens than it drew")
 
 
-def _of_completions(answer: object, asked: Asked) -> Drawn:
+def _of_completions(answer: object, requested: RequestedSample) -> DrawnSample:
     choice = _only(read(answer, _Completed).choices)
-    refuse_other_prompt(choice.prompt_token_ids, asked.request.prompt_ids)
-    drawn, reported = choice.token_ids, choice.logprobs
-    _refuse_other_tokens([(None, each) for each in reported.tokens or ()], drawn)
-    return Drawn(
-        token_ids=drawn,
-        logprobs=numbers(reported.token_logprobs),
+    refuse_other_prompt(choice.prompt_token_ids, requested.request.prompt_ids)
+    _refuse_other_tokens([(None, name) for name in choice.logprobs.tokens or ()], choice.token_ids)
+    return DrawnSample(
+        token_ids=choice.token_ids,
+        logprobs=numbers(choice.logprobs.token_logprobs),
         finish=str(choice.finish_reason),
         stopped_by=choice.stop_reason,
         versions=None,

@@ -160,13 +160,13 @@ class CausalLM:
         once.
         """
         self._keep_common(prompts)
-        found = [self.kept.find(prompt) for prompt in prompts]
-        self.kept.reused += sum(len(each.ids) for each in found if each is not None)
+        prefixes = [self.kept.find(prompt) for prompt in prompts]
+        self.kept.reused += sum(len(each.ids) for each in prefixes if each is not None)
         done: dict[int, Prefix] = {}
         padded_pass = self._fused is None
         most = _UNPADDED_ON_CUDA if self.device.type == "cuda" and not padded_pass else _PREFILL_TOKENS
-        for bucket in _by_length([len(prompt) for prompt in prompts], found, most=most, padded=padded_pass):
-            done.update(zip(bucket, self._computed([(prompts[i], found[i]) for i in bucket]), strict=True))
+        for bucket in _by_length([len(prompt) for prompt in prompts], prefixes, most=most, padded=padded_pass):
+            done.update(zip(bucket, self._computed([(prompts[i], prefixes[i]) for i in bucket]), strict=True))
         return [done[i] for i in range(len(prompts))]
 
     def _computed(self, starts: Sequence[tuple[Sequence[int], Kept | None]]) -> Iterator[Prefix]:

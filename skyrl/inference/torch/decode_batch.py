@@ -203,7 +203,7 @@ class DecodeBatch:
             return set()
         end, depth = self._cache.window.end + 1, max(self.rows[place].tail for place in self._watched)
         recent = self._cache.tokens[self._watched, 0, max(end - depth, 0) : end].tolist()
-        found = set()
+        stopped = set()
         for place, ids in zip(self._watched, recent, strict=True):
             row = self.rows[place]
             newest, stops = ids[-min(row.tail, end - row.first) :], row.job.sampling.stop or ()
@@ -211,8 +211,8 @@ class DecodeBatch:
             if end - row.first > least and stop_strings.completed(
                 self._tokenizer, newest, stops, others_stand=least > 0
             ):
-                found.add(place)
-        return found
+                stopped.add(place)
+        return stopped
 
     def _drawn(self, places: list[int]) -> list[tuple[list[int], list[float], list[int]]]:
         """Tokens, log-probabilities and versions of weights that the rows at these places have drawn."""

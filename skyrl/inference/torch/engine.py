@@ -27,7 +27,7 @@ from attrs import evolve
 from transformers import PreTrainedModel
 
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.errors import ModelError, RunError, UserError, WeightSyncError
+from skyrl.errors import ModelError, UserError, WeightSyncError
 from skyrl.inference.adapted_engine import AdaptedEngine, with_stored_adapter
 from skyrl.inference.adapters import Adapter, apply_adapter
 from skyrl.inference.drawable import Drawable
@@ -38,7 +38,8 @@ from skyrl.inference.engine import (
     InferenceEngine,
     InFlight,
     asked_logprobs,
-    longest_completion,
+    completion_limit,
+    empty_completions,
     refuse_adapter,
 )
 from skyrl.inference.torch.causal_lm import CausalLM
@@ -124,11 +125,24 @@ class TorchEngine:
         logits are not finite, every request in that batch raises the error, and the engine continues with the next.
         """
         refuse_adapter(request)
-        limit = self._longest_completion(request)
+        if request.sampling.additional_kwargs:
+            unknown = ", ".join(sorted(request.sampling.additional_kwargs))
+            raise UserError(f"sampling_params.additional_kwargs: the torch engine has no setting called {unknown}")
+        limit = completion_limit(request, self._max_model_len)
         if limit == 0:
-            nothing = Completion(token_ids=(), text="", logprobs=(), weight_versions=(), stop_reason="length")
-            return (nothing,) * len(request.keys)
-        jobs = self._jobs(request, limit)
+            return empty_completions(request)
+        # One job, or several if more samples are requested than are decoded together.
+        jobs = [
+            Job(
+                prompt_ids=request.prompt_ids,
+                sampling=request.sampling,
+                keys=request.keys[start : start + self._max_num_seqs],
+                limit=limit,
+                first_index=start,
+                on_tokens=request.on_tokens,
+            )
+            for start in range(0, len(request.keys), self._max_num_seqs)
+        ]
         await self._scheduler.complete(jobs)
         drawn = (job.completions[index] for job in jobs for index in range(len(job.keys)))
         return tuple(evolve(each, logprobs=asked_logprobs(request.sampling, each.logprobs)) for each in drawn)
@@ -203,34 +217,6 @@ class TorchEngine:
             weight_version=self._weight_version,
             drawable=self._drawable,
         )
-
-    def _longest_completion(self, request: GenerationRequest) -> int:
-        """The longest possible completion in tokens; 0 if the prompt alone reaches the limit."""
-        name = f"prompt {request.keys[0].prompt_id!r}" if request.keys else "a prompt"
-        length = len(request.prompt_ids)
-        if request.sampling.additional_kwargs:
-            unknown = ", ".join(sorted(request.sampling.additional_kwargs))
-            raise UserError(f"sampling_params.additional_kwargs: the torch engine has no setting called {unknown}")
-        if length == 0:
-            raise RunError(f"{name} is empty: there is nothing to continue")
-        if length > self._max_model_len:
-            raise RunError(f"{name} has {length} tokens, more than max_model_len = {self._max_model_len}")
-        return longest_completion(request.sampling, length, self._max_model_len)
-
-    def _jobs(self, request: GenerationRequest, limit: int) -> list[Job]:
-        """One job, or several if more samples are requested than are decoded together."""
-        starts = range(0, len(request.keys), self._max_num_seqs)
-        return [
-            Job(
-                prompt_ids=request.prompt_ids,
-                sampling=request.sampling,
-                keys=request.keys[start : start + self._max_num_seqs],
-                limit=limit,
-                first_index=start,
-                on_tokens=request.on_tokens,
-            )
-            for start in starts
-        ]
 
 
 def load_torch_engine(

@@ -255,6 +255,11 @@ class FusedDecoder:
         if hasattr(attention, "q_norm"):
             norms = self._head_norm(number, attention.q_norm.weight, attention.k_norm.weight)
         queries_keys_values = (attention.q_proj, attention.k_proj, attention.v_proj)
+        gate_up: GateUp
+        if self._int8:
+            gate_up = QuantizedGateUp(mlp.gate_proj, mlp.up_proj)
+        else:
+            gate_up = projections.gate_up(mlp.gate_proj, mlp.up_proj, base=None if base is None else base.gate_up)
         return _Layer(
             attention_norm=layer.input_layernorm.weight.detach(),
             queries_keys_values=self._projection(
@@ -263,7 +268,7 @@ class FusedDecoder:
             head_norm=norms,
             output=self._projection((attention.o_proj,), None if base is None else base.output),
             feed_forward_norm=layer.post_attention_layernorm.weight.detach(),
-            gate_up=self._gate_up(mlp.gate_proj, mlp.up_proj, None if base is None else base.gate_up),
+            gate_up=gate_up,
             down=self._projection((mlp.down_proj,), None if base is None else base.down),
         )
 
@@ -279,9 +284,6 @@ class FusedDecoder:
 
     def _projection(self, layers: Sequence[nn.Linear], base: Projection | None) -> Projection:
         return Quantized(*layers) if self._int8 else projections.projection(*layers, base=base)
-
-    def _gate_up(self, gate: nn.Linear, up: nn.Linear, base: GateUp | None) -> GateUp:
-        return QuantizedGateUp(gate, up) if self._int8 else projections.gate_up(gate, up, base=base)
 
 
 def _spans(lengths: Sequence[int], kept: Sequence[Kept | None]) -> Iterator[_Span]:

@@ -56,10 +56,10 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: RowPages)
     Shapes: query (R, heads, D), keys and values (P, B, kv_heads, D), all of one 16-bit type -> (R, heads * D).
     """
     if has_tables():
-        told: dict[str, Any] = {"block_table": rows.table}
+        arguments: dict[str, Any] = {"block_table": rows.table}
         key_bounds = rows.query_bounds  # not read
     else:
-        told = {}
+        arguments = {}
         key_bounds = torch.cat((rows.table[:, 0] * keys.shape[1], rows.table[-1:, 0]))  # first key of each row
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
     mixed: Tensor = torch.ops.aten._flash_attention_forward(
@@ -74,7 +74,7 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: RowPages)
         False,
         False,
         seqused_k=rows.used,
-        **told,
+        **arguments,
     )[0]
     return mixed.reshape(len(query), -1)
 
@@ -113,10 +113,10 @@ def _fault(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, 
     table = torch.arange(3 * width, 0, -1, dtype=torch.int32, device=device).view(3, width)
     rows = RowPages.of(table, torch.tensor([0, 176, width * PAGE - 8], device=device), PAGE)
     try:
-        found, expected = (attend(query, keys, values, rows) for attend in (paged_attention, gathered_attention))
+        result, expected = (attend(query, keys, values, rows) for attend in (paged_attention, gathered_attention))
     except (RuntimeError, TypeError) as error:
         return f"the kernel raises {error}"
-    largest = float((found - expected).abs().max())
+    largest = float((result - expected).abs().max())
     return "" if largest < 0.05 else f"the kernel is wrong by {largest:.2g}"  # NaN is wrong, too
 
 

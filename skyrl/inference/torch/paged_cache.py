@@ -28,7 +28,7 @@ _SHARE = 8
 
 
 @frozen(kw_only=True, eq=False)
-class Storage:
+class PageStorage:
     """All that a step reads and writes, weights and new logits aside."""
 
     states: Tensor
@@ -69,7 +69,7 @@ class PagePool:
     ) -> None:
         """For at most `rows` rows, padding included, of at most `longest` tokens."""
         self.device = device
-        self.storage: Storage | None = None
+        self.storage: PageStorage | None = None
         self._rows, self._longest, self._tables = rows, longest, has_tables()
         self._shape = (layers, 2, kv_heads, head)
         self._dtype = dtype
@@ -80,7 +80,7 @@ class PagePool:
         """Number of pages of a row of `tokens`."""
         return _units(tokens) if self._tables else 1
 
-    def fit(self, user: PagedCache, *, now: int, total: int, pages: int, later: int) -> Storage:
+    def fit(self, user: PagedCache, *, now: int, total: int, pages: int, later: int) -> PageStorage:
         """The storage for `user`, with room for `pages` pages, the one for padding included.
 
         The longest row needs room for `now` tokens and may reach `total`; all rows may need `later` pages. Twice as
@@ -131,16 +131,16 @@ class PagePool:
         free = torch.cuda.mem_get_info(self.device)[0] // 2 if self.device.type == "cuda" else self.kept_bytes
         return min(free, self.kept_bytes) // size
 
-    def _grown(self, old: Storage | None, pages: int, page: int, width: int) -> Storage:
+    def _grown(self, old: PageStorage | None, pages: int, page: int, width: int) -> PageStorage:
         layers, both, kv_heads, head = self._shape
         states = torch.zeros((layers, both, pages, page, kv_heads, head), dtype=self._dtype, device=self.device)
         table = torch.zeros((self._rows, width), dtype=torch.int32, device=self.device)
         if old is None:
             ids, positions = torch.zeros((2, self._rows), dtype=torch.int64, device=self.device)
-            return Storage(states=states, table=table, ids=ids, positions=positions)
+            return PageStorage(states=states, table=table, ids=ids, positions=positions)
         states[:, :, : old.pages, : old.page] = old.states
         table[:, : old.table.shape[1]] = old.table
-        return Storage(states=states, table=table, ids=old.ids, positions=old.positions)
+        return PageStorage(states=states, table=table, ids=old.ids, positions=old.positions)
 
 
 @define(eq=False)
@@ -213,7 +213,7 @@ class PagedCache(RowCache):
             storage.positions[len(order) : before] = 0
         return order
 
-    def _extend(self) -> Storage:
+    def _extend(self) -> PageStorage:
         """Gives each row pages for its tokens so far and the next ones, and enters them in the table."""
         end, held = self.window.end, sum(len(row.pages) for row in self._rows)
         needs = [min(end + _AHEAD - row.start, row.total) for row in self._rows]
@@ -237,7 +237,7 @@ class PagedCache(RowCache):
         self._until = min(row.start + len(row.pages) * storage.page for row in self._rows)
         return storage
 
-    def _write(self, prompts: Sequence[PlacedPrompt], joined: int, storage: Storage) -> None:
+    def _write(self, prompts: Sequence[PlacedPrompt], joined: int, storage: PageStorage) -> None:
         """Copies keys and values of the prompts to the pages of their rows, from `joined` on: a few calls for each
         layer, however many prompts there are.
         """

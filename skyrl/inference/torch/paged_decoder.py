@@ -20,7 +20,7 @@ from torch import Tensor
 
 from skyrl.inference.torch.fused_decoder import FusedDecoder
 from skyrl.inference.torch.paged_attention import RowPages, paged_attention
-from skyrl.inference.torch.paged_cache import PagedCache, PagePool, Storage
+from skyrl.inference.torch.paged_cache import PagedCache, PagePool, PageStorage
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class PagedDecoder:
         with torch.cuda.device(self._pool.device):
             return self._replayed(storage, padded(rows))[:rows]
 
-    def _logits(self, storage: Storage, rows: int) -> Tensor:
+    def _logits(self, storage: PageStorage, rows: int) -> Tensor:
         """One step of the first `rows` rows, padding included; nothing in it depends on a value on the host."""
         positions, page = storage.positions[:rows], storage.page
         pages = RowPages.of(storage.table[:rows], positions, page)
@@ -90,7 +90,7 @@ class PagedDecoder:
 
         return self._fused.next_logits(storage.ids[:rows].unsqueeze(1), positions, attend)
 
-    def _replayed(self, storage: Storage, rows: int) -> Tensor:
+    def _replayed(self, storage: PageStorage, rows: int) -> Tensor:
         if not self._checked or self._recorded is None or self._recorded[0] is not storage:
             read = (storage, self._fused.addresses())
             if read != self._recorded:
@@ -116,9 +116,9 @@ class PagedDecoder:
         self._waited[rows] += 1
         return larger if self._waited[rows] <= _PATIENCE else rows
 
-    def _record(self, storage: Storage, rows: int) -> None:
+    def _record(self, storage: PageStorage, rows: int) -> None:
         """Records a step. If that fails, all further steps are computed without graphs."""
-        begun, graph, current = time.perf_counter(), torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        began, graph, current = time.perf_counter(), torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         self._stream = self._stream or torch.cuda.Stream()
         self._memory = self._memory or torch.cuda.graph_pool_handle()
         try:
@@ -135,7 +135,7 @@ class PagedDecoder:
             self._records = False
             return
         self._graphs[rows] = graph, logits
-        _log.info("recorded a decoding step of %d rows in %.2f s", rows, time.perf_counter() - begun)
+        _log.info("recorded a decoding step of %d rows in %.2f s", rows, time.perf_counter() - began)
 
     def _drop(self) -> None:
         """Frees all graphs and their memory."""

@@ -88,7 +88,11 @@ class KeptPrefixes:
         self.size += kept.size
         self._blocks.update(dict.fromkeys(_hashes(ids), ids))
         while self.size > self.most_bytes:
-            self._drop_oldest()
+            ids, kept = self._sequences.popitem(last=False)
+            self.size -= kept.size
+            for block in _hashes(ids):
+                if self._blocks.get(block) == ids:
+                    del self._blocks[block]
 
     def clear(self) -> None:
         """Drops everything, because the weights have changed or the memory is needed."""
@@ -99,13 +103,6 @@ class KeptPrefixes:
     def summary(self) -> str:
         """Memory in use and number of reused tokens, as text for a log."""
         return f"{self.size / 1e6:.0f} MB of keys and values were kept, {self.reused} prompt tokens not computed again"
-
-    def _drop_oldest(self) -> None:
-        ids, kept = self._sequences.popitem(last=False)
-        self.size -= kept.size
-        for block in _hashes(ids):
-            if self._blocks.get(block) == ids:
-                del self._blocks[block]
 
 
 def _hashes(ids: Ids) -> Iterator[int]:

@@ -10,6 +10,7 @@ Shapes: x (T, in), weight (out, in), bias (out,).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -34,12 +35,15 @@ class Projection(Protocol):
         """residual + x W^T + b: (T, in), (T, out) -> (T, out)."""
 
 
-class GateUp(Protocol):
+class GateUp(ABC):
     """The first half of a gated feed-forward layer (SwiGLU, arXiv:2002.05202)."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """silu(x W_gate^T) * (x W_up^T): (T, in) -> (T, intermediate)."""
+        gate, up = self.halves(x)
+        return nn.functional.silu(gate) * up
 
+    @abstractmethod
     def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x W_gate^T and x W_up^T, (T, intermediate) each."""
 
@@ -70,7 +74,7 @@ class Packed:
         return product
 
 
-class PackedGateUp:
+class PackedGateUp(GateUp):
     """Gate and up projection, packed separately: activation and product are computed by the matrix kernels."""
 
     def __init__(self, gate: nn.Linear, up: nn.Linear) -> None:
@@ -115,15 +119,11 @@ class Float32:
         return residual + self(x)
 
 
-class DenseGateUp:
+class DenseGateUp(GateUp):
     """Gate and up projection as one matrix product."""
 
     def __init__(self, gate: nn.Linear, up: nn.Linear) -> None:
         self._both = Dense(*_fused([gate, up]))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self.halves(x)
-        return nn.functional.silu(gate) * up
 
     def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = self._both(x).chunk(2, dim=-1)
@@ -144,16 +144,12 @@ class Adapted:
         return self._base.plus(x, residual) + low_rank.whole(self._updates, self._layers, x)
 
 
-class AdaptedGateUp:
+class AdaptedGateUp(GateUp):
     """Gate and up projection, each with its own low-rank updates."""
 
     def __init__(self, base: GateUp, gate: nn.Linear, up: nn.Linear) -> None:
         self._base, self._layers = base, ((gate,), (up,))
-        self._updates = [low_rank.of_layers(each) for each in self._layers]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self.halves(x)
-        return nn.functional.silu(gate) * up
+        self._updates = [low_rank.of_layers(layer) for layer in self._layers]
 
     def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = (
@@ -177,14 +173,11 @@ def projection(*layers: nn.Linear, base: Projection | None = None, float32: bool
     """One projection with the concatenated outputs of the layers, low-rank updates included. `base` is an already
     prepared projection of layers with the same weights and no update. With `float32`, the result is in float32.
     """
-    if base is None:
-        base = Float32(*_fused(layers)) if float32 else _prepared(layers)
-    found = base
-    return Adapted(found, layers) if any(low_rank.of_layers(layers)) else found
-
-
-def _prepared(layers: Sequence[nn.Linear]) -> Projection:
-    return Packed(*joined(layers)) if packs(layers[0].weight) else Dense(*_fused(layers))
+    if base is None and float32:
+        base = Float32(*_fused(layers))
+    elif base is None:
+        base = Packed(*joined(layers)) if packs(layers[0].weight) else Dense(*_fused(layers))
+    return Adapted(base, layers) if any(low_rank.of_layers(layers)) else base
 
 
 def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
@@ -195,8 +188,8 @@ def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
 
 def gate_up(gate: nn.Linear, up: nn.Linear, *, base: GateUp | None = None) -> GateUp:
     """The gated half of a feed-forward layer, low-rank updates included; `base` as for `projection`."""
-    found: GateUp = base or (PackedGateUp(gate, up) if packs(gate.weight) else DenseGateUp(gate, up))
-    return AdaptedGateUp(found, gate, up) if any(low_rank.of_layers([gate, up])) else found
+    half: GateUp = base or (PackedGateUp(gate, up) if packs(gate.weight) else DenseGateUp(gate, up))
+    return AdaptedGateUp(half, gate, up) if any(low_rank.of_layers([gate, up])) else half
 
 
 def _fused(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

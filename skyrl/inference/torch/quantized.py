@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from skyrl.errors import ModelError
-from skyrl.inference.torch.projections import joined
+from skyrl.inference.torch.projections import GateUp, joined
 
 _LEVELS, _ZERO = 127, 128
 """Largest integer of an operand, and the zero point of unsigned activations."""
@@ -56,16 +56,11 @@ class Quantized:
         return product
 
 
-class QuantizedGateUp:
+class QuantizedGateUp(GateUp):
     """Gate and up projection as one product in eight bits: silu(x W_gate^T) * (x W_up^T)."""
 
     def __init__(self, gate: nn.Linear, up: nn.Linear) -> None:
         self._both = Quantized(gate, up)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """(T, in) -> (T, intermediate)."""
-        gate, up = self.halves(x)
-        return nn.functional.silu(gate) * up
 
     def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x W_gate^T and x W_up^T: (T, in) -> (T, intermediate) each."""

@@ -86,11 +86,11 @@ def _fault(case: _SamplingCase, attention: str) -> str:
     with torch.no_grad():
         alone = [log_probabilities(tried(partial(truth, ids.unsqueeze(0), use_cache=False)).logits[0]) for ids in rows]
     try:
-        found = tried(lambda: _sampled(CausalLM(model), [ids.tolist() for ids in rows]))
+        sampled = tried(lambda: _sampled(CausalLM(model), [ids.tolist() for ids in rows]))
     except NoCopyError as error:
         return f"with attention {attention}, a small copy fails ({error})"
     expected = torch.stack([each[prompt - 1 :] for each, prompt in zip(alone, _PROMPTS, strict=True)])
-    nats = float((found - expected).abs().max())
+    nats = float((sampled - expected).abs().max())
     if is_rounding(nats, expected):
         return ""
     return f"with attention {attention}, tokens differ from those of each row alone by {nats:.2g} nats in a small copy"
@@ -108,10 +108,10 @@ def _sampled(model: CausalLM, rows: list[list[int]]) -> torch.Tensor:
         for ids, prefix in zip(prompts, prefixes, strict=True)
     ]
     starts = torch.tensor(cache.place_all(placed))
-    found: list[torch.Tensor] = [torch.stack([prefix.logits for prefix in prefixes])]
+    logits: list[torch.Tensor] = [torch.stack([prefix.logits for prefix in prefixes])]
     for step in range(steps):
         next_ids = [ids[length + step] for ids, length in zip(rows, _PROMPTS, strict=True)]
         cache.tokens[: len(rows), 0, cache.window.end] = torch.tensor(next_ids)
-        found.append(model.decode(cache, starts, ragged=True))
+        logits.append(model.decode(cache, starts, ragged=True))
         cache.window.end += 1
-    return log_probabilities(torch.stack(found, dim=1))
+    return log_probabilities(torch.stack(logits, dim=1))

@@ -3,6 +3,13 @@
     complete(jobs) --> waiting --> batch, on a thread of its own --> each job's future
 
 Waiting jobs join in the order they came, as soon as all samples of the first one fit. Nothing here touches a tensor.
+
+    paused             no waiting job joins; running ones are finished
+    paused and frozen  running jobs stand still between two tokens, in the batch; `requeue` makes them wait again
+    closed             running jobs are finished, frozen ones too; waiting and later ones fail
+
+The batch belongs to the decoding thread while `_turn` awaits it. It learns from `is_interrupted`, before every step,
+that the event loop has something for it: a job to join or to leave, a freeze, or another batch in its place.
 """
 
 from __future__ import annotations
@@ -89,7 +96,7 @@ class Scheduler:
     async def close(self) -> None:
         """Finishes running jobs, fails waiting ones, and ends the thread."""
         self._closed, self._frozen = True, False
-        self._start()
+        self._start()  # frozen jobs go on
         await self.pause()
         self._fail(self._waiting, RunError("this inference engine was closed"))
         self._waiting.clear()
@@ -151,14 +158,14 @@ class Scheduler:
 
     def _advance(self, batch: DecodeBatch, leaving: set[Job], joining: Sequence[Job]) -> list[Job]:
         """Advance the batch until a job is done or decoding is interrupted; runs on the decoding thread."""
+
+        def is_interrupted() -> bool:  # before every step
+            return bool(self._abandoned) or self._frozen or self._fits(0) or self._batch is not batch
+
         try:
-            return batch.advance(leaving, joining, lambda: self._interrupts(batch))
+            return batch.advance(leaving, joining, is_interrupted)
         except StopIteration as error:  # a future refuses to carry one, so its caller would wait forever
             raise RuntimeError("StopIteration was raised while decoding") from error
-
-    def _interrupts(self, batch: DecodeBatch) -> bool:
-        """Whether decoding must be interrupted; called on the decoding thread before every step."""
-        return bool(self._abandoned) or self._frozen or self._fits(0) or self._batch is not batch
 
     def _leaving(self) -> set[Job]:
         """Remove and return the jobs whose callers have gone."""

@@ -13,7 +13,7 @@ from skyrl.config.derive.engine_backends import engine_dtype
 from skyrl.config.derive.engine_options import SAME_NAME, TABLE, VLLM_FIXED, VLLM_SETTINGS, refused_options
 from skyrl.errors import ConfigError, Problem
 from skyrl.inference.vllm.model import HEAD_SIZES_ON_CPU, ModelFacts
-from skyrl.tree import FrozenDict
+from skyrl.tree import FrozenDict, thaw
 from skyrl.tree.names import nearest
 
 SMALLEST_CPU_CACHE = 64 * 2**20
@@ -69,7 +69,13 @@ def engine_arguments(
     if tokenizer_path is not None:
         arguments["tokenizer"] = tokenizer_path
     if lora_ranks:
-        arguments |= _of_adapters(config, lora_ranks, device)
+        arguments |= {
+            "enable_lora": True,
+            # on a CPU, vLLM computes samples without an adapter with the one in its last slot, which has to be empty
+            "max_loras": len(lora_ranks) + (device == "cpu"),
+            "max_lora_rank": _room_for(max(lora_ranks)),
+            "fully_sharded_loras": config.fully_sharded_loras,
+        }
     if not stored_weights:
         arguments["load_format"] = "dummy"
     if config.served_model_name is not None:
@@ -80,19 +86,9 @@ def engine_arguments(
         arguments["kv_cache_memory_bytes"] = _cpu_cache(config, model, arguments["dtype"], max_model_len)
     else:
         arguments["enable_sleep_mode"] = True
-    given: dict[str, Any] = {name: _thawed(value) for name, value in config.engine_init_kwargs.items()}
-    replaced = {**(given.get("hf_overrides") or {}), **overrides}
-    return arguments | given | ({"hf_overrides": replaced} if replaced else {})
-
-
-def _of_adapters(config: InferenceEngineConfig, ranks: Sequence[int], device: str) -> dict[str, Any]:
-    return {
-        "enable_lora": True,
-        # on a CPU, vLLM computes samples without an adapter with the one in its last slot, which has to be empty
-        "max_loras": len(ranks) + (device == "cpu"),
-        "max_lora_rank": _room_for(max(ranks)),
-        "fully_sharded_loras": config.fully_sharded_loras,
-    }
+    settings: dict[str, Any] = thaw(config.engine_init_kwargs)
+    replaced = {**(settings.get("hf_overrides") or {}), **overrides}
+    return arguments | settings | ({"hf_overrides": replaced} if replaced else {})
 
 
 def _room_for(rank: int) -> int:
@@ -113,7 +109,7 @@ def _other_model(config: InferenceEngineConfig, overrides: Mapping[str, Any]) ->
     here, because it was compared before.
     """
     for name, value in (config.engine_init_kwargs.get("hf_overrides") or {}).items():
-        if name in overrides and name != "rope_parameters" and _thawed(value) != overrides[name]:
+        if name in overrides and name != "rope_parameters" and thaw(value) != overrides[name]:
             yield _problem(
                 f"engine_init_kwargs.hf_overrides.{name}",
                 f"{value} is not {overrides[name]}, which the learner's model has",
@@ -133,11 +129,7 @@ def _cpu_cache(config: InferenceEngineConfig, model: ModelFacts, dtype: str, max
 
 
 def _refused(config: InferenceEngineConfig, device: str, max_model_len: int) -> Iterator[Problem]:
-    for rule in (_refused_parallelism, _refused_sizes, _refused_features):
-        yield from rule(config, device, max_model_len)
-
-
-def _refused_parallelism(config: InferenceEngineConfig, device: str, max_model_len: int) -> Iterator[Problem]:
+    """Settings that vLLM does not support: parallelism, sizes, features."""
     dealt = config.data_parallel_size * config.tensor_parallel_size
     if config.expert_parallel_size not in (1, dealt):
         yield _problem(
@@ -155,9 +147,6 @@ def _refused_parallelism(config: InferenceEngineConfig, device: str, max_model_l
         yield _problem(
             "distributed_executor_backend", "on a CPU, vLLM's parallel workers are child processes", "set it to mp"
         )
-
-
-def _refused_sizes(config: InferenceEngineConfig, device: str, max_model_len: int) -> Iterator[Problem]:
     tokens = config.max_num_batched_tokens
     if tokens < config.max_num_seqs:
         yield _problem(
@@ -171,9 +160,6 @@ def _refused_sizes(config: InferenceEngineConfig, device: str, max_model_len: in
             f"{tokens} tokens a step do not hold a sequence of {max_model_len}, and enable_chunked_prefill is off",
             f"raise it to {max_model_len}, or set enable_chunked_prefill = true",
         )
-
-
-def _refused_features(config: InferenceEngineConfig, device: str, max_model_len: int) -> Iterator[Problem]:
     if device == "cpu" and not config.enforce_eager:
         yield _problem(
             "enforce_eager", "there are no CUDA graphs on a CPU, and compiling takes minutes", "set it to true"
@@ -215,17 +201,10 @@ def _extra_refused(config: InferenceEngineConfig, known: Collection[str]) -> Ite
     yield from refused_options(config)
     for name in config.engine_init_kwargs:
         if name not in {*VLLM_FIXED, *VLLM_SETTINGS} and (name not in known or name.startswith("_")):
-            meant = nearest(name, sorted(known))
-            hint = f"did you mean {meant}?" if meant else "see vllm.AsyncEngineArgs"
+            nearest_name = nearest(name, sorted(known))
+            hint = f"did you mean {nearest_name}?" if nearest_name else "see vllm.AsyncEngineArgs"
             yield _problem(f"engine_init_kwargs.{name}", "the installed vLLM has no such argument", hint)
 
 
 def _problem(field: str, message: str, hint: str) -> Problem:
     return Problem(path=f"{TABLE}.{field}", message=message, hint=hint)
-
-
-def _thawed(value: object) -> object:
-    """Converts mappings and tuples to the plain dicts and lists that vLLM expects."""
-    if isinstance(value, Mapping):
-        return {key: _thawed(item) for key, item in value.items()}
-    return [_thawed(item) for item in value] if isinstance(value, tuple) else value

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from skyrl.errors import ProcessError, RunError
 from skyrl.inference.engine import EngineLoad, InFlight
-from skyrl.inference.vllm.backend import ADAPTER, Heard, Output, adapter_request, first_line, request_maker
+from skyrl.inference.vllm.backend import Backend, Heard, Output, first_line, request_maker
 
 T = TypeVar("T")
 
@@ -19,10 +19,11 @@ _ALIVE_SECONDS = 120.0
 """Number of seconds without an answer, while samples are drawn, after which an engine process counts as hung."""
 
 
-class AsyncBackend:
+class AsyncBackend(Backend):
     """`vllm.AsyncLLM`: continuous batching in an engine process."""
 
     shares_memory = False
+    _sets_version = "update_weight_version"
 
     def __init__(self, arguments: Mapping[str, Any], *, ray_statistics: bool) -> None:
         before = set(multiprocessing.active_children())
@@ -38,9 +39,6 @@ class AsyncBackend:
         self._running = 0
         self._watch: asyncio.Task[None] | None = None
         self._hung = ""
-        self._in_flight: InFlight = "finish"
-        self._is_asleep = False
-        self._adapter: Any = None
 
     async def generate(
         self,
@@ -74,27 +72,8 @@ class AsyncBackend:
         fullest = max(each.cache_use or 0.0 for each in copies)
         return EngineLoad(waiting=sum(each.waiting for each in copies), cache_use=fullest)
 
-    async def call_workers(self, method: str, *args: object) -> list[Any]:
-        results: list[Any] = await self._alive(self._llm.collective_rpc(method, args=args))
-        return results
-
-    async def adopt_adapter(self, folder: str) -> None:
-        self._adapter = adapter_request(folder)
-        await self._alive(self._llm.remove_lora(ADAPTER))
-        await self.load_adapter(self._adapter)
-
-    async def load_adapter(self, adapter: object) -> None:
-        if not await self._alive(self._llm.add_lora(adapter)):
-            raise RunError("vLLM does not accept the adapter")
-
-    async def forget(self, version: int) -> bool:
-        await self._alive(self._llm.reset_mm_cache())
-        await self._alive(self._llm.reset_encoder_cache())
-        again = self._in_flight == "recompute"
-        if self._in_flight != "keep" and not await self._alive(self._llm.reset_prefix_cache(again)):
-            return False
-        await self._alive(self._llm.update_weight_version(str(version)))
-        return True
+    async def _ask(self, method: str, *args: object, **kwargs: object) -> Any:
+        return await self._alive(getattr(self._llm, method)(*args, **kwargs))
 
     async def sleep(self) -> None:
         await self._alive(self._llm.sleep(level=2, mode=self._mode))

@@ -1,4 +1,4 @@
-"""One interface for vLLM's two engines, `vllm/asynchronous.py` and `vllm/stepped.py`.
+"""What vLLM's two engines, `vllm/asynchronous.py` and `vllm/stepped.py`, have in common.
 
 Each must be called only from the event loop on which it was created; see `vllm/engine.py`. vLLM is imported by name and
 only when it is used, so that importing this module costs nothing.
@@ -7,10 +7,12 @@ only when it is used, so that importing this module costs nothing.
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
+from skyrl.errors import RunError
 from skyrl.inference.engine import EngineLoad, InFlight, NewTokens
 
 
@@ -33,12 +35,24 @@ class Output(Protocol):
 Heard = Callable[[Sequence[int]], None]
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """One vLLM engine. After any of its calls raised `ProcessError`, it is dead, and every other call raises it too."""
 
     shares_memory: bool
     """Whether the workers run in this process, so that weights need not be sent."""
 
+    _sets_version: str
+    """Name of vLLM's method that sets the version of the weights."""
+
+    _adapter: Any = None
+    _in_flight: InFlight = "finish"
+    _is_asleep = False
+
+    @abstractmethod
+    async def _ask(self, method: str, *args: object, **kwargs: object) -> Any:
+        """The result of a method of vLLM's engine. Raises `ProcessError` if the engine is dead."""
+
+    @abstractmethod
     async def generate(
         self,
         request_id: str,
@@ -51,35 +65,55 @@ class Backend(Protocol):
         so far whenever there are more. `adapter` draws the sample instead of the adopted one.
         """
 
+    @abstractmethod
     async def pause(self, in_flight: InFlight) -> None:
         """Stop the scheduler. If `in_flight` is `finish`, no request is running."""
 
+    @abstractmethod
     async def resume(self) -> None:
         """Restart the scheduler."""
 
+    @abstractmethod
     def load(self) -> EngineLoad | None:
         """Load of the scheduler after its last step; None if it is unknown in this process."""
 
     async def call_workers(self, method: str, *args: object) -> list[Any]:
         """The results of calling `method` on every worker."""
+        results: list[Any] = await self._ask("collective_rpc", method, args=args)
+        return results
 
     async def adopt_adapter(self, folder: str) -> None:
         """Draw samples from now on with the adapter in `folder`, in PEFT's format, which replaces any earlier one."""
+        self._adapter = adapter_request(folder)
+        await self._ask("remove_lora", ADAPTER)
+        await self.load_adapter(self._adapter)
 
     async def load_adapter(self, adapter: object) -> None:
         """Load one more adapter, for requests that name it."""
+        if not await self._ask("add_lora", adapter):
+            raise RunError("vLLM does not accept the adapter")
 
     async def forget(self, version: int) -> bool:
         """Drop every cache of computed prompts, except for what the last pause keeps, and set the version of the
         weights. Returns False if a cache was still in use.
         """
+        await self._ask("reset_mm_cache")
+        await self._ask("reset_encoder_cache")
+        again = self._in_flight == "recompute"
+        if self._in_flight != "keep" and not await self._ask("reset_prefix_cache", again):
+            return False
+        await self._ask(self._sets_version, str(version))
+        return True
 
+    @abstractmethod
     async def sleep(self) -> None:
         """Free the memory of weights and cache."""
 
+    @abstractmethod
     async def wake(self) -> None:
         """Allocate the memory of weights and cache again."""
 
+    @abstractmethod
     def close(self) -> None:
         """End the engine and its processes."""
 

@@ -3,8 +3,8 @@
     GenerationRequest --> one vLLM request per sample --Backend--> Completion
 
 vLLM's asynchronous engine belongs to one event loop, so each engine has its own loop on its own thread: calls may come
-from any loop, which vLLM does not delay. vLLM's arguments are in `vllm/arguments.py` and `vllm/sampling.py`, the code
-that runs inside its workers is in `vllm/worker.py`.
+from any loop, which vLLM does not delay. The arguments of vLLM are in `arguments.py` and `sampling_arguments.py`, the
+code that runs inside its workers is in `worker.py`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,26 @@ from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ModelError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, refuse_foreign, write_adapter
 from skyrl.inference.drawable import Drawable
-from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InFlight, longest_completion
+from skyrl.inference.engine import (
+    Completion,
+    EngineLoad,
+    GenerationRequest,
+    InFlight,
+    completion_limit,
+    empty_completions,
+)
 from skyrl.inference.gate import Gate
 from skyrl.inference.vllm.arguments import engine_arguments
 from skyrl.inference.vllm.asynchronous import AsyncBackend
 from skyrl.inference.vllm.backend import ADAPTER, Backend, adapter_request, first_line, refusals, reporter
-from skyrl.inference.vllm.draws import by_key
 from skyrl.inference.vllm.environment import import_ahead, import_vllm, set_variables
+from skyrl.inference.vllm.keyed_draws import by_key
 from skyrl.inference.vllm.model import expected_weights, model_facts, overridden, refuse_unfit
-from skyrl.inference.vllm.sampling import check_sampling, completion, sampling_arguments
+from skyrl.inference.vllm.sampling_arguments import check_sampling, completion, sampling_arguments
 from skyrl.inference.vllm.stepped import SteppedBackend
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.models.files.stored_adapter import stored_settings
+from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.tree import FrozenDict
 from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared, as_plain, why_not_loaded
 
@@ -134,10 +142,12 @@ class VLLMEngine:
 
         Raises `ProcessError` if vLLM is dead or dies meanwhile. A cancelled call leaves the batch.
         """
-        limit = self._longest_completion(request)
+        check_sampling(request.sampling)
+        if request.adapter is not None and request.adapter not in self._adapters:
+            raise UserError(f"there is no adapter {request.adapter}; loaded: {', '.join(self._adapters) or 'none'}")
+        limit = completion_limit(request, self._max_model_len)
         if limit == 0:
-            nothing = Completion(token_ids=(), text="", logprobs=(), weight_versions=(), stop_reason="length")
-            return (nothing,) * len(request.keys)
+            return empty_completions(request)
         return await self._on_loop(self._generate(request, limit))
 
     async def pause(self, in_flight: InFlight = "finish") -> None:
@@ -189,13 +199,8 @@ class VLLMEngine:
     async def _generate(self, request: GenerationRequest, limit: int) -> tuple[Completion, ...]:
         async with self._gate:
             self._refuse_if_out_of_service()
-            samples = [asyncio.ensure_future(self._sample(request, index, limit)) for index in range(len(request.keys))]
-            try:
-                return tuple(await asyncio.gather(*samples))
-            finally:
-                for sample in samples:
-                    sample.cancel()
-                await asyncio.gather(*samples, return_exceptions=True)
+            samples = [self._sample(request, index, limit) for index in range(len(request.keys))]
+            return tuple(await gather_or_cancel(samples))
 
     def _refuse_if_out_of_service(self) -> None:
         if self._closed:
@@ -209,10 +214,10 @@ class VLLMEngine:
         if not self._speculates:
             arguments = by_key(arguments)
         try:
-            heard = None if request.on_tokens is None else reporter(request.on_tokens, index)
+            listener = None if request.on_tokens is None else reporter(request.on_tokens, index)
             adapter = None if request.adapter is None else self._adapters[request.adapter]
             output = await self._backend.generate(
-                str(next(self._numbers)), request.prompt_ids, arguments, heard, adapter
+                str(next(self._numbers)), request.prompt_ids, arguments, listener, adapter
             )
         except refusals() as error:
             raise UserError(f"prompt {key.prompt_id!r}: vLLM refuses the request: {error}") from error
@@ -278,19 +283,6 @@ class VLLMEngine:
         self._loop.close()
         if self._sockets is not None:
             shutil.rmtree(self._sockets, ignore_errors=True)
-
-    def _longest_completion(self, request: GenerationRequest) -> int:
-        """The longest possible completion in tokens; 0 if the prompt alone reaches the limit."""
-        name = f"prompt {request.keys[0].prompt_id!r}" if request.keys else "a prompt"
-        length = len(request.prompt_ids)
-        check_sampling(request.sampling)
-        if request.adapter is not None and request.adapter not in self._adapters:
-            raise UserError(f"there is no adapter {request.adapter}; loaded: {', '.join(self._adapters) or 'none'}")
-        if length == 0:
-            raise RunError(f"{name} is empty: there is nothing to continue")
-        if length > self._max_model_len:
-            raise RunError(f"{name} has {length} tokens, more than max_model_len = {self._max_model_len}")
-        return longest_completion(request.sampling, length, self._max_model_len)
 
 
 async def _start(

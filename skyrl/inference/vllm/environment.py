@@ -88,17 +88,19 @@ def _set(wanted: Mapping[str, str]) -> None:
 
 def variables(config: InferenceEngineConfig, device: str) -> dict[str, str]:
     """Environment variables for vLLM's processes."""
-    found = {
+    values = {
         "VLLM_NO_USAGE_STATS": "1",  # a run sends no usage statistics
         "VLLM_LOGGING_LEVEL": "ERROR",  # vLLM warns about its own defaults, a page at each start
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if config.vllm_v1_disable_multiproc else "1",
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # only the sampler of the first runner is adapted
     }
     if device == "cpu":
-        found["TORCHDYNAMO_DISABLE"] = "1"  # otherwise the first request compiles the sampler's helpers, for 20 to 40 s
+        values["TORCHDYNAMO_DISABLE"] = (
+            "1"  # otherwise the first request compiles the sampler's helpers, for 20 to 40 s
+        )
     if config.deterministic:
-        found["VLLM_BATCH_INVARIANT"] = "1"
-    return found
+        values["VLLM_BATCH_INVARIANT"] = "1"
+    return values
 
 
 def end_with_host() -> None:

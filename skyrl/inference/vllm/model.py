@@ -17,7 +17,7 @@ from skyrl.models.files.naming import named_weights, tied_names
 from skyrl.models.files.overrides import changed_values, with_overrides
 from skyrl.models.files.paths import local_folder
 from skyrl.tree import FrozenDict
-from skyrl.weight_receiver.incoming_weights import IncomingWeights, WeightInfo, weight_info
+from skyrl.weight_receiver.incoming_weights import IncomingWeights, WeightInfo, listed, weight_info
 
 HEAD_SIZES_ON_CPU = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head dimensions that the attention of vLLM 0.32 supports on a CPU. Any other fails at the first request."""
@@ -101,15 +101,15 @@ def overridden(path: str, overrides: Mapping[str, Any], *, trust_remote_code: bo
 
 def _as_vllm_reads(config: PretrainedConfig) -> dict[str, Any]:
     """Values that vLLM reads otherwise than transformers. As they are, it would sample from another model, silently."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     table = getattr(config, "rope_parameters", None) or {}
     if table.get("llama_4_scaling_beta"):  # Ministral 3: the temperature of queries, under the name of Mistral's format
         original = table["original_max_position_embeddings"]
         beta = table["llama_4_scaling_beta"]
-        found["llama_4_scaling"] = {"original_max_position_embeddings": original, "beta": beta}
+        values["llama_4_scaling"] = {"original_max_position_embeddings": original, "beta": beta}
     if config.model_type in ("cohere2", "cohere2_moe"):  # windows of one token more than transformers has
-        found["sliding_window"] = config.sliding_window - 1
-    return found
+        values["sliding_window"] = config.sliding_window - 1
+    return values
 
 
 def _fault(config: PretrainedConfig) -> str:
@@ -157,8 +157,7 @@ def refuse_unfit(expected: ExpectedWeights, incoming: IncomingWeights) -> None:
             problems.append(f"{info.name} has shape {info.shape}, this model's has {held.shape}")
     problems += [f"{name} is missing" for name in missing]
     if problems:
-        more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
-        raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {'; '.join(problems[:5] + more)}")
+        raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {listed(problems)}")
 
 
 def _eos_ids(path: str, config: PretrainedConfig) -> tuple[int, ...]:
@@ -169,8 +168,8 @@ def _eos_ids(path: str, config: PretrainedConfig) -> tuple[int, ...]:
         generation = GenerationConfig.from_pretrained(_source(path))
     except OSError:
         generation = GenerationConfig.from_model_config(config)
-    found = generation.eos_token_id
-    listed = found if isinstance(found, list | tuple) else [found]
+    configured = generation.eos_token_id
+    listed = configured if isinstance(configured, list | tuple) else [configured]
     return tuple(sorted(int(eos) for eos in listed if eos is not None))
 
 

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from skyrl.errors import WeightSyncError
 from skyrl.weight_receiver.checksums import digest_word
+from skyrl.weight_receiver.incoming_weights import listed
 
 Weights = Iterator[tuple[str, Tensor]]
 
@@ -62,5 +63,4 @@ class ReadBack(TorchDispatchMode):
             changed = dict.fromkeys(name for (name, _, _), after, before in pairs if after != before)
             problems += [f"{name} was replaced by another weight after it was loaded" for name in changed]
         if problems:
-            more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
-            raise WeightSyncError("; ".join(problems[:5] + more))
+            raise WeightSyncError(listed(problems))

@@ -7,9 +7,9 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from skyrl.errors import ProcessError, RunError
+from skyrl.errors import ProcessError
 from skyrl.inference.engine import EngineLoad, InFlight
-from skyrl.inference.vllm.backend import ADAPTER, Heard, Output, adapter_request, first_line, request_maker
+from skyrl.inference.vllm.backend import Backend, Heard, Output, first_line, request_maker
 
 
 class Core(Protocol):
@@ -24,8 +24,10 @@ _ENDED_ASLEEP: list[Any] = []
 has unmapped makes vLLM's allocator print an error for each piece."""
 
 
-class SteppedBackend:
+class SteppedBackend(Backend):
     """vLLM stepped in this process, unless its configuration gives its scheduler a process of its own."""
+
+    _sets_version = "set_weight_version"
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         vllm = importlib.import_module("vllm")
@@ -39,9 +41,7 @@ class SteppedBackend:
         self._heard: dict[str, Heard] = {}
         self._stepping: asyncio.Task[None] | None = None
         self._dead = ""
-        self._adapter: Any = None
-        self._in_flight: InFlight = "finish"
-        self._resting = self._is_asleep = False
+        self._resting = False
 
     async def generate(
         self,
@@ -73,7 +73,9 @@ class SteppedBackend:
 
     async def pause(self, in_flight: InFlight) -> None:
         self._in_flight, self._resting = in_flight, True  # the engine is paused when it is not stepped
-        while in_flight == "finish" and self._has_queued_steps:
+        # A step may have been begun ahead of time, for samples that have ended meanwhile: on CUDA, vLLM schedules one
+        # while the last one computes.
+        while in_flight == "finish" and getattr(self._core, "batch_queue", None):
             self._call(self._engine.step)
 
     async def resume(self) -> None:
@@ -86,13 +88,6 @@ class SteppedBackend:
         core: Core | None = getattr(self._engine.engine_core, "engine_core", None)
         return core
 
-    @property
-    def _has_queued_steps(self) -> bool:
-        """Whether a step was begun ahead of time, for samples that have ended meanwhile: on CUDA, vLLM schedules one
-        while the last one computes.
-        """
-        return bool(getattr(self._core, "batch_queue", None))
-
     def load(self) -> EngineLoad | None:
         core = self._core
         if core is None or self._dead:
@@ -100,27 +95,8 @@ class SteppedBackend:
         _, waiting = core.scheduler.get_request_counts()
         return EngineLoad(waiting=waiting, cache_use=core.scheduler.kv_cache_manager.usage)
 
-    async def call_workers(self, method: str, *args: object) -> list[Any]:
-        results: list[Any] = self._call(self._engine.collective_rpc, method, args=args)
-        return results
-
-    async def adopt_adapter(self, folder: str) -> None:
-        self._adapter = adapter_request(folder)
-        self._call(self._engine.remove_lora, ADAPTER)
-        await self.load_adapter(self._adapter)
-
-    async def load_adapter(self, adapter: object) -> None:
-        if not self._call(self._engine.add_lora, adapter):
-            raise RunError("vLLM does not accept the adapter")
-
-    async def forget(self, version: int) -> bool:
-        self._call(self._engine.reset_mm_cache)
-        self._call(self._engine.reset_encoder_cache)
-        again = self._in_flight == "recompute"
-        if self._in_flight != "keep" and not self._call(self._engine.reset_prefix_cache, again):
-            return False
-        self._call(self._engine.set_weight_version, str(version))
-        return True
+    async def _ask(self, method: str, *args: object, **kwargs: object) -> Any:
+        return self._call(getattr(self._engine, method), *args, **kwargs)
 
     async def sleep(self) -> None:
         self._call(self._engine.sleep, level=2, mode="abort" if self._in_flight == "finish" else "keep")
@@ -153,11 +129,11 @@ class SteppedBackend:
             except ProcessError:
                 return
             for output in outputs:
-                if heard := self._heard.get(output.request_id):
-                    heard(output.outputs[0].token_ids)
-                asked = self._futures.get(output.request_id)
-                if output.finished and asked is not None and not asked.done():
-                    asked.set_result(output.outputs[0])
+                if listener := self._heard.get(output.request_id):
+                    listener(output.outputs[0].token_ids)
+                future = self._futures.get(output.request_id)
+                if output.finished and future is not None and not future.done():
+                    future.set_result(output.outputs[0])
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a call on the engine. After an exception its state is unknown: it counts as dead, and every waiting

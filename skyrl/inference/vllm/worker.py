@@ -19,9 +19,9 @@ from transformers import AutoTokenizer
 
 from skyrl.errors import WeightSyncError
 from skyrl.inference.drawable import Drawable
-from skyrl.inference.vllm.draws import Sampler, draw_by_keys
 from skyrl.inference.vllm.environment import end_with_host
 from skyrl.inference.vllm.in_place import load_in_place, why_not_in_place, without_reloading
+from skyrl.inference.vllm.keyed_draws import Sampler, draw_by_keys
 from skyrl.inference.vllm.read_back import ReadBack
 from skyrl.models.files.expert_names import stored_names
 from skyrl.weight_receiver import vllm_native
@@ -94,8 +94,8 @@ class WeightReceiver:
         read_back = None if is_shown else ReadBack(self.model_runner.get_model())
 
         def named(weights: Weights) -> Weights:
-            found = self._skyrl_named(weights, tied, copied=borrowed)
-            return read_back.named(found) if read_back else found
+            expanded = self._skyrl_named(weights, tied, copied=borrowed)
+            return read_back.named(expanded) if read_back else expanded
 
         try:
             with read_back or nullcontext():
@@ -208,8 +208,8 @@ def gather_without_ranks(sampler: Sampler) -> None:
 
     def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> tuple[Tensor, ...]:
         if num_logprobs:
-            found: tuple[Tensor, ...] = gather(logprobs, num_logprobs, token_ids)
-            return found
+            gathered: tuple[Tensor, ...] = gather(logprobs, num_logprobs, token_ids)
+            return gathered
         drawn = token_ids.unsqueeze(-1)
         made: tuple[Tensor, ...] = kind(drawn.int(), logprobs.gather(-1, drawn), torch.zeros_like(token_ids))
         return made

@@ -119,8 +119,8 @@ class NamesInEtcd:
         return dict(sorted((self._text(row.key).removeprefix(_ROOT), self._read(row).value) for row in rows))
 
     def get(self, name: str) -> str | None:
-        found = self._entry(name)
-        return None if found is None else found.value
+        entry = self._entry(name)
+        return None if entry is None else entry.value
 
     def _entry(self, name: str) -> Entry | None:
         rows = self._ask(_Rows, "kv/range", {"key": _coded(_ROOT + name)}).kvs
@@ -137,9 +137,9 @@ class NamesInEtcd:
             url = f"{self._server}/v3/{what}"
             return read(posted(url, body, {}, seconds=_SECONDS, longest=_LONGEST_ANSWER), kind)
         except urllib.error.HTTPError as error:
-            said = error.read(500).decode(errors="replace")
+            answer = error.read(500).decode(errors="replace")
             error.close()
-            raise _Refused(f"etcd at {self._server} answered {error.code}: {said}") from None
+            raise _Refused(f"etcd at {self._server} answered {error.code}: {answer}") from None
         except BadAnswer as error:
             raise ProcessError(f"etcd at {self._server} answers {error} ({what})") from None
         except OSError as error:

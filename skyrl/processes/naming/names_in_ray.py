@@ -71,8 +71,8 @@ class NamesInRay:
         self._ask(self._actor.remove, name, owner)
 
     def find(self, prefix: str) -> Mapping[str, str]:
-        found: dict[str, str] = self._ask(self._actor.find, prefix)
-        return found
+        names: dict[str, str] = self._ask(self._actor.find, prefix)
+        return names
 
     def get(self, name: str) -> str | None:
         return self.find(name).get(name)

@@ -54,8 +54,8 @@ class NamesOnDisk:
 
     def add(self, name: str, entry: Entry, seconds: float) -> bool:
         with self._reported(), self._locked():
-            found = self._read(self._file(name))
-            if found is not None and found.is_alive:
+            lease = self._read(self._file(name))
+            if lease is not None and lease.is_alive:
                 return False
             scratch = self._scratch()
             try:
@@ -68,28 +68,28 @@ class NamesOnDisk:
 
     def renew(self, name: str, entry: Entry, seconds: float) -> bool:
         with self._reported(), self._locked():
-            found = self._read(self._file(name))
-            if found is None or found.entry.owner != entry.owner or not found.is_alive:
+            lease = self._read(self._file(name))
+            if lease is None or lease.entry.owner != entry.owner or not lease.is_alive:
                 return False
             os.utime(self._file(name))
             return True
 
     def remove(self, name: str, owner: str) -> None:
         with self._reported(), self._locked():
-            found = self._read(self._file(name))
-            if found is not None and found.entry.owner == owner:
+            lease = self._read(self._file(name))
+            if lease is not None and lease.entry.owner == owner:
                 self._file(name).unlink()
 
     def find(self, prefix: str) -> Mapping[str, str]:
         with self._reported():
             read = (self._read(file) for file in self._folder.glob(f"*{_SUFFIX}"))
-            found = {each.name: each.entry.value for each in read if each is not None and each.is_alive}
-            return {name: found[name] for name in sorted(found) if name.startswith(prefix)}
+            values = {each.name: each.entry.value for each in read if each is not None and each.is_alive}
+            return {name: values[name] for name in sorted(values) if name.startswith(prefix)}
 
     def get(self, name: str) -> str | None:
         with self._reported():
-            found = self._read(self._file(name))
-            return found.entry.value if found is not None and found.is_alive else None
+            lease = self._read(self._file(name))
+            return lease.entry.value if lease is not None and lease.is_alive else None
 
     def _file(self, name: str) -> Path:
         quoted = quote(name, safe="")
@@ -106,10 +106,10 @@ class NamesOnDisk:
         """
         try:
             with file.open(encoding="utf-8") as opened:
-                found = json.load(opened)
+                content = json.load(opened)
                 age = self._now() - os.fstat(opened.fileno()).st_mtime
-            name = found.get("name", unquote(file.name.removesuffix(_SUFFIX)))
-            return _Lease(name, Entry(found["value"], found["owner"]), float(found["seconds"]), age)
+            name = content.get("name", unquote(file.name.removesuffix(_SUFFIX)))
+            return _Lease(name, Entry(content["value"], content["owner"]), float(content["seconds"]), age)
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 

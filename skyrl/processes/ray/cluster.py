@@ -20,14 +20,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import ray
 import ray._private.ray_constants as ray_constants
 import ray._private.worker as ray_worker
-from ray import _raylet
+from ray import ObjectRef, _raylet
 from ray._private.node import Node
 from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET
 
@@ -97,7 +97,7 @@ class Cluster:
             if lost:
                 atexit.unregister(ray_worker.shutdown)
             else:
-                with _quiet_end():
+                with contextlib.suppress(OSError, ConnectionError, RuntimeError):
                     ray.shutdown()
         finally:
             if self.folder is not None:
@@ -165,7 +165,7 @@ def attach(address: str, seconds: float, field: str = "trainer.placement.ray_add
             f"running head ({field}). A cluster with token authentication accepts only clients that have its token: "
             "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
         )
-    if not _asks_for_a_token():
+    if _ray.get_authentication_mode() != _ray.AuthenticationMode.TOKEN:
         print(
             f"warning: the Ray cluster at {address} requires no token: anyone who can reach it can run code on "
             "it and read its data (start it with RAY_AUTH_MODE=token)",
@@ -297,13 +297,6 @@ def _signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@contextlib.contextmanager
-def _quiet_end() -> Iterator[None]:
-    """Discard the errors of a cluster that is being shut down."""
-    with contextlib.suppress(OSError, ConnectionError, RuntimeError):
-        yield
-
-
 def _read_token_again() -> None:
     """Make Ray read the authentication mode and token again. It reads them once per process, which may have been
     connected to another cluster before.
@@ -312,9 +305,18 @@ def _read_token_again() -> None:
     _ray.AuthenticationTokenLoader.instance().reset_cache()
 
 
-def _asks_for_a_token() -> bool:
-    """Whether the cluster that this process is connected to requires a token, and refuses connections without one."""
-    return bool(_ray.get_authentication_mode() == _ray.AuthenticationMode.TOKEN)
+def clock_difference(ask: Callable[[], ObjectRef[float]], tries: int) -> float:
+    """Seconds that the clock which `ask` reads in another process is ahead of this one's, from the fastest of several
+    requests; 0 if within the measurement error.
+    """
+    best = (float("inf"), 0.0)
+    for _ in range(tries):
+        before = time.time()
+        there = ray.get(ask(), timeout=60)
+        after = time.time()
+        best = min(best, (after - before, there - (before + after) / 2))
+    trip, ahead = best
+    return ahead if abs(ahead) > trip / 2 else 0.0
 
 
 def _one_line(error: BaseException) -> str:

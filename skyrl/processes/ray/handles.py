@@ -112,13 +112,13 @@ async def _answer_or_end(answer: Future[Any], member: Member) -> Any:
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Any] = loop.create_future()
 
-    def settle(found: object) -> None:
+    def settle(answer: object) -> None:
         if not outcome.done():
-            outcome.set_result(found)
+            outcome.set_result(answer)
 
-    def tell(found: Callable[[], Any]) -> None:
+    def tell(read: Callable[[], Any]) -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(lambda: settle(found()))
+            loop.call_soon_threadsafe(lambda: settle(read()))
 
     answer.add_done_callback(lambda done: tell(lambda: done.exception() or done.result()))
     forget = member.exit_notice.listen(lambda: tell(lambda: member.exit_notice.error))

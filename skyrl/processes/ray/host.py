@@ -32,7 +32,7 @@ from skyrl.processes.orphans import HOST, start_reaper
 
 
 @frozen(kw_only=True)
-class Settings:
+class ActorSettings:
     """Arguments of an actor, given before it makes its object."""
 
     name: str
@@ -60,13 +60,17 @@ class Introduction:
 class Host:
     """The actor around an object; `HostActor` is its remote class."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ActorSettings) -> None:
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends its actors itself
         self._reaper = start_reaper(HOST, settings.mark)
         os.environ.update(settings.environment)
         os.environ[HOST] = settings.mark
-        _meet_where_ray_does()
+        # Unless one is configured, gloo uses the interface by which this machine is in the cluster. Its default is the
+        # address of the host's name, which other machines often cannot reach (127.0.1.1, by Debian's /etc/hosts).
+        interface = interface_of(_own_address())
+        if interface is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         with contextlib.suppress(OSError):
             os.chdir(settings.folder)
         self._log = RankLog(settings.log, settings.name)
@@ -104,9 +108,9 @@ class Host:
     async def prepare(self, maker: Sequence[Any]) -> None:
         """Import what a maker needs. What fails here fails again, and is reported, when the object is made."""
         try:
-            found = await maker[0]
-            if prepare := getattr(getattr(found, "func", None), "prepare", None):
-                prepare(*found.args, **found.keywords)
+            made = await maker[0]
+            if prepare := getattr(getattr(made, "func", None), "prepare", None):
+                prepare(*made.args, **made.keywords)
         except (Exception, SystemExit) as error:
             logging.getLogger(__name__).debug("preparing failed", exc_info=error)
 
@@ -139,15 +143,6 @@ class Host:
 
 def _own_address() -> str:
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray
-
-
-def _meet_where_ray_does() -> None:
-    """Let gloo use the interface by which this machine is in the cluster, unless one is configured. By default, it uses
-    the address of the host's name, which other machines often cannot reach (127.0.1.1, by Debian's /etc/hosts).
-    """
-    interface = interface_of(_own_address())
-    if interface is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def _travels(error: SkyRLError) -> bool:

@@ -48,9 +48,9 @@ class RayJobs:
         try:
             yield
         except (RuntimeError, ConnectionError, ValueError, OSError) as error:
-            said = " ".join(str(error).split())[:300]
+            reason = " ".join(str(error).split())[:300]
             raise ProcessError(
-                f"Ray's dashboard at {self._address}: {said}. The cluster needs ray[default] and a dashboard (ray "
+                f"Ray's dashboard at {self._address}: {reason}. The cluster needs ray[default] and a dashboard (ray "
                 "start --head); ray.address of the cluster names it, and RAY_AUTH_MODE=token with RAY_AUTH_TOKEN or "
                 "RAY_AUTH_TOKEN_PATH brings its token"
             ) from None

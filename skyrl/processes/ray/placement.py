@@ -189,15 +189,15 @@ class Placement:
         """Each machine's names of the GPUs that it reserved, in order; only a task that holds them can read them."""
         if self._device == "cpu":
             return {node: tuple(str(slot) for slot in range(pool.gpus_per_node)) for node in strategies}
-        asked = {
+        requests = {
             node: _gpus_of_this_task.options(num_gpus=pool.gpus_per_node, scheduling_strategy=strategy).remote()
             for node, strategy in strategies.items()
         }
         try:
-            found = ray.get(list(asked.values()), timeout=max(0.0, deadline - time.monotonic()))
+            answers = ray.get(list(requests.values()), timeout=max(0.0, deadline - time.monotonic()))
         except ray.exceptions.GetTimeoutError:
             raise ProcessError(f"The machines of {pool.name} did not say in time which GPUs they reserved") from None
-        return {node: tuple(sorted(gpus, key=_by_number)) for node, gpus in zip(asked, found, strict=True)}
+        return {node: tuple(sorted(gpus, key=_by_number)) for node, gpus in zip(requests, answers, strict=True)}
 
 
 def _address_of(node: Mapping[str, Any]) -> tuple[str, int]:

@@ -25,9 +25,9 @@ from skyrl.processes.exit_notice import ExitNotice
 from skyrl.processes.handles import Deadlines, Group
 from skyrl.processes.orphans import PRIVATE, folder_of_this_process
 from skyrl.processes.progress import Progress
-from skyrl.processes.ray.cluster import Device, attach, start
+from skyrl.processes.ray.cluster import Device, attach, clock_difference, start
 from skyrl.processes.ray.handles import RayHandle, failed
-from skyrl.processes.ray.host import HostActor, Introduction, Settings
+from skyrl.processes.ray.host import ActorSettings, HostActor, Introduction
 from skyrl.processes.ray.placement import Placement
 from skyrl.processes.ray.watch import Member, Watch
 
@@ -148,7 +148,12 @@ class RayProcesses:
             with self.progress.waiting_for(f"the start of {names}"):
                 self._introduce(members, deadline)
             with self.progress.waiting_for(f"{names} to import packages and load what it needs"):
-                self._make(members, makers, deadline)
+                made = [
+                    member.actor.make.remote([ray.put(maker)]) for member, maker in zip(members, makers, strict=True)
+                ]
+                self._wait(members, made, "start", deadline)
+                for member in members:
+                    self._watch.has_started(member)
         except BaseException:
             self._end(members)
             raise
@@ -186,7 +191,7 @@ class RayProcesses:
         place, log = self.where[role, rank], self._logs / f"{role}-{rank}.log"
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(place.gpus)} if self._device == "cuda" else {}
         private = {PRIVATE: str(self._cluster.folder)} if self._cluster.folder else {}
-        settings = Settings(
+        settings = ActorSettings(
             name=f"{role}-{rank}",
             folder=Path.cwd(),
             mark=f"{folder_of_this_process(Path()).name}/{role}-{rank}",
@@ -201,22 +206,16 @@ class RayProcesses:
 
     def _introduce(self, members: Sequence[Member], deadline: float) -> None:
         """Wait until every process has started, set its clock and begin to watch it."""
-        found = self._wait(members, [member.actor.introduce.remote() for member in members], "start", deadline)
-        for member, about in zip(members, found, strict=True):
+        introductions = self._wait(members, [member.actor.introduce.remote() for member in members], "start", deadline)
+        for member, about in zip(members, introductions, strict=True):
             assert isinstance(about, Introduction)
             where = about.host if is_loopback(about.address) else f"{about.host} ({about.address})"
             member.location = f"process {about.pid} on {where}, node {about.node[:8]}"
             self._watch.add(member)
             try:
-                member.actor.adjust_clock.remote(_clock_offset(member))
+                member.actor.adjust_clock.remote(-clock_difference(member.actor.clock.remote, tries=3))
             except RayError as error:
                 raise failed(member, "start", error) from None
-
-    def _make(self, members: Sequence[Member], makers: Sequence[Callable[[], Any]], deadline: float) -> None:
-        made = [member.actor.make.remote([ray.put(maker)]) for member, maker in zip(members, makers, strict=True)]
-        self._wait(members, made, "start", deadline)
-        for member in members:
-            self._watch.has_started(member)
 
     def _wait(self, members: Sequence[Member], references: Sequence[Any], doing: str, deadline: float) -> list[Any]:
         """Wait for the results, in order; raises for the first process that fails, dies or is late."""
@@ -233,7 +232,10 @@ class RayProcesses:
             if waiting and time.monotonic() > deadline:
                 late = list(waiting.values())
                 self._watch.dump_stacks(late)
-                raise _too_late(late, self._deadlines.start)
+                names = ", ".join(str(member) for member in late)
+                raise ProcessError(
+                    f"After {self._deadlines.start:g} s these have not started: {names}; logs: {late[0].log.parent}"
+                )
         return [results[reference] for reference in references]
 
     def _checked(self, member: Member, reference: ObjectRef[Any], doing: str) -> Any:
@@ -266,20 +268,3 @@ def _heed_cancellation() -> None:
         return  # no loop runs in this thread: Ctrl-C is a KeyboardInterrupt
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-def _clock_offset(member: Member) -> float:
-    """Seconds to add to the clock of the member's machine to get this one's; 0 if within the measurement error."""
-    best = (float("inf"), 0.0)
-    for _ in range(3):
-        before = time.time()
-        there: Any = ray.get(member.actor.clock.remote(), timeout=60)
-        after = time.time()
-        best = min(best, (after - before, (before + after) / 2 - there))
-    trip, offset = best
-    return offset if abs(offset) > trip / 2 else 0.0
-
-
-def _too_late(late: Sequence[Member], seconds: float) -> ProcessError:
-    names = ", ".join(str(member) for member in late)
-    return ProcessError(f"After {seconds:g} s these have not started: {names}; logs: {late[0].log.parent}")

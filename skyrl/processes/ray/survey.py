@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from skyrl.processes.logs import end_of
 from skyrl.processes.machine_facts import MachineFacts, facts_here
 from skyrl.processes.network_probe import Echo, Link, measure
-from skyrl.processes.ray.cluster import attach
+from skyrl.processes.ray.cluster import attach, clock_difference
 
 EACH_PAIR = 8
 """Number of machines up to which every pair is measured; with more, each is paired with the next one by address."""
@@ -101,9 +101,9 @@ def survey(address: str, *, readable: Sequence[str], shared: Sequence[str], seco
         machines = [_Machine(node) for node in sorted(alive, key=lambda node: str(node["NodeManagerAddress"]))]
         with _marks(shared) as marks:
             deadline = time.monotonic() + seconds
-            found = [machine.look(readable, shared, marks, deadline) for machine in machines]
-        answering = {each.address: machine for each, machine in zip(found, machines, strict=True) if each.facts}
-        return Survey(machines=found, links=_links(answering, seconds))
+            surveyed = [machine.look(readable, shared, marks, deadline) for machine in machines]
+        answering = {each.address: machine for each, machine in zip(surveyed, machines, strict=True) if each.facts}
+        return Survey(machines=surveyed, links=_links(answering, seconds))
     finally:
         cluster.close()
 
@@ -136,26 +136,15 @@ class _Machine:
         address = str(self._node["NodeManagerAddress"])
         slots, gpus = resources.get("slot", 0.0), resources.get("GPU", 0.0)
         try:
-            asked = [self._probe.facts.remote(readable, shared), self._probe.sees.remote(marks)]
-            facts, seen = ray.get(asked, timeout=max(1.0, deadline - time.monotonic()))
+            requests = [self._probe.facts.remote(readable, shared), self._probe.sees.remote(marks)]
+            facts, seen = ray.get(requests, timeout=max(1.0, deadline - time.monotonic()))
             unshared = [folder for folder, sees in zip(shared, seen, strict=True) if not sees]
-            clock = self._ahead()
+            clock = clock_difference(self._probe.clock.remote, tries=5)
         except GetTimeoutError:
             return Surveyed(address=address, slots=slots, gpus=gpus, problem="it did not answer in time")
         except RayError as error:
             return Surveyed(address=address, slots=slots, gpus=gpus, problem=end_of(str(error), 300))
         return Surveyed(address=address, slots=slots, gpus=gpus, facts=facts, clock=clock, unshared=unshared)
-
-    def _ahead(self) -> float:
-        """Seconds that the machine's clock is ahead, from the fastest of five requests."""
-        best = (float("inf"), 0.0)
-        for _ in range(5):
-            before = time.time()
-            there: float = ray.get(self._probe.clock.remote(), timeout=60)
-            after = time.time()
-            best = min(best, (after - before, there - (before + after) / 2))
-        trip, ahead = best
-        return ahead if abs(ahead) > trip / 2 else 0.0
 
     def listen(self, address: str, seconds: float) -> int:
         """Start an `Echo` on the machine and return its port."""
@@ -170,16 +159,16 @@ class _Machine:
 
 def _links(machines: Mapping[str, _Machine], seconds: float) -> dict[tuple[str, str], Link]:
     """Measure the connections one after another, so that they do not disturb each other."""
-    found = {}
+    links = {}
     ports: dict[str, int] = {}
     for here, there in pairs(list(machines)):
         try:
             if there not in ports:
                 ports[there] = machines[there].listen(there, seconds)
-            found[here, there] = machines[here].measure(there, ports[there], seconds)
+            links[here, there] = machines[here].measure(there, ports[there], seconds)
         except (RayError, GetTimeoutError) as error:
-            found[here, there] = Link(problem=end_of(str(error), 300))
-    return found
+            links[here, there] = Link(problem=end_of(str(error), 300))
+    return links
 
 
 def pairs(addresses: Sequence[str]) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ vLLM receives and returns token ids. Text is decoded from them here, in the same
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from skyrl.inference.engine import Completion, SampleKey, asked_logprobs, temper
 from skyrl.inference.vllm.backend import Output
 from skyrl.models.routers import packed_choices
 from skyrl.trajectory import RoutedExperts
+from skyrl.tree import thaw
 from skyrl.tree.names import nearest
 
 ADDITIONAL = BACKENDS["vllm"].sampling_arguments
@@ -42,8 +43,8 @@ def check_sampling(sampling: SamplingParams) -> None:
         )
     for name in sampling.additional_kwargs or {}:
         if name not in ADDITIONAL:
-            meant = nearest(name, ADDITIONAL)
-            hint = f"did you mean {meant}?" if meant else f"it takes {', '.join(ADDITIONAL)}"
+            nearest_name = nearest(name, ADDITIONAL)
+            hint = f"did you mean {nearest_name}?" if nearest_name else f"it takes {', '.join(ADDITIONAL)}"
             raise UserError(f"sampling_params.additional_kwargs: the vllm engine has no setting called {name}; {hint}")
         if name in OF_OUR_OWN and getattr(sampling, OF_OUR_OWN[name]):
             raise UserError(f"sampling_params.{OF_OUR_OWN[name]} and additional_kwargs.{name} are the same: remove one")
@@ -56,7 +57,7 @@ def sampling_arguments(
 
     End-of-sequence ids are passed as stop tokens, so that the same ids count as in the torch engine.
     """
-    more: dict[str, Any] = {name: _thawed(value) for name, value in (sampling.additional_kwargs or {}).items()}
+    more: dict[str, Any] = thaw(sampling.additional_kwargs or {})
     ends = {*more.pop("stop_token_ids", ()), *(sampling.stop_token_ids or ())}
     ends |= set() if more.get("ignore_eos") else set(eos_ids)
     return {
@@ -122,9 +123,3 @@ def versions_of_tokens(spans: Iterable[Any], count: int) -> tuple[int, ...]:
     if len(versions) != count:
         raise RunError(f"vLLM reported weight versions for {len(versions)} tokens, but sampled {count}")
     return versions
-
-
-def _thawed(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {key: _thawed(item) for key, item in value.items()}
-    return [_thawed(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
