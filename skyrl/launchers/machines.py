@@ -8,7 +8,7 @@ from skyrl.config.derive.sizes import GPUS_OF_A_MACHINE
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.kinds import kind_of
 from skyrl.errors import UserError
-from skyrl.planning.layout import Node, NoRoom, assign
+from skyrl.planning.layout import ClusterNode, NoRoom, assign
 from skyrl.planning.sizes import layout
 
 
@@ -29,7 +29,7 @@ def need_of(run: RunConfig, per_node: int | None = None) -> Need:
     sizes = kind_of(run).sizes(run)
     laid = layout(sizes)
     machine = per_node or max(GPUS_OF_A_MACHINE, *(pool.gpus_per_node for pool in laid.pools), 1)
-    nodes = [Node(id=str(number), gpus=machine) for number in range(sum(pool.nodes for pool in laid.pools))]
+    nodes = [ClusterNode(id=str(number), gpus=machine) for number in range(sum(pool.nodes for pool in laid.pools))]
     try:
         taken = {node for nodes_of_pool in assign(laid, nodes).values() for node in nodes_of_pool}
     except NoRoom as error:
