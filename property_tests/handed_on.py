@@ -25,7 +25,7 @@ from click.testing import CliRunner
 
 from property_tests.trees import SIMPLE, as_arguments, as_tables
 from skyrl.checkpoint.manifest import Manifest
-from skyrl.cli.config import config
+from skyrl.cli.preparing.config import config
 from skyrl.config import AlgorithmConfig, BaseConfig, OptimizerConfig, load, resolve
 from skyrl.config.cluster import ClusterConfig, SlurmConfig
 from skyrl.config.loading.kinds import KINDS, kind_of, root_of

@@ -43,6 +43,7 @@ BREAKS = {
     "the endpoint judges": Break("endpoint", "endpoint/planted.py", "from skyrl.inference.pool import client"),
     "a learner samples": Break("learners", "learners/planted.py", "from skyrl.inference import engine"),
     "a setting loads files": Break("config", "config/settings/planted.py", "from skyrl.config import loading"),
+    "a plan looks at results": Break("commands", "cli/planning/planted.py", "from skyrl.cli import results"),
     "an engine counts its like": Break("inference", "inference/vllm/planted.py", "from skyrl.inference import pool"),
     "one system converts another": Break("interop", "interop/trl/planted.py", "from skyrl.interop import areal"),
     "a strategy knows another": Break("workers", "learners/zero/planted.py", "from skyrl.learners import fsdp2"),

@@ -148,7 +148,7 @@ def phases_of(metrics: Path, tokens: int) -> Result:
 
 def _estimate(file: Path) -> int | None:
     """Bytes that `skyrl plan` expects on the GPU in the phase that needs most."""
-    from skyrl.cli.plan_memory import memory_of
+    from skyrl.cli.planning.plan_memory import memory_of
     from skyrl.config import compose
 
     phases = memory_of(compose([str(file)], {}).config)["phases"]

@@ -31,18 +31,20 @@ def reasons(
     """A sentence for each setting that is not the simplest: without it the run would not fit, or a step would take
     longer.
     """
-    found = []
-    for said, plainer in _plainer(run, proposal):
+    lines = []
+    for begin, plainer in _plainer(run, proposal):
         changed = with_changes(run, {**proposal.changes, **plainer})
         verdict, seconds = judged(changed, shape_of_model), step_time(changed, shape_of_model, mean_answer)
         if verdict is not None and verdict.over:
             phase = verdict.over[0]
-            found.append(f"{said} the {phase.name} of the {phase.role} would take {phase.bytes / GIB:.1f} GiB of a GPU")
+            lines.append(
+                f"{begin} the {phase.name} of the {phase.role} would take {phase.bytes / GIB:.1f} GiB of a GPU"
+            )
         elif verdict is not None and not verdict.fits:
-            found.append(f"{said} an engine's cache would not hold one full-length sequence")
+            lines.append(f"{begin} an engine's cache would not hold one full-length sequence")
         elif seconds is not None and seconds.step > proposal.seconds.step * 1.005:
-            found.append(f"{said} a step would take {seconds.step:,.0f} s")
-    return found
+            lines.append(f"{begin} a step would take {seconds.step:,.0f} s")
+    return lines
 
 
 def _plainer(run: SkyRLTrainConfig, proposal: Proposal) -> Iterator[tuple[str, Changes]]:

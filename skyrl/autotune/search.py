@@ -72,7 +72,7 @@ def proposals(
         known = fastest.get(proposal.arrangement)
         if known is None or proposal.seconds.step < known.seconds.step:
             fastest[proposal.arrangement] = proposal
-    return sorted(fastest.values(), key=lambda each: each.seconds.step)
+    return sorted(fastest.values(), key=lambda candidate: candidate.seconds.step)
 
 
 @frozen(kw_only=True)
@@ -99,13 +99,13 @@ class _Search:
     def _learners(self, changes: Changes, gpus: int) -> Iterator[Changes]:
         """The best micro-batches that fit with and without recomputation; if none does, with states on the host."""
         strategy = changes["trainer.strategy"]
-        found = False
+        fits = False
         for recomputes in (False, True):
             fitting = self._rows({**changes, **recomputing(self.run, strategy, recomputes)}, gpus)
             if fitting is not None:
-                found = True
+                fits = True
                 yield fitting
-        if not found and (on_host := _on_the_host(self.run, strategy)):
+        if not fits and (on_host := _on_the_host(self.run, strategy)):
             offloaded = {**changes, **recomputing(self.run, strategy, True), **on_host}
             fitting = self._rows(offloaded, gpus)
             if fitting is not None:
@@ -117,13 +117,15 @@ class _Search:
         """
         sizes = list(_micro_batches(self.run, changes, gpus))
         for number, micro in enumerate(sizes):
-            if self._fits({**changes, **micro}, ("scoring", "update")):
-                fitting = [{**changes, **each} for each in sizes[number:]]
-                return min(fitting, key=self._training) if _parts(changes)[1] > 1 else fitting[0]
+            verdict = judged(with_changes(self.run, {**changes, **micro}), self.shapes)
+            if verdict is not None and not any(phase.name in ("scoring", "update") for phase in verdict.over):
+                fitting = [{**changes, **size} for size in sizes[number:]]
+                if _parts(changes)[1] == 1:
+                    return fitting[0]
+                return min(
+                    fitting, key=lambda layout: training_seconds(with_changes(self.run, layout), self.shapes, self.mean)
+                )
         return None
-
-    def _training(self, changes: Changes) -> float:
-        return training_seconds(with_changes(self.run, changes), self.shapes, self.mean)
 
     def _beside(self, learners: Changes, engines: Changes) -> Proposal | None:
         """The proposal with the largest share of memory for an engine that fits beside these learners; None if none
@@ -139,10 +141,6 @@ class _Search:
             if verdict is not None and verdict.cache_holds == 0:
                 return None  # with less memory the cache holds no more
         return None
-
-    def _fits(self, changes: Changes, phases: tuple[str, ...]) -> bool:
-        verdict = judged(with_changes(self.run, changes), self.shapes)
-        return verdict is not None and not any(phase.name in phases for phase in verdict.over)
 
     def _proposal(self, changes: Changes, seconds: StepTime) -> Proposal:
         run = with_changes(self.run, changes)

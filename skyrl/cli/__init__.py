@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Iterator
 from typing import NoReturn
+
+from skyrl.cli.command_line.lasting_imports import lasting_imports
 
 
 def start() -> NoReturn:
@@ -14,20 +13,3 @@ def start() -> NoReturn:
         from skyrl.cli.main import main
 
     main(is_process=True)
-
-
-@contextlib.contextmanager
-def lasting_imports() -> Iterator[None]:
-    """Context for a command's imports: the objects they create live as long as the process and are excluded from
-    garbage collection.
-
-    Collections, including the one at exit, took a seventh of the time of `skyrl config check` (benchmarks/config.py).
-    """
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if before:
-            gc.enable()

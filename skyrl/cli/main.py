@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import faulthandler
-import functools
 import signal
 import sys
 import threading
@@ -17,43 +15,44 @@ from typing import NoReturn, TextIO, cast
 import click
 
 from skyrl import __version__
-from skyrl.cli.arguments import ARGUMENTS, STRICT, compose_arguments, refuse_nothing
-from skyrl.cli.options import Commands
+from skyrl.cli.command_line.commands import Commands
 from skyrl.errors import EXIT_INTERRUPTED, SkyRLError, Stopped
 from skyrl.installation import conflict
 from skyrl.processes.redaction import RedactedStream
 from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT, handled_signals, stop_command
 
 IMPORTED = {
-    "bisect": "skyrl.cli.replay:bisect",
-    "ckpt": "skyrl.cli.checkpoints:ckpt",
-    "config": "skyrl.cli.config:config",
-    "data": "skyrl.cli.data:data",
-    "engines": "skyrl.cli.engines:engines",
-    "eval": "skyrl.cli.evaluate:evaluate",
-    "export": "skyrl.cli.export:export",
-    "generate": "skyrl.cli.evaluate:generate",
-    "init": "skyrl.cli.init:init",
-    "launch": "skyrl.cli.launch:launch",
-    "model": "skyrl.cli.model:model",
-    "plan": "skyrl.cli.plan:plan",
-    "publish": "skyrl.cli.publish:publish",
-    "rehearse": "skyrl.cli.rehearse:rehearse",
-    "replay": "skyrl.cli.replay:replay",
-    "report": "skyrl.cli.run_report:report",
-    "serve": "skyrl.cli.serve:serve",
-    "serve-code": "skyrl.cli.serve_code:serve_code",
-    "serve-retriever": "skyrl.cli.serve_retriever:serve_retriever",
-    "serve-reward": "skyrl.cli.serve_reward:serve_reward",
-    "simulate": "skyrl.cli.simulate:simulate",
-    "sweep": "skyrl.cli.sweep:sweep",
-    "templates": "skyrl.cli.templates:templates",
-    "timeline": "skyrl.cli.timeline:timeline",
-    "track": "skyrl.cli.track:track",
-    "view": "skyrl.cli.view:view",
-    "watch": "skyrl.cli.watch:watch",
+    "bisect": "skyrl.cli.results.replay:bisect",
+    "ckpt": "skyrl.cli.results.checkpoints:ckpt",
+    "config": "skyrl.cli.preparing.config:config",
+    "data": "skyrl.cli.preparing.data:data",
+    "doctor": "skyrl.cli.preparing.doctor:doctor",
+    "engines": "skyrl.cli.training.engines:engines",
+    "eval": "skyrl.cli.results.evaluate:evaluate",
+    "export": "skyrl.cli.results.export:export",
+    "generate": "skyrl.cli.results.evaluate:generate",
+    "init": "skyrl.cli.preparing.init:init",
+    "launch": "skyrl.cli.training.launch:launch",
+    "model": "skyrl.cli.preparing.model:model",
+    "plan": "skyrl.cli.planning.plan:plan",
+    "publish": "skyrl.cli.serving.publish:publish",
+    "rehearse": "skyrl.cli.planning.rehearse:rehearse",
+    "replay": "skyrl.cli.results.replay:replay",
+    "report": "skyrl.cli.results.run_report:report",
+    "run": "skyrl.cli.training.run:run",
+    "serve": "skyrl.cli.serving.serve:serve",
+    "serve-code": "skyrl.cli.serving.environment_services:serve_code",
+    "serve-retriever": "skyrl.cli.serving.environment_services:serve_retriever",
+    "serve-reward": "skyrl.cli.serving.environment_services:serve_reward",
+    "simulate": "skyrl.cli.planning.simulate:simulate",
+    "sweep": "skyrl.cli.training.sweep:sweep",
+    "templates": "skyrl.cli.preparing.templates:templates",
+    "timeline": "skyrl.cli.results.timeline:timeline",
+    "track": "skyrl.cli.results.track:track",
+    "view": "skyrl.cli.results.view:view",
+    "watch": "skyrl.cli.results.watch:watch",
 }
-"""Commands that are defined in other modules of this package: most uses of `skyrl` need one of them."""
+"""Name of a command -> where it is defined: most uses of `skyrl` need one of them."""
 
 
 @click.group(cls=Commands, imported=IMPORTED, context_settings={"help_option_names": ["-h", "--help"]})
@@ -69,101 +68,30 @@ def cli() -> None:
 
 
 @cli.command()
-@ARGUMENTS
-@STRICT
-def run(arguments: tuple[str, ...], strict: bool) -> None:
-    """Train a model as configured."""
-    refuse_nothing(arguments, "run")
-    from skyrl.config.derive.run_kind import RunKind
-    from skyrl.config.loading.kinds import kind_of
-    from skyrl.config.settings.trackers import lacks_of
-    from skyrl.processes.torch_environment import set_torch_environment
-
-    composed = compose_arguments(arguments, strict=strict, also=RunKind.preflight_checks)
-    set_torch_environment()
-    with _log_slow_command("the import of torch and transformers"):
-        from skyrl.experiments.experiment import experiment_class
-    from skyrl.runs.recovery import attempts
-    from skyrl.runs.session import RunSession
-    from skyrl.runs.summary import summary
-
-    if sys.__stderr__ is not None:
-        faulthandler.enable(sys.__stderr__)
-    kind = kind_of(composed.config)
-    if any(origin.kind == "rule" for origin in composed.origins.get(kind.path("logger"), ())):
-        why = next(lack for lack, _ in lacks_of("wandb", mode=composed.config.trainer.trackers.wandb.mode))
-        click.echo(f"Metrics go to the console: {why} (the default of {kind.path('logger')} is wandb).", err=True)
-    with _log_slow_command("the import of the modules that the run uses"):
-        make = experiment_class(composed.config)
-    for attempt in attempts(composed.config):
-        experiment = make(attempt.run)
-        experiment.is_another_try, experiment.places = attempt.is_another_try, composed.places
-        with attempt:
-            trained = RunSession(experiment).run()
-    if not trained:
-        click.echo(
-            f"This run is already finished ({experiment.checkpoints.folder} has its last step): nothing was trained.\n"
-            f"To train again, choose other folders ({kind.path('run_path')}, {kind.path('ckpt_path')}) or "
-            f"delete these; to train longer, raise {' or '.join(kind.length)}."
-        )
-    for line in summary(experiment.cfg, experiment.folder):
-        click.echo(line)
-
-
-@cli.command()
-@ARGUMENTS
-@STRICT
-@click.option(
-    "--cluster", is_flag=True, help="Also check every machine of the Ray cluster at trainer.placement.ray_address."
-)
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=1),
-    default=60.0,
-    show_default=True,
-    help="With --cluster: seconds to wait for a machine.",
-)
-def doctor(arguments: tuple[str, ...], strict: bool, cluster: bool, timeout: float) -> None:
-    """Check in seconds whether a run would start here: packages, GPUs, keys, models, folders, disks, locks.
-
-    Every row of each file is read; the first one is rendered by the chat template and scored: a reward function is
-    called twice, on an empty answer and on the ground truth. Nothing is started or written. With --cluster, every
-    machine of a running Ray cluster is checked, too: versions, shared folders, clocks, memory, GPUs, and the network
-    between each two. Exit code 1: something on the cluster has to be fixed.
-    """
-    from skyrl.cli.report import doctor_report
-    from skyrl.config.derive.run_kind import RunKind
-
-    run = compose_arguments(arguments, strict=strict, also=RunKind.doctor_checks).config
-    for line in doctor_report(run):
-        click.echo(line)
-    if cluster:
-        from skyrl.cli.doctor_cluster import examine
-
-        sys.exit(1 if examine(run, timeout) else 0)
-
-
-@cli.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print a script that makes the shell complete commands, files and dotted paths.
 
     In ~/.bashrc: eval "$(skyrl completion bash)"
     """
-    from skyrl.cli.completion import script
+    from click.shell_completion import get_completion_class
 
-    click.echo(script(cli, shell))
+    kind = get_completion_class(shell)
+    assert kind is not None  # click knows each of the shells that may be chosen
+    script = kind(cli, {}, "skyrl", "_SKYRL_COMPLETE").source()
+    click.echo(script.replace(*_WITHOUT_SPACE[shell]) if shell in _WITHOUT_SPACE else script)
 
 
-@contextlib.contextmanager
-def _log_slow_command(what: str) -> Iterator[None]:
-    """Context for a wait before the run starts: progress is shown if it takes long."""
-    from skyrl.processes.progress import Progress
-    from skyrl.processes.wait_reporter import WaitReporter
-
-    progress = Progress()
-    with WaitReporter(progress, functools.partial(click.echo, err=True)), progress.waiting_for(what):
-        yield
+_WITHOUT_SPACE = {
+    "bash": (
+        "COMPREPLY+=($value)",
+        "COMPREPLY+=($value)\n            [[ $value == *[.=] ]] && compopt -o nospace",
+    ),
+    "zsh": ("compadd -U -V", "compadd -S '' -U -V"),
+}
+"""Shell -> text of click's script, and its replacement that adds no space after `trainer.` and `trainer.epochs=`. Fish
+needs none.
+"""
 
 
 @contextlib.contextmanager
@@ -235,7 +163,7 @@ def _errors_as_exit_codes() -> Iterator[None]:
         _explain(f"Stopped. {RESUMES_FROM_LAST_CHECKPOINT}")
         sys.exit(EXIT_INTERRUPTED)
     except ModuleNotFoundError as error:
-        from skyrl.cli.extras import missing_package
+        from skyrl.cli.command_line.extras import missing_package
 
         hint = missing_package(error)
         _explain(hint or _traceback())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from skyrl.config.cluster import ClusterConfig
-from skyrl.interop.tables import put
+from skyrl.config.loading.standalone_file import put
 from skyrl.tree.arguments import split_path
 from skyrl.tree.builder import ReadContext, TreeBuilder
 from skyrl.tree.masking import is_secret_name
@@ -61,7 +61,7 @@ class ClusterFile:
         if path in _LARGEST:
             return max(earlier, value, key=_size)
         if isinstance(earlier, list):
-            return [*earlier, *(each for each in value if each not in earlier)]
+            return [*earlier, *(item for item in value if item not in earlier)]
         return None
 
 

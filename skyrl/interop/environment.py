@@ -43,24 +43,24 @@ def read_environment(value: object, key: str) -> Read:
         return Read(yaml_value(whole[2].strip()))
     if (name := _name(whole or _SHELL.fullmatch(value))) and name != "HOME":
         return Read(f"env:{name}")
-    text = _OMEGACONF.sub(lambda found: _inside(found, value), value)
+    text = _OMEGACONF.sub(lambda match: _inside(match, value), value)
     left = _LEFT.search(text)
     if left is None or (left[0] == "$(" and key.endswith(_NAMES)):
         return Read(text)
     return Read(value, _reason(left[0]))
 
 
-def _name(found: re.Match[str] | None) -> str:
+def _name(match: re.Match[str] | None) -> str:
     """The name of the variable."""
-    return "" if found is None else str(found[1] if found.re is _OMEGACONF else found[2])
+    return "" if match is None else str(match[1] if match.re is _OMEGACONF else match[2])
 
 
-def _inside(found: re.Match[str], text: str) -> str:
+def _inside(match: re.Match[str], text: str) -> str:
     """The replacement of one `${oc.env:...}` within a longer text; unchanged if there is none."""
-    if found[2] is not None:
-        return found[2].strip()
-    is_home = found[1] == "HOME" and text.startswith(found[0])
-    return "~" if is_home else found[0]
+    if match[2] is not None:
+        return match[2].strip()
+    is_home = match[1] == "HOME" and text.startswith(match[0])
+    return "~" if is_home else match[0]
 
 
 def _reason(left: str) -> str:

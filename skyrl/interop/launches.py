@@ -40,7 +40,7 @@ RUNS = Known()
 """A program whose settings are converted."""
 
 
-def refused(why: str) -> Known:
+def unconverted(why: str) -> Known:
     """A program that trains something that is not converted."""
     return Known(refused=why)
 

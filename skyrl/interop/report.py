@@ -165,10 +165,21 @@ class Conversion:
                 parts += ["", f"{head}:", *(f"  {_row(line)}" for line in rows)]
         if self.defaults:
             head = f"not in the file, written with the original system's defaults ({len(self.defaults)}):"
-            parts += ["", head, *(f"  {_written_default(line)}" for line in self.defaults)]
+            parts += [
+                "",
+                head,
+                *(f"  {line.source} = {shown(line.value)}  ->  {', '.join(line.targets)}" for line in self.defaults),
+            ]
         if self.other_defaults:
             head = f"not in the file, with a different default here ({len(self.other_defaults)}):"
-            parts += ["", head, *(f"  {_default_row(each)}" for each in self.other_defaults)]
+            parts += [
+                "",
+                head,
+                *(
+                    f"  {row.source} = {shown(row.theirs)} there; here {row.path} = {shown(row.ours)}"
+                    for row in self.other_defaults
+                ),
+            ]
         parts += [line for remark in self.remarks for line in ("", remark)]
         return "\n".join(parts)
 
@@ -188,11 +199,3 @@ def _row(line: Line) -> str:
     there = f"  ->  {', '.join(line.targets)}" if line.targets and line.outcome == "renamed" else ""
     row = f"{line.source}{value}{there}" + (f"  ({line.why})" if line.why else "")
     return "".join(letter if letter.isprintable() else " " for letter in row)
-
-
-def _written_default(line: Line) -> str:
-    return f"{line.source} = {shown(line.value)}  ->  {', '.join(line.targets)}"
-
-
-def _default_row(row: OtherDefault) -> str:
-    return f"{row.source} = {shown(row.theirs)} there; here {row.path} = {shown(row.ours)}"

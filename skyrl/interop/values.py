@@ -50,7 +50,7 @@ def _without_lists(keys: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if isinstance(value, list) and value and all(isinstance(item, Mapping) and item for item in value):
             for number, item in enumerate(value):
                 inner = dict(flat(item))
-                yield from _without_lists({f"{key}[{number}].{name}": each for name, each in inner.items()})
+                yield from _without_lists({f"{key}[{number}].{name}": setting for name, setting in inner.items()})
         else:
             yield key, value
 
@@ -75,7 +75,7 @@ def _spaced(text: str) -> str:
 def without_references(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """The values with `${a.b}` replaced by the value of that key, and a mapping from each such key to its original."""
     copies = {
-        key: found[1] for key, value in values.items() if (found := _whole_reference(value)) and found[1] in values
+        key: match[1] for key, value in values.items() if (match := _whole_reference(value)) and match[1] in values
     }
     references = References(values)
     return {key: references.filled(value) for key, value in values.items()}, copies
@@ -102,8 +102,8 @@ class References:
     def _text(self, text: str) -> str:
         if len(text) > LONGEST or "${" not in text:
             return text
-        found = _REFERENCE.sub(lambda found: str(self._of(found[1], found[0])), text)
-        return found if len(found) <= LONGEST else text
+        filled = _REFERENCE.sub(lambda match: str(self._of(match[1], match[0])), text)
+        return filled if len(filled) <= LONGEST else text
 
     def _of(self, key: str, unchanged: object) -> Any:
         if key not in self._values or key in self._open or len(self._open) > _DEEPEST:

@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from attrs import evolve
+
 from skyrl.config import SkyRLTrainConfig, check
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.kinds import header_of
 from skyrl.config.loading.migrations import MIGRATIONS
 from skyrl.config.loading.resolve import derived, resolve_with_origins
+from skyrl.config.loading.standalone_file import put
 from skyrl.errors import NO_SUCH_FIELD, ConfigError, Problem
 from skyrl.interop.cluster_file import NAME as CLUSTER_FILE
 from skyrl.interop.cluster_file import ClusterFile
-from skyrl.interop.conversions import Becomes
 from skyrl.interop.report import Conversion, Line, OtherDefault, Outcome
-from skyrl.interop.tables import put
+from skyrl.interop.translation import Translation
 from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
 from skyrl.tree.builder import ReadContext, TreeBuilder
 from skyrl.tree.dump import stored_value
 from skyrl.tree.masking import REFERENCE
-from skyrl.tree.origins import Assignment, Origin, Origins
+from skyrl.tree.origins import Assignment, Origin
 from skyrl.tree.sparse import as_toml_has_it
 
 
@@ -58,8 +60,8 @@ class Writing:
         self._written |= dict.fromkeys(paths, source)
         problems = self._draft.problems[count:]
         is_reference = isinstance(value, str) and REFERENCE.fullmatch(value) is not None
-        if is_reference and problems and not any(each.code in NO_SUCH_FIELD for each in problems):
-            self.undo_problems([each for each in problems if each.severity == "error"])
+        if is_reference and problems and not any(problem.code in NO_SUCH_FIELD for problem in problems):
+            self.undo_problems([problem for problem in problems if problem.severity == "error"])
             self._references[path] = str(value)  # read when the run starts, whatever type the field has
             return (path,), []
         return paths, problems
@@ -76,41 +78,41 @@ class Writing:
         `other_defaults` compares the finished run with the defaults of settings that the foreign file omits.
         """
         run, origins = self._draft.build(), self._draft.origins
-        needless, problems = self._followed(run, origins)
+        derivable: set[str] = set()  # written paths whose values would be derived anyway
+        try:
+            resolved, grown, broken = resolve_with_origins(run, origins)
+        except ConfigError as error:  # values so absurd that nothing can be derived from them
+            problems = error.problems
+        else:
+            derivable = {path for path in derived(resolved) if path in origins and get_at(run, path) is not None}
+            problems = tuple(check(resolved, grown, broken))
         tables: dict[str, Any] = dict(header_of(self.root))
         for path in origins:
-            if path not in needless:
+            if path not in derivable:
                 put(tables, split_path(path), _spelled(path, run))
         for path, reference in self._references.items():
             put(tables, split_path(path), reference)
         inexpressible = _drop_inexpressible(tables, self.root)
-        sources = {self._written[path] for path in needless if path in self._written}
-        followed = (_as_derived(line, needless) if line.source in sources else line for line in self.lines)
-        lines = tuple(_as_inexpressible(line) if {*line.targets} & inexpressible else line for line in followed)
+        sources = {self._written[path] for path in derivable if path in self._written}
         return Conversion(
             root=self.root,
             tables=tables,
             cluster=self.cluster.tables(),
-            lines=lines,
+            lines=tuple(
+                _final(line, derivable if line.source in sources else set(), inexpressible) for line in self.lines
+            ),
             problems=problems,
             other_defaults=other_defaults(run),
         )
 
-    def _followed(self, run: RunConfig, origins: Origins) -> tuple[set[str], tuple[Problem, ...]]:
-        """The written paths whose values would be derived anyway, and all problems of the run."""
-        try:
-            resolved, grown, broken = resolve_with_origins(run, origins)
-        except ConfigError as error:  # values so absurd that nothing can be derived from them
-            return set(), error.problems
-        needless = {path for path in derived(resolved) if path in origins and get_at(run, path) is not None}
-        return needless, tuple(check(resolved, grown, broken))
 
-
-def _as_derived(line: Line, needless: set[str]) -> Line:
-    """The line, marked as derived if all its paths turned out to follow from the rest."""
-    if not line.targets or not set(line.targets) <= needless or line.outcome not in ("kept", "renamed"):
-        return line
-    return Line(outcome="derived", source=line.source, value=line.value, targets=line.targets, why=line.why)
+def _final(line: Line, derivable: set[str], inexpressible: set[str]) -> Line:
+    """The line, marked as derived if all its paths follow from the rest, and as refused if TOML cannot express one."""
+    if inexpressible.intersection(line.targets):
+        return evolve(line, outcome="refused", why="null, which TOML cannot express in this table")
+    if line.targets and derivable.issuperset(line.targets) and line.outcome in ("kept", "renamed"):
+        return evolve(line, outcome="derived")
+    return line
 
 
 def _drop_inexpressible(tables: dict[str, Any], root: type[RunConfig]) -> set[str]:
@@ -130,11 +132,6 @@ def _drop_inexpressible(tables: dict[str, Any], root: type[RunConfig]) -> set[st
     return paths
 
 
-def _as_inexpressible(line: Line) -> Line:
-    why = "null, which TOML cannot express in this table"
-    return Line(outcome="refused", source=line.source, value=line.value, targets=line.targets, why=why)
-
-
 def _spelled(path: str, run: RunConfig) -> Any:
     value: Any = run
     for name in split_path(path):
@@ -144,26 +141,37 @@ def _spelled(path: str, run: RunConfig) -> Any:
     return stored_value(value)
 
 
-def apply(writing: Writing, key: str, value: object, become: Becomes, note: str = "") -> None:
-    """Write the conversion of a value, and record it in the report."""
-    reasons: dict[Outcome, str] = {"refused": become.refused, "not yet": become.not_yet, "needless": become.needless}
-    for refusal, why in reasons.items():
+def apply(writing: Writing, key: str, value: object, translation: Translation) -> None:
+    """Write the translation of a setting, and record it in the report."""
+    reasons: dict[Outcome, str] = {
+        "refused": translation.refused,
+        "not yet": translation.unsupported,
+        "needless": translation.redundant,
+    }
+    for outcome, why in reasons.items():
         if why:
-            writing.note(Line(outcome=refusal, source=key, value=value, why=why))
+            writing.note(Line(outcome=outcome, source=key, value=value, why=why))
             return
     written: list[str] = []
-    for path, ours in become.writes.items():
+    for path, ours in translation.writes.items():
         paths, problems = writing.write(key, path, ours)
         errors = [problem for problem in problems if problem.severity == "error"]
         if errors:
             writing.note(Line(outcome="refused", source=key, value=value, why=f"{path}: {errors[0].message}"))
             return
         written += paths
-    for path, ours in become.cluster.items():
+    for path, ours in translation.cluster.items():
         if why := writing.cluster.write(key, path, ours):
             writing.note(Line(outcome="refused", source=key, value=value, why=why))
             return
         written.append(f"{CLUSTER_FILE}:{path}")
-    written += [become.command] if become.command else []
-    outcome: Outcome = "kept" if written == [key] else "renamed"
-    writing.note(Line(outcome=outcome, source=key, value=value, targets=tuple(written), why=note or become.note))
+    written += [translation.command] if translation.command else []
+    writing.note(
+        Line(
+            outcome="kept" if written == [key] else "renamed",
+            source=key,
+            value=value,
+            targets=tuple(written),
+            why=translation.note,
+        )
+    )

@@ -21,7 +21,7 @@ from skyrl.launchers.job import Job, Machines, Target
 from skyrl.launchers.local import local_script
 from skyrl.launchers.ray import RayLauncher
 from skyrl.launchers.sbatch import script_of
-from skyrl.planning.layout import Node, NoRoom, assign
+from skyrl.planning.layout import ClusterNode, NoRoom, assign
 from skyrl.planning.sizes import layout
 from skyrl.storage.atomic import write_file
 from skyrl.tree import get_at
@@ -45,7 +45,7 @@ def need_of(run: RunConfig, per_node: int | None = None) -> Need:
     sizes = kind_of(run).sizes(run)
     laid = layout(sizes)
     machine = per_node or max(GPUS_OF_A_MACHINE, *(pool.gpus_per_node for pool in laid.pools), 1)
-    nodes = [Node(id=str(number), gpus=machine) for number in range(sum(pool.nodes for pool in laid.pools))]
+    nodes = [ClusterNode(id=str(number), gpus=machine) for number in range(sum(pool.nodes for pool in laid.pools))]
     try:
         taken = {node for nodes_of_pool in assign(laid, nodes).values() for node in nodes_of_pool}
     except NoRoom as error:

@@ -110,19 +110,19 @@ class Allocation:
     def learner(self, *names: str) -> Part | None:
         """The learner with the first of these names that exists; the only learner if learners have no names."""
         named = {part.name: part for part in self.learners}
-        found = next((named[name] for name in names if name in named), None)
-        return found or (self.learners[0] if len(self.learners) == 1 and not self.learners[0].name else None)
+        chosen = next((named[name] for name in names if name in named), None)
+        return chosen or (self.learners[0] if len(self.learners) == 1 and not self.learners[0].name else None)
 
 
 def read_allocation(text: str) -> Allocation:
     """The parts of an allocation string. Raises `AllocationError`."""
     groups = tuple(tuple(map(read_part, _split_group(group))) for group in _bare(text).split("+"))
-    found = Allocation(groups=groups)
-    _check_names(found)
-    _check_shared(found)
-    if sum(part.is_engine for part in found.parts) > 1:
+    allocation = Allocation(groups=groups)
+    _check_names(allocation)
+    _check_shared(allocation)
+    if sum(part.is_engine for part in allocation.parts) > 1:
         raise AllocationError("two parts generate, but a run has only one kind of engine")
-    return found
+    return allocation
 
 
 def read_part(text: str) -> Part:
@@ -130,10 +130,10 @@ def read_part(text: str) -> Part:
     bare = _bare(text)
     if bare in WITHOUT_GPUS:
         return Part(backend=bare)
-    found = _PART.fullmatch(bare)
-    if found is None or bare.count("(") != bare.count(")"):
+    match = _PART.fullmatch(bare)
+    if match is None or bare.count("(") != bare.count(")"):
         raise AllocationError(f"{text!r} is not a part: write a backend and degrees, such as vllm:d4t2 or fsdp:d8")
-    backend, name, degrees = found["backend"] or "", found["name"] or "", found["degrees"]
+    backend, name, degrees = match["backend"] or "", match["name"] or "", match["degrees"]
     if backend == "attn":
         backend, degrees = "", bare.strip("()")
     if backend not in ("", *ENGINES, *LEARNERS):
@@ -167,14 +167,14 @@ def _split_group(group: str) -> list[str]:
 def _degrees(text: str, part: str) -> Degrees:
     if not _DEGREES.fullmatch(text):
         raise AllocationError(f"{text!r} in {part!r} are not degrees: write letters with numbers from 1, such as d4t2")
-    found: dict[str, int] = {}
+    degrees: dict[str, int] = {}
     for letter, number in re.findall(r"([a-z])(\d+)", text):
         if letter not in _LETTERS:
             raise AllocationError(f"{letter + number!r} in {part!r}: the degrees are d, p, t (or m), c and e")
-        if _LETTERS[letter] in found:
+        if _LETTERS[letter] in degrees:
             raise AllocationError(f"{part!r} gives the {_LETTERS[letter]} degree twice")
-        found[_LETTERS[letter]] = int(number)
-    return Degrees(**found)
+        degrees[_LETTERS[letter]] = int(number)
+    return Degrees(**degrees)
 
 
 def _checked(part: Part, text: str, written: str) -> Part:

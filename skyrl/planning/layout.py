@@ -84,7 +84,7 @@ class Layout:
 
 
 @frozen(kw_only=True)
-class Node:
+class ClusterNode:
     """A machine of a cluster."""
 
     id: str
@@ -105,7 +105,7 @@ class NoRoom(ValueError):
     `pool` is the first one that does not fit, and `free` are the machines with the GPUs that earlier pools left free.
     """
 
-    def __init__(self, pool: Pool, free: tuple[Node, ...], layout: Layout, total: int, unit: str) -> None:
+    def __init__(self, pool: Pool, free: tuple[ClusterNode, ...], layout: Layout, total: int, unit: str) -> None:
         self.pool, self.free, self.layout, self.total, self.unit = pool, free, layout, total, unit
         super().__init__(pool, free, layout, total, unit)
 
@@ -120,7 +120,7 @@ class NoRoom(ValueError):
         )
 
 
-def assign(layout: Layout, nodes: Sequence[Node], unit: str = "GPU") -> Assignment:
+def assign(layout: Layout, nodes: Sequence[ClusterNode], unit: str = "GPU") -> Assignment:
     """Machines for every pool; several pools may share a machine whose free GPUs suffice for all of them.
 
     Pools that need most of a machine come first, and each goes to the machines that it fills best, so that whole
@@ -137,17 +137,17 @@ def assign(layout: Layout, nodes: Sequence[Node], unit: str = "GPU") -> Assignme
     raise refusals[0]
 
 
-def on_machines(layout: Layout, found: Assignment) -> dict[RankPlacement, tuple[tuple[str, int], ...]]:
+def on_machines(layout: Layout, assignment: Assignment) -> dict[RankPlacement, tuple[tuple[str, int], ...]]:
     """Placement -> (machine, GPU on it) of each of its GPUs; pools that share a machine take its GPUs consecutively."""
     used: dict[str, int] = {}
     first: dict[str, list[int]] = {}
     for pool in layout.pools:
-        first[pool.name] = [used.get(node, 0) for node in found[pool.name]]
-        used.update({node: used.get(node, 0) + pool.gpus_per_node for node in found[pool.name]})
+        first[pool.name] = [used.get(node, 0) for node in assignment[pool.name]]
+        used.update({node: used.get(node, 0) + pool.gpus_per_node for node in assignment[pool.name]})
     sizes = {pool.name: pool.gpus_per_node for pool in layout.pools}
     return {
         placed: tuple(
-            (found[placed.pool][node], first[placed.pool][node] + gpu)
+            (assignment[placed.pool][node], first[placed.pool][node] + gpu)
             for node, gpu in (divmod(gpu, sizes[placed.pool]) for gpu in placed.gpus)
         )
         for placed in layout.placements
@@ -155,14 +155,18 @@ def on_machines(layout: Layout, found: Assignment) -> dict[RankPlacement, tuple[
 
 
 def _assign(
-    layout: Layout, nodes: Sequence[Node], unit: str, *, widest_first: bool, loose: bool, wide_loose: bool
+    layout: Layout, nodes: Sequence[ClusterNode], unit: str, *, widest_first: bool, loose: bool, wide_loose: bool
 ) -> Assignment:
     """Assign pools in one order. A pool of one node takes the fullest machine that holds it (`loose`: the emptiest); a
     pool of several nodes takes the fullest ones (`wide_loose`: the emptiest).
     """
     free = {node.id: node.gpus for node in nodes}
     places: dict[str, tuple[str, ...]] = {}
-    for pool in sorted(layout.pools, key=_widest_first if widest_first else _largest_first):
+    for pool in sorted(
+        layout.pools,
+        key=lambda pool: (pool.nodes, pool.gpus_per_node) if widest_first else (pool.gpus_per_node, pool.nodes),
+        reverse=True,
+    ):
         fitting = [name for name, gpus in free.items() if gpus >= pool.gpus_per_node]
         if len(fitting) < pool.nodes:
             left = tuple(evolve(node, gpus=free[node.id]) for node in nodes)
@@ -175,20 +179,12 @@ def _assign(
     return places
 
 
-def _largest_first(pool: Pool) -> tuple[int, int]:
-    return (-pool.gpus_per_node, -pool.nodes)
-
-
-def _widest_first(pool: Pool) -> tuple[int, int]:
-    return (-pool.nodes, -pool.gpus_per_node)
-
-
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun in singular or plural: `1 node`, `2 nodes`."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
-def _listed(nodes: Sequence[Node]) -> str:
+def _listed(nodes: Sequence[ClusterNode]) -> str:
     shown = [f"{node.name or node.id}: {node.gpus}" for node in nodes[:_NODES_SHOWN]]
     more = len(nodes) - len(shown)
     return ", ".join([*shown, *([f"and {more} more"] if more else [])]) or "no nodes"

@@ -20,15 +20,15 @@ from skyrl.planning.activations import (
     stream_bytes,
     transient_bytes,
 )
-from skyrl.planning.memory import Bytes, Learner, Megatron, added, total
+from skyrl.planning.memory import Bytes, LearnerRank, MegatronSharding, added, total
 
 
-def stage_resting(learner: Learner) -> Bytes:
+def stage_resting(learner: LearnerRank) -> Bytes:
     """Bytes that remain between two phases: weights, optimizer state, and gradients if their buffer is kept."""
     return {**_state(learner), "gradients": _gradients(learner) if learner.keeps_gradients else 0}
 
 
-def stage_memory(learner: Learner) -> dict[str, Bytes]:
+def stage_memory(learner: LearnerRank) -> dict[str, Bytes]:
     """Phase -> parts, for `scoring`, `update` (of a model that learns) and `transfer` (of its weights to engines)."""
     phases = {"scoring": _scoring(learner)}
     if learner.update is not None:
@@ -38,17 +38,17 @@ def stage_memory(learner: Learner) -> dict[str, Bytes]:
     return phases
 
 
-def _spread(learner: Learner) -> Megatron:
+def _spread(learner: LearnerRank) -> MegatronSharding:
     assert learner.megatron is not None, "another strategy"
     return learner.megatron
 
 
-def _layers(learner: Learner) -> int:
+def _layers(learner: LearnerRank) -> int:
     """Number of layers of the fullest stage."""
     return -(-learner.shape.layers // _spread(learner).stages)
 
 
-def _weights(learner: Learner) -> tuple[int, int]:
+def _weights(learner: LearnerRank) -> tuple[int, int]:
     """Numbers of weights on a rank, without experts and of experts. The former counts the layers and one vocabulary
     matrix, or all outer tensors if there is one stage.
     """
@@ -58,7 +58,7 @@ def _weights(learner: Learner) -> tuple[int, int]:
     return layers * dense + outer // tensor, layers * (shape.layer_experts // learner.expert_parallel)
 
 
-def stage_trained(learner: Learner) -> tuple[int, int]:
+def stage_trained(learner: LearnerRank) -> tuple[int, int]:
     """Numbers of trained weights on a rank: (without experts, experts); an adapter's factors are counted unsharded."""
     if learner.update is None:
         return 0, 0
@@ -67,17 +67,17 @@ def stage_trained(learner: Learner) -> tuple[int, int]:
     return learner.shape.adapter_parameters(learner.adapter_rank) * _layers(learner) // learner.shape.layers, 0
 
 
-def _trained(learner: Learner) -> int:
+def _trained(learner: LearnerRank) -> int:
     return sum(stage_trained(learner))
 
 
-def _stepped(learner: Learner, size: int) -> int:
+def _stepped(learner: LearnerRank, size: int) -> int:
     """Bytes at `size` per weight whose optimizer state is on this rank."""
     spread, (dense, experts) = _spread(learner), stage_trained(learner)
     return size * dense // spread.sharing_states + size * experts // spread.sharing_expert_states
 
 
-def _state(learner: Learner) -> Bytes:
+def _state(learner: LearnerRank) -> Bytes:
     size = learner.how.size
     numbers = learner.states + (1 if size < FLOAT else 0)
     adapter = _trained(learner) if learner.adapter_rank else 0
@@ -87,11 +87,11 @@ def _state(learner: Learner) -> Bytes:
     }
 
 
-def _gradients(learner: Learner) -> int:
+def _gradients(learner: LearnerRank) -> int:
     return _spread(learner).gradient_size * _trained(learner)
 
 
-def _of_layers(learner: Learner, work: Pass) -> tuple[Pass, Computing]:
+def _of_layers(learner: LearnerRank, work: Pass) -> tuple[Pass, Computing]:
     """The pass and computing of a rank's share of a layer; sequence parallelism also splits its tokens."""
     how = learner.how
     if not _spread(learner).cuts_tokens:
@@ -99,7 +99,7 @@ def _of_layers(learner: Learner, work: Pass) -> tuple[Pass, Computing]:
     return attrs.evolve(work, sharing=work.sharing * how.tensor), attrs.evolve(how, tensor=1)
 
 
-def _scoring(learner: Learner) -> Bytes:
+def _scoring(learner: LearnerRank) -> Bytes:
     work, how = _of_layers(learner, learner.scoring)
     moment: Bytes = {
         "activations": transient_bytes(learner.shape, work, how),
@@ -108,7 +108,7 @@ def _scoring(learner: Learner) -> Bytes:
     return added(stage_resting(learner), moment)
 
 
-def _updates(learner: Learner) -> tuple[Bytes, ...]:
+def _updates(learner: LearnerRank) -> tuple[Bytes, ...]:
     """Peak candidates of an update: the first stage, which holds most micro-batches, in backward; the last stage at the
     loss; the last stage in backward.
     """
@@ -128,12 +128,12 @@ def _updates(learner: Learner) -> tuple[Bytes, ...]:
     )
 
 
-def _in_the_step(learner: Learner) -> Bytes:
+def _in_the_step(learner: LearnerRank) -> Bytes:
     """Bytes in the optimizer step, which makes a temporary copy of its shard of the weights."""
     return added(_state(learner), {"gradients": _gradients(learner), "optimizer": _stepped(learner, FLOAT)})
 
 
-def _transfer(learner: Learner) -> Bytes:
+def _transfer(learner: LearnerRank) -> Bytes:
     """Bytes in weight transfer: one weight at a time is assembled from the parts of tensor-parallel ranks; with an
     adapter in float32, with the product that is merged into it.
     """

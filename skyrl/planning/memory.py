@@ -54,7 +54,7 @@ PERSISTENT = 100_000
 
 
 @frozen(kw_only=True)
-class Zero:
+class ZeroSettings:
     """Settings of DeepSpeed's Zero Redundancy Optimizer (arXiv:1910.02054) that memory depends on."""
 
     stage: int
@@ -68,7 +68,7 @@ class Zero:
 
 
 @frozen(kw_only=True)
-class Megatron:
+class MegatronSharding:
     """How Megatron-core distributes a model, as far as it affects memory; see `skyrl.planning.megatron_memory`."""
 
     stages: int = 1
@@ -88,7 +88,7 @@ class Megatron:
 
 
 @frozen(kw_only=True)
-class Learner:
+class LearnerRank:
     """One rank of a model that is trained or that scores."""
 
     shape: ModelShape
@@ -124,8 +124,8 @@ class Learner:
     keeps_gradients: bool = True
     """Whether Megatron-core's buffer of gradients stays between two updates; False if models take turns on the GPU."""
 
-    zero: Zero | None = None
-    megatron: Megatron | None = None
+    zero: ZeroSettings | None = None
+    megatron: MegatronSharding | None = None
     """Megatron-core's settings. If both this and `zero` are None, the backend is FSDP2."""
 
     @property
@@ -156,12 +156,12 @@ class Learner:
         return self.shape.parameters + (self.trained if self.adapter_rank else 0)
 
 
-def _gathers_in_stage_3(learner: Learner) -> bool:
+def _gathers_in_stage_3(learner: LearnerRank) -> bool:
     """Whether DeepSpeed's stage 3 gathers shards from other ranks; a single rank computes with its own directly."""
     return learner.zero is not None and learner.zero.stage == 3 and learner.shards > learner.how.tensor
 
 
-def resting(learner: Learner) -> Bytes:
+def resting(learner: LearnerRank) -> Bytes:
     """Bytes that remain between two phases, on the GPU and on the host: weights and optimizer state, and the buffers
     that DeepSpeed's stage 3 never releases.
     """
@@ -170,14 +170,14 @@ def resting(learner: Learner) -> Bytes:
         optimizer = FLOAT * learner.state_numbers // (learner.shards if zero is None else learner.how.tensor)
         return {"parameters": _weight_bytes(learner), "optimizer": optimizer}
     master = FLOAT * (trained + learner.state_numbers) // learner.shards
-    found: dict[Part, int] = {"parameters": _weight_bytes(learner), "optimizer": master}
+    parts: dict[Part, int] = {"parameters": _weight_bytes(learner), "optimizer": master}
     if zero.stage == 3 and learner.update is not None:
-        found["gradients"] = learner.how.size * trained // learner.shards
-        found["overhead"] = zero.bucket * learner.how.size
-    return found
+        parts["gradients"] = learner.how.size * trained // learner.shards
+        parts["overhead"] = zero.bucket * learner.how.size
+    return parts
 
 
-def on_host(learner: Learner) -> int:
+def on_host(learner: LearnerRank) -> int:
     """Bytes of the resting state that the configuration keeps in host memory in every phase."""
     rest, zero = resting(learner), learner.zero
     if zero is None:
@@ -187,7 +187,7 @@ def on_host(learner: Learner) -> int:
     )
 
 
-def learner_memory(learner: Learner) -> dict[str, Bytes]:
+def learner_memory(learner: LearnerRank) -> dict[str, Bytes]:
     """Phase -> parts, for `scoring`, `update` (of a model that learns) and `transfer` (of its weights to engines).
 
     State on the host is included; `on_host` returns its size.
@@ -210,7 +210,7 @@ def added(*bags: Bytes) -> Bytes:
     return {name: sum(bag.get(name, 0) for bag in bags) for name in names}
 
 
-def _weight_bytes(learner: Learner) -> int:
+def _weight_bytes(learner: LearnerRank) -> int:
     """Bytes of weights between phases: float32 shards under FSDP2; below ZeRO stage 3 a rank's part of every matrix, in
     the compute dtype.
     """
@@ -224,17 +224,17 @@ def _weight_bytes(learner: Learner) -> int:
     return learner.how.size * (copies * weights // learner.shards + whole)
 
 
-def _sharded(learner: Learner) -> int:
+def _sharded(learner: LearnerRank) -> int:
     """Number of weights in tensors that stage 3 shards; tensors that are small after tensor parallelism stay whole."""
     least = 0 if learner.zero is None else learner.zero.persistent * learner.how.tensor
     return learner.weights - sum(count for count in learner.shape.tensors if count <= least)
 
 
-def _outer(learner: Learner) -> int:
+def _outer(learner: LearnerRank) -> int:
     return sum(learner.shape.outer_tensors)
 
 
-def _gathered(learner: Learner, *, layers: int) -> int:
+def _gathered(learner: LearnerRank, *, layers: int) -> int:
     """Bytes of weights to compute with, beside those at rest: copies in 16 bits, or gathered shards, which are the unit
     outside the layers and the given number of layers.
     """
@@ -250,7 +250,7 @@ def _gathered(learner: Learner, *, layers: int) -> int:
     return size * (_outer(learner) + min(layers, shape.layers) * learner.gathered_layer) // learner.how.tensor
 
 
-def _kept(learner: Learner, work: Pass) -> int:
+def _kept(learner: LearnerRank, work: Pass) -> int:
     """Bytes of activations of all layers that are kept for backward, without those of the layer being recomputed."""
     shape, how = learner.shape, learner.how
     outside = work.tokens * shape.hidden * (FLOAT + how.size)  # the last norm, and the head's input
@@ -261,7 +261,7 @@ def _kept(learner: Learner, work: Pass) -> int:
     return outside + shape.layers * stream_bytes(shape, work, how)
 
 
-def _at_the_loss(learner: Learner) -> Bytes:
+def _at_the_loss(learner: LearnerRank) -> Bytes:
     """Bytes at the loss: all activations and the tables of logits are in memory."""
     assert learner.update is not None
     work, how = learner.update, learner.how
@@ -277,7 +277,7 @@ def _at_the_loss(learner: Learner) -> Bytes:
     )
 
 
-def _in_backward(learner: Learner) -> Bytes:
+def _in_backward(learner: LearnerRank) -> Bytes:
     """Bytes in backward: activations, the gradients of one layer, and those of the output matrix are in memory."""
     assert learner.update is not None
     work, how, shape = learner.update, learner.how, learner.shape
@@ -296,21 +296,21 @@ def _in_backward(learner: Learner) -> Bytes:
     )
 
 
-def _in_the_step(learner: Learner) -> Bytes:
+def _in_the_step(learner: LearnerRank) -> Bytes:
     """Bytes in the optimizer step: all gradients, the last ones unsharded, and on a GPU a copy of each shard."""
     zero, how = learner.zero, learner.how
     shard = FLOAT * learner.trained // (learner.shards if zero is None or zero.stage else how.tensor)
     temporary = shard if how.on_gpu or (zero is not None and zero.stage > 0) else 0
-    found: dict[Part, int] = {"gradients": _gradients(learner), "optimizer": temporary}
+    parts: dict[Part, int] = {"gradients": _gradients(learner), "optimizer": temporary}
     if zero is None and learner.shards > 1 and how.trains_all:  # the outer unit is reduced last
         outer = _outer(learner) // how.tensor
         kept = _gradients(learner) + (how.size + FLOAT) * outer
         end: dict[Part, int] = {"parameters": how.size * outer, "gradients": kept}
-        return _largest(added(resting(learner), found), added(resting(learner), end))
-    return added(resting(learner), found)
+        return _largest(added(resting(learner), parts), added(resting(learner), end))
+    return added(resting(learner), parts)
 
 
-def _gradients(learner: Learner) -> int:
+def _gradients(learner: LearnerRank) -> int:
     """Bytes of the gradients that are kept between micro-batches."""
     zero, trained = learner.zero, learner.trained
     if zero is None or zero.stage == 0:
@@ -324,7 +324,7 @@ def _gradients(learner: Learner) -> int:
             return 0  # they are in a permanent buffer on the GPU, counted in `_state`
 
 
-def _whole_gradients(learner: Learner) -> int:
+def _whole_gradients(learner: LearnerRank) -> int:
     """Bytes of unsharded gradients during backward: one layer's, and the output matrix's."""
     shape, size = learner.shape, learner.how.size
     head = shape.vocabulary * shape.hidden
@@ -337,7 +337,7 @@ def _whole_gradients(learner: Learner) -> int:
     return (size * (head + layer) + FLOAT * layer) // learner.how.tensor
 
 
-def _buffers(learner: Learner) -> int:
+def _buffers(learner: LearnerRank) -> int:
     """Bytes of DeepSpeed's gradient buckets in stage 2, where they exist only during backward."""
     zero = learner.zero
     if zero is None or zero.stage != 2 or learner.trained == 0:
@@ -345,7 +345,7 @@ def _buffers(learner: Learner) -> int:
     return zero.bucket * learner.how.size * (2 if zero.overlaps else 1)
 
 
-def _scoring(learner: Learner) -> Bytes:
+def _scoring(learner: LearnerRank) -> Bytes:
     """Bytes while scoring computes one layer. DeepSpeed holds prefetched weights twice: as received, and assembled."""
     work, how, zero = learner.scoring, learner.how, learner.zero
     sharded = _sharded(learner) // how.tensor
@@ -360,7 +360,7 @@ def _scoring(learner: Learner) -> Bytes:
     )
 
 
-def _transfer(learner: Learner) -> Bytes:
+def _transfer(learner: LearnerRank) -> Bytes:
     """Bytes in weight transfer: weights are gathered one by one, some ahead, and rounded to 16 bits; with an adapter in
     float32, with the product that is merged into them.
     """
@@ -374,7 +374,7 @@ def _transfer(learner: Learner) -> Bytes:
     return added(resting(learner), {"transfer": _ahead(learner, 2)})
 
 
-def _ahead(learner: Learner, size: int) -> int:
+def _ahead(learner: LearnerRank, size: int) -> int:
     """Bytes of rounded weights in flight, with the shards from which they are gathered, and one assembled weight."""
     whole = _in_flight(learner, size)
     if learner.shards == 1:
@@ -382,7 +382,7 @@ def _ahead(learner: Learner, size: int) -> int:
     return whole + whole // learner.shards + size * max(learner.shape.tensors)
 
 
-def _in_flight(learner: Learner, size: int) -> int:
+def _in_flight(learner: LearnerRank, size: int) -> int:
     """Bytes of whole weights, at `size` bytes per number, that are gathered ahead of time."""
     return min(IN_FLIGHT + 2 * size * max(learner.shape.tensors), size * learner.shape.parameters)
 

@@ -47,7 +47,7 @@ def karmarkar_karp(tokens: Sequence[int], capacity: int, *, at_least: int = 1) -
     if count > len(tokens):
         return first_fit_decreasing(tokens, capacity, at_least=at_least)
     bins = _balanced(tokens, count)
-    if any(not each for each in bins) or any(sum(tokens[item] for item in each) > capacity for each in bins):
+    if any(not items for items in bins) or any(sum(tokens[item] for item in items) > capacity for items in bins):
         return first_fit_decreasing(tokens, capacity, at_least=at_least)
     return _in_order(bins)
 
@@ -74,7 +74,7 @@ def _plan(tokens: Sequence[int], capacity: int, at_least: int) -> Plan:
     sizes = [tokens[item] for item in rest]
     wanted = min(max(at_least - len(alone), 1), len(rest))
     packed = karmarkar_karp(sizes, capacity, at_least=wanted) if rest else ()
-    bins = [*alone, *(tuple(rest[item] for item in each) for each in packed)]
+    bins = [*alone, *(tuple(rest[item] for item in items) for items in packed)]
     return (*_in_order(bins), *((),) * (at_least - len(bins)))
 
 
@@ -103,4 +103,4 @@ def _expect(tokens: Sequence[int], capacity: int, at_least: int) -> None:
 
 
 def _in_order(bins: Sequence[Sequence[int]]) -> Plan:
-    return tuple(sorted((tuple(sorted(each)) for each in bins), key=lambda each: each[0]))
+    return tuple(sorted((tuple(sorted(items)) for items in bins), key=lambda items: items[0]))

@@ -15,7 +15,7 @@ from attrs import frozen
 
 
 @frozen(kw_only=True)
-class Counted:
+class CountedWeights:
     """Numbers of weights, counted in a model's modules. A tied weight counts once."""
 
     layers: tuple[tuple[int, ...], ...]
@@ -64,7 +64,7 @@ class ModelShape:
     is_estimated: bool = False
     """Whether the layers of this model type are others, so that its weights are only estimated; set by `shape_of`."""
 
-    counted: Counted | None = None
+    counted: CountedWeights | None = None
     """Weights as the model's modules have them; None: they follow from the sizes."""
 
     packs: bool = True
@@ -183,12 +183,12 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
     """The sizes from the values of a `config.json`; None if a required one is missing."""
     text = config.get("text_config")
     values: Mapping[str, Any] = {**config, **text} if isinstance(text, Mapping) else config
-    found = {name: values.get(key) for name, key in NAMES.items()}
+    required = {name: values.get(key) for name, key in NAMES.items()}
     experts = int(next((values[name] for name in EXPERTS if values.get(name)), 0))
     inner = (values.get("moe_intermediate_size") if experts else None) or values.get("intermediate_size")
-    if not all(_is_size(each) for each in (*found.values(), inner)):
+    if not all(_is_size(size) for size in (*required.values(), inner)):
         return None
-    sizes: dict[str, Any] = {name: int(value) for name, value in found.items() if value is not None}
+    sizes: dict[str, Any] = {name: int(value) for name, value in required.items() if value is not None}
     kind, heads = str(values.get("model_type", "")), sizes["heads"]
     return ModelShape(
         **sizes,

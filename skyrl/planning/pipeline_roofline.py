@@ -10,13 +10,13 @@ from __future__ import annotations
 from attrs import evolve, frozen
 
 from skyrl.planning.megatron_memory import stage_trained
-from skyrl.planning.memory import Learner
+from skyrl.planning.memory import LearnerRank
 from skyrl.planning.model_shape import ModelShape
 from skyrl.planning.roofline import (
     FLOAT,
     SIXTEEN_BITS,
+    PassRows,
     Rates,
-    Rows,
     Sharding,
     exchanging,
     forward_flops,
@@ -41,13 +41,15 @@ def bubble(stages: int, micro_batches: int) -> float:
     return (stages - 1) / (micro_batches + stages - 1)
 
 
-def stage_scoring_seconds(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates) -> float:
+def stage_scoring_seconds(shape: ModelShape, rows: PassRows, stages: Stages, rates: Rates) -> float:
     """Seconds of a forward pass of all rows."""
     working = _working(shape, rows, stages, rates, passes=1, flops=1)
     return working / (1 - bubble(stages.number, rows.micro_batches))
 
 
-def stage_update_seconds(learner: Learner, rows: Rows, stages: Stages, rates: Rates, *, steps: int = 1) -> float:
+def stage_update_seconds(
+    learner: LearnerRank, rows: PassRows, stages: Stages, rates: Rates, *, steps: int = 1
+) -> float:
     """Seconds of forward and backward passes of all rows, and of `steps` optimizer steps, each of which reduces
     gradients once and gathers the updated weights.
     """
@@ -64,7 +66,7 @@ def stage_update_seconds(learner: Learner, rows: Rows, stages: Stages, rates: Ra
     return filled + steps * (sent / rates.link_among(stages.each.ranks) + 7 * stepped / rates.bandwidth)
 
 
-def _working(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates, *, passes: int, flops: int) -> float:
+def _working(shape: ModelShape, rows: PassRows, stages: Stages, rates: Rates, *, passes: int, flops: int) -> float:
     """Seconds of the slowest stage without the bubble: the one with the most layers and the output matrix."""
     layers = -(-shape.layers // stages.number)
     head = 2.0 * rows.tokens * shape.vocabulary * shape.hidden
@@ -80,7 +82,7 @@ def _working(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates, *, pas
     )
 
 
-def _dispatching(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates) -> float:
+def _dispatching(shape: ModelShape, rows: PassRows, stages: Stages, rates: Rates) -> float:
     """Seconds to send the tokens of one layer to the ranks of their experts and back."""
     if not shape.experts or stages.experts == 1:
         return 0.0
@@ -89,7 +91,7 @@ def _dispatching(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates) ->
     return moved + 2 * rows.micro_batches * rates.latency
 
 
-def _handing_on(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates) -> float:
+def _handing_on(shape: ModelShape, rows: PassRows, stages: Stages, rates: Rates) -> float:
     """Seconds to send hidden states from a stage to the next one."""
     if stages.number == 1:
         return 0.0

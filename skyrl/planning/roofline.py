@@ -101,7 +101,7 @@ class Sharding(Degrees):
 
 
 @frozen(kw_only=True)
-class Rows:
+class PassRows:
     """Tokens that all ranks of a model compute together in one phase of a training step."""
 
     tokens: int
@@ -114,7 +114,7 @@ class Rows:
     """Number of passes into which each data-parallel rank divides its share."""
 
 
-def forward_flops(shape: ModelShape, rows: Rows) -> float:
+def forward_flops(shape: ModelShape, rows: PassRows) -> float:
     """Operations of a forward pass: two per token and active weight, and causal attention over half a sequence on
     average.
     """
@@ -122,7 +122,7 @@ def forward_flops(shape: ModelShape, rows: Rows) -> float:
     return float(rows.tokens) * (2 * shape.active_parameters + attention)
 
 
-def scoring_seconds(shape: ModelShape, rows: Rows, degrees: Sharding, rates: Rates) -> float:
+def scoring_seconds(shape: ModelShape, rows: PassRows, degrees: Sharding, rates: Rates) -> float:
     """Seconds of a forward pass, during which the weights of the next layer are gathered."""
     computing = _computing(shape, rows, degrees, rates, passes=1, flops=1)
     gathering = rows.micro_batches * _gathering(shape, degrees, rates, SIXTEEN_BITS)
@@ -131,7 +131,7 @@ def scoring_seconds(shape: ModelShape, rows: Rows, degrees: Sharding, rates: Rat
 
 def update_seconds(
     shape: ModelShape,
-    rows: Rows,
+    rows: PassRows,
     degrees: Sharding,
     rates: Rates,
     *,
@@ -162,7 +162,7 @@ def update_seconds(
     return rates.beside(computing, gathering) + waiting + steps * stepping
 
 
-def _computing(shape: ModelShape, rows: Rows, degrees: Sharding, rates: Rates, *, passes: int, flops: int) -> float:
+def _computing(shape: ModelShape, rows: PassRows, degrees: Sharding, rates: Rates, *, passes: int, flops: int) -> float:
     """Seconds of matrix products and of launching the kernels of every micro-batch."""
     products = flops * forward_flops(shape, rows) / degrees.ranks / rates.cut(degrees.tensor).flops
     return rates.beside(products, passes * rows.micro_batches * shape.layers * rates.launches)
@@ -183,7 +183,7 @@ def _summing(degrees: Sharding, rates: Rates, gradients: int) -> float:
     return 2 * ring(copies) * gradients / degrees.shards / rates.link_among(degrees.ranks)
 
 
-def exchanging(shape: ModelShape, rows: Rows, degrees: Sharding, rates: Rates, *, passes: int) -> float:
+def exchanging(shape: ModelShape, rows: PassRows, degrees: Sharding, rates: Rates, *, passes: int) -> float:
     """Seconds of the collectives for which products have to wait, in `passes` passes over all layers."""
     here = rows.tokens / degrees.data
     local = here / (degrees.sequence * degrees.context)
@@ -225,7 +225,7 @@ def generation_seconds(answers: Answers, serving: Serving, at_once: int, rates: 
     if answers.number == 0:
         return 0.0
     at_once = max(1, min(at_once, answers.number))
-    rows = Rows(tokens=answers.prompts * answers.prompt, length=answers.prompt, micro_batches=1)
+    rows = PassRows(tokens=answers.prompts * answers.prompt, length=answers.prompt, micro_batches=1)
     prefill = forward_flops(serving.shape, rows) / serving.gpus / rates.cut(serving.gpus).flops
     token = _token_seconds(serving, at_once, answers.prompt + answers.mean / 2, rates, eager=eager)
     late = _token_seconds(serving, -(-at_once // 4), answers.prompt + answers.longest, rates, eager=eager)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from skyrl.planning.layout import Layout, Pool, RankPlacement, counted
-from skyrl.planning.topology import MOST_PROCESSES, Engines, Grid, Sizes
+from skyrl.planning.topology import MOST_PROCESSES, EngineSizes, Grid, Sizes
 
 
 def layout(sizes: Sizes) -> Layout:
@@ -44,14 +44,14 @@ def _joined(parts: Sequence[Layout]) -> Layout:
     )
 
 
-def _shared(models: Mapping[str, Grid], engines: Engines | None = None) -> Layout:
+def _shared(models: Mapping[str, Grid], engines: EngineSizes | None = None) -> Layout:
     """One pool that all given models and engines share."""
     [grid, *others] = models.values()
     if any(other != grid for other in others):
         raise ValueError(f"models that share GPUs must have the same number of them, not {models}")
     if engines is not None and engines.number * engines.gpus != grid.ranks:
-        found = f"{counted(engines.number, 'engine')} of {counted(engines.gpus, 'GPU')}"
-        raise ValueError(f"{found} cannot share {counted(grid.ranks, 'GPU')}")
+        wanted = f"{counted(engines.number, 'engine')} of {counted(engines.gpus, 'GPU')}"
+        raise ValueError(f"{wanted} cannot share {counted(grid.ranks, 'GPU')}")
     name = "+".join([*models, *(["engine"] if engines else [])])
     placements = [
         RankPlacement(role=role, rank=rank, pool=name, gpus=(rank,)) for role in models for rank in range(grid.ranks)
@@ -63,7 +63,7 @@ def _shared(models: Mapping[str, Grid], engines: Engines | None = None) -> Layou
     )
 
 
-def layout_of_engine(engines: Engines, number: int, gpus_per_node: int) -> Layout:
+def layout_of_engine(engines: EngineSizes, number: int, gpus_per_node: int) -> Layout:
     """The pool and the placement of one engine with separate GPUs."""
     nodes = (
         1 if engines.on_one_node or engines.gpus <= gpus_per_node else engines.pipeline * _parts(engines, gpus_per_node)
@@ -73,13 +73,13 @@ def layout_of_engine(engines: Engines, number: int, gpus_per_node: int) -> Layou
     return Layout(pools=(pool,), placements=(_engine(number, name, first=0, gpus=engines.gpus),))
 
 
-def _engines(engines: Engines, gpus_per_node: int) -> Iterator[Layout]:
+def _engines(engines: EngineSizes, gpus_per_node: int) -> Iterator[Layout]:
     """The layouts of engines with one pool each."""
     for number in range(engines.number):
         yield layout_of_engine(engines, number, gpus_per_node)
 
 
-def _parts(engines: Engines, gpus_per_node: int) -> int:
+def _parts(engines: EngineSizes, gpus_per_node: int) -> int:
     """Number of nodes over which one pipeline stage is spread: the fewest that hold equal parts of it."""
     stage = engines.tensor * engines.data
     return next(parts for parts in range(1, stage + 1) if stage % parts == 0 and stage // parts <= gpus_per_node)

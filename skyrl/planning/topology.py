@@ -70,7 +70,7 @@ class Degrees:
 
 
 @frozen(kw_only=True)
-class Engines:
+class EngineSizes:
     """Inference engines, all of one size."""
 
     number: int
@@ -93,7 +93,7 @@ class Sizes:
     models: Mapping[str, Grid]
     """Role -> ranks of the models that are trained or that score."""
 
-    engines: Engines | None = None
+    engines: EngineSizes | None = None
     colocate_all: bool = True
     colocate_policy_ref: bool = True
     gpus_per_node: int = 8

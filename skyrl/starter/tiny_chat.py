@@ -138,6 +138,32 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     follow_umask(folder)
 
 
+def make_task(
+    rows: Callable[[int, random.Random], Sequence[object]],
+    example: Callable[[random.Random], Conversation] | None = None,
+    *,
+    validation_rows: int = 128,
+    training_rows: int = 1024,
+    steps: int = 0,
+    words: Sequence[str] = (),
+    template: str = CHAT_TEMPLATE,
+) -> None:
+    """Make the folders `data` and `model` of a new task, which get their names when both are complete.
+
+    `rows` makes rows of the task; the model has learned in `steps` steps from the conversations of `example`, if any.
+    Ctrl-C and SIGTERM end the process with one line. Use it in the main thread only.
+    """
+    rng = seeded(0)
+    with stopped_in_words(), made_whole(Path("data")) as data, made_whole(Path("model")) as folder:
+        write_rows(data / "train.jsonl", rows(training_rows, rng))
+        write_rows(data / "validation.jsonl", rows(validation_rows, rng))
+        tokenizer = byte_tokenizer(length=64, words=words, template=template)
+        model = small_qwen2(tokenizer, hidden_size=128, layers=2)
+        if example is not None:
+            warm_start(model, tokenizer, lambda: example(rng), steps=steps, batch_size=64, lr=2e-3)
+        save(model, tokenizer, folder)
+
+
 def make_once(base: Path, make: Callable[[Path], None]) -> None:
     """Make the folder `base` with `make`, unless it exists."""
     if not base.exists():

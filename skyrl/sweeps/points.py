@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from skyrl.sweeps.sweep_file import RandomConfig, SweepConfig, draws_of, flat
+from skyrl.sweeps.sweep_file import SweepConfig, draws_of, flat
 
 Point = dict[str, Any]
 """Values of one run: dotted path -> value."""
@@ -19,17 +19,16 @@ def points_of(sweep: SweepConfig, seed_field: str) -> Iterator[Point]:
     part wins.
     """
     listed = [dict(flat(point)) for point in sweep.points] or [{}]
-    drawn = list(_draws(sweep.random)) or [{}]
+    draws = draws_of(sweep.random).items()
+    drawn = [
+        {path: _drawn(how, sweep.random.seed, path, number) for path, how in draws}
+        for number in range(sweep.random.draws)
+    ] or [{}]
     grid = dict(flat(sweep.grid))
     combined = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     seeds: list[Point] = [{seed_field: seed} for seed in sweep.seeds] or [{}]
     for parts in itertools.product(listed, drawn, combined, seeds):
         yield {path: value for part in parts for path, value in part.items()}
-
-
-def _draws(settings: RandomConfig) -> Iterator[Point]:
-    for number in range(settings.draws):
-        yield {path: _drawn(how, settings.seed, path, number) for path, how in draws_of(settings).items()}
 
 
 def _drawn(how: Mapping[str, Any], seed: int, path: str, number: int) -> object:

@@ -11,13 +11,13 @@ from typing import Any, Literal
 from attrs import frozen
 
 from skyrl.storage.json_files import records_of
-from skyrl.sweeps.trials import Trial, spelled
+from skyrl.sweeps.trials import SweepTrial, spelled
 from skyrl.tracking.metric_table import METRICS, unknown
 from skyrl.tree.names import nearest
 
 
 @frozen(kw_only=True)
-class Result:
+class PointResult:
     """Results of the trials that differ only in their seeds."""
 
     point: str
@@ -38,15 +38,25 @@ class Result:
         return stdev(self.values) if len(self.values) > 1 else None
 
 
-def results(trials: Sequence[Trial], metric: str, goal: Literal["max", "min"]) -> list[Result]:
+def results(trials: Sequence[SweepTrial], metric: str, goal: Literal["max", "min"]) -> list[PointResult]:
     """The results, best first; points without a value come last."""
-    groups: dict[str, list[Trial]] = {}
+    groups: dict[str, list[SweepTrial]] = {}
     for trial in trials:
         point = {path: value for path, value in trial.point.items() if path != trial.seed_field}
         groups.setdefault(spelled(point), []).append(trial)
-    found = [_result(point, group, metric, goal) for point, group in groups.items()]
+    compared = []
+    for text, group in groups.items():
+        best = [_best(trial.run_folder / "metrics.jsonl", metric, goal) for trial in group]
+        compared.append(
+            PointResult(
+                point=text,
+                values=tuple(value for value in best if value is not None),
+                trials=tuple(trial.number for trial in group),
+                states=tuple(trial.state for trial in group),
+            )
+        )
     sign = -1 if goal == "max" else 1
-    return sorted(found, key=lambda each: (not each.values, sign * each.mean if each.values else 0.0))
+    return sorted(compared, key=lambda result: (not result.values, sign * result.mean if result.values else 0.0))
 
 
 def unmeasured(metric: str) -> Iterator[str]:
@@ -57,35 +67,25 @@ def unmeasured(metric: str) -> Iterator[str]:
         yield f"skyrl has no metric {missing}, so runs can be compared only if your code logs it; {hint}"
 
 
-def table(found: Sequence[Result], metric: str) -> str:
+def table(compared: Sequence[PointResult], metric: str) -> str:
     """The results as a Markdown table, one row per point."""
     rows = [f"| {metric} | over seeds | trials | point |", "|---|---|---|---|"]
-    return "\n".join([*rows, *map(_row, found)])
+    return "\n".join([*rows, *map(_row, compared)])
 
 
-def as_data(found: Sequence[Result]) -> list[dict[str, Any]]:
+def as_data(compared: Sequence[PointResult]) -> list[dict[str, Any]]:
     """The results as plain data, for `results.json`."""
     return [
         {
-            "point": each.point,
-            "trials": list(each.trials),
-            "states": list(each.states),
-            "values": list(each.values),
-            "mean": each.mean if each.values else None,
-            "spread": each.spread,
+            "point": result.point,
+            "trials": list(result.trials),
+            "states": list(result.states),
+            "values": list(result.values),
+            "mean": result.mean if result.values else None,
+            "spread": result.spread,
         }
-        for each in found
+        for result in compared
     ]
-
-
-def _result(point: str, group: Sequence[Trial], metric: str, goal: Literal["max", "min"]) -> Result:
-    best = [_best(trial.run_folder / "metrics.jsonl", metric, goal) for trial in group]
-    return Result(
-        point=point,
-        values=tuple(value for value in best if value is not None),
-        trials=tuple(trial.number for trial in group),
-        states=tuple(trial.state for trial in group),
-    )
 
 
 def _best(file: Path, metric: str, goal: Literal["max", "min"]) -> float | None:
@@ -96,7 +96,7 @@ def _best(file: Path, metric: str, goal: Literal["max", "min"]) -> float | None:
     return max(finite) if goal == "max" else min(finite)
 
 
-def _row(result: Result) -> str:
+def _row(result: PointResult) -> str:
     shown = f"{result.mean:.4g}" if result.values else "-"
     over = f"± {result.spread:.2g} ({len(result.values)})" if result.spread is not None else ""
     states = sorted({state for state in result.states if state != "finished"})

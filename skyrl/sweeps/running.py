@@ -14,7 +14,7 @@ from skyrl.errors import Stopped, UserError
 from skyrl.launchers.job import GONE, LOGS, RECORD, TASKS, Array, Job, Launch, Launcher, Machines, state_in
 from skyrl.launchers.prepared import machines_of
 from skyrl.runs.run_owner import LOCK, owner, sign, unsign
-from skyrl.sweeps.trials import Trial, Trials, spelled
+from skyrl.sweeps.trials import SweepTrial, Trials, spelled
 
 ACTIVE = ("waiting", "starting", "running", "ending")
 """First words of the states of launches that have not ended."""
@@ -22,7 +22,7 @@ ACTIVE = ("waiting", "starting", "running", "ending")
 _LOOK_SECONDS = 0.5
 
 
-def run_here(launcher: Launcher, trials: Sequence[Trial], at_once: int, say: Callable[[str], None]) -> None:
+def run_here(launcher: Launcher, trials: Sequence[SweepTrial], at_once: int, say: Callable[[str], None]) -> None:
     """Start each trial as a separate launch and wait for all; on Ctrl-C or SIGTERM, running trials save and end.
 
     Trials that an earlier command has started and that still run are not started again, but waited for and counted.
@@ -51,12 +51,12 @@ def run_here(launcher: Launcher, trials: Sequence[Trial], at_once: int, say: Cal
             _note_the_ended(launcher, running, say)
             pause.wait(_LOOK_SECONDS)
         if isinstance(error, Stopped):
-            told = f"The sweep was stopped, and running trials with it: {ended}. The same command continues them."
-            raise Stopped(told, error.exit_code) from None
+            message = f"The sweep was stopped, and running trials with it: {ended}. The same command continues them."
+            raise Stopped(message, error.exit_code) from None
         raise
 
 
-def _taken_over(launcher: Launcher, trials: Sequence[Trial], say: Callable[[str], None]) -> dict[int, Launch]:
+def _taken_over(launcher: Launcher, trials: Sequence[SweepTrial], say: Callable[[str], None]) -> dict[int, Launch]:
     """Launches of trials that an earlier command has started and that still run, those of values that the sweep no
     longer has included.
     """
@@ -101,7 +101,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def submit_array(launcher: Launcher, trials: Trials, chosen: Sequence[Trial], at_once: int, name: str) -> Launch:
+def submit_array(launcher: Launcher, trials: Trials, chosen: Sequence[SweepTrial], at_once: int, name: str) -> Launch:
     """Submit the trials as one Slurm array. Each task requests the resources of the largest trial."""
     (trials.folder / LOGS).mkdir(exist_ok=True)
     array = Array(tasks=tuple(trial.number for trial in chosen), at_once=at_once)
@@ -120,7 +120,7 @@ def refuse_while_it_runs(folder: Path, launcher: Launcher) -> None:
             )
 
 
-def _job(trial: Trial) -> Job:
+def _job(trial: SweepTrial) -> Job:
     (trial.folder / LOGS).mkdir(exist_ok=True)
     machines = machines_of(trial.run, ClusterConfig())
     return Job(name=trial.run_folder.parent.name, folder=trial.folder, cwd=Path.cwd(), machines=machines)
@@ -140,7 +140,7 @@ def _note_the_ended(
     return ended
 
 
-def _largest(trials: Sequence[Trial]) -> Machines:
+def _largest(trials: Sequence[SweepTrial]) -> Machines:
     needs = [machines_of(trial.run, ClusterConfig()) for trial in trials]
     first = needs[0]
     return Machines(

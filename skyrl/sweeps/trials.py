@@ -10,7 +10,6 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from skyrl.config.derive.every_kind import names_a_service
-from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.kinds import kind_of
 from skyrl.config.loading.load import compose, load
 from skyrl.config.loading.standalone_file import kept_text
@@ -27,7 +26,7 @@ _NUMBERS = "trials.json"
 
 
 @frozen(kw_only=True)
-class Trial:
+class SweepTrial:
     """One training of the sweep."""
 
     number: int
@@ -64,14 +63,14 @@ class Trials:
     """All trials of a sweep."""
 
     folder: Path
-    trials: tuple[Trial, ...]
+    trials: tuple[SweepTrial, ...]
     twice: tuple[str, ...] = ()
     """Sentences about points that describe the same training as an earlier one."""
 
     def write(self) -> None:
         """Store the numbers of all trainings, and each trial's configuration."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        known = _numbers(self.folder) | {fingerprint_of(trial.run): trial.number for trial in self.trials}
+        known = _numbers(self.folder) | {fingerprint(trial.run): trial.number for trial in self.trials}
         write_file(self.folder / _NUMBERS, json.dumps(known, indent=2) + "\n")
         for trial in self.trials:
             trial.write()
@@ -88,7 +87,7 @@ def trials_of(sweep: SweepConfig, environ: Mapping[str, str], *, device: str | N
     `device` is the machines' device, used if the run leaves it open. Raises `ConfigError` with all problems.
     """
     folder, problems = folder_of(sweep), list[Problem]()
-    numbers, trials, twice = _numbers(folder), dict[str, Trial](), list[str]()
+    numbers, trials, twice = _numbers(folder), dict[str, SweepTrial](), list[str]()
     kind = kind_of(load(sweep.run, environ=environ).config)
     for point in points_of(sweep, kind.path("seed")):
         try:
@@ -96,15 +95,15 @@ def trials_of(sweep: SweepConfig, environ: Mapping[str, str], *, device: str | N
             if device and get_at(load(sweep.run, thaw(values), environ=environ).config, kind.path("device")) == "auto":
                 values[kind.path("device")] = device
             resolved = compose(sweep.run, thaw(values), environ=environ).config
-            mark = fingerprint_of(resolved)
+            mark = fingerprint(resolved)
             if mark in trials:
                 twice.append(f"{spelled(point)} is the same training as {spelled(trials[mark].point)}")
                 continue
             number = numbers.setdefault(mark, len(numbers))
             trials[mark] = _trial(sweep, point, number, folder, values, environ)
         except ConfigError as error:
-            found = [_in_its_table(each, sweep, kind.path("seed")) for each in error.problems]
-            problems += [each for each in found if each not in problems]
+            placed = [_in_its_table(problem, sweep, kind.path("seed")) for problem in error.problems]
+            problems += [problem for problem in placed if problem not in problems]
     if problems:
         raise ConfigError(problems, title="This sweep cannot start")
     return Trials(folder=folder, trials=tuple(trials.values()), twice=tuple(twice))
@@ -132,19 +131,19 @@ def _trial(
     folder: Path,
     values: Mapping[str, Any],
     environ: Mapping[str, str],
-) -> Trial:
+) -> SweepTrial:
     own = folder / TASKS / str(number)
     before = load(sweep.run, thaw(dict(values)), environ=environ).config
     kind = kind_of(before)
     places = {"run_path": "run", "ckpt_path": "checkpoints", "export_path": "exports"}
     table: Any = get_at(before, kind.trainer)
-    there = {name: str(own / inside) for name, inside in places.items() if name in fields_of(type(table))}
+    folders = {name: str(own / inside) for name, inside in places.items() if name in fields_of(type(table))}
     if names_a_service(table):
-        there["run_name"] = f"{sweep.name}-{number}"
+        folders["run_name"] = f"{sweep.name}-{number}"
     composed = compose(
-        sweep.run, thaw({**values, **{kind.path(name): value for name, value in there.items()}}), environ=environ
+        sweep.run, thaw({**values, **{kind.path(name): value for name, value in folders.items()}}), environ=environ
     )
-    return Trial(
+    return SweepTrial(
         number=number,
         point=dict(point),
         folder=own,
@@ -154,18 +153,10 @@ def _trial(
     )
 
 
-def fingerprint_of(run: RunConfig) -> str:
-    """Hash that identifies a training; names and folders are not part of it."""
-    return fingerprint(run)
-
-
 def spelled(point: Point) -> str:
     """The point as text: `trainer.seed=1 trainer.epochs=2`."""
-    return " ".join(f"{path}={_text(value)}" for path, value in point.items()) or "the run as it is"
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(thaw(value))
+    texts = {path: value if isinstance(value, str) else json.dumps(thaw(value)) for path, value in point.items()}
+    return " ".join(f"{path}={text}" for path, text in texts.items()) or "the run as it is"
 
 
 def _numbers(folder: Path) -> dict[str, int]:
@@ -179,7 +170,7 @@ def _numbers(folder: Path) -> dict[str, int]:
         raise UserError(f"{file} cannot be read: it says which training has which number") from None
 
 
-def waiting(trials: Trials, *, retry: bool) -> Iterator[Trial]:
+def waiting(trials: Trials, *, retry: bool) -> Iterator[SweepTrial]:
     """Trials to train now, or to wait for: all that have not finished; with a reported failure only if `retry`."""
     for trial in trials.trials:
         if trial.state != "finished" and (retry or trial.state != "failed"):

@@ -7,7 +7,7 @@ from statistics import median
 
 from attrs import frozen
 
-from skyrl.planning.layout import Layout, Node, NoRoom, assign
+from skyrl.planning.layout import ClusterNode, Layout, NoRoom, assign
 from skyrl.processes.machine_facts import MachineFacts
 from skyrl.processes.ray.survey import Survey, Surveyed
 
@@ -142,7 +142,7 @@ def _of_links(found: Survey) -> Iterator[ClusterFinding]:
 
 def _of_room(found: Survey, layout: Layout, unit: str) -> Iterator[ClusterFinding]:
     """A finding if the run does not fit on the cluster, assuming that nothing else runs there."""
-    nodes = [Node(id=each.name, gpus=int(each.gpus if unit == "GPU" else each.slots)) for each in found.machines]
+    nodes = [ClusterNode(id=each.name, gpus=int(each.gpus if unit == "GPU" else each.slots)) for each in found.machines]
     try:
         assign(layout, nodes, unit=unit)
     except NoRoom as refusal:

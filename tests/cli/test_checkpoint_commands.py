@@ -49,7 +49,7 @@ def test_verify_names_the_damaged_file_and_exits_with_1(folder: Path) -> None:
     assert skyrl("verify", str(folder / "global_step_9")).exit_code == 0
 
 
-def test_show_tells_what_is_in_the_newest(folder: Path) -> None:
+def test_show_prints_the_newest_checkpoint(folder: Path) -> None:
     output = skyrl("show", str(folder)).output
     assert "global_step_10" in output
     assert "policy       2 tensors, 15 weights" in output
@@ -57,7 +57,7 @@ def test_show_tells_what_is_in_the_newest(folder: Path) -> None:
     assert "reward = 1" in output
 
 
-def test_show_counts_what_is_too_long_to_be_read(tmp_path: Path) -> None:
+def test_show_counts_long_tables(tmp_path: Path) -> None:
     saved = evolve(checkpoint(1), state={"rollouts": {"parts": {str(number): "ab" for number in range(11)}}})
     CheckpointStore(tmp_path).save(saved)
     assert "    rollouts.parts = (11 values)" in skyrl("show", str(tmp_path)).output.splitlines()
@@ -88,7 +88,7 @@ def test_diff_shows_state_and_the_tensors_that_differ(folder: Path) -> None:
         (["show", "global_step_3"], "there is no checkpoint folder"),
     ],
 )
-def test_what_is_not_there_is_a_message(
+def test_a_missing_checkpoint_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

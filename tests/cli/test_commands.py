@@ -136,7 +136,7 @@ def test_show_prints_the_resolved_tree(run_toml: Path, nano: Path, tmp_path: Pat
     assert json.loads(done.stdout) == to_dict(config(nano, tmp_path, trainer__max_training_steps=2))
 
 
-def test_three_mistakes_are_told_at_once_with_what_was_meant(run_toml: Path, tmp_path: Path) -> None:
+def test_three_mistakes_are_reported_together_with_suggestions(run_toml: Path, tmp_path: Path) -> None:
     mistakes = ["trainer.policy.optimizer_config.lr=fast", "trainer.epoch=2", "generator.n_samples_per_prompt=2.5"]
     refused(
         in_a_process("run", "run.toml", *mistakes, cwd=tmp_path),

@@ -13,10 +13,10 @@ from click import Context
 from click.testing import CliRunner, Result
 
 from skyrl.cli import main
-from skyrl.cli.arguments import paths_from, split_words
-from skyrl.cli.config import config
+from skyrl.cli.command_line.arguments import paths_from, split_words
+from skyrl.cli.command_line.commands import Commands
 from skyrl.cli.main import cli
-from skyrl.cli.options import Commands
+from skyrl.cli.preparing.config import config
 from skyrl.config import SkyRLTrainConfig, load
 from skyrl.config.cluster import load_cluster
 from skyrl.config.loading.resolve import resolve_with_origins
@@ -243,8 +243,8 @@ NOT_NEEDED = {
     "importlib.metadata": "which kernels are installed is asked of CUDA runs only",
     "skyrl.planning.memory": "no kind of GPU is named, so no memory is estimated",
     "skyrl.config.settings.supervised_root": "the file describes a reinforcement-learning run",
-    "skyrl.cli.view": "another command",
-    "skyrl.interop.foreign": "nothing is converted",
+    "skyrl.cli.results.view": "another command",
+    "skyrl.interop.systems": "nothing is converted",
 }
 """Modules that checking a file for a CPU has no use for, and why."""
 
@@ -319,7 +319,7 @@ def test_an_empty_value_before_a_file_is_no_mistake(
     assert sum(map(len, split_words(words.split()))) == len(words.split())
 
 
-def test_no_problem_is_said_about_nothing() -> None:
+def test_an_empty_check_reports_no_problem() -> None:
     assert said("check", "=", "trainer.epochs=1").splitlines()[1].startswith("  =  is not a dotted path")
 
 

@@ -15,8 +15,8 @@ import tomli_w
 from attrs import frozen
 from click.testing import CliRunner, Result
 
+from skyrl.cli.command_line.commands import Commands
 from skyrl.cli.main import cli
-from skyrl.cli.options import Commands
 from skyrl.config import load
 from skyrl.config.cluster import ClusterConfig
 from skyrl.config.loading.kinds import KINDS
@@ -308,7 +308,9 @@ def launched(
 ) -> Path:
     """The folder of a local launch that has ended."""
     launcher = LocalLauncher(ClusterConfig(), str(python or sys.executable))
-    monkeypatch.setattr("skyrl.cli.launch.launcher_of", lambda target, cluster: launcher)  # which keeps its processes
+    monkeypatch.setattr(
+        "skyrl.cli.training.launch.launcher_of", lambda target, cluster: launcher
+    )  # which keeps its processes
     done = CliRunner().invoke(cli, ["launch", "local", about["file"], "--name", "mine", *words])
     assert done.exit_code == 0, done.exception
     [process] = launcher._processes.values()

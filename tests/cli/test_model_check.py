@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from skyrl.cli.main import cli
-from skyrl.cli.report import doctor_report
+from skyrl.cli.preparing.doctor import doctor_report
 from skyrl.errors import ModelError
 from skyrl.tools.model_check import model_report
 from tests.models.families import FAMILIES

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from skyrl.cli.plan import plan, plan_of
-from skyrl.cli.plan_table import table
-from skyrl.cli.rehearsed_plan import planned_findings
+from skyrl.cli.planning.plan import plan, plan_of
+from skyrl.cli.planning.plan_table import table
+from skyrl.cli.planning.rehearse import planned_findings
 from skyrl.config import load, resolve
 from skyrl.errors import ConfigError, UserError
 from skyrl.tree import get_at
@@ -237,7 +237,7 @@ def test_a_rehearsal_counts_gpus_of_runs_that_use_them(values: dict[str, Any], t
     assert placement.text == text
 
 
-def test_a_machine_that_is_too_small_is_told() -> None:
+def test_a_machine_that_is_too_small_is_refused() -> None:
     with pytest.raises(UserError, match="policy needs 8 on one node, but --gpus-per-node is 4"):
         planned({**gpus(8, "policy"), f"{PLACEMENT}colocate_all": False, "trainer.algorithm.use_kl_loss": False}, 4)
 
@@ -326,7 +326,7 @@ def test_a_plan_needs_nothing_heavy(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("".join(f'{path} = "{value}"\n' for path, value in (word.split("=") for word in RUN)))
     program = (
-        "import sys; from skyrl.cli.plan import plan; plan.main([sys.argv[1]], standalone_mode=False); "
+        "import sys; from skyrl.cli.planning.plan import plan; plan.main([sys.argv[1]], standalone_mode=False); "
         f"print(*sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)"
     )
     done = run_program(program, file)
@@ -383,6 +383,6 @@ def test_a_proposal_is_written_as_a_layer_that_makes_the_run_fit(tmp_path: Path)
         ([*FIT, "--write", "x.toml"], "--write needs --fit"),
     ],
 )
-def test_what_cannot_be_proposed_says_why(words: list[str], reason: str) -> None:
+def test_fit_without_a_proposal_raises_with_the_reason(words: list[str], reason: str) -> None:
     found = CliRunner().invoke(plan, words)
     assert reason in str(found.exception)

@@ -9,8 +9,8 @@ from xml.etree.ElementTree import Element, fromstring
 import pytest
 from click.testing import CliRunner
 
-from skyrl.cli.plan import plan
-from skyrl.cli.plan_picture import NODES_SHOWN, picture
+from skyrl.cli.planning.plan import plan
+from skyrl.cli.planning.plan_picture import NODES_SHOWN, picture
 from skyrl.errors import UserError
 from tests.cli.test_plan import ENGINE, PLACEMENT, gpus, planned
 

@@ -39,7 +39,7 @@ def test_a_script_that_is_stopped_ends_in_one_line(stop: str, code: int, said: s
     assert (done.returncode, done.stderr) == (code, said)
 
 
-def test_what_is_half_made_goes_away_where_something_fails(tmp_path: Path) -> None:
+def test_incomplete_files_are_removed_on_failure(tmp_path: Path) -> None:
     from skyrl.starter.tiny_chat import made_whole
 
     with pytest.raises(FileNotFoundError), made_whole(tmp_path / "base") as folder:
@@ -83,7 +83,7 @@ train(Path("empty.toml"))
 
 
 @pytest.mark.long
-def test_control_c_in_an_example_is_heard_by_its_run(nano: Path, tmp_path: Path) -> None:
+def test_control_c_in_an_example_reaches_its_run(nano: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.toml").touch()
     command = [sys.executable, "-c", TRAINING, *as_words(overrides(nano, tmp_path, trainer__epochs=1000))]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as run:

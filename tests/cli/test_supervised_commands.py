@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from skyrl.cli.arguments import paths_from
+from skyrl.cli.command_line.arguments import paths_from
 from skyrl.cli.main import cli
 from skyrl.config import ConfigError, RewardModelConfig, SFTConfig, load
 

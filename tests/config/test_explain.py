@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from skyrl.cli.explain import as_text
+from skyrl.cli.preparing.config import explanation_text
 from skyrl.config import ConfigError, load
 from skyrl.config.loading.explain import Explanation, explain
 from skyrl.config.loading.kinds import KINDS, kind_named, root_of
@@ -134,7 +134,7 @@ def test_leaves_all_over_the_tree_can_be_explained_and_printed() -> None:
     loaded = load()
     run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
     for path in list(LEAVES)[::11]:
-        text = as_text(explain(path, run, origins))
+        text = explanation_text(explain(path, run, origins))
         assert text.startswith(f"{path} = ")
         assert len(text.splitlines()) > 4
 

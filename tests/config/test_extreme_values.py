@@ -9,9 +9,9 @@ from typing import Any, get_args
 
 import pytest
 
-from skyrl.cli.plan import plan_of
-from skyrl.cli.plan_memory import memory_lines
-from skyrl.cli.plan_table import table
+from skyrl.cli.planning.plan import plan_of
+from skyrl.cli.planning.plan_memory import memory_lines
+from skyrl.cli.planning.plan_table import table
 from skyrl.config import SkyRLTrainConfig, check, load
 from skyrl.config.loading.explain import explain
 from skyrl.config.loading.kinds import root_of

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from skyrl.cli.config import config
 from skyrl.cli.main import main
+from skyrl.cli.preparing.config import config
 from skyrl.config import compose, load, resolve
 from skyrl.config.loading.stored import stored_form
 from skyrl.errors import ConfigError

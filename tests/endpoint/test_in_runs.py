@@ -20,7 +20,7 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
-from skyrl.cli.serve import serve
+from skyrl.cli.serving.serve import serve
 from skyrl.errors import UserError
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.experiments.preflight import keys_are_there, packages_are_installed

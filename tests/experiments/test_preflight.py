@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from skyrl.cli.main import cli
-from skyrl.cli.report import doctor_report
+from skyrl.cli.preparing.doctor import doctor_report
 from skyrl.config import SkyRLTrainConfig, check, load
 from skyrl.config.loading.kinds import kind_of
 from skyrl.config.loading.resolve import resolve_with_origins

@@ -12,7 +12,7 @@ import pytest
 import tomli_w
 from click.testing import CliRunner, Result
 
-from skyrl.cli.rehearse import rehearse
+from skyrl.cli.planning.rehearse import rehearse
 from skyrl.errors import UserError
 from tests import nano_run
 from tests.interop.corpora import RECORDED, areal_files, scripts_of_2026

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from skyrl.cli.engines import engines as command
+from skyrl.cli.training.engines import engines as command
 from skyrl.errors import ProcessError, UserError
 from skyrl.runs.engine_changes import EngineChanges, Engines, ask, unanswered
 from tests.inference.test_client import SlowEngine, asked_of

@@ -15,11 +15,11 @@ from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.interop.areal import keys as areal_keys
 from skyrl.interop.areal import learner_keys as areal_learner_keys
 from skyrl.interop.areal import rollout_keys as areal_rollout_keys
-from skyrl.interop.areal import supervised_keys as areal_supervised_keys
-from skyrl.interop.conversions import Entry
+from skyrl.interop.areal import supervised as areal_supervised
+from skyrl.interop.translation import Entry, translate
+from skyrl.interop.trl import dependent as trl_dependent
 from skyrl.interop.trl import keys as trl_keys
 from skyrl.interop.trl import objective as trl_objective
-from skyrl.interop.trl import values as trl_values
 from skyrl.interop.verl import keys as verl_keys
 from skyrl.interop.verl import layout as verl_layout
 from skyrl.interop.verl import objective as verl_objective
@@ -33,7 +33,7 @@ ALONE: Mapping[str, Mapping[str, Entry]] = {
 }
 """Settings that are converted one by one."""
 
-TOGETHER = {"TRL": trl_values.TOGETHER, "verl": {**verl_layout.LAYOUT, **verl_objective.OBJECTIVE}}
+TOGETHER = {"TRL": trl_dependent.DEPENDENT, "verl": {**verl_layout.LAYOUT, **verl_objective.OBJECTIVE}}
 """Settings whose conversion depends on others."""
 
 ACTOR = "actor_rollout_ref.actor."
@@ -109,7 +109,7 @@ def _all() -> Iterator[tuple[str, str, tuple[str, ...]]]:
     for system, entries in ALONE.items():
         yield from ((system, key, _alone(entry)) for key, entry in entries.items() if "*" not in key)
     supervised = {leaf for leaf, _ in leaf_paths(root_of("sft"))}
-    for key, entry in areal_supervised_keys.KEYS.items():
+    for key, entry in areal_supervised.KEYS.items():
         if "*" not in key and supervised.issuperset(_alone(entry)):  # the table has copies that no file of SFT reaches
             yield "AReaL's SFT", key, _alone(entry)
     yield from BY_HAND
@@ -133,11 +133,9 @@ def is_one_number(key: str) -> bool:
 
 def _alone(entry: Entry) -> tuple[str, ...]:
     """The paths that a setting is written to, whatever its value."""
-    if isinstance(entry, str):
-        return (entry,)
     for value in (1, 0.5, "x", True, ["x"]):
         try:
-            writes = entry(value).writes
+            writes = translate(entry, value).writes
         except (TypeError, ValueError, AttributeError, KeyError):
             continue  # a value that the setting does not take
         if writes:

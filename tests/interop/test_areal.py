@@ -44,7 +44,7 @@ def test_every_key_of_every_file_has_a_fate_and_a_loadable_result(files: tuple[C
         loaded(file.conversion, tmp_path)
 
 
-def test_what_is_renamed_stands_in_our_tree(files: tuple[Converted, ...], tmp_path: Path) -> None:
+def test_renamed_settings_are_written_to_our_paths(files: tuple[Converted, ...], tmp_path: Path) -> None:
     for file in files:
         keys, run = file.facts, loaded(file.conversion, tmp_path)
         if run.kind != "rl":
@@ -62,7 +62,7 @@ def test_what_is_renamed_stands_in_our_tree(files: tuple[Converted, ...], tmp_pa
             assert value is None or get_at(run, path) == value, (file.name, path)
 
 
-def test_an_allocation_becomes_engines_and_learners_with_gpus_of_their_own(tmp_path: Path) -> None:
+def test_allocation_mode_converts_to_engines_and_learners_on_separate_gpus(tmp_path: Path) -> None:
     run = loaded(convert_keys({"allocation_mode": "sglang.d4t2+megatron.d2p2t4", "n_gpus_per_node": 8}), tmp_path)
     engine, placement = run.generator.inference_engine, run.trainer.placement
     assert (engine.num_engines, engine.tensor_parallel_size, placement.colocate_all) == (4, 2, False)
@@ -85,13 +85,13 @@ def test_copies_that_differ_from_their_original_are_refused() -> None:
     assert line_of(keys | {"actor.group_size": "${gconfig.n_samples}"}, "actor.group_size").outcome == "needless"
 
 
-def test_a_kl_weight_goes_into_the_reward_as_there(tmp_path: Path) -> None:
+def test_kl_ctl_converts_to_a_penalty_in_the_reward(tmp_path: Path) -> None:
     algorithm = loaded(convert_keys({"actor.kl_ctl": 0.05}), tmp_path).trainer.algorithm
     assert (algorithm.use_kl_in_reward, algorithm.use_kl_loss, algorithm.kl_loss_coef) == (True, False, 0.05)
     assert algorithm.kl_estimator_type == "k1"
 
 
-def test_rewards_are_shaped_as_there(tmp_path: Path) -> None:
+def test_reward_settings_convert_to_reward_shaping(tmp_path: Path) -> None:
     keys = {"actor.reward_scaling": 10.0, "actor.reward_bias": -0.5, "actor.reward_clip": 20.0}
     overlong = {"actor.overlong_reward_penalty": True, "actor.overlong_tokens": 512, "actor.overlong_penalty_factor": 2}
     norm = {"actor.reward_norm.mean_level": "group", "actor.reward_norm.std_level": "none"}
@@ -101,20 +101,20 @@ def test_rewards_are_shaped_as_there(tmp_path: Path) -> None:
     assert (shaping.norm.mean_level, shaping.norm.std_level) == ("group", None)
 
 
-def test_the_older_system_took_its_bias_away(tmp_path: Path) -> None:
+def test_reward_bias_of_the_older_system_is_negated(tmp_path: Path) -> None:
     run = loaded(convert_keys({"ppo.reward_output_bias": -0.5, "ppo.reward_output_scaling": 5}), tmp_path)
     assert (run.trainer.algorithm.reward_shaping.bias, run.trainer.algorithm.reward_shaping.scale) == (0.5, 5.0)
 
 
 @pytest.mark.parametrize(("decoupled", "loss", "switch"), [(True, "decoupled", True), (False, "dual_clip", False)])
-def test_a_dual_clip_acts_in_the_loss_that_is_chosen(decoupled: bool, loss: str, switch: bool, tmp_path: Path) -> None:
+def test_c_clip_converts_for_the_chosen_loss(decoupled: bool, loss: str, switch: bool, tmp_path: Path) -> None:
     keys = {"actor.c_clip": 3.0, "actor.use_decoupled_loss": decoupled, "actor.behav_imp_weight_cap": 5.0}
     algorithm = loaded(convert_keys(keys), tmp_path).trainer.algorithm
     assert (algorithm.policy_loss_type, algorithm.decoupled.dual_clip, algorithm.clip_ratio_c) == (loss, switch, 3.0)
     assert algorithm.decoupled.behav_imp_weight_cap == 5.0
 
 
-def test_uniform_groups_are_left_out_and_no_others_are_drawn(tmp_path: Path) -> None:
+def test_dynamic_sampling_filters_uniform_groups_without_replacement(tmp_path: Path) -> None:
     algorithm = loaded(convert_keys({"actor.dynamic_sampling": True}), tmp_path).trainer.algorithm
     assert (algorithm.zero_variance_filter, algorithm.dynamic_sampling.type) == (True, None)
 
@@ -125,19 +125,19 @@ def test_micro_batches_are_counted_in_tokens(tmp_path: Path) -> None:
     assert "one setting for all models" in line_of(keys, "ref.mb_spec.max_tokens_per_mb").why
 
 
-def test_numbers_that_are_written_as_text_are_numbers(tmp_path: Path) -> None:
+def test_numbers_written_as_text_are_converted(tmp_path: Path) -> None:
     run = loaded(convert_keys({"actor.optimizer.lr": "2e-6", "actor.optimizer.beta2": "0.95"}), tmp_path)
     assert run.trainer.policy.optimizer_config.lr == 2e-6
     assert run.trainer.policy.optimizer_config.adam_betas == (0.9, 0.95)
 
 
-def test_numbers_that_nothing_can_follow_from_are_converted_and_told() -> None:
+def test_absurd_numbers_are_converted_and_reported() -> None:
     found = convert_keys({"train_dataset.max_length": 2**64 - 1024})
     assert [(line.source, line.outcome) for line in found.lines] == [("train_dataset.max_length", "renamed")]
     assert [problem.path for problem in found.problems] == ["trainer.algorithm.max_seq_len"]
 
 
-def test_the_epsilon_of_adamw_is_a_field(tmp_path: Path) -> None:
+def test_optimizer_eps_converts_to_adam_eps(tmp_path: Path) -> None:
     run = loaded(convert_keys({"actor.optimizer.eps": "1e-5"}), tmp_path)
     assert run.trainer.policy.optimizer_config.adam_eps == 1e-5
 
@@ -148,7 +148,7 @@ def test_mini_batches_are_counted_in_prompts(tmp_path: Path) -> None:
     assert line_of(keys | {"actor.ppo_n_minibatches": 3}, "actor.ppo_n_minibatches").outcome == "refused"
 
 
-def test_intervals_of_one_thing_are_one_setting(tmp_path: Path) -> None:
+def test_steps_epochs_and_seconds_convert_to_one_interval(tmp_path: Path) -> None:
     keys = {"saver.freq_epochs": 1, "saver.freq_steps": None, "saver.freq_secs": None, "recover.freq_steps": None}
     keys |= {"evaluator.freq_epochs": 2, "evaluator.freq_steps": 10, "exp_ctrl.ckpt_freq_secs": 600}
     trainer = loaded(convert_keys(keys), tmp_path).trainer
@@ -178,7 +178,7 @@ def test_intervals_of_one_thing_are_one_setting(tmp_path: Path) -> None:
         ("actor.optimizer.lr", "fast", "refused", "'fast' is not a number"),
     ],
 )
-def test_what_becomes_of_one_setting(key: str, value: Any, outcome: str, said: str) -> None:
+def test_one_setting_converts_to_the_expected_outcome(key: str, value: Any, outcome: str, said: str) -> None:
     line = line_of({key: value}, key)
     assert line.outcome == outcome
     assert said in line.why
@@ -200,13 +200,13 @@ def test_a_split_is_appended_to_its_data_source(path: str, split: str | None, so
         assert [line for line in conversion.lines if line.is_refused] == []
 
 
-def test_other_optimizers_and_least_numbers_of_micro_batches_are_carried_over(tmp_path: Path) -> None:
+def test_sgd_and_min_microbatches_are_converted(tmp_path: Path) -> None:
     keys = {"actor.optimizer.type": "sgd", "actor.mb_spec.n_mbs": 4, "actor.mb_spec.max_tokens_per_mb": 4096}
     trainer = loaded(convert_keys(keys), tmp_path).trainer
     assert (trainer.policy.optimizer_config.optimizer, trainer.min_microbatches) == ("sgd", 4)
 
 
-def test_a_tokenizer_of_its_own_is_carried_over(tmp_path: Path) -> None:
+def test_a_separate_tokenizer_path_is_converted(tmp_path: Path) -> None:
     assert (
         loaded(convert_keys({"actor.path": "a/b", "tokenizer_path": "c/d"}), tmp_path).trainer.tokenizer_path == "c/d"
     )
@@ -214,7 +214,7 @@ def test_a_tokenizer_of_its_own_is_carried_over(tmp_path: Path) -> None:
     assert loaded(followed, tmp_path).trainer.tokenizer_path is None
 
 
-def test_random_weights_are_carried_over(tmp_path: Path) -> None:
+def test_init_from_scratch_is_converted(tmp_path: Path) -> None:
     keys = {"actor.init_from_scratch": True, "ref.init_from_scratch": True, "critic.init_from_scratch": False}
     trainer = loaded(convert_keys(keys), tmp_path).trainer
     assert [each.model.init_from_scratch for each in (trainer.policy, trainer.ref, trainer.critic)] == [
@@ -235,7 +235,7 @@ def test_a_file_is_read_with_its_references(tmp_path: Path) -> None:
     assert loaded(conversion, tmp_path).trainer.policy.optimizer_config.lr == 1e-5
 
 
-def test_the_report_says_what_stands_in_the_training_script() -> None:
+def test_the_report_remarks_on_the_training_script() -> None:
     converted = convert_keys({"train_dataset.path": "openai/gsm8k", "train_dataset.batch_size": 8})
     assert "set environment.env_class to the reward" in converted.report()
     assert converted.remarks and not convert_keys({"seed": 1}).remarks
@@ -244,7 +244,7 @@ def test_the_report_says_what_stands_in_the_training_script() -> None:
 HALF = {"actor.dtype": "float16", "ref.dtype": "float16", "actor.path": "m", "actor.kl_ctl": 0.1, "ref.path": "m"}
 
 
-def test_float16_is_the_type_of_forward_and_backward_with_its_scaling(tmp_path: Path) -> None:
+def test_float16_converts_to_param_dtype_with_loss_scaling(tmp_path: Path) -> None:
     keys = HALF | {"allocation_mode": "sglang:d4+fsdp:d4", "actor.optimizer.initial_loss_scale": 1024.0}
     trainer = loaded(convert_keys(keys), tmp_path).trainer
     for model in (trainer.policy, trainer.ref):
@@ -254,7 +254,7 @@ def test_float16_is_the_type_of_forward_and_backward_with_its_scaling(tmp_path: 
     assert line_of(in_bf16, "actor.optimizer.initial_loss_scale").outcome == "needless"
 
 
-def test_float16_is_missing_under_megatron() -> None:
+def test_float16_with_megatron_is_unsupported() -> None:
     keys = HALF | {"allocation_mode": "sglang:d4+megatron:d4", "actor.optimizer.initial_loss_scale": 1024.0}
     for source in ("actor.dtype", "actor.optimizer.initial_loss_scale"):
         line = line_of(keys, source)
@@ -282,13 +282,13 @@ def test_autotp_becomes_tensor_parallelism_of_deepspeed(shares: dict[str, Any], 
         ({"actor.backend": "fsdp:d1t4"}, "refused", "whose tensor-parallel size is 4"),
     ],
 )
-def test_autotp_agrees_with_the_backend(changes: dict[str, Any], outcome: str, said: str) -> None:
+def test_autotp_that_contradicts_the_backend_is_refused(changes: dict[str, Any], outcome: str, said: str) -> None:
     line = line_of(CUT | changes, "actor.ds_auto_tp.autotp_size")
     assert (line.outcome, said in line.why) == (outcome, True), line
 
 
 @pytest.mark.parametrize("key", ["rollout.return_routed_experts", "sglang.enable_return_routed_experts"])
-def test_engines_that_return_experts_return_them_here(key: str, tmp_path: Path) -> None:
+def test_return_routed_experts_is_converted(key: str, tmp_path: Path) -> None:
     keys = {"actor.path": "m", "allocation_mode": "sglang:d4+fsdp:d4"}
     engine = loaded(convert_keys(keys | {key: True}), tmp_path).generator.inference_engine
     assert engine.enable_return_routed_experts

@@ -57,7 +57,7 @@ def test_launchers_of_2025_are_shares_of_each_gpu(tmp_path: Path) -> None:
     assert slurm.container.mounts == ("/storage:/storage", "/data")
 
 
-def test_places_of_2026_are_read_from_a_list_of_tables(tmp_path: Path) -> None:
+def test_scheduling_spec_lists_are_converted(tmp_path: Path) -> None:
     file = tmp_path / "grpo.yaml"
     file.write_text(
         "actor:\n  scheduling_spec:\n  - {cpu: 4, gpu: 1, mem: 32, port_count: 2, task_type: worker, image: a.sif,\n"
@@ -85,7 +85,7 @@ def test_places_of_2026_are_read_from_a_list_of_tables(tmp_path: Path) -> None:
         ({"type": "etcd3", "nfs_record_root": "/unused", "etcd3_addr": "h:1"}, "etcd:h:1"),
     ],
 )
-def test_names_are_where_services_publish_them(keys: dict[str, str], variable: str | None, tmp_path: Path) -> None:
+def test_name_resolve_converts_to_a_name_store(keys: dict[str, str], variable: str | None, tmp_path: Path) -> None:
     conversion = convert_keys({f"cluster.name_resolve.{name}": value for name, value in keys.items()})
     assert cluster_of(conversion, tmp_path).variables.get("SKYRL_NAMES") == variable
     assert conversion.refused == ()
@@ -93,7 +93,7 @@ def test_names_are_where_services_publish_them(keys: dict[str, str], variable: s
 
 @pytest.mark.parametrize("key", ["mode", "scheduler.type"])
 @pytest.mark.parametrize("launcher", ["local", "ray", "slurm"])
-def test_a_launcher_is_a_command(key: str, launcher: str) -> None:
+def test_launchers_convert_to_launch_commands(key: str, launcher: str) -> None:
     line = line_of({key: launcher}, key)
     assert (line.outcome, line.targets) == ("renamed", (f"skyrl launch {launcher}",))
 
@@ -107,7 +107,7 @@ def test_a_launcher_is_a_command(key: str, launcher: str) -> None:
         ("reward_model_path", "a/b", "reward_model", {"path": "a/b"}),
     ],
 )
-def test_services_of_rewards_are_those_of_environments(key: str, value: str, path: str, ours: object) -> None:
+def test_reward_services_convert_to_environment_settings(key: str, value: str, path: str, ours: object) -> None:
     assert convert_keys({f"scheduler.{key}": value}).tables["environment"]["skyrl_gym"][path] == ours
 
 
@@ -127,7 +127,7 @@ def test_services_of_rewards_are_those_of_environments(key: str, value: str, pat
         ("scheduler.deploy_mode", "colocation", "needless", "derived from the backends"),
     ],
 )
-def test_what_becomes_of_one_setting_of_machines(key: str, value: Any, outcome: str, said: str) -> None:
+def test_one_machine_setting_converts_to_the_expected_outcome(key: str, value: Any, outcome: str, said: str) -> None:
     keys = {key: value, "actor.scheduling_spec[0].gpu": 1}
     line = line_of(keys, key)
     assert (line.outcome, said in line.why) == (outcome, True), line

@@ -123,7 +123,7 @@ def test_every_option_reaches_the_command_line_or_has_a_reason(fields: dict[str,
     ],
 )
 @pytest.mark.parametrize("table", ["sglang", "actor.sglang"])
-def test_the_words_of_an_option_are_areals(table: str, name: str, value: Any, words: Any, tmp_path: Path) -> None:
+def test_options_keep_areals_spelling(table: str, name: str, value: Any, words: Any, tmp_path: Path) -> None:
     assert options(kept({f"{table}.{name}": value}), tmp_path).get(name) == words
 
 
@@ -152,7 +152,7 @@ def test_areals_files_keep_sglang_and_lose_none_of_its_settings(reference: Path,
     assert tried >= 30
 
 
-def test_without_the_switch_the_engines_become_vllms_and_the_report_says_how_to_keep_them() -> None:
+def test_sglang_converts_to_vllm_with_a_remark_unless_kept() -> None:
     conversion = convert_keys(WHOLE | {"sglang.attention_backend": "fa3"})
     assert conversion.tables["generator"]["inference_engine"]["backend"] == "vllm"
     assert "--keep-engine" in line_of(conversion, "sglang.attention_backend").why
@@ -163,12 +163,12 @@ def test_without_the_switch_the_engines_become_vllms_and_the_report_says_how_to_
     assert f"  sglang.attention_backend  ->  {target}\n" in stays
 
 
-def test_vllms_engines_are_kept_as_they_are_converted_anyway() -> None:
+def test_keep_engine_does_not_change_vllm_engines() -> None:
     keys = WHOLE | {"rollout.backend": "vllm:d4", "sglang.attention_backend": "fa3"}
     assert convert_keys(keys, keep_engine=True) == convert_keys(keys)
 
 
-def test_a_file_without_engines_has_none_to_keep() -> None:
+def test_keep_engine_without_an_engine_raises() -> None:
     with pytest.raises(ConfigError, match=r"(?s)sets no engine to keep.*omit --keep-engine"):
         convert_keys({"actor.path": "a/b"}, "grpo.yaml", keep_engine=True)
 
@@ -198,7 +198,7 @@ def test_defaults_of_areals_sglang_are_listed_where_they_differ() -> None:
 @pytest.mark.parametrize(
     "changes", [{"allocation_mode": "sglang:d4|fsdp:d4"}, {"rollout.scheduling_strategy.type": "colocation"}]
 )
-def test_engines_of_sglang_on_the_learners_gpus_are_a_problem_that_is_said(changes: dict[str, str]) -> None:
+def test_colocated_sglang_engines_are_reported_as_a_problem(changes: dict[str, str]) -> None:
     (problem,) = [each for each in kept(changes).problems if each.severity == "error"]
     assert problem.path == "trainer.placement.colocate_all"
     assert problem.message == "sglang engines do not take turns with learners on the same GPUs"

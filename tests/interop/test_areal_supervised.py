@@ -58,7 +58,7 @@ def test_a_split_that_the_file_names_replaces_that_of_the_scripts() -> None:
         ({"train_dataset.type": "rw"}, RewardModelConfig),
     ],
 )
-def test_the_type_of_the_rows_or_the_value_head_says_which_kind_it_is(keys: dict[str, Any], root: type[Any]) -> None:
+def test_row_type_or_value_head_selects_the_kind_of_run(keys: dict[str, Any], root: type[Any]) -> None:
     conversion = convert_keys(keys)
     assert conversion.root is root
     assert conversion.tables["kind"] == ("sft" if root is SFTConfig else "reward_model")
@@ -87,17 +87,19 @@ def test_the_type_of_the_rows_or_the_value_head_says_which_kind_it_is(keys: dict
         (SFT, "model.optimizr.lr", 1e-5, "refused", "did you mean model.optimizer.lr?"),
     ],
 )
-def test_what_becomes_of_one_setting(keys: dict[str, Any], key: str, value: Any, outcome: str, said: str) -> None:
+def test_one_setting_converts_to_the_expected_outcome(
+    keys: dict[str, Any], key: str, value: Any, outcome: str, said: str
+) -> None:
     line = line_of({**keys, key: value}, key)
     assert (line.outcome, said in line.why) == (outcome, True), line
 
 
-def test_gpus_are_ranks_in_nodes_of_eight() -> None:
+def test_gpus_convert_to_ranks_on_nodes_of_eight() -> None:
     tables = convert_keys({**SFT, "allocation_mode": "fsdp:d16", "cluster.n_gpus_per_node": 8}).tables
     assert tables["placement"] == {"num_nodes": 2, "num_gpus_per_node": 8} and tables["strategy"] == "fsdp2"
 
 
-def test_degrees_above_one_are_sizes_of_the_model() -> None:
+def test_degrees_above_one_convert_to_parallel_sizes() -> None:
     tables = convert_keys({**SFT, "allocation_mode": "fsdp:d2t2c2"}).tables
     assert (tables["tensor_parallel_size"], tables["sequence_parallel_size"]) == (2, 2)
     assert tables["placement"]["num_gpus_per_node"] == 8
@@ -135,7 +137,7 @@ def test_the_command_writes_a_file_that_loads_as_its_kind(tmp_path: Path) -> Non
     assert run.eval_interval == "1 epoch"
 
 
-def test_float16_is_the_type_of_forward_and_backward_with_its_scaling() -> None:
+def test_float16_converts_to_param_dtype_with_loss_scaling() -> None:
     keys = {"experiment_name": "x", "model.path": "m", "train_dataset.path": "rows", "train_dataset.type": "sft"}
     half = keys | {"model.dtype": "float16", "model.optimizer.initial_loss_scale": 1024.0}
     run = convert_keys(half).tables

@@ -46,7 +46,7 @@ def line_of(keys: dict[str, Any], source: str) -> Line:
     return next(line for line in convert_keys(keys).lines if line.source == source)
 
 
-def test_what_is_not_known_is_not_said_to_be_missing_in_areal(files: tuple[Converted, ...]) -> None:
+def test_unknown_settings_are_refused_as_unknown(files: tuple[Converted, ...]) -> None:
     for file in files:
         assert [line.source for line in file.conversion.lines] == list(file.facts)
         for line in file.conversion.lines:
@@ -57,7 +57,7 @@ def test_what_is_not_known_is_not_said_to_be_missing_in_areal(files: tuple[Conve
                 assert is_known(line.source)
 
 
-def test_the_files_of_2026_keep_most_of_what_they_say(files: tuple[Converted, ...], tmp_path: Path) -> None:
+def test_most_settings_of_the_2026_files_are_converted(files: tuple[Converted, ...], tmp_path: Path) -> None:
     for file in files:
         loaded(file.conversion, tmp_path)
     outcomes = total(files)
@@ -91,7 +91,7 @@ def test_backends_of_each_engine_are_converted(tmp_path: Path) -> None:
     assert line_of({"actor.backend": "megatron:(attn:d1|ffn:d2)"}, "actor.backend").outcome == "not yet"
 
 
-def test_only_the_options_of_the_engine_that_is_used_count(tmp_path: Path) -> None:
+def test_options_of_the_other_engine_have_no_effect(tmp_path: Path) -> None:
     keys = {"rollout.backend": "vllm:d1", "vllm.gpu_memory_utilization": 0.8, "sglang.mem_fraction_static": 0.5}
     assert loaded(convert_keys(keys), tmp_path).generator.inference_engine.gpu_memory_utilization == 0.8
     assert line_of(keys, "sglang.mem_fraction_static").why == "no effect: the engine is vllm"
@@ -166,7 +166,7 @@ def test_a_batch_that_cannot_be_split_evenly_is_one_mini_batch_and_reported(tmp_
     assert [(row.theirs, row.ours) for row in conversion.other_defaults if row.source.startswith("actor")] == [(4, 6)]
 
 
-def test_a_critic_never_becomes_grpo_in_silence() -> None:
+def test_a_critic_selects_gae_instead_of_grpo() -> None:
     keys = {"actor.path": "a", "actor.backend": "megatron:d1p2t4", "rollout.backend": "vllm:d2t4", "critic.path": "a"}
     conversion = convert_keys(keys)
     assert conversion.tables["trainer"]["algorithm"]["advantage_estimator"] == "gae"
@@ -195,14 +195,14 @@ def test_a_critic_brings_its_optimizer_and_its_batches(tmp_path: Path) -> None:
         ({"actor.rejection_sampling.metric": "ratio", "actor.rejection_sampling.upper": 4.0}, "decoupled", 4.0),
     ],
 )
-def test_losses_that_are_here_are_converted(keys: dict[str, Any], path: str, value: object, tmp_path: Path) -> None:
+def test_supported_losses_are_converted(keys: dict[str, Any], path: str, value: object, tmp_path: Path) -> None:
     conversion = convert_keys(keys)
     found = getattr(loaded(conversion, tmp_path).trainer.algorithm, path)
     assert (found.behav_imp_weight_cap if path == "decoupled" else found) == value
     assert conversion.lost == ()
 
 
-def test_the_settings_of_adapters_are_ours(tmp_path: Path) -> None:
+def test_adapter_settings_are_converted(tmp_path: Path) -> None:
     keys = {"actor.use_lora": True, "actor.peft_type": "lora", "actor.lora_rank": 8, "actor.lora_alpha": 32}
     conversion = convert_keys(keys | {"actor.target_modules": ["all-linear"], "rollout.use_lora": True})
     lora = loaded(conversion, tmp_path).trainer.policy.model.lora
@@ -370,7 +370,7 @@ MEANING: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("year", [2025, 2026])
-def test_a_file_of_required_settings_alone_means_what_it_means_in_areal(year: int, tmp_path: Path) -> None:
+def test_a_file_of_required_settings_gets_areals_defaults(year: int, tmp_path: Path) -> None:
     conversion = convert_keys(REQUIRED[year])
     run = resolve(loaded(conversion, tmp_path))
     assert {path: get_at(run, path) for path in MEANING} == {path: both[year - 2025] for path, both in MEANING.items()}

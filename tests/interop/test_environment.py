@@ -44,11 +44,11 @@ def test_references_to_the_environment_have_our_form(text: object, value: object
         (["ok", "$BASE/x"], "BASE is set outside of the file"),
     ],
 )
-def test_what_cannot_be_followed_is_refused_by_name(text: object, said: str) -> None:
+def test_unresolvable_references_are_refused_by_name(text: object, said: str) -> None:
     assert said in read_environment(text, "trainer.ckpt_path").refused
 
 
-def test_a_command_of_the_shell_may_stand_in_the_name_of_a_run() -> None:
+def test_run_names_may_contain_shell_commands() -> None:
     assert read_environment("grpo-$(date)", "trainer.run_name").value == "grpo-$(date)"
 
 
@@ -65,7 +65,7 @@ def test_nulls_are_values_and_a_number_may_come_from_the_environment(tmp_path: P
     assert (run.trainer.algorithm.value_clip, run.trainer.seed) == (None, 7)
 
 
-def test_a_null_that_toml_cannot_say_is_refused_alone(tmp_path: Path) -> None:
+def test_a_null_that_toml_cannot_express_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("trainer: {epochs: 2}\ngenerator: {inference_engine: {engine_init_kwargs: {seed: null, a: 1}}}\n")
     conversion = convert_skyrl(str(file))

@@ -42,7 +42,7 @@ MANY = 2_000
         ("a.yaml", b"strategy: []\nmodel: 1\ntrain_datasets: 3\ntrain_dataset_splits: {a: 1}\nlogger: {a: 1}\n"),
     ],
 )
-def test_no_file_ends_in_a_traceback(
+def test_hostile_files_raise_no_traceback(
     name: str, content: bytes, house: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -60,7 +60,7 @@ def test_thousands_of_settings_each_have_a_line(key: str) -> None:
     assert len(convert_overrides(overrides).lines) == MANY
 
 
-def test_near_names_are_looked_for_in_the_first_lines_only() -> None:
+def test_similar_names_are_searched_in_the_first_lines_only() -> None:
     lines = convert_keys({f"actor.pth{number}": 1 for number in range(MANY)}).lines
     suggested = ["did you mean" in line.why for line in lines]
     assert len(lines) == MANY

@@ -21,9 +21,7 @@ def scripts() -> tuple[Converted, ...]:
     return (*hydra_scripts(RECORDED), *scripts_of_2026(RECORDED, "rl"))
 
 
-def test_check_says_of_a_converted_file_what_the_conversion_said(
-    scripts: tuple[Converted, ...], tmp_path: Path
-) -> None:
+def test_check_and_conversion_report_the_same_problems(scripts: tuple[Converted, ...], tmp_path: Path) -> None:
     one_each = {reasons(script.conversion): script.conversion for script in scripts}
     for conversion in one_each.values():
         file = tmp_path / "converted.toml"

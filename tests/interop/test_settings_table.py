@@ -71,7 +71,7 @@ def test_the_converters_write_where_the_table_says(system: str, column: int) -> 
     assert elsewhere == []
 
 
-def test_options_of_the_others_are_options_of_theirs() -> None:
+def test_the_tables_options_exist_in_the_other_systems() -> None:
     known = json.loads((RECORDED / "other_systems_2026_08.json").read_text())
     tops = {name: {top for file in known[name].values() for top in file} for name in ("prime-rl", "NeMo-RL")}
     tops["OpenRLHF"] = {word.partition(".")[0] for words in known["OpenRLHF"].values() for word in words}

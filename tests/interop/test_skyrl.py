@@ -135,7 +135,7 @@ def test_a_hydra_file_is_converted_with_its_references_filled_in(tmp_path: Path)
     assert run.generator.max_input_length == 300
 
 
-def test_an_override_that_takes_something_away_is_refused_with_the_reason() -> None:
+def test_a_removing_override_is_refused_with_the_reason() -> None:
     [line] = convert_overrides(["~trainer.policy"]).lines
     assert (line.outcome, line.why) == ("refused", "removes a Hydra default, and there are none here")
 
@@ -161,13 +161,13 @@ def test_a_script_that_leaves_the_bounds_of_cispo_alone_gets_those_of_scale_rl(t
         ),
     ],
 )
-def test_settings_that_do_nothing_beside_others_are_needless(overrides: list[str], why: str) -> None:
+def test_settings_without_effect_beside_others_are_redundant(overrides: list[str], why: str) -> None:
     conversion = convert_overrides(overrides)
     assert (conversion.refused, conversion.lines[-1].outcome) == ((), "needless")
     assert why in conversion.lines[-1].why
 
 
-def test_the_same_settings_count_where_they_are_asked_for() -> None:
+def test_the_same_settings_are_converted_where_they_act() -> None:
     overrides = ["trainer.policy.torch_profiler_config.enable=true", "+generator.retokenize_chat_history=true"]
     assert [line.outcome for line in convert_overrides(overrides).lines] == ["not yet", "refused"]
     assert convert_overrides(["data.train_data="]).lines[0].outcome == "refused"

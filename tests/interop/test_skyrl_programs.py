@@ -162,7 +162,7 @@ def test_the_program_of_dapo_has_its_penalty(
 HARBOR = "examples.train_integrations.harbor.entrypoints.main_harbor"
 
 
-def test_harbors_tasks_are_played_by_its_agent_with_the_settings_of_its_trials() -> None:
+def test_harbor_trial_settings_convert_to_agent_kwargs() -> None:
     conversion = converted(
         HARBOR,
         "harbor_trial_config.trials_dir=trials",
@@ -193,7 +193,7 @@ def test_harbors_tasks_are_played_by_its_agent_with_the_settings_of_its_trials()
     assert outcomes(conversion)["generator.step_wise_trajectories"] == "needless"
 
 
-def test_what_a_program_settles_by_itself_is_in_the_report() -> None:
+def test_implied_settings_of_a_program_are_reported() -> None:
     report = converted(HARBOR, "harbor_trial_config.trials_dir=trials").report()
     assert "->  environment.agent.kwargs.agent.name" in report
     assert "->  environment.agent.kwargs.trials_dir" in report

@@ -82,7 +82,7 @@ def test_a_file_is_recognised_by_its_names(tmp_path: Path) -> None:
         ("eval_dataset_split=train", "refused", "eval_dataset_name is not set"),
     ],
 )
-def test_what_becomes_of_one_setting(override: str, outcome: str, said: str) -> None:
+def test_one_setting_converts_to_the_expected_outcome(override: str, outcome: str, said: str) -> None:
     key = override.partition("=")[0]
     line = line_of([*(each for each in RUN if not each.startswith(key + "=")), override], key)
     assert (line.outcome in (outcome, "renamed" if outcome == "kept" else outcome), said in line.why) == (True, True), (
@@ -91,7 +91,7 @@ def test_what_becomes_of_one_setting(override: str, outcome: str, said: str) -> 
 
 
 @pytest.mark.parametrize(("written", "steps"), [(["dummy_run_max_steps=3"], 3), ([], 5)])
-def test_made_up_steps_are_as_many_as_in_skyrl(written: list[str], steps: int) -> None:
+def test_dummy_steps_convert_with_skyrls_default(written: list[str], steps: int) -> None:
     conversion = convert_overrides(["strategy=fsdp", "max_length=64", "dummy_run_full_ctx=true", *written])
     assert conversion.tables["num_dummy_steps"] == steps and conversion.refused == ()
 

@@ -47,7 +47,7 @@ def test_each_setting_of_wandb_has_its_place_in_every_kind_of_run(rest: dict[str
     assert refused(conversion) == []
 
 
-def test_several_services_are_one_list() -> None:
+def test_several_trackers_convert_to_one_list() -> None:
     keys = {
         "stats_logger.wandb.mode": "shared",
         "stats_logger.swanlab.mode": "cloud",
@@ -84,7 +84,7 @@ def test_without_a_service_metrics_go_to_the_console() -> None:
         ("wandb.id_suffix", "eval", "needless", "stored in its folder"),
     ],
 )
-def test_what_becomes_of_one_setting(key: str, value: Any, outcome: str, said: str) -> None:
+def test_one_setting_converts_to_the_expected_outcome(key: str, value: Any, outcome: str, said: str) -> None:
     name = f"stats_logger.{key}"
     conversion = convert_keys({**WANDB, name: value})
     [line] = [line for line in conversion.lines if line.source == name]

@@ -116,7 +116,7 @@ def test_trls_defaults_are_written_where_a_file_is_silent(tmp_path: Path) -> Non
     assert (run.trainer.train_batch_size, run.trainer.policy_mini_batch_size) == (1, 1)  # 8 samples, a group of 8
 
 
-def test_prompts_in_the_order_of_their_file_stay_in_it(tmp_path: Path) -> None:
+def test_shuffle_false_is_converted(tmp_path: Path) -> None:
     assert not loaded(convert_keys(WHOLE | {"shuffle_dataset": False}), tmp_path).data.shuffle
 
 
@@ -212,12 +212,12 @@ def test_every_setting_that_is_left_out_has_its_reason(
     assert why in line.why
 
 
-def test_float16_is_the_type_of_forward_and_backward(tmp_path: Path) -> None:
+def test_float16_converts_to_param_dtype(tmp_path: Path) -> None:
     policy = loaded(convert_keys(WHOLE | {"fp16": True}), tmp_path).trainer.policy
     assert policy.fsdp_config.mixed_precision.param_dtype == "float16"
 
 
-def test_what_a_program_computes_is_refused_and_counts_for_nothing(tmp_path: Path) -> None:
+def test_computed_values_are_refused(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(
         "from trl import GRPOConfig, GRPOTrainer\n"
@@ -248,7 +248,7 @@ def test_a_file_without_arguments_of_grpo_is_named(name: str, text: str, message
         convert_trl(str(tmp_path / name))
 
 
-def test_what_trl_has_outside_of_its_arguments_is_said() -> None:
+def test_the_report_remarks_on_what_is_outside_trls_arguments() -> None:
     said = " ".join(convert_keys({"model_name_or_path": "a/b"}).remarks)
     assert "num_processes" in said and "max_prompt_length" in said and "reward functions" in said
 

@@ -78,7 +78,7 @@ def test_verls_defaults_are_written_where_a_script_is_silent(tmp_path: Path) -> 
     assert {line.source for line in conversion.defaults} >= {ROLLOUT + "n", "trainer.total_epochs"}
 
 
-def test_a_critic_comes_with_gae_alone(tmp_path: Path) -> None:
+def test_only_gae_selects_a_critic(tmp_path: Path) -> None:
     keys = {"actor_rollout_ref.model.path": "a/b", "critic.model.path": "c/d"}
     run = loaded(convert_keys(keys), tmp_path)
     assert run.trainer.algorithm.advantage_estimator == "gae"
@@ -135,7 +135,7 @@ def test_dtypes_that_differ_from_the_usual_ones_are_carried_over(tmp_path: Path)
     assert (precision.param_dtype, precision.reduce_dtype, precision.buffer_dtype) == ("float16", "bf16", "fp32")
 
 
-def test_prompts_in_the_order_of_their_file_stay_in_it(tmp_path: Path) -> None:
+def test_shuffle_false_is_converted(tmp_path: Path) -> None:
     assert not loaded(convert_keys(WHOLE | {"data.shuffle": False}), tmp_path).data.shuffle
 
 
@@ -220,7 +220,7 @@ def test_megatrons_sizes_convert_and_the_strategy_follows(tmp_path: Path) -> Non
     assert "trainer.strategy" not in {problem.path for problem in conversion.problems}
 
 
-def test_a_script_that_lays_its_settings_over_a_file_is_said_to(tmp_path: Path) -> None:
+def test_the_report_names_the_file_that_a_script_overrides(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("python3 -m verl.trainer.main_ppo --config-name=my_base actor_rollout_ref.model.path=a/b\n")
     assert "my_base.yaml" in convert_verl(str(script)).remarks[-1]

@@ -69,7 +69,7 @@ def test_divisors_ascend() -> None:
     assert divisors(36) == (1, 2, 3, 4, 6, 9, 12, 18, 36)
 
 
-def test_absurd_sizes_are_not_divided() -> None:
+def test_divisors_of_a_huge_number_are_empty() -> None:
     assert divisors(10**12 + 1) == ()
 
 

@@ -7,9 +7,9 @@ from itertools import product
 
 import pytest
 
-from skyrl.planning.layout import Assignment, Layout, Node, NoRoom, Pool, assign, on_machines
+from skyrl.planning.layout import Assignment, ClusterNode, Layout, NoRoom, Pool, assign, on_machines
 from skyrl.planning.sizes import layout
-from skyrl.planning.topology import Engines, Grid, Sizes
+from skyrl.planning.topology import EngineSizes, Grid, Sizes
 
 EIGHT = Grid(nodes=1, gpus_per_node=8)
 
@@ -22,15 +22,17 @@ def gpus(run: Layout, role: str) -> list[tuple[int, ...]]:
     return [placed.gpus for placed in run.placements_of(role)]
 
 
-def cluster(*free: int) -> list[Node]:
-    return [Node(id=f"node-{letter}", gpus=count) for letter, count in zip("abcdefgh", free, strict=False)]
+def cluster(*free: int) -> list[ClusterNode]:
+    return [ClusterNode(id=f"node-{letter}", gpus=count) for letter, count in zip("abcdefgh", free, strict=False)]
 
 
 # Layouts
 
 
 def test_colocating_all_makes_one_pool_in_which_everybody_has_every_gpu() -> None:
-    run = layout(Sizes(models={"policy": EIGHT, "critic": EIGHT, "ref": EIGHT}, engines=Engines(number=4, tensor=2)))
+    run = layout(
+        Sizes(models={"policy": EIGHT, "critic": EIGHT, "ref": EIGHT}, engines=EngineSizes(number=4, tensor=2))
+    )
     assert pools(run) == [("policy+critic+ref+engine", 1, 8)]
     for role in ("policy", "critic", "ref"):
         assert gpus(run, role) == [(rank,) for rank in range(8)]
@@ -38,12 +40,12 @@ def test_colocating_all_makes_one_pool_in_which_everybody_has_every_gpu() -> Non
 
 
 def test_colocating_policy_and_reference_gives_each_engine_a_pool() -> None:
-    sizes = Sizes(models={"policy": EIGHT, "ref": EIGHT}, engines=Engines(number=2, tensor=4), colocate_all=False)
+    sizes = Sizes(models={"policy": EIGHT, "ref": EIGHT}, engines=EngineSizes(number=2, tensor=4), colocate_all=False)
     assert pools(layout(sizes)) == [("policy+ref", 1, 8), ("engine-0", 1, 4), ("engine-1", 1, 4)]
 
 
 def test_a_policy_alone_gives_its_name_to_its_pool() -> None:
-    run = layout(Sizes(models={"policy": EIGHT}, engines=Engines(number=1), colocate_all=False))
+    run = layout(Sizes(models={"policy": EIGHT}, engines=EngineSizes(number=1), colocate_all=False))
     assert pools(run) == [("policy", 1, 8), ("engine-0", 1, 1)]
 
 
@@ -54,7 +56,7 @@ def test_without_colocation_every_model_has_its_pool() -> None:
             "critic": Grid(nodes=1, gpus_per_node=4),
             "ref": Grid(nodes=1, gpus_per_node=2),
         },
-        engines=Engines(number=1, tensor=2),
+        engines=EngineSizes(number=1, tensor=2),
         colocate_all=False,
         colocate_policy_ref=False,
     )
@@ -71,18 +73,18 @@ def test_engines_of_others_have_no_seat() -> None:
 @pytest.mark.parametrize(
     ("engines", "gpus_per_node", "pool"),
     [
-        (Engines(number=1, tensor=4, pipeline=2), 8, (1, 8)),
-        (Engines(number=1, tensor=4, pipeline=2), 4, (2, 4)),  # a node for each pipeline stage
-        (Engines(number=1, tensor=2, pipeline=4), 4, (4, 2)),
-        (Engines(number=1, tensor=16), 8, (2, 8)),
-        (Engines(number=1, tensor=8, pipeline=2, data=2), 8, (4, 8)),
-        (Engines(number=1, tensor=6), 4, (2, 3)),
-        (Engines(number=1, tensor=5), 4, (5, 1)),
-        (Engines(number=1, tensor=4, pipeline=2, on_one_node=True), 4, (1, 8)),
+        (EngineSizes(number=1, tensor=4, pipeline=2), 8, (1, 8)),
+        (EngineSizes(number=1, tensor=4, pipeline=2), 4, (2, 4)),  # a node for each pipeline stage
+        (EngineSizes(number=1, tensor=2, pipeline=4), 4, (4, 2)),
+        (EngineSizes(number=1, tensor=16), 8, (2, 8)),
+        (EngineSizes(number=1, tensor=8, pipeline=2, data=2), 8, (4, 8)),
+        (EngineSizes(number=1, tensor=6), 4, (2, 3)),
+        (EngineSizes(number=1, tensor=5), 4, (5, 1)),
+        (EngineSizes(number=1, tensor=4, pipeline=2, on_one_node=True), 4, (1, 8)),
     ],
 )
 def test_an_engine_that_does_not_fit_a_node_has_equal_parts_of_several(
-    engines: Engines, gpus_per_node: int, pool: tuple[int, int]
+    engines: EngineSizes, gpus_per_node: int, pool: tuple[int, int]
 ) -> None:
     run = layout(Sizes(models={"policy": EIGHT}, engines=engines, colocate_all=False, gpus_per_node=gpus_per_node))
     assert pools(run)[1:] == [("engine-0", *pool)]
@@ -92,7 +94,7 @@ def test_an_engine_that_does_not_fit_a_node_has_equal_parts_of_several(
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
 def test_a_shared_engine_never_has_parts_of_two_nodes_unless_it_must(size: int) -> None:
     grid = Grid(nodes=4, gpus_per_node=8)
-    run = layout(Sizes(models={"policy": grid}, engines=Engines(number=32 // size, tensor=size)))
+    run = layout(Sizes(models={"policy": grid}, engines=EngineSizes(number=32 // size, tensor=size)))
     for placed in run.placements_of("engine"):
         assert len({node for node, _ in run.places(placed)}) == max(1, size // 8)
 
@@ -102,7 +104,7 @@ def test_a_shared_engine_never_has_parts_of_two_nodes_unless_it_must(size: int) 
     [
         Sizes(models={"policy": EIGHT, "ref": Grid(nodes=2, gpus_per_node=4)}),
         Sizes(models={"policy": EIGHT, "critic": Grid(nodes=1, gpus_per_node=4)}, colocate_all=False),
-        Sizes(models={"policy": EIGHT}, engines=Engines(number=3, tensor=2)),
+        Sizes(models={"policy": EIGHT}, engines=EngineSizes(number=3, tensor=2)),
     ],
 )
 def test_models_that_share_gpus_and_do_not_match_are_refused(sizes: Sizes) -> None:
@@ -115,8 +117,8 @@ def test_models_that_share_gpus_and_do_not_match_are_refused(sizes: Sizes) -> No
     [
         (Sizes(models={"policy": EIGHT}), 1.0),
         (Sizes(models={"policy": EIGHT, "ref": EIGHT}), 0.5),
-        (Sizes(models={"policy": EIGHT, "ref": EIGHT}, engines=Engines(number=8)), 0.3333),
-        (Sizes(models={"policy": EIGHT, "critic": EIGHT, "ref": EIGHT}, engines=Engines(number=1, data=8)), 0.25),
+        (Sizes(models={"policy": EIGHT, "ref": EIGHT}, engines=EngineSizes(number=8)), 0.3333),
+        (Sizes(models={"policy": EIGHT, "critic": EIGHT, "ref": EIGHT}, engines=EngineSizes(number=1, data=8)), 0.25),
     ],
 )
 def test_those_who_share_a_gpu_all_have_room_on_it(sizes: Sizes, share: float) -> None:
@@ -127,7 +129,7 @@ def test_those_who_share_a_gpu_all_have_room_on_it(sizes: Sizes, share: float) -
 def test_every_gpu_of_a_pool_is_used_by_every_role_in_it_once() -> None:
     for nodes, per_node, share_all, share_some in product((1, 2, 3), (1, 4, 6), (True, False), (True, False)):
         grid = Grid(nodes=nodes, gpus_per_node=per_node)
-        engines = Engines(number=nodes * per_node)
+        engines = EngineSizes(number=nodes * per_node)
         run = layout(
             Sizes(
                 models={"policy": grid, "ref": grid},
@@ -147,14 +149,14 @@ def test_every_gpu_of_a_pool_is_used_by_every_role_in_it_once() -> None:
 
 def test_several_pools_share_a_machine() -> None:
     run = layout(
-        Sizes(models={"policy": Grid(nodes=1, gpus_per_node=4)}, engines=Engines(number=4), colocate_all=False)
+        Sizes(models={"policy": Grid(nodes=1, gpus_per_node=4)}, engines=EngineSizes(number=4), colocate_all=False)
     )
     assert set(assign(run, cluster(8)).values()) == {("node-a",)}
 
 
 def test_engines_are_packed_so_that_whole_machines_stay_free() -> None:
     sizes = Sizes(
-        models={"policy": Grid(nodes=2, gpus_per_node=8)}, engines=Engines(number=4, tensor=2), colocate_all=False
+        models={"policy": Grid(nodes=2, gpus_per_node=8)}, engines=EngineSizes(number=4, tensor=2), colocate_all=False
     )
     found = assign(layout(sizes), cluster(8, 4, 8, 4))
     assert found["policy"] == ("node-a", "node-c")
@@ -172,7 +174,7 @@ def test_the_nodes_of_a_pool_are_different_machines() -> None:
         assign(layout(Sizes(models={"policy": Grid(nodes=2, gpus_per_node=2)})), cluster(8))
 
 
-def test_what_is_missing_is_told() -> None:
+def test_no_room_names_the_missing_gpus() -> None:
     run = layout(Sizes(models={"policy": Grid(nodes=2, gpus_per_node=8)}, colocate_all=False))
     with pytest.raises(NoRoom) as caught:
         assign(run, cluster(8, 4))
@@ -190,7 +192,7 @@ def test_places_for_processes_are_told_as_what_they_are() -> None:
 
 def test_pools_on_one_machine_take_its_gpus_one_after_the_other() -> None:
     pair = Grid(nodes=1, gpus_per_node=2)
-    run = layout(Sizes(models={"policy": pair}, engines=Engines(number=1, tensor=2), colocate_all=False))
+    run = layout(Sizes(models={"policy": pair}, engines=EngineSizes(number=1, tensor=2), colocate_all=False))
     places = on_machines(run, assign(run, cluster(8)))
     assert [places[placed] for placed in run.placements] == [
         (("node-a", 0),),
@@ -199,8 +201,8 @@ def test_pools_on_one_machine_take_its_gpus_one_after_the_other() -> None:
     ]
 
 
-def test_what_others_of_the_run_have_taken_is_told() -> None:
-    run = layout(Sizes(models={"policy": EIGHT}, engines=Engines(number=2, tensor=4), colocate_all=False))
+def test_no_room_counts_gpus_of_earlier_pools() -> None:
+    run = layout(Sizes(models={"policy": EIGHT}, engines=EngineSizes(number=2, tensor=4), colocate_all=False))
     with pytest.raises(NoRoom) as caught:
         assign(run, cluster(8, 7))
     assert str(caught.value) == (
@@ -212,12 +214,12 @@ def test_what_others_of_the_run_have_taken_is_told() -> None:
 def test_a_cluster_of_many_machines_is_not_listed_whole() -> None:
     run = layout(Sizes(models={"policy": EIGHT}))
     with pytest.raises(NoRoom, match="and 92 more"):
-        assign(run, [Node(id=str(number), gpus=4) for number in range(100)])
+        assign(run, [ClusterNode(id=str(number), gpus=4) for number in range(100)])
     with pytest.raises(NoRoom, match="no nodes"):
         assign(run, [])
 
 
-def fits(run: Layout, nodes: list[Node]) -> bool:
+def fits(run: Layout, nodes: list[ClusterNode]) -> bool:
     """Every way to place the pools, one after the other, on different machines each."""
 
     def place(left: tuple[Pool, ...], free: tuple[int, ...]) -> bool:
@@ -238,7 +240,7 @@ def fits(run: Layout, nodes: list[Node]) -> bool:
     return place(run.pools, tuple(node.gpus for node in nodes))
 
 
-def keeps_to(found: Assignment, run: Layout, nodes: list[Node]) -> bool:
+def keeps_to(found: Assignment, run: Layout, nodes: list[ClusterNode]) -> bool:
     """Is no machine overfull, and none named twice by a pool?"""
     taken = dict.fromkeys((node.id for node in nodes), 0)
     for pool in run.pools:
@@ -270,8 +272,8 @@ def test_a_place_is_found_exactly_where_there_is_one() -> None:
 @pytest.mark.parametrize("colocate_all", [True, False])
 def test_a_thousand_gpus_are_planned_exactly(colocate_all: bool) -> None:
     grid = Grid(nodes=64 + 64 * colocate_all, gpus_per_node=8)
-    engines = Engines(number=grid.ranks)
+    engines = EngineSizes(number=grid.ranks)
     run = layout(Sizes(models={"policy": grid, "ref": grid}, engines=engines, colocate_all=colocate_all))
-    nodes = [Node(id=str(number), gpus=8) for number in range(128)]
+    nodes = [ClusterNode(id=str(number), gpus=8) for number in range(128)]
     assert run.gpus == 1024
     assert keeps_to(assign(run, nodes), run, nodes)

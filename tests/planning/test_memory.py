@@ -6,14 +6,14 @@ import attrs
 
 from skyrl.planning.activations import Computing, Pass, layer_bytes, logits_bytes, stream_bytes
 from skyrl.planning.known_models import known_shape
-from skyrl.planning.memory import Bytes, Learner, Zero, learner_memory, resting, total
+from skyrl.planning.memory import Bytes, LearnerRank, ZeroSettings, learner_memory, resting, total
 from skyrl.planning.model_shape import ModelShape
 from skyrl.planning.serving import Serving
 
 SHAPE = ModelShape(layers=2, hidden=4, intermediate=6, heads=2, key_heads=1, head_size=2, vocabulary=10)
 PASS = Pass(rows=2, prompt=3, answer=5, packed=False)
 FLOATS, SIXTEEN = Computing(precision="float32"), Computing(precision="bfloat16")
-LEARNER = Learner(shape=SHAPE, how=FLOATS, scoring=PASS, update=PASS, keeps_gradients=False)
+LEARNER = LearnerRank(shape=SHAPE, how=FLOATS, scoring=PASS, update=PASS, keeps_gradients=False)
 
 
 def test_a_layer_keeps_what_its_backward_reads() -> None:
@@ -47,7 +47,7 @@ def test_weights_and_adam_rest_over_the_ranks_that_share_them() -> None:
 
 def test_zero_has_masters_beside_what_it_computes_with() -> None:
     def rests(stage: int) -> Bytes:
-        zero = Zero(stage=stage, bucket=100, persistent=0)
+        zero = ZeroSettings(stage=stage, bucket=100, persistent=0)
         return resting(attrs.evolve(LEARNER, how=SIXTEEN, shards=2, zero=zero))
 
     weights = SHAPE.parameters

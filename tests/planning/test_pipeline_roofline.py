@@ -6,20 +6,22 @@ import pytest
 from attrs import evolve
 
 from skyrl.planning.activations import Computing, Pass
-from skyrl.planning.memory import Learner, Megatron
+from skyrl.planning.memory import LearnerRank, MegatronSharding
 from skyrl.planning.model_shape import ModelShape
 from skyrl.planning.pipeline_roofline import Stages, bubble, stage_scoring_seconds, stage_update_seconds
-from skyrl.planning.roofline import LATENCY, Rates, Rows, Sharding, forward_flops, scoring_seconds
+from skyrl.planning.roofline import LATENCY, PassRows, Rates, Sharding, forward_flops, scoring_seconds
 
 SHAPE = ModelShape(layers=4, hidden=8, intermediate=16, heads=2, key_heads=1, head_size=4, vocabulary=100)
 RATES = Rates(flops=1e6, bandwidth=1e6, link=1e4, node_link=1e3, gpus_per_node=2)
 SLOW = evolve(RATES, flops=1e3, link=1e12, node_link=1e12, bandwidth=1e12)
 """Products take so long here that nothing else shows."""
 
-ROWS = Rows(tokens=1000, length=10, micro_batches=6)
+ROWS = PassRows(tokens=1000, length=10, micro_batches=6)
 ALONE = Sharding(data=1, shards=1)
 PASS = Pass(rows=1, prompt=5, answer=5, packed=False)
-LEARNER = Learner(shape=SHAPE, how=Computing(precision="bfloat16"), scoring=PASS, update=PASS, megatron=Megatron())
+LEARNER = LearnerRank(
+    shape=SHAPE, how=Computing(precision="bfloat16"), scoring=PASS, update=PASS, megatron=MegatronSharding()
+)
 
 
 @pytest.mark.parametrize(("stages", "micro_batches", "share"), [(1, 1, 0), (4, 1, 3 / 4), (2, 3, 1 / 4), (4, 9, 1 / 4)])
@@ -41,7 +43,7 @@ def test_stages_divide_the_layers_and_wait_while_the_pipeline_fills_and_drains()
 
 
 def test_each_optimizer_step_fills_the_pipeline_anew() -> None:
-    learner, stages = evolve(LEARNER, megatron=Megatron(stages=2)), Stages(each=ALONE, number=2)
+    learner, stages = evolve(LEARNER, megatron=MegatronSharding(stages=2)), Stages(each=ALONE, number=2)
     once, thrice = (stage_update_seconds(learner, ROWS, stages, SLOW, steps=steps) for steps in (1, 3))
     assert thrice / once == pytest.approx((1 + 1 / 2) / (1 + 1 / 6), rel=1e-6)
     recomputed = stage_update_seconds(evolve(learner, recomputes=True), ROWS, stages, SLOW)
@@ -51,7 +53,7 @@ def test_each_optimizer_step_fills_the_pipeline_anew() -> None:
 def test_gradients_and_weights_cross_the_link_once_an_optimizer_step() -> None:
     quick = evolve(RATES, flops=1e12)
     stages = Stages(each=Sharding(data=2, shards=1))
-    spread = evolve(LEARNER, megatron=Megatron(sharing_states=2))
+    spread = evolve(LEARNER, megatron=MegatronSharding(sharing_states=2))
     two, one = (stage_update_seconds(spread, ROWS, stages, quick, steps=steps) for steps in (2, 1))
     sent = (4 + 2) * SHAPE.parameters / 2 / RATES.link
     assert two - one == pytest.approx(sent + 7 * 4 * SHAPE.parameters / 2 / RATES.bandwidth)

@@ -12,8 +12,8 @@ from skyrl.planning.roofline import (
     LATENCY,
     LAUNCHES,
     Answers,
+    PassRows,
     Rates,
-    Rows,
     Sharding,
     forward_flops,
     generation_seconds,
@@ -29,7 +29,7 @@ SHAPE = ModelShape(layers=2, hidden=8, intermediate=16, heads=2, key_heads=1, he
 """656 weights a layer, of which 640 are in products; 2,120 in all, 2,112 of them in products."""
 
 RATES = Rates(flops=1e6, bandwidth=1e6, link=1e4, node_link=1e3, host_link=1e5, gpus_per_node=2)
-ROWS = Rows(tokens=1000, length=10, micro_batches=1)
+ROWS = PassRows(tokens=1000, length=10, micro_batches=1)
 ALONE = Sharding(data=1, shards=1)
 SLOW = evolve(RATES, flops=1e3)
 """Products take so long here that nothing else shows."""
@@ -68,12 +68,12 @@ def test_cores_that_also_send_and_start_kernels_do_one_after_the_other() -> None
 
 
 def test_kernels_of_many_small_micro_batches_are_started_for_longer_than_they_compute() -> None:
-    rows, quick = Rows(tokens=10, length=1, micro_batches=5), evolve(RATES, flops=1e12)
+    rows, quick = PassRows(tokens=10, length=1, micro_batches=5), evolve(RATES, flops=1e12)
     assert scoring_seconds(SHAPE, rows, ALONE, quick) == 5 * 2 * LAUNCHES
 
 
 def test_shards_are_gathered_for_each_micro_batch_over_the_slower_link_of_several_machines() -> None:
-    rows, quick = Rows(tokens=10, length=1, micro_batches=3), evolve(RATES, flops=1e12)
+    rows, quick = PassRows(tokens=10, length=1, micro_batches=3), evolve(RATES, flops=1e12)
     one_machine, two = Sharding(data=2, shards=2), Sharding(data=4, shards=4)
     sent = 2 * SHAPE.parameters
     assert scoring_seconds(SHAPE, rows, one_machine, quick) == 3 * (sent / 2 / 1e4 + 2 * LATENCY)
@@ -86,7 +86,7 @@ def test_copies_of_shards_on_one_machine_send_less_between_machines_than_shards_
 
 
 def test_whole_weights_are_sent_once_a_step_and_not_for_each_micro_batch() -> None:
-    degrees, rows = Sharding(data=2, shards=2), Rows(tokens=1000, length=10, micro_batches=50)
+    degrees, rows = Sharding(data=2, shards=2), PassRows(tokens=1000, length=10, micro_batches=50)
     each = update_seconds(SHAPE, rows, degrees, RATES)
     assert update_seconds(SHAPE, rows, degrees, RATES, gathers_once=True) < each
 

@@ -16,9 +16,9 @@ import ray
 from ray.cluster_utils import Cluster
 
 from skyrl.errors import NoRoomError, ProcessError
-from skyrl.planning.layout import Layout, Node, Pool, RankPlacement, assign
+from skyrl.planning.layout import ClusterNode, Layout, Pool, RankPlacement, assign
 from skyrl.planning.sizes import layout, layout_of_engine
-from skyrl.planning.topology import Engines, Grid, Sizes
+from skyrl.planning.topology import EngineSizes, Grid, Sizes
 from skyrl.processes.handles import Deadlines
 from skyrl.processes.orphans import kill_tagged
 from skyrl.processes.ray import cluster as ray_cluster
@@ -38,14 +38,14 @@ _available: Any = ray.available_resources
 LAYOUTS: dict[str, Callable[[int], Sizes]] = {
     "all on the same GPUs": lambda machines: Sizes(
         models={"policy": Grid(nodes=machines, gpus_per_node=8), "ref": Grid(nodes=machines, gpus_per_node=8)},
-        engines=Engines(number=2 * machines, tensor=4),
+        engines=EngineSizes(number=2 * machines, tensor=4),
     ),
     "policy and reference on the same GPUs": lambda machines: Sizes(
         models={
             "policy": Grid(nodes=machines // 2, gpus_per_node=8),
             "ref": Grid(nodes=machines // 2, gpus_per_node=8),
         },
-        engines=Engines(number=machines, tensor=4),
+        engines=EngineSizes(number=machines, tensor=4),
         colocate_all=False,
     ),
     "every model on its own GPUs": lambda machines: Sizes(
@@ -54,7 +54,7 @@ LAYOUTS: dict[str, Callable[[int], Sizes]] = {
             "critic": Grid(nodes=machines // 2, gpus_per_node=4),
             "ref": Grid(nodes=machines // 2, gpus_per_node=4),
         },
-        engines=Engines(number=machines // 2, tensor=4),
+        engines=EngineSizes(number=machines // 2, tensor=4),
         colocate_all=False,
         colocate_policy_ref=False,
     ),
@@ -110,7 +110,7 @@ def attached(address: str) -> Iterator[None]:
 def test_every_process_is_where_the_plan_says(attached: None, machines: int, name: str) -> None:
     planned = layout(LAYOUTS[name](machines))
     by_port = sorted(_nodes(), key=lambda node: node["NodeManagerPort"])  # their addresses are all the same
-    expected = assign(planned, [Node(id=node["NodeID"], gpus=8) for node in by_port])
+    expected = assign(planned, [ClusterNode(id=node["NodeID"], gpus=8) for node in by_port])
     placement = Placement(planned, "cuda", 120)
     places = {(placed.role, placed.rank): placement.place(placed) for placed in planned.placements}
     assert {key: place.node for key, place in places.items()} == {
@@ -134,13 +134,13 @@ def test_a_pool_is_added_where_there_is_room_and_given_back(attached: None, mach
     placement = Placement(
         layout(Sizes(models={"policy": Grid(nodes=machines, gpus_per_node=6)}, colocate_all=False)), "cuda", 120
     )
-    one = layout_of_engine(Engines(number=1, tensor=2), 7, 8)
+    one = layout_of_engine(EngineSizes(number=1, tensor=2), 7, 8)
     placement.add(one, 60)
     place = placement.place(one.placements[0])
     assert place.gpus == ("6", "7")
     assert sum(node.gpus for node in placement.free()) == 2 * (machines - 1)
     with pytest.raises(NoRoomError, match="engine-8 needs 1 node with 8 free GPUs") as refused:
-        placement.add(layout_of_engine(Engines(number=1, tensor=8), 8, 8), 60)
+        placement.add(layout_of_engine(EngineSizes(number=1, tensor=8), 8, 8), 60)
     assert refused.value.pool == "engine-8"
     placement.give_back("engine", 7)
     assert soon(lambda: sum(node.gpus for node in placement.free()) == 2 * machines)
@@ -151,7 +151,7 @@ def test_a_pool_is_added_where_there_is_room_and_given_back(attached: None, mach
 def test_what_does_not_fit_is_refused_before_anything_is_reserved(attached: None, machines: int) -> None:
     more = machines + 1
     planned = layout(
-        Sizes(models={"policy": Grid(nodes=more, gpus_per_node=8)}, engines=Engines(number=2 * more, tensor=4))
+        Sizes(models={"policy": Grid(nodes=more, gpus_per_node=8)}, engines=EngineSizes(number=2 * more, tensor=4))
     )
     message = rf"does not fit .*needs {more} nodes with 8 free GPUs, the cluster has {machines}"
     with pytest.raises(ProcessError, match=message):

@@ -26,7 +26,7 @@ from skyrl.sweeps.points import points_of
 from skyrl.sweeps.results import results, table
 from skyrl.sweeps.running import ACTIVE, _job, one_at_a_time, run_here
 from skyrl.sweeps.sweep_file import SweepConfig, load_sweep
-from skyrl.sweeps.trials import Trial, Trials, trials_of, waiting
+from skyrl.sweeps.trials import SweepTrial, Trials, trials_of, waiting
 from tests.nano_run import overrides
 
 LR = "trainer.policy.optimizer_config.lr"
@@ -91,7 +91,7 @@ def drawn(draws: int, **values: Any) -> list[dict[str, Any]]:
     return points(random={"draws": draws, "values": values})
 
 
-def test_draws_stay_when_there_are_more_of_them_or_of_other_paths() -> None:
+def test_draws_do_not_change_when_draws_or_paths_are_added() -> None:
     lr = {"log_uniform": (1e-6, 1e-4)}
     three = drawn(3, lr=lr)
     assert drawn(5, lr=lr)[:3] == three
@@ -124,7 +124,7 @@ def test_draws_lie_within_their_bounds() -> None:
         ({"random": {"draws": 1, "values": {"a": {"log_uniform": (0, 1)}}}}, "positive bounds"),
     ],
 )
-def test_a_sweep_that_cannot_be_is_refused(tables: Mapping[str, Any], said: str, tmp_path: Path) -> None:
+def test_an_invalid_sweep_is_refused(tables: Mapping[str, Any], said: str, tmp_path: Path) -> None:
     write(tmp_path, **tables)
     with pytest.raises(ConfigError, match=said):
         load_sweep(str(tmp_path / "sweep.toml"))
@@ -142,7 +142,7 @@ def test_every_point_is_checked_before_anything_starts(here: Path) -> None:
     assert not (here / "sweeps").exists()
 
 
-def test_points_that_are_one_training_are_one_trial(here: Path) -> None:
+def test_points_with_equal_configurations_are_one_trial(here: Path) -> None:
     found = trials(grid={LR: (1e-3, 0.001, 2e-3)})
     assert [trial.point[LR] for trial in found.trials] == [1e-3, 2e-3]
     assert found.twice == (f"{LR}=0.001 is the same training as {LR}=0.001",)
@@ -265,7 +265,7 @@ def runs_of(folder: Path) -> int:
     return len((folder / "began").read_text()) if (folder / "began").exists() else 0
 
 
-def process_of(trial: Trial, name: str) -> int:
+def process_of(trial: SweepTrial, name: str) -> int:
     return int(report_in(trial.folder)[name].partition(":")[0])
 
 
@@ -399,7 +399,7 @@ def test_a_dry_run_lists_the_runs_and_starts_none(here: Path) -> None:
     assert not (here / "sweeps").exists()
 
 
-def test_a_metric_that_no_run_logs_is_told_before_anything_is_trained(here: Path) -> None:
+def test_an_unknown_metric_is_reported_before_training(here: Path) -> None:
     write(here, metric="eval/all/avg_scor", grid={LR: [1e-3]})
     done = command("--dry-run")
     assert done.exit_code == 0 and "skyrl has no metric eval/all/avg_scor" in done.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.cli.track import SERVICES
+from skyrl.cli.results.track import SERVICES
 from skyrl.config import ConfigError, TrainerConfig
 from skyrl.config.settings.trackers import TRACKERS
 from skyrl.tracking.console import Console

@@ -19,7 +19,7 @@ from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.trainer import TrainerConfig
 from skyrl.planning.batches import Work, data_parallel, work
 from skyrl.planning.replicas import Replicas, replicas
-from skyrl.planning.topology import Degrees, Engines, Grid, Sizes
+from skyrl.planning.topology import Degrees, EngineSizes, Grid, Sizes
 
 Model: TypeAlias = str
 """Name of a role of the run, such as `policy`."""
@@ -156,14 +156,14 @@ def data_parallel_of(run: SkyRLTrainConfig, model: Model) -> int | None:
     return data_parallel(grid_of(run, model).ranks, degrees_of(run, model).replica)
 
 
-def engines_of(run: SkyRLTrainConfig) -> Engines | None:
+def engines_of(run: SkyRLTrainConfig) -> EngineSizes | None:
     """The engines that the run starts. An embedded engine computes on one GPU, whatever its parallel sizes are."""
     if not starts_engines(run):
         return None
     engine = run.generator.inference_engine
     if backend_of(engine).is_embedded:
-        return Engines(number=engine.num_engines)
-    return Engines(
+        return EngineSizes(number=engine.num_engines)
+    return EngineSizes(
         number=engine.num_engines,
         tensor=engine.tensor_parallel_size,
         pipeline=engine.pipeline_parallel_size,

@@ -33,7 +33,17 @@ from skyrl.planning.activations import Computing, Pass, Precision
 from skyrl.planning.gpus import GPU_KINDS
 from skyrl.planning.known_models import known_shape
 from skyrl.planning.megatron_memory import stage_memory, stage_resting
-from skyrl.planning.memory import Bytes, Learner, Megatron, Zero, added, learner_memory, on_host, resting, total
+from skyrl.planning.memory import (
+    Bytes,
+    LearnerRank,
+    MegatronSharding,
+    ZeroSettings,
+    added,
+    learner_memory,
+    on_host,
+    resting,
+    total,
+)
 from skyrl.planning.model_shape import ModelShape, shape_of
 from skyrl.planning.serving import Serving, serving_memory
 from skyrl.tree import get_at
@@ -131,14 +141,14 @@ def gpu_memory(run: SkyRLTrainConfig) -> int | None:
     return None if kind is None else GPU_KINDS[kind].memory
 
 
-def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape) -> Learner:
+def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape) -> LearnerRank:
     """One rank of a model, as the memory estimate describes it."""
     trainer, section = run.trainer, getattr(run.trainer, model)
     learns, zero = model in trained_models(run), section.deepspeed_config.zero_optimization
     facts, ranks, degrees = facts_of(trainer), grid_of(run, model).ranks, degrees_of(run, model)
     rank = section.model.lora.rank if learns else 0
     work = work_of(run, model)
-    return Learner(
+    return LearnerRank(
         shape=shape,
         how=Computing(
             precision=_precision(run, model),
@@ -165,7 +175,7 @@ def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape) -> Learne
     )
 
 
-def rest_of(learner: Learner) -> Bytes:
+def rest_of(learner: LearnerRank) -> Bytes:
     """Bytes that a learner keeps between two phases, under any strategy."""
     return resting(learner) if learner.megatron is None else stage_resting(learner)
 
@@ -191,13 +201,13 @@ def serving_of(run: SkyRLTrainConfig, shape: ModelShape) -> Serving | None:
     )
 
 
-def _learners(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Mapping[Model, Learner] | None:
+def _learners(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Mapping[Model, LearnerRank] | None:
     shapes = {model: shape_of_model(path_of(run, model)) for model in models_of(run)}
     known = {model: shape for model, shape in shapes.items() if shape is not None}
     return {model: learner_of(run, model, shape) for model, shape in known.items()} if known == shapes else None
 
 
-def _phases(run: SkyRLTrainConfig, learners: Mapping[Model, Learner]) -> Iterator[Phase]:
+def _phases(run: SkyRLTrainConfig, learners: Mapping[Model, LearnerRank]) -> Iterator[Phase]:
     engine = serving_of(run, learners["policy"].shape)
     if engine is not None:
         yield _generation(run, engine, learners)
@@ -214,7 +224,7 @@ def _phases(run: SkyRLTrainConfig, learners: Mapping[Model, Learner]) -> Iterato
             yield Phase(name=name, role=model, parts=parts, host=host, settings=_settings(run, model, name, parts))
 
 
-def _generation(run: SkyRLTrainConfig, engine: Serving, learners: Mapping[Model, Learner]) -> Phase:
+def _generation(run: SkyRLTrainConfig, engine: Serving, learners: Mapping[Model, LearnerRank]) -> Phase:
     own = serving_memory(engine)
     shares = run.trainer.placement.colocate_all and on_ray(run)
     rests = [rest_of(each) for each in learners.values()]
@@ -231,7 +241,9 @@ def _generation(run: SkyRLTrainConfig, engine: Serving, learners: Mapping[Model,
     )
 
 
-def _beside(run: SkyRLTrainConfig, model: Model, learners: Mapping[Model, Learner], engine: Serving | None) -> Bytes:
+def _beside(
+    run: SkyRLTrainConfig, model: Model, learners: Mapping[Model, LearnerRank], engine: Serving | None
+) -> Bytes:
     """Bytes on the same GPU while a model works: contexts of processes, an engine that sleeps or that is embedded."""
     parts: list[Bytes] = []
     placement = run.trainer.placement
@@ -256,7 +268,7 @@ def _awake(run: SkyRLTrainConfig, engine: Serving | None) -> Bytes:
     return {"parameters": engine.weights, "cache": max(0, engine.cache), "transfer": packs}
 
 
-def _on_the_gpu(run: SkyRLTrainConfig, learner: Learner, name: str, parts: Bytes) -> Bytes:
+def _on_the_gpu(run: SkyRLTrainConfig, learner: LearnerRank, name: str, parts: Bytes) -> Bytes:
     """Bytes on the GPU, without state kept on the host because models take turns or because the configuration offloads
     it.
     """
@@ -338,14 +350,14 @@ def _recomputes(run: SkyRLTrainConfig, model: Model) -> bool:
     return bool(get_at(getattr(run.trainer, model), own).get("recompute_granularity") == "full")
 
 
-def _megatron(run: SkyRLTrainConfig, model: Model) -> Megatron:
+def _megatron(run: SkyRLTrainConfig, model: Model) -> MegatronSharding:
     section, degrees = getattr(run.trainer, model), degrees_of(run, model)
     ranks = grid_of(run, model).ranks  # fewer than the degrees take: another check reports that
     config, learns = section.megatron_config, model in trained_models(run)
     distributes = learns and section.optimizer_config.optimizer == "adamw"
     in_float = config.ddp_config.grad_reduce_in_fp32 or run.trainer.compute_dtype == "float32"
     of_a_stage = ranks // degrees.pipeline
-    return Megatron(
+    return MegatronSharding(
         stages=degrees.pipeline,
         sharing_states=max(1, of_a_stage // degrees.tensor) if distributes else 1,
         sharing_expert_states=max(1, of_a_stage // degrees.experts) if distributes else 1,
@@ -354,14 +366,14 @@ def _megatron(run: SkyRLTrainConfig, model: Model) -> Megatron:
     )
 
 
-def _zero(zero: ZeroOptimizationConfig) -> Zero:
+def _zero(zero: ZeroOptimizationConfig) -> ZeroSettings:
     defaults: dict[str, Any] = {
         "bucket": zero.reduce_bucket_size,
         "live": zero.stage3_max_live_parameters,
         "persistent": zero.stage3_param_persistence_threshold,
         "prefetch": zero.stage3_prefetch_bucket_size,
     }
-    return Zero(
+    return ZeroSettings(
         stage=zero.stage,
         overlaps=zero.overlap_comm,
         offloads_optimizer=zero.offload_optimizer.device != "none" and zero.stage > 0,

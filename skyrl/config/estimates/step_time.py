@@ -19,13 +19,13 @@ from skyrl.config.derive.sizes import (
 from skyrl.config.estimates.memory import ShapeOf, learner_of, path_of, rest_of, serving_of
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.planning.gpus import GPU_KINDS
-from skyrl.planning.memory import Learner, total
+from skyrl.planning.memory import LearnerRank, total
 from skyrl.planning.model_shape import ModelShape
 from skyrl.planning.pipeline_roofline import Stages, stage_scoring_seconds, stage_update_seconds
 from skyrl.planning.roofline import (
     Answers,
+    PassRows,
     Rates,
-    Rows,
     Sharding,
     generation_seconds,
     rates_of,
@@ -131,7 +131,7 @@ def _generation(run: SkyRLTrainConfig, shape: ModelShape, mean: float, rates: Ra
     return generation_seconds(answers, serving, at_once, rates, eager=engine.enforce_eager)
 
 
-def _scoring(run: SkyRLTrainConfig, model: Model, learner: Learner, mean: float, rates: Rates) -> float:
+def _scoring(run: SkyRLTrainConfig, model: Model, learner: LearnerRank, mean: float, rates: Rates) -> float:
     work = work_of(run, model)
     if not work.rows_scored:
         return 0.0
@@ -142,7 +142,7 @@ def _scoring(run: SkyRLTrainConfig, model: Model, learner: Learner, mean: float,
     return times * scoring_seconds(learner.shape, rows, _degrees(run, model, learner), rates)
 
 
-def _update(run: SkyRLTrainConfig, model: Model, learner: Learner, mean: float, rates: Rates) -> float:
+def _update(run: SkyRLTrainConfig, model: Model, learner: LearnerRank, mean: float, rates: Rates) -> float:
     work = work_of(run, model)
     if learner.update is None:
         return 0.0
@@ -164,7 +164,7 @@ def _update(run: SkyRLTrainConfig, model: Model, learner: Learner, mean: float, 
     )
 
 
-def _rows(run: SkyRLTrainConfig, model: Model, shape: ModelShape, mean: float, micro_batches: int) -> Rows:
+def _rows(run: SkyRLTrainConfig, model: Model, shape: ModelShape, mean: float, micro_batches: int) -> PassRows:
     """A batch of rows of mean length. Where tokens bound a micro-batch, its number follows from them."""
     trainer, prompts = run.trainer, run.trainer.train_batch_size
     samples, prompt = prompts * run.generator.n_samples_per_prompt, run.trainer.max_prompt_length
@@ -173,17 +173,17 @@ def _rows(run: SkyRLTrainConfig, model: Model, shape: ModelShape, mean: float, m
     if trainer.max_tokens_per_microbatch > 0:
         of_a_rank = tokens / (data_parallel_of(run, model) or 1)
         micro_batches = max(1, round(of_a_rank / trainer.max_tokens_per_microbatch))
-    return Rows(tokens=tokens, length=round(prompt + mean), micro_batches=micro_batches)
+    return PassRows(tokens=tokens, length=round(prompt + mean), micro_batches=micro_batches)
 
 
-def _stages(run: SkyRLTrainConfig, model: Model, learner: Learner) -> Stages:
+def _stages(run: SkyRLTrainConfig, model: Model, learner: LearnerRank) -> Stages:
     degrees = degrees_of(run, model)
     data = max(1, grid_of(run, model).ranks // degrees.replica)
     each = Sharding(data=data, tensor=degrees.tensor, context=degrees.context, shards=degrees.tensor)
     return Stages(each=each, number=degrees.pipeline, experts=learner.expert_parallel)
 
 
-def _degrees(run: SkyRLTrainConfig, model: Model, learner: Learner) -> Sharding:
+def _degrees(run: SkyRLTrainConfig, model: Model, learner: LearnerRank) -> Sharding:
     if learner.megatron is not None:  # as weights are sent: each whole on every rank
         stages = _stages(run, model, learner)
         inner = max(stages.each.tensor, stages.experts if learner.shape.experts else 1)

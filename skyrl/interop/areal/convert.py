@@ -4,7 +4,7 @@ derivation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from attrs import evolve
@@ -14,47 +14,49 @@ from skyrl.config.loading.kinds import KINDS
 from skyrl.errors import ConfigError, Problem
 from skyrl.interop.areal.backends import (
     AUTOTP,
+    MODELS,
     allocation,
     autotp,
     backend,
     engine_backend,
-    read_by,
+    in_other_backend,
     strategy,
     whole_cluster,
 )
 from skyrl.interop.areal.defaults import NO_REFERENCE, has_reference, is_whole, left_out, other_defaults
+from skyrl.interop.areal.entries import LOSS_SCALING, data_source, kl
 from skyrl.interop.areal.keys import INTERVALS, KEYS
-from skyrl.interop.areal.keys_2026 import KEYS_2026, LORA_KEYS
-from skyrl.interop.areal.learner_keys import (
-    LEARNER_KEYS,
-    MODELS,
-    NO_ADAPTER,
-    ONE_LIMIT,
-    loss_scaling,
-    precision,
-)
+from skyrl.interop.areal.learner_keys import LEARNER_KEYS, NO_ADAPTER, ONE_LIMIT, loss_scaling, precision
 from skyrl.interop.areal.machines import LINES_OF_BASH, machines, without_own_folder
 from skyrl.interop.areal.objective import OBJECTIVE_KEYS, estimator, has_critic, objective
 from skyrl.interop.areal.rollout_keys import ROLLOUT_KEYS
-from skyrl.interop.areal.settings import Tables, convert_setting
-from skyrl.interop.areal.sglang import KEPT, OTHERS, in_one_stage, of_sglang
+from skyrl.interop.areal.same_settings import copies, follows, intervals, why_unknown
+from skyrl.interop.areal.sglang import KEPT, OTHERS, for_sglang
 from skyrl.interop.areal.supervised import convert_supervised, is_preference, is_supervised
 from skyrl.interop.areal.trackers import tracker
-from skyrl.interop.conversions import ALGORITHM, ENGINE, Becomes, kl, number, source_of
 from skyrl.interop.environment import Read, read_environment
 from skyrl.interop.report import Conversion
+from skyrl.interop.systems import System, convert_settings
+from skyrl.interop.translation import (
+    ALGORITHM,
+    ENGINE,
+    Dependent,
+    Translation,
+    Values,
+    number,
+    redundant,
+    refused,
+    unsupported,
+)
 from skyrl.interop.values import flat_file, without_references
-from skyrl.interop.writing import Writing, apply
+from skyrl.interop.writing import Writing
 
-_TOGETHER = ("allocation_mode", "cluster.n_nodes", "cluster.n_gpus_per_node", "n_nodes", "n_gpus_per_node")
 _MINI_BATCHES = {
     "actor.ppo_n_minibatches": "trainer.policy_mini_batch_size",
     "ppo.ppo_n_minibatches": "trainer.policy_mini_batch_size",
     "critic.ppo_n_minibatches": "trainer.critic_mini_batch_size",
 }
 _STALENESS = ("rollout.max_head_offpolicyness", "max_head_offpolicyness")
-_PENALTY = ("actor.overlong_tokens", "actor.overlong_penalty_factor")
-_DUAL_CLIP = ("actor.c_clip", "ppo.c_clip")
 _COPIES = {
     "actor.group_size": "gconfig.n_samples",
     "actor.adv_norm.group_size": "gconfig.n_samples",
@@ -77,15 +79,6 @@ _COPIES = {
 _ORIGINALS = {"actor.dtype": "bfloat16", "actor.attn_impl": "flash_attention_2", "gconfig.temperature": 1.0}
 """AReaL's defaults of both versions."""
 
-_TABLES = Tables(
-    keys=LEARNER_KEYS | ROLLOUT_KEYS | KEYS_2026 | KEYS,
-    copies=_COPIES,
-    originals=_ORIGINALS,
-    follows={"tokenizer_path": "actor.path"},
-    intervals=INTERVALS,
-)
-
-_DATA = "data"
 _IN_PYTHON = (
     "AReaL chooses the reward function and the dataset splits in its training script, not in this file: set "
     "environment.env_class to the reward function (rewards.py:my_reward), and append the split to each data source "
@@ -111,9 +104,9 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment", *, keep_eng
     """Convert flat dotted keys and their values, as in a file. SGLang engines become vLLM engines unless `keep_engine`.
     Raises `ConfigError` for a kind of run that is not implemented, and if there is no engine to keep.
     """
-    values, copies = without_references(keys)
-    named = engine_backend(values)
-    if keep_engine and not named:
+    values, originals = without_references(keys)
+    engine = engine_backend(values)
+    if keep_engine and not engine:
         hint = 'set one (rollout.backend: "sglang:d4"), or omit --keep-engine'
         raise ConfigError([Problem(path=where, message="sets no engine to keep", hint=hint)], "Nothing was converted")
     if is_preference(values):
@@ -121,187 +114,204 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment", *, keep_eng
         message = "is a DPO experiment: preference training without a reward model is not implemented yet"
         raise ConfigError([Problem(path=where, message=message, hint=hint)], title="Nothing was converted")
     if is_supervised(values):
-        return convert_supervised(values, copies, where)
-    writing, silent = Writing(where), left_out(values)
-    whole = {**values, **silent}
-    is_kept = keep_engine and named == KEPT
-    if named:
+        return convert_supervised(values, originals, where)
+    is_kept = keep_engine and engine == KEPT
+    system = System(
+        keys=LEARNER_KEYS | ROLLOUT_KEYS | KEYS,
+        dependent=(for_sglang(_DEPENDENT) if is_kept else _DEPENDENT, _SAME),
+        unknown=why_unknown,
+        defaults=left_out,
+        reports_defaults=True,
+        implied=_implied,
+        other_defaults=lambda given, run: other_defaults(given, run, OTHERS if is_kept else {}),
+        read=_read,
+    )
+    writing = Writing(where)
+    if engine:
         writing.write("engines", ENGINE + "backend", KEPT if is_kept else "vllm")
-    for key, value in whole.items():
-        _convert(writing, key, value, whole, copies.get(key, ""), is_kept=is_kept)
-    _complete(writing, whole)
-    converted = writing.finish(lambda run: tuple(other_defaults(values, run, OTHERS if is_kept else {})))
-    lines = tuple(line for line in converted.lines if line.source not in silent or line.is_refused)
-    defaults = tuple(line for line in converted.lines if line.source in silent and line.targets)
-    remarks = [_IN_PYTHON] if _DATA in converted.tables else []
-    remarks += [_STAY if is_kept else _REPLACED] if named == KEPT else []
-    return evolve(converted, lines=lines, defaults=defaults, remarks=tuple(remarks))
+    conversion = convert_settings(system, values, writing, originals)
+    remarks = [_IN_PYTHON] if "data" in conversion.tables else []
+    remarks += [_STAY if is_kept else _REPLACED] if engine == KEPT else []
+    return evolve(conversion, remarks=tuple(remarks))
 
 
-def _convert(
-    writing: Writing, key: str, value: object, values: Mapping[str, Any], copy_of: str, *, is_kept: bool
-) -> None:
-    is_followed = _copies_a_table(value, values) or key.endswith(LINES_OF_BASH)
-    read = Read(value) if is_followed else read_environment(without_own_folder(key, value), key)
-    together = (of_sglang(key, read.value) if is_kept else None) or _of_several(key, read.value, values)
-    together = in_one_stage(together) if is_kept and together else together
-    if read.refused:
-        apply(writing, key, value, Becomes(refused=read.refused))
-    elif together is not None:
-        apply(writing, key, value, together)
-    else:
-        convert_setting(writing, _TABLES, key, read.value, values, copy_of)
-
-
-def _copies_a_table(value: object, values: Mapping[str, Any]) -> bool:
-    """Whether the value refers to a table or a list of tables: `${actor.scheduling_spec}`."""
+def _read(key: str, value: Any, values: Values) -> Read:
+    """The value with references to the environment in our form, unless a shell evaluates it here, too, or it refers to
+    a table or a list of tables: `${actor.scheduling_spec}`.
+    """
     name = value[2:-1] if isinstance(value, str) and value.startswith("${") and value.endswith("}") else ""
-    return bool(name) and any(key.startswith((f"{name}.", f"{name}[")) for key in values)
+    is_table = bool(name) and any(other.startswith((f"{name}.", f"{name}[")) for other in values)
+    if is_table or key.endswith(LINES_OF_BASH):
+        return Read(value)
+    return read_environment(without_own_folder(key, value), key)
 
 
-def _of_several(key: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
-    """The conversion of a setting that depends on others; None for one that does not."""
+def _implied(values: Values) -> Iterator[tuple[str, str, Any]]:
+    """Settings that an experiment implies without naming them: estimator, device, size of adapters."""
+    if is_whole(values):
+        for name, value in estimator(values).items():
+            yield "advantages", ALGORITHM + name, value
+        for model in ("actor", "critic") if has_critic(values) else ("actor",):
+            if values.get(f"{model}.use_lora") and f"{model}.lora_rank" not in values:
+                yield f"{model}.use_lora", f"trainer.{MODELS[model]}.model.lora.rank", 32
+            if (key := f"{model}.ppo_n_minibatches") not in values:  # AReaL's default of 4 does not divide the batch
+                yield "one mini-batch", _MINI_BATCHES[key], _batch(values)
+    if is_whole(values) or any(key.startswith("ppo.") for key in values):
+        yield "device", "trainer.device", "cuda"
+
+
+def _other_engine(key: str, value: object, values: Values) -> Translation | None:
     engine, owner = engine_backend(values), key.partition(".")[0]
-    if owner in ("sglang", "vllm") and engine and owner != engine:
-        return Becomes(needless=f"no effect: the engine is {engine}")
-    if key.endswith(".backend") and key.count(".") == 1:
-        return backend(key, value, values)
-    if key.endswith(AUTOTP) and owner in MODELS:
-        return autotp(owner, value, values)
-    if key in LORA_KEYS and owner == "ref":
-        return Becomes(needless=NO_ADAPTER)
-    if key in LORA_KEYS and not values.get(f"{owner}.use_lora"):
-        return Becomes(needless=f"{owner}.use_lora is off")
-    if key in ("actor.use_lora", "critic.use_lora"):
-        ours = f"trainer.{MODELS[owner]}.model.lora.rank"
-        return Becomes(needless=f"set by {ours}") if value else Becomes(needless="off")
-    if (name := key.rpartition(".")[2]) in ONE_LIMIT and not key.startswith(("teacher.", "train_dataset.", "valid_")):
-        return _limit(name, values)
-    if why := read_by(key, values):
-        return Becomes(needless=why)
-    if key == "actor.dtype":
-        return precision(value, values)
-    if scaling := loss_scaling(key, value, values):
-        return scaling
-    if ".scheduling_strategy." in key:
-        return strategy(key, value, values)
-    if key in _TOGETHER:
-        return _machines(key, value, values)
-    if key in _MINI_BATCHES:
-        return _mini_batches(value, values, _MINI_BATCHES[key])
-    if key in _PENALTY and not values.get("actor.overlong_reward_penalty"):
-        return Becomes(needless="actor.overlong_reward_penalty is off")
-    if key in _DUAL_CLIP and value is not None:
-        return _dual_clip(value, values)
-    if key == "actor.kl_ctl":
-        if number(value) and is_whole(values) and not has_reference(values):
-            return Becomes(refused=NO_REFERENCE)
-        return kl(value, values.get("actor.kl_estimator", "k1"))
-    if key in _STALENESS and "async_training" not in values:
-        return _staleness(value)
-    if key in _SOURCES and isinstance(value, str):
-        split = values.get(f"{key.removesuffix('path')}split")
-        return Becomes(writes={_SOURCES[key]: [source_of(value, split)]})
-    if key == "train_dataset.drop_last":
-        return _last_batch(value, values)
-    if key in OBJECTIVE_KEYS:
-        return objective(key, value, values)
-    return machines(key, value, values) or tracker(key, value, values, "trainer.")
+    return redundant(f"no effect: the engine is {engine}") if engine and owner != engine else None
 
 
-def _complete(writing: Writing, values: Mapping[str, Any]) -> None:
-    """Write settings that an experiment implies without naming them: estimator, device, size of adapters."""
-    if not is_whole(values):
-        if any(key.startswith("ppo.") for key in values):
-            writing.write("device", "trainer.device", "cuda")
-        return
-    for name, value in estimator(values).items():
-        writing.write("advantages", ALGORITHM + name, value)
-    for model in ("actor", "critic") if has_critic(values) else ("actor",):
-        if values.get(f"{model}.use_lora") and f"{model}.lora_rank" not in values:
-            writing.write(f"{model}.use_lora", f"trainer.{MODELS[model]}.model.lora.rank", 32)
-        if (key := f"{model}.ppo_n_minibatches") not in values:  # AReaL's default of 4 does not divide the batch
-            writing.write("one mini-batch", _MINI_BATCHES[key], _batch(values))
-    writing.write("device", "trainer.device", "cuda")
+def _adapter(key: str, value: object, values: Values) -> Translation | None:
+    owner = key.partition(".")[0]
+    if owner == "ref":
+        return redundant(NO_ADAPTER)
+    return None if values.get(f"{owner}.use_lora") else redundant(f"{owner}.use_lora is off")
 
 
-def _limit(name: str, values: Mapping[str, Any]) -> Becomes:
+def _use_adapter(key: str, value: object, values: Values) -> Translation:
+    rank = f"trainer.{MODELS[key.partition('.')[0]]}.model.lora.rank"
+    return redundant(f"set by {rank}") if value else redundant("off")
+
+
+def _limit(key: str, value: object, values: Values) -> Translation | None:
     """Convert a limit that is one for all processes here: the largest that the file names for any of them."""
-    given = [number(each) for key, each in values.items() if key.endswith(f".{name}") and each is not None]
-    numbers = [each for each in given if isinstance(each, int | float)]
-    if not numbers:
-        return Becomes(needless="not set")
-    note = "the largest of several values in the file" if len({*numbers}) > 1 else ""
-    return Becomes(writes={ONE_LIMIT[name]: max(numbers)}, note=note)
+    name = key.rpartition(".")[2]
+    if name not in ONE_LIMIT or key.startswith(("teacher.", "train_dataset.", "valid_")):
+        return None
+    given = [number(value) for key, value in values.items() if key.endswith(f".{name}") and value is not None]
+    limits = [limit for limit in given if isinstance(limit, int | float)]
+    if not limits:
+        return redundant("not set")
+    note = "the largest of several values in the file" if len({*limits}) > 1 else ""
+    return Translation(writes={ONE_LIMIT[name]: max(limits)}, note=note)
 
 
-def _staleness(value: object) -> Becomes:
+def _staleness(key: str, value: object, values: Values) -> Translation | None:
     """Convert the staleness limit; in AReaL, training is asynchronous if samples may be stale."""
+    if "async_training" in values:
+        return None
     writes = {"trainer.fully_async.enabled": bool(value), "trainer.fully_async.max_staleness_steps": value}
-    return Becomes(writes=writes)
+    return Translation(writes=writes)
 
 
-def _mini_batches(count: object, values: Mapping[str, Any], path: str) -> Becomes:
+def _mini_batches(key: str, value: object, values: Values) -> Translation:
     """Convert AReaL's number of mini-batches per batch to our number of prompts per mini-batch."""
     batch = _batch(values)
-    if not isinstance(batch, int) or not isinstance(count, int) or count < 1 or batch % count:
-        return Becomes(refused=f"{batch} prompts cannot be split evenly into {count} mini-batches")
-    return Becomes(writes={path: batch // count})
+    if not isinstance(batch, int) or not isinstance(value, int) or value < 1 or batch % value:
+        return refused(f"{batch} prompts cannot be split evenly into {value} mini-batches")
+    return Translation(writes={_MINI_BATCHES[key]: batch // value})
 
 
-def _batch(values: Mapping[str, Any]) -> Any:
+def _batch(values: Values) -> Any:
     """Number of prompts of a step, if the file sets it."""
     return next((values[name] for name in _BATCH if name in values), None)
 
 
-def _last_batch(drops: object, values: Mapping[str, Any]) -> Becomes:
+def _last_batch(key: str, drops: object, values: Values) -> Translation:
     """Convert `drop_last`. Asynchronous training takes prompts one by one and fills the batch from the next epoch."""
     if drops:
-        return Becomes(writes={"data.epoch_tail": "drop"})
+        return Translation(writes={"data.epoch_tail": "drop"})
     is_asynchronous = values.get("async_training", bool(number(values.get(_STALENESS[0], 0))))
     if is_asynchronous:
-        return Becomes(
-            writes={"data.epoch_tail": "carry"}, note="asynchronous training carries prompts over to the next epoch"
-        )
-    return Becomes(writes={"data.epoch_tail": "short"})
+        note = "asynchronous training carries prompts over to the next epoch"
+        return Translation(writes={"data.epoch_tail": "carry"}, note=note)
+    return Translation(writes={"data.epoch_tail": "short"})
 
 
-def _dual_clip(value: object, values: Mapping[str, Any]) -> Becomes:
+def _overlong(key: str, value: object, values: Values) -> Translation | None:
+    return None if values.get("actor.overlong_reward_penalty") else redundant("actor.overlong_reward_penalty is off")
+
+
+def _dual_clip(key: str, value: object, values: Values) -> Translation | None:
     """Convert `c_clip`. In AReaL it acts whenever it is given; here it belongs to one loss, or to a switch of the
     decoupled loss.
     """
+    if value is None:
+        return None
     is_decoupled = values.get("actor.use_decoupled_loss") or values.get("ppo.use_decoupled_loss")
     if values.get("actor.use_sapo_loss") or values.get("actor.importance_sampling_level", "token") != "token":
-        return Becomes(not_yet="dual clipping with SAPO or with sequence-level ratios")
+        return unsupported("dual clipping with SAPO or with sequence-level ratios")
     switch = {"decoupled.dual_clip": True} if is_decoupled else {"policy_loss_type": "dual_clip"}
     writes = {"clip_ratio_c": number(value), **switch}
-    return Becomes(writes={ALGORITHM + name: each for name, each in writes.items()})
+    return Translation(writes={ALGORITHM + name: setting for name, setting in writes.items()})
 
 
-def _machines(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
+def _penalty(key: str, value: object, values: Values) -> Translation:
+    if number(value) and is_whole(values) and not has_reference(values):
+        return refused(NO_REFERENCE)
+    return kl(value, values.get("actor.kl_estimator", "k1"))
+
+
+def _source(key: str, value: object, values: Values) -> Translation | None:
+    if not isinstance(value, str):
+        return None
+    split = values.get(f"{key.removesuffix('path')}split")
+    return Translation(writes={_SOURCES[key]: [data_source(value, split)]})
+
+
+def _allocation(key: str, value: object, values: Values) -> Translation:
     """Convert nodes, GPUs and degrees of parallelism together; `allocation_mode` or the backends contain them all."""
-    if key != "allocation_mode":
-        return _nodes(key, value, values)
     if not value:
-        return Becomes(needless="not set: the backends define the allocation")
+        return redundant("not set: the backends define the allocation")
     return allocation(str(value), values, _models(values))
 
 
-def _nodes(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
+def _nodes(key: str, value: object, values: Values) -> Translation:
     """Convert `n_nodes` and `n_gpus_per_node`: they describe the cluster and, without an allocation, the run, too."""
     if not isinstance(value, int) or value < 1:
-        return Becomes(needless="no effect: not a positive number")
+        return redundant("no effect: not a positive number")
     if key == "cluster.n_nodes" and "n_nodes" in values:
-        return Becomes(needless="size of the whole cluster; the run uses n_nodes of it")
+        return redundant("size of the whole cluster; the run uses n_nodes of it")
     cluster = {"slurm.nodes" if key.endswith("n_nodes") else "slurm.gpus_per_node": value}
-    is_allocated = values.get("allocation_mode") or any(each.endswith(".backend") for each in values)
+    is_allocated = values.get("allocation_mode") or any(name.endswith(".backend") for name in values)
     if is_allocated or not is_whole(values):
-        return Becomes(cluster=cluster)
+        return Translation(cluster=cluster)
     return evolve(whole_cluster(values, _models(values)), cluster=cluster)
 
 
-def _models(values: Mapping[str, Any]) -> tuple[Model, ...]:
+def _models(values: Values) -> tuple[Model, ...]:
     """The models that the file trains or scores with."""
     has_penalty = any(number(values.get(name, 0)) for name in ("actor.kl_ctl", "ppo.kl_ctl"))
     models: tuple[Model, ...] = ("policy", "ref") if has_penalty else ("policy",)
     return (*models, "critic") if has_critic(values) else models
+
+
+_DEPENDENT: dict[str, Dependent] = {
+    "sglang.*": _other_engine,
+    "vllm.*": _other_engine,
+    "*.backend": backend,
+    **{f"{model}{AUTOTP}": autotp for model in MODELS},
+    **{
+        f"{model}.{name}": _adapter
+        for model in MODELS
+        for name in ("peft_type", "target_modules", "lora_rank", "lora_alpha")
+    },
+    "actor.use_lora": _use_adapter,
+    "critic.use_lora": _use_adapter,
+    **{f"*{name}": _limit for name in ONE_LIMIT},
+    **{f"{model}.*": in_other_backend for model in MODELS},
+    "actor.dtype": precision,
+    **{f"*.{name}": loss_scaling for name in LOSS_SCALING},
+    "*.scheduling_strategy.*": strategy,
+    "allocation_mode": _allocation,
+    **dict.fromkeys(("cluster.n_nodes", "cluster.n_gpus_per_node", "n_nodes", "n_gpus_per_node"), _nodes),
+    **dict.fromkeys(_MINI_BATCHES, _mini_batches),
+    "actor.overlong_tokens": _overlong,
+    "actor.overlong_penalty_factor": _overlong,
+    "actor.c_clip": _dual_clip,
+    "ppo.c_clip": _dual_clip,
+    "actor.kl_ctl": _penalty,
+    **dict.fromkeys(_STALENESS, _staleness),
+    **dict.fromkeys(_SOURCES, _source),
+    "train_dataset.drop_last": _last_batch,
+    **dict.fromkeys(OBJECTIVE_KEYS, objective),
+    "*": lambda key, value, values: machines(key, value, values) or tracker(key, value, values, "trainer."),
+}
+"""Settings whose meaning depends on others."""
+
+_SAME = intervals(INTERVALS) | copies(_COPIES, _ORIGINALS) | {"tokenizer_path": follows("actor.path")}
+"""Settings that are one with others here."""

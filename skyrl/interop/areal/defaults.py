@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from skyrl.interop.areal.objective import has_critic
-from skyrl.interop.conversions import ENGINE
 from skyrl.interop.report import OtherDefault
+from skyrl.interop.translation import ENGINE, Values
 from skyrl.tree import get_at
 
 MINI_BATCHES = 4
@@ -74,40 +74,48 @@ OTHERS: dict[str, tuple[Any, str, Any]] = {
 """Defaults that change no training: AReaL's key -> its default of 2026, our path, and our value that means the same."""
 
 
-def age(values: Mapping[str, Any]) -> int:
+def age(values: Values) -> int:
     """Year of the AReaL version for which a file is written. Since 2026 each engine names its backend."""
     return 2026 if any(key.endswith(".backend") and value for key, value in values.items()) else 2025
 
 
-def is_whole(values: Mapping[str, Any]) -> bool:
+def is_whole(values: Values) -> bool:
     """Whether the file describes a complete run, rather than some settings or a run of AReaL's older system."""
     return ("actor.path" in values or has_critic(values)) and not any(key.startswith("ppo.") for key in values)
 
 
-def has_reference(values: Mapping[str, Any]) -> bool:
+def has_reference(values: Values) -> bool:
     """Whether the file configures a reference model."""
     return any(key.startswith("ref.") for key in values)
 
 
-def left_out(values: Mapping[str, Any]) -> dict[str, Any]:
+def left_out(values: Values) -> dict[str, Any]:
     """Settings that a complete experiment omits and that change what is learned, with its AReaL version's defaults."""
     if not is_whole(values):
         return {}
     year = age(values)
     optimizer = _OPTIMIZERS[year] | _OPTIMIZER
-    found = _LEARNING_ALWAYS | _LEARNING[year] | {f"actor.optimizer.{name}": each for name, each in optimizer.items()}
-    found |= _evaluation(values) | _lengths({**found, **values}, _MAX_TOKENS[year]) | _logging(values)
+    defaults = (
+        _LEARNING_ALWAYS | _LEARNING[year] | {f"actor.optimizer.{name}": default for name, default in optimizer.items()}
+    )
+    defaults |= _evaluation(values) | _lengths({**defaults, **values}, _MAX_TOKENS[year])
+    if not any(key.startswith(_TRACKERS) for key in values):  # nothing goes to a service that the file does not name
+        defaults["stats_logger.wandb.mode"] = "disabled"
     if has_critic(values):
-        found |= _CRITIC | {f"critic.optimizer.{name}": each for name, each in optimizer.items()}
+        defaults |= _CRITIC | {f"critic.optimizer.{name}": default for name, default in optimizer.items()}
     for norm in ("actor.adv_norm", "actor.reward_norm"):
         if any(key.startswith(f"{norm}.") for key in values):
-            found |= {f"{norm}.{name}": each for name, each in (_NORM_ALWAYS | _NORM[year]).items()}
+            defaults |= {f"{norm}.{name}": default for name, default in (_NORM_ALWAYS | _NORM[year]).items()}
     if not splits_evenly(values):
-        found = {key: value for key, value in found.items() if not key.endswith(".ppo_n_minibatches")}
-    return {key: value for key, value in found.items() if not _is_given(key, values)}
+        defaults = {key: value for key, value in defaults.items() if not key.endswith(".ppo_n_minibatches")}
+    return {
+        key: value
+        for key, value in defaults.items()
+        if not any(name in values for name in (key, *_INSTEAD.get(key, ())))
+    }
 
 
-def _evaluation(values: Mapping[str, Any]) -> dict[str, Any]:
+def _evaluation(values: Values) -> dict[str, Any]:
     """Defaults of evaluation sampling, which copies training's settings unless the file has separate ones."""
     if any(key.startswith("eval_gconfig.") for key in values):
         return {"eval_gconfig.temperature": 1.0, "eval_gconfig.max_new_tokens": 16384}
@@ -115,7 +123,7 @@ def _evaluation(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in alike.items() if value is not None} or {"eval_gconfig.temperature": 1.0}
 
 
-def _lengths(values: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+def _lengths(values: Values, max_tokens: int) -> dict[str, Any]:
     """Default length limits. Without a prompt limit, a prompt may fill the engine's context except for a whole answer;
     with one, a prompt and its answer have `max_tokens` together.
     """
@@ -129,33 +137,21 @@ def _lengths(values: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     return {"train_dataset.max_length": whole - answer} if whole > answer else {}
 
 
-def _logging(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Default tracker settings: nothing is sent to a service that the file does not name."""
-    return {} if any(key.startswith(_TRACKERS) for key in values) else {"stats_logger.wandb.mode": "disabled"}
-
-
-def splits_evenly(values: Mapping[str, Any]) -> bool:
+def splits_evenly(values: Values) -> bool:
     """Whether AReaL's default of 4 mini-batches divides the batch into whole prompts."""
     batch = values.get("train_dataset.batch_size", values.get("dataset.train_bs_n_seqs", 1))
     return isinstance(batch, int) and batch % MINI_BATCHES == 0
 
 
-def other_defaults(
-    values: Mapping[str, Any], run: Any, more: Mapping[str, tuple[Any, str, Any]]
-) -> Iterator[OtherDefault]:
+def other_defaults(values: Values, run: Any, more: Mapping[str, tuple[Any, str, Any]]) -> Iterator[OtherDefault]:
     """Settings from `OTHERS` and `more` that a complete experiment omits, that do not change training, and whose
     default differs here.
     """
     for key, (theirs, path, same) in {**OTHERS, **more}.items() if is_whole(values) else ():
         group = key.removesuffix("steps")
         ours = get_at(run, path)
-        if not any(each.startswith(group) for each in values) and ours != same:
+        if not any(name.startswith(group) for name in values) and ours != same:
             yield OtherDefault(source=key, theirs=theirs, path=path, ours=ours)
     key, path = "actor.ppo_n_minibatches", "trainer.policy_mini_batch_size"
     if is_whole(values) and key not in values and not splits_evenly(values):
         yield OtherDefault(source=key, theirs=MINI_BATCHES, path=path, ours=get_at(run, path))
-
-
-def _is_given(key: str, values: Mapping[str, Any]) -> bool:
-    """Whether the file has the setting, or the one that replaces it."""
-    return any(each in values for each in (key, *_INSTEAD.get(key, ())))

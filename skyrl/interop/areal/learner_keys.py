@@ -1,16 +1,29 @@
 """Settings of AReaL's training engines (FSDP, Archon, Megatron), and settings that all of its models share.
 
-Each table has an effect only for the backend in its name: see `areal_backends.read_by`.
+Each table has an effect only for the backend in its name: see `areal.backends.in_other_backend`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
-from skyrl.interop.areal.backends import trains_in_halves
+from skyrl.interop.areal.backends import MODELS, trains_in_halves
 from skyrl.interop.areal.defaults import has_reference
-from skyrl.interop.conversions import LOSS_SCALING, Becomes, Entry, goes_to, later, not_there, only, switches_on
+from skyrl.interop.areal.entries import LOSS_SCALING, switch
+from skyrl.interop.translation import (
+    ALGORITHM,
+    ENGINE,
+    Entry,
+    Translation,
+    Values,
+    fixed,
+    maps_to,
+    missing,
+    numeric,
+    redundant,
+    unsupported,
+    when_on,
+)
 
 _CALLS = "used by AReaL's controllers to reach its processes; skyrl uses Ray, which has its own token"
 _LOGS = "each process has a log file under trainer.log_path"
@@ -25,26 +38,23 @@ HALF = ("float16", "fp16", "half")
 
 NO_ADAPTER = "the reference model has no adapter: a new one would not change its outputs"
 
-MODELS: Mapping[str, str] = {"actor": "policy", "ref": "ref", "critic": "critic"}
-"""AReaL's name of a model -> ours."""
 
-
-def precision(value: object, values: Mapping[str, Any]) -> Becomes:
+def precision(key: str, value: object, values: Values) -> Translation:
     """Convert the compute dtype: `actor.dtype`, of which the other models have copies."""
     if value in HALF and not trains_in_halves("actor", values):
-        return Becomes(not_yet=_HALF_IN_MEGATRON)
+        return unsupported(_HALF_IN_MEGATRON)
     there = ["actor", *(["ref"] if has_reference(values) else []), *(["critic"] if "critic.path" in values else [])]
     return computed_in(value, "trainer.bf16", [f"trainer.{MODELS[model]}.fsdp_config." for model in there])
 
 
-def computed_in(value: object, bf16: str, tables: Iterable[str]) -> Becomes:
+def computed_in(value: object, bf16: str, tables: Iterable[str]) -> Translation:
     """The compute dtype at our paths: the field with the path `bf16`, and FSDP's tables for float16."""
     if value in HALF:
-        return Becomes(writes={f"{table}mixed_precision.param_dtype": "float16" for table in tables})
-    return Becomes(writes={bf16: value in ("bfloat16", "bf16")})
+        return Translation(writes={f"{table}mixed_precision.param_dtype": "float16" for table in tables})
+    return Translation(writes={bf16: value in ("bfloat16", "bf16")})
 
 
-def loss_scaling(key: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
+def loss_scaling(key: str, value: object, values: Values) -> Translation | None:
     """Convert a setting of loss scaling, which has an effect only in float16; None for any other key. `model` is the
     model of a supervised run.
     """
@@ -53,37 +63,29 @@ def loss_scaling(key: str, value: object, values: Mapping[str, Any]) -> Becomes 
     if owner not in (*MODELS, "model") or name not in LOSS_SCALING or values.get(f"{owner}.dtype") not in HALF:
         return None
     if not trains_in_halves("actor", values):
-        return Becomes(not_yet=_HALF_IN_MEGATRON)
+        return unsupported(_HALF_IN_MEGATRON)
     table = "" if owner == "model" else f"trainer.{MODELS[owner]}."
-    return Becomes(writes={f"{table}optimizer_config.{name}": value})
+    return Translation(writes={f"{table}optimizer_config.{name}": value})
 
 
-def _checkpointing(value: object) -> Becomes:
+def _checkpointing(value: object) -> Translation:
     """Convert Archon's `ac_mode`; activation checkpointing is all or nothing here."""
     if value == "memory_budget":
-        return Becomes(not_yet="activation checkpointing within a memory budget")
+        return unsupported("activation checkpointing within a memory budget")
     note = "every layer is recomputed in full" if value == "selective" else ""
-    return Becomes(writes={"trainer.gradient_checkpointing": value != "none"}, note=note)
+    return Translation(writes={"trainer.gradient_checkpointing": value != "none"}, note=note)
 
 
-def _attention(value: object) -> Becomes:
+def _attention(value: object) -> Translation:
     if value == "tree":
-        return Becomes(not_yet="tree training over shared prefixes")
+        return unsupported("tree training over shared prefixes")
     if value == "varlen":
-        return Becomes(needless="packed rows always attend only to themselves")
-    return Becomes(writes={"trainer.attention": value})
+        return redundant("packed rows always attend only to themselves")
+    return Translation(writes={"trainer.attention": value})
 
 
-def _compiled(value: object) -> Becomes:
-    if not value:
-        return Becomes(needless="off")
-    return Becomes(
-        writes={"trainer.policy.use_torch_compile": True}, note="only log-probabilities are compiled, not layers"
-    )
-
-
-def _modules(path: str) -> Callable[[Any], Becomes]:
-    return lambda value: Becomes(writes={path: "all-linear" if value in (["all-linear"], [], None) else value})
+def _modules(path: str) -> Entry:
+    return lambda value: Translation(writes={path: "all-linear" if value in (["all-linear"], [], None) else value})
 
 
 def _of_model(theirs: str, ours: str) -> dict[str, Entry]:
@@ -91,12 +93,12 @@ def _of_model(theirs: str, ours: str) -> dict[str, Entry]:
     fsdp, lora = f"trainer.{ours}.fsdp_config.", f"trainer.{ours}.model.lora."
     wrapped = "wrap_policy.transformer_layer_cls_to_wrap"
     return {
-        f"{theirs}.fsdp.offload_params": goes_to(f"{fsdp}cpu_offload"),
-        f"{theirs}.fsdp.{wrapped}": goes_to(f"{fsdp}{wrapped}"),
-        f"{theirs}.fsdp.wrap_policy": later("a value for a whole table; set its fields instead"),
-        f"{theirs}.peft_type": only("lora", does="adapters are always LoRA", otherwise="adapters other than LoRA"),
-        f"{theirs}.lora_rank": goes_to(f"{lora}rank"),
-        f"{theirs}.lora_alpha": goes_to(f"{lora}alpha"),
+        f"{theirs}.fsdp.offload_params": f"{fsdp}cpu_offload",
+        f"{theirs}.fsdp.{wrapped}": f"{fsdp}{wrapped}",
+        f"{theirs}.fsdp.wrap_policy": missing("a value for a whole table; set its fields instead"),
+        f"{theirs}.peft_type": fixed("lora", does="adapters are always LoRA", otherwise="adapters other than LoRA"),
+        f"{theirs}.lora_rank": f"{lora}rank",
+        f"{theirs}.lora_alpha": f"{lora}alpha",
         f"{theirs}.target_modules": _modules(f"{lora}target_modules"),
     }
 
@@ -108,93 +110,129 @@ def _megatron(ours: str) -> dict[str, Entry]:
         "transformer_config_kwargs", "optimizer_config_kwargs", "ddp_config",
     ))  # fmt: skip
     return {
-        **{f"ddp.{name}": goes_to(ddp + name) for name in (
+        **{f"ddp.{name}": ddp + name for name in (
             "grad_reduce_in_fp32", "overlap_grad_reduce", "overlap_param_gather", "average_in_collective",
         )},
-        "ddp.use_distributed_optimizer": only(True, does="always on", otherwise="a full optimizer state on every rank"),
-        "ddp.check_for_nan_in_grad": not_there("non-finite gradients are always detected: trainer.faults"),
-        **{name: goes_to(transformer + name) for name in (
+        "ddp.use_distributed_optimizer": fixed(
+            True, does="always on", otherwise="a full optimizer state on every rank"
+        ),
+        "ddp.check_for_nan_in_grad": redundant("non-finite gradients are always detected: trainer.faults"),
+        **{name: transformer + name for name in (
             "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules",
             "distribute_saved_activations", "moe_router_dtype", "moe_shared_expert_overlap", "moe_permute_fusion",
         )},
-        **{name: goes_to(optimizer + name) for name in (
+        **{name: optimizer + name for name in (
             "use_precision_aware_optimizer", "main_grads_dtype", "main_params_dtype", "exp_avg_dtype",
             "exp_avg_sq_dtype", "overlap_param_gather_with_optimizer_step",
         )},
-        "moe_token_dispatcher_type": goes_to(f"{table}moe_token_dispatcher_type"),
-        "async_save": goes_to("trainer.async_ckpt_save"),
-        "use_deterministic_algorithms": switches_on("trainer.deterministic", off="off by default"),
-        "use_checkpoint_opt_param_scheduler": only(
+        "moe_token_dispatcher_type": f"{table}moe_token_dispatcher_type",
+        "async_save": "trainer.async_ckpt_save",
+        "use_deterministic_algorithms": switch("trainer.deterministic", off="off by default"),
+        "use_checkpoint_opt_param_scheduler": fixed(
             True, does="a resumed run continues its schedule", otherwise="resuming with a different schedule"
         ),
-        "wrap_with_ddp": only(True, does="always on", otherwise="Megatron without DDP"),
-        "use_torch_fsdp2": later("FSDP2 within Megatron (trainer.strategy = fsdp2 works without Megatron)", False),
-        "use_custom_fsdp": later("FSDP within Megatron (trainer.strategy = fsdp2 works without Megatron)", False),
-        "bridge_type": not_there(_FILES),
-        "use_mbridge_save": not_there(_FILES),
-        "fp8_config.mode": later(_FP8),
-        "fp8_config.*": later(_FP8, False),
-        "*": later(_MEGATRON, False),
+        "wrap_with_ddp": fixed(True, does="always on", otherwise="Megatron without DDP"),
+        "use_torch_fsdp2": missing("FSDP2 within Megatron (trainer.strategy = fsdp2 works without Megatron)", False),
+        "use_custom_fsdp": missing("FSDP within Megatron (trainer.strategy = fsdp2 works without Megatron)", False),
+        "bridge_type": redundant(_FILES),
+        "use_mbridge_save": redundant(_FILES),
+        "fp8_config.mode": missing(_FP8),
+        "fp8_config.*": missing(_FP8, False),
+        "*": missing(_MEGATRON, False),
     }  # fmt: skip
 
 
 _ARCHON: dict[str, Entry] = {
     "attn_type": _attention,
-    "offload_params": goes_to("trainer.policy.fsdp_config.cpu_offload"),
-    "enable_compile": _compiled,
+    "offload_params": "trainer.policy.fsdp_config.cpu_offload",
+    "enable_compile": when_on(
+        "trainer.policy.use_torch_compile", True, note="only log-probabilities are compiled, not layers"
+    ),
     "ac_mode": _checkpointing,
-    "selective_ac_option": not_there("every layer is recomputed in full, or none is"),
-    "ac_memory_budget": not_there("only used with ac_mode = memory_budget, which is not implemented"),
-    "ac_preserve_rng_state": not_there(
+    "selective_ac_option": redundant("every layer is recomputed in full, or none is"),
+    "ac_memory_budget": redundant("only used with ac_mode = memory_budget, which is not implemented"),
+    "ac_preserve_rng_state": redundant(
         "random numbers depend only on trainer.seed and the step, even when a layer is recomputed"
     ),
-    "ac_debug": later("debug output of activation checkpointing", False),
-    "pp_*": not_there("no effect: an archon backend with pipeline stages is refused"),
-    "reshard_after_forward_policy": goes_to(
+    "ac_debug": missing("debug output of activation checkpointing", False),
+    "pp_*": redundant("no effect: an archon backend with pipeline stages is refused"),
+    "reshard_after_forward_policy": maps_to(
         "trainer.policy.fsdp_config.reshard_after_forward", convert=lambda value: value != "never"
     ),
-    "use_deterministic_algorithms": switches_on("trainer.deterministic", off="off by default"),
-    "moe_router_dtype": later("MoE routers in float32"),
-    "fp8_config.mode": later(_FP8, "disabled"),
-    "fp8_config.*": not_there("only used with fp8_config.mode, which is not implemented"),
+    "use_deterministic_algorithms": switch("trainer.deterministic", off="off by default"),
+    "moe_router_dtype": missing("MoE routers in float32"),
+    "fp8_config.mode": missing(_FP8, "disabled"),
+    "fp8_config.*": redundant("only used with fp8_config.mode, which is not implemented"),
 }
 
+_CAP_MODES = {"token_mask": "mask", "token_truncate": "clamp"}
+
+
+def _cap_mode(mode: object) -> Translation:
+    """Convert the cap mode, which AReaL had early in 2026, before `rejection_sampling`."""
+    if isinstance(mode, str) and mode in _CAP_MODES:
+        return Translation(writes={ALGORITHM + "decoupled.cap_mode": _CAP_MODES[mode]})
+    return unsupported(
+        "the decoupled loss without importance weights" if mode == "disabled" else "sequence-level importance weights"
+    )
+
+
 LEARNER_KEYS: dict[str, Entry] = {
+    # the decoupled objective and weights
+    "actor.m2_threshold": missing("M2PO, which limits the second moment of the ratios"),
+    "actor.behave_imp_weight_cap": numeric(ALGORITHM + "decoupled.behav_imp_weight_cap"),
+    "actor.behave_imp_weight_mode": _cap_mode,
+    "actor.rejection_sampling": missing("a value for a whole table; set its fields instead"),
+    "actor.rejection_sampling.level": fixed("token", does="rejection is per token", otherwise="rejection per sequence"),
+    "actor.rejection_sampling.action": ALGORITHM + "decoupled.cap_mode",
+    "actor.rejection_sampling.metric": fixed(
+        "ratio", does="limits apply to ratios", otherwise="limits on KL divergence"
+    ),
+    "actor.rejection_sampling.agg": redundant("rejection is per token, so nothing is aggregated"),
+    "actor.rejection_sampling.upper": numeric(ALGORITHM + "decoupled.behav_imp_weight_cap"),
+    "actor.rejection_sampling.lower": missing("a lower limit on ratios in the decoupled loss"),
+    "actor.enable_tree_training": missing("tree training over shared prefixes", False),
+    "actor.weight_update_mode": lambda value: (
+        Translation(writes={ENGINE + "weight_sync_backend": "disk"})
+        if value == "disk"
+        else redundant("weights are transferred from GPU to GPU")
+    ),
+    # models
     **{key: entry for theirs, ours in MODELS.items() for key, entry in _of_model(theirs, ours).items()},
-    "*.fsdp.memory_efficient_load": not_there("each rank holds only its shard of the weights"),
-    "*.fsdp.per_layer_optim_step": later(
+    "*.fsdp.memory_efficient_load": redundant("each rank holds only its shard of the weights"),
+    "*.fsdp.per_layer_optim_step": missing(
         "per-layer optimizer steps on the GPU with the optimizer state on the host", False
     ),
-    "*.fsdp.optim_step_prefetch_layers": not_there("only used with per_layer_optim_step, which is not implemented"),
-    "*.fsdp.shard_vision_across_sp": later("vision models", False),
+    "*.fsdp.optim_step_prefetch_layers": redundant("only used with per_layer_optim_step, which is not implemented"),
+    "*.fsdp.shard_vision_across_sp": missing("vision models", False),
     **{f"actor.megatron.{name}": entry for name, entry in _megatron("policy").items()},
     **{f"ref.megatron.{name}": entry for name, entry in _megatron("ref").items()},
     **{f"critic.megatron.{name}": entry for name, entry in _megatron("critic").items()},
     **{f"actor.archon.{name}": entry for name, entry in _ARCHON.items()},
-    "ref.archon.*": not_there("set by the policy's settings"),
-    "critic.archon.*": not_there("set by the policy's settings"),
-    "critic.grad_reduce_dtype": goes_to("trainer.critic.fsdp_config.mixed_precision.reduce_dtype"),
-    "critic.dtype": not_there("one setting for all models: trainer.bf16"),
-    "critic.attn_impl": not_there("one setting for all models: trainer.attention"),
-    "critic.gradient_checkpointing": goes_to("trainer.gradient_checkpointing"),
-    "critic.temperature": not_there("temperature does not apply to values"),
-    "ref.temperature": not_there("samples are scored at their sampling temperature"),
-    "ref.gradient_checkpointing": not_there("the reference model has no gradients"),
-    "ref.weight_update_mode": not_there("the reference model's weights are not sent to engines"),
-    "critic.weight_update_mode": not_there("the critic's weights are not sent to engines"),
-    "ref.use_lora": not_there(NO_ADAPTER),
-    "ref.enable_tree_training": not_there("the reference model is not trained"),
-    "critic.enable_tree_training": later("tree training over shared prefixes", False),
-    "*.offload": not_there(_TURNS),
-    "enable_offload": not_there(_TURNS),
-    "*.use_kernels": later("kernels from the Hugging Face Hub", False),
-    "*._version": not_there(_CALLS),
-    "*.admin_api_key": not_there(_CALLS),
-    "*.log_level": not_there(_LOGS),
-    "*.mb_spec.n_mbs_divisor": not_there("the composition of micro-batches does not affect results"),
-    "*.mb_spec.packing_algorithm": not_there("the composition of micro-batches does not affect results"),
+    "ref.archon.*": redundant("set by the policy's settings"),
+    "critic.archon.*": redundant("set by the policy's settings"),
+    "critic.grad_reduce_dtype": "trainer.critic.fsdp_config.mixed_precision.reduce_dtype",
+    "critic.dtype": redundant("one setting for all models: trainer.bf16"),
+    "critic.attn_impl": redundant("one setting for all models: trainer.attention"),
+    "critic.gradient_checkpointing": "trainer.gradient_checkpointing",
+    "critic.temperature": redundant("temperature does not apply to values"),
+    "ref.temperature": redundant("samples are scored at their sampling temperature"),
+    "ref.gradient_checkpointing": redundant("the reference model has no gradients"),
+    "ref.weight_update_mode": redundant("the reference model's weights are not sent to engines"),
+    "critic.weight_update_mode": redundant("the critic's weights are not sent to engines"),
+    "ref.use_lora": redundant(NO_ADAPTER),
+    "ref.enable_tree_training": redundant("the reference model is not trained"),
+    "critic.enable_tree_training": missing("tree training over shared prefixes", False),
+    "*.offload": redundant(_TURNS),
+    "enable_offload": redundant(_TURNS),
+    "*.use_kernels": missing("kernels from the Hugging Face Hub", False),
+    "*._version": redundant(_CALLS),
+    "*.admin_api_key": redundant(_CALLS),
+    "*.log_level": redundant(_LOGS),
+    "*.mb_spec.n_mbs_divisor": redundant("the composition of micro-batches does not affect results"),
+    "*.mb_spec.packing_algorithm": redundant("the composition of micro-batches does not affect results"),
 }
-"""Keys in the form of `areal_keys.KEYS`, looked up before them."""
+"""Keys in the form of `areal.keys.KEYS`, looked up before them."""
 
 ONE_LIMIT = {
     "request_timeout": "trainer.placement.call_timeout_seconds",

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from skyrl.interop.conversions import Becomes, not_there
+from skyrl.interop.translation import Entry, Translation, Values, redundant, refused, translate, unsupported
 
 _VARIABLE = "variables."
 _CONTAINER = "slurm.container."
@@ -28,19 +28,19 @@ _GRANTED = "GPUs of ranks and engines are derived from the backends"
 LINES_OF_BASH = ".additional_bash_cmds"
 """Suffix of the keys whose values a shell evaluates, in AReaL and here."""
 
-_OF_A_SPEC: dict[str, Callable[[Any], Becomes]] = {
-    "gpu": not_there(_GRANTED),
-    "port_count": not_there("free ports are chosen when a process starts"),
-    "task_type": not_there("all processes run in one job"),
-    "ray_placement_strategy": not_there("Ray placement groups are derived from trainer.placement"),
-    "cpu": lambda value: Becomes(cluster={"slurm.cpus_per_gpu": value}),
-    "mem": lambda value: Becomes(cluster={"slurm.memory_per_gpu": f"{value}GiB"}),
+_OF_A_SPEC: dict[str, Entry] = {
+    "gpu": redundant(_GRANTED),
+    "port_count": redundant("free ports are chosen when a process starts"),
+    "task_type": redundant("all processes run in one job"),
+    "ray_placement_strategy": redundant("Ray placement groups are derived from trainer.placement"),
+    "cpu": lambda value: Translation(cluster={"slurm.cpus_per_gpu": value}),
+    "mem": lambda value: Translation(cluster={"slurm.memory_per_gpu": f"{value}GiB"}),
     "nodelist": lambda value: _option("--nodelist", value),
     "exclude": lambda value: _option("--exclude", value),
     "cmd": lambda value: _command(value),
     "srun_additional_args": lambda value: _srun(value),
     "additional_bash_cmds": lambda value: (
-        Becomes(cluster={"prologue": list(value)}) if value else Becomes(needless="no commands")
+        Translation(cluster={"prologue": list(value)}) if value else redundant("no commands")
     ),
 }
 """Settings of `scheduling_spec` that do not depend on others."""
@@ -53,7 +53,7 @@ def without_own_folder(key: str, value: object) -> Any:
     return value
 
 
-def machines(key: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
+def machines(key: str, value: object, values: Values) -> Translation | None:
     """Convert a machine setting; None for any other setting."""
     if key in ("mode", "scheduler.type"):
         return _launcher(value)
@@ -63,37 +63,39 @@ def machines(key: str, value: object, values: Mapping[str, Any]) -> Becomes | No
         return _service(key.rpartition(".")[2], value)
     if key == "ray_temp_path":
         return (
-            Becomes(cluster={_VARIABLE + "RAY_TMPDIR": str(value)})
-            if value
-            else Becomes(needless="Ray's default is used")
+            Translation(cluster={_VARIABLE + "RAY_TMPDIR": str(value)}) if value else redundant("Ray's default is used")
         )
     if value is not None and _CORES.fullmatch(key):
-        return Becomes(cluster={"slurm.cpus_per_gpu": value})
+        return Translation(cluster={"slurm.cpus_per_gpu": value})
     if value is not None and _MEBIBYTES.fullmatch(key):
-        return Becomes(cluster={"slurm.memory_per_gpu": f"{value}MiB"})
+        return Translation(cluster={"slurm.memory_per_gpu": f"{value}MiB"})
     if key.startswith(("cpus_per_", "mem_per_")):
-        return Becomes(needless=_NO_SUCH_PROCESS)
+        return redundant(_NO_SUCH_PROCESS)
     if key.startswith("launcher."):
         return _of_launcher(key, value, values)
-    found = _SPEC.fullmatch(key)
-    if found:
-        return _of_spec(found["spec"], found["name"] or "", value, values)
-    return _whole_spec(value) if key.endswith(".scheduling_spec") else None
+    spec = _SPEC.fullmatch(key)
+    if spec:
+        return _of_spec(spec["spec"], spec["name"] or "", value, values)
+    if not key.endswith(".scheduling_spec"):
+        return None
+    if isinstance(value, str) and "scheduling_spec" in value:  # a reference: `${actor.scheduling_spec}`
+        return redundant(_ONE_JOB)
+    return redundant("not set") if not value else refused("expected a list of tables")
 
 
-def _launcher(value: object) -> Becomes:
+def _launcher(value: object) -> Translation:
     """Convert AReaL's launchers, and the schedulers of its newer versions, which are commands here."""
     if value is None:
-        return Becomes(needless="not set: the command that starts the run decides")
+        return redundant("not set: the command that starts the run decides")
     command = _COMMANDS.get(str(value))
-    return Becomes(command=command) if command else Becomes(not_yet=f"launchers other than {', '.join(_COMMANDS)}")
+    return Translation(command=command) if command else unsupported(f"launchers other than {', '.join(_COMMANDS)}")
 
 
-def _of_launcher(key: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
+def _of_launcher(key: str, value: object, values: Values) -> Translation | None:
     """Convert a setting of the tables `launcher` and `launcher.slurm` of 2025."""
     name = key.rpartition(".")[2]
     if value in (None, "", {}):
-        return Becomes(needless="not set")
+        return redundant("not set")
     if name.endswith("_env_vars"):
         return _variables(value)
     if name in ("trainer_image", "inference_server_image"):
@@ -104,7 +106,7 @@ def _of_launcher(key: str, value: object, values: Mapping[str, Any]) -> Becomes 
     return _srun(value) if name == "srun_additional_args" else None
 
 
-def _of_spec(spec: str, name: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
+def _of_spec(spec: str, name: str, value: object, values: Values) -> Translation | None:
     """Convert one setting of a role's processes, in the form used since 2026."""
     if name == "env_vars" or name.startswith("env_vars."):
         return _variables({name.removeprefix("env_vars."): value} if "." in name else value)
@@ -116,23 +118,16 @@ def _of_spec(spec: str, name: str, value: object, values: Mapping[str, Any]) -> 
     entry = _OF_A_SPEC.get(name)
     if entry is None:
         return None
-    return Becomes(needless="not set") if value is None else entry(value)
+    return redundant("not set") if value is None else translate(entry, value)
 
 
-def _whole_spec(value: object) -> Becomes:
-    """Convert a whole `scheduling_spec`: the reference `${actor.scheduling_spec}`, or a list without tables."""
-    if isinstance(value, str) and "scheduling_spec" in value:
-        return Becomes(needless=_ONE_JOB)
-    return Becomes(needless="not set") if not value else Becomes(refused="expected a list of tables")
-
-
-def _variables(value: object) -> Becomes:
+def _variables(value: object) -> Translation:
     """Convert environment variables, a table or `A=1,B=2`. All processes of a run share one environment here."""
     pairs = value.items() if isinstance(value, Mapping) else _pairs(str(value or ""))
     cluster = {_VARIABLE + str(name): str(text) for name, text in pairs if not str(name).startswith("AREAL_")}
     if cluster:
-        return Becomes(cluster=cluster)
-    return Becomes(needless="read only by AReaL" if value else "no variables")
+        return Translation(cluster=cluster)
+    return redundant("read only by AReaL" if value else "no variables")
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
@@ -140,78 +135,80 @@ def _pairs(text: str) -> list[tuple[str, str]]:
     return [(name.strip(), each) for name, _, each in (part.partition("=") for part in text.split(",") if part.strip())]
 
 
-def _image(value: object, kind: object) -> Becomes:
+def _image(value: object, kind: object) -> Translation:
     if not value or kind == "none":
-        return Becomes(needless="no container is used")
+        return redundant("no container is used")
     note = "skyrl must be installed in the image"
-    return Becomes(cluster={_CONTAINER + "type": kind, _CONTAINER + "image": value}, note=note)
+    return Translation(cluster={_CONTAINER + "type": kind, _CONTAINER + "image": value}, note=note)
 
 
-def _container(name: str, value: object, has_image: bool, kind: object) -> Becomes:
+def _container(name: str, value: object, has_image: bool, kind: object) -> Translation:
     """Convert the kind and the mounts of a container, which have no effect without an image from the user."""
     if not has_image or kind == "none":
-        return Becomes(needless="no container is used: processes run directly on the nodes")
+        return redundant("no container is used: processes run directly on the nodes")
     if name == "container_type":
-        return Becomes(cluster={_CONTAINER + "type": value})
-    return Becomes(cluster={_CONTAINER + "mounts": [part.strip() for part in str(value).split(",") if part.strip()]})
+        return Translation(cluster={_CONTAINER + "type": value})
+    return Translation(
+        cluster={_CONTAINER + "mounts": [part.strip() for part in str(value).split(",") if part.strip()]}
+    )
 
 
-def _srun(value: object) -> Becomes:
+def _srun(value: object) -> Translation:
     """Convert options of srun, each to one word."""
     try:
         words = shlex.split(str(value))
     except ValueError as error:
-        return Becomes(refused=f"invalid options: {error}")
+        return refused(f"invalid options: {error}")
     options: list[str] = []
     for word in words:
         if word.startswith("-") or not options:
             options.append(word)
         else:  # the value of the preceding option
             options[-1] += f"={word}"
-    return Becomes(cluster={"slurm.srun_options": options}) if options else Becomes(needless="no options")
+    return Translation(cluster={"slurm.srun_options": options}) if options else redundant("no options")
 
 
-def _option(name: str, value: object) -> Becomes:
-    return Becomes(cluster={"slurm.sbatch_options": [f"{name}={value}"]}) if value else Becomes(needless="any nodes")
+def _option(name: str, value: object) -> Translation:
+    return Translation(cluster={"slurm.sbatch_options": [f"{name}={value}"]}) if value else redundant("any nodes")
 
 
-def _command(value: object) -> Becomes:
+def _command(value: object) -> Translation:
     is_own = "areal" in str(value)
-    return Becomes(needless=_OWN_PROCESSES) if is_own else Becomes(not_yet="a custom command for each rank")
+    return redundant(_OWN_PROCESSES) if is_own else unsupported("a custom command for each rank")
 
 
-def _names(name: str, value: object, values: Mapping[str, Any]) -> Becomes:
+def _names(name: str, value: object, values: Values) -> Translation:
     """Convert the place where services publish their addresses: the variable SKYRL_NAMES, which runs do not need."""
     kind = str(values.get("cluster.name_resolve.type", "nfs"))
     setting, store = {"nfs": ("nfs_record_root", "nfs:"), "etcd3": ("etcd3_addr", "etcd:")}.get(kind, ("", ""))
     if name == "type":
         is_placed = bool(values.get(f"cluster.name_resolve.{setting}"))
-        return Becomes(needless=f"set by cluster.name_resolve.{setting}" if is_placed else _FOUND_THROUGH_RAY)
+        return redundant(f"set by cluster.name_resolve.{setting}" if is_placed else _FOUND_THROUGH_RAY)
     if name != setting or not value:
-        return Becomes(needless=_FOUND_THROUGH_RAY if kind == "ray" else f"no effect: names are stored in {kind}")
-    return Becomes(
+        return redundant(_FOUND_THROUGH_RAY if kind == "ray" else f"no effect: names are stored in {kind}")
+    return Translation(
         cluster={_VARIABLE + "SKYRL_NAMES": f"{store}{value}"}, note="used by services: see docs/services.md"
     )
 
 
-def _service(name: str, value: object) -> Becomes | None:
+def _service(name: str, value: object) -> Translation | None:
     """Convert settings of services on other machines that rewards need. AReaL of 2025 had them, but never read them."""
     if value in (None, "", {}):
-        return Becomes(needless="not set")
+        return redundant("not set")
     table = "environment.skyrl_gym."
     if name == "functioncall_service_domain":
         address = str(value) if "://" in str(value) else f"http://{value}"
         url = f"{address.rstrip('/')}/run"
-        return Becomes(
+        return Translation(
             writes={table + "code_url": url}, note="skyrl serve-code provides this service: see docs/services.md"
         )
     if name == "reward_model_service_url":
-        return Becomes(
+        return Translation(
             writes={table + "reward_model.url": value},
             note="skyrl serve-reward provides this service: see docs/services.md",
         )
     if name == "reward_model_path":
-        return Becomes(writes={table + "reward_model.path": value})
+        return Translation(writes={table + "reward_model.path": value})
     if name == "deploy_mode":
-        return Becomes(needless="whether engines have separate GPUs is derived from the backends")
-    return Becomes(needless="AReaL never reads it") if name == "endpoint" else None
+        return redundant("whether engines have separate GPUs is derived from the backends")
+    return redundant("AReaL never reads it") if name == "endpoint" else None

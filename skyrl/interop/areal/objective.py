@@ -7,10 +7,9 @@ compared within groups (`PPOActor.compute_advantages`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from skyrl.interop.conversions import ALGORITHM, Becomes, number
+from skyrl.interop.translation import ALGORITHM, Translation, Values, number, redundant, refused, unsupported
 
 _NORM = ALGORITHM + "advantage_norm."
 OBJECTIVE_KEYS = (
@@ -22,7 +21,7 @@ OBJECTIVE_KEYS = (
 """Settings whose conversion depends on others: see `objective`."""
 
 
-def estimator(values: Mapping[str, Any]) -> dict[str, Any]:
+def estimator(values: Values) -> dict[str, Any]:
     """Settings of `trainer.algorithm` that reproduce the advantages of a complete file, before `adv_norm`.
 
     If rewards are compared within groups, without discounting and without a KL penalty in them, AReaL's returns are the
@@ -38,12 +37,12 @@ def estimator(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"advantage_estimator": "reinforce++", "whiten_advantages": False}
 
 
-def has_critic(values: Mapping[str, Any]) -> bool:
+def has_critic(values: Values) -> bool:
     """Whether a critic is configured."""
     return any(key.startswith("critic.") for key in values) and values.get("critic.path") is not None
 
 
-def objective(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
+def objective(key: str, value: object, values: Values) -> Translation:
     """Convert one of `OBJECTIVE_KEYS`."""
     name = key.removeprefix("actor.")
     if name == "adv_norm" or name.startswith("adv_norm."):
@@ -61,72 +60,67 @@ def objective(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
     return _sapo(name, value, values)
 
 
-def _advantage_norm(name: str, value: object) -> Becomes:
+def _advantage_norm(name: str, value: object) -> Translation:
     if name == "adv_norm":
-        return (
-            Becomes(needless="advantages are not normalized") if value is None else Becomes(refused="expected a table")
-        )
+        return redundant("advantages are not normalized") if value is None else refused("expected a table")
     field = name.removeprefix("adv_norm.")
     if field.endswith("_level") and value == "none":
         value = None
-    return Becomes(writes={_NORM + field: number(value)})
+    return Translation(writes={_NORM + field: number(value)})
 
 
-def _old_logprobs(is_recomputed: Any, values: Mapping[str, Any]) -> Becomes:
+def _old_logprobs(is_recomputed: Any, values: Values) -> Translation:
     """Convert `recompute_logprob`. Without it, AReaL computes ratios from the engine's log-probabilities; the decoupled
     loss needs both.
     """
-    if is_recomputed and not _interpolates(values):
-        return Becomes(needless="the learner recomputes log-probabilities by default")
+    interpolates = values.get("actor.use_decoupled_loss") and values.get("actor.prox_logp_method") == "loglinear"
+    if is_recomputed and not interpolates:
+        return redundant("the learner recomputes log-probabilities by default")
     if values.get("actor.use_decoupled_loss") or values.get("ppo.use_decoupled_loss"):
-        return Becomes(needless="set by prox_logp_method in the decoupled loss, which recomputes them by default")
-    return Becomes(writes={ALGORITHM + "old_logprobs": "engine"})
+        return redundant("set by prox_logp_method in the decoupled loss, which recomputes them by default")
+    return Translation(writes={ALGORITHM + "old_logprobs": "engine"})
 
 
-def _interpolates(values: Mapping[str, Any]) -> bool:
-    return bool(values.get("actor.use_decoupled_loss")) and values.get("actor.prox_logp_method") == "loglinear"
-
-
-def _proximal(value: object, values: Mapping[str, Any]) -> Becomes:
+def _proximal(value: object, values: Values) -> Translation:
     if not values.get("actor.use_decoupled_loss"):
-        return Becomes(needless="use_decoupled_loss is off")
+        return redundant("use_decoupled_loss is off")
     if value == "loglinear":
-        return Becomes(writes={ALGORITHM + "old_logprobs": "interpolated"})
+        return Translation(writes={ALGORITHM + "old_logprobs": "interpolated"})
     if value in ("recompute", None):
-        return Becomes(needless="log-probabilities are recomputed by default")
-    return Becomes(not_yet="metrics that compare interpolated with recomputed log-probabilities")
+        return redundant("log-probabilities are recomputed by default")
+    return unsupported("metrics that compare interpolated with recomputed log-probabilities")
 
 
-def _kl_estimator(value: object, values: Mapping[str, Any]) -> Becomes:
+def _kl_estimator(value: object, values: Values) -> Translation:
     if number(values.get("actor.kl_ctl", 0.1)) == 0:
-        return Becomes(needless="no effect: there is no KL penalty")
-    return Becomes(writes={ALGORITHM + "kl_estimator_type": value})
+        return redundant("no effect: there is no KL penalty")
+    return Translation(writes={ALGORITHM + "kl_estimator_type": value})
 
 
-def _gae_lambda(value: object, values: Mapping[str, Any]) -> Becomes:
+def _gae_lambda(value: object, values: Values) -> Translation:
     """Convert `gae_lambda`. Without values from a critic, lambda acts as an additional discount."""
     if has_critic(values) or "actor.path" not in values:
-        return Becomes(writes={ALGORITHM + "lambd": number(value)})
+        return Translation(writes={ALGORITHM + "lambd": number(value)})
     if number(value) == 1:
-        return Becomes(needless="no effect at this value")
+        return redundant("no effect at this value")
     discount = number(values.get("actor.discount", 1))
-    return Becomes(
+    return Translation(
         writes={ALGORITHM + "gamma": discount * number(value)},
         note="discount times gae_lambda, because there is no critic",
     )
 
 
-def _level(value: object, values: Mapping[str, Any]) -> Becomes:
+def _level(value: object, values: Values) -> Translation:
     if value == "token":
-        return Becomes(needless="ratios are per token by default")
+        return redundant("ratios are per token by default")
     if values.get("actor.use_decoupled_loss"):
-        return Becomes(not_yet="sequence-level ratios in the decoupled loss")
-    return Becomes(writes={ALGORITHM + "policy_loss_type": "gspo"})
+        return unsupported("sequence-level ratios in the decoupled loss")
+    return Translation(writes={ALGORITHM + "policy_loss_type": "gspo"})
 
 
-def _sapo(name: str, value: object, values: Mapping[str, Any]) -> Becomes:
+def _sapo(name: str, value: object, values: Values) -> Translation:
     if not values.get("actor.use_sapo_loss"):
-        return Becomes(needless="use_sapo_loss is off")
+        return redundant("use_sapo_loss is off")
     if name == "use_sapo_loss":
-        return Becomes(writes={ALGORITHM + "policy_loss_type": "sapo"})
-    return Becomes(writes={f"{ALGORITHM}sapo.{name.removeprefix('sapo_')}": number(value)})
+        return Translation(writes={ALGORITHM + "policy_loss_type": "sapo"})
+    return Translation(writes={f"{ALGORITHM}sapo.{name.removeprefix('sapo_')}": number(value)})

@@ -1,20 +1,22 @@
-"""AReaL's settings of rollouts: agents, evaluation samples, engines, data and traces."""
+"""AReaL's settings of rollouts: agents, evaluation samples, engines, data, traces, and what no table of 2025 has."""
 
 from __future__ import annotations
 
-from skyrl.interop.conversions import (
+from skyrl.interop.areal.entries import top_k
+from skyrl.interop.translation import (
     ENGINE,
     SAMPLING,
-    Becomes,
     Entry,
-    goes_to,
-    later,
-    not_there,
-    number,
-    only,
-    top_k_at,
+    Translation,
+    fixed,
+    maps_to,
+    missing,
+    numeric,
+    redundant,
+    when_on,
 )
 
+_VLLM = ENGINE + "engine_init_kwargs."
 _EVALUATION = "generator.eval_sampling_params."
 _KEPT = "every sample is saved in trajectories.jsonl of the run folder: see skyrl view"
 _READ_ONCE = "rows are read once, when the run starts, by its main process"
@@ -30,91 +32,87 @@ def _from_one(steps: object) -> object:
     return [step + 1 for step in steps if isinstance(step, int)] if isinstance(steps, list) else steps
 
 
-def _experts(returned: object) -> Becomes:
-    """Convert the return of routed experts. AReaL stores the experts that engines return; its learners ignore them."""
-    if not returned:
-        return Becomes(needless="off")
-    return Becomes(writes={f"{ENGINE}enable_return_routed_experts": True}, note=_REPLAYED)
-
-
 def _sampling(theirs: str, ours: str) -> dict[str, Entry]:
     """Entries for one table of AReaL's `GenerationHyperparameters`."""
     return {
-        f"{theirs}.max_new_tokens": goes_to(f"{ours}max_generate_length"),
-        f"{theirs}.min_new_tokens": goes_to(f"{ours}min_new_tokens"),
-        f"{theirs}.max_tokens": goes_to(f"{ours}max_tokens"),
-        f"{theirs}.greedy": goes_to(f"{ours}greedy"),
-        f"{theirs}.temperature": goes_to(f"{ours}temperature", convert=number),
-        f"{theirs}.top_p": goes_to(f"{ours}top_p", convert=number),
-        f"{theirs}.top_k": top_k_at(f"{ours}top_k"),
-        f"{theirs}.stop": goes_to(f"{ours}stop"),
-        f"{theirs}.stop_token_ids": goes_to(f"{ours}stop_token_ids"),
-        f"{theirs}.frequency_penalty": goes_to(f"{ours}frequency_penalty", convert=number),
-        f"{theirs}.ignore_eos": lambda on: (
-            Becomes(writes={f"{ours}additional_kwargs": {"ignore_eos": True}}) if on else Becomes(needless="off")
-        ),
-        f"{theirs}.skip_special_tokens": later("special tokens in response texts", True),
-        f"{theirs}.use_beam_search": later("beam search", False),
-        f"{theirs}.lora_name": not_there(_ADAPTERS),
-        f"{theirs}._OPENAI_UNSUPPORTED_ARGS": later("an internal constant of AReaL"),
+        f"{theirs}.max_new_tokens": f"{ours}max_generate_length",
+        f"{theirs}.min_new_tokens": f"{ours}min_new_tokens",
+        f"{theirs}.max_tokens": f"{ours}max_tokens",
+        f"{theirs}.greedy": f"{ours}greedy",
+        f"{theirs}.temperature": numeric(f"{ours}temperature"),
+        f"{theirs}.top_p": numeric(f"{ours}top_p"),
+        f"{theirs}.top_k": top_k(f"{ours}top_k"),
+        f"{theirs}.stop": f"{ours}stop",
+        f"{theirs}.stop_token_ids": f"{ours}stop_token_ids",
+        f"{theirs}.frequency_penalty": numeric(f"{ours}frequency_penalty"),
+        f"{theirs}.ignore_eos": when_on(f"{ours}additional_kwargs", {"ignore_eos": True}),
+        f"{theirs}.skip_special_tokens": missing("special tokens in response texts", True),
+        f"{theirs}.use_beam_search": missing("beam search", False),
+        f"{theirs}.lora_name": redundant(_ADAPTERS),
+        f"{theirs}._OPENAI_UNSUPPORTED_ARGS": missing("an internal constant of AReaL"),
     }
 
 
+_EXPERTS = when_on(ENGINE + "enable_return_routed_experts", True, note=_REPLAYED)
+"""The return of routed experts. AReaL stores the experts that engines return; its learners ignore them."""
+
 _AGENT: dict[str, Entry] = {
     "agent_cls_path": lambda value: (
-        Becomes(
+        Translation(
             writes={"environment.agent.function": ":".join(str(value).rsplit(".", 1))},
             note="called with a task and an address: see docs/agents.md",
         )
         if value
-        else Becomes(needless="not set")
+        else redundant("not set")
     ),
-    "mode": only(
+    "mode": fixed(
         *("inline", "subproc"),
         does="environment.agent runs a function or a command",
         otherwise="user sessions as training data",
     ),
-    "subproc_max_workers": goes_to("environment.agent.max_concurrent"),
-    "session_timeout_seconds": goes_to("environment.agent.timeout_seconds", convert=number),
-    "turn_discount": only(1.0, 1, does="all rows of an agent share its reward", otherwise="rewards discounted by turn"),
-    "export_style": not_there("every token sampled from the policy is trained on once: see docs/agents.md"),
-    "tool_call_parser": only(
+    "subproc_max_workers": "environment.agent.max_concurrent",
+    "session_timeout_seconds": numeric("environment.agent.timeout_seconds"),
+    "turn_discount": fixed(
+        *(1.0, 1), does="all rows of an agent share its reward", otherwise="rewards discounted by turn"
+    ),
+    "export_style": redundant("every token sampled from the policy is trained on once: see docs/agents.md"),
+    "tool_call_parser": fixed(
         *("qwen", "qwen25", "hermes"),
         does="tool calls are parsed in the format of Hermes, Qwen2.5 and Qwen3",
         otherwise="other tool-call formats",
     ),
-    "reasoning_parser": only(
+    "reasoning_parser": fixed(
         "qwen3", "", None, does="reasoning is parsed from <think> tags", otherwise="other reasoning formats"
     ),
-    "chat_template_type": only(
+    "chat_template_type": fixed(
         "hf", does="the tokenizer's chat template is used", otherwise="turns without a chat template"
     ),
-    "engine_max_tokens": goes_to(f"{SAMPLING}max_tokens"),
-    "set_reward_finish_timeout": later("rewards that arrive after an agent has ended", 0, 0.0),
-    "admin_api_key": not_there("each trajectory has its own key, which expires with it"),
-    "*": later("agent settings beyond those of environment.agent"),
+    "engine_max_tokens": f"{SAMPLING}max_tokens",
+    "set_reward_finish_timeout": missing("rewards that arrive after an agent has ended", 0, 0.0),
+    "admin_api_key": redundant("each trajectory has its own key, which expires with it"),
+    "*": missing("agent settings beyond those of environment.agent"),
 }  # fmt: skip
 
 _SGLANG: dict[str, Entry] = {
-    **{name: not_there(_TUNING) for name in (
+    **{name: redundant(_TUNING) for name in (
         "disable_cuda_graph_padding", "enable_nccl_nvls", "disable_outlines_disk_cache", "disable_overlap_schedule",
         "enable_mixed_chunk", "enable_torch_compile", "torch_compile_max_bs", "cuda_graph_max_bs", "cuda_graph_bs",
         "enable_p2p_check", "enable_memory_saver", "enable_multithread_load", "attention_backend",
         "triton_attention_num_kv_splits", "num_continuous_decode_steps", "schedule_policy", "schedule_conservativeness",
         "sampling_backend",
     )},
-    "triton_attention_reduce_in_fp32": later("attention reductions in float32", False),
-    "disable_custom_all_reduce": goes_to(f"{ENGINE}engine_init_kwargs.disable_custom_all_reduce"),
-    "dp_size": only(1, does="replicas are derived from the backend", otherwise="data parallelism within an engine"),
-    "ep_size": goes_to(f"{ENGINE}expert_parallel_size"),
-    "enable_ep_moe": later("expert parallelism without ep_size", False),
-    "enable_dp_attention": later("data-parallel attention", False),
-    "torchao_config": later("torchao quantization of engines", ""),
-    "enable_nan_detection": later("NaN detection in engines", False),
-    "allow_auto_truncate": later("prompts truncated by the engine", False),
-    "enable_metrics": goes_to(f"{ENGINE}enable_ray_prometheus_stats"),
-    "enable_return_routed_experts": _experts,
-    **{name: not_there(_ADAPTERS) for name in (
+    "triton_attention_reduce_in_fp32": missing("attention reductions in float32", False),
+    "disable_custom_all_reduce": f"{ENGINE}engine_init_kwargs.disable_custom_all_reduce",
+    "dp_size": fixed(1, does="replicas are derived from the backend", otherwise="data parallelism within an engine"),
+    "ep_size": f"{ENGINE}expert_parallel_size",
+    "enable_ep_moe": missing("expert parallelism without ep_size", False),
+    "enable_dp_attention": missing("data-parallel attention", False),
+    "torchao_config": missing("torchao quantization of engines", ""),
+    "enable_nan_detection": missing("NaN detection in engines", False),
+    "allow_auto_truncate": missing("prompts truncated by the engine", False),
+    "enable_metrics": f"{ENGINE}enable_ray_prometheus_stats",
+    "enable_return_routed_experts": _EXPERTS,
+    **{name: redundant(_ADAPTERS) for name in (
         "enable_lora", "max_lora_rank", "max_loaded_loras", "lora_paths", "lora_backend",
     )},
 }  # fmt: skip
@@ -122,51 +120,79 @@ _SGLANG: dict[str, Entry] = {
 ROLLOUT_KEYS: dict[str, Entry] = {
     **_sampling("gconfig", SAMPLING),
     **_sampling("eval_gconfig", _EVALUATION),
-    "eval_gconfig.n_samples": goes_to("generator.eval_n_samples_per_prompt"),
-    "eval_gconfig": later("a value for a whole table; set its fields instead"),
+    "eval_gconfig.n_samples": "generator.eval_n_samples_per_prompt",
+    "eval_gconfig": missing("a value for a whole table; set its fields instead"),
     **{f"rollout.agent.{name}": entry for name, entry in _AGENT.items()},
     **{f"sglang.{name}": entry for name, entry in _SGLANG.items()},
     **{f"actor.sglang.{name}": entry for name, entry in _SGLANG.items()},
-    "rollout.dump_to_file": not_there(_KEPT),
-    "rollout.enable_rollout_tracing": not_there(_KEPT),
-    "rollout.use_lora": not_there(_ADAPTERS),
-    "rollout.request_retries": only(
+    "rollout.dump_to_file": redundant(_KEPT),
+    "rollout.enable_rollout_tracing": redundant(_KEPT),
+    "rollout.use_lora": redundant(_ADAPTERS),
+    "rollout.request_retries": fixed(
         3,
         does="samples of a failed engine are generated again by another one",
         otherwise="another number of request retries",
     ),
-    "rollout.pause_grace_period": later("a grace period before weights are sent", 0, 0.0),
-    "rollout.return_routed_experts": _experts,
-    "rollout._version": not_there(_OF_SERVICES),
-    "rollout.admin_api_key": not_there(_OF_SERVICES),
-    "rollout.model": not_there("agents receive the policy's model name"),
-    "rollout.routing_strategy": only(
+    "rollout.pause_grace_period": missing("a grace period before weights are sent", 0, 0.0),
+    "rollout.return_routed_experts": _EXPERTS,
+    "rollout._version": redundant(_OF_SERVICES),
+    "rollout.admin_api_key": redundant(_OF_SERVICES),
+    "rollout.model": redundant("agents receive the policy's model name"),
+    "rollout.routing_strategy": fixed(
         "round_robin", does="samples are distributed evenly", otherwise="other routing strategies"
     ),
-    "rollout.poll_interval": not_there(
+    "rollout.poll_interval": redundant(
         "unresponsive processes are detected by trainer.placement.heartbeat_timeout_seconds"
     ),
-    "rollout.api_url": later("training on responses from another provider", ""),
-    "rollout.provider_api_key": later("training on responses from another provider", ""),
+    "rollout.api_url": missing("training on responses from another provider", ""),
+    "rollout.provider_api_key": missing("training on responses from another provider", ""),
     # data
-    "*_dataset.split": not_there("appended to the data source; a file has no splits"),
-    "*_dataset.num_workers": not_there(_READ_ONCE),
-    "*_dataset.num_dataset_workers": not_there(_READ_ONCE),
-    "*_dataset.setup_timeout": not_there(_READ_ONCE),
-    "*_dataset.scheduling_spec*": not_there(_READ_ONCE),
-    "*_dataset.dataset_kwargs": later("arguments of AReaL's data-loading functions", {}),
-    "*_dataset.dataset_kwargs.*": later("arguments of AReaL's data-loading functions"),
+    "*_dataset.split": redundant("appended to the data source; a file has no splits"),
+    "*_dataset.num_workers": redundant(_READ_ONCE),
+    "*_dataset.num_dataset_workers": redundant(_READ_ONCE),
+    "*_dataset.setup_timeout": redundant(_READ_ONCE),
+    "*_dataset.scheduling_spec*": redundant(_READ_ONCE),
+    "*_dataset.dataset_kwargs": missing("arguments of AReaL's data-loading functions", {}),
+    "*_dataset.dataset_kwargs.*": missing("arguments of AReaL's data-loading functions"),
     # keeping and watching
-    "evaluator.eval_before_train": goes_to("trainer.eval_before_train"),
-    "saver.mode": not_there("affects how files are written, not their content"),
-    "recover.no_save_optim": later("checkpoints without optimizer state", False),
-    "recover.no_load_optim": later("resuming without optimizer state", False),
-    "perf_tracer.profile_steps": goes_to("trainer.profile_steps", convert=_from_one),
-    "perf_tracer.session_tracer.*": not_there(_KEPT),
-    "perf_tracer*": not_there(_TRACED),
-    "memory_profiler.profile_steps": lambda value: Becomes(
+    "evaluator.eval_before_train": "trainer.eval_before_train",
+    "saver.mode": redundant("affects how files are written, not their content"),
+    "recover.no_save_optim": missing("checkpoints without optimizer state", False),
+    "recover.no_load_optim": missing("resuming without optimizer state", False),
+    "perf_tracer.profile_steps": maps_to("trainer.profile_steps", convert=_from_one),
+    "perf_tracer.session_tracer.*": redundant(_KEPT),
+    "perf_tracer*": redundant(_TRACED),
+    "memory_profiler.profile_steps": lambda value: Translation(
         writes={"trainer.profile_steps": _from_one(value), "trainer.policy.record_memory": True}
     ),
-    "memory_profiler*": not_there("up to a million allocations are recorded per profiled step"),
-}
-"""Keys in the form of `areal_keys.KEYS`, looked up before them."""
+    "memory_profiler*": redundant("up to a million allocations are recorded per profiled step"),
+    # vLLM
+    "vllm.model": redundant("engines always serve the policy"),
+    "vllm.seed": redundant("sampling seeds are derived from trainer.seed"),
+    "vllm.skip_tokenizer_init": redundant("engines receive token IDs"),
+    "vllm.enforce_eager": ENGINE + "enforce_eager",
+    "vllm.dtype": ENGINE + "model_dtype",
+    "vllm.distributed_executor_backend": ENGINE + "distributed_executor_backend",
+    "vllm.max_num_seqs": ENGINE + "max_num_seqs",
+    "vllm.gpu_memory_utilization": numeric(ENGINE + "gpu_memory_utilization"),
+    "vllm.no_enable_chunked_prefill": maps_to(ENGINE + "enable_chunked_prefill", convert=lambda off: not off),
+    "vllm.no_enable_prefix_caching": maps_to(ENGINE + "enable_prefix_caching", convert=lambda off: not off),
+    **{f"vllm.{name}": _VLLM + name for name in (
+        "max_model_len", "block_size", "cpu_offload_gb", "disable_sliding_window",
+    )},
+    "vllm.enable_sleep_mode": redundant("engines sleep when models take turns on GPUs"),
+    "vllm.worker_extension_cls": redundant("weight transfer needs no worker extension"),
+    "vllm.uvicorn_log_level": redundant("each engine has a log file under trainer.log_path"),
+    "vllm.max_lora_rank": redundant(_ADAPTERS),
+    "vllm.max_loras": redundant(_ADAPTERS),
+    "vllm.lora_modules": redundant(_ADAPTERS),
+    "vllm.enable_lora": redundant(_ADAPTERS),
+    # others
+    "teacher.*": missing("on-policy distillation from a teacher"),
+    "dynamic_bs": missing("dynamic batches, which end once enough samples were seen", False),
+    "ref.optimizer.*": redundant("the reference model has no optimizer"),
+    "*.scheduling_spec[[]*": missing("scheduling settings beyond those in docs/launching.md"),
+    "rollout.tokenizer_path": redundant("the policy's tokenizer is used"),
+    "stats_logger.trackio.*": missing("the Trackio tracker", "disabled"),
+}  # fmt: skip
+"""Keys in the form of `areal.keys.KEYS`, looked up before them."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import evolve
 
-from skyrl.interop.conversions import ENGINE, Becomes
+from skyrl.interop.translation import ENGINE, Dependent, Translation, Values, redundant, refused, unsupported
 
 KEPT = "sglang"
 """The value of `backend` for engines that remain SGLang."""
@@ -32,35 +32,44 @@ _AS_FOR_VLLM = (
     "max_lora_rank", "lora_paths",
 )  # fmt: skip
 _OF_THE_RUN = ("host", "port", "device", "tp_size", "enable_deterministic_inference")
-_RETURNS_EXPERTS = ("sglang.enable_return_routed_experts", "rollout.return_routed_experts")
-_NOT_RETURNED = "routed experts from SGLang engines; vLLM engines return them"
-_CONTEXT = "derived from the run's longest prompt and response"
 _STAGES = ENGINE + "pipeline_parallel_size"
 _LOADER = ENGINE + "engine_init_kwargs.model_loader_extra_config.enable_multithread_load"
 
 
-def of_sglang(key: str, value: object) -> Becomes | None:
-    """Convert `sglang.NAME` or `actor.sglang.NAME`; None for any other setting, and for an option that has the same
-    meaning for vLLM.
-    """
+def for_sglang(dependent: Mapping[str, Dependent]) -> dict[str, Dependent]:
+    """The table of dependent settings, changed for engines that remain SGLang."""
+    options = dict.fromkeys(("sglang.*", "actor.sglang.*", "rollout.return_routed_experts"), _option)
+    return {**dependent, **options, **{key: _in_one_stage(dependent[key]) for key in ("allocation_mode", "*.backend")}}
+
+
+def _option(key: str, value: object, values: Values) -> Translation | None:
+    """Convert `sglang.NAME` or `actor.sglang.NAME`; None for an option that has the same meaning for vLLM."""
     table, _, name = key.rpartition(".")
-    if key.removeprefix("actor.") in _RETURNS_EXPERTS and value:
-        return Becomes(not_yet=_NOT_RETURNED)
+    if name in ("enable_return_routed_experts", "return_routed_experts") and value:
+        return unsupported("routed experts from SGLang engines; vLLM engines return them")
     if table not in ("sglang", "actor.sglang") or name in _AS_FOR_VLLM:
         return None
     if name == "context_length":
-        return Becomes(needless=_CONTEXT)
+        return redundant("derived from the run's longest prompt and response")
     if name in _OF_THE_RUN:
-        return Becomes(refused="derived from the run's other settings")
+        return refused("derived from the run's other settings")
     if name == "enable_multithread_load" and value:  # AReaL passes it to the loader, too
-        return Becomes(writes={_LOADER: value})
+        return Translation(writes={_LOADER: value})
     if name != "enable_metrics" and (value is None or value is False or value in ("", [])):
-        return Becomes(needless="no effect: AReaL does not pass this value to SGLang")
-    return Becomes(writes={f"{ENGINE}engine_init_kwargs.{name}": value})
+        return redundant("no effect: AReaL does not pass this value to SGLang")
+    return Translation(writes={f"{ENGINE}engine_init_kwargs.{name}": value})
 
 
-def in_one_stage(found: Becomes) -> Becomes:
-    """An allocation's conversion for SGLang engines, which have one pipeline stage here; more are refused."""
-    if found.writes.get(_STAGES, 1) != 1:
-        return Becomes(not_yet="pipeline parallelism in SGLang engines")
-    return evolve(found, writes={path: value for path, value in found.writes.items() if path != _STAGES})
+def _in_one_stage(convert: Dependent) -> Dependent:
+    """The conversion of an allocation, for SGLang engines: they have one pipeline stage here, and more are refused."""
+
+    def become(key: str, value: object, values: Values) -> Translation | None:
+        translation = convert(key, value, values)
+        if translation is None:
+            return None
+        writes = dict(translation.writes)
+        if writes.pop(_STAGES, 1) != 1:
+            return unsupported("pipeline parallelism in SGLang engines")
+        return evolve(translation, writes=writes)
+
+    return become

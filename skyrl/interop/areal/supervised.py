@@ -4,35 +4,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from attrs import evolve
 
 from skyrl.config import RewardModelConfig, SFTConfig
 from skyrl.config.derive.allocation import strategy_of
-from skyrl.interop.areal.backends import AUTOTP, autotp, by_deepspeed, read_by
-from skyrl.interop.areal.learner_keys import ONE_LIMIT, loss_scaling
+from skyrl.interop.areal.backends import AUTOTP, autotp, by_deepspeed, in_other_backend
+from skyrl.interop.areal.entries import LOSS_SCALING, data_source, inverted, optimizer_keys, recovery, switch
+from skyrl.interop.areal.learner_keys import LEARNER_KEYS, ONE_LIMIT, computed_in, loss_scaling
 from skyrl.interop.areal.machines import machines
-from skyrl.interop.areal.settings import Tables, convert_setting
-from skyrl.interop.areal.supervised_keys import COPIES, INTERVALS, KEYS, of_one_model
+from skyrl.interop.areal.rollout_keys import ROLLOUT_KEYS
+from skyrl.interop.areal.same_settings import copies, follows, intervals, why_unknown
 from skyrl.interop.areal.trackers import tracker
-from skyrl.interop.conversions import Becomes, source_of
+from skyrl.interop.environment import Read
 from skyrl.interop.report import Conversion
-from skyrl.interop.writing import Writing, apply
-from skyrl.planning.allocation import AllocationError, read_part
+from skyrl.interop.systems import System, convert_settings
+from skyrl.interop.translation import (
+    Dependent,
+    Entry,
+    Translation,
+    Values,
+    fixed,
+    maps_to,
+    missing,
+    non_empty,
+    redundant,
+    refused,
+    translate,
+    unsupported,
+)
+from skyrl.interop.writing import Writing
+from skyrl.planning.allocation import LEARNERS, AllocationError, read_part
 
-_TABLES = Tables(keys=KEYS, copies=COPIES, follows={"tokenizer_path": "model.path"}, intervals=INTERVALS)
 _OF_RL = ("actor.", "actor_train.", "ppo.", "gconfig.", "rollout.")
 _SAMPLING = ("ppo.", "gconfig.")
 _TYPE = "train_dataset.type"
 _SPLITS = {"train_dataset.path": ("train_datasets", "train"), "valid_dataset.path": ("eval_datasets", "test")}
-_LORA = ("model.peft_type", "model.target_modules", "model.lora_rank", "model.lora_alpha")
-_EVALUATION = ("evaluator.freq_", "evaluator.eval_before_train")
-_MACHINES = ("cluster.n_nodes", "cluster.n_gpus_per_node")
+_OF_EVERY_KIND = ("*.", "*_dataset.", "perf_tracer", "memory_profiler", "enable_offload", "saver.", "recover.")
+_ENGINES = "supervised runs generate nothing"
 
 
-def is_supervised(values: Mapping[str, Any]) -> bool:
+def is_supervised(values: Values) -> bool:
     """Whether the file configures a single model and no sampling."""
     if any(key.startswith(_SAMPLING) for key in values):
         return False
@@ -41,126 +55,232 @@ def is_supervised(values: Mapping[str, Any]) -> bool:
     return values.get(_TYPE) in ("sft", "rw") or any(key.startswith("model.") for key in values)
 
 
-def is_preference(values: Mapping[str, Any]) -> bool:
+def is_preference(values: Values) -> bool:
     """Whether the file trains on preferences without a reward model: DPO and similar methods."""
     return values.get(_TYPE) == "dpo" or "actor.beta" in values or "actor.loss_type" in values
 
 
-def convert_supervised(values: Mapping[str, Any], copies: Mapping[str, str], where: str) -> Conversion:
-    """Convert settings whose references are resolved; `copies` maps each copied key to its original."""
-    if not any(key.startswith("actor.") for key in values):
-        return _converted(values, copies, where)
-    found = _converted({_of_model(key): value for key, value in values.items()}, copies, where)
-    names = {_of_model(key): key for key in values}
-    return evolve(found, lines=tuple(evolve(line, source=names[line.source]) for line in found.lines))
-
-
-def _of_model(key: str) -> str:
-    return "model." + key.removeprefix("actor.") if key.startswith("actor.") else key
-
-
-def _converted(values: Mapping[str, Any], copies: Mapping[str, str], where: str) -> Conversion:
+def convert_supervised(given: Values, originals: Mapping[str, str], where: str) -> Conversion:
+    """Convert settings whose references are resolved; `originals` maps each copied key to its original."""
+    has_actor = any(key.startswith("actor.") for key in given)
+    names = {"model." + key.removeprefix("actor.") if key.startswith("actor.") else key: key for key in given}
+    values = {key: given[name] for key, name in names.items()}
     is_reward = values.get(_TYPE) == "rw" or (values.get(_TYPE) != "sft" and values.get("model.is_critic") is True)
+    system = System(
+        keys=KEYS,
+        dependent=(_DEPENDENT | _kind(is_reward), _SAME),
+        unknown=why_unknown,
+        implied=_implied,
+        read=lambda key, value, values: Read(value),
+    )
     writing = Writing(where, RewardModelConfig if is_reward else SFTConfig)
-    for key, value in values.items():
-        if key == "allocation_mode" or (key == "model.backend" and "allocation_mode" not in values):
-            apply(writing, key, value, _allocation(str(value), values))
-        elif key in _MACHINES:
-            apply(writing, key, value, _nodes(key, value, values))
-        elif key in _SPLITS and value is not None:
-            apply(writing, key, value, _source(key, str(value), values))
-        elif key in (_TYPE, "valid_dataset.type"):
-            apply(writing, key, value, _rows("rw" if is_reward else "sft", value))
-        elif key == "model.is_critic":
-            apply(writing, key, value, _critic(is_reward, value))
-        elif key.startswith(_EVALUATION) and values.get("valid_dataset.path") is None:
-            apply(writing, key, value, Becomes(needless="no effect: there is no valid_dataset"))
-        elif (become := loss_scaling(key, value, values) or _of_every_kind(key, value, values)) is not None:
-            apply(writing, key, value, become)
-        else:
-            convert_setting(writing, _TABLES, key, value, values, copies.get(key, ""))
+    conversion = convert_settings(system, values, writing, originals)
+    if not has_actor:
+        return conversion
+    return evolve(conversion, lines=tuple(evolve(line, source=names[line.source]) for line in conversion.lines))
+
+
+def _for_one_model(entry: Entry) -> Entry:
+    """An entry for a policy setting, changed for a tree with one model."""
+    return lambda value: _of_one_model(translate(entry, value))
+
+
+def _of_one_model(translation: Translation) -> Translation:
+    writes = translation.writes.items()
+    return evolve(
+        translation, writes={path.removeprefix("trainer.").removeprefix("policy."): value for path, value in writes}
+    )
+
+
+def _implied(values: Values) -> Iterator[tuple[str, str, Any]]:
     if values.get("model.use_lora") and "model.lora_rank" not in values:
-        writing.write("model.use_lora", "model.lora.rank", 32)
-    writing.write("device", "device", "cuda")
-    return writing.finish()
+        yield "model.use_lora", "model.lora.rank", 32
+    yield "device", "device", "cuda"
 
 
-def _allocation(text: str, values: Mapping[str, Any]) -> Becomes:
+def _allocation(key: str, value: object, values: Values) -> Translation | None:
     """Convert an allocation such as `fsdp:d4t2`: each GPU is a rank; ranks shard the weights by the degrees above 1."""
+    if key == "model.backend" and "allocation_mode" in values:
+        return None
     try:
-        part = read_part(text)
+        part = read_part(str(value))
     except AllocationError as error:
-        return Becomes(not_yet=f"unsupported allocation_mode: {error}")
+        return unsupported(f"unsupported allocation_mode: {error}")
     if part.is_engine or not part.gpus:
-        return Becomes(refused=f"{part.backend} is not a training backend, but this kind of run only trains")
+        return refused(f"{part.backend} is not a training backend, but this kind of run only trains")
     if strategy_of(part).own_modules:
-        return Becomes(not_yet=f"supervised runs with Megatron; FSDP2 can use all {part.gpus} GPUs: see placement")
-    per_node = values.get("cluster.n_gpus_per_node", 8)
-    per_node = per_node if isinstance(per_node, int) and per_node > 0 else 8
-    nodes, each = max(1, -(-part.gpus // per_node)), min(part.gpus, per_node)
-    writes = {"placement.num_nodes": nodes, "placement.num_gpus_per_node": each, "strategy": "fsdp2"}
+        return unsupported(f"supervised runs with Megatron; FSDP2 can use all {part.gpus} GPUs: see placement")
+    gpus = values.get("cluster.n_gpus_per_node", 8)
+    gpus = gpus if isinstance(gpus, int) and gpus > 0 else 8
+    writes = {
+        "placement.num_nodes": max(1, -(-part.gpus // gpus)),
+        "placement.num_gpus_per_node": min(part.gpus, gpus),
+        "strategy": "fsdp2",
+    }
     degrees = {"sequence": part.degrees.context, "tensor": part.degrees.tensor, "expert": part.degrees.expert}
     sizes = {f"{name}_parallel_size": size for name, size in degrees.items() if size > 1}
-    return Becomes(writes=by_deepspeed(writes | sizes, values))
+    return Translation(writes=by_deepspeed(writes | sizes, values))
 
 
-def _backend(values: Mapping[str, Any]) -> object:
-    """The string that defines how GPUs share the model."""
-    return values.get("allocation_mode") or values.get("model.backend")
-
-
-def _nodes(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
+def _nodes(key: str, value: object, values: Values) -> Translation:
     """Convert nodes and GPUs, which describe the cluster and, without an allocation, the run as well."""
     if not isinstance(value, int) or value < 1:
-        return Becomes(needless="no effect: not a positive number")
+        return redundant("no effect: not a positive number")
     name = "nodes" if key.endswith("n_nodes") else "gpus_per_node"
-    is_allocated = any(values.get(each) for each in ("allocation_mode", "model.backend"))
+    is_allocated = values.get("allocation_mode") or values.get("model.backend")
     writes = {} if is_allocated else {f"placement.num_{name}": value}
-    return Becomes(writes=writes, cluster={f"slurm.{name}": value})
+    return Translation(writes=writes, cluster={f"slurm.{name}": value})
 
 
-def _of_every_kind(key: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
+def _evaluation(key: str, value: object, values: Values) -> Translation | None:
+    has_rows = values.get("valid_dataset.path") is not None
+    return None if has_rows else redundant("no effect: there is no valid_dataset")
+
+
+def _other_backend(key: str, value: object, values: Values) -> Translation | None:
+    return in_other_backend(
+        f"actor.{key.removeprefix('model.')}", value, {"actor.backend": values.get("model.backend")}
+    )
+
+
+def _autotp(key: str, value: object, values: Values) -> Translation:
+    named = values.get("allocation_mode") or values.get("model.backend")
+    return _of_one_model(autotp("actor.", value, {"actor.backend": named}))
+
+
+def _adapter(key: str, value: object, values: Values) -> Translation | None:
+    return None if values.get("model.use_lora") else redundant("use_lora is off")
+
+
+def _limit(key: str, value: object, values: Values) -> Translation:
+    return Translation(writes={ONE_LIMIT[key.removeprefix("model.")].removeprefix("trainer."): value})
+
+
+def _others(key: str, value: object, values: Values) -> Translation | None:
     """Convert settings of machines and trackers, which have the same meaning in every kind of run."""
-    if ".scheduling_strategy." in key:
-        return Becomes(needless="the run has only one model, with its own GPUs")
-    if why := read_by(f"actor.{key.removeprefix('model.')}", {"actor.backend": values.get("model.backend")}):
-        return Becomes(needless=why)
-    if key == f"model{AUTOTP}":
-        return of_one_model(autotp("actor", value, {"actor.backend": _backend(values)}))
-    if key in _LORA and not values.get("model.use_lora"):
-        return Becomes(needless="use_lora is off")
-    if key == "model.use_lora":
-        return Becomes(needless="set by model.lora.rank") if value else Becomes(needless="off")
-    if (name := key.rpartition(".")[2]) in ONE_LIMIT and key.startswith("model."):
-        return Becomes(writes={ONE_LIMIT[name].removeprefix("trainer."): value})
     is_of_rewards = key.startswith("scheduler.") and key != "scheduler.type"
     return (None if is_of_rewards else machines(key, value, values)) or tracker(key, value, values, "")
 
 
-def _source(key: str, name: str, values: Mapping[str, Any]) -> Becomes:
+def _source(key: str, value: object, values: Values) -> Translation | None:
     """Convert a data source: a file, or a hub dataset, of which AReaL's scripts train on the split `train` and evaluate
     on `test` unless the file names another.
     """
+    if value is None:
+        return None
     path, usual = _SPLITS[key]
     rows = "the columns of its rows: see docs/sft.md"
     named = values.get(f"{key.removesuffix('path')}split")
-    source = source_of(name, named or usual)
-    is_theirs = source != name and not named
-    return Becomes(
+    source = data_source(str(value), named or usual)
+    has_their_split = source != str(value) and not named
+    return Translation(
         writes={path: [source]},
-        note=f"AReaL's scripts use this split, and also choose {rows}" if is_theirs else f"check {rows}",
+        note=f"AReaL's scripts use this split, and also choose {rows}" if has_their_split else f"check {rows}",
     )
 
 
-def _rows(wanted: str, value: object) -> Becomes:
-    if value == wanted:
-        return Becomes(needless="set by kind")
-    return Becomes(refused=f"this kind of run needs rows of type {wanted!r}")
+def _kind(is_reward: bool) -> dict[str, Dependent]:
+    """Entries of the settings that decide the kind of run, which its file says once."""
+    rows = "rw" if is_reward else "sft"
+    head = "a reward model needs a value head" if is_reward else "rows of type 'sft' train no value head"
+
+    def has_type(key: str, value: object, values: Values) -> Translation:
+        return redundant("set by kind") if value == rows else refused(f"this kind of run needs rows of type {rows!r}")
+
+    return {
+        _TYPE: has_type,
+        "valid_dataset.type": has_type,
+        "model.is_critic": lambda key, value, values: redundant("set by kind") if value is is_reward else refused(head),
+    }
 
 
-def _critic(is_reward: bool, value: object) -> Becomes:
-    if value is is_reward:
-        return Becomes(needless="set by kind")
-    return Becomes(
-        refused="a reward model needs a value head" if is_reward else "rows of type 'sft' train no value head"
-    )
+_DEPENDENT: dict[str, Dependent] = {
+    "allocation_mode": _allocation,
+    "model.backend": _allocation,
+    "cluster.n_nodes": _nodes,
+    "cluster.n_gpus_per_node": _nodes,
+    **dict.fromkeys(_SPLITS, _source),
+    "evaluator.freq_*": _evaluation,
+    "evaluator.eval_before_train": _evaluation,
+    **{f"*.{name}": loss_scaling for name in LOSS_SCALING},
+    "*.scheduling_strategy.*": lambda key, value, values: redundant("the run has only one model, with its own GPUs"),
+    **{f"model.{backend}*": _other_backend for backend in LEARNERS},
+    f"model{AUTOTP}": _autotp,
+    **{f"model.{name}": _adapter for name in ("peft_type", "target_modules", "lora_rank", "lora_alpha")},
+    "model.use_lora": lambda key, value, values: redundant("set by model.lora.rank" if value else "off"),
+    **{f"model.{name}": _limit for name in ONE_LIMIT},
+    "*": _others,
+}
+"""Settings whose meaning depends on others."""
+
+_SAME = (
+    intervals({"saver.freq_": "hf_save_interval", "recover.freq_": "ckpt_interval", "evaluator.freq_": "eval_interval"})
+    | copies({"valid_dataset.max_length": "train_dataset.max_length"}, {})
+    | {"tokenizer_path": follows("model.path")}
+)
+"""Settings that are one with others here."""
+
+KEYS: dict[str, Entry] = {
+    "experiment_name": "project_name",
+    "trial_name": "run_name",
+    "*.experiment_name": redundant("names are set once: project_name and run_name"),
+    "*.trial_name": redundant("names are set once: project_name and run_name"),
+    "cluster.fileroot": maps_to("ckpt_path", convert=lambda value: f"{str(value).rstrip('/')}/checkpoints"),
+    "*.fileroot": redundant("folders are set once: run_path, ckpt_path and export_path"),
+    "seed": "seed",
+    "total_train_epochs": "num_epochs",
+    "total_train_steps": "num_steps",
+    "total_train_n_seqs": "max_training_samples",
+    "tokenizer_path": non_empty("tokenizer_path"),
+    # the model
+    "model.path": "model.path",
+    "model.init_from_scratch": switch("model.init_from_scratch", off="pretrained weights are loaded"),
+    "model.disable_dropout": inverted("use_dropout", on="dropout is off by default"),
+    "model.dtype": lambda value: computed_in(value, "bf16", ["fsdp_config."]),
+    "model.gradient_checkpointing": "gradient_checkpointing",
+    "model.attn_impl": "attention",
+    "model.backend": redundant("allocation_mode takes precedence, as in AReaL"),
+    "model.mb_spec.max_tokens_per_mb": "max_tokens_per_microbatch",
+    "model.mb_spec.n_mbs": fixed(
+        1, None, does="it does not affect results", otherwise="a minimum number of micro-batches"
+    ),
+    "model.mb_spec.granularity": redundant("both rows of a pair always stay together"),
+    "model.pad_to_maximum": fixed(True, False, does="padding does not affect results", otherwise="other padding"),
+    "model.grad_reduce_dtype": "fsdp_config.mixed_precision.reduce_dtype",
+    "model.ds_auto_tp": missing("a value for a whole table; set its fields instead"),
+    "model.optimizer": refused("training needs an optimizer"),
+    **optimizer_keys("model.optimizer.", "optimizer_config.", "fsdp_config.cpu_offload"),
+    # rows
+    "train_dataset.path": "train_datasets",
+    "valid_dataset.path": "eval_datasets",
+    "train_dataset.batch_size": "batch_size",
+    "valid_dataset.batch_size": redundant("it does not affect evaluation results"),
+    "train_dataset.max_length": "max_length",
+    "valid_dataset.max_length": missing("a separate maximum length for evaluation; max_length applies to all rows"),
+    "train_dataset.shuffle": maps_to("sampler", convert=lambda on: "random" if on else "sequential"),
+    "valid_dataset.shuffle": redundant("evaluation uses every row, so order does not matter"),
+    "train_dataset.drop_last": lambda drops: (
+        redundant("incomplete batches are dropped by default") if drops else Translation(writes={"epoch_tail": "short"})
+    ),
+    "valid_dataset.drop_last": fixed(False, does="evaluation uses every row", otherwise="dropping rows"),
+    "*_dataset.pin_memory": redundant("rows are small, so pinned memory does not apply"),
+    "valid_dataset": missing("a value for a whole table; set its fields instead"),
+    # keeping and watching
+    "evaluator.eval_before_train": "eval_before_train",
+    "recover.mode": recovery("recover_mode"),
+    "recover.retries": "recover_retries",
+    "stats_logger.trackio.*": missing("the Trackio tracker", "disabled"),
+    # machines
+    "cluster.cluster_name": redundant("only a label"),
+    "launcher.*": missing("launcher settings beyond those in docs/launching.md"),
+    "scheduler.*": redundant("supervised runs use no rewards"),
+    "sglang.*": redundant(_ENGINES),
+    "vllm.*": redundant(_ENGINES),
+    "rollout.*": redundant(_ENGINES),
+    "model.temperature": redundant(_ENGINES),
+    **{
+        key.replace("actor.", "model.", 1): _for_one_model(entry)
+        for key, entry in (LEARNER_KEYS | ROLLOUT_KEYS).items()
+        if key.startswith(("actor.", *_OF_EVERY_KIND)) and not key.startswith("actor.rejection_sampling")
+    },
+}

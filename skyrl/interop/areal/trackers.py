@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from skyrl.interop.conversions import Becomes
+from skyrl.interop.translation import Translation, Values, redundant, refused, unsupported
 
 _PLACES = ("stats_logger.", "")
 """Prefixes of the services' tables; AReaL's older system has them at the top level."""
@@ -15,7 +14,7 @@ _OFFLINE = "offline"
 _ONE_WRITER = "only one process writes to W&B, so shared mode is not needed"
 
 
-def tracker(key: str, value: object, values: Mapping[str, Any], ours: str) -> Becomes | None:
+def tracker(key: str, value: object, values: Values, ours: str) -> Translation | None:
     """Convert a setting of W&B, SwanLab or TensorBoard; None for any other setting.
 
     `ours` is the path of the table that contains `logger`, ending in a dot; empty for the top level.
@@ -24,64 +23,59 @@ def tracker(key: str, value: object, values: Mapping[str, Any], ours: str) -> Be
     service, _, name = key.removeprefix(place).partition(".")
     if service not in ("wandb", "swanlab", "tensorboard") or not name:
         return None
-    asked = _asked(place, values)
+    services = _asked(place, values)
     if (service, name) in (("wandb", "mode"), ("swanlab", "mode"), ("tensorboard", "path")):
-        return _choice(service, value, asked, ours)
-    if service not in asked:
-        return Becomes(needless=f"{service} is off")
+        return _choice(service, value, services, ours)
+    if service not in services:
+        return redundant(f"{service} is off")
     return _setting(service, name, value, values, ours)
 
 
-def _asked(place: str, values: Mapping[str, Any]) -> list[str]:
+def _asked(place: str, values: Values) -> list[str]:
     """The services that the file turns on."""
     modes = {service: values.get(f"{place}{service}.mode") for service in _ONLINE}
-    asked = [service for service, mode in modes.items() if mode == _OFFLINE or mode in _ONLINE[service]]
-    return asked + ["tensorboard"] * bool(values.get(f"{place}tensorboard.path"))
+    services = [service for service, mode in modes.items() if mode == _OFFLINE or mode in _ONLINE[service]]
+    return services + ["tensorboard"] * bool(values.get(f"{place}tensorboard.path"))
 
 
-def _choice(service: str, value: object, asked: list[str], ours: str) -> Becomes:
+def _choice(service: str, value: object, services: list[str], ours: str) -> Translation:
     """Convert a service's mode, or TensorBoard's folder, which turns the service on or off."""
-    if service == "swanlab" and service not in asked and value not in (None, "disabled"):
-        return Becomes(not_yet=f"SwanLab mode {value!r}; offline stores its files")
-    if service not in asked:
-        return Becomes(needless=f"{service} is off") if asked or not ours or service != "wandb" else _console(ours)
-    writes: dict[str, Any] = {f"{ours}logger": ["console", *asked]}
+    if service == "swanlab" and service not in services and value not in (None, "disabled"):
+        return unsupported(f"SwanLab mode {value!r}; offline stores its files")
+    if service not in services:
+        if services or not ours or service != "wandb":
+            return redundant(f"{service} is off")
+        return Translation(writes={f"{ours}logger": "console"})  # no service is asked for, but W&B is our default
+    writes: dict[str, Any] = {f"{ours}logger": ["console", *services]}
     if service == "tensorboard":
-        return Becomes(writes=writes | {f"{ours}trackers.tensorboard.path": value})
+        return Translation(writes=writes | {f"{ours}trackers.tensorboard.path": value})
     mode = _ONLINE[service].get(str(value), _OFFLINE)
     note = _ONE_WRITER if value == "shared" else ""
-    return Becomes(writes=writes | {f"{ours}trackers.{service}.mode": mode}, note=note)
+    return Translation(writes=writes | {f"{ours}trackers.{service}.mode": mode}, note=note)
 
 
-def _console(ours: str) -> Becomes:
-    """The conversion for a file that asks for no service: only the console, since our default is W&B if available."""
-    return Becomes(writes={f"{ours}logger": "console"})
-
-
-def _setting(service: str, name: str, value: object, values: Mapping[str, Any], ours: str) -> Becomes:
+def _setting(service: str, name: str, value: object, values: Values, ours: str) -> Translation:
     """Convert a setting of a service that is turned on."""
     if value in (None, "", [], {}):
-        return Becomes(needless="not set")
+        return redundant("not set")
     if name in _NAMES:
         theirs, path = _NAMES[name]
         return _name(value, values.get(theirs), f"{ours}{path}")
     if name in ("wandb_api_key", "api_key"):
-        return Becomes(
-            refused=f"configurations store no API keys: set the environment variable {service.upper()}_API_KEY"
-        )
+        return refused(f"configurations store no API keys: set the environment variable {service.upper()}_API_KEY")
     if name == "id_suffix":
-        return Becomes(needless="a run's ID is stored in its folder (trackers.wandb.id sets another)")
+        return redundant("a run's ID is stored in its folder (trackers.wandb.id sets another)")
     setting = _SETTINGS.get((service, name))
     if setting is None:
-        return Becomes(not_yet="tracker settings beyond those in docs/tracking.md")
-    return Becomes(writes={f"{ours}trackers.{setting}": value})
+        return unsupported("tracker settings beyond those in docs/tracking.md")
+    return Translation(writes={f"{ours}trackers.{setting}": value})
 
 
-def _name(value: object, of_all: object, path: str) -> Becomes:
+def _name(value: object, of_all: object, path: str) -> Translation:
     """Convert a name that AReaL has for one service; here one name is for all services."""
     if of_all in (None, "", value):
-        return Becomes(writes={path: value})
-    return Becomes(not_yet=f"a separate name for one tracker; {path} = {of_all!r} applies to all")
+        return Translation(writes={path: value})
+    return unsupported(f"a separate name for one tracker; {path} = {of_all!r} applies to all")
 
 
 _NAMES = {"project": ("experiment_name", "project_name"), "name": ("trial_name", "run_name")}

@@ -8,11 +8,9 @@ nothing has to be collected or tokenized again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from skyrl.interop.conversions import Becomes
+from skyrl.interop.translation import Translation, Values, redundant, refused
 
-Values = Mapping[str, Any]
 TABLE = "harbor_trial_config."
 
 _AGENT = "environment.agent."
@@ -68,59 +66,52 @@ def implied(values: Values, more: Mapping[str, object] | None = None) -> dict[st
         "generator.sampling_params.max_generate_length": longest,
         "generator.sampling_params.max_tokens": longest,
         "generator.eval_sampling_params.max_tokens": longest,
-        "generator.eval_sampling_params.temperature": _temperature(values),
+        "generator.eval_sampling_params.temperature": values.get(TABLE + "agent.kwargs.temperature", 1.0),
         **{_KWARGS + name: value for name, value in (_OFTEN_READ | dict(more or {})).items()},
     }
 
 
-def of_a_trial(name: str, value: object, values: Values) -> Becomes:
+def of_a_trial(name: str, value: object, values: Values) -> Translation:
     """Outcome of a setting of Harbor's `TrialConfig`."""
     if name in _COLLECTED:
-        return Becomes(needless=_RECORDED)
+        return redundant(_RECORDED)
     if name == "agent.kwargs.temperature":
-        return Becomes(writes={"generator.sampling_params.temperature": value})
-    return Becomes(writes={_KWARGS + name: value})
+        return Translation(writes={"generator.sampling_params.temperature": value})
+    return Translation(writes={_KWARGS + name: value})
 
 
-def configuration(value: object, values: Values) -> Becomes:
+def configuration(value: object, values: Values) -> Translation:
     """Outcome of a setting that names a file with settings of trials."""
     if value == "default":
-        return Becomes(needless="the settings of the program's default.yaml are included")
-    return Becomes(refused=f"the settings are in another file, {value}.yaml: set them one by one")
+        return redundant("the settings of the program's default.yaml are included")
+    return refused(f"the settings are in another file, {value}.yaml: set them one by one")
 
 
-def limit(path: str) -> Callable[[object, Values], Becomes]:
+def limit(path: str) -> Callable[[object, Values], Translation]:
     """Outcome of a limit, which has an effect only if limits are enabled."""
 
-    def become(value: object, values: Values) -> Becomes:
+    def become(value: object, values: Values) -> Translation:
         if values.get(_LIMITS + "enabled") is not True:
-            return Becomes(needless="generator.rate_limit.enabled is off")
-        return Becomes(writes={path: value}) if value is not None else Becomes(needless="not set: there is no limit")
+            return redundant("generator.rate_limit.enabled is off")
+        return Translation(writes={path: value}) if value is not None else redundant("not set: there is no limit")
 
     return become
 
 
-def template(value: object, values: Values) -> Becomes:
+def template(value: object, values: Values) -> Translation:
     """Outcome of a setting that names the Jinja chat template of dialogues."""
     path = "generator.chat_template."
-    return Becomes(writes={path + "source": "file", path + "name_or_path": value})
-
-
-def step_wise(value: object, values: Values) -> Becomes:
-    """Outcome of the switch that makes each turn a separate sample."""
-    return Becomes(needless=_ROWS)
+    return Translation(writes={path + "source": "file", path + "name_or_path": value})
 
 
 SETTINGS = {
     "harbor_trial_config": configuration,
-    _LIMITS + "enabled": lambda value, values: Becomes(needless="each limit has its own setting"),
+    _LIMITS + "enabled": lambda value, values: redundant("each limit has its own setting"),
     _LIMITS + "trajectories_per_second": limit(_AGENT + "max_starts_per_second"),
     _LIMITS + "max_concurrency": limit(_AGENT + "max_concurrent"),
-    "generator.step_wise_trajectories": step_wise,
-    "generator.merge_stepwise_output": step_wise,
-    "hydra.searchpath": lambda value, values: Becomes(
-        needless="only tells Hydra where to find the program's default.yaml"
-    ),
+    "generator.step_wise_trajectories": lambda value, values: redundant(_ROWS),
+    "generator.merge_stepwise_output": lambda value, values: redundant(_ROWS),
+    "hydra.searchpath": lambda value, values: redundant("only tells Hydra where to find the program's default.yaml"),
     **dict.fromkeys(
         (
             "generator.engine_init_kwargs.chat_template",
@@ -135,12 +126,8 @@ SETTINGS = {
 def _longest(values: Values) -> int:
     """Number of tokens of the longest dialogue."""
     names = ("trainer.algorithm.max_seq_len", *(f"{table}.engine_init_kwargs.max_model_len" for table in _ENGINES))
-    found = (values.get(name) for name in names)
-    return next((each for each in found if isinstance(each, int) and not isinstance(each, bool)), _LONGEST)
+    lengths = (values.get(name) for name in names)
+    return next((length for length in lengths if isinstance(length, int) and not isinstance(length, bool)), _LONGEST)
 
 
 _ENGINES = ("generator.inference_engine", "generator")
-
-
-def _temperature(values: Values) -> object:
-    return values.get(TABLE + "agent.kwargs.temperature", 1.0)

@@ -8,16 +8,14 @@ The user's copy may have been modified, so the report states this assumption.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from attrs import field, frozen
 
-from skyrl.interop.conversions import Becomes
-from skyrl.interop.launches import RUNS, Known, aside, refused
+from skyrl.interop.launches import RUNS, Known, aside, unconverted
 from skyrl.interop.skyrl import harbor as skyrl_harbor
+from skyrl.interop.translation import Translation, Values, redundant, refused
 
-Values = Mapping[str, Any]
-Convert = Callable[[object, Values], Becomes | None]
+Convert = Callable[[object, Values], Translation | None]
 """Outcome of a setting's value, given all settings of the script."""
 
 _ALGORITHM = "trainer.algorithm."
@@ -31,7 +29,7 @@ class Program:
     settings: Mapping[str, Convert]
     """Setting -> function of its outcome, which returns None if the setting means the same as in every script."""
 
-    tables: Mapping[str, Callable[[str, object, Values], Becomes]] = field(factory=dict)
+    tables: Mapping[str, Callable[[str, object, Values], Translation]] = field(factory=dict)
     """Prefix of a table -> function of the rest of a name that returns its outcome."""
 
     implied: Callable[[Values], Mapping[str, object]] = lambda values: {}
@@ -40,7 +38,7 @@ class Program:
     remark: str = ""
     """A sentence for the end of the report."""
 
-    def becomes(self, key: str, value: object, values: Values) -> Becomes | None:
+    def becomes(self, key: str, value: object, values: Values) -> Translation | None:
         """The outcome of one setting; None if the program reads it as any other does."""
         if key in self.settings:
             return self.settings[key](value, values)
@@ -54,10 +52,10 @@ def settings_of(program: str) -> Program | None:
 
 
 def _replaced(why: str) -> Convert:
-    return lambda value, values: Becomes(needless=why)
+    return lambda value, values: redundant(why)
 
 
-def _where_it_distills(become: Becomes) -> Convert:
+def _where_it_distills(become: Translation) -> Convert:
     return lambda value, values: become if _distills(values) else None
 
 
@@ -65,44 +63,42 @@ def _distills(values: Values) -> bool:
     return values.get(_ESTIMATOR) == "no_op" and values.get(_ALGORITHM + "use_kl_in_reward") is True
 
 
-def _token_rewards(value: object, values: Values) -> Becomes | None:
+def _token_rewards(value: object, values: Values) -> Translation | None:
     """Outcome of the estimator `no_op`: the advantage of each token is its own reward, a return with discount 0."""
     if value != "no_op":
         return None
     as_they_are = {_ESTIMATOR: "reinforce++", _ALGORITHM + "gamma": 0.0, _ALGORITHM + "whiten_advantages": False}
     if not _distills(values):
-        return Becomes(writes=as_they_are, note="each token's advantage is its reward")
+        return Translation(writes=as_they_are, note="each token's advantage is its reward")
     only_the_divergence = {
         _ALGORITHM + "reward_shaping.scale": 0.0,
         _ALGORITHM + "kl_loss_coef": 1.0,
         _ALGORITHM + "kl_estimator_type": "k1",
     }
     note = "each token's advantage is the teacher's log-probability (trainer.ref) minus the policy's"
-    return Becomes(writes=as_they_are | only_the_divergence, note=note)
+    return Translation(writes=as_they_are | only_the_divergence, note=note)
 
 
-def _own_loss(value: object, values: Values) -> Becomes | None:
+def _own_loss(value: object, values: Values) -> Translation | None:
     """Outcome of the loss type; the program's `importance_sampling` sums tokens itself and ignores `loss_reduction`."""
     if value != "importance_sampling":
         return None
     path = _ALGORITHM + "policy_loss_type"
-    return Becomes(writes={path: value, _ALGORITHM + "loss_reduction": "seq_mean_token_sum_norm"})
+    return Translation(writes={path: value, _ALGORITHM + "loss_reduction": "seq_mean_token_sum_norm"})
 
 
-def _less_the_batch_mean(value: object, values: Values) -> Becomes | None:
+def _less_the_batch_mean(value: object, values: Values) -> Translation | None:
     """Outcome of the estimator `simple_baseline`: a token's advantage is its answer's reward minus the batch mean."""
     if value != "simple_baseline":
         return None
     if values.get("generator.max_turns", 1) != 1 or values.get(_ALGORITHM + "use_kl_in_reward") is True:
-        return Becomes(
-            refused=f"{value} gives every token the full reward, but here rewards before a token do not count"
-        )
+        return refused(f"{value} gives every token the full reward, but here rewards before a token do not count")
     writes = {
         _ESTIMATOR: "reinforce++",
         _ALGORITHM + "whiten_advantages": False,
         _ALGORITHM + "reward_shaping.norm.mean_level": "batch",
     }
-    return Becomes(writes=writes, note="the advantage of a response is its reward minus the batch mean")
+    return Translation(writes=writes, note="the advantage of a response is its reward minus the batch mean")
 
 
 _AS_PUBLISHED = (
@@ -167,7 +163,7 @@ PROGRAMS: Mapping[str, Program] = {
             _ALGORITHM + "loss_reduction": _replaced("the program's own loss always uses seq_mean_token_sum_norm"),
             **dict.fromkeys(
                 (_ALGORITHM + "kl_loss_coef", _ALGORITHM + "kl_estimator_type"),
-                _where_it_distills(Becomes(needless="the program uses the plain difference of log-probabilities")),
+                _where_it_distills(redundant("the program uses the plain difference of log-probabilities")),
             ),
         },
         remark=_AS_PUBLISHED.format("main_on_policy_distill"),
@@ -186,10 +182,10 @@ KNOWN: Mapping[str, Known] = {
     "skyrl.train.entrypoints.main_base": RUNS,
     "skyrl_train.entrypoints.main_base": RUNS,
     "skyrl.train.main_sft": RUNS,
-    "main_dapo_flashrl": refused("rollouts with quantized weights, which skyrl does not have yet"),
-    "main_fully_async_sim": refused("a trainer that only simulates its steps"),
-    "geometry3k_entrypoint": refused(_IMAGES),
-    "visgym.entrypoint": refused(_IMAGES),
+    "main_dapo_flashrl": unconverted("rollouts with quantized weights, which skyrl does not have yet"),
+    "main_fully_async_sim": unconverted("a trainer that only simulates its steps"),
+    "geometry3k_entrypoint": unconverted(_IMAGES),
+    "visgym.entrypoint": unconverted(_IMAGES),
     "skyrl.train.entrypoints.main_generate": aside("it only samples: `skyrl generate` does that here"),
     "skyrl_train.entrypoints.main_generate": aside("it only samples: `skyrl generate` does that here"),
     "skyrl.train.entrypoints.serve": aside(_SERVER),

@@ -51,10 +51,10 @@ def convert_one(
     paths, problems = writing.write(key, _EXAMPLES.get(key, key), read.value)
     errors = [problem for problem in problems if problem.severity == "error"]
     if errors and text and not isinstance(value, str | list | dict):  # `run_name=1e5`: a text that looks like a number
-        again, found = writing.write(key, key, text, text=True)
+        again, text_problems = writing.write(key, key, text, text=True)
         if again:
             writing.undo_problems(errors)
-            paths, problems, errors = again, found, []
+            paths, problems, errors = again, text_problems, []
     if errors and value is None and text == "":  # SkyRL reads null, which counts as false for a boolean
         again, _ = writing.write(key, key, False)
         if again and isinstance(default_at(writing.root, again[0]), bool):
@@ -86,9 +86,9 @@ def refusal(key: str, value: object, errors: list[Problem], text: str | None = N
     """The report line of a setting that our tree does not accept, with all its problems."""
     if value is None and text == "":
         return Line(outcome="refused", source=key, value="", why=_EMPTY)
-    reason = "; ".join("; ".join(filter(None, (each.message, each.hint))) for each in errors)
-    is_unknown = any(each.code == "unknown field" for each in errors)
-    is_later = any(each.code == "not implemented" for each in errors)
+    reason = "; ".join("; ".join(filter(None, (problem.message, problem.hint))) for problem in errors)
+    is_unknown = any(problem.code == "unknown field" for problem in errors)
+    is_later = any(problem.code == "not implemented" for problem in errors)
     why = f"{reason}; {_OWN_FIELD}" if is_unknown and (added or not errors[0].hint) else reason
     return Line(outcome="not yet" if is_later else "refused", source=key, value=value, why=why)
 

@@ -7,10 +7,19 @@ from typing import Any
 
 from skyrl.config import SFTConfig
 from skyrl.config.settings.strategies import has_own_modules
-from skyrl.interop.conversions import Becomes, Entry, goes_to, later, not_there, only
 from skyrl.interop.environment import read_environment
 from skyrl.interop.report import Conversion, Line, OtherDefault
 from skyrl.interop.skyrl.settings import convert_one
+from skyrl.interop.translation import (
+    Entry,
+    Translation,
+    fixed,
+    missing,
+    redundant,
+    refused,
+    translate,
+    unsupported,
+)
 from skyrl.interop.writing import Writing, apply
 from skyrl.tree import get_at
 
@@ -29,48 +38,48 @@ _BY_SPLIT = "part of the data source: NAME:SPLIT"
 _FREE_TABLES = ("model_config_kwargs", "sampler_kwargs")
 
 
-def _folder(path: str) -> Callable[[Any], Becomes]:
+def _folder(path: str) -> Callable[[Any], Translation]:
     """Conversion of a folder; an empty one means none in SkyRL, and the run's own folder here."""
-    return lambda value: Becomes(writes={path: value}) if value else Becomes(needless="empty, so the default applies")
+    return lambda value: Translation(writes={path: value}) if value else redundant("empty, so the default applies")
 
 
-def _strategy(value: object) -> Becomes:
-    return Becomes(not_yet=_MEGATRON) if has_own_modules(value) else Becomes(writes={"strategy": value})
+def _strategy(value: object) -> Translation:
+    return unsupported(_MEGATRON) if has_own_modules(value) else Translation(writes={"strategy": value})
 
 
 _KEYS: dict[str, Entry] = {
     "strategy": _strategy,
-    "sequence_parallel_size": goes_to("sequence_parallel_size"),
-    "model_config_kwargs": later("overrides of the model's configuration", {}),
-    "use_torch_compile": goes_to("use_torch_compile"),
-    "record_memory": goes_to("record_memory"),
-    "torch_profiler_config.enable": later("tracing every step; profile_steps traces the listed steps", False),
-    "pretokenized_dataset_paths": later(_PRETOKENIZED, []),
-    "eval_pretokenized_dataset_paths": later(_PRETOKENIZED, []),
-    "logger": goes_to("logger"),
-    "tags": goes_to("trackers.tags"),
+    "sequence_parallel_size": "sequence_parallel_size",
+    "model_config_kwargs": missing("overrides of the model's configuration", {}),
+    "use_torch_compile": "use_torch_compile",
+    "record_memory": "record_memory",
+    "torch_profiler_config.enable": missing("tracing every step; profile_steps traces the listed steps", False),
+    "pretokenized_dataset_paths": missing(_PRETOKENIZED, []),
+    "eval_pretokenized_dataset_paths": missing(_PRETOKENIZED, []),
+    "logger": "logger",
+    "tags": "trackers.tags",
     "ckpt_path": _folder("ckpt_path"),
     "export_path": _folder("export_path"),
-    "resume_from": lambda value: Becomes(writes={"resume_from": value or ""}),
-    "enable_ray_gpu_monitor": not_there("GPUs are not monitored through Ray"),
-    "num_workers": not_there(_COLLATION),
-    "async_batch_collation": not_there(_COLLATION),
-    "dataloader_num_workers": not_there(_COLLATION),
-    "dataloader_persistent_workers": not_there(_COLLATION),
-    "sampler_class_path": later("custom samplers"),
-    "sampler_kwargs": later("custom samplers", {}),
-    "cache_dir": not_there(_ALWAYS_CACHED),
-    "force_recache": not_there(_ALWAYS_CACHED),
-    "disable_cache": not_there(_ALWAYS_CACHED),
-    "remove_microbatch_padding": goes_to("use_sequence_packing"),
-    "use_sequence_packing": only(
+    "resume_from": lambda value: Translation(writes={"resume_from": value or ""}),
+    "enable_ray_gpu_monitor": redundant("GPUs are not monitored through Ray"),
+    "num_workers": redundant(_COLLATION),
+    "async_batch_collation": redundant(_COLLATION),
+    "dataloader_num_workers": redundant(_COLLATION),
+    "dataloader_persistent_workers": redundant(_COLLATION),
+    "sampler_class_path": missing("custom samplers"),
+    "sampler_kwargs": missing("custom samplers", {}),
+    "cache_dir": redundant(_ALWAYS_CACHED),
+    "force_recache": redundant(_ALWAYS_CACHED),
+    "disable_cache": redundant(_ALWAYS_CACHED),
+    "remove_microbatch_padding": "use_sequence_packing",
+    "use_sequence_packing": fixed(
         False,
         does="rows are distributed by max_tokens_per_microbatch",
         otherwise="packing batches before they are distributed",
     ),
-    "max_tokens_per_microbatch": goes_to("max_tokens_per_microbatch"),
-    "num_epochs": goes_to("num_epochs"),
-    "max_training_steps": goes_to("num_steps"),
+    "max_tokens_per_microbatch": "max_tokens_per_microbatch",
+    "num_epochs": "num_epochs",
+    "max_training_steps": "num_steps",
 }
 """Settings that have a different name or meaning here."""
 
@@ -139,46 +148,46 @@ def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) 
     elif key in ("dummy_run_full_ctx", "dummy_run_max_steps"):
         apply(writing, key, value, _made_up_steps(values))
     elif entry := _KEYS.get(key) or _KEYS.get(key.partition(".")[0] if key.startswith(_FREE_TABLES) else ""):
-        apply(writing, key, value, Becomes(writes={entry: value}) if isinstance(entry, str) else entry(value))
+        apply(writing, key, value, translate(entry, value))
     else:
         convert_one(writing, key, value)
 
 
-def _made_up_steps(values: Mapping[str, Any]) -> Becomes:
+def _made_up_steps(values: Mapping[str, Any]) -> Translation:
     """Convert steps on dummy rows of full length: a switch and a number in SkyRL, only the number here."""
     if not values.get("dummy_run_full_ctx"):
-        return Becomes(needless="dummy_run_full_ctx is off")
-    return Becomes(writes={"num_dummy_steps": values.get("dummy_run_max_steps", _DUMMY_STEPS)})
+        return redundant("dummy_run_full_ctx is off")
+    return Translation(writes={"num_dummy_steps": values.get("dummy_run_max_steps", _DUMMY_STEPS)})
 
 
-def _sources(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+def _sources(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
     """Convert datasets with their splits; `null` means none."""
     if value is None:
-        return Becomes(needless="not set")
+        return redundant("not set")
     path = _PATHS.get(key, key)
     names = value if isinstance(value, list) else [value]
     given = values.get((_ONE_NAME | _NAMES)[key])
     splits = given if isinstance(given, list) else [given] * (1 if key in _ONE_NAME else len(names))
     if len(splits) != len(names):
-        return Becomes(refused=f"{len(names)} datasets, but {len(splits)} splits")
-    return Becomes(
+        return refused(f"{len(names)} datasets, but {len(splits)} splits")
+    return Translation(
         writes={path: [f"{name}:{split}" if split else str(name) for name, split in zip(names, splits, strict=True)]}
     )
 
 
-def _split(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+def _split(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
     if value is None or values.get(_SPLITS[key]) is not None:
-        return Becomes(needless=_BY_SPLIT)
-    return Becomes(refused=f"{_SPLITS[key]} is not set")
+        return redundant(_BY_SPLIT)
+    return refused(f"{_SPLITS[key]} is not set")
 
 
-def _megatron(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+def _megatron(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
     """Convert a setting that only Megatron reads, which is SkyRL's default if no strategy is given."""
     if not has_own_modules(values.get("strategy", "megatron")):
-        return Becomes(needless=f"no effect: the strategy is {values['strategy']}")
+        return redundant(f"no effect: the strategy is {values['strategy']}")
     if key.endswith("_parallel_size") and value == 1:
-        return Becomes(needless="no effect at this value")
-    return Becomes(not_yet=_MEGATRON)
+        return redundant("no effect at this value")
+    return unsupported(_MEGATRON)
 
 
 def _other_defaults(values: Mapping[str, Any], run: Any) -> Iterable[OtherDefault]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skyrl.interop.foreign import System, convert_settings
+from attrs import evolve
+
 from skyrl.interop.report import Conversion
+from skyrl.interop.systems import System, convert_settings
+from skyrl.interop.translation import Values
+from skyrl.interop.trl.dependent import DEPENDENT, implied
 from skyrl.interop.trl.keys import KEYS
 from skyrl.interop.trl.sources import settings_of
-from skyrl.interop.trl.values import TOGETHER, implied
+from skyrl.interop.writing import Writing
 
 _ALWAYS: dict[str, Any] = {
     "per_device_train_batch_size": 8,
@@ -54,23 +58,24 @@ def convert_trl(name: str, *, number: int | None = None) -> Conversion:
 def convert_keys(keys: Mapping[str, Any], where: str = "arguments") -> Conversion:
     """Convert TRL's arguments, given as a mapping from name to value."""
     system = System(
-        name="TRL 1.10", keys=KEYS, together=TOGETHER, defaults=_left_out, implied=implied, remarks=_remarks
+        keys=KEYS,
+        dependent=(DEPENDENT,),
+        unknown=lambda key, writing: "not known to this converter, which covers the settings of TRL 1.10",
+        defaults=_left_out,
+        implied=implied,
     )
-    return convert_settings(system, keys, where)
+    outside = {"num_processes": _PROCESSES, "max_prompt_length": _PROMPTS, "reward_funcs": _REWARDS}
+    remarks = tuple(remark for key, remark in outside.items() if key not in keys)
+    return evolve(convert_settings(system, keys, Writing(where)), remarks=remarks)
 
 
-def _left_out(values: Mapping[str, Any]) -> dict[str, Any]:
+def _left_out(values: Values) -> dict[str, Any]:
     """TRL's defaults on which a complete run relies."""
     if "model_name_or_path" not in values:
         return {}
-    found = dict(_ALWAYS)
+    defaults = dict(_ALWAYS)
     if values.get("use_vllm"):
-        found |= _WITH_VLLM
+        defaults |= _WITH_VLLM
     if values.get("use_peft"):
-        found |= _WITH_ADAPTERS
-    return {key: value for key, value in found.items() if key not in values}
-
-
-def _remarks(values: Mapping[str, Any]) -> tuple[str, ...]:
-    outside = {"num_processes": _PROCESSES, "max_prompt_length": _PROMPTS, "reward_funcs": _REWARDS}
-    return tuple(remark for key, remark in outside.items() if key not in values)
+        defaults |= _WITH_ADAPTERS
+    return {key: value for key, value in defaults.items() if key not in values}

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.interop.foreign import Computed
-from skyrl.interop.launches import RUNS, Known, Launch, Launcher, aside, launch_of, refused
+from skyrl.interop.launches import RUNS, Known, Launch, Launcher, aside, launch_of, unconverted
+from skyrl.interop.systems import ProgramValue
 from skyrl.interop.values import flat_file, is_script, text_of, yaml_value
 from skyrl.tree.python_source import parsed_program
 
@@ -26,14 +26,14 @@ _DISTILLATION = "distillation from a teacher, which is not converted"
 _IMAGES = "rows with images, which skyrl does not train on yet"
 _KINDS: dict[str, Known] = {
     "grpo": RUNS,
-    "sft": refused(_SUPERVISED),
-    "reward": refused(_REWARD),
-    "rloo": refused(_LEAVE_ONE_OUT),
-    **dict.fromkeys(("dpo", "kto", "bco", "cpo", "orpo", "tpo"), refused(_PREFERENCES)),
-    **dict.fromkeys(("online_dpo", "nash_md", "xpo", "mpo"), refused(_PREFERENCES)),
-    **dict.fromkeys(("gkd", "gold", "sdft", "sdpo", "ssd", "distillation"), refused(_DISTILLATION)),
-    "prm": refused(_REWARD),
-    "ppo": refused("PPO with a reward model of its own, whose arguments are not converted"),
+    "sft": unconverted(_SUPERVISED),
+    "reward": unconverted(_REWARD),
+    "rloo": unconverted(_LEAVE_ONE_OUT),
+    **dict.fromkeys(("dpo", "kto", "bco", "cpo", "orpo", "tpo"), unconverted(_PREFERENCES)),
+    **dict.fromkeys(("online_dpo", "nash_md", "xpo", "mpo"), unconverted(_PREFERENCES)),
+    **dict.fromkeys(("gkd", "gold", "sdft", "sdpo", "ssd", "distillation"), unconverted(_DISTILLATION)),
+    "prm": unconverted(_REWARD),
+    "ppo": unconverted("PPO with a reward model of its own, whose arguments are not converted"),
 }
 """Subcommand of `trl`, and name of its script -> whether its runs are converted."""
 
@@ -42,13 +42,13 @@ _KNOWN: dict[str, Known] = {
     "trl vllm-serve": aside("a server, which trains nothing"),
     "trl env": aside("it only prints versions"),
     **_KINDS,
-    **{f"{kind}_vlm": refused(_IMAGES) for kind in (*_KINDS, "gspo")},
+    **{f"{kind}_vlm": unconverted(_IMAGES) for kind in (*_KINDS, "gspo")},
     **dict.fromkeys(("gspo", "grpo_agent", "grpo_2048", "grpo_continuous_batching", "async_grpo"), RUNS),
-    **dict.fromkeys(("sft_gemma3", "sft_gpt_oss", "sft_nemotron_3", "sft_diffusion_gemma"), refused(_SUPERVISED)),
-    "sft_tiny_aya_tool_calling": refused(_SUPERVISED),
-    "sft_vlm_gemma3": refused(_IMAGES),
-    "reward_modeling": refused(_REWARD),
-    "ppo.ppo_tldr": refused("PPO with a reward model of its own, whose arguments are not converted"),
+    **dict.fromkeys(("sft_gemma3", "sft_gpt_oss", "sft_nemotron_3", "sft_diffusion_gemma"), unconverted(_SUPERVISED)),
+    "sft_tiny_aya_tool_calling": unconverted(_SUPERVISED),
+    "sft_vlm_gemma3": unconverted(_IMAGES),
+    "reward_modeling": unconverted(_REWARD),
+    "ppo.ppo_tldr": unconverted("PPO with a reward model of its own, whose arguments are not converted"),
 }
 _ONLY_OF_GRPO = {
     "num_generations", "max_completion_length", "reward_funcs", "use_vllm", "vllm_mode", "num_iterations", "epsilon",
@@ -114,14 +114,14 @@ def _in_program(text: str, name: str) -> dict[str, Any]:
         raise ConfigError([Problem(path=name, message=message)], title=_TITLE) from None
     known = _Constants(tree)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for call in calls:
-        found |= known.arguments_of(call)
+        settings |= known.arguments_of(call)
     if not any(_called(call) in _CONFIGS for call in calls):
         message = "has no GRPOConfig(...), whose arguments would be converted"
         hint = "for a program that parses arguments, convert the script that starts it, or its YAML file"
         raise ConfigError([Problem(path=name, message=message, hint=hint)], title=_TITLE)
-    return found
+    return settings
 
 
 class _Constants:
@@ -152,7 +152,7 @@ class _Constants:
         given = {each.arg: each.value for each in call.keywords if each.arg}
         if name in (*_CONFIGS, *_ARGUMENTS):
             rest = {
-                f"**{ast.unparse(each.value)}": Computed(ast.unparse(each.value))
+                f"**{ast.unparse(each.value)}": ProgramValue(ast.unparse(each.value))
                 for each in call.keywords
                 if each.arg is None
             }
@@ -163,12 +163,12 @@ class _Constants:
         return dict(self._of_the_trainer(given)) if name in _TRAINERS else {}
 
     def value(self, node: ast.expr, depth: int = 0) -> Any:
-        """The value of an expression of constants; `Computed` for any other."""
+        """The value of an expression of constants; `ProgramValue` for any other."""
         match node:
             case ast.Name(id=name) if name in self._values and depth < 10:
                 return self.value(self._values[name], depth + 1)
             case ast.Name(id=name) if name in self._functions:
-                return Computed(name, _IN_PROGRAM)
+                return ProgramValue(name, _IN_PROGRAM)
             case ast.Name(id=name) if name in self._imported:
                 return self._imported[name]
             case ast.Attribute(value=ast.Name(id="args"), attr=name) if name in self._arguments and depth < 10:
@@ -182,7 +182,7 @@ class _Constants:
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, RecursionError):
-            return Computed(ast.unparse(node))
+            return ProgramValue(ast.unparse(node))
 
     def _of_the_trainer(self, given: Mapping[str, ast.expr]) -> Iterator[tuple[str, Any]]:
         for key, node in given.items():
@@ -202,7 +202,7 @@ class _Constants:
                 names = [each for each in (self.value(first), config, words.get("split")) if each is not None]
                 if all(isinstance(each, str) for each in names):
                     return {_DATASETS[key]: ":".join(names)}
-        return {_DATASETS[key]: Computed(ast.unparse(node))}
+        return {_DATASETS[key]: ProgramValue(ast.unparse(node))}
 
 
 def _called(call: ast.Call) -> str:

@@ -10,14 +10,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from attrs import evolve
+
 from skyrl.errors import ConfigError, Problem
-from skyrl.interop.foreign import Computed, System, convert_settings
-from skyrl.interop.launches import RUNS, Known, Launcher, aside, launch_of, reads_images, refused
+from skyrl.interop.launches import RUNS, Known, Launcher, aside, launch_of, reads_images, unconverted
 from skyrl.interop.report import Conversion
+from skyrl.interop.systems import ProgramValue, System, convert_settings
+from skyrl.interop.translation import Values
 from skyrl.interop.values import flat_file, is_script, text_of, without_references, yaml_value
 from skyrl.interop.verl.keys import KEYS
 from skyrl.interop.verl.layout import LAYOUT, layout
 from skyrl.interop.verl.objective import OBJECTIVE, has_critic
+from skyrl.interop.writing import Writing
 
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][^=\s]*=.*", re.DOTALL)
 _OURS = re.compile(r"[+~]{0,2}(actor_rollout_ref|algorithm|critic|reward_model|trainer|data)\.\w[^=\s]*=.*", re.DOTALL)
@@ -27,15 +31,15 @@ _KNOWN: Mapping[str, Known] = {
     "verl.trainer.main_ppo": RUNS,
     "transfer_queue.main_ppo": RUNS,
     "dapo.main_dapo": RUNS,
-    "one_step_off_policy.main_ppo": refused(_ASYNCHRONOUS),
-    "one_step_off_policy.async_main_ppo": refused(_ASYNCHRONOUS),
-    "fully_async_main": refused(_ASYNCHRONOUS),
-    "vla.main_ppo": refused("a policy of images and actions, which skyrl does not train yet"),
-    "fsdp_sft_trainer": refused(_SUPERVISED),
-    "sft_trainer": refused(_SUPERVISED),
-    "sft_trainer_ray": refused(_SUPERVISED),
-    "spin.main_spin": refused("preference training, which skyrl does not have yet"),
-    "sppo.main_sppo": refused("preference training, which skyrl does not have yet"),
+    "one_step_off_policy.main_ppo": unconverted(_ASYNCHRONOUS),
+    "one_step_off_policy.async_main_ppo": unconverted(_ASYNCHRONOUS),
+    "fully_async_main": unconverted(_ASYNCHRONOUS),
+    "vla.main_ppo": unconverted("a policy of images and actions, which skyrl does not train yet"),
+    "fsdp_sft_trainer": unconverted(_SUPERVISED),
+    "sft_trainer": unconverted(_SUPERVISED),
+    "sft_trainer_ray": unconverted(_SUPERVISED),
+    "spin.main_spin": unconverted("preference training, which skyrl does not have yet"),
+    "sppo.main_sppo": unconverted("preference training, which skyrl does not have yet"),
     "main_generation": aside("it only samples: `skyrl generate` does that here"),
     "main_generation_server": aside("it only samples: `skyrl generate` does that here"),
     "main_eval": aside("it only evaluates: `skyrl eval` does that here"),
@@ -100,54 +104,48 @@ def convert_keys(keys: Mapping[str, Any], where: str = "overrides", *, based_on:
     values = {key: None if _names_a_table(value, values) else value for key, value in values.items()}
     if based_on == "ppo_megatron_trainer":
         values = {"actor_rollout_ref.actor.strategy": "megatron", **values}
-    return convert_settings(_system(based_on), values, where)
+    remarks: tuple[str, ...] = () if values.get("custom_reward_function.path") or not values else (_REWARDS,)
+    if based_on and based_on not in _OWN_FILES:
+        remarks += (
+            f"The script also uses the settings of {based_on}.yaml, which it does not contain: convert that file, too.",
+        )
+    return evolve(convert_settings(_VERL, values, Writing(where)), remarks=remarks)
 
 
 def _setting(override: str) -> tuple[str, Any]:
     name, _, text = override.partition("=")
     key = name.lstrip("+~")
     if not text and not key.endswith(("_name", "_dir")):
-        return key, Computed("", _NO_VALUE)
+        return key, ProgramValue("", _NO_VALUE)
     return key, yaml_value(text)
 
 
 def _reference(key: str, value: object) -> Any:
     """The value with `${oc.select:a.b,default}` and `${.b}`, which is relative to the key's table, as `${a.b}`."""
-    found = _SELECT.fullmatch(value) or _RELATIVE.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
+    match = _SELECT.fullmatch(value) or _RELATIVE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         return value
-    return "${" + (key.rpartition(".")[0] + found[1] if found[1].startswith(".") else found[1]) + "}"
+    return "${" + (key.rpartition(".")[0] + match[1] if match[1].startswith(".") else match[1]) + "}"
 
 
-def _names_a_table(value: object, values: Mapping[str, Any]) -> bool:
+def _names_a_table(value: object, values: Values) -> bool:
     """Whether the value is a reference to a whole table, whose settings are in the file."""
     name = value[2:-1] if isinstance(value, str) and value.startswith("${") else ""
     return bool(name) and any(key.startswith(name + ".") for key in values)
 
 
-def _system(based_on: str) -> System:
-    return System(
-        name="verl 0.8",
-        keys=KEYS,
-        together={**OBJECTIVE, **LAYOUT},
-        defaults=_left_out,
-        implied=layout,
-        remarks=lambda values: _remarks(values, based_on),
-    )
-
-
-def _left_out(values: Mapping[str, Any]) -> dict[str, Any]:
+def _left_out(values: Values) -> dict[str, Any]:
     """verl's defaults on which a complete experiment relies."""
     if "actor_rollout_ref.model.path" not in values:
         return {}
-    found = _ALWAYS | (_WITH_A_CRITIC if has_critic(_ALWAYS | dict(values)) else {})
-    return {key: value for key, value in found.items() if key not in values}
+    defaults = _ALWAYS | (_WITH_A_CRITIC if has_critic(_ALWAYS | dict(values)) else {})
+    return {key: value for key, value in defaults.items() if key not in values}
 
 
-def _remarks(values: Mapping[str, Any], based_on: str) -> tuple[str, ...]:
-    remarks: tuple[str, ...] = () if values.get("custom_reward_function.path") or not values else (_REWARDS,)
-    if based_on and based_on not in _OWN_FILES:
-        remarks += (
-            f"The script also uses the settings of {based_on}.yaml, which it does not contain: convert that file, too.",
-        )
-    return remarks
+_VERL = System(
+    keys=KEYS,
+    dependent=(OBJECTIVE | LAYOUT,),
+    unknown=lambda key, writing: "not known to this converter, which covers the settings of verl 0.8",
+    defaults=_left_out,
+    implied=layout,
+)

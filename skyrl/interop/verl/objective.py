@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from skyrl.interop.conversions import ALGORITHM, Becomes, number
-from skyrl.interop.foreign import Together, Values, needless, off
+from skyrl.interop.translation import (
+    ALGORITHM,
+    Dependent,
+    Translation,
+    Values,
+    is_off,
+    number,
+    redundant,
+    refused,
+    unsupported,
+)
 
 ACTOR = "actor_rollout_ref.actor."
 _CORRECTION = ALGORITHM + "off_policy_correction."
@@ -55,189 +62,187 @@ def _loss(values: Values) -> str:
     return str(values.get(ACTOR + "policy_loss.loss_mode", "vanilla"))
 
 
-def _estimator(key: str, value: object, values: Values) -> Becomes:
+def _estimator(key: str, value: object, values: Values) -> Translation:
     if value not in ESTIMATORS:
-        return Becomes(not_yet=f"advantage estimator {value!r}")
-    return Becomes(writes={ALGORITHM + "advantage_estimator": ESTIMATORS[value]})
+        return unsupported(f"advantage estimator {value!r}")
+    return Translation(writes={ALGORITHM + "advantage_estimator": ESTIMATORS[value]})
 
 
-def _loss_mode(key: str, value: object, values: Values) -> Becomes:
+def _loss_mode(key: str, value: object, values: Values) -> Translation:
     if value not in LOSSES:
-        return Becomes(not_yet=f"loss {value!r}")
+        return unsupported(f"loss {value!r}")
     writes = {ALGORITHM + "policy_loss_type": LOSSES[value]}
-    return Becomes(writes=writes | ({ALGORITHM + "loss_reduction": "sequence_mean"} if _averages(value) else {}))
+    return Translation(
+        writes=writes | ({ALGORITHM + "loss_reduction": "sequence_mean"} if value in _OF_WHOLE_ANSWERS else {})
+    )
 
 
-def _averages(loss: str) -> bool:
-    return loss in _OF_WHOLE_ANSWERS
-
-
-def _setting_of_a_loss(key: str, value: object, values: Values) -> Becomes:
+def _setting_of_a_loss(key: str, value: object, values: Values) -> Translation:
     loss, path = _SETTINGS_OF[key.removeprefix(ACTOR)]
     if _loss(values) != loss:
-        return needless(f"no effect: the loss is {_loss(values)}")
-    return Becomes(writes={ALGORITHM + path: number(value)})
+        return redundant(f"no effect: the loss is {_loss(values)}")
+    return Translation(writes={ALGORITHM + path: number(value)})
 
 
-def _clip(key: str, value: object, values: Values) -> Becomes:
+def _clip(key: str, value: object, values: Values) -> Translation:
     pattern = _CLIP.get(_loss(values))
     if pattern is None:
-        return needless(f"no effect: the loss {_loss(values)} does not clip ratios")
+        return redundant(f"no effect: the loss {_loss(values)} does not clip ratios")
     if value is None:
-        return needless("not set: clip_ratio applies")
-    return Becomes(writes={ALGORITHM + pattern.format(side=key.rpartition("_")[2]): number(value)})
+        return redundant("not set: clip_ratio applies")
+    return Translation(writes={ALGORITHM + pattern.format(side=key.rpartition("_")[2]): number(value)})
 
 
-def _clip_ratio(key: str, value: object, values: Values) -> Becomes:
+def _clip_ratio(key: str, value: object, values: Values) -> Translation:
     """Convert `clip_ratio`, which verl reads only for a low or high bound that is null; both are 0.2 by default."""
     sides = [side for side in ("low", "high") if values.get(f"{ACTOR}clip_ratio_{side}", 0.2) is None]
     pattern = _CLIP.get(_loss(values))
     if not sides or pattern is None:
-        return needless("no effect: verl clips by clip_ratio_low and clip_ratio_high, which default to 0.2")
-    return Becomes(writes={ALGORITHM + pattern.format(side=side): number(value) for side in sides})
+        return redundant("no effect: verl clips by clip_ratio_low and clip_ratio_high, which default to 0.2")
+    return Translation(writes={ALGORITHM + pattern.format(side=side): number(value) for side in sides})
 
 
-def _reduction(key: str, value: object, values: Values) -> Becomes:
-    if _averages(_loss(values)):
-        return needless(f"no effect: the loss {_loss(values)} is averaged over each response")
+def _reduction(key: str, value: object, values: Values) -> Translation:
+    if _loss(values) in _OF_WHOLE_ANSWERS:
+        return redundant(f"no effect: the loss {_loss(values)} is averaged over each response")
     match value:
         case "token-mean":
             note = "verl averages each micro-batch separately, which is token_mean_legacy here"
-            return Becomes(writes={ALGORITHM + "loss_reduction": "token_mean"}, note=note)
+            return Translation(writes={ALGORITHM + "loss_reduction": "token_mean"}, note=note)
         case "seq-mean-token-mean":
-            return Becomes(writes={ALGORITHM + "loss_reduction": "sequence_mean"})
+            return Translation(writes={ALGORITHM + "loss_reduction": "sequence_mean"})
         case "seq-mean-token-sum":
             return _by_length(1)
         case "seq-mean-token-sum-norm":
             length = values.get(ACTOR + "loss_scale_factor") or values.get("data.max_response_length", 512)
             return _by_length(length)
-    return Becomes(not_yet=f"loss reduction {value!r}")
+    return unsupported(f"loss reduction {value!r}")
 
 
-def _by_length(length: object) -> Becomes:
+def _by_length(length: object) -> Translation:
     writes = {"loss_reduction": "seq_mean_token_sum_norm", "max_seq_len": length}
-    return Becomes(writes={ALGORITHM + name: each for name, each in writes.items()})
+    return Translation(writes={ALGORITHM + name: setting for name, setting in writes.items()})
 
 
-def _entropy(key: str, value: object, values: Values) -> Becomes:
+def _entropy(key: str, value: object, values: Values) -> Translation:
     if not number(value):
-        return needless("no effect at this value")
-    return Becomes(writes={ALGORITHM + "use_entropy_loss": True, ALGORITHM + "entropy_loss_coef": number(value)})
+        return redundant("no effect at this value")
+    return Translation(writes={ALGORITHM + "use_entropy_loss": True, ALGORITHM + "entropy_loss_coef": number(value)})
 
 
-def _weight_in_loss(key: str, value: object, values: Values) -> Becomes:
+def _weight_in_loss(key: str, value: object, values: Values) -> Translation:
     if not values.get(ACTOR + "use_kl_loss"):
-        return needless("use_kl_loss is off")
-    return Becomes(writes={ALGORITHM + "kl_loss_coef": number(value)})
+        return redundant("use_kl_loss is off")
+    return Translation(writes={ALGORITHM + "kl_loss_coef": number(value)})
 
 
-def _weight_in_reward(key: str, value: object, values: Values) -> Becomes:
+def _weight_in_reward(key: str, value: object, values: Values) -> Translation:
     if not values.get("algorithm.use_kl_in_reward"):
-        return needless("use_kl_in_reward is off")
-    return Becomes(writes={ALGORITHM + "kl_loss_coef": number(value)})
+        return redundant("use_kl_in_reward is off")
+    return Translation(writes={ALGORITHM + "kl_loss_coef": number(value)})
 
 
-def _divergence(key: str, value: object, values: Values) -> Becomes:
+def _divergence(key: str, value: object, values: Values) -> Translation:
     """Convert the KL estimator; a `+` after its name takes the value of that estimator and the gradient of k2."""
     in_loss = key.startswith(ACTOR)
     if not values.get(ACTOR + "use_kl_loss" if in_loss else "algorithm.use_kl_in_reward"):
-        return needless(f"{'use_kl_loss' if in_loss else 'use_kl_in_reward'} is off")
+        return redundant(f"{'use_kl_loss' if in_loss else 'use_kl_in_reward'} is off")
     if in_loss and str(value).endswith("+"):
-        return Becomes(writes={ALGORITHM + "kl_estimator_type": "k2"}, note="its gradient equals that of k2")
+        return Translation(writes={ALGORITHM + "kl_estimator_type": "k2"}, note="its gradient equals that of k2")
     if str(value).removesuffix("+") not in _DIVERGENCES:
-        return Becomes(not_yet=f"KL estimator {value!r}")
-    return Becomes(writes={ALGORITHM + "kl_estimator_type": _DIVERGENCES[str(value).removesuffix("+")]})
+        return unsupported(f"KL estimator {value!r}")
+    return Translation(writes={ALGORITHM + "kl_estimator_type": _DIVERGENCES[str(value).removesuffix("+")]})
 
 
-def _control(key: str, value: object, values: Values) -> Becomes:
+def _control(key: str, value: object, values: Values) -> Translation:
     if not values.get("algorithm.use_kl_in_reward"):
-        return needless("use_kl_in_reward is off")
+        return redundant("use_kl_in_reward is off")
     name = {"type": "type", "horizon": "horizon", "target_kl": "kl_target"}[key.rpartition(".")[2]]
-    return Becomes(writes={f"{ALGORITHM}kl_ctrl.{name}": value})
+    return Translation(writes={f"{ALGORITHM}kl_ctrl.{name}": value})
 
 
-def _importance_sampling(key: str, value: object, values: Values) -> Becomes:
+def _importance_sampling(key: str, value: object, values: Values) -> Translation:
     if value is None:
-        return needless("not set: nothing is corrected")
+        return redundant("not set: nothing is corrected")
     if values.get(_BYPASS):
-        return needless("no effect: with bypass_mode, the ratio itself is taken to the engine's log-probabilities")
-    return Becomes(writes={_CORRECTION + "tis_ratio_type": value})
+        return redundant("no effect: with bypass_mode, the ratio itself is taken to the engine's log-probabilities")
+    return Translation(writes={_CORRECTION + "tis_ratio_type": value})
 
 
-def _threshold(key: str, value: object, values: Values) -> Becomes:
+def _threshold(key: str, value: object, values: Values) -> Translation:
     level = values.get("algorithm.rollout_correction.rollout_is")
     if level not in ("token", "sequence"):
-        return needless("no effect: rollout_is is neither token nor sequence")
+        return redundant("no effect: rollout_is is neither token nor sequence")
     if values.get(_BYPASS):
-        return needless("no effect: bypass_mode is on")
-    return Becomes(writes={f"{_CORRECTION}{level}_tis_ratio_clip_high": number(value)})
+        return redundant("no effect: bypass_mode is on")
+    return Translation(writes={f"{_CORRECTION}{level}_tis_ratio_clip_high": number(value)})
 
 
-def _rejection(key: str, value: object, values: Values) -> Becomes:
+def _rejection(key: str, value: object, values: Values) -> Translation:
     if values.get("algorithm.rollout_correction.rollout_rs") is None:
-        return needless("no effect: rollout_rs is not set")
-    return Becomes(not_yet="rejecting samples by rollout_rs; see trainer.algorithm.off_policy_correction")
+        return redundant("no effect: rollout_rs is not set")
+    return unsupported("rejecting samples by rollout_rs; see trainer.algorithm.off_policy_correction")
 
 
-def _bypass(key: str, value: object, values: Values) -> Becomes:
+def _bypass(key: str, value: object, values: Values) -> Translation:
     """Convert bypass mode, in which verl takes the engine's log-probabilities as those of the old policy."""
     if not value:
-        return needless("off")
-    return Becomes(writes={ALGORITHM + "old_logprobs": "engine"})
+        return redundant("off")
+    return Translation(writes={ALGORITHM + "old_logprobs": "engine"})
 
 
-def _bypassing_loss(key: str, value: object, values: Values) -> Becomes:
+def _bypassing_loss(key: str, value: object, values: Values) -> Translation:
     if not values.get(_BYPASS):
-        return needless("bypass_mode is off")
+        return redundant("bypass_mode is off")
     if value != "ppo_clip":
-        return Becomes(not_yet=f"loss {value!r} of bypass mode")
-    return needless("set by policy_loss.loss_mode")
+        return unsupported(f"loss {value!r} of bypass mode")
+    return redundant("set by policy_loss.loss_mode")
 
 
-def _critic(key: str, value: object, values: Values) -> Becomes:
+def _critic(key: str, value: object, values: Values) -> Translation:
     follows = values.get("algorithm.adv_estimator", "gae") == "gae"
     if value is None or value == follows:
-        return needless("derived from algorithm.adv_estimator")
-    return Becomes(refused="a critic is trained if the advantage estimator is gae, and only then")
+        return redundant("derived from algorithm.adv_estimator")
+    return refused("a critic is trained if the advantage estimator is gae, and only then")
 
 
-def _filter(key: str, value: object, values: Values) -> Becomes:
+def _filter(key: str, value: object, values: Values) -> Translation:
     if not values.get("algorithm.filter_groups.enable"):
-        return needless("filter_groups.enable is off")
+        return redundant("filter_groups.enable is off")
     match key.rpartition(".")[2]:
         case "enable":
-            return Becomes(writes={ALGORITHM + "dynamic_sampling.type": "filter"})
+            return Translation(writes={ALGORITHM + "dynamic_sampling.type": "filter"})
         case "max_num_gen_batches":
-            return Becomes(writes={ALGORITHM + "dynamic_sampling.max_sample_batches": value})
-    return needless("groups whose rewards are all equal are always replaced")
+            return Translation(writes={ALGORITHM + "dynamic_sampling.max_sample_batches": value})
+    return redundant("groups whose rewards are all equal are always replaced")
 
 
-def _overlong(key: str, value: object, values: Values) -> Becomes:
+def _overlong(key: str, value: object, values: Values) -> Translation:
     """Convert DAPO's overlong penalty, which verl's reward manager `dapo` applies."""
     prefix = "reward_model.reward_kwargs."
     if not values.get(prefix + "overlong_buffer_cfg.enable"):
-        return needless("overlong_buffer_cfg.enable is off")
+        return redundant("overlong_buffer_cfg.enable is off")
     paths = {"len": "buffer_len", "penalty_factor": "penalty_factor", "max_resp_len": "max_len"}
     name = paths.get(key.rpartition(".")[2])
     if name is None:
-        return needless("set by overlong_buffer_cfg.len")
-    return Becomes(writes={f"{ALGORITHM}reward_shaping.overlong.{name}": value})
+        return redundant("set by overlong_buffer_cfg.len")
+    return Translation(writes={f"{ALGORITHM}reward_shaping.overlong.{name}": value})
 
 
-def _manager(key: str, value: object, values: Values) -> Becomes:
+def _manager(key: str, value: object, values: Values) -> Translation:
     if value in ("naive", "dapo"):
-        return needless("each sample is scored by its environment")
-    return Becomes(not_yet=f"reward manager {value!r}")
+        return redundant("each sample is scored by its environment")
+    return unsupported(f"reward manager {value!r}")
 
 
-def _reward_function(key: str, value: object, values: Values) -> Becomes:
-    path, name = (values.get(f"custom_reward_function.{each}") for each in ("path", "name"))
-    if off(path) or key.endswith(".name"):
-        return needless("set by custom_reward_function.path" if path else "no custom reward function is set")
-    return Becomes(writes={"environment.env_class": f"{path}:{name or 'compute_score'}"})
+def _reward_function(key: str, value: object, values: Values) -> Translation:
+    path, name = (values.get(f"custom_reward_function.{part}") for part in ("path", "name"))
+    if is_off(path) or key.endswith(".name"):
+        return redundant("set by custom_reward_function.path" if path else "no custom reward function is set")
+    return Translation(writes={"environment.env_class": f"{path}:{name or 'compute_score'}"})
 
 
-OBJECTIVE: Mapping[str, Together] = {
+OBJECTIVE: dict[str, Dependent] = {
     "algorithm.adv_estimator": _estimator,
     "algorithm.kl_penalty": _divergence,
     "algorithm.kl_ctrl.kl_coef": _weight_in_reward,

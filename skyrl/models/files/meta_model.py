@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from skyrl.models.files.loading import load_config
-from skyrl.planning.model_shape import EXPERTS, NAMES, Counted, ModelShape, shape_of
+from skyrl.planning.model_shape import EXPERTS, NAMES, CountedWeights, ModelShape, shape_of
 from skyrl.tree import FrozenDict
 
 
@@ -49,7 +49,7 @@ def counted_shape(config: PretrainedConfig) -> ModelShape:
     layers = [list(weights.values()) for weights in of_layers.values()]
     inside = {id(weight) for weights in layers for weight in weights}
     linear = [each for name, each in model.named_modules() if name.startswith(prefix) and isinstance(each, nn.Linear)]
-    counted = Counted(
+    counted = CountedWeights(
         layers=tuple(tuple(weight.numel() for weight in weights) for weights in layers),
         experts=tuple(
             sum(weight.numel() for name, weight in weights.items() if ".experts." in name)

@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from skyrl.errors import NoRoomError, ProcessError
-from skyrl.planning.layout import Assignment, Layout, Node, NoRoom, Pool, RankPlacement, assign
+from skyrl.planning.layout import Assignment, ClusterNode, Layout, NoRoom, Pool, RankPlacement, assign
 from skyrl.processes.ray.cluster import Device
 
 _nodes: Any = ray.nodes
@@ -110,7 +110,7 @@ class Placement:
                     raise NoRoomError(message, refusal.pool.name) from None
             time.sleep(_LOOK)
 
-    def free(self) -> list[Node]:
+    def free(self) -> list[ClusterNode]:
         """The machines of the cluster and their free GPUs or slots, in order of addresses and ids."""
         there = {node["NodeID"]: _address_of(node) for node in _nodes() if node["Alive"]}
         self._addresses |= there
@@ -118,7 +118,7 @@ class Placement:
         resource = _RESOURCE[self._device]
         ids = sorted(there, key=lambda node: (self._addresses[node], node))
         return [
-            Node(id=node, gpus=int(free.get(node, {}).get(resource, 0)), name=f"{there[node][0]} ({node[:8]})")
+            ClusterNode(id=node, gpus=int(free.get(node, {}).get(resource, 0)), name=f"{there[node][0]} ({node[:8]})")
             for node in ids
         ]
 

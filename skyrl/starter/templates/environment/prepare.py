@@ -6,12 +6,10 @@ Writes data/train.jsonl, data/validation.jsonl and model/, in half a minute.
 """
 
 import random
-from pathlib import Path
 
 from environment import hint
 
-from skyrl.starter.stopping import stopped_in_words
-from skyrl.starter.tiny_chat import byte_tokenizer, made_whole, save, seeded, small_qwen2, warm_start, write_rows
+from skyrl.starter.tiny_chat import make_task
 
 LISTENS = 0.3
 """Share of the examples whose second guess uses the hint; in the others it is any digit."""
@@ -19,7 +17,7 @@ LISTENS = 0.3
 PROMPT = {"role": "user", "content": "digit?"}
 
 
-def rows(count: int) -> list[dict[str, object]]:
+def rows(count: int, rng: random.Random) -> list[dict[str, object]]:
     """The columns of a task: a prompt, and what the environment needs."""
     return [
         {"data_source": "guess", "prompt": [PROMPT], "reward_spec": {"ground_truth": str(number % 10)}}
@@ -37,18 +35,5 @@ def example(rng: random.Random) -> list[dict[str, str]]:
     return [*first, {"role": "user", "content": hint(secret)}, {"role": "assistant", "content": str(second)}]
 
 
-def main() -> None:
-    """Make both folders, which get their names when both are complete."""
-    rng = seeded(0)
-    with made_whole(Path("data")) as data, made_whole(Path("model")) as folder:
-        write_rows(data / "train.jsonl", rows(1024))
-        write_rows(data / "validation.jsonl", rows(128))
-        tokenizer = byte_tokenizer(length=64)
-        model = small_qwen2(tokenizer, hidden_size=128, layers=2)
-        warm_start(model, tokenizer, lambda: example(rng), steps=200, batch_size=64, lr=2e-3)
-        save(model, tokenizer, folder)
-
-
 if __name__ == "__main__":
-    with stopped_in_words():
-        main()
+    make_task(rows, example, steps=200)

@@ -6,10 +6,8 @@ Writes data/train.jsonl, data/validation.jsonl and model/, in seconds.
 """
 
 import random
-from pathlib import Path
 
-from skyrl.starter.stopping import stopped_in_words
-from skyrl.starter.tiny_chat import byte_tokenizer, made_whole, save, seeded, small_qwen2, write_rows
+from skyrl.starter.tiny_chat import make_task
 
 
 def rows(count: int, rng: random.Random) -> list[dict[str, object]]:
@@ -25,16 +23,5 @@ def example(first: int, second: int) -> list[dict[str, str]]:
     ]
 
 
-def main() -> None:
-    """Make both folders, which get their names when both are complete."""
-    rng = seeded(0)
-    with made_whole(Path("data")) as data, made_whole(Path("model")) as folder:
-        write_rows(data / "train.jsonl", rows(2048, rng))
-        write_rows(data / "validation.jsonl", rows(128, rng))
-        tokenizer = byte_tokenizer(length=64)
-        save(small_qwen2(tokenizer, hidden_size=128, layers=2), tokenizer, folder)
-
-
 if __name__ == "__main__":
-    with stopped_in_words():
-        main()
+    make_task(rows, training_rows=2048)

@@ -1,0 +1,105 @@
+"""Commands that take fields as PATH=VALUE, and explain this if a field is given as an option: `--lr 1e-5`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+import click
+
+from skyrl.cli.command_line.lasting_imports import lasting_imports
+
+
+class FieldsCommand(click.Command):
+    """A command that looks up unknown options among the fields of the tree."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does; the message for an unknown option names the fields that may be meant."""
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            takes_fields = any(parameter.name == "arguments" for parameter in self.params)
+            if not takes_fields or error.possibilities not in (None, [], ["--help"]):
+                raise
+            raise click.UsageError(_as_field(error.option_name, words), ctx) from None
+
+
+class Commands(click.Group):
+    """A group of `FieldsCommand`s. For a command of another group, the error message gives its full name.
+
+    `imported` maps the name of a command to `module:attribute`, which is imported when the command is used or listed.
+    """
+
+    command_class = FieldsCommand
+    group_class = type
+
+    def __init__(self, *args: Any, imported: Mapping[str, str] | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._imported = imported or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands, sorted."""
+        return sorted({*self.commands, *self._imported})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name, imported if it has not been; None if there is none."""
+        if cmd_name not in self.commands and cmd_name in self._imported:
+            module, _, attribute = self._imported[cmd_name].partition(":")
+            with lasting_imports():
+                self.add_command(getattr(import_module(module), attribute), cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def each_command(self, ctx: click.Context) -> Iterator[tuple[str, click.Command]]:
+        """Every command with its name."""
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            assert command is not None  # it is listed
+            yield name, command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve as click does; the message for a command of another group says where it is."""
+        if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
+            root = ctx.find_root()
+            if isinstance(root.command, Commands) and (
+                meant := _named(args[0], root, root.command, str(root.info_name))
+            ):
+                raise click.UsageError(f"No such command {args[0]!r}; did you mean: {' or '.join(sorted(meant))}?", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _named(name: str, root: click.Context, group: Commands, words: str = "") -> list[str]:
+    """Command lines for the commands of this name in the group and its subgroups; `words` lead to the group."""
+    lines = []
+    words = words or str(root.info_name)
+    for command_name, command in group.each_command(root):
+        if command_name == name and not command.hidden:
+            lines.append(f"{words} {command_name}")
+        elif isinstance(command, Commands):
+            lines += _named(name, root, command, f"{words} {command_name}")
+    return lines
+
+
+def _as_field(option: str, words: list[str]) -> str:
+    """The message for an unknown option, with the argument that sets the field of that name."""
+    from skyrl.config.foundation.foreign_names import names_elsewhere
+    from skyrl.config.settings.root import SkyRLTrainConfig
+    from skyrl.tree.suggestions import suggestion
+
+    name = option.lstrip("-").replace("-", "_")
+    _, paths = suggestion(SkyRLTrainConfig, SkyRLTrainConfig, tuple(name.split(".")), 0, names_elsewhere)
+    value = _value_of(option, words)
+    meant = " or ".join(f"{path}={value}" for path in paths)
+    return f"no such option: {option}. Fields are set as PATH=VALUE" + (f": {meant}" if meant else "")
+
+
+def _value_of(option: str, words: list[str]) -> str:
+    """The value given with the option: `--lr=1e-5`, `--lr 1e-5`."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else following or "VALUE"
+    return "VALUE"

@@ -1,0 +1,1 @@
+"""Commands that estimate a run without starting it: GPUs, memory, time, and a rehearsal."""

@@ -1,0 +1,178 @@
+"""`skyrl plan --fit`: layouts of a run that fit on a given number of GPUs, ordered by estimated speed, and the TOML
+layer that selects one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skyrl.autotune.search import Proposal
+    from skyrl.config import SkyRLTrainConfig
+
+SHOWN = 3
+"""Largest number of proposals that are printed."""
+
+
+def fit(arguments: Sequence[str], gpus: int, answer_tokens: float | None) -> dict[str, Any]:
+    """The fastest layouts that fit and pass the check, with their reasons, as data. Raises `UserError` if none does."""
+    from skyrl.autotune.reasons import reasons
+    from skyrl.autotune.search import proposals
+    from skyrl.cli.planning.plan_memory import known_shape_of
+
+    run = _run(arguments)
+    _refuse_unknown(run)
+    proposed: list[dict[str, Any]] = []
+    refusals: list[str] = []
+    for proposal in proposals(run, gpus, known_shape_of, answer_tokens):
+        refusal = _refusal(arguments, proposal)
+        if refusal is not None:
+            refusals.append(refusal)
+            continue
+        why = reasons(run, proposal, known_shape_of, answer_tokens)
+        proposed.append({**_as_data(run, proposal), "reasons": why})
+        if len(proposed) == SHOWN:
+            break
+    if not proposed:
+        raise _nothing(run, gpus, refusals)
+    return {"gpus": gpus, "gpu_kind": run.trainer.placement.gpu_kind, "proposals": proposed}
+
+
+def rendered(proposed: Mapping[str, Any]) -> str:
+    """The proposals as text."""
+    lines = [f"Layouts on {proposed['gpus']} x {proposed['gpu_kind']}, fastest first (estimated):"]
+    for number, proposal in enumerate(proposed["proposals"], 1):
+        lines += ["", *_lines(number, proposal)]
+    return "\n".join(lines)
+
+
+def layer(proposal: Mapping[str, Any]) -> str:
+    """The changes of a proposal as a TOML file to pass after the run's own files."""
+    import tomli_w
+
+    from skyrl.config.loading.standalone_file import put
+
+    tables: dict[str, Any] = {}
+    for path, value in proposal["changes"].items():
+        put(tables, path.split("."), value)
+    return "# Written by `skyrl plan --fit`; pass it after the run's own file.\n" + tomli_w.dumps(tables)
+
+
+def write_layer(proposal: Mapping[str, Any], file: Path) -> None:
+    """Write `layer` to a file that does not exist yet. Raises `UserError`."""
+    from skyrl.errors import UserError
+    from skyrl.storage.atomic import write_file
+
+    if file.exists():
+        raise UserError(f"--write {file}: the file already exists; choose another, or remove it")
+    try:
+        write_file(file, layer(proposal))
+    except OSError as error:
+        raise UserError(f"--write {file}: {error.strerror}") from None
+
+
+def _run(arguments: Sequence[str]) -> SkyRLTrainConfig:
+    """The run that the arguments describe. Warnings are dropped: that the run does not fit is why --fit is used."""
+    import os
+
+    from skyrl.cli.command_line.arguments import split_words
+    from skyrl.config.loading.kinds import samples_rollouts
+    from skyrl.config.loading.load import compose
+    from skyrl.errors import UserError
+
+    run = compose(*split_words(arguments), environ=os.environ).config
+    if not samples_rollouts(run):
+        raise UserError(f"kind = {run.kind}: --fit lays out learners and engines, but this run has no engines")
+    return run
+
+
+def _refuse_unknown(run: SkyRLTrainConfig) -> None:
+    """Raises `UserError` for a run whose layouts cannot be estimated."""
+    from skyrl.cli.planning.plan_memory import known_shape_of
+    from skyrl.config.derive.engine_backends import backend_of
+    from skyrl.config.derive.sizes import starts_engines
+    from skyrl.config.estimates.memory import models_without_sizes
+    from skyrl.errors import UserError
+
+    engine = run.generator.inference_engine
+    unknown = models_without_sizes(run, known_shape_of)
+    reasons = []
+    if run.trainer.device != "cuda":
+        reasons.append("layouts are for GPUs: set trainer.device=cuda")
+    if run.trainer.placement.gpu_kind is None:
+        reasons.append("set the kind of GPU, such as trainer.placement.gpu_kind=H100-80")
+    if unknown:
+        reasons.append(f"the sizes of {', '.join(unknown)} are unknown: use a folder with a config.json")
+    if not starts_engines(run) or backend_of(engine).is_embedded:
+        reasons.append(f"the run must start its engines on GPUs, but backend = {engine.backend} starts none")
+    if reasons:
+        raise UserError("--fit: " + "\n--fit: ".join(reasons))
+
+
+def _refusal(arguments: Sequence[str], proposal: Proposal) -> str | None:
+    """The reason why the check refuses the run with the proposal; None if it passes."""
+    import os
+
+    from skyrl.cli.command_line.arguments import split_words
+    from skyrl.config.estimates.memory_fit import written
+    from skyrl.config.loading.load import compose
+    from skyrl.errors import ConfigError
+
+    files, words = split_words(arguments)
+    try:
+        compose(files, [*words, *written(proposal.changes).split()], environ=os.environ)
+    except ConfigError as error:
+        return error.problems[0].message
+    return None
+
+
+def _nothing(run: SkyRLTrainConfig, gpus: int, refusals: Sequence[str]) -> Exception:
+    from skyrl.autotune.search import proposals
+    from skyrl.cli.planning.plan_memory import known_shape_of
+    from skyrl.errors import UserError
+
+    if refusals:
+        return UserError(f"--fit {gpus}: `skyrl config check` refuses all layouts that fit: {refusals[0]}")
+    kind, more = run.trainer.placement.gpu_kind, gpus
+    while (more := 2 * more) <= 64 * gpus:
+        if proposals(run, more, known_shape_of):
+            return UserError(f"--fit {gpus}: no layout fits {gpus} x {kind}; {more} would be enough")
+    return UserError(f"--fit {gpus}: no layout fits {kind}; shorten the answers, or use GPUs with more memory")
+
+
+def _as_data(run: SkyRLTrainConfig, proposal: Proposal) -> dict[str, Any]:
+    import attrs
+
+    from skyrl.tree import get_at
+
+    seconds = proposal.seconds
+    return {
+        "changes": {path: value for path, value in proposal.changes.items() if get_at(run, path) != value},
+        "seconds": {**attrs.asdict(seconds), "step": seconds.step},
+        "fullest": {"name": proposal.fullest.name, "role": proposal.fullest.role, "bytes": proposal.fullest.bytes},
+        "gpu_bytes": proposal.memory,
+        "host_bytes": proposal.host,
+        "colocated": bool(proposal.changes["trainer.placement.colocate_all"]),
+        "engine_gpus": proposal.engine_gpus,
+    }
+
+
+def _lines(number: int, proposal: Mapping[str, Any]) -> Iterator[str]:
+    from skyrl.config.estimates.memory_fit import GIB, written
+
+    seconds, fullest = proposal["seconds"], proposal["fullest"]
+    engines = "taking turns on all GPUs" if proposal["colocated"] else f"engines on {proposal['engine_gpus']} of them"
+    phases = ", ".join(
+        f"{name} {seconds[name]:,.1f}"
+        for name in ("generation", "scoring", "update", "transfer", "turns")
+        if seconds[name] >= 0.05  # rounds to more than 0.0
+    )
+    beside = "; sampling overlaps training" if seconds["overlaps"] else ""
+    yield f"{number}. {engines}: {seconds['step']:,.0f} s per step ({phases}{beside})"
+    most, memory, host = (size / GIB for size in (fullest["bytes"], proposal["gpu_bytes"], proposal["host_bytes"]))
+    yield f"   fullest: {fullest['name']} of the {fullest['role']}, {most:.1f} of {memory:.1f} GiB"
+    yield f"   host memory per GPU: up to {host:.1f} GiB"
+    yield f"   {written(proposal['changes']) or 'no changes'}"
+    yield from (f"   - {reason}" for reason in proposal["reasons"])

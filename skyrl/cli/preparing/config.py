@@ -1,0 +1,365 @@
+"""`skyrl config ...`: inspect a configuration without starting anything. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skyrl.cli.command_line.arguments import (
+    ARGUMENTS,
+    STRICT,
+    as_json,
+    complete_path,
+    compose_arguments,
+    load_words,
+    reads_code,
+    refuse_nothing,
+    split_words,
+    warn,
+)
+from skyrl.cli.command_line.commands import Commands
+from skyrl.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from skyrl.config.loading.explain import Explanation, ValueOrigin
+    from skyrl.interop.report import Conversion
+
+_LANGUAGE = click.option(
+    "--format", "language", type=click.Choice(["json", "toml", "yaml"]), default="json", show_default=True
+)
+
+
+@click.group(cls=Commands)
+def config() -> None:
+    """Inspect a configuration without starting anything.
+
+    `check`, `show`, `explain` and `diff` import modules that your files name only as their help says.
+    """
+
+
+@config.command()
+@ARGUMENTS
+@STRICT
+@click.option("--json", "machine", is_flag=True, help="Print all problems as JSON.")
+@reads_code("all")
+def check(arguments: tuple[str, ...], strict: bool, machine: bool) -> None:
+    """Report all problems of a configuration; nothing is started.
+
+    Modules that your files and arguments name for a `class`, a loss or an estimator are imported, which runs them:
+    their fields are checked, too. With --no-code, nothing is imported, and what depends on it is listed as not checked.
+    """
+    from skyrl.config.loading.code_digests import unimported_code
+    from skyrl.tree.imports import follows
+
+    refuse_nothing(arguments, "check")
+    also = None if follows("all") else lambda kind: (unimported_code,)
+    if not machine:
+        compose_arguments(arguments, strict=strict, also=also)
+        click.echo(
+            "The configuration is valid. Files, models and tasks are checked by `skyrl doctor` and before a run starts."
+        )
+        return
+    from skyrl.config import compose
+
+    try:
+        problems = compose(*split_words(arguments), strict=strict, also=also, environ=os.environ).warnings
+        is_usable = True
+    except ConfigError as error:
+        problems, is_usable = error.problems, False
+    click.echo(json.dumps({"ok": is_usable, "problems": as_json(problems)}, indent=2, ensure_ascii=False))
+    if not is_usable:
+        sys.exit(2)
+
+
+@config.command()
+@ARGUMENTS
+@_LANGUAGE
+@click.option("--written", is_flag=True, help="As written, before anything is derived.")
+@click.option("--sparse", is_flag=True, help="Only what differs from the defaults and was not derived.")
+@click.option(
+    "--origins", "with_origins", is_flag=True, help="One line per field, with the place where each value was set."
+)
+@click.option("--derived", "only_derived", is_flag=True, help="Only what was derived, and from what.")
+@reads_code("classes")
+def show(
+    arguments: tuple[str, ...], language: str, written: bool, sparse: bool, with_origins: bool, only_derived: bool
+) -> None:
+    """Print a configuration: complete, with all derived values, unless an option says otherwise."""
+    from skyrl.cli.preparing import show as forms
+    from skyrl.config.loading.resolve import resolve_with_origins
+    from skyrl.config.loading.standalone_file import kept_tables
+
+    loaded = load_words(arguments)
+    warn(loaded.warnings)
+    run, origins = loaded.config, loaded.origins
+    if sparse:
+        click.echo(forms.dump(kept_tables(run, origins), language, run))
+        return
+    if not written:
+        run, origins, _ = resolve_with_origins(run, origins)
+    if only_derived:
+        click.echo(forms.derived_lines(run, origins))
+    elif with_origins:
+        click.echo(forms.lines_with_origins(run, origins))
+    else:
+        click.echo(forms.as_it_was_written(run, language) if written else forms.whole(run, language))
+
+
+@config.command()
+@click.argument("path", shell_complete=complete_path)
+@ARGUMENTS
+@click.option("--json", "machine", is_flag=True, help="Print it as JSON.")
+@reads_code("classes")
+def explain(path: str, arguments: tuple[str, ...], machine: bool) -> None:
+    """Explain what PATH means, where its value came from, and what depends on it."""
+    import attrs
+
+    from skyrl.config.loading.explain import explain as explain_path
+    from skyrl.config.loading.resolve import resolve_with_origins
+
+    if os.path.exists(path) or path.endswith((".toml", ".yaml", ".yml", ".json")):
+        hint = f"skyrl config explain trainer.epochs {path}"
+        message = "is a file; the path of a field must come first"
+        raise ConfigError([Problem(path=path, message=message, hint=hint)], title="There is nothing to explain")
+    loaded = load_words(arguments)
+    run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
+    explanation = explain_path(path, run, origins)
+    click.echo(
+        json.dumps(attrs.asdict(explanation), indent=2, ensure_ascii=False)
+        if machine
+        else explanation_text(explanation)
+    )
+
+
+def explanation_text(explanation: Explanation) -> str:
+    """The explanation as text for a terminal."""
+    import textwrap
+
+    is_table = explanation.type.startswith("a table (") and isinstance(explanation.value, dict)
+    kind = ", ".join(filter(None, (explanation.type, explanation.allowed)))
+    lines = [explanation.path if is_table else f"{explanation.path} = {_spelled(explanation.value)}", f"  {kind}"]
+    lines += textwrap.wrap(explanation.doc, 100, initial_indent="  ", subsequent_indent="  ")
+    if is_table:
+        lines += ["", *_fields(explanation.value)]
+    else:
+        width = max(len(step.place) for step in explanation.chain)
+        lines += ["", "Where it came from, the last one wins:"]
+        lines += [line for step in explanation.chain for line in _step(step, width)]
+    if explanation.feeds:
+        lines += ["", "What is derived from it:", *(f"  {path}  ({rule})" for path, rule in explanation.feeds)]
+    if explanation.acts_when:
+        verdict = "it does here" if explanation.acts else "it does not here"
+        lines += ["", f"It has an effect when {explanation.acts_when}: {verdict}."]
+    if explanation.checks and not is_table:
+        lines += ["", "Checks that read it:"]
+        for name, sentence in explanation.checks:
+            lines += textwrap.wrap(f"{name}: {sentence}", 100, initial_indent="  ", subsequent_indent="      ")
+    return "\n".join(lines)
+
+
+def _fields(table: Mapping[str, Any]) -> list[str]:
+    """The fields of a table; for nested tables, only their number of fields."""
+    inner = Counter(name.partition(".")[0] for name in table if "." in name)
+    rows = [f"  {name} = {_spelled(value)}" for name, value in table.items() if "." not in name]
+    rows += [f"  {name}  (a table of {number} fields)" for name, number in inner.items()]
+    return ["Its fields (explain one to see where its value comes from and what checks it):", *rows]
+
+
+def _step(step: ValueOrigin, width: int) -> list[str]:
+    import textwrap
+
+    lines = [f"  {step.place:<{width}}  {_spelled(step.value)}"]
+    lines += textwrap.wrap(step.because, 96, initial_indent="      ", subsequent_indent="      ")
+    return [*lines, *(f"      from {path} = {_spelled(value)}  ({place})" for path, value, place in step.reads)]
+
+
+def _spelled(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 400 else f"{text[:380]} ..."
+
+
+@config.command()
+@click.argument("before")
+@click.argument("after")
+@click.option("--json", "machine", is_flag=True, help="Print it as JSON.")
+@click.option("--written", is_flag=True, help="Compare before anything is derived.")
+@reads_code("classes")
+def diff(before: str, after: str, machine: bool, written: bool) -> None:
+    """Compare two configurations: files, folders of runs, or presets (preset:NAME). Exit code 1 if they differ.
+
+    Of two runs, the files of their own code (rewards, environments, losses) are compared, too, by digests.
+    """
+    from skyrl.config.loading.code_digests import changed_code, stored_digests
+    from skyrl.config.loading.resolve import resolve_with_origins
+    from skyrl.tree.dump import differences, flatten, public_value
+
+    one, other = (load_words([name]) for name in (before, after))
+    trees = [one.config, other.config]
+    if not written:
+        trees = [resolve_with_origins(loaded.config, loaded.origins)[0] for loaded in (one, other)]
+    kinds = (trees[0].kind, trees[1].kind)
+    shown = [flatten(tree, leaf=public_value) for tree in trees]
+    differing = differences(trees[0], trees[1]) if len(set(kinds)) == 1 else ("kind",)  # kinds have different fields
+    changes = {path: (shown[0].get(path), shown[1].get(path)) for path in differing}
+    changes |= changed_code(stored_digests(before), stored_digests(after))
+    if machine:
+        rows = [{"path": path, "before": old, "after": new} for path, (old, new) in changes.items()]
+        click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+    else:
+        texts = [(path, *(json.dumps(value, ensure_ascii=False) for value in pair)) for path, pair in changes.items()]
+        width = max((len(path) for path, _, _ in texts), default=0)
+        for path, old, new in texts:
+            click.echo(f"{path:<{width}}  {old}  ->  {new}")
+    if changes:
+        sys.exit(1)
+
+
+@config.command()
+@click.argument("source", metavar="FILE|SCRIPT", type=click.Path())
+@click.option("--from", "house", type=click.Choice(["skyrl-hydra", "skyrl", "areal", "verl", "trl"]), required=True)
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False), help="Write the TOML to this file instead of standard output."
+)
+@click.option(
+    "--command", "number", type=click.IntRange(min=1), help="Which of a script's training commands to convert."
+)
+@click.option("--keep-going", is_flag=True, help="Write the other settings even if some are refused.")
+@click.option("--keep-engine", is_flag=True, help="Keep SGLang as the engine of an AReaL file, instead of vLLM.")
+@click.option("--force", is_flag=True, help="Overwrite existing output files.")
+def convert(
+    source: str, house: str, output: str | None, number: int | None, keep_going: bool, keep_engine: bool, force: bool
+) -> None:
+    """Convert a configuration of SkyRL, AReaL, verl or TRL to our TOML, and report the outcome of each setting.
+
+    If a setting is refused, the exit code is 1 and nothing is written; see --keep-going. Settings of an AReaL file that
+    concern machines go into a second file, run.cluster.toml beside run.toml, which `skyrl launch` reads with --cluster.
+    """
+    from skyrl.config.loading.recognition import refuse_other_sources
+    from skyrl.errors import UserError, render
+
+    if output and not force:
+        _refuse_to_replace(output)
+    refuse_other_sources(source, house)
+    if number and house == "areal":
+        raise UserError("--command chooses among the commands of a script, and --from areal reads no scripts")
+    if keep_engine and house != "areal":
+        raise UserError(f"--keep-engine works only with --from areal, not --from {house}")
+    from skyrl.tree.imports import following
+
+    with following("nothing"):
+        converted = _converter(house, number, keep_engine=keep_engine)(source)
+    if not converted.lines:
+        raise UserError(f"{source} contains no settings of {house}: nothing was converted")
+    is_written = keep_going or not converted.refused
+    cluster = f"{output.removesuffix('.toml')}.cluster.toml" if output and converted.cluster else None
+    if is_written:
+        if cluster and not force:
+            _refuse_to_replace(cluster)
+        _write_converted(converted, output, cluster)
+    click.echo(converted.report(), err=True)
+    if converted.problems:
+        click.echo("\n" + render(converted.problems, "What `skyrl config check` says about it"), err=True)
+    if is_written and output:
+        click.echo(f"\nWrote {output}{f' and {cluster}' if cluster else ''}.", err=True)
+    if not is_written:
+        lost = f", {len(converted.lost)} of which may change the training" if converted.lost else ""
+        click.echo(
+            f"\nNothing was written, because some settings were refused{lost}. "
+            "--keep-going writes the others, and lists the refused ones in a comment at the top.",
+            err=True,
+        )
+        sys.exit(1)
+
+
+def _converter(house: str, number: int | None, *, keep_engine: bool) -> Callable[[str], Conversion]:
+    """The converter of files of one system. `number` chooses among the commands of a script."""
+    from functools import partial
+
+    if house == "areal":
+        from skyrl.interop.areal.convert import convert_areal
+
+        return partial(convert_areal, keep_engine=keep_engine)
+    if house == "verl":
+        from skyrl.interop.verl.convert import convert_verl as convert_file
+    elif house == "trl":
+        from skyrl.interop.trl.convert import convert_trl as convert_file
+    else:
+        from skyrl.interop.skyrl.scripts import convert_skyrl as convert_file
+    return partial(convert_file, number=number)
+
+
+def _refuse_to_replace(output: str) -> None:
+    """Raises `UserError` for a file that exists."""
+    from skyrl.errors import UserError
+
+    if os.path.exists(output):
+        raise UserError(f"{output} already exists: choose another file, or overwrite it with --force")
+
+
+def _write_converted(converted: Conversion, output: str | None, cluster: str | None) -> None:
+    """Write the TOML to a file or to standard output, and the description of the cluster to a separate file. Raises
+    `UserError` for a file that cannot be written.
+    """
+    from pathlib import Path
+
+    from skyrl.cli.preparing.show import dump
+    from skyrl.config.cluster import ClusterConfig
+    from skyrl.errors import UserError
+    from skyrl.storage.atomic import write_files
+
+    text = converted.header() + dump(converted.tables, "toml", converted.root)
+    if not output:
+        click.echo(text)
+        return
+    written = {Path(output): text + "\n"}
+    if cluster:
+        how = f"# skyrl launch TARGET {output} --cluster {cluster}; docs/launching.md describes the fields.\n"
+        written[Path(cluster)] = how + dump(converted.cluster, "toml", ClusterConfig) + "\n"
+    try:
+        write_files(written)
+    except OSError as error:
+        raise UserError(f"{' and '.join(map(str, written))} cannot be written: {error.strerror}") from None
+
+
+@config.command()
+@ARGUMENTS
+def schema(arguments: tuple[str, ...]) -> None:
+    """Print the JSON schema of configuration files, for editors that complete and check them.
+
+    With files: the schema of their tree, including your own classes.
+    """
+    from skyrl.config import SkyRLTrainConfig
+    from skyrl.tree.schema import json_schema
+
+    instance = load_words(arguments).config if arguments else SkyRLTrainConfig()
+    click.echo(json.dumps(json_schema(type(instance), instance), indent=2, ensure_ascii=False))
+
+
+@config.command()
+@ARGUMENTS
+def docs(arguments: tuple[str, ...]) -> None:
+    """Print the reference of every field as Markdown; with files, including your own classes.
+
+    With paths of tables or fields, such as trainer.faults, only these are printed.
+    """
+    from skyrl.config import SkyRLTrainConfig
+    from skyrl.config.loading.reference import reference_page, reference_section
+
+    paths = [word for word in arguments if _is_path(word)]
+    others = [word for word in arguments if word not in paths]
+    run = load_words(others).config if others else SkyRLTrainConfig()
+    click.echo("\n".join(reference_section(run, path) for path in paths) if paths else reference_page(run))
+
+
+def _is_path(word: str) -> bool:
+    """Whether the word is a dotted path of a tree, not an argument, a preset, or an existing file or folder."""
+    names = word.split(".")
+    is_file = os.path.exists(word) or names[-1] in ("toml", "yaml", "yml", "json")
+    return all(name.isidentifier() for name in names) and not is_file

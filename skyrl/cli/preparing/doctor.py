@@ -1,0 +1,213 @@
+"""`skyrl doctor`: what a run would find on this machine and, with --cluster, on the machines of a Ray cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, compose_arguments
+from skyrl.cli.command_line.commands import FieldsCommand
+
+if TYPE_CHECKING:
+    from skyrl.config.foundation.entry import RunConfig
+    from skyrl.processes.ray.survey import Survey
+    from skyrl.runs.run_tree import AnyRun
+    from skyrl.tools.cluster_findings import ClusterFinding
+
+_DO_EVERYTHING = ("llama", "qwen2", "qwen3")
+"""Types of models that need not be tried, which takes the import of torch: see docs/models.md."""
+
+_LINKS_SHOWN = 64
+"""Largest number of pairs of machines that are printed."""
+
+
+@click.command(cls=FieldsCommand)
+@ARGUMENTS
+@STRICT
+@click.option(
+    "--cluster", is_flag=True, help="Also check every machine of the Ray cluster at trainer.placement.ray_address."
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1),
+    default=60.0,
+    show_default=True,
+    help="With --cluster: seconds to wait for a machine.",
+)
+def doctor(arguments: tuple[str, ...], strict: bool, cluster: bool, timeout: float) -> None:
+    """Check in seconds whether a run would start here: packages, GPUs, keys, models, folders, disks, locks.
+
+    Every row of each file is read; the first one is rendered by the chat template and scored: a reward function is
+    called twice, on an empty answer and on the ground truth. Nothing is started or written. With --cluster, every
+    machine of a running Ray cluster is checked, too: versions, shared folders, clocks, memory, GPUs, and the network
+    between each two. Exit code 1: something on the cluster has to be fixed.
+    """
+    from skyrl.config.derive.run_kind import RunKind
+
+    run = compose_arguments(arguments, strict=strict, also=RunKind.doctor_checks).config
+    for line in doctor_report(run):
+        click.echo(line)
+    if cluster:
+        sys.exit(1 if examine(run, timeout) else 0)
+
+
+def doctor_report(run: RunConfig) -> Iterator[str]:
+    """Lines on the findings, and on what is only known once the run starts. `run` has passed all checks."""
+    from skyrl.config.loading.kinds import kind_of
+    from skyrl.planning.layout import counted
+    from skyrl.tree import get_at
+
+    kind = kind_of(run)
+    trainer: Any = get_at(run, kind.trainer)
+    sources = len(get_at(run, kind.data))
+    model = get_at(run, f"{kind.model}.path")
+    processes = kind.trained.ranks(run)
+    alone = processes == 1 and trainer.placement.executor != "ray"
+    how = "in one process" if alone else f"by {trainer.strategy} in {counted(processes, 'process', 'processes')}"
+    yield "The configuration is valid, and this machine has what it names:"
+    yield f"  model    {model}, trained on {trainer.device} {how}"
+    yield from _rows(run)
+    if trainer.device == "cuda":
+        yield f"  compute  {trainer.compute_dtype}, attention by {trainer.attention}"
+    if slower := _slower_than_the_preset(run):
+        yield f'  speed    extends = "preset:cuda" has faster settings for: {", ".join(slower)}'
+    yield f"  data     {counted(sources, 'source')}, whose files were read"
+    yield f"  folder   {trainer.run_path}, free and writable"
+    yield "Lengths of rows, data on the hub, weights and the resources of a cluster are checked when the run starts."
+
+
+def _rows(run: RunConfig) -> Iterator[str]:
+    """Lines about what a small copy of the model shows: how its rows run, and how the embedded engine samples. Raises
+    `ModelError` if they cannot.
+    """
+    from skyrl.config.loading.kinds import kind_of, samples_rollouts
+    from skyrl.experiments.model_checks import readable_files
+    from skyrl.tree import get_at
+
+    files = readable_files(get_at(run, f"{kind_of(run).model}.path"))
+    if files is None or files.config.get("model_type") in _DO_EVERYTHING:
+        return
+    from skyrl.config.derive.engine_backends import backend_of
+    from skyrl.config.derive.model_overrides import learner_overrides
+    from skyrl.config.derive.sizes import starts_engines
+    from skyrl.inference.torch.sampling_support import sampling_support
+    from skyrl.learners.row_support import rows_of_run
+    from skyrl.models.files.loading import load_config
+    from skyrl.tree import required
+
+    tree: Any = run
+    trainer, section = tree.trainer, kind_of(run).trained.section(run)
+    path, attention = required(section.model.path, "model.path"), required(trainer.attention, "attention")
+    config = load_config(path, learner_overrides(trainer, section))
+    rows = rows_of_run(trainer, config, attention)
+    if rows.reason:
+        yield f"  rows     {rows.reason}"
+    engine = run.generator.inference_engine if samples_rollouts(run) and starts_engines(run) else None
+    if engine is not None and backend_of(engine).is_embedded:
+        support = sampling_support(config, attention)
+        if support.reason:
+            yield f"  engine   samples with attention {support.attention}: {support.reason}"
+
+
+def _slower_than_the_preset(run: RunConfig) -> list[str]:
+    """Paths that have an effect in a run on CUDA and differ from the value in the preset `cuda`."""
+    from skyrl.config import load
+    from skyrl.config.loading.check import has_effect
+    from skyrl.config.loading.kinds import samples_rollouts
+    from skyrl.tree import get_at
+
+    if not samples_rollouts(run) or run.trainer.device != "cuda":
+        return []
+    fast = load(["preset:cuda"])
+    paths = sorted(path for path in fast.origins if path != "trainer.device")
+    return [path for path in paths if has_effect(run, path) and get_at(run, path) != get_at(fast.config, path)]
+
+
+def examine(run: AnyRun, seconds: float) -> int:
+    """Print facts about the machines and all findings. Returns the number of findings. Raises `UserError` if the run
+    names no cluster, and `ProcessError` if the cluster does not answer.
+    """
+    from skyrl.config.loading.kinds import kind_of
+    from skyrl.errors import UserError
+    from skyrl.planning.sizes import layout
+    from skyrl.processes.machine_facts import facts_here
+    from skyrl.processes.ray.survey import survey
+    from skyrl.tools.cluster_findings import cluster_findings
+
+    field = run.trainer.path_of("placement.ray_address")
+    address = run.trainer.placement.ray_address
+    if address is None:
+        raise UserError(f"--cluster checks a running Ray cluster: set {field} = host:port")
+    shared, readable = shared_folders(run), _models(run)
+    result = survey(address, readable=readable, shared=list(shared), seconds=seconds, field=field)
+    here = facts_here([], [])
+    for line in _aligned(["machine", "python", "torch", "ray", "clock", "free memory", "GPUs"], _machines(result)):
+        click.echo(line)
+    if result.links:
+        for line in ("", *_aligned(["from", "to", "round trip", "bandwidth"], _links(result))):
+            click.echo(line)
+    unit = "GPU" if run.trainer.device == "cuda" else "slot"
+    problems = list(cluster_findings(result, here, shared, layout(kind_of(run).sizes(run)), unit))
+    click.echo("\n".join(_told(problems)))
+    return len(problems)
+
+
+def shared_folders(run: AnyRun) -> dict[str, str]:
+    """Existing folders that all machines have to share -> the field whose files are written there."""
+    fields: dict[str, str] = {}
+    for name in ("run_path", "ckpt_path", "export_path", "log_path"):
+        text = getattr(run.trainer, name)
+        if text and "://" not in text:
+            folder = Path(text).expanduser().absolute()
+            nearest = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+            fields.setdefault(str(nearest), run.trainer.path_of(name))
+    return fields
+
+
+def _models(run: AnyRun) -> list[str]:
+    """Models and tokenizers that the run names by path."""
+    from skyrl.config.loading.kinds import roles_of
+
+    named = [role.section(run).model.path for role in roles_of(run)] + [run.trainer.tokenizer_path]
+    paths = [Path(name).expanduser().absolute() for name in named if name]
+    return sorted({str(path) for path in paths if path.exists()})
+
+
+def _machines(result: Survey) -> Iterator[list[str]]:
+    for machine in result.machines:
+        if machine.facts is None:
+            yield [machine.name, "no answer"]
+            continue
+        versions = [machine.facts.versions.get(name, "-") for name in ("python", "torch", "ray")]
+        memory = f"{machine.facts.memory / 2**30:.1f} of {machine.facts.total_memory / 2**30:.1f} GiB"
+        clock = f"{machine.clock:+.3f} s" if machine.clock else "0 s"
+        yield [machine.name, *versions, clock, memory, str(len(machine.facts.gpus))]
+
+
+def _links(result: Survey) -> Iterator[list[str]]:
+    hosts = {machine.address: machine.facts.host if machine.facts else machine.address for machine in result.machines}
+    for (one, other), link in list(result.links.items())[:_LINKS_SHOWN]:
+        latency = "-" if link.latency is None else f"{1e3 * link.latency:.2f} ms"
+        bandwidth = "-" if link.bandwidth is None else f"{link.bandwidth / 1e6:,.0f} MB/s"
+        yield [hosts[one], hosts[other], latency, bandwidth]
+
+
+def _aligned(head: Sequence[str], rows: Iterator[list[str]]) -> Iterator[str]:
+    table = [list(head), *rows]
+    widths = [max(len(row[column]) for row in table if column < len(row)) for column in range(len(head))]
+    for row in table:
+        yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=False)).rstrip()
+
+
+def _told(problems: Sequence[ClusterFinding]) -> Iterator[str]:
+    if not problems:
+        yield "No problems found."
+        return
+    yield f"\n{len(problems)} finding{'s' if len(problems) > 1 else ''}:"
+    for finding in problems:
+        yield f"  {finding.where}: {finding.problem}"
+        yield f"    {finding.remedy}"

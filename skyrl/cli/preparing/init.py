@@ -1,0 +1,76 @@
+"""`skyrl init`: creates a folder with a working task, which the user replaces piece by piece."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from skyrl.errors import Stopped, UserError
+from skyrl.installation import install_command
+from skyrl.starter.stopping import how_it_was_stopped
+from skyrl.starter.template_files import TEMPLATES, write_template
+
+
+@click.command()
+@click.argument("name", type=click.Path(path_type=Path))
+@click.option(
+    "--template", type=click.Choice(list(TEMPLATES)), default="reward", show_default=True, help="The kind of task."
+)
+@click.option("--no-model", is_flag=True, help="Write only the files, without the small model and its data.")
+def init(name: Path, template: str, no_model: bool) -> None:
+    """Create the folder NAME with a task of your own, from a template.
+
+    The task comes with a small model and data, generated locally, so that `skyrl run run.toml` trains at once on a CPU.
+    """
+    name = Path(os.path.normpath(name))  # bad/../mine does not create a folder bad
+    written = write_template(template, name)
+    click.echo(f"{name}: {', '.join(written)} ({TEMPLATES[template]})")
+    needed = {"train": ("torch", "transformers")}  # extra -> the packages of it that a task imports
+    if template == "agent":
+        needed["serve"] = ("starlette", "uvicorn")
+    missing = [extra for extra, packages in needed.items() if not all(map(importlib.util.find_spec, packages))]
+    steps = [f"cd {shlex.quote(str(name))}"]
+    if missing:
+        steps += [install_command(*missing)]
+    if no_model:
+        steps += ["python prepare.py        # creates a small model and data; or set your own in run.toml"]
+    elif "train" in missing:
+        steps += ["python prepare.py"]
+    else:
+        _prepare(name)
+    click.echo("\n".join(["Next:", *(f"  {step}" for step in [*steps, "skyrl run run.toml"])]))
+
+
+def _prepare(folder: Path) -> None:
+    """Run the template's own script, as its user would, and show its progress. Raises `UserError` and `Stopped`."""
+    click.echo("Creating a small model and its data ...")
+    command = [sys.executable, "prepare.py"]
+    # A process group of its own: Ctrl-C in a terminal reaches only this process, which stops the script once.
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, process_group=0) as script:
+        try:
+            last = _shown(script.stderr or ())
+        except (KeyboardInterrupt, Stopped) as stop:
+            script.terminate()
+            script.communicate()
+            by, code = how_it_was_stopped(stop)
+            rest = "run python prepare.py there to create the model and its data"
+            raise Stopped(f"{by}. The files of the task are in {folder}; {rest}.", code) from None
+    if script.returncode:
+        raise UserError(f"the files are in {folder}, but python prepare.py failed there: {last or 'no message'}")
+
+
+def _shown(lines: Iterable[str]) -> str:
+    """Print progress lines as they arrive. Returns the last line of any kind."""
+    last = ""
+    for line in lines:
+        last = line.strip() or last
+        if line.startswith(("step ", "waiting for: ")):
+            click.echo(line, nl=False, err=True)
+    return last

@@ -1,0 +1,86 @@
+"""`skyrl config show`: prints a tree in any of its forms and three languages, with or without origins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from skyrl.tree.access import get_at
+from skyrl.tree.dump import flatten, public_dict, public_value
+
+if TYPE_CHECKING:
+    from skyrl.config.foundation.entry import RunConfig
+    from skyrl.tree.origins import Origins
+
+
+def dump(data: Mapping[str, Any], language: str, of: object) -> str:
+    """Nested data of a tree, or of a class where there is no tree, as text without a final newline. Raises
+    `ConfigError` for a null that TOML cannot express.
+    """
+    if language == "json":
+        return json.dumps(data, indent=2, ensure_ascii=False)
+    if language == "yaml":
+        from skyrl.tree.yaml_file import yaml_text
+
+        return yaml_text(data).rstrip("\n")
+    import tomli_w
+
+    from skyrl.tree.sparse import as_toml_has_it
+
+    return tomli_w.dumps(as_toml_has_it(data, of)).rstrip("\n")
+
+
+def whole(run: RunConfig, language: str) -> str:
+    """Every field as text, without secrets."""
+    return dump(public_dict(run), language, run)
+
+
+def as_it_was_written(run: RunConfig, language: str) -> str:
+    """`whole` of a tree before anything is derived, without the fields that are left to a rule."""
+    from skyrl.config.loading.kinds import kind_of
+    from skyrl.tree.rules import is_whole
+
+    data = public_dict(run)
+    for rule in kind_of(run).rules:
+        *tables, name = rule.writes.split(".")
+        table = reduce(lambda inner, part: inner[part] or {}, tables, data)
+        is_given = rule.table and table and is_whole(get_at(run, rule.table))
+        if name in table and not rule.placeholder and not is_given and rule.applies(run, ()):
+            del table[name]
+    return dump(data, language, run)
+
+
+def lines_with_origins(run: RunConfig, origins: Origins) -> str:
+    """Every field on a separate line, as TOML; values that are not defaults have their place as a comment."""
+    from skyrl.tree.origins import place_of
+
+    rows = [(path, f"{path} = {json.dumps(value, ensure_ascii=False)}") for path, value in _flat(run).items()]
+    placed = [(row, place_of(path, origins)) for path, row in rows]
+    width = min(max((len(row) for row, place in placed if place), default=0), 88)
+    return "\n".join(f"{row:<{width}}  # {place}" if place else row for row, place in placed)
+
+
+def derived_lines(run: RunConfig, origins: Origins) -> str:
+    """Derived values, each with its rule, the reason, and the values from which it was derived."""
+    from skyrl.config.loading.kinds import kind_of
+
+    by_name = {rule.name: rule for rule in kind_of(run).rules}
+    flat, paragraphs = _flat(run), []
+    for path, chain in origins.items():
+        if chain[-1].kind != "rule":
+            continue
+        rule = by_name[chain[-1].where]
+        inside = {key: value for key, value in flat.items() if key == path or key.startswith(path + ".")}
+        values = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in inside.items()]
+        sources = [f"{each} = {json.dumps(flat.get(each), ensure_ascii=False)}" for each in rule.reads]
+        because = " ".join((rule.compute.__doc__ or "").split())
+        paragraphs.append(
+            "\n".join([*values, f"    {rule.name}: {because}", *(f"    from {source}" for source in sources)])
+        )
+    return "\n".join(paragraphs)
+
+
+def _flat(run: RunConfig) -> dict[str, Any]:
+    return flatten(run, leaf=public_value)

@@ -1,0 +1,1 @@
+"""Commands on a run in progress or finished: watch, compare, evaluate, export."""

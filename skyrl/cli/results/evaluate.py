@@ -1,0 +1,75 @@
+"""`skyrl eval` and `skyrl generate`: sample from a model, a run or a checkpoint, without training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from skyrl.cli.command_line.arguments import CHANGES, STEP, TARGET, split_words, warn
+from skyrl.processes.torch_environment import set_torch_environment
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command("eval")
+@TARGET
+@CHANGES
+@STEP
+@click.option("--to", type=_FOLDER, help="Folder for the results [default: RUN/evaluations/step_N].")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def evaluate(target: str, arguments: tuple[str, ...], step: int | None, to: Path | None, as_json: bool) -> None:
+    """Evaluate a model on data.val_data: scores, pass@k and their 95 % confidence intervals.
+
+    MODEL is a folder in Hugging Face format or a hub name, RUN the folder of a run, CHECKPOINT one of its checkpoints.
+    Without FILE, a run is evaluated with its own configuration. generator.eval_sampling_params and
+    generator.eval_n_samples_per_prompt set the sampling; seeds equal those of the run's own evaluation after the same
+    step. Intervals are Wilson's for shares and bootstrapped for rewards; both treat a prompt's samples as one cluster.
+    """
+    set_torch_environment()
+    from skyrl.tools.sampling_alone import prepared
+    from skyrl.tools.sampling_target import find_target
+
+    model = find_target(target, step)
+    files, overrides = split_words(arguments)
+    with prepared(model, files, overrides, rewarded=True, to=to, warn=warn) as (sampling, folder):
+        from skyrl.tools.evaluating import evaluate as run
+        from skyrl.tools.evaluating import failures, table
+
+        results = run(model, sampling)
+    if as_json:
+        click.echo(json.dumps(results, indent=2))
+        return
+    for line in (*table(results), *failures(results)):
+        click.echo(line)
+    click.echo(f"results and samples in {folder}")
+
+
+@click.command()
+@TARGET
+@CHANGES
+@click.option("--prompts", multiple=True, help="Source of prompts, instead of data.val_data; may be repeated.")
+@STEP
+@click.option("--to", type=_FOLDER, help="Folder for the answers [default: RUN/generations/step_N].")
+def generate(
+    target: str, arguments: tuple[str, ...], prompts: tuple[str, ...], step: int | None, to: Path | None
+) -> None:
+    """Write a model's answers to prompts as JSON lines, without an environment and without rewards.
+
+    MODEL, RUN, CHECKPOINT and FILE mean the same as in `skyrl eval`; sampling settings and seeds are the same, too.
+    """
+    set_torch_environment()
+    from skyrl.tools.sampling_alone import prepared
+    from skyrl.tools.sampling_target import find_target
+
+    model = find_target(target, step)
+    files, overrides = split_words(arguments)
+    if prompts:
+        overrides.append(f"data.val_data={json.dumps(prompts)}")
+    with prepared(model, files, overrides, rewarded=False, to=to, warn=warn) as (sampling, folder):
+        from skyrl.tools.generating import ANSWERS
+        from skyrl.tools.generating import generate as run
+
+        count = run(model, sampling)
+    click.echo(f"{count} answers in {folder / ANSWERS}")

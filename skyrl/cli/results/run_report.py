@@ -1,0 +1,65 @@
+"""`skyrl report`: runs as one HTML file."""
+
+from __future__ import annotations
+
+from contextlib import chdir
+from pathlib import Path
+
+import click
+
+from skyrl.cli.command_line.extras import require_packages
+from skyrl.errors import SkyRLError, UserError
+
+
+@click.command("report")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    default="report.html",
+    show_default=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write.",
+)
+@click.option(
+    "--samples", default=60, show_default=True, type=click.IntRange(0, 2000), help="Number of samples per run."
+)
+@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
+def report(runs: tuple[Path, ...], output: Path, samples: int, force: bool) -> None:
+    """Write curves, events, layouts, configurations and samples of RUNS into one HTML file that needs no network.
+
+    RUNS are folders of runs, finished or not. Several runs are drawn into the same charts, and their configurations are
+    compared.
+    """
+    require_packages("report", "report", "plotly", "jinja2", "numpy")
+    if output.exists() and not force:
+        raise UserError(f"{output} already exists: choose another --output, or pass --force")
+    from skyrl.storage.atomic import write_file
+    from skyrl.viewer.report import report as html_of
+
+    layouts = {folder: drawn for folder in runs if (drawn := _layout(folder))}
+    html = html_of(runs, samples=samples, layouts=layouts)
+    try:
+        write_file(output, html)
+    except OSError as error:
+        raise UserError(f"{output} cannot be written: {error.strerror}") from error
+    click.echo(f"{output}: {len(html.encode()) / 1e6:.1f} MB")
+
+
+def _layout(folder: Path) -> str | None:
+    """The picture of `skyrl plan --svg` for the run; None if the run has no engines, or if this version cannot read its
+    configuration.
+    """
+    from skyrl.cli.planning.plan import plan_of
+    from skyrl.cli.planning.plan_picture import picture
+    from skyrl.config.loading.kinds import samples_rollouts
+    from skyrl.runs.stored_runs import started_in, stored_run
+
+    try:
+        run = stored_run(folder)
+    except SkyRLError:
+        return None  # the report itself says what the folder lacks
+    if not samples_rollouts(run):
+        return None
+    with chdir(started_in(folder, run)):  # where the models lie whose sizes the plan needs
+        return picture(plan_of(run))

@@ -1,0 +1,1 @@
+"""Commands that answer requests over HTTP until they are stopped."""

@@ -1,0 +1,67 @@
+"""`skyrl run`: trains a model in this process, and continues after failures."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import sys
+from collections.abc import Iterator
+
+import click
+
+from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, compose_arguments, refuse_nothing
+from skyrl.cli.command_line.commands import FieldsCommand
+
+
+@click.command(cls=FieldsCommand)
+@ARGUMENTS
+@STRICT
+def run(arguments: tuple[str, ...], strict: bool) -> None:
+    """Train a model as configured."""
+    refuse_nothing(arguments, "run")
+    from skyrl.config.derive.run_kind import RunKind
+    from skyrl.config.loading.kinds import kind_of
+    from skyrl.config.settings.trackers import lacks_of
+    from skyrl.processes.torch_environment import set_torch_environment
+
+    composed = compose_arguments(arguments, strict=strict, also=RunKind.preflight_checks)
+    set_torch_environment()
+    with _log_slow_command("the import of torch and transformers"):
+        from skyrl.experiments.experiment import experiment_class
+    from skyrl.runs.recovery import attempts
+    from skyrl.runs.session import RunSession
+    from skyrl.runs.summary import summary
+
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
+    kind = kind_of(composed.config)
+    if any(origin.kind == "rule" for origin in composed.origins.get(kind.path("logger"), ())):
+        why = next(lack for lack, _ in lacks_of("wandb", mode=composed.config.trainer.trackers.wandb.mode))
+        click.echo(f"Metrics go to the console: {why} (the default of {kind.path('logger')} is wandb).", err=True)
+    with _log_slow_command("the import of the modules that the run uses"):
+        make = experiment_class(composed.config)
+    for attempt in attempts(composed.config):
+        experiment = make(attempt.run)
+        experiment.is_another_try, experiment.places = attempt.is_another_try, composed.places
+        with attempt:
+            trained = RunSession(experiment).run()
+    if not trained:
+        click.echo(
+            f"This run is already finished ({experiment.checkpoints.folder} has its last step): nothing was trained.\n"
+            f"To train again, choose other folders ({kind.path('run_path')}, {kind.path('ckpt_path')}) or "
+            f"delete these; to train longer, raise {' or '.join(kind.length)}."
+        )
+    for line in summary(experiment.cfg, experiment.folder):
+        click.echo(line)
+
+
+@contextlib.contextmanager
+def _log_slow_command(what: str) -> Iterator[None]:
+    """Context for a wait before the run starts: progress is shown if it takes long."""
+    from skyrl.processes.progress import Progress
+    from skyrl.processes.wait_reporter import WaitReporter
+
+    progress = Progress()
+    with WaitReporter(progress, functools.partial(click.echo, err=True)), progress.waiting_for(what):
+        yield

@@ -1,0 +1,145 @@
+"""Entries of AReaL's tables, for single values."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from skyrl.interop.translation import (
+    ALGORITHM,
+    ENGINE,
+    Entry,
+    Translation,
+    fixed,
+    number,
+    numeric,
+    redundant,
+    refused,
+)
+
+LOSS_SCALING = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+"""Fields of an optimizer table that count only in float16, in both systems."""
+
+
+def inverted(path: str, *, on: str) -> Entry:
+    """Entry of an inverted switch: false there writes true here; otherwise it is redundant, for the reason `on`."""
+    return lambda value: Translation(writes={path: True}) if value is False else redundant(on)
+
+
+def switch(path: str, *, off: str) -> Entry:
+    """Entry of a switch that is off by default in both systems; `off` describes that state."""
+    usual = fixed(False, None, does=off, otherwise=off)
+    return lambda value: Translation(writes={path: True}) if value is True else usual(value)
+
+
+def kl(value: object, estimator: object = "k1") -> Translation:
+    """Convert `kl_ctl`. AReaL subtracts it times the divergence, estimated by `kl_estimator`, from the rewards."""
+    weight = number(value)
+    if weight == 0:
+        return Translation(writes={ALGORITHM + "use_kl_loss": False, ALGORITHM + "use_kl_in_reward": False})
+    return Translation(
+        writes={
+            ALGORITHM + "use_kl_loss": False,
+            ALGORITHM + "use_kl_in_reward": True,
+            ALGORITHM + "kl_loss_coef": weight,
+            ALGORITHM + "kl_estimator_type": estimator,
+        }
+    )
+
+
+def optimizer_keys(theirs: str, ours: str, cpu_offload: str) -> dict[str, Entry]:
+    """Entries for the optimizer table `theirs`, which corresponds to ours at `ours`; both prefixes end with a dot."""
+    usual = fixed("adam", "adamw", does="AdamW is the default optimizer", otherwise="other optimizers")
+
+    def scheduler(value: object) -> Translation:
+        names = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+        if value not in names:
+            return refused(f"unknown schedule {value!r}; AReaL supports: {', '.join(names)}")
+        return Translation(writes={f"{ours}scheduler": names[value]})
+
+    def warmup(value: object) -> Translation:  # AReaL gives it as a share of the training steps
+        share = number(value)
+        if share == 0:
+            return Translation(writes={f"{ours}num_warmup_steps": 0})
+        return Translation(writes={f"{ours}warmup_steps_proportion": share, f"{ours}schedule_unit": "training_step"})
+
+    return {
+        f"{theirs}type": lambda value: (
+            Translation(writes={f"{ours}optimizer": "sgd"}) if value == "sgd" else usual(value)
+        ),
+        f"{theirs}lr": numeric(f"{ours}lr"),
+        f"{theirs}weight_decay": numeric(f"{ours}weight_decay"),
+        f"{theirs}beta1": numeric(f"{ours}adam_betas.0"),
+        f"{theirs}beta2": numeric(f"{ours}adam_betas.1"),
+        f"{theirs}eps": numeric(f"{ours}adam_eps"),
+        f"{theirs}lr_scheduler_type": scheduler,
+        f"{theirs}gradient_clipping": numeric(f"{ours}max_grad_norm"),
+        f"{theirs}warmup_steps_proportion": warmup,
+        f"{theirs}offload": cpu_offload,
+        f"{theirs}min_lr_ratio": numeric(f"{ours}min_lr_ratio"),
+        **{f"{theirs}{name}": redundant("no effect: loss scaling applies only to float16") for name in LOSS_SCALING},
+    }
+
+
+def least_micro_batches(value: object) -> Translation:
+    """Convert the least number of micro-batches, which is 1 by default in both systems."""
+    if value in (None, 1):
+        return redundant("the number of micro-batches is derived from their tokens")
+    return Translation(writes={"trainer.min_microbatches": value})
+
+
+def top_k(path: str) -> Entry:
+    """Entry of top_k, for which AReaL writes a huge number for "all tokens"."""
+    return lambda value: Translation(
+        writes={path: -1 if value is None or (isinstance(value, int) and value >= 100_000) else value}
+    )
+
+
+def recovery(path: str) -> Entry:
+    """Entry of the ways to resume after a failure."""
+    modes = {"off": "disabled", "on": "auto"} | {mode: mode for mode in ("disabled", "auto", "fault", "resume")}
+
+    def become(value: object) -> Translation:
+        if isinstance(value, bool):  # YAML 1.1 reads `off` and `on` as booleans
+            value = "on" if value else "off"
+        if not isinstance(value, str) or value not in modes:
+            return refused(f"unknown recovery mode {value!r}; AReaL supports: {', '.join(modes)}")
+        return Translation(writes={path: modes[value]})
+
+    return become
+
+
+def success_rate(bound: str, *, everything: float) -> Entry:
+    """Entry of a bound on the share of good samples in a group; the value `everything` keeps all groups."""
+
+    def become(value: object) -> Translation:
+        if number(value) in (None, everything):
+            return redundant("every group is kept")
+        table = ALGORITHM + "dynamic_sampling."
+        note = "groups whose rewards are all equal are dropped, too"
+        return Translation(writes={f"{table}type": "filter", f"{table}{bound}": number(value)}, note=note)
+
+    return become
+
+
+def level(path: str) -> Entry:
+    """Entry of the level of a normalization: batch, group, or none at all."""
+    return lambda value: Translation(writes={path: None if value == "none" else value})
+
+
+def prefill_chunk(value: object) -> Translation:
+    """Convert the size of prefill chunks; -1 computes a whole prompt at a time."""
+    if value == -1:
+        return Translation(writes={ENGINE + "enable_chunked_prefill": False})
+    return Translation(writes={ENGINE + "max_num_batched_tokens": value})
+
+
+def negated(value: object) -> object:
+    """The negated bias, since AReaL's older system subtracts it and we add it."""
+    bias = number(value)
+    return -bias if isinstance(bias, int | float) else bias
+
+
+def data_source(name: str, split: object) -> str:
+    """The data source `name`, with its split appended: a file has none, and a name may hold its split already."""
+    is_file = PurePath(name).suffix in (".json", ".jsonl", ".parquet")
+    return name if is_file or ":" in name or not split else f"{name}:{split}"

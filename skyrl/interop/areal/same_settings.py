@@ -1,0 +1,76 @@
+"""Settings of AReaL that are one setting here: intervals, copies of others, and names that are not known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from skyrl.interop.areal.names import is_known, known_names
+from skyrl.interop.translation import Dependent, Translation, Values, redundant, refused
+from skyrl.interop.writing import Writing
+from skyrl.tree.names import nearest
+
+_UNKNOWN = "not known to this converter"
+_LINES_WITH_SUGGESTIONS = 200
+"""Largest number of report lines for which similar names are searched; experiments have fewer."""
+
+_UNITS: dict[str, Callable[[Any], Any]] = {
+    "steps": lambda number: number,
+    "epochs": lambda number: "1 epoch" if number == 1 else f"{number} epochs",
+    "secs": lambda number: f"{number}s",
+}
+
+
+def intervals(paths: Mapping[str, str]) -> dict[str, Dependent]:
+    """Entries of `steps`, `epochs` and `secs` after prefixes such as `saver.freq_`, each with our path. They become one
+    setting, in which each triggers independently, as in AReaL.
+    """
+
+    def converts(prefix: str, path: str) -> Dependent:
+        def become(key: str, value: Any, values: Values) -> Translation:
+            given = {unit: values[prefix + unit] for unit in _UNITS if values.get(prefix + unit) is not None}
+            if value is None and given:
+                return redundant("not set")
+            parts = [_UNITS[unit](number) for unit, number in given.items()]
+            return Translation(writes={path: -1 if not parts else parts[0] if len(parts) == 1 else parts})
+
+        return become
+
+    return {prefix + unit: converts(prefix, path) for prefix, path in paths.items() for unit in _UNITS}
+
+
+def copies(originals: Mapping[str, str], defaults: Values) -> dict[str, Dependent]:
+    """Entries of settings that must equal another one, because there is a single field for both here. `defaults` are
+    those of originals that a file may leave out.
+    """
+
+    def converts(original: str) -> Dependent:
+        def become(key: str, value: Any, values: Values) -> Translation | None:
+            known = {**defaults, **values}
+            if original not in known:
+                return None
+            if value == known[original]:
+                return redundant(f"same as {original}; both are one setting here")
+            return refused(f"differs from {original} = {known[original]!r}, but both are one setting here")
+
+        return become
+
+    return {key: converts(original) for key, original in originals.items()}
+
+
+def follows(original: str) -> Dependent:
+    """Entry of a setting that has the value of `original` here if nothing else is written."""
+    return lambda key, value, values: (
+        redundant(f"same as {original}, its default here") if value == values.get(original) else None
+    )
+
+
+def why_unknown(key: str, writing: Writing) -> str:
+    """Why a setting in no table is refused, with a similar name if there is one."""
+    if is_known(key):
+        return "an AReaL setting that this converter does not convert"
+    if len(writing.lines) >= _LINES_WITH_SUGGESTIONS:
+        return _UNKNOWN
+    beside = [name for name in known_names() if name.partition(".")[0] == key.partition(".")[0]]
+    meant = nearest(key, beside or known_names())
+    return _UNKNOWN + (f"; did you mean {meant}?" if meant else "")

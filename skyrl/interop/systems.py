@@ -1,0 +1,122 @@
+"""Converts the settings of one system by its tables: a path of ours, or a function, for each of its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+from attrs import evolve, field, frozen
+
+from skyrl.interop.environment import Read, read_environment
+from skyrl.interop.report import Conversion, OtherDefault
+from skyrl.interop.translation import Dependent, Entry, Translation, Values, refused, translate
+from skyrl.interop.writing import Writing, apply
+
+T = TypeVar("T")
+
+
+@frozen
+class ProgramValue:
+    """A value that only the foreign program itself can compute."""
+
+    text: str
+    """The expression as written in the program, or a description of it."""
+
+    why: str = "computed by the program: replace it with its value"
+    """Why there is no value, and what to do."""
+
+
+def read_setting(key: str, value: Any, values: Values) -> Read:
+    """The value of a setting, with references to the environment in our form, unless only its program can compute it
+    or an item of it.
+    """
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, ProgramValue):
+            return Read(value, item.why)
+    return read_environment(value, key)
+
+
+@frozen(kw_only=True)
+class System:
+    """The tables of one system. Keys of a table may be patterns; an exact key comes before them, and the first
+    pattern that matches is used.
+    """
+
+    keys: Mapping[str, Entry]
+    """Settings that translate independently."""
+
+    dependent: tuple[Mapping[str, Dependent], ...]
+    """Settings whose meaning depends on others. These tables come before `keys`, in order."""
+
+    unknown: Callable[[str, Writing], str]
+    """Why a setting in no table is refused."""
+
+    defaults: Callable[[Values], Values] = lambda values: {}
+    """Settings that a file omits and that change what is learned, with the system's defaults."""
+
+    reports_defaults: bool = False
+    """Whether a default that is refused is reported as if the file had it."""
+
+    implied: Callable[[Values], Iterable[tuple[str, str, Any]]] = lambda values: ()
+    """(name in messages, path of ours, value) of what follows from several settings together."""
+
+    other_defaults: Callable[[Values, Any], Iterable[OtherDefault]] = lambda values, run: ()
+    """Settings that a file omits and whose default differs in the finished run."""
+
+    read: Callable[[str, Any, Values], Read] = read_setting
+    """The value of a setting in our form, or why it cannot be used."""
+
+    _patterns: tuple[tuple[str, ...], ...] = field(init=False)
+
+    @_patterns.default
+    def _(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(tuple(key for key in table if "*" in key) for table in (*self.dependent, self.keys))
+
+    def translated(self, key: str, value: object, values: Values, copy_of: str = "") -> Translation | None:
+        """The outcome of one setting, which may be a copy of another one; None for an unknown setting."""
+        *patterns, independent = self._patterns
+        for table, table_patterns in zip(self.dependent, patterns, strict=True):
+            for convert in _entries(table, table_patterns, key):
+                if translation := convert(key, value, values):
+                    return translation
+        entry = next(_entries(self.keys, independent, key), None)
+        translation = None if entry is None else translate(entry, value)
+        return evolve(translation, note=f"a copy of {copy_of}") if translation and copy_of else translation
+
+
+def _entries(table: Mapping[str, T], patterns: tuple[str, ...], key: str) -> Iterator[T]:
+    if key in table:
+        yield table[key]
+    yield from (table[pattern] for pattern in patterns if fnmatchcase(key, pattern))
+
+
+def convert_settings(
+    system: System, given: Values, writing: Writing, copies: Mapping[str, str] | None = None
+) -> Conversion:
+    """Convert the flat settings of a file to our tables. `copies` maps each copied setting to its original."""
+    omitted = system.defaults(given)
+    values = {**omitted, **given}
+    for key, value in {**given, **omitted}.items():
+        read = system.read(key, value, values)
+        translation = refused(read.refused) if read.refused else None
+        if translation is None:
+            translation = system.translated(key, read.value, values, (copies or {}).get(key, ""))
+        apply(writing, key, _shown(value), translation or refused(system.unknown(key, writing)))
+    for name, path, value in system.implied(values):
+        writing.write(name, path, value)
+    converted = writing.finish(lambda run: tuple(system.other_defaults(given, run)))
+    return evolve(
+        converted,
+        lines=tuple(
+            line for line in converted.lines if line.source in given or (system.reports_defaults and line.is_refused)
+        ),
+        defaults=tuple(line for line in converted.lines if line.source not in given and line.targets),
+    )
+
+
+def _shown(value: object) -> Any:
+    """A value for the report; expressions are shown by their text."""
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    return value.text if isinstance(value, ProgramValue) else value

@@ -1,0 +1,138 @@
+"""Translates one setting of another system: to paths of ours, or to the reason why there are none.
+
+Tables of entries map settings to paths and functions; `systems.py` converts whole files by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+ALGORITHM = "trainer.algorithm."
+OPTIMIZER = "trainer.policy.optimizer_config."
+ENGINE = "generator.inference_engine."
+SAMPLING = "generator.sampling_params."
+SHAPING = ALGORITHM + "reward_shaping."
+
+Values = Mapping[str, Any]
+"""All settings of a file, by their dotted keys."""
+
+
+@frozen(kw_only=True)
+class Translation:
+    """The outcome for one setting: paths to write, or why there are none."""
+
+    writes: dict[str, Any] = field(factory=dict)
+    cluster: dict[str, Any] = field(factory=dict)
+    """Paths to write in the description of the cluster (`cluster.toml`)."""
+
+    command: str = ""
+    """Command of skyrl that does what the setting asks for."""
+
+    note: str = ""
+    """Remark about the written value, for the report."""
+
+    redundant: str = ""
+    """Why nothing has to be written."""
+
+    unsupported: str = ""
+    """The missing capability."""
+
+    refused: str = ""
+    """Why the value is not valid, or has no equivalent here."""
+
+
+Entry = str | Translation | Callable[[Any], Translation]
+"""How a setting translates independently of others: the path of ours that gets its value, always the same outcome, or
+a function of the value.
+"""
+
+Dependent = Callable[[str, Any, Values], Translation | None]
+"""How a setting translates whose meaning depends on others: a function of its key, its value and all settings, which
+returns None if the next entry decides.
+"""
+
+
+def redundant(why: str) -> Translation:
+    """Outcome of a setting for which nothing has to be written."""
+    return Translation(redundant=why)
+
+
+def unsupported(capability: str) -> Translation:
+    """Outcome of a setting that needs a capability which is not implemented."""
+    return Translation(unsupported=capability)
+
+
+def refused(why: str) -> Translation:
+    """Outcome of a setting whose value is not valid, or has no equivalent here."""
+    return Translation(refused=why)
+
+
+def translate(entry: Entry, value: object) -> Translation:
+    """The outcome that an entry has for a value; null writes nothing to a path."""
+    if isinstance(entry, str):
+        return redundant("not set") if value is None else Translation(writes={entry: value})
+    return entry if isinstance(entry, Translation) else entry(value)
+
+
+def maps_to(*paths: str, convert: Callable[[Any], Any]) -> Entry:
+    """Entry that writes the converted value to each of the paths; null writes nothing."""
+    return lambda value: (
+        redundant("not set") if value is None else Translation(writes=dict.fromkeys(paths, convert(value)))
+    )
+
+
+def numeric(*paths: str) -> Entry:
+    """Entry that writes the number to each of the paths; null writes nothing."""
+    return maps_to(*paths, convert=number)
+
+
+def non_empty(path: str) -> Entry:
+    """Entry that writes the value to the path; empty text and null write nothing."""
+    return lambda value: translate(path, None if value == "" else value)
+
+
+def fixed(*values: object, does: str, otherwise: str) -> Callable[[Any], Translation]:
+    """Entry of which `values` match the built-in behaviour (`does`), and others need what is missing (`otherwise`)."""
+
+    def become(value: object) -> Translation:
+        if any(type(value) is type(usual) and value == usual for usual in values):
+            return redundant(does)
+        return unsupported(otherwise)
+
+    return become
+
+
+def missing(capability: str, *inactive: object) -> Entry:
+    """Entry of a setting whose capability is missing; null and the values `inactive` do not need it."""
+    return fixed(None, *inactive, does="no effect at this value", otherwise=capability)
+
+
+def when_on(path: str, value: object, note: str = "") -> Entry:
+    """Entry of a switch, which writes the value to the path if it is on."""
+    return lambda on: Translation(writes={path: value}, note=note) if on else redundant("off")
+
+
+def sources(path: str) -> Entry:
+    """Entry that writes one data source, or a list of them, to our list at the path."""
+    return lambda value: Translation(writes={path: value if isinstance(value, list) else [value]})
+
+
+def number(value: object) -> Any:
+    """The number in a text, else the value unchanged. Some systems write `1e-5`, which YAML 1.1 reads as text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def is_off(value: object) -> bool:
+    """Whether a setting is off: null, false, 0, or empty."""
+    return value in (None, False, 0, "", "null", "None") or value == [] or value == {}
+
+
+def count(value: object, *, default: int = 1) -> int:
+    """The count in the file if it is a whole number, else `default`."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else default

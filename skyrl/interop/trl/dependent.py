@@ -1,0 +1,163 @@
+"""TRL's settings that depend on one another: engines, data, rewards, adapters, and those of `batches.py` and
+`objective.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from skyrl.interop.translation import (
+    ENGINE,
+    OPTIMIZER,
+    Dependent,
+    Translation,
+    Values,
+    count,
+    is_off,
+    number,
+    redundant,
+    unsupported,
+)
+from skyrl.interop.trl.batches import BATCHES, processes
+from skyrl.interop.trl.objective import OBJECTIVE
+
+_BUILT_IN_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+_TRACKERS = ("wandb", "tensorboard", "mlflow", "swanlab")
+_ATTENTION = ("sdpa", "eager", "flash_attention_2")
+_GPUS_OF_A_NODE = 8
+
+
+def _mode(key: str, value: object, values: Values) -> Translation:
+    if not values.get("use_vllm") or value == "colocate":
+        return redundant("engines share the learners' GPUs")
+    return unsupported(
+        "servers of `trl vllm-serve`; the run starts its own engines or uses vLLM servers (docs/servers.md)"
+    )
+
+
+def _of_vllm(path: str) -> Dependent:
+    return lambda key, value, values: (
+        Translation(writes={path: number(value)})
+        if values.get("use_vllm") and value is not None
+        else redundant("use_vllm is off" if value is not None else "not set")
+    )
+
+
+def _warm_up(key: str, value: object, values: Values) -> Translation:
+    """Convert the warmup: a number below 1 is a share of all steps."""
+    amount = number(value)
+    if is_off(amount):
+        return redundant("no effect at this value")
+    name = "warmup_steps_proportion" if amount < 1 else "num_warmup_steps"
+    return Translation(writes={OPTIMIZER + name: amount})
+
+
+def _rewards(key: str, value: object, values: Values) -> Translation:
+    if is_off(value):
+        return redundant("not set: environment.env_class decides")
+    names = value if isinstance(value, list) else [value]
+    if len(names) != 1:
+        return unsupported("several reward functions; write one that adds them up (docs/environments.md)")
+    name = str(names[0]).removeprefix("trl.rewards.")
+    if name in _BUILT_IN_REWARDS:
+        return Translation(writes={"environment.env_class": f"trl.rewards:{name}"}, note="requires the package trl")
+    module, _, function = name.rpartition(".")
+    if not module or "/" in name:
+        return unsupported(f"reward {name}; set environment.env_class to FILE.py:NAME or reward_model")
+    return Translation(writes={"environment.env_class": f"{module}:{function}"})
+
+
+def _dataset(key: str, value: object, values: Values) -> Translation:
+    """Convert a dataset to our source: NAME, NAME:SPLIT or NAME:CONFIGURATION:SPLIT."""
+    path = "data.val_data" if key.startswith("eval_") else "data.train_data"
+    if value is None:
+        return redundant("not set")
+    if key == "eval_dataset_name" or ":" in str(value):
+        return Translation(writes={path: [value]})
+    config = values.get("dataset_config")
+    source = ":".join(filter(None, (str(value), config)))
+    writes = {path: [f"{source}:{values.get('dataset_train_split', 'train')}"]}
+    if values.get("eval_strategy", "no") != "no":
+        writes["data.val_data"] = [f"{source}:{values.get('dataset_test_split', 'test')}"]
+    return Translation(writes=writes)
+
+
+def _trackers(key: str, value: object, values: Values) -> Translation:
+    trackers = [name for name in (value if isinstance(value, list) else [value]) if name not in ("none", None)]
+    missing = [name for name in trackers if name not in _TRACKERS]
+    if missing:
+        return unsupported(f"tracker {', '.join(map(str, missing))}; supported: {', '.join(_TRACKERS)}")
+    return Translation(writes={"trainer.logger": ["console", *trackers]})
+
+
+def _attention(key: str, value: object, values: Values) -> Translation:
+    if value is None:
+        return redundant("not set: trainer.attention decides")
+    name = "flash_attention_2" if str(value).startswith("kernels-community/flash-attn2") else value
+    if name not in _ATTENTION:
+        return unsupported(f"attention {value!r}; supported: {', '.join(_ATTENTION)}")
+    return Translation(writes={"trainer.attention": name})
+
+
+def _adapter(path: str) -> Dependent:
+    return lambda key, value, values: (
+        redundant("use_peft is off")
+        if not values.get("use_peft") or value is None
+        else Translation(writes={path: value})
+    )
+
+
+def _targets(key: str, value: object, values: Values) -> Translation | None:
+    whole_model = value in ("all-linear", ["all-linear"])
+    return _adapter("trainer.policy.model.lora.target_modules")(key, "all-linear" if whole_model else value, values)
+
+
+_LORA = "trainer.policy.model.lora."
+
+DEPENDENT: dict[str, Dependent] = {
+    **BATCHES,
+    **OBJECTIVE,
+    "use_vllm": lambda key, value, values: Translation(writes={ENGINE + "backend": "vllm" if value else "torch"}),
+    "vllm_mode": _mode,
+    "vllm_gpu_memory_utilization": _of_vllm(ENGINE + "gpu_memory_utilization"),
+    "vllm_tensor_parallel_size": _of_vllm(ENGINE + "tensor_parallel_size"),
+    "vllm_max_model_length": _of_vllm(ENGINE + "engine_init_kwargs.max_model_len"),
+    "warmup_steps": _warm_up,
+    "warmup_ratio": _warm_up,
+    "reward_funcs": _rewards,
+    "dataset_name": _dataset,
+    "eval_dataset_name": _dataset,
+    "report_to": _trackers,
+    "attn_implementation": _attention,
+    "lora_r": _adapter(_LORA + "rank"),
+    "lora_alpha": _adapter(_LORA + "alpha"),
+    "lora_dropout": _adapter(_LORA + "dropout"),
+    "lora_target_modules": _targets,
+    "lora_exclude_modules": _adapter(_LORA + "exclude_modules"),
+    "chat_template_kwargs": lambda key, value, values: Translation(
+        writes={f"generator.chat_template_kwargs.{name}": setting for name, setting in (value or {}).items()}
+    ),
+}  # fmt: skip
+
+
+def implied(values: Values) -> Iterator[tuple[str, str, Any]]:
+    """Our paths that follow from processes and evaluation settings together."""
+    if "model_name_or_path" not in values:
+        return
+    ranks = processes(values)
+    nodes = -(-ranks // _GPUS_OF_A_NODE)
+    paths: dict[str, Any] = {"trainer.device": "cuda", "trainer.placement.colocate_all": True}
+    for model in ("policy", "ref") if values.get("beta") else ("policy",):
+        paths[f"trainer.placement.{model}_num_nodes"] = nodes
+        paths[f"trainer.placement.{model}_num_gpus_per_node"] = -(-ranks // nodes)
+    if values.get("use_vllm"):
+        paths[ENGINE + "num_engines"] = max(ranks // count(values.get("vllm_tensor_parallel_size")), 1)
+    if values.get("weight_decay"):
+        paths[OPTIMIZER + "weight_decay_on"] = "matrices"
+    if values.get("eval_strategy", "no") != "no":
+        samples = values.get("num_generations_eval") or values.get("num_generations", 8)
+        paths["generator.eval_n_samples_per_prompt"] = samples
+        paths["generator.eval_sampling_params.temperature"] = values.get("temperature", 1.0)
+        paths["generator.eval_sampling_params.top_p"] = values.get("top_p", 1.0)
+    yield from (("implied", path, value) for path, value in paths.items())
