@@ -68,21 +68,15 @@ class ChatMasks:
         weights = message_weights(messages, all_messages=self._all)
         learned = tuple(weights)
         chat = [{key: value for key, value in each.items() if key != "weight"} for each in messages[: learned[-1] + 1]]
-        layout = self._layout(chat, tools, learned, allow_dropped=allow_dropped)
-        self.behind_other_headers += not layout.behind_header
-        return self._tokens(layout, weights)
-
-    def _layout(
-        self, chat: Sequence[Message], tools: Sequence[Any] | None, learned: Sequence[int], *, allow_dropped: bool
-    ) -> Layout:
-        """The chat in the spelling of which the template drops the least. Raises `DataError`."""
-        return self._fullest(
+        layout = self._fullest(
             chat,
             lambda spelling: self._layouts(tools, spelling).of(spelling.of(chat), learned),
             missing=lambda layout: _missing(chat, tools, layout),
             text_of=lambda layout: layout.text,
             allow_dropped=allow_dropped,
         )
+        self.behind_other_headers += not layout.behind_header
+        return self._tokens(layout, weights)
 
     @property
     def turn_end(self) -> tuple[str, int | None]:

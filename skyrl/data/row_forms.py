@@ -77,7 +77,10 @@ class SupervisedForms:
             ids, mask = tokenized_row(row, len(self._tokenizer))
             return ids, mask.astype(np.float32)
         if row.get("prompt") is not None and row.get("completion") is not None:
-            return self._completion(row)
+            prompt, completion = row["prompt"], row["completion"]
+            if isinstance(prompt, str) and isinstance(completion, str):
+                return self._text(prompt, completion)
+            raise DataError("prompt and completion are not both texts, nor both lists of messages")
         if isinstance(row.get("text"), str) and row["text"]:
             return self._text("", row["text"])
         raise DataError(
@@ -92,12 +95,6 @@ class SupervisedForms:
         tokens = self._masks.weighted(chat, tools, allow_dropped=bool(row.get(ALLOW_DROPPED)))
         self._has_chats = True
         return tokens
-
-    def _completion(self, row: Row) -> tuple[Ids, Weights]:
-        prompt, completion = row["prompt"], row["completion"]
-        if isinstance(prompt, str) and isinstance(completion, str):
-            return self._text(prompt, completion)
-        raise DataError("prompt and completion are not both texts, nor both lists of messages")
 
     def _text(self, before: str, learned: str) -> tuple[Ids, Weights]:
         """Plain text, preceded by the tokenizer's beginning-of-sequence tokens and followed by an end-of-sequence

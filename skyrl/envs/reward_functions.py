@@ -45,7 +45,13 @@ class RewardFunctionEnv(Env):
         components: Mapping[str, float] = {}
         match signature_of(self._function):
             case "trl":
-                given = _only(given)
+                if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 1:
+                    raise TypeError(
+                        f"a TRL reward function gives a list with one number for each completion, not {given!r:.100}"
+                    )
+                if given[0] is None:
+                    raise SkipSample("the reward function gives None: it has no reward for this sample")
+                given = given[0]
             case "verl" if isinstance(given, Mapping):
                 given = self._measure(given)
             case "skyrl" if isinstance(given, Mapping) and "reward" in given:
@@ -62,15 +68,6 @@ class RewardFunctionEnv(Env):
         self._measured = {name: float(value) for name, value in numbers.items() if name != "score"}
         self._answer = given["pred"] if isinstance(given.get("pred"), str) else None
         return given["score"]
-
-
-def _only(given: Any) -> Any:
-    """The single reward of a batch of one sample."""
-    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 1:
-        raise TypeError(f"a TRL reward function gives a list with one number for each completion, not {given!r:.100}")
-    if given[0] is None:
-        raise SkipSample("the reward function gives None: it has no reward for this sample")
-    return given[0]
 
 
 @frozen

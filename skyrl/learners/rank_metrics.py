@@ -105,15 +105,13 @@ def merged(parts: Sequence[RankMetrics]) -> RankMetrics:
     """The metrics of all ranks together."""
     first = parts[0]
     return RankMetrics(
-        sums={name: math.fsum(part.sums.get(name, 0.0) for part in parts) for name in _names(parts)},
+        sums={
+            name: math.fsum(part.sums.get(name, 0.0) for part in parts)
+            for name in dict.fromkeys(name for part in parts for name in part.sums)
+        },
         moments={name: sum((part.moments[name] for part in parts), Moments()) for name in first.moments},
         loads=summed([part.loads for part in parts]),
     )
-
-
-def _names(parts: Sequence[RankMetrics]) -> list[str]:
-    """Names of sums, in order: a rank has none of an engine that drew none of its rows."""
-    return list(dict.fromkeys(name for part in parts for name in part.sums))
 
 
 class Measurements:

@@ -160,19 +160,16 @@ class RunSession:
             # once more, for models that were on the hub until now
             experiment.saving.read_again = self._read_again(checkpoint)
             if checkpoint is not None:
-                self._report(checkpoint)
+                changes = changes_to_say(checkpoint.config, self._cfg)
+                notice(f"Continuing after step {checkpoint.step}, from a checkpoint{changes and ', with:'}")
+                if changes:
+                    notice(changes)
                 loop.load_state(dict(checkpoint.state["trainer"]))
         for product in experiment.products:  # of a run that is now extended
             Disk(product.parent).remove(product.name)
         self._forget_what_comes_again(checkpoint)
         experiment.begin_recording()
         return loop
-
-    def _report(self, checkpoint: Checkpoint) -> None:
-        changes = changes_to_say(checkpoint.config, self._cfg)
-        notice(f"Continuing after step {checkpoint.step}, from a checkpoint{changes and ', with:'}")
-        if changes:
-            notice(changes)
 
     def _forget_what_comes_again(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is None:

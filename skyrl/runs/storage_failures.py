@@ -28,7 +28,9 @@ def storage_error(error: OSError | SafetensorError, folders: Sequence[Path]) -> 
     if number not in _OF_A_DISK and folder is None:
         return None
     where = f"{os.fsdecode(name)}: " if name else ""
-    free = ", ".join(f"{readable(_free(folder))} are free in {folder}" for folder in dict.fromkeys(folders))
+    free = ", ".join(
+        f"{readable(shutil.disk_usage(nearest(folder)).free)} are free in {folder}" for folder in dict.fromkeys(folders)
+    )
     advice = remedy(number, folder or next(iter(folders), None))
     return StorageError(
         f"A file of the run cannot be read or written: {where}{os.strerror(number or 0)}; {free}. What was saved "
@@ -42,7 +44,3 @@ def _number(error: OSError | SafetensorError) -> int | None:
         return error.errno
     found = re.search(r"os error (\d+)", str(error))
     return int(found[1]) if found else None
-
-
-def _free(folder: Path) -> int:
-    return shutil.disk_usage(nearest(folder)).free

@@ -31,7 +31,9 @@ def model_report(
     rows = row_support(config, attention, pack=True, share_prompts=True)
     yield f"  rows      {rows.reason.partition(': rows run ')[2] or _exactness(config, rows)}"
     yield f"  engine    {_engine(config, attention)}"
-    if _has_two_rotations(path, overrides):
+    # Short and long runs may have other rotary embeddings.
+    short, long = (load_config(path, {**overrides, LONGEST_ROW: length}) for length in (1, None))
+    if short.to_dict() != long.to_dict():
         rows_of = "as long as its positions" if longest is None else f"of {longest} tokens"
         yield f"  rotation  one set in all of a run, by trainer.longest_row; here for rows {rows_of}"
     yield f"  megatron  {_megatron(config)}"
@@ -65,12 +67,6 @@ def _engine(config: PretrainedConfig, attention: str) -> str:
     except ModelError as error:
         return f"refused: {error}"
     return f"attention {support.attention}" + (f": {support.reason}" if support.reason else "")
-
-
-def _has_two_rotations(path: str, overrides: Mapping[str, object]) -> bool:
-    """Whether short and long runs have other rotary embeddings."""
-    short, long = (load_config(path, {**overrides, LONGEST_ROW: length}) for length in (1, None))
-    return short.to_dict() != long.to_dict()
 
 
 def _megatron(config: PretrainedConfig) -> str:

@@ -112,13 +112,11 @@ class Replay:
                     loop.load_state(dict(checkpoint.state["trainer"]))
                 while loop.trainer.version < steps.stop - 1:
                     runner.run(loop.step())
-                    yield self._compared(kept.computed.pop())
-
-    def _compared(self, computed: Computed) -> Replayed:
-        before = self.recording.computed(computed.step)
-        groups = self.recording.sampled(computed.step).groups
-        found = differences_of_computing(before, computed, groups)
-        return Replayed(computed=computed, differences=tuple(found))
+                    computed = kept.computed.pop()
+                    before = self.recording.computed(computed.step)
+                    groups = self.recording.sampled(computed.step).groups
+                    found = differences_of_computing(before, computed, groups)
+                    yield Replayed(computed=computed, differences=tuple(found))
 
 
 def _refuse_code(run: SkyRLTrainConfig, folder: Path) -> None:

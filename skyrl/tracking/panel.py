@@ -23,8 +23,16 @@ def panel(run: RunProgress) -> Panel:
     now = run.now
     title = f"{now.name or 'run'}: {run.state}"
     steps = Table.grid(Column(ratio=1), Column(no_wrap=True), padding=(0, 2), expand=True)
-    steps.add_row(ProgressBar(total=max(1, now.total_steps), completed=run.step), Text(_steps(run)))
-    parts: list[RenderableType] = [steps, _numbers(run)]
+    left = run.seconds_left
+    text = f"step {run.step}/{run.now.total_steps}"
+    steps.add_row(
+        ProgressBar(total=max(1, now.total_steps), completed=run.step),
+        Text(text if left is None else f"{text}, {clock(left)} left"),
+    )
+    grid = Table.grid(padding=(0, 2))
+    for name, value in _values(run):
+        grid.add_row(Text(name, style="dim"), Text(value))
+    parts: list[RenderableType] = [steps, grid]
     phases = _phases(run)
     parts += [phases] if phases is not None else []
     parts += [Text(line, style=style, overflow="fold") for line, style in _lines(run)]
@@ -39,20 +47,6 @@ def sparkline(values: Iterable[float]) -> str:
     low, high = min(shown), max(shown)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in shown)
-
-
-def _steps(run: RunProgress) -> str:
-    left = run.seconds_left
-    text = f"step {run.step}/{run.now.total_steps}"
-    return text if left is None else f"{text}, {clock(left)} left"
-
-
-def _numbers(run: RunProgress) -> Table:
-    """Names and values in two columns."""
-    grid = Table.grid(padding=(0, 2))
-    for name, value in _values(run):
-        grid.add_row(Text(name, style="dim"), Text(value))
-    return grid
 
 
 def _values(run: RunProgress) -> Iterator[tuple[str, str]]:

@@ -55,7 +55,8 @@ def chrome_trace(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for record in records:
         spans = sorted(_spans(record), key=lambda span: (span[1], -span[2]))
         for what, began, ended in spans:
-            track, name = _track_of(what)
+            process, found, call = what.partition(" in ")
+            track, name = (process, call) if found else (_PHASES, what)
             lane = tracks.lane(track, offset + began, offset + ended)
             events.append(
                 {
@@ -78,12 +79,6 @@ def _spans(record: Mapping[str, Any]) -> list[tuple[str, float, float]]:
         return [(str(what), float(began), float(ended)) for what, began, ended in record["spans"]]
     except (KeyError, TypeError, ValueError):
         return []
-
-
-def _track_of(what: str) -> tuple[str, str]:
-    """Track and name of a span: a call is on the track of its process, a phase on the track of all phases."""
-    process, found, call = what.partition(" in ")
-    return (process, call) if found else (_PHASES, what)
 
 
 class _Tracks:

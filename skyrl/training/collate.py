@@ -47,7 +47,11 @@ def collate(
             logprobs[index, prompt:length] = _array(row.rollout_logprobs, "f")
         if row.engines and all(each == version for each in row.weight_versions):
             engines[index, prompt:length] = _array(row.engines, "q")
-        _credit(rewards[index], row)
+        # A turn's reward goes to its last trained token; without one, to its last token; if the turn sampled nothing,
+        # to the last token of the prompt.
+        for turn in row.rewards:
+            trained = (token for token in range(turn.token, -1, -1) if row.loss_mask[token])
+            rewards[index][len(row.prompt_ids) + next(trained, turn.token)] += turn.reward
     reasons = {trajectory.stop_reason for trajectory in trajectories}
     filtered = equal_rewards_are_silent and all(len(set(group.rewards)) == 1 for group in groups)
     if not loss_mask.any() and "stop" not in reasons and not filtered:
@@ -116,15 +120,6 @@ def _steps(trajectories: Sequence[Trajectory], per_row: NDArray[np.int64]) -> di
         return {}
     last = np.append(per_row[1:] != per_row[:-1], True)
     return {"trajectories": torch.from_numpy(per_row), "last_step": torch.from_numpy(last)}
-
-
-def _credit(rewards: NDArray[np.float32], row: TokenRow) -> None:
-    """Put each turn's reward on its last trained token; if it has none, on its last token; if the turn sampled nothing,
-    on the last token of the prompt.
-    """
-    for turn in row.rewards:
-        trained = (token for token in range(turn.token, -1, -1) if row.loss_mask[token])
-        rewards[len(row.prompt_ids) + next(trained, turn.token)] += turn.reward
 
 
 def _baselines(groups: Sequence[TrajectoryGroup], numbers: NDArray[np.int64]) -> Tensor | None:

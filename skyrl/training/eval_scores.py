@@ -9,7 +9,7 @@ Samples of a prompt are not independent, so standard errors are clustered by pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import comb
 from statistics import fmean
 
@@ -32,7 +32,8 @@ def scores(groups: Sequence[TrajectoryGroup], samples: int) -> Metrics:
         f"best_at_{samples}": fmean(max(own) for own in rewards),
     }
     for name, clusters in {"avg_score": rewards, **shares(groups, samples)}.items():
-        found |= _with_error(name, clusters)
+        mean = {name: fmean(value for cluster in clusters for value in cluster)}
+        found |= mean | ({f"{name}_stderr": clustered_error(clusters)} if len(clusters) > 1 else {})
     return found
 
 
@@ -85,12 +86,6 @@ def majority(votes: Sequence[tuple[str | None, float]]) -> float:
             by_answer.setdefault(answer, []).append(float(reward > 0))
     most = max(map(len, by_answer.values()), default=0)
     return fmean(fmean(right) for right in by_answer.values() if len(right) == most) if most else 0.0
-
-
-def _with_error(name: str, clusters: Sequence[Sequence[float]]) -> Mapping[str, float]:
-    """The mean, and its standard error where there are two prompts or more."""
-    mean = {name: fmean(value for cluster in clusters for value in cluster)}
-    return mean | ({f"{name}_stderr": clustered_error(clusters)} if len(clusters) > 1 else {})
 
 
 def _powers_of_two(most: int) -> Iterator[int]:

@@ -158,7 +158,15 @@ class TrainingLoop:
             while self.trainer.version < self.total_steps and not self._hooks.alarms.stopped_by:
                 try:
                     metrics = await self.step()
-                    await self._conclude(metrics | self._timings(metrics), evaluate=self._is_due("evaluate"))
+                    timings = self.clock.take()
+                    seconds = timings["timing/step"]
+                    self.clock.total += seconds
+                    metrics |= timings | {
+                        "timing/all_steps": self.clock.total,
+                        "trainer/tokens_per_second": metrics.get(self.trainer.tokens, 0) / seconds,
+                        "memory/process_bytes": float(resident_bytes()),
+                    }
+                    await self._conclude(metrics, evaluate=self._is_due("evaluate"))
                 except NonFiniteError as error:
                     await self._go_back(error)
             await self._checkpoints.finish()
@@ -192,15 +200,12 @@ class TrainingLoop:
             except NonFiniteError as error:
                 metrics = await self._leave_out(error, before)
             else:
-                self._passed()
+                if self._hooks.guard is not None:
+                    self._hooks.guard.passed()
             await self._refresh_reference()
         self._longest_step = max(self._longest_step, self.shutdown.now() - began)
         self.trainer.version, self._before = self.trainer.version + 1, None
         return metrics | self.trainer.position.metrics() | {"trainer/global_step": self.trainer.version}
-
-    def _passed(self) -> None:
-        if self._hooks.guard is not None:
-            self._hooks.guard.passed()
 
     async def _leave_out(self, error: NonFiniteError, before: Mapping[str, Any]) -> Metrics:
         if self._hooks.guard is None:
@@ -277,14 +282,6 @@ class TrainingLoop:
     def _is_due(self, what: str) -> bool:
         version = self.trainer.version
         return self._triggers[what].due(version, self.trainer.position.epoch, last=version == self.total_steps)
-
-    def _timings(self, metrics: Metrics) -> Metrics:
-        timings = self.clock.take()
-        seconds = timings["timing/step"]
-        self.clock.total += seconds
-        timings |= {"timing/all_steps": self.clock.total}
-        speed = {"trainer/tokens_per_second": metrics.get(self.trainer.tokens, 0) / seconds}
-        return timings | speed | {"memory/process_bytes": float(resident_bytes())}
 
     def state(self) -> dict[str, Any]:
         """The loop's state for a checkpoint: as it was after the last whole step."""

@@ -260,7 +260,7 @@ class MegatronState:
 
     def _joined(self, parameter: nn.Parameter, own: Tensor | None, stretch: _Stretch | None) -> Tensor:
         """A part of a parameter's state in the parameter's shape, joined from the stretches of data-parallel ranks."""
-        if not self._is_distributed:
+        if not any(hasattr(inner, "model_param_gbuf_map") for inner in self._optimizer.chained_optimizers):
             assert own is not None
             return own.view(parameter.shape)
         flat = torch.zeros(parameter.numel(), device=self._device)
@@ -272,10 +272,6 @@ class MegatronState:
             group = parallel_state.get_expert_data_parallel_group()
         dist.all_reduce(flat, group=group)
         return flat.view(parameter.shape)
-
-    @property
-    def _is_distributed(self) -> bool:
-        return any(hasattr(inner, "model_param_gbuf_map") for inner in self._optimizer.chained_optimizers)
 
     def _stretch(self, parameter: nn.Parameter) -> _Stretch | None:
         """The stretch of a parameter that this rank updates; None if it has none, or the parameter never changes."""

@@ -118,15 +118,12 @@ class Follower:
                     with contextlib.suppress(BlockingIOError):  # the pipe is full: there is enough to read
                         process.stdin.write(b"\n")
                         process.stdin.flush()
-                    self._await_step(process)
+                    while not self._step.wait(_GLANCE) and process.poll() is None:
+                        pass
+                    self._step.clear()
             with contextlib.suppress(OSError):
                 process.stdin.close()
             return process.wait()
-
-    def _await_step(self, process: subprocess.Popen[bytes]) -> None:
-        while not self._step.wait(_GLANCE) and process.poll() is None:
-            pass
-        self._step.clear()
 
     @contextlib.contextmanager
     def _started(self) -> Iterator[subprocess.Popen[bytes]]:
