@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 from skyrl.batch import TrainingBatch
 from skyrl.config import RewardModelConfig
 from skyrl.data.supervised_rows import Rows, load_preferences
-from skyrl.experiments.full_length_rows import made_up_pairs
+from skyrl.experiments.full_length import made_up_pairs
 from skyrl.experiments.sft import SCORED_AT_A_TIME, SupervisedExp
 from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
+from skyrl.learners.workers.objectives import BradleyTerry
 from skyrl.learners.workers.roles import CriticWorker
-from skyrl.learners.workers.supervised import BradleyTerry
-from skyrl.training.supervised_batches import collate_pairs
+from skyrl.training.collate import collate_pairs
 from skyrl.training.supervised_evaluation import SupervisedEvaluation, preferences
 
 

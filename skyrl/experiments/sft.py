@@ -23,25 +23,25 @@ from skyrl.data.supervised_rows import Rows, load_supervised
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.exports import chat_tokenizer, export_of, new_turn_end
-from skyrl.experiments.full_length_rows import made_up_sequences, verdict, without_traces
+from skyrl.experiments.full_length import made_up_sequences, supervised_without_traces, verdict
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
+from skyrl.learners.workers.objectives import CrossEntropy
 from skyrl.learners.workers.roles import SFTWorker
-from skyrl.learners.workers.supervised import CrossEntropy
 from skyrl.models.files.loading import max_positions, refuse_small_vocabulary
 from skyrl.planning.replicas import Replicas, replicas
 from skyrl.runs.inputs import notice, report_unread_variables
 from skyrl.runs.read_again import of_many
 from skyrl.tracking.source_labels import source_labels
 from skyrl.tracking.tracker import Tracker
+from skyrl.training.collate import collate_supervised
 from skyrl.training.describe import Metrics
 from skyrl.training.loop import Hooks, TrainingLoop
 from skyrl.training.middleware import LayeredLearner, in_context, layered, run_before
 from skyrl.training.profiling import ProfiledSteps
 from skyrl.training.supervised import RowPosition, SupervisedTrainer
-from skyrl.training.supervised_batches import collate_supervised
 from skyrl.training.supervised_evaluation import SupervisedEvaluation, likelihood
 
 SCORED_AT_A_TIME = 64
@@ -58,7 +58,7 @@ class SupervisedExp(BaseExp):
 
     def __init__(self, cfg: SupervisedConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
-        super().__init__(without_traces(cfg) if cfg.num_dummy_steps else cfg)
+        super().__init__(supervised_without_traces(cfg) if cfg.num_dummy_steps else cfg)
 
     @cached_property
     def train_dataset(self) -> Rows[Any]:
@@ -221,7 +221,7 @@ class SupervisedExp(BaseExp):
     async def finish(self) -> None:
         """Write the trained model; for made-up rows, report that they fit."""
         if self.cfg.num_dummy_steps:
-            notice(verdict(self.cfg, self.max_length, self.folder.metrics.read()))
+            notice(verdict(self.cfg, self.folder.metrics.read(), tokens=self.max_length))
             return
         await super().finish()
 

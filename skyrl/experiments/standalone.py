@@ -21,8 +21,8 @@ from skyrl.experiments.preflight import (
     missing_data,
     packages_are_installed,
     the_task_can_be_imported,
+    tokens_of_servers_are_there,
 )
-from skyrl.experiments.server_checks import tokens_of_servers_are_there
 from skyrl.experiments.servers import server_engines
 from skyrl.inference.engine import InferenceEngine
 from skyrl.planning.sizes import layout_of_engines

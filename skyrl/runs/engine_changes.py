@@ -129,11 +129,7 @@ class EngineChanges:
             file.unlink()
         for number, reason in self._client.not_added():
             self._answer(f"add engine {number}", f"engine {number} could not be started: {reason}")
-        found = Engines(
-            least=self._least, most=self._most, engines=tuple(self._client.states), answers=tuple(self._answers)
-        )
-        with contextlib.suppress(OSError):  # the list is for people: a full disk must not end the run
-            write_file(self._folder / STATE, json.dumps(attrs.asdict(found)), durable=False)
+        self._write()
 
     def _answer(self, asked: str, said: str) -> None:
         self._answers = [*self._answers, Reply(asked=asked, said=said, moment=time.time())][-REPLIES:]
@@ -172,3 +168,10 @@ class EngineChanges:
         await self._client.drain(gone)
         await in_a_daemon_thread(lambda: self._remove(gone))
         return f"engine {gone} {'finished its samples and ' if states[gone] == 'serving' else ''}was removed"
+
+    def _write(self) -> None:
+        found = Engines(
+            least=self._least, most=self._most, engines=tuple(self._client.states), answers=tuple(self._answers)
+        )
+        with contextlib.suppress(OSError):  # the list is for people: a full disk must not end the run
+            write_file(self._folder / STATE, json.dumps(attrs.asdict(found)), durable=False)

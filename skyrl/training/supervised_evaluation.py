@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.learners.workers.supervised import pair_margins, pair_scores, preference_loss
+from skyrl.learners.workers.objectives import pair_margins, pair_scores, preference_loss
 
 MOST_PERPLEXITY = math.log(1e30)
 """Nats above which the perplexity is not reported, because the number would be meaningless."""

@@ -27,8 +27,7 @@ from skyrl.algorithms.returns import discounted_returns, generalized_advantages
 from skyrl.algorithms.values import value_is_clipped, value_loss
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, OffPolicyCorrectionConfig
-from skyrl.training.objective import Reduction, off_policy_correction
-from skyrl.training.policy_losses import policy_loss
+from skyrl.training.objective import Reduction, off_policy_correction, policy_loss
 from skyrl.tree import evolve_at
 from tests.algorithms.reference_rollouts import OF_SAMPLES
 

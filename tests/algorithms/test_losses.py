@@ -20,8 +20,7 @@ from skyrl.algorithms.reductions import prompt_mean, sequence_mean, sequence_sum
 from skyrl.algorithms.returns import discounted_returns, generalized_advantages
 from skyrl.algorithms.rollout_losses import DecoupledLoss, DPPOLoss
 from skyrl.config import AlgorithmConfig
-from skyrl.training.objective import PolicyObjective, policy_objective
-from skyrl.training.policy_losses import policy_loss
+from skyrl.training.objective import PolicyObjective, policy_loss, policy_objective
 from tests.algorithms.reference_functions import batch_of
 
 

@@ -218,7 +218,7 @@ class PhasedExp(BasePPOExp):
         tell_of_the_clock(self)
 
     def get_policy(self) -> LearnerGroup[PolicyWorker]:
-        from skyrl.experiments import policy_gradient_models as models
+        from skyrl.experiments import ppo as models
 
         is_megatrons = self.cfg.trainer.strategy == "megatron"
         worker = PhasedHostPolicyWorker if is_megatrons else PhasedPolicyWorker

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from skyrl.tracking.jsonlines import JsonLines
-from skyrl.tracking.services.delivery import Delivery
+from skyrl.tracking.services.follow import Delivery
 from skyrl.tracking.services.offline_sessions import closed, opened, resumable
 from skyrl.tracking.services.run_files import LONGEST, GrowingLines, SampleTables
 from skyrl.tracking.services.service import Known, ServiceRun, Table
