@@ -145,7 +145,7 @@ def _lacks_thoughts(messages: Sequence[Message], text: str) -> bool:
 def _parsed(text: str) -> Any:
     """The text parsed as JSON, or the text itself if it is not JSON."""
     try:
-        found = json.loads(text)
+        result = json.loads(text)
     except ValueError:
         return text
-    return found if isinstance(found, Mapping) else text
+    return result if isinstance(result, Mapping) else text

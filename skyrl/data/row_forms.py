@@ -110,8 +110,8 @@ class SupervisedForms:
         """Tokens that the tokenizer puts before a text, such as a beginning-of-sequence token."""
         alone = self._tokenizer.encode("a", add_special_tokens=False)
         whole = self._tokenizer.encode("a")
-        found = [place for place in range(len(whole)) if whole[place : place + len(alone)] == alone]
-        return list(whole[: found[0]]) if found else []
+        result = [place for place in range(len(whole)) if whole[place : place + len(alone)] == alone]
+        return list(whole[: result[0]]) if result else []
 
 
 class PreferenceForms:
@@ -222,18 +222,18 @@ def _zeros_and_ones(ids: Ids, given: object, name: str) -> Mask:
 
 
 def _beside(ids: Ids, given: object, name: str) -> Ids:
-    found = _whole_numbers(given, name)
-    if found.shape != ids.shape:
-        raise DataError(f"{len(ids)} input_ids have {len(found)} {name}")
-    return found
+    result = _whole_numbers(given, name)
+    if result.shape != ids.shape:
+        raise DataError(f"{len(ids)} input_ids have {len(result)} {name}")
+    return result
 
 
 def _whole_numbers(given: object, name: str) -> Ids:
     """The value as a flat array of whole numbers. Raises `DataError` for anything else: nothing is rounded."""
     try:
-        found = np.asarray(given)
+        result = np.asarray(given)
     except ValueError:  # lists of different lengths
-        found = np.empty((0, 0))
-    if found.ndim != 1 or not (len(found) == 0 or found.dtype.kind in "iub"):
+        result = np.empty((0, 0))
+    if result.ndim != 1 or not (len(result) == 0 or result.dtype.kind in "iub"):
         raise DataError(f"{name} is {short(given)}, not a list of whole numbers")
-    return found.astype(np.int64)
+    return result.astype(np.int64)

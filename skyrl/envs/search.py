@@ -81,10 +81,10 @@ class SearchEnv(Env):
         return {**self._counts, "turns": float(self._turns)}
 
     def _search(self, query: str) -> str:
-        found = ask_retriever(self._settings, self._token, query, self._patience)
+        result = ask_retriever(self._settings, self._token, query, self._patience)
         self._counts["searches"] += 1
-        self._counts["retries"] += found.retries
-        return found.value
+        self._counts["retries"] += result.retries
+        return result.value
 
 
 def ask_retriever(
@@ -102,8 +102,8 @@ def ask_retriever(
 
 def targets(given: str | Mapping[str, Any] | Iterable[object]) -> tuple[str, ...]:
     """The accepted answers of a row."""
-    found = given.get("target", ()) if isinstance(given, Mapping) else given
-    return (found,) if isinstance(found, str) else tuple(str(each) for each in found)
+    result = given.get("target", ()) if isinstance(given, Mapping) else given
+    return (result,) if isinstance(result, str) else tuple(str(each) for each in result)
 
 
 def score(said: str, right: Sequence[str]) -> float:

@@ -46,12 +46,12 @@ def answer(db: str, query: str, rows: int, seconds: float) -> dict[str, object]:
     end = time.monotonic() + seconds
     connection.set_progress_handler(lambda: time.monotonic() > end, 1000)
     cursor = connection.execute(query)
-    found = cursor.fetchmany(rows + 1)
+    result = cursor.fetchmany(rows + 1)
     columns = [column[0] for column in cursor.description or ()]
     return {
         "columns": columns,
-        "rows": [[plain(value) for value in row] for row in found[:rows]],
-        "cut": len(found) > rows,
+        "rows": [[plain(value) for value in row] for row in result[:rows]],
+        "cut": len(result) > rows,
     }
 
 

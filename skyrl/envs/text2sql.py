@@ -130,7 +130,7 @@ def solution(said: str) -> str | None:
     if _TAGS.search(query) or thought < 0 or "</think>" not in said[thought:]:
         return None
     answers = before.split("</observation>")[1:]
-    return query if all(each.lstrip().lower().startswith("<think>") for each in answers) else None
+    return query if all(answer.lstrip().lower().startswith("<think>") for answer in answers) else None
 
 
 def shown(result: Mapping[str, Any]) -> str:

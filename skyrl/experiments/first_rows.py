@@ -1,7 +1,8 @@
 """Rows of data, tried before a run starts: all are read, the first is rendered by the chat template and judged.
 
-Reads only files, without torch and transformers; for a dataset of the hub, only its existence is checked. `skyrl doctor`
-reads every file whole. `skyrl run`, which reads all rows once it has its tokenizer, does so before that if it is quick.
+Reads only files, without torch and transformers; for a dataset of the hub, only its existence is checked.
+`skyrl doctor` reads every file whole. `skyrl run`, which reads all rows once it has its tokenizer, reads them here only
+if that is quick.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def too_few_rows(
     counts: Sequence[Counted | None], path: str, batch: int, noun: str, *, skips: bool, otherwise: str = ""
 ) -> Iterator[Problem]:
     """The problem of data that does not fill one batch, if all its rows are counted. `otherwise` is another remedy."""
-    known = [each.good if skips else each.rows for each in counts if each is not None]
+    known = [count.good if skips else count.rows for count in counts if count is not None]
     if len(known) == len(counts) and sum(known) < batch:
         message = f"{batch} {noun}, but the training data has {sum(known)}"
         yield Problem(path=path, message=message, hint=f"lower it to {sum(known)} or less{otherwise}")
@@ -388,7 +389,7 @@ def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
         signature.bind(*answers, **(dict.fromkeys(lacking(asked_by(make), row.extras)) | columns))
     except TypeError as error:
         given = ", ".join(
-            ["an answer", *(f"{each}=" for each in columns)] if answers else [f"{each}=" for each in columns]
+            ["an answer", *(f"{column}=" for column in columns)] if answers else [f"{column}=" for column in columns]
         )
         message = f"{name_of(make, str(row.env_class))} cannot be called with row 0 of {row.source}: {error}"
         yield Problem(path="environment.env_class", message=message, hint=f"it is called with {given}")
@@ -432,7 +433,7 @@ def _judgement(make: MakeEnv, row: FirstRow, answer: str) -> Callable[[], Sequen
         asked = row.messages[:-1] if begins_an_answer(row.messages) else row.messages
         messages, extras = deepcopy(asked), deepcopy(row.extras)
         if isinstance(make, GroupReward):
-            return [each for each in make.rewards(messages, [answer], extras) if each is not None]
+            return [reward for reward in make.rewards(messages, [answer], extras) if reward is not None]
         env = make(extras)
         try:
             env.init(messages)

@@ -128,10 +128,10 @@ def disk_holds_checkpoints(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def _folders(run: AnyRun) -> Mapping[str, str]:
     """Dotted path and name of each folder on a disk that the run writes into."""
     names = ("run_path", "ckpt_path", "export_path")
-    found = {field_path(run, name): getattr(run.trainer, name) for name in names}
+    result = {field_path(run, name): getattr(run.trainer, name) for name in names}
     if (tokenized := getattr(run, "tokenized_path", None)) is not None:
-        found[field_path(run, "tokenized_path")] = tokenized
-    return {field: text for field, text in found.items() if text is not None and "://" not in text}
+        result[field_path(run, "tokenized_path")] = tokenized
+    return {field: text for field, text in result.items() if text is not None and "://" not in text}
 
 
 def _checkpoint_bytes(run: SkyRLTrainConfig) -> int | None:

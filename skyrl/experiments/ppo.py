@@ -138,15 +138,15 @@ class BasePPOExp(PolicySampling):
 
     def digests_beside_policy(self) -> dict[str, str]:
         """Digests of the models beside the policy; of those that no checkpoint holds with their weights."""
-        trainer, found = self.cfg.trainer, dict[str, str]()
+        trainer, result = self.cfg.trainer, dict[str, str]()
         if has_reference(self.cfg) and not trainer.update_ref_every_epoch:
             ref = trainer.ref.model
-            found |= model_digests("trainer.ref.model.path", ref, weights=True)
-            found |= adapter_digests("trainer.ref.model.lora.path", ref)
+            result |= model_digests("trainer.ref.model.path", ref, weights=True)
+            result |= adapter_digests("trainer.ref.model.lora.path", ref)
         if has_critic(self.cfg):
             critic = trainer.critic.model
-            found |= model_digests("trainer.critic.model.path", critic, weights=bool(critic.lora.rank))
-        return found
+            result |= model_digests("trainer.critic.model.path", critic, weights=bool(critic.lora.rank))
+        return result
 
     def prepare_processes(self, processes: Processes) -> None:
         """Let the engines and the models that start after the policy import their packages while it starts."""

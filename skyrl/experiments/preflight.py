@@ -213,10 +213,10 @@ def there_are_gpus_for_it(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def _if_built_without_cuda() -> str:
     """A remark on a build of torch for CPUs, which no GPU would help."""
     try:
-        found = version("torch")
+        result = version("torch")
     except PackageNotFoundError:
         return ""
-    return f"; the installed torch {found} is built without CUDA" if "+cpu" in found else ""
+    return f"; the installed torch {result} is built without CUDA" if "+cpu" in result else ""
 
 
 def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:

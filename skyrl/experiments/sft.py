@@ -119,9 +119,9 @@ class SupervisedExp(BaseExp):
         """Digests of what a resumed run reads again, with the chat template and the rows to evaluate on."""
         template, place = self.cfg.chat_template, "chat_template.name_or_path"
         is_file = template.source == "file" and template.name_or_path is not None
-        found = super().read_again()
-        found |= of_many(place, [Path(str(template.name_or_path)).expanduser()]) if is_file else {}
-        return found | {f"eval_datasets: {name}": rows.fingerprint for name, rows in self.eval_datasets.items()}
+        result = super().read_again()
+        result |= of_many(place, [Path(str(template.name_or_path)).expanduser()]) if is_file else {}
+        return result | {f"eval_datasets: {name}": rows.fingerprint for name, rows in self.eval_datasets.items()}
 
     def load(self, sources: tuple[str, ...]) -> Rows[Any]:
         """Rows of this kind of run."""

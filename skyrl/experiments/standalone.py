@@ -70,8 +70,8 @@ class StandaloneSampling(PolicySampling):
         try:
             with self.shutdown, WaitReporter(self.progress, notice), self.held:
                 with self.shutdown.in_loop(), event_loop() as run:
-                    found: R = run(self._with_engines(work))
-                return found
+                    result: R = run(self._with_engines(work))
+                return result
         except Stopped:
             raise self.shutdown.stopped("Nothing was finished: the same command starts from scratch.") from None
 

@@ -91,12 +91,16 @@ def row_support(config: PretrainedConfig, attention: str, *, pack: bool, share_p
     """
     faults: list[str] = []
     try:
-        for each in differences(config, attention, pack=pack, share_prompts=share_prompts):
-            if not each.fault:
-                reason = _reason(config, each, faults) if faults else ""
-                shares = each.share_prompts
-                return RowSupport(attention=each.attention, pack=each.pack, share_prompts=shares, reason=reason)
-            faults.append(each.fault)
+        for difference in differences(config, attention, pack=pack, share_prompts=share_prompts):
+            if not difference.fault:
+                reason = _reason(config, difference, faults) if faults else ""
+                return RowSupport(
+                    attention=difference.attention,
+                    pack=difference.pack,
+                    share_prompts=difference.share_prompts,
+                    reason=reason,
+                )
+            faults.append(difference.fault)
     except NoCopyError as error:
         reason = f"{config.model_type}: rows run unpacked, with attention eager: no small copy can be probed ({error})"
         return RowSupport(attention="eager", pack=False, share_prompts=False, reason=reason)

@@ -268,5 +268,5 @@ def _number(error: OSError | SafetensorError) -> int | None:
     """The errno; safetensors has it in its text: `I/O error: No space left on device (os error 28)`."""
     if isinstance(error, OSError):
         return error.errno
-    found = re.search(r"os error (\d+)", str(error))
-    return int(found[1]) if found else None
+    match = re.search(r"os error (\d+)", str(error))
+    return int(match[1]) if match else None

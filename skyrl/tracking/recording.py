@@ -131,7 +131,7 @@ class Recording:
         record = {
             "step": computed.step,
             "tensors": list(computed.tensors),
-            "updates": [{"learner": each.learner, **_plain(each.metrics)} for each in computed.updates],
+            "updates": [{"learner": update.learner, **_plain(update.metrics)} for update in computed.updates],
             "weights": computed.weights,
         }
         try:
@@ -143,8 +143,8 @@ class Recording:
 
     def steps(self) -> list[int]:
         """Numbers of the complete steps, ascending."""
-        found = (_STEP.fullmatch(path.name) for path in self.folder.glob(f"step_*{_LAST}"))
-        return sorted(int(name[1]) for name in found if name)
+        names = (_STEP.fullmatch(path.name) for path in self.folder.glob(f"step_*{_LAST}"))
+        return sorted(int(name[1]) for name in names if name)
 
     def sampled(self, step: int) -> Sampled:
         """The batch of a step. Raises `DataError`, which names the file and line, if it is incomplete."""

@@ -126,8 +126,10 @@ class RunProgress:
     def phase_seconds(self) -> dict[str, float]:
         """Seconds of each phase of the last step."""
         outside = (_WHOLE, *_BESIDE, "timing/all_steps")
-        found = {name: value for name, value in self.last.items() if name.startswith("timing/") and name not in outside}
-        return {name.removeprefix("timing/"): float(value) for name, value in found.items()}
+        timings = {
+            name: value for name, value in self.last.items() if name.startswith("timing/") and name not in outside
+        }
+        return {name.removeprefix("timing/"): float(value) for name, value in timings.items()}
 
     def _read_now(self) -> None:
         """Read `progress.json`, again if its process is gone: it may have ended properly after the first look."""

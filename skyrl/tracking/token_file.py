@@ -158,8 +158,8 @@ class TokenFiles:
         """Text of every token id in the rows, each decoded once per run."""
         columns = [rows.column(name).values.buffers()[1] for name in ("prompt_ids", "response_ids")]
         ids = np.unique(np.concatenate([np.frombuffer(column, np.int32) for column in columns])).tolist()
-        self._pieces |= {each: _piece(each, decode) for each in ids if each not in self._pieces}
-        return {each: self._pieces[each] for each in ids}
+        self._pieces |= {token_id: _piece(token_id, decode) for token_id in ids if token_id not in self._pieces}
+        return {token_id: self._pieces[token_id] for token_id in ids}
 
 
 def _piece(token: int, decode: Callable[[Sequence[int]], str]) -> str:

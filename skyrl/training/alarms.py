@@ -172,7 +172,7 @@ class Alarms:
 
     def look(self, step: int, metrics: Mapping[str, float]) -> list[RaisedAlarm]:
         """The alarms that this record raises, in the order of the configuration."""
-        found = []
+        result = []
         for name, alarm in self._alarms.items():
             reason = alarm.look(metrics)
             if reason is None:
@@ -180,10 +180,10 @@ class Alarms:
             known = DEFAULT_ALARMS.get(name)
             told = f"{reason}. {known.meaning}" if known else reason
             action = alarm.config.action
-            found.append(RaisedAlarm(step=step, name=name, metric=alarm.config.metric, action=action, reason=told))
+            result.append(RaisedAlarm(step=step, name=name, metric=alarm.config.metric, action=action, reason=told))
             if action == "stop":
                 self._stopped_by = self._stopped_by or name
-        return found
+        return result
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""

@@ -46,7 +46,7 @@ def collate(
         loss_mask[index, prompt:length] = _array(row.loss_mask, "?")
         if len(row.rollout_logprobs):
             logprobs[index, prompt:length] = _array(row.rollout_logprobs, "f")
-        if row.engines and all(each == version for each in row.weight_versions):
+        if row.engines and all(weight_version == version for weight_version in row.weight_versions):
             engines[index, prompt:length] = _array(row.engines, "q")
         # A turn's reward goes to its last trained token; without one, to its last token; if the turn sampled nothing,
         # to the last token of the prompt.

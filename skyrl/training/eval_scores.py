@@ -29,27 +29,27 @@ def scores(groups: Sequence[TrajectoryGroup], samples: int) -> Metrics:
     (`failed_samples = "fill"`) are left out; a prompt with fewer than k remaining samples is left out of pass@k.
     """
     rewards = _rewards(groups)
-    found = {
+    result = {
         "mean_positive_reward": mean_positive([row for own in _counted(groups) for row in own]),
         f"best_at_{samples}": fmean(max(own) for own in rewards),
     }
     for name, clusters in {"avg_score": rewards, **shares(groups, samples)}.items():
         mean = {name: fmean(value for cluster in clusters for value in cluster)}
-        found |= mean | ({f"{name}_stderr": clustered_error(clusters)} if len(clusters) > 1 else {})
-    return found
+        result |= mean | ({f"{name}_stderr": clustered_error(clusters)} if len(clusters) > 1 else {})
+    return result
 
 
 def shares(groups: Sequence[TrajectoryGroup], samples: int) -> dict[str, list[list[float]]]:
     """`accuracy`, `pass_at_<k>` and `maj_at_<samples>`, each as values between 0 and 1, one list for each prompt."""
     rewards = _rewards(groups)
-    found = {"accuracy": [[float(reward == 1.0) for reward in own] for own in rewards]}
+    result = {"accuracy": [[float(reward == 1.0) for reward in own] for own in rewards]}
     for k in _powers_of_two(samples):
         passed = [[pass_at_k(len(own), sum(r > 0 for r in own), k)] for own in rewards if len(own) >= k]
-        found |= {f"pass_at_{k}": passed} if passed else {}
+        result |= {f"pass_at_{k}": passed} if passed else {}
     rows = _counted(groups)
     if any(row.answer is not None for own in rows for row in own):
-        found[f"maj_at_{samples}"] = [[majority([(row.answer, row.reward) for row in own])] for own in rows]
-    return found
+        result[f"maj_at_{samples}"] = [[majority([(row.answer, row.reward) for row in own])] for own in rows]
+    return result
 
 
 def intervals(groups: Sequence[TrajectoryGroup], samples: int) -> dict[str, tuple[float, float]]:

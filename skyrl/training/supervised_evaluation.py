@@ -79,11 +79,11 @@ def preferences(values: Tensor, batch: TrainingBatch) -> Sums:
 
 
 def _added(one: Sums, other: Sums) -> Sums:
-    found: Sums = {}
+    result: Sums = {}
     for name in one | other:
         (nats, count), (more, others) = one.get(name, (0.0, 0.0)), other.get(name, (0.0, 0.0))
-        found[name] = (nats + more, count + others)
-    return found
+        result[name] = (nats + more, count + others)
+    return result
 
 
 def _means(prefix: str, sums: Sums) -> dict[str, float]:

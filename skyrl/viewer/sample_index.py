@@ -64,14 +64,14 @@ class SampleIndex:
                 if _was_replaced(lines, inode, position, last_offset, last_digest):
                     self._empty(connection)
                     position = 0
-                found = list(_complete_lines(lines, position, most))
-                if found:
-                    self._add(connection, found)
-                    offset, line = found[-1]
+                result = list(_complete_lines(lines, position, most))
+                if result:
+                    self._add(connection, result)
+                    offset, line = result[-1]
                     state = (os.fstat(lines.fileno()).st_ino, offset + len(line), offset, _digest(line))
                     connection.execute("UPDATE state SET inode=?, position=?, last_offset=?, last_digest=?", state)
                 connection.commit()
-        return len(found)
+        return len(result)
 
     def count(self, wanted: SampleFilter) -> int:
         """Number of samples that match."""

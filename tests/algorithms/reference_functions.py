@@ -16,8 +16,7 @@ from torch import Tensor
 
 from skyrl.algorithms.advantages import group_relative, leave_one_out, relative_to_mean
 from skyrl.algorithms.estimators import GAE, AdvantageEstimator, Compared, ReinforcePlusPlus
-from skyrl.algorithms.kl import kl_estimate
-from skyrl.algorithms.kl_control import AdaptiveKLController, FixedKLController, KLController
+from skyrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLController, kl_estimate
 from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.algorithms.losses import LossInputs, importance_ratio, measured
 from skyrl.algorithms.masked import masked_mean, masked_var, whiten

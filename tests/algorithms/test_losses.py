@@ -11,8 +11,7 @@ from torch import Tensor
 
 from skyrl.algorithms.clipped_losses import GMPOLoss, GSPOLoss, RegularLoss, SAPOLoss
 from skyrl.algorithms.covariance_losses import ClipCovLoss, KLCovLoss
-from skyrl.algorithms.kl import kl_estimate
-from skyrl.algorithms.kl_control import AdaptiveKLController
+from skyrl.algorithms.kl import AdaptiveKLController, kl_estimate
 from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.algorithms.losses import LossInputs, PolicyLoss, ppo_clip
 from skyrl.algorithms.off_policy import Bounds, OffPolicyCorrection

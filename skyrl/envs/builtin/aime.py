@@ -59,8 +59,8 @@ class AIMEEnv(Env):
 
 def prediction(answer: str) -> str:
     """The last `Answer: ...` in the last 300 characters, normalised; `[INVALID]` if there is none."""
-    found = _ANSWER.findall(answer[-TAIL:])
-    return normalized(found[-1]) if found else INVALID
+    result = _ANSWER.findall(answer[-TAIL:])
+    return normalized(result[-1]) if result else INVALID
 
 
 def normalized(answer: str) -> str:

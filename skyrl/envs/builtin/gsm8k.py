@@ -48,8 +48,8 @@ def extracted(solution: str) -> str | None:
 
     A full stop after the number is kept, so that "#### 72." is "72.".
     """
-    found = _ANSWER.search(solution)
-    return None if found is None else found[1].replace(",", "")
+    match = _ANSWER.search(solution)
+    return None if match is None else match[1].replace(",", "")
 
 
 THINK = "Think step by step, and end with a number that you would give as the answer, in the form #### NUMBER."

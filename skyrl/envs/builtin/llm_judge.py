@@ -115,5 +115,5 @@ def verdict(reply: str) -> float | None:
     lines = reply.strip().splitlines()
     if not lines or sum("### Final Score" in line for line in lines) != 1:
         return None
-    found = _VERDICT.fullmatch(lines[-1].strip())
-    return float(found[1]) if found else None
+    match = _VERDICT.fullmatch(lines[-1].strip())
+    return float(match[1]) if match else None

@@ -297,9 +297,9 @@ class MegatronState:
             if stretch is not None and stretch.state:
                 steps = stretch.state.get(STEP)
                 own = sorted(set(stretch.state) - {STEP}), None if steps is None else float(steps)
-        found = [own] * dist.get_world_size()
-        dist.all_gather_object(found, own)
-        return max(found, key=lambda each: len(each[0]))
+        result = [own] * dist.get_world_size()
+        dist.all_gather_object(result, own)
+        return max(result, key=lambda each: len(each[0]))
 
 
 def _columns(rows: Tensor, piece: Block) -> Tensor:

@@ -15,16 +15,17 @@ import torch.distributed as dist
 from attrs import evolve
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import ChainedOptimizer, get_megatron_optimizer, get_standard_config_overrides
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
-from skyrl.config import MegatronConfig
+from skyrl.config import MegatronConfig, OptimizerConfig
 from skyrl.errors import ModelError
 from skyrl.learners.megatron.memory import BufferMemory, move_optimizer
-from skyrl.learners.megatron.optimizer import make_megatron_optimizer
 from skyrl.learners.megatron.package import join_groups, leave_groups
 from skyrl.learners.megatron.routing import RouterWatch
 from skyrl.learners.megatron.settings import MegatronSettings
@@ -161,7 +162,7 @@ class Megatron:
     def _refuse_stages_without_adapters(self, table: str) -> None:
         """Raises `ModelError` on every rank: Megatron-core has no optimizer for a stage that learns nothing."""
         learns = [False] * self._ranks.size
-        dist.all_gather_object(learns, any(each.requires_grad for each in self.model.parameters()))
+        dist.all_gather_object(learns, any(parameter.requires_grad for parameter in self.model.parameters()))
         if not all(learns):
             raise ModelError(
                 "a pipeline stage has no adapter: choose layers of all stages in model.lora.target_modules, or set "
@@ -303,8 +304,8 @@ class Megatron:
         if math.isfinite(norm):
             max_norm = settings.bound(self._max_grad_norm)
             if math.isfinite(max_norm):
-                for each in self._outer.chained_optimizers:
-                    clip_grad_by_total_norm_fp32(each.get_parameters(), max_norm, norm)
+                for inner in self._outer.chained_optimizers:
+                    clip_grad_by_total_norm_fp32(inner.get_parameters(), max_norm, norm)
             assert self.optimizer is not None
             for group in self._outer.param_groups:
                 group["lr"] = self.optimizer.param_groups[0]["lr"]
@@ -367,3 +368,21 @@ class Megatron:
 
     def close(self) -> None:
         leave_groups(self._degrees)
+
+
+def make_megatron_optimizer(
+    ddp: DistributedDataParallel, settings: MegatronSettings, optimizer: OptimizerConfig, *, field: str
+) -> ChainedOptimizer:
+    """Megatron-core's chain of optimizers over the parameters of `ddp` that learn, with our weight decay. Raises
+    `ModelError`, which names `field`, for settings that Megatron-core does not have.
+    """
+    try:
+        ours = MegatronOptimizerConfig(**settings.optimizer or {})
+    except TypeError as error:
+        raise ModelError(f"{field}: Megatron-core's OptimizerConfig does not take it: {error}") from error
+    overrides = get_standard_config_overrides(ours) if optimizer.weight_decay_on == "matrices" else {}
+    outer = get_megatron_optimizer(ours, [ddp], config_overrides=overrides, use_gloo_process_groups=False)
+    for inner in outer.chained_optimizers:
+        for group in inner.optimizer.param_groups:  # Megatron-core's own scheduler would do this
+            group["weight_decay"] = optimizer.weight_decay * group.get("wd_mult", 1.0)
+    return outer

@@ -63,14 +63,14 @@ class ZeroState:
         """The gradients of stage 1 or 2 that this rank holds after a pass; the next pass starts from zero."""
         optimizer: Any = self._engine.optimizer
         if optimizer.cpu_offload:
-            found = [flat.grad.clone() for flat in optimizer.single_partition_of_fp32_groups]
+            result = [flat.grad.clone() for flat in optimizer.single_partition_of_fp32_groups]
         else:
             groups = [group for group in optimizer.averaged_gradients.values() if group is not None]
-            found = [gradient.clone() for group in groups for gradient in group]
+            result = [gradient.clone() for group in groups for gradient in group]
         optimizer.averaged_gradients = dict.fromkeys(optimizer.averaged_gradients)
         optimizer.all_grad_tensors = dict.fromkeys(optimizer.all_grad_tensors)
         optimizer.micro_step_id = -1  # the next micro-batch is the first of a step, which adds to no earlier one
-        return found
+        return result
 
     def add_gradients(self, earlier: Sequence[Tensor]) -> None:
         """Add what `take_gradients` returned before the pass that has just ended."""
@@ -80,7 +80,7 @@ class ZeroState:
             for gradient, before in zip(gradients, earlier, strict=True):
                 gradient.add_(before)
             return
-        flat = [each.grad for each in optimizer.single_partition_of_fp32_groups]
+        flat = [master.grad for master in optimizer.single_partition_of_fp32_groups]
         for gradient, before in zip(flat, earlier, strict=True):
             gradient.add_(before)
         for parameter, (group, _, start, count) in optimizer.grad_position.items():

@@ -31,12 +31,12 @@ class ContextGroup(RankGroup):
     def blocks(self, segments: tuple[Segment, ...], tokens: int) -> tuple[Block, ...]:
         """Blocks of attention for the `tokens` of this rank, from segments that cover the row of all ranks."""
         length = tokens // CHUNKS
-        found: list[Block] = []
+        result: list[Block] = []
         for number, chunk in enumerate((self.rank, CHUNKS * self.size - 1 - self.rank)):
             first = chunk * length
             offset = number * length - first
-            found += (block for each in segments for block in _blocks(each, range(first, first + length), offset))
-        return tuple(found)
+            result += (block for each in segments for block in _blocks(each, range(first, first + length), offset))
+        return tuple(result)
 
     def attend(self, segments: tuple[Segment, ...], query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Causal attention of this rank's tokens inside the segments of the whole row.
@@ -66,12 +66,7 @@ class ContextGroup(RankGroup):
 
 def _blocks(segment: Segment, chunk: range, offset: int) -> Iterator[Block]:
     """Blocks for the queries of a chunk that lie in the segment; `offset` converts row positions to this rank's."""
-    prompt = range(segment.start, segment.start + segment.prompt)
-    parts, first = [(prompt[:0], prompt)], prompt.stop
-    for tokens in segment.answers:
-        parts.append((prompt, range(first, first + tokens)))
-        first += tokens
-    for before, part in parts:
+    for before, part in segment.sequences:
         own = range(max(part.start, chunk.start), min(part.stop, chunk.stop))
         if not own:
             continue

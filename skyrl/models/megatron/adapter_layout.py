@@ -79,18 +79,18 @@ def with_adapters(layout: Layout, adapters: Adapters) -> Layout:
     """The layout of a model whose layers have adapters, with stored names as PEFT's layers have them. Raises
     `ModelError` for an adapter that no layer of Megatron-core can have.
     """
-    found: dict[str, tuple[Block, ...]] = {}
+    result: dict[str, tuple[Block, ...]] = {}
     for name, pieces in layout.items():
-        found[name] = tuple(_renamed(piece, adapters) for piece in pieces)
+        result[name] = tuple(_renamed(piece, adapters) for piece in pieces)
         if name.endswith(".weight"):
-            found |= {f"{name.removesuffix('weight')}{part}": made for part, made in _factors(pieces, adapters)}
+            result |= {f"{name.removesuffix('weight')}{part}": made for part, made in _factors(pieces, adapters)}
     placed = {_module(piece) for name, pieces in layout.items() if name.startswith("decoder.") for piece in pieces}
     if misplaced := sorted(adapters.modules - placed):
         raise ModelError(
             f"strategy = megatron has adapters for the linear layers of attention and of the feed-forward part, and "
             f"none for {misplaced[0]}: choose others in model.lora.target_modules"
         )
-    return found
+    return result
 
 
 def _factors(pieces: Sequence[Block], adapters: Adapters) -> Iterator[tuple[str, tuple[Block, ...]]]:
@@ -133,16 +133,16 @@ def new_adapters_in_common(tensors: Mapping[str, Tensor], layout: Layout) -> dic
     """Newly drawn adapters in which joined layers share the A of the first of them. Raises `ModelError` for trained
     adapters with different A; while B is zero, replacing A does not change the adapter.
     """
-    found = dict(tensors)
+    result = dict(tensors)
     for name, pieces in layout.items():
         if not name.endswith(COMMON):
             continue
         first, *others = [piece.weight for piece in pieces]
         for other in others:
-            if not torch.equal(found[other], found[first]) and found[other.replace("lora_A", "lora_B")].any():
+            if not torch.equal(result[other], result[first]) and result[other.replace("lora_A", "lora_B")].any():
                 raise ModelError(f"{different(first, other)}; or train without model.lora.path")
-            found[other] = found[first]
-    return found
+            result[other] = result[first]
+    return result
 
 
 def different(one: str, other: str) -> str:

@@ -266,13 +266,13 @@ class MegatronDecoder(nn.Module):
             router.local_tokens_per_expert.zero_()
 
     def _biased_routers(self) -> list[Any]:
-        return [each for each in self.gpt.modules() if getattr(each, "expert_bias", None) is not None]
+        return [module for module in self.gpt.modules() if getattr(module, "expert_bias", None) is not None]
 
     def watch_routers(self, watch: Watch) -> None:
         """Report the loads of this stage's routers in training to `watch` from now on."""
-        for each in self.gpt.modules():
-            if isinstance(each, WatchedRouter):
-                each.watch = watch
+        for module in self.gpt.modules():
+            if isinstance(module, WatchedRouter):
+                module.watch = watch
 
     def own_tokens(self, tokens: RoutedTokens, shape: tuple[int, int]) -> RoutedTokens:
         """The tokens of an input of `shape` (B, L) that the routers of this rank see. Raises `ModelError` if replayed

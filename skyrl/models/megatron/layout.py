@@ -154,15 +154,15 @@ def layout_of(sizes: DecoderSizes, *, parts: int = 1, part: int = 0, value_head:
     """
     tokens = sizes.padded_vocabulary(parts) // parts
     own = range(part * tokens, min((part + 1) * tokens, sizes.vocabulary))
-    found: dict[str, tuple[Block, ...]] = {EMBEDDINGS: (Block(_STORED_EMBEDDINGS, own),)}
+    result: dict[str, tuple[Block, ...]] = {EMBEDDINGS: (Block(_STORED_EMBEDDINGS, own),)}
     for layer in range(sizes.layers):
-        found |= {f"decoder.layers.{layer}.{name}": pieces for name, pieces in _layer(sizes, layer, parts, part)}
-    found["decoder.final_layernorm.weight"] = (Block("model.norm.weight", range(sizes.hidden)),)
+        result |= {f"decoder.layers.{layer}.{name}": pieces for name, pieces in _layer(sizes, layer, parts, part)}
+    result["decoder.final_layernorm.weight"] = (Block("model.norm.weight", range(sizes.hidden)),)
     if value_head is not None:
-        found["value_head.weight"] = (Block(value_head, range(1)),)
+        result["value_head.weight"] = (Block(value_head, range(1)),)
     else:
-        found[HEAD] = (Block(_STORED_EMBEDDINGS if sizes.tied else _STORED_HEAD, own),)
-    return found
+        result[HEAD] = (Block(_STORED_EMBEDDINGS if sizes.tied else _STORED_HEAD, own),)
+    return result
 
 
 def _layer(sizes: DecoderSizes, layer: int, parts: int, part: int) -> Iterator[tuple[str, tuple[Block, ...]]]:
@@ -193,7 +193,7 @@ def expert_layout_of(sizes: DecoderSizes, *, groups: int, parts: int, rank: int)
     """Blocks of the parameters of experts on one of the ranks that together hold all experts: `groups` of ranks with
     different experts, each of `parts` ranks that cut every matrix. Empty for a model without experts.
     """
-    found: dict[str, tuple[Block, ...]] = {}
+    result: dict[str, tuple[Block, ...]] = {}
     for layer in () if sizes.mixture is None else sorted(sizes.mixture.layers):
         assert sizes.mixture is not None
         own = _share(sizes.mixture.experts, groups, rank // parts)
@@ -207,8 +207,8 @@ def expert_layout_of(sizes: DecoderSizes, *, groups: int, parts: int, rank: int)
         for expert in own:
             rows = _moved(range(sizes.hidden), expert * sizes.hidden)
             down.append(Block(f"{stored}down_proj", rows, inner, len(down) * sizes.hidden))
-        found |= {f"{name}gate_up": tuple(gate_up), f"{name}down": tuple(down)}
-    return found
+        result |= {f"{name}gate_up": tuple(gate_up), f"{name}down": tuple(down)}
+    return result
 
 
 def _moved(rows: range, by: int) -> range:

@@ -172,7 +172,7 @@ class WithLag:
         self._all = Trackers([*trackers, *followers])
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        lags = {f"trackers/{each.name}_steps_behind": float(each.steps_behind) for each in self._followers}
+        lags = {f"trackers/{follower.name}_steps_behind": float(follower.steps_behind) for follower in self._followers}
         self._all.log(step, {**metrics, **lags})
 
     def close(self) -> None:

@@ -90,9 +90,7 @@ def evaluation_tables(folder: Path, step: int, rows: int) -> Iterator[Table]:
             continue
         samples = filter(is_sample, GrowingLines(file, of_steps=False).new())
         records = list(islice(samples, rows))
-        yield Table(
-            name=f"evaluation/{unquote(file.stem)}", step=step, columns=COLUMNS, rows=[_row(each) for each in records]
-        )
+        yield Table(name=f"evaluation/{unquote(file.stem)}", step=step, columns=COLUMNS, rows=[*map(_row, records)])
 
 
 def stored_configuration(folder: Path) -> dict[str, Any]:
