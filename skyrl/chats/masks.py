@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from skyrl.chats.contents import DroppedPart, dropped, dropped_tools
 from skyrl.chats.ends import TurnEnds
-from skyrl.chats.spans import Layout, Layouts
+from skyrl.chats.spans import ChatLayout, Layouts
 from skyrl.chats.spellings import FullestSpelling, Spelling
 from skyrl.chats.text import CONTEXT, Message, continued_tokens, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
@@ -47,7 +47,7 @@ class ChatMasks:
         self._tokenizer, self._all, self._arguments = tokenizer, all_messages, dict(arguments or {})
         self.behind_other_headers = 0
         """Number of chats so far whose answer does not follow the generation prompt."""
-        self._fullest: FullestSpelling[Layout] = FullestSpelling()
+        self._fullest: FullestSpelling[ChatLayout] = FullestSpelling()
 
     def __call__(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, allow_dropped: bool = False
@@ -94,7 +94,7 @@ class ChatMasks:
     def _ends(self) -> TurnEnds:
         return TurnEnds.of(self._tokenizer, self._arguments)
 
-    def _tokens(self, layout: Layout, of_message: Mapping[int, float]) -> tuple[Ids, Weights]:
+    def _tokens(self, layout: ChatLayout, of_message: Mapping[int, float]) -> tuple[Ids, Weights]:
         ids: list[int] = []
         weights: list[float] = []
         for start, stop, message in layout.pieces():
@@ -131,7 +131,7 @@ def _weight(message: Message, usual: bool) -> float:
     return float(weight)
 
 
-def _missing(messages: Sequence[Message], tools: Sequence[Any] | None, layout: Layout) -> Iterator[DroppedPart]:
+def _missing(messages: Sequence[Message], tools: Sequence[Any] | None, layout: ChatLayout) -> Iterator[DroppedPart]:
     """Parts of a chat that are missing in the text. Only learned messages need their thoughts, as usual for models."""
     learned = {span.place: layout.text[span.start : span.stop] for span in layout.spans}
     for place, message in enumerate(messages):

@@ -22,7 +22,7 @@ from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.errors import TaskError
 
 
-class Result(Protocol):
+class StepResult(Protocol):
     """The result of an OpenEnv client's `reset` and `step`."""
 
     observation: Any
@@ -38,10 +38,10 @@ class Client(Protocol):
     def connect(self) -> object:
         """Open a session."""
 
-    def reset(self, *, seed: int = ...) -> Result:
+    def reset(self, *, seed: int = ...) -> StepResult:
         """Begin an episode."""
 
-    def step(self, action: Any, /) -> Result:
+    def step(self, action: Any, /) -> StepResult:
         """Take one action."""
 
     def close(self) -> object:

@@ -42,7 +42,7 @@ class _Found:
 
 
 @frozen
-class _Results:
+class _SearchResults:
     result: tuple[tuple[_Found, ...], ...]
 
 
@@ -124,7 +124,7 @@ def documents(answer: object) -> str:
 
     Raises `BadAnswer` for a malformed reply.
     """
-    results = read(answer, _Results).result
+    results = read(answer, _SearchResults).result
     if len(results) != 1:
         raise BadAnswer(f"with {len(results)} results for one query")
     texts = [tokenizable(each.document.contents) for each in results[0]]

@@ -52,7 +52,7 @@ _SHOWN = 2
 
 
 @frozen(kw_only=True)
-class Counted:
+class CountedRows:
     """Rows of a file."""
 
     rows: int
@@ -71,14 +71,14 @@ Judge = Callable[[Row, int, str], None]
 """Reads a row, given its number from 0 and the name of its source. Raises `DataError` for a bad one."""
 
 
-def count_rows(source: str, judge: Judge, *, whole: bool) -> Counted | None:
+def count_rows(source: str, judge: Judge, *, whole: bool) -> CountedRows | None:
     """The rows of a file; None if they cannot be counted quickly and `whole` does not ask for it.
 
     Raises `DataError` for a file that cannot be read.
     """
     path = Path(source).expanduser()
     if not whole and os.path.getsize(path) > QUICK_BYTES:
-        return Counted(rows=_rows_of_parquet(path)) if path.suffix == ".parquet" else None
+        return CountedRows(rows=_rows_of_parquet(path)) if path.suffix == ".parquet" else None
     rows, bad = 0, []
     for row in iterate_rows(source):
         rows += 1
@@ -88,7 +88,7 @@ def count_rows(source: str, judge: Judge, *, whole: bool) -> Counted | None:
             judge(row, rows - 1, source)
         except DataError as error:
             bad.append(str(error))
-    return Counted(rows=rows, bad=tuple(bad))
+    return CountedRows(rows=rows, bad=tuple(bad))
 
 
 def _rows_of_parquet(path: Path) -> int:
@@ -132,7 +132,7 @@ def supervised_rows_of(run: SupervisedConfig) -> Judge:
     return judge
 
 
-def bad_rows(counted: Counted, field: str, skip: str, *, skips: bool) -> Iterator[Problem]:
+def bad_rows(counted: CountedRows, field: str, skip: str, *, skips: bool) -> Iterator[Problem]:
     """The problem of a file's bad rows. `skip` is the setting that leaves such rows out, as `path = value`; with
     `skips` it is on, and rows that are left out are a warning unless none remains.
     """
@@ -149,7 +149,7 @@ def bad_rows(counted: Counted, field: str, skip: str, *, skips: bool) -> Iterato
 
 
 def too_few_rows(
-    counts: Sequence[Counted | None], path: str, batch: int, noun: str, *, skips: bool, otherwise: str = ""
+    counts: Sequence[CountedRows | None], path: str, batch: int, noun: str, *, skips: bool, otherwise: str = ""
 ) -> Iterator[Problem]:
     """The problem of data that does not fill one batch, if all its rows are counted. `otherwise` is another remedy."""
     known = [count.good if skips else count.rows for count in counts if count is not None]
@@ -179,7 +179,7 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
 
     def first_rows_are_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
         judged: set[str | None] = set()
-        skips, counts = run.data.bad_rows == "skip", list[Counted | None]()
+        skips, counts = run.data.bad_rows == "skip", list[CountedRows | None]()
         for field, source in _sources(run, training=training):
             try:
                 row = _read(run, field, source)
@@ -209,7 +209,7 @@ def supervised_rows_can_be_used(*, whole: bool) -> Check[SupervisedConfig]:
     """
 
     def rows_can_be_learned(run: SupervisedConfig) -> Iterator[Problem]:
-        skips, counts = run.bad_rows == "skip", list[Counted | None]()
+        skips, counts = run.bad_rows == "skip", list[CountedRows | None]()
         for field, sources in (("train_datasets", run.train_datasets), ("eval_datasets", run.eval_datasets)):
             for source in filter(_is_file, sources):
                 try:

@@ -11,7 +11,7 @@ import numpy as np
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig, TrainerConfig
 from skyrl.config.derive.every_kind import folder_of
 from skyrl.config.derive.sizes import longest_row
-from skyrl.data.supervised_rows import Rows, Tally
+from skyrl.data.supervised_rows import Tally, TokenizedRows
 from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 from skyrl.rollout.full_length import FullLengthRollouts
 from skyrl.tree import evolve_at
@@ -73,7 +73,7 @@ def full_length_rollouts(run: SkyRLTrainConfig, vocabulary: int) -> FullLengthRo
     )
 
 
-def made_up_sequences(run: SupervisedConfig, tokens: int, vocabulary: int) -> Rows[SupervisedRow]:
+def made_up_sequences(run: SupervisedConfig, tokens: int, vocabulary: int) -> TokenizedRows[SupervisedRow]:
     """One batch of random rows of `tokens` tokens below `vocabulary`, all of which but the first are learned."""
     random = np.random.default_rng(run.seed)
     weights = np.ones(tokens, dtype=np.float32)
@@ -82,10 +82,10 @@ def made_up_sequences(run: SupervisedConfig, tokens: int, vocabulary: int) -> Ro
         SupervisedRow(id=f"made up {number}", token_ids=random.integers(vocabulary, size=tokens), weights=weights)
         for number in range(run.batch_size)
     )
-    return Rows(rows=tuple(rows), tally=Tally(sizes=[run.batch_size]))
+    return TokenizedRows(rows=tuple(rows), tally=Tally(sizes=[run.batch_size]))
 
 
-def made_up_pairs(run: SupervisedConfig, tokens: int, vocabulary: int) -> Rows[PreferenceRow]:
+def made_up_pairs(run: SupervisedConfig, tokens: int, vocabulary: int) -> TokenizedRows[PreferenceRow]:
     """One batch of pairs of random rows of `tokens` tokens below `vocabulary`, without a common prefix."""
     random = np.random.default_rng(run.seed)
     ids = random.integers(vocabulary, size=(run.batch_size, 2, tokens))
@@ -93,7 +93,7 @@ def made_up_pairs(run: SupervisedConfig, tokens: int, vocabulary: int) -> Rows[P
         PreferenceRow(id=f"made up {number}", chosen=chosen, rejected=rejected)
         for number, (chosen, rejected) in enumerate(ids)
     )
-    return Rows(rows=tuple(rows), tally=Tally(sizes=[run.batch_size]))
+    return TokenizedRows(rows=tuple(rows), tally=Tally(sizes=[run.batch_size]))
 
 
 def verdict(run: SkyRLTrainConfig | SupervisedConfig, records: Iterable[Mapping[str, Any]], *, tokens: int = 0) -> str:

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.config import SFTConfig, SupervisedConfig, TrainerConfig
+from skyrl.config import SFTConfig, SupervisedConfig
 from skyrl.config.checks.supervised_checks import evaluation_names
 from skyrl.config.derive.supervised_model import MODEL
 from skyrl.data.cursor import PromptCursor, batches, batches_before
 from skyrl.data.order import InOrder, Mixed, Order
-from skyrl.data.supervised_rows import Rows, load_supervised
+from skyrl.data.supervised_rows import TokenizedRows, load_supervised
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.exports import chat_tokenizer, export_of, new_turn_end
@@ -42,7 +42,7 @@ from skyrl.training.loop import Hooks, TrainingLoop
 from skyrl.training.middleware import LayeredLearner, in_context, layered, run_before
 from skyrl.training.profiling import ProfiledSteps
 from skyrl.training.supervised import RowPosition, SupervisedTrainer
-from skyrl.training.supervised_evaluation import SupervisedEvaluation, likelihood
+from skyrl.training.supervised_evaluation import Measure, SupervisedEvaluation, likelihood
 
 SCORED_AT_A_TIME = 64
 """Minimum number of rows in a batch of an evaluation; micro-batches bound what is computed at a time."""
@@ -55,13 +55,18 @@ class SupervisedExp(BaseExp):
     """Experiment of supervised runs."""
 
     cfg: SupervisedConfig
+    worker: ClassVar[type[LearningWorker]]
+    """The role of the model."""
+
+    measure: ClassVar[Measure]
+    """Sums that an evaluation takes from the scores of a batch."""
 
     def __init__(self, cfg: SupervisedConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
         super().__init__(supervised_without_traces(cfg) if cfg.num_dummy_steps else cfg)
 
     @cached_property
-    def train_dataset(self) -> Rows[Any]:
+    def train_dataset(self) -> TokenizedRows[Any]:
         """The rows to train on, or made-up ones if configured. Raises `DataError` if they do not fill one batch, unless
         batches may be short.
         """
@@ -73,7 +78,7 @@ class SupervisedExp(BaseExp):
         return rows
 
     @cached_property
-    def eval_datasets(self) -> dict[str, Rows[Any]]:
+    def eval_datasets(self) -> dict[str, TokenizedRows[Any]]:
         """The rows to evaluate on, by the name of their set."""
         names = evaluation_names(self.cfg)
         labels = source_labels(names)
@@ -123,17 +128,22 @@ class SupervisedExp(BaseExp):
         result |= of_many(place, [Path(str(template.name_or_path)).expanduser()]) if is_file else {}
         return result | {f"eval_datasets: {name}": rows.fingerprint for name, rows in self.eval_datasets.items()}
 
-    def load(self, sources: tuple[str, ...]) -> Rows[Any]:
+    def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         """Rows of this kind of run."""
         raise TypeError(f"{type(self).__name__} does not define load()")
 
-    def made_up_rows(self, vocabulary: int) -> Rows[Any]:
+    def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
         """One batch of rows of the maximum length, with tokens below `vocabulary`."""
         raise TypeError(f"{type(self).__name__} does not define made_up_rows()")
 
     def get_learner(self) -> LearnerGroup[LearningWorker]:
-        """The model that learns."""
-        raise TypeError(f"{type(self).__name__} does not define get_learner()")
+        """The model that learns. It is placed as the policy of a run is: there is no other model."""
+        trainer = self.cfg.trainer
+        makers = [
+            partial(self.worker, trainer, self.total_steps, ranks=ranks, config_path="") for ranks in self.ranks()
+        ]
+        ranks = self.processes.start("policy", makers)
+        return LearnerGroup(ranks, self.budget(), replicas=self.replicas, rows_of_an_item=self.cfg.rows_of_an_item)
 
     def get_objective(self) -> Objective:
         """Objective that the model minimizes."""
@@ -145,7 +155,11 @@ class SupervisedExp(BaseExp):
 
     def get_evaluation(self) -> SupervisedEvaluation | None:
         """Evaluation of the model on other rows, if there are any."""
-        raise TypeError(f"{type(self).__name__} does not define get_evaluation()")
+        if not self.eval_datasets:
+            return None
+        sets = {name: dataset.rows for name, dataset in self.eval_datasets.items()}
+        size = max(self.cfg.batch_size, SCORED_AT_A_TIME)
+        return SupervisedEvaluation(sets, self.collate, self.measure, batch_size=size)
 
     def get_order(self) -> Order | None:
         """Order of the rows in an epoch; None: shuffled."""
@@ -289,28 +303,17 @@ class SFTExp(SupervisedExp):
     """Supervised fine-tuning."""
 
     cfg: SFTConfig
+    worker = SFTWorker
+    measure = staticmethod(likelihood)
 
-    def load(self, sources: tuple[str, ...]) -> Rows[Any]:
+    def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         return load_supervised(sources, self.tokenizer, self.cfg, self.max_length)
 
-    def made_up_rows(self, vocabulary: int) -> Rows[Any]:
+    def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
         return made_up_sequences(self.cfg, self.max_length, vocabulary)
 
     def collate(self, rows: Sequence[Any]) -> TrainingBatch:
         return collate_supervised(rows)
 
-    def get_learner(self) -> LearnerGroup[LearningWorker]:
-        trainer: TrainerConfig = self.cfg.trainer
-        makers = [partial(SFTWorker, trainer, self.total_steps, ranks=ranks, config_path="") for ranks in self.ranks()]
-        ranks = self.processes.start("policy", makers)
-        return LearnerGroup(ranks, self.budget(), replicas=self.replicas)
-
     def get_objective(self) -> Objective:
         return CrossEntropy()
-
-    def get_evaluation(self) -> SupervisedEvaluation | None:
-        if not self.eval_datasets:
-            return None
-        sets = {name: dataset.rows for name, dataset in self.eval_datasets.items()}
-        size = max(self.cfg.batch_size, SCORED_AT_A_TIME)
-        return SupervisedEvaluation(sets, collate_supervised, likelihood, batch_size=size)

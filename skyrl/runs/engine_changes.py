@@ -46,7 +46,7 @@ class Reply:
 
 
 @frozen(kw_only=True)
-class Engines:
+class EngineList:
     """The content of `state.json`."""
 
     least: int
@@ -60,7 +60,7 @@ class Engines:
     """The latest replies, the newest last."""
 
     @classmethod
-    def read(cls, run: Path) -> Engines:
+    def read(cls, run: Path) -> EngineList:
         """The state of the run in this folder. Raises `UserError` if the file does not exist or cannot be read."""
         file = run / FOLDER / STATE
         try:
@@ -170,7 +170,7 @@ class EngineChanges:
         return f"engine {gone} {'finished its samples and ' if states[gone] == 'serving' else ''}was removed"
 
     def _write(self) -> None:
-        found = Engines(
+        found = EngineList(
             least=self._least, most=self._most, engines=tuple(self._client.states), answers=tuple(self._answers)
         )
         with contextlib.suppress(OSError):  # the list is for people: a full disk must not end the run

@@ -36,7 +36,8 @@ def model_report(
     if short.to_dict() != long.to_dict():
         rows_of = "as long as its positions" if longest is None else f"of {longest} tokens"
         yield f"  rotation  one set in all of a run, by trainer.longest_row; here for rows {rows_of}"
-    yield f"  megatron  {_megatron(config)}"
+    converts = config.model_type in ARCHITECTURES and sees_whole_rows(config)
+    yield f"  megatron  {'has a converter' if converts else 'no converter: another strategy trains it'}"
     if settings := ", ".join(_settings(config, rows)):
         yield f"  settings  {settings}"
 
@@ -67,12 +68,6 @@ def _engine(config: PretrainedConfig, attention: str) -> str:
     except ModelError as error:
         return f"refused: {error}"
     return f"attention {support.attention}" + (f": {support.reason}" if support.reason else "")
-
-
-def _megatron(config: PretrainedConfig) -> str:
-    if config.model_type not in ARCHITECTURES or not sees_whole_rows(config):
-        return "no converter: another strategy trains it"
-    return "has a converter"
 
 
 def _settings(config: PretrainedConfig, rows: RowSupport) -> Iterator[str]:

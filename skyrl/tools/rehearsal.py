@@ -88,7 +88,9 @@ class Rehearsal:
 
     def _of_folders(self) -> Iterator[Finding]:
         """Findings on the run's configured folders; a folder on a disk that this machine lacks cannot be tried."""
-        paths = _folders(self.run)
+        trainer = self.run.trainer
+        named = (trainer.run_path, trainer.ckpt_path, trainer.export_path, trainer.log_path)
+        paths = sorted({str(Path(path).expanduser().absolute()) for path in named if path and "://" not in path})
         elsewhere = [path for path in paths if not Path(*Path(path).parts[:2]).is_dir()]
         for path in elsewhere:
             yield Finding("folders", "not tried", f"{path}: this machine has no {Path(*Path(path).parts[:2])}")
@@ -103,8 +105,10 @@ class Rehearsal:
     def _of_services(self) -> Iterator[Finding]:
         """Findings on parts of the run that only the cluster has, which are not tried."""
         run = self.run
-        for tracker in [each for each in _each(run.trainer.logger) if each != "console"]:
-            yield Finding("trackers", "not tried", tracker)
+        trackers = run.trainer.logger
+        for tracker in (trackers,) if isinstance(trackers, str) else trackers:
+            if tracker != "console":
+                yield Finding("trackers", "not tried", tracker)
         if run.trainer.device == "cuda":
             yield Finding("GPUs", "not tried", f"CUDA kernels, memory and {run.trainer.strategy} on several ranks")
         engine = run.generator.inference_engine
@@ -188,10 +192,10 @@ class Rehearsal:
         text = f"killed after step {KILLED_AT}, resumed to step {LAST_STEP}"
         yield Finding("resume", "failed" if failure else "passed", failure or text)
         if failure is None:
-            yield self._export()
-
-    def _command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "skyrl.cli", *words]
+            process = self._start("export", str(self.folder / "run"), "--to", str(self.folder / "exported"))
+            failure = self._ended(process)
+            text = failure or "a model folder in Hugging Face format"
+            yield Finding("export", "failed" if failure else "passed", text)
 
     def _run(self, file: Path, steps: int) -> str | None:
         """Train the folded run up to step `steps`. Returns the reason of a failure, or None."""
@@ -200,7 +204,7 @@ class Rehearsal:
     def _start(self, *words: str) -> subprocess.Popen[str]:
         with (self.folder / "output.log").open("w") as log:
             return subprocess.Popen(
-                self._command(*words),
+                [sys.executable, "-m", "skyrl.cli", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -241,10 +245,6 @@ class Rehearsal:
         expected = list(range(1, LAST_STEP + 1))
         return None if steps == expected else f"the metrics have steps {steps}, expected {expected}"
 
-    def _export(self) -> Finding:
-        failure = self._ended(self._start("export", str(self.folder / "run"), "--to", str(self.folder / "exported")))
-        return Finding("export", "failed" if failure else "passed", failure or "a model folder in Hugging Face format")
-
 
 def _what_happened(metrics: Path) -> Iterator[Finding]:
     """Findings of a successful run, from its metrics."""
@@ -269,13 +269,6 @@ def _records(metrics: Path) -> list[tuple[int, dict[str, Any]]]:
     return [(int(record["step"]), dict(record)) for record in records]
 
 
-def _folders(run: SkyRLTrainConfig) -> list[str]:
-    """Local folders of the run."""
-    trainer = run.trainer
-    paths = (trainer.run_path, trainer.ckpt_path, trainer.export_path, trainer.log_path)
-    return sorted({str(Path(path).expanduser().absolute()) for path in paths if path and "://" not in path})
-
-
 _NONE = object()
 
 
@@ -289,10 +282,6 @@ def _default(path: str) -> object:
 
 def _word(path: str, value: object) -> str:
     return f"{path}={value if isinstance(value, str) else json.dumps(value)}"
-
-
-def _each(names: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else names
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

@@ -16,7 +16,7 @@ MOST_PERPLEXITY = math.log(1e30)
 """Nats above which the perplexity is not reported, because the number would be meaningless."""
 
 
-class Scorer(Protocol):
+class RowScorer(Protocol):
     """A model that gives a number for each selected token."""
 
     async def score(self, batch: TrainingBatch) -> Tensor:
@@ -44,7 +44,7 @@ class SupervisedEvaluation:
         """`batch_size` is in rows of the evaluation sets."""
         self._sets, self._collate, self._measure, self._batch_size = sets, collate, measure, batch_size
 
-    async def run(self, model: Scorer) -> dict[str, float]:
+    async def run(self, model: RowScorer) -> dict[str, float]:
         """Metrics `eval/<set>/loss`, ... of each set, and `eval/all/...` of all together."""
         metrics: dict[str, float] = {}
         whole: Sums = {}

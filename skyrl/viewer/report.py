@@ -23,7 +23,7 @@ from skyrl.storage.json_files import record_of
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.viewer.conversation import Message, prompt_messages
 from skyrl.viewer.curves import Records, charts
-from skyrl.viewer.run_events import Event, events
+from skyrl.viewer.run_events import RunEvent, events
 from skyrl.viewer.settings import settings
 
 LONGEST_TEXT = 4000
@@ -36,7 +36,7 @@ class ReportedRun:
 
     name: str
     records: Records
-    events: Sequence[Event]
+    events: Sequence[RunEvent]
     samples: Sequence[tuple[Mapping[str, Any], Sequence[Message]]]
     """Records of samples, each with its prompt."""
 

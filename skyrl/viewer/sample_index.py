@@ -62,7 +62,8 @@ class SampleIndex:
                 return 0
             with lines:
                 if _was_replaced(lines, inode, position, last_offset, last_digest):
-                    self._empty(connection)
+                    connection.execute("DELETE FROM samples")
+                    connection.execute("INSERT INTO words (words) VALUES ('delete-all')")
                     position = 0
                 result = list(_complete_lines(lines, position, most))
                 if result:
@@ -144,10 +145,6 @@ class SampleIndex:
             for pragma in ("trusted_schema = OFF", "synchronous = OFF", "cache_size = -16000"):
                 connection.execute(f"PRAGMA {pragma}")
             yield connection
-
-    def _empty(self, connection: sqlite3.Connection) -> None:
-        connection.execute("DELETE FROM samples")
-        connection.execute("INSERT INTO words (words) VALUES ('delete-all')")
 
     def _add(self, connection: sqlite3.Connection, lines: list[tuple[int, bytes]]) -> None:
         """Add the columns and words of each line; lines that are not a sample's record are skipped."""

@@ -18,7 +18,7 @@ from skyrl.models.routers import RowLoads
 
 
 class RouterWatch:
-    """Collects the loads of the routers of a pipeline stage; see `skyrl.models.megatron.routers.Watch`."""
+    """Collects the loads of the routers of a pipeline stage; see `skyrl.models.megatron.routers.LoadWatch`."""
 
     def __init__(self, costs: RouterCosts, mixture: Mixture, device: torch.device) -> None:
         """`mixture` describes the experts of the whole model, not only of this stage."""

@@ -29,7 +29,7 @@ from skyrl.learners.megatron.memory import BufferMemory, move_optimizer
 from skyrl.learners.megatron.package import join_groups, leave_groups
 from skyrl.learners.megatron.routing import RouterWatch
 from skyrl.learners.megatron.settings import MegatronSettings
-from skyrl.learners.megatron.state import Cut, MegatronState
+from skyrl.learners.megatron.state import MegatronState, ParameterSplit
 from skyrl.learners.moving import HOST
 from skyrl.learners.routing import RouterWork
 from skyrl.learners.row_layouts import MicroBatch
@@ -107,7 +107,9 @@ class Megatron:
         adapters = Adapters.of(self._meta, joined=self._settings.joins_adapters)
         if adapters is not None:
             attach_adapters(self.model.gpt, dense.own, adapters)
-            dense = Cut(layouts=[with_adapters(layout, adapters) for layout in dense.layouts], group=dense.group)
+            dense = ParameterSplit(
+                layouts=[with_adapters(layout, adapters) for layout in dense.layouts], group=dense.group
+            )
         self._mark(dense, experts, only_adapters=adapters is not None)
         self._ddp: Any = None
         self._outer: Any = None
@@ -136,7 +138,7 @@ class Megatron:
         self._state = MegatronState(self.model, self._outer, dense, experts, self._meta, self._ranks, self._device)
         self._state.load_weights(source)
 
-    def _mark(self, dense: Cut, experts: Cut, *, only_adapters: bool) -> None:
+    def _mark(self, dense: ParameterSplit, experts: ParameterSplit, *, only_adapters: bool) -> None:
         """Tell Megatron-core which parameters are parts of a cut matrix, and which learn."""
         named: list[tuple[str, Any]] = list(self.model.named_parameters_of_all())
         for name, parameter in named:
@@ -147,7 +149,7 @@ class Megatron:
                 [first, *_] = (experts.own if name in experts.own else dense.own)[name]
                 parameter.requires_grad = self._meta.get_parameter(first.weight).requires_grad
 
-    def _cuts(self, sizes: DecoderSizes, value_head: str | None) -> tuple[Cut, Cut]:
+    def _cuts(self, sizes: DecoderSizes, value_head: str | None) -> tuple[ParameterSplit, ParameterSplit]:
         """How ranks divide the parameters that all data-parallel ranks have, and the parameters of experts."""
         parts, degrees = self._degrees.tensor, self._degrees
         layouts = [layout_of(sizes, parts=parts, part=each, value_head=value_head) for each in range(parts)]
@@ -156,8 +158,8 @@ class Megatron:
             expert_layout_of(sizes, groups=degrees.expert, parts=degrees.expert_tensor, rank=each)
             for each in range(among.size())
         ]
-        dense = Cut(layouts=layouts, group=parallel_state.get_tensor_model_parallel_group())
-        return dense, Cut(layouts=experts, group=among)
+        dense = ParameterSplit(layouts=layouts, group=parallel_state.get_tensor_model_parallel_group())
+        return dense, ParameterSplit(layouts=experts, group=among)
 
     def _refuse_stages_without_adapters(self, table: str) -> None:
         """Raises `ModelError` on every rank: Megatron-core has no optimizer for a stage that learns nothing."""

@@ -19,7 +19,7 @@ _ATEN: Any = torch.ops.aten
 
 
 @frozen(kw_only=True)
-class Block:
+class AttentionBlock:
     """Queries and the keys that they see."""
 
     queries: slice
@@ -30,7 +30,7 @@ class Block:
 
 
 def forward_of(
-    blocks: Sequence[Block], query: Tensor, key: Tensor, value: Tensor, scale: float
+    blocks: Sequence[AttentionBlock], query: Tensor, key: Tensor, value: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Attention of the queries over all blocks, and the log-sum-exp of each.
 
@@ -54,7 +54,7 @@ def forward_of(
 
 
 def backward_of(
-    blocks: Sequence[Block],
+    blocks: Sequence[AttentionBlock],
     gradient: Tensor,
     query: Tensor,
     key: Tensor,

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from skyrl.models.attention.blocks import Block, backward_of, forward_of
+from skyrl.models.attention.blocks import AttentionBlock, backward_of, forward_of
 from skyrl.models.attention.segments import Segment
 from skyrl.models.attention.ulysses import RankGroup
 
@@ -28,10 +28,10 @@ CHUNKS = 2
 class ContextGroup(RankGroup):
     """The ranks that have chunks of a row from its front and its back."""
 
-    def blocks(self, segments: tuple[Segment, ...], tokens: int) -> tuple[Block, ...]:
+    def blocks(self, segments: tuple[Segment, ...], tokens: int) -> tuple[AttentionBlock, ...]:
         """Blocks of attention for the `tokens` of this rank, from segments that cover the row of all ranks."""
         length = tokens // CHUNKS
-        result: list[Block] = []
+        result: list[AttentionBlock] = []
         for number, chunk in enumerate((self.rank, CHUNKS * self.size - 1 - self.rank)):
             first = chunk * length
             offset = number * length - first
@@ -64,7 +64,7 @@ class ContextGroup(RankGroup):
         return sent[self.rank]
 
 
-def _blocks(segment: Segment, chunk: range, offset: int) -> Iterator[Block]:
+def _blocks(segment: Segment, chunk: range, offset: int) -> Iterator[AttentionBlock]:
     """Blocks for the queries of a chunk that lie in the segment; `offset` converts row positions to this rank's."""
     for before, part in segment.sequences:
         own = range(max(part.start, chunk.start), min(part.stop, chunk.stop))
@@ -73,8 +73,8 @@ def _blocks(segment: Segment, chunk: range, offset: int) -> Iterator[Block]:
         queries = slice(own.start + offset, own.stop + offset)
         for seen in (before, range(part.start, own.start)):
             if seen:
-                yield Block(queries=queries, keys=slice(seen.start, seen.stop), causal=False)
-        yield Block(queries=queries, keys=slice(own.start, own.stop), causal=True)
+                yield AttentionBlock(queries=queries, keys=slice(seen.start, seen.stop), causal=False)
+        yield AttentionBlock(queries=queries, keys=slice(own.start, own.stop), causal=True)
 
 
 class _ContextAttention(torch.autograd.Function):
@@ -87,7 +87,7 @@ class _ContextAttention(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         group: ContextGroup,
-        blocks: tuple[Block, ...],
+        blocks: tuple[AttentionBlock, ...],
         scale: float,
     ) -> Tensor:
         mixed, norms = forward_of(blocks, query, group.gather(key), group.gather(value), scale)

@@ -32,7 +32,7 @@ from skyrl.models.attention.shared_rows import RowSharing
 from skyrl.models.megatron.experts import let_token_counts_differ
 from skyrl.models.megatron.layout import DecoderSizes, Mixture
 from skyrl.models.megatron.modules import MegatronNorm, RowAttention, RowsOfTokens
-from skyrl.models.megatron.routers import Watch, WatchedRouter, own_tokens, sparse_layer
+from skyrl.models.megatron.routers import LoadWatch, WatchedRouter, own_tokens, sparse_layer
 from skyrl.models.output_head import PlainHead
 from skyrl.models.routers import RoutedTokens, refuse_other_layers
 
@@ -268,7 +268,7 @@ class MegatronDecoder(nn.Module):
     def _biased_routers(self) -> list[Any]:
         return [module for module in self.gpt.modules() if getattr(module, "expert_bias", None) is not None]
 
-    def watch_routers(self, watch: Watch) -> None:
+    def watch_routers(self, watch: LoadWatch) -> None:
         """Report the loads of this stage's routers in training to `watch` from now on."""
         for module in self.gpt.modules():
             if isinstance(module, WatchedRouter):

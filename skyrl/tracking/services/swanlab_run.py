@@ -13,7 +13,7 @@ import attrs
 
 from skyrl.tracking.services.offline_sessions import closed, opened, resumable
 from skyrl.tracking.services.run_files import derived_values
-from skyrl.tracking.services.service import Known, ServiceRun, Table
+from skyrl.tracking.services.service import Known, ServiceRun, ServiceTable
 
 
 class SwanLabRun:
@@ -65,8 +65,8 @@ class SwanLabRun:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
 
-    def table(self, table: Table) -> None:
-        rows = self._swanlab.echarts.Table().add(list(table.columns), [[*map(str, row)] for row in table.rows])
+    def table(self, table: ServiceTable) -> None:
+        rows = self._swanlab.echarts.ServiceTable().add(list(table.columns), [[*map(str, row)] for row in table.rows])
         self._run.log({table.name: rows}, step=table.step)
 
     def close(self) -> None:
