@@ -96,18 +96,22 @@ def made_up_pairs(run: SupervisedConfig, tokens: int, vocabulary: int) -> Tokeni
     return TokenizedRows(rows=tuple(rows), tally=Tally(sizes=[run.batch_size]))
 
 
-def verdict(run: SkyRLTrainConfig | SupervisedConfig, records: Iterable[Mapping[str, Any]], *, tokens: int = 0) -> str:
-    """Sentence about finished made-up steps: that they fit, and how long they took. `tokens` is the length of a
-    supervised run's rows.
-    """
+def verdict(run: SkyRLTrainConfig, records: Iterable[Mapping[str, Any]]) -> str:
+    """Sentence about finished made-up steps: that they fit, and how long they took."""
+    prompt, answer = longest_row(run)
+    samples = run.trainer.train_batch_size * run.generator.n_samples_per_prompt
+    rows, steps = f"{samples:,} samples of {prompt:,} + {answer:,} tokens", run.trainer.num_dummy_steps
+    return _verdict(steps, rows, records, " without sampling", "trainer.num_dummy_steps")
+
+
+def supervised_verdict(run: SupervisedConfig, tokens: int, records: Iterable[Mapping[str, Any]]) -> str:
+    """The same sentence about a supervised run with rows of `tokens` tokens."""
+    rows = f"{run.batch_size * run.rows_of_an_item:,} rows of {tokens:,} tokens"
+    return _verdict(run.num_dummy_steps, rows, records, "", "num_dummy_steps")
+
+
+def _verdict(steps: int, rows: str, records: Iterable[Mapping[str, Any]], without: str, field: str) -> str:
     seconds = mean(record["timing/step"] for record in records if "timing/step" in record)
-    if isinstance(run, SkyRLTrainConfig):
-        (prompt, answer), field, steps = longest_row(run), "trainer.num_dummy_steps", run.trainer.num_dummy_steps
-        samples = run.trainer.train_batch_size * run.generator.n_samples_per_prompt
-        rows, without = f"{samples:,} samples of {prompt:,} + {answer:,} tokens", " without sampling"
-    else:
-        field, steps, without = "num_dummy_steps", run.num_dummy_steps, ""
-        rows = f"{run.batch_size * run.rows_of_an_item:,} rows of {tokens:,} tokens"
     return (
         f"{steps} made-up step{'s' * (steps != 1)} of {rows} fit, in {seconds:.1f} s each{without}. "
         f"Nothing was trained or kept: set {field} = 0 to train."

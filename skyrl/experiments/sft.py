@@ -23,7 +23,7 @@ from skyrl.data.supervised_rows import TokenizedRows, load_supervised
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.exports import chat_tokenizer, export_of, new_turn_end
-from skyrl.experiments.full_length import made_up_sequences, supervised_without_traces, verdict
+from skyrl.experiments.full_length import made_up_sequences, supervised_verdict, supervised_without_traces
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.group import LearnerGroup
@@ -235,7 +235,7 @@ class SupervisedExp(BaseExp):
     async def finish(self) -> None:
         """Write the trained model; for made-up rows, report that they fit."""
         if self.cfg.num_dummy_steps:
-            notice(verdict(self.cfg, self.folder.metrics.read(), tokens=self.max_length))
+            notice(supervised_verdict(self.cfg, self.max_length, self.folder.metrics.read()))
             return
         await super().finish()
 

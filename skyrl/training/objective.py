@@ -1,6 +1,4 @@
-"""The objective of the policy, built from the configuration: policy loss, correction, KL estimate and token weights.
-`policy_losses.py` selects the loss.
-"""
+"""The objective of the policy, built from the configuration: policy loss, correction, KL estimate and token weights."""
 
 from __future__ import annotations
 
