@@ -109,11 +109,11 @@ class ChatMasks:
 
 def message_weights(messages: Sequence[Message], *, all_messages: bool = False) -> dict[int, float]:
     """Index of every learned message -> its weight. Raises `DataError` if there is none."""
-    said = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
-    if not said:
+    answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
+    if not answers:
         raise DataError("no message is from the assistant, so there is nothing to train on")
-    usual = said if all_messages else said[-1:]
-    weights = {place: _weight(messages[place], place in usual) for place in said}
+    usual = answers if all_messages else answers[-1:]
+    weights = {place: _weight(messages[place], place in usual) for place in answers}
     if not any(weights.values()):
         raise DataError("the weight of every assistant message is 0, so there is nothing to train on")
     return {place: weight for place, weight in weights.items() if weight}

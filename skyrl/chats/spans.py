@@ -113,18 +113,18 @@ class Layouts:
 
     def _turn(self, messages: Sequence[Message]) -> _AnswerTurn:
         """The text of the conversation, and the position of its last message."""
-        asked = self.text(messages[:-1], ask=True) if len(messages) > 1 else ""
+        opening = self.text(messages[:-1], ask=True) if len(messages) > 1 else ""
         whole = self.text(messages)
-        if asked and whole.startswith(asked):
-            start = len(asked)
-        elif self.continues_thoughts and asked.rstrip().endswith(OPENED) and _has_thoughts(messages[-1]):
-            whole, start = asked + _behind_an_opened_thought(messages[-1]) + self.ends.tail, len(asked)
+        if opening and whole.startswith(opening):
+            start = len(opening)
+        elif self.continues_thoughts and opening.rstrip().endswith(OPENED) and _has_thoughts(messages[-1]):
+            whole, start = opening + _behind_an_opened_thought(messages[-1]) + self.ends.tail, len(opening)
         else:
             start = self._shown(messages, whole)
         stop, ended = self.ends.place(whole)
         if stop < start:
             raise _hidden(len(messages) - 1)
-        return _AnswerTurn(whole, start, stop, ended, whole.startswith(asked))
+        return _AnswerTurn(whole, start, stop, ended, whole.startswith(opening))
 
     def _shown(self, messages: Sequence[Message], whole: str) -> int:
         """Position at which the content of the last message begins."""

@@ -38,8 +38,8 @@ def chat_in(row: Row, run: SFTConfig) -> list[Message] | None:
     if row.get("input_ids") is not None:
         return None
     if isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str):
-        asked = "\n\n".join(filter(None, (row["instruction"], row.get("input"))))
-        return [{"role": "user", "content": asked}, {"role": "assistant", "content": row["output"]}]
+        instruction = "\n\n".join(filter(None, (row["instruction"], row.get("input"))))
+        return [{"role": "user", "content": instruction}, {"role": "assistant", "content": row["output"]}]
     prompt, completion = row.get("prompt"), row.get("completion")
     if prompt is None or completion is None or isinstance(prompt, str) or isinstance(completion, str):
         return None
@@ -101,9 +101,9 @@ class SupervisedForms:
         """
         eos = self._tokenizer.eos_token_id
         prompt = [*self._beginning(), *text_tokens(self._tokenizer, before)]
-        said = text_tokens(self._tokenizer, learned)
-        said = said if said[-1:] == [eos] else [*said, eos]
-        ids = np.asarray([*prompt, *said], dtype=np.int64)
+        completion = text_tokens(self._tokenizer, learned)
+        completion = completion if completion[-1:] == [eos] else [*completion, eos]
+        ids = np.asarray([*prompt, *completion], dtype=np.int64)
         return ids, (np.arange(len(ids)) >= len(prompt)).astype(np.float32)
 
     def _beginning(self) -> list[int]:
@@ -143,17 +143,17 @@ def preference_chat(row: Row, key: str, prompt_key: str) -> list[Message]:
         raise DataError(
             f"it has no {key} (see chosen_key and rejected_key); its columns are {', '.join(map(str, row))}"
         )
-    prompt, said = row.get(prompt_key), row[key]
+    prompt, answer = row.get(prompt_key), row[key]
     before: list[Message] = []
     if isinstance(prompt, str) and not prompt.lstrip().startswith("["):
         before = [{"role": "user", "content": prompt}]
     elif prompt is not None:
         before = messages_of(prompt, prompt_key)
-    if isinstance(said, str) and not said.lstrip().startswith("[{"):
+    if isinstance(answer, str) and not answer.lstrip().startswith("[{"):
         if not before:
             raise DataError(f"{key} is a text and there is no {prompt_key}: give a prompt, or whole chats")
-        return [*before, {"role": "assistant", "content": said}]
-    chat = messages_of(said, key)
+        return [*before, {"role": "assistant", "content": answer}]
+    chat = messages_of(answer, key)
     return chat if _is_whole(chat, before, key, prompt_key) else [*before, *chat]
 
 
@@ -161,12 +161,12 @@ def _is_whole(chat: list[Message], before: list[Message], key: str, prompt_key: 
     """Whether the chat includes its prompt, as in UltraFeedback. Raises `DataError` for a chat with another prompt."""
     if not before or chat[0].get("role") == "assistant":
         return not before
-    asked = [each for each in before if each.get("role") != "system"]
-    held = [each for each in chat if each.get("role") != "system"][: len(asked)]
-    if [_said(each) for each in held] != [_said(each) for each in asked]:
+    prompt = [each for each in before if each.get("role") != "system"]
+    held = [each for each in chat if each.get("role") != "system"][: len(prompt)]
+    if [_said(each) for each in held] != [_said(each) for each in prompt]:
         raise DataError(
             f"{key} begins with a message of {chat[0].get('role')}, and not with the {prompt_key} of the row "
-            f"({short(asked[0].get('content') if asked else None)}): give answers to the prompt, or whole chats"
+            f"({short(prompt[0].get('content') if prompt else None)}): give answers to the prompt, or whole chats"
         )
     return True
 

@@ -158,8 +158,8 @@ def asked_of_rows(function: Callable[..., Any]) -> tuple[str, ...]:
     form = signature_of(function)
     own = parameters[1:] if form == "skyrl" else parameters
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    asked = (each.name for each in own if each.kind in kinds and each.default is inspect.Parameter.empty)
-    return tuple(name for name in asked if name not in _ALWAYS_GIVEN[form])
+    required = (each.name for each in own if each.kind in kinds and each.default is inspect.Parameter.empty)
+    return tuple(name for name in required if name not in _ALWAYS_GIVEN[form])
 
 
 def lacking(asked: Sequence[str], extras: Mapping[str, Any]) -> tuple[str, ...]:

@@ -74,8 +74,8 @@ class SearchEnv(Env):
             return EnvStep(reward=score(self._said, self._targets), done=True, answer=read)
         query = first_between(action, "<search>", "</search>")
         found = self._search(query) if query is not None else "Write a query between <search> and </search>."
-        told = f"\n<information>{found}</information>\n"
-        return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": told},))
+        observation = f"\n<information>{found}</information>\n"
+        return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": observation},))
 
     def get_metrics(self) -> dict[str, float]:
         return {**self._counts, "turns": float(self._turns)}

@@ -21,9 +21,9 @@ _PRAGMAS = {"table_info", "table_xinfo", "table_list", "index_list", "index_info
 
 def main() -> None:
     """Answer the request on standard input."""
-    asked = json.loads(sys.stdin.read())
+    request = json.loads(sys.stdin.read())
     try:
-        print(json.dumps(answer(**asked)))
+        print(json.dumps(answer(**request)))
     except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"[:500]}))
 

@@ -148,11 +148,11 @@ class ToolEnv(Env):
     def _told(self, call: ToolCall) -> Message:
         self._counts["tool_calls"] += 1
         number = int(self._counts["tool_calls"])
-        told = {"role": "tool", "name": tokenizable(call.name) or "unknown", "tool_call_id": f"call{number:05}"}
+        message = {"role": "tool", "name": tokenizable(call.name) or "unknown", "tool_call_id": f"call{number:05}"}
         text = tokenizable(self._result(call))
         if len(text) > SHOWN_CHARACTERS:
             text = f"{text[:SHOWN_CHARACTERS]}\n... cut at {SHOWN_CHARACTERS} characters"
-        return told | {"content": text}
+        return message | {"content": text}
 
     def _result(self, call: ToolCall) -> str:
         tool = next((each for each in self.tools if each.name == call.name), None)

@@ -430,8 +430,8 @@ def _judgement(make: MakeEnv, row: FirstRow, answer: str) -> Callable[[], Sequen
     """Function that calls the reward function once and returns its rewards, where None stands for no reward."""
 
     def judge() -> Sequence[Any]:
-        asked = row.messages[:-1] if begins_an_answer(row.messages) else row.messages
-        messages, extras = deepcopy(asked), deepcopy(row.extras)
+        prompt = row.messages[:-1] if begins_an_answer(row.messages) else row.messages
+        messages, extras = deepcopy(prompt), deepcopy(row.extras)
         if isinstance(make, GroupReward):
             return [reward for reward in make.rewards(messages, [answer], extras) if reward is not None]
         env = make(extras)

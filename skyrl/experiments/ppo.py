@@ -125,8 +125,8 @@ class BasePPOExp(PolicySampling):
     @property
     def learners(self) -> dict[str, LearnerGroup[LearningWorker]]:
         """The models that learn, by name."""
-        there: dict[str, LearnerGroup[LearningWorker] | None] = {"policy": self.policy, "critic": self.critic}
-        return {name: learner for name, learner in there.items() if learner is not None}
+        models: dict[str, LearnerGroup[LearningWorker] | None] = {"policy": self.policy, "critic": self.critic}
+        return {name: learner for name, learner in models.items() if learner is not None}
 
     @property
     def changing(self) -> dict[str, ScorerGroup[ModelWorker]]:
@@ -203,8 +203,8 @@ class BasePPOExp(PolicySampling):
     def get_time_sharing(self) -> TimeSharing:
         """Time sharing of devices between models and engines."""
         placement = self.cfg.trainer.placement
-        there = {"policy": self.policy, "ref": self.reference, "critic": self.critic}
-        models: dict[str, Movable] = {name: model for name, model in there.items() if model is not None}
+        scorers = {"policy": self.policy, "ref": self.reference, "critic": self.critic}
+        models: dict[str, Movable] = {name: model for name, model in scorers.items() if model is not None}
         share = placement.colocate_all or (placement.colocate_policy_ref and len(models) > 1)
         alone = placement.executor == "in_process" and self.cfg.trainer.device == "cuda"
         if share and alone and is_room_for_all():

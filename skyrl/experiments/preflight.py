@@ -199,13 +199,13 @@ def there_are_gpus_for_it(run: SkyRLTrainConfig) -> Iterator[Problem]:
         wanted = layout(sizes_of(run)).gpus if on_ray(run) else 1
     except ValueError:  # another check reports sizes that do not go together
         return
-    there = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    if there < wanted:
+    gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    if gpus < wanted:
         cpu = 'set trainer.device = "auto" or "cpu"' + _if_built_without_cuda()
         elsewhere = "join a cluster with trainer.placement.ray_address, use fewer (see `skyrl plan`), or "
         yield Problem(
             path="trainer.placement.ray_address" if on_ray(run) else "trainer.device",
-            message=f"this run needs {counted(wanted, 'GPU')}, but this machine has {there or 'none'}",
+            message=f"this run needs {counted(wanted, 'GPU')}, but this machine has {gpus or 'none'}",
             hint=elsewhere + cpu if on_ray(run) else cpu,
         )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from skyrl.batch import TrainingBatch
 from skyrl.config import RewardModelConfig
 from skyrl.data.supervised_rows import TokenizedRows, load_preferences
@@ -14,7 +16,7 @@ from skyrl.learners.workers.learning_worker import Objective
 from skyrl.learners.workers.objectives import BradleyTerry
 from skyrl.learners.workers.roles import CriticWorker
 from skyrl.training.collate import collate_pairs
-from skyrl.training.supervised_evaluation import preferences
+from skyrl.training.supervised_evaluation import Sums, preferences
 
 
 class RewardModelExp(SupervisedExp):
@@ -23,7 +25,6 @@ class RewardModelExp(SupervisedExp):
     role: ClassVar[str] = "critic"
     cfg: RewardModelConfig
     worker = CriticWorker
-    measure = staticmethod(preferences)
 
     def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         return load_preferences(sources, self.tokenizer, self.cfg, self.max_length)
@@ -36,3 +37,6 @@ class RewardModelExp(SupervisedExp):
 
     def get_objective(self) -> Objective:
         return BradleyTerry()
+
+    def measure(self, scores: Tensor, batch: TrainingBatch) -> Sums:
+        return preferences(scores, batch)

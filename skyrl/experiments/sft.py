@@ -42,7 +42,7 @@ from skyrl.training.loop import Hooks, TrainingLoop
 from skyrl.training.middleware import LayeredLearner, in_context, layered, run_before
 from skyrl.training.profiling import ProfiledSteps
 from skyrl.training.supervised import RowPosition, SupervisedTrainer
-from skyrl.training.supervised_evaluation import Measure, SupervisedEvaluation, likelihood
+from skyrl.training.supervised_evaluation import Sums, SupervisedEvaluation, likelihood
 
 SCORED_AT_A_TIME = 64
 """Minimum number of rows in a batch of an evaluation; micro-batches bound what is computed at a time."""
@@ -57,9 +57,6 @@ class SupervisedExp(BaseExp):
     cfg: SupervisedConfig
     worker: ClassVar[type[LearningWorker]]
     """The role of the model."""
-
-    measure: ClassVar[Measure]
-    """Sums that an evaluation takes from the scores of a batch."""
 
     def __init__(self, cfg: SupervisedConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
@@ -152,6 +149,10 @@ class SupervisedExp(BaseExp):
     def collate(self, rows: Sequence[Any]) -> TrainingBatch:
         """Combine rows into a batch."""
         raise TypeError(f"{type(self).__name__} does not define collate()")
+
+    def measure(self, scores: Tensor, batch: TrainingBatch) -> Sums:
+        """Sums that an evaluation takes from the scores of a batch."""
+        raise TypeError(f"{type(self).__name__} does not define measure()")
 
     def get_evaluation(self) -> SupervisedEvaluation | None:
         """Evaluation of the model on other rows, if there are any."""
@@ -304,7 +305,6 @@ class SFTExp(SupervisedExp):
 
     cfg: SFTConfig
     worker = SFTWorker
-    measure = staticmethod(likelihood)
 
     def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         return load_supervised(sources, self.tokenizer, self.cfg, self.max_length)
@@ -317,3 +317,6 @@ class SFTExp(SupervisedExp):
 
     def get_objective(self) -> Objective:
         return CrossEntropy()
+
+    def measure(self, scores: Tensor, batch: TrainingBatch) -> Sums:
+        return likelihood(scores, batch)

@@ -124,8 +124,8 @@ class EngineChanges:
         Engines that are added start in the background; engines that are drained have finished when this returns.
         """
         for file in sorted(self._folder.glob("request-*.json")):
-            asked, said = await self._handle(stored_text(file))
-            self._answer(asked, said)
+            request, answer = await self._handle(stored_text(file))
+            self._answer(request, answer)
             file.unlink()
         for number, reason in self._client.not_added():
             self._answer(f"add engine {number}", f"engine {number} could not be started: {reason}")
@@ -149,9 +149,9 @@ class EngineChanges:
         return "a request that cannot be read", "refused"
 
     def _add(self) -> str:
-        there = len(self._client.states)
-        if there >= self._most:
-            return f"refused: there are {there} engines, and generator.inference_engine.max_engines is {self._most}"
+        engines = len(self._client.states)
+        if engines >= self._most:
+            return f"refused: there are {engines} engines, and generator.inference_engine.max_engines is {self._most}"
         return f"engine {self._client.add_engine()} is starting; it serves from the next weight transfer on"
 
     async def _drain(self, number: int | None) -> str:

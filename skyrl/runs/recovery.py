@@ -92,12 +92,12 @@ class Recovery(Generic[R]):
             )
             return False
         before, (self.run, changes) = self.run, found
-        told = "".join(
+        listed = "".join(
             f"\n  {path}: {get_at(before, path)} -> {value}"
             for path, value in changes.items()
             if get_at(before, path) != value
         )
-        return _say(failure, f"{why}), with:{told}", end="")
+        return _say(failure, f"{why}), with:{listed}", end="")
 
 
 def _say(failure: RunError, which: str, end: str = ")") -> bool:

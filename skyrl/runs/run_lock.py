@@ -172,8 +172,8 @@ def changes_to_say(stored: object, run: AnyRun) -> str:
     before, now = tree_of(stored, type(run), "the checkpoint"), _as_stored(run)
     places = tuple(field_path(run, start) for start in ("resume_", "recover_"))
     changed = differences(before, now)
-    told = {path: values for path, values in changed.items() if not path.startswith(places)}
-    return _rows(_causes(told, before, run))
+    relevant = {path: values for path, values in changed.items() if not path.startswith(places)}
+    return _rows(_causes(relevant, before, run))
 
 
 def _as_stored(run: C) -> C:

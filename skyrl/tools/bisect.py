@@ -70,10 +70,10 @@ def bisect(one: Path, other: Path) -> Parting:
 
 
 def _of_recordings(one: RunFolder, other: RunFolder, step: int) -> Iterator[Difference]:
-    here, there = one.recording(), other.recording()
-    groups = here.sampled(step).groups
-    yield from differences_of_samples(groups, there.sampled(step).groups)
-    yield from differences_of_computing(here.computed(step), there.computed(step), groups)
+    first, second = one.recording(), other.recording()
+    groups = first.sampled(step).groups
+    yield from differences_of_samples(groups, second.sampled(step).groups)
+    yield from differences_of_computing(first.computed(step), second.computed(step), groups)
 
 
 def _of_metrics(here: dict[str, Any], there: dict[str, Any]) -> Iterator[Difference]:

@@ -32,13 +32,13 @@ def evaluate(target: Target, sampling: StandaloneSampling) -> dict[str, Any]:
     groups: tuple[TrajectoryGroup, ...] = sampling.sample(lambda: evaluation.sample(target.step))
     folder, metrics = sampling.folder.path, evaluation.measure(groups)
     evaluation.dump(folder / "samples", target.step, groups, metrics)
-    drawn = required(sampling.cfg.generator.eval_sampling_params, "generator.eval_sampling_params")
+    sampling_params = required(sampling.cfg.generator.eval_sampling_params, "generator.eval_sampling_params")
     results = {
         "target": target.name,
         "step": target.step,
         "prompts": {source: len(own) for source, own in with_all(groups).items()},
         "samples_per_prompt": sampling.cfg.generator.eval_n_samples_per_prompt,
-        "temperature": 0.0 if drawn.greedy else drawn.temperature,
+        "temperature": 0.0 if sampling_params.greedy else sampling_params.temperature,
         "seed": sampling.cfg.trainer.seed,
         "engine": sampling.cfg.generator.inference_engine.backend,
         "confidence": 0.95,

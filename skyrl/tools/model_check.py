@@ -57,8 +57,8 @@ def _bounds(config: PretrainedConfig) -> str:
 
 
 def _exactness(config: PretrainedConfig, rows: RowSupport) -> str:
-    asked = "sdpa" if rows.attention == SEGMENTS else rows.attention
-    result = next(differences(config, asked, pack=rows.pack, share_prompts=rows.share_prompts))
+    attention = "sdpa" if rows.attention == SEGMENTS else rows.attention
+    result = next(differences(config, attention, pack=rows.pack, share_prompts=rows.share_prompts))
     return f"packed with shared prompts, within {result.nats:.1g} nats of each row alone in a small copy"
 
 

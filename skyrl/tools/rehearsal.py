@@ -77,10 +77,10 @@ class Rehearsal:
         yield from self._of_folders()
         yield from self._of_services()
         try:
-            changes, told = self._small()
-            yield from told
-            file, told = self._folded_file(changes)
-            yield from told
+            changes, findings = self._small()
+            yield from findings
+            file, findings = self._folded_file(changes)
+            yield from findings
         except SkyRLError as error:
             yield Finding("folding", "failed", str(error))
             return
@@ -121,7 +121,7 @@ class Rehearsal:
         """Changes that fold the run, with miniature models and few evaluation rows, and findings that describe them."""
         run, changes = self.run, dict(folded(self.run))
         path = run.trainer.policy.model.path or ""
-        told = [Finding("model", "folded", f"{path}: {shrink(path, self.folder / 'model')}")]
+        findings = [Finding("model", "folded", f"{path}: {shrink(path, self.folder / 'model')}")]
         changes["trainer.policy.model.path"] = str(self.folder / "model")
         if has_critic(run):
             shrink(run.trainer.critic.model.path or path, self.folder / "critic", seed=1)
@@ -130,9 +130,9 @@ class Rehearsal:
             changes["trainer.ref.model.path"] = str(self.folder / "model")
         if evaluates(run):
             changes["data.val_data"] = self._few_rows(run.data.val_data)
-            told.append(Finding("data", "folded", f"{EVALUATED} rows of each evaluation source"))
-        told += [Finding("layout", "folded", line) for line in what_was_folded(run, changes)]
-        return changes | self._places(), told
+            findings.append(Finding("data", "folded", f"{EVALUATED} rows of each evaluation source"))
+        findings += [Finding("layout", "folded", line) for line in what_was_folded(run, changes)]
+        return changes | self._places(), findings
 
     def _places(self) -> dict[str, Any]:
         """Folders of the folded run, and a short schedule with a checkpoint and an evaluation after each step."""
@@ -164,7 +164,7 @@ class Rehearsal:
         """Write the folded run to a file. A setting that is invalid for one process on a CPU is reset to its default
         and reported. Raises `ConfigError` if resetting is not possible.
         """
-        told: list[Finding] = []
+        findings: list[Finding] = []
         while True:
             try:
                 words = [*self.words, *(_word(*each) for each in changes.items())]
@@ -175,11 +175,11 @@ class Rehearsal:
                 if path in changes or default is _NONE:
                     raise
                 changes[path] = default
-                told.append(Finding("folding", "not tried", f"{path}: {message}"))
+                findings.append(Finding("folding", "not tried", f"{path}: {message}"))
             else:
                 file = self.folder / "folded.toml"
                 file.write_text(kept_text(composed.written, composed.origins), encoding="utf-8")
-                return file, told
+                return file, findings
 
     def _of_runs(self, file: Path) -> Iterator[Finding]:
         """Train, kill, resume and export the folded run."""

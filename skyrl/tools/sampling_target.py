@@ -81,10 +81,10 @@ def _of_run(name: str, folder: Path, step: int | None) -> Target:
         return Target(name=name, step=_last_step(folder), model=str(model), run=folder)
     checkpoints = Path(checkpoints_of(str(folder)))
     if step is None:
-        there = [found for each in checkpoints.glob(name_of(0).rstrip("0") + "*") if (found := step_of(each.name))]
-        if not there:
+        steps = [found for each in checkpoints.glob(name_of(0).rstrip("0") + "*") if (found := step_of(each.name))]
+        if not steps:
             raise ResumeError(f"{folder} has neither a trained model nor a checkpoint yet")
-        step = max(there)
+        step = max(steps)
     place = checkpoints / name_of(step)
     if not (place / MANIFEST).is_file():
         raise ResumeError(f"there is no checkpoint of step {step} in {checkpoints}")

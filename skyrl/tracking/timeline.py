@@ -39,8 +39,8 @@ class Timeline:
         spans, self._spans, self._next = self._spans, [], step + 1
         if step in self._steps and spans:
             begin = min(span.began for span in spans)
-            told = [[span.what, round(span.began - begin, 6), round(span.ended - begin, 6)] for span in spans]
-            self._lines.append({"step": step, "spans": told})
+            rounded = [[span.what, round(span.began - begin, 6), round(span.ended - begin, 6)] for span in spans]
+            self._lines.append({"step": step, "spans": rounded})
 
     def close(self) -> None:
         """Does nothing: each step is written when it ends."""

@@ -178,9 +178,11 @@ class Alarms:
             if reason is None:
                 continue
             known = DEFAULT_ALARMS.get(name)
-            told = f"{reason}. {known.meaning}" if known else reason
+            explained = f"{reason}. {known.meaning}" if known else reason
             action = alarm.config.action
-            result.append(RaisedAlarm(step=step, name=name, metric=alarm.config.metric, action=action, reason=told))
+            result.append(
+                RaisedAlarm(step=step, name=name, metric=alarm.config.metric, action=action, reason=explained)
+            )
             if action == "stop":
                 self._stopped_by = self._stopped_by or name
         return result

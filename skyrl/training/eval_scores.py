@@ -141,8 +141,8 @@ def mean_interval(clusters: Sequence[Sequence[float]], *, seed: int = 0) -> tupl
     random = np.random.default_rng(seed)
     means = []
     for start in range(0, RESAMPLES, _AT_ONCE):
-        drawn = random.integers(len(clusters), size=(min(_AT_ONCE, RESAMPLES - start), len(clusters)))
-        means.append(sums[drawn].sum(1) / counts[drawn].sum(1))
+        resampled = random.integers(len(clusters), size=(min(_AT_ONCE, RESAMPLES - start), len(clusters)))
+        means.append(sums[resampled].sum(1) / counts[resampled].sum(1))
     low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
     return float(low), float(high)
 

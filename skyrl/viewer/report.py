@@ -46,7 +46,7 @@ def report(folders: Sequence[Path], *, samples: int, layouts: Mapping[Path, str]
     by folder. Raises `UserError` for a folder without metrics.
     """
     runs = [_read(folder, name, samples) for folder, name in zip(folders, _names(folders), strict=True)]
-    drawn = list(charts({run.name: run.records for run in runs}))
+    figures = list(charts({run.name: run.records for run in runs}))
     scripts = {"plotly": get_plotlyjs(), "glue": Path(__file__).with_name("static").joinpath("report.js").read_text()}
     environment = Environment(
         loader=PackageLoader("skyrl.viewer"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -55,8 +55,8 @@ def report(folders: Sequence[Path], *, samples: int, layouts: Mapping[Path, str]
         title=", ".join(run.name for run in runs),
         policy=_policy(list(scripts.values())),
         scripts={name: Markup(text) for name, text in scripts.items()},
-        charts=drawn,
-        figures=Markup(_as_data([json.loads(chart.figure) for chart in drawn])),
+        charts=figures,
+        figures=Markup(_as_data([json.loads(chart.figure) for chart in figures])),
         runs=runs,
         layouts=[Markup((layouts or {}).get(folder, "")) for folder in folders],
         settings=settings(folders),

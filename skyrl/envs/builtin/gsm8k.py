@@ -76,8 +76,8 @@ class GSM8kMultiTurnEnv(Env):
         answer = extracted(action)
         done = right or self._turns >= self._max_turns
         reward = 1.0 if right else 0.2 / self._max_turns if answer is not None else 0.0
-        told = {"role": "user", "content": THINK if self._turns + 1 < self._max_turns else FINISH}
-        return EnvStep(reward=reward, done=done, observations=() if done else (told,), answer=answer)
+        feedback = {"role": "user", "content": THINK if self._turns + 1 < self._max_turns else FINISH}
+        return EnvStep(reward=reward, done=done, observations=() if done else (feedback,), answer=answer)
 
     def get_metrics(self) -> dict[str, float]:
         return {"turns": float(self._turns)}

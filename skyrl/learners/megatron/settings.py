@@ -75,14 +75,14 @@ def _transformer(config: MegatronConfig, degrees: Degrees) -> dict[str, Any]:
     """Fields for every model. Kernels that need Transformer Engine or Apex are off unless requested. The value "none"
     stands for null, which TOML does not have.
     """
-    asked = {name: None if value == "none" else value for name, value in config.transformer_config_kwargs.items()}
+    fields = {name: None if value == "none" else value for name, value in config.transformer_config_kwargs.items()}
     fusions = ("masked_softmax", "bias_activation", "bias_dropout", "gradient_accumulation")
     return {
         "sequence_parallel": degrees.tensor > 1,
         **{f"{name}_fusion": False for name in fusions},
         "apply_rope_fusion": False,
         "persist_layer_norm": False,
-        **asked,
+        **fields,
     }
 
 

@@ -170,8 +170,8 @@ def _under(change: Callable[..., nn.Module], source: ModelSource) -> ModelSource
 
 def compiles_layers(trainer: TrainerConfig, role: str = "policy") -> bool:
     """Whether a model's decoder layers are compiled."""
-    asked = trainer.policy.use_torch_compile and role == "policy" and trainer.policy.tensor_parallel_size == 1
-    return asked and trainer.device == "cuda" and facts_of(trainer).compiles
+    configured = trainer.policy.use_torch_compile and role == "policy" and trainer.policy.tensor_parallel_size == 1
+    return configured and trainer.device == "cuda" and facts_of(trainer).compiles
 
 
 def _compiles_logits(trainer: TrainerConfig) -> bool:

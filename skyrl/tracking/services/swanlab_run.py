@@ -66,7 +66,7 @@ class SwanLabRun:
         self._run.log(dict(metrics), step=step)
 
     def table(self, table: ServiceTable) -> None:
-        rows = self._swanlab.echarts.ServiceTable().add(list(table.columns), [[*map(str, row)] for row in table.rows])
+        rows = self._swanlab.echarts.Table().add(list(table.columns), [[*map(str, row)] for row in table.rows])
         self._run.log({table.name: rows}, step=table.step)
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ class WandbRun:
     def table(self, table: ServiceTable) -> None:
         import wandb
 
-        rows = wandb.ServiceTable(columns=list(table.columns), data=[[*map(_cell, row)] for row in table.rows])
+        rows = wandb.Table(columns=list(table.columns), data=[[*map(_cell, row)] for row in table.rows])
         self._run.log({table.name: rows}, step=max(table.step, self._last))
 
     def close(self) -> None:
