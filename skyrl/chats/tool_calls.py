@@ -3,7 +3,7 @@
     parser(answer) -> calls in order, each parsed or with the reason why not
 
 `hermes` is the format of Hermes 2 Pro, Qwen2.5 and Qwen3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
-For other formats, a parser is any function from a text to `ToolCall`s.
+For other formats, a parser is any function from a text to `Call`s.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ THOUGHT, THOUGHT_ENDS = "<think>", "</think>"
 
 
 @frozen(kw_only=True)
-class ToolCall:
+class Call:
     """One call, such as `Call(name="add", arguments={"a": 1, "b": 2})`; if `unreadable` is set, it cannot be made."""
 
     name: str = ""
@@ -28,11 +28,11 @@ class ToolCall:
     """Reason why the call cannot be parsed, as a sentence for the model."""
 
 
-CallParser = Callable[[str], tuple[ToolCall, ...]]
+CallParser = Callable[[str], tuple[Call, ...]]
 """Function from an answer, without special tokens, to its calls; without calls, the answer is final. Never raises."""
 
 
-def hermes(answer: str) -> tuple[ToolCall, ...]:
+def hermes(answer: str) -> tuple[Call, ...]:
     """Every `<tool_call>` after the thoughts. A last one without a closing tag counts if it can be parsed, because a
     stop text may have removed the tag. Takes time linear in the answer.
     """
@@ -47,18 +47,18 @@ def _said(answer: str) -> str:
     return "" if answer.lstrip().startswith(THOUGHT) else answer
 
 
-def _call(text: str) -> ToolCall:
+def _call(text: str) -> Call:
     try:
         given = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        return ToolCall(unreadable=f"the call is not JSON: {error}")
+        return Call(unreadable=f"the call is not JSON: {error}")
     name = given.get("name") if isinstance(given, dict) else None
     if not isinstance(name, str):
-        return ToolCall(unreadable='a call is an object such as {"name": "...", "arguments": {...}}')
+        return Call(unreadable='a call is an object such as {"name": "...", "arguments": {...}}')
     arguments = given.get("arguments", {})
     if not isinstance(arguments, dict):
-        return ToolCall(unreadable=f"the arguments of {name} have to be an object")
-    return ToolCall(name=name, arguments=arguments)
+        return Call(unreadable=f"the arguments of {name} have to be an object")
+    return Call(name=name, arguments=arguments)
 
 
 def _refuse(constant: str) -> NoReturn:

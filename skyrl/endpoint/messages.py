@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import frozen
 
-from skyrl.chats.tool_calls import CLOSING, OPENING, ToolCall, hermes
+from skyrl.chats.tool_calls import CLOSING, OPENING, Call, hermes
 from skyrl.endpoint.conversations import Message
 from skyrl.errors import RequestError
 from skyrl.inference.engine import Completion
@@ -90,7 +90,7 @@ class SampledMessage:
     text: str
     """Content without calls and without the stop text."""
 
-    calls: tuple[tuple[str, ToolCall], ...]
+    calls: tuple[tuple[str, Call], ...]
     """Calls of tools, with an id for each."""
 
     @property

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
-from skyrl.chats.tool_calls import CallParser, ToolCall, hermes
+from skyrl.chats.tool_calls import Call, CallParser, hermes
 from skyrl.envs.coroutines import settled
 from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.envs.http_json import ServiceError
@@ -133,9 +133,7 @@ class ToolEnv(Env):
         if not calls:
             return self.judge(action)
         if len(calls) > MOST_CALLS:
-            left_out = ToolCall(
-                unreadable=f"{len(calls) - MOST_CALLS} calls were left out: {MOST_CALLS} in a turn at most"
-            )
+            left_out = Call(unreadable=f"{len(calls) - MOST_CALLS} calls were left out: {MOST_CALLS} in a turn at most")
             calls = (*calls[:MOST_CALLS], left_out)
         return EnvStep(reward=0.0, done=False, observations=tuple(self._told(call) for call in calls))
 
@@ -145,7 +143,7 @@ class ToolEnv(Env):
     def get_metrics(self) -> dict[str, float]:
         return dict(self._counts)
 
-    def _told(self, call: ToolCall) -> Message:
+    def _told(self, call: Call) -> Message:
         self._counts["tool_calls"] += 1
         number = int(self._counts["tool_calls"])
         message = {"role": "tool", "name": tokenizable(call.name) or "unknown", "tool_call_id": f"call{number:05}"}
@@ -154,7 +152,7 @@ class ToolEnv(Env):
             text = f"{text[:SHOWN_CHARACTERS]}\n... cut at {SHOWN_CHARACTERS} characters"
         return message | {"content": text}
 
-    def _result(self, call: ToolCall) -> str:
+    def _result(self, call: Call) -> str:
         tool = next((each for each in self.tools if each.name == call.name), None)
         refusal = call.unreadable or (
             f"there is no tool {call.name!r:.80}; there are {', '.join(each.name for each in self.tools)}"

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from skyrl.chats.tool_calls import ToolCall, hermes
+from skyrl.chats.tool_calls import Call, hermes
 
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
 def test_calls_are_read_in_order_and_the_text_around_them_is_not() -> None:
     calls = hermes(f"I add. {ADD} and {ADD.replace('1', '2')} so")
-    assert calls == (ToolCall(name="add", arguments={"a": 1}), ToolCall(name="add", arguments={"a": 2}))
+    assert calls == (Call(name="add", arguments={"a": 1}), Call(name="add", arguments={"a": 2}))
 
 
 def test_an_answer_without_a_call_is_final() -> None:
@@ -19,15 +19,15 @@ def test_an_answer_without_a_call_is_final() -> None:
 def test_what_is_thought_is_not_called() -> None:
     assert hermes(f"<think>\nPerhaps {ADD}?\n</think>\n4") == ()
     assert hermes(f"<think> no end {ADD}") == ()
-    assert hermes(f"<think>now</think>{ADD}") == (ToolCall(name="add", arguments={"a": 1}),)
+    assert hermes(f"<think>now</think>{ADD}") == (Call(name="add", arguments={"a": 1}),)
 
 
 def test_a_last_call_whose_end_a_stop_text_took_is_read() -> None:
-    assert hermes(ADD.removesuffix("</tool_call>")) == (ToolCall(name="add", arguments={"a": 1}),)
+    assert hermes(ADD.removesuffix("</tool_call>")) == (Call(name="add", arguments={"a": 1}),)
 
 
 def test_a_call_without_arguments_has_none() -> None:
-    assert hermes('<tool_call>{"name": "now"}</tool_call>') == (ToolCall(name="now"),)
+    assert hermes('<tool_call>{"name": "now"}</tool_call>') == (Call(name="now"),)
 
 
 @pytest.mark.parametrize(

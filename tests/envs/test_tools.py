@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skyrl.chats.tool_calls import ToolCall
+from skyrl.chats.tool_calls import Call
 from skyrl.config.settings.environment import SearchEnvConfig
 from skyrl.envs import EnvStep
 from skyrl.envs.http_json import ServiceError
@@ -132,8 +132,8 @@ def test_calls_beyond_the_most_in_a_turn_are_not_made() -> None:
 def test_a_model_that_writes_calls_in_another_form_brings_its_parser() -> None:
     class Slashes(Sums):
         @staticmethod
-        def parse(answer: str) -> tuple[ToolCall, ...]:
-            return (ToolCall(name="add", arguments={"a": int(answer[1:])}),) if answer.startswith("/") else ()
+        def parse(answer: str) -> tuple[Call, ...]:
+            return (Call(name="add", arguments={"a": int(answer[1:])}),) if answer.startswith("/") else ()
 
     assert told(Slashes({}), "/6") == ["7"]
 
