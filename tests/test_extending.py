@@ -94,7 +94,7 @@ class FadedConfig:
     """
 from skyrl.algorithms.clipped_losses import FadedLoss
 from skyrl.config import FadedConfig, check, load
-from skyrl.training.policy_losses import policy_loss
+from skyrl.training.objective import policy_loss
 
 chosen = load([], {"trainer.algorithm.policy_loss_type": "faded", "trainer.algorithm.faded.width": 0.5})
 assert chosen.config.trainer.algorithm.faded == FadedConfig(width=0.5)

@@ -26,7 +26,7 @@ def group_scheduling(config: pytest.Config, log: Any) -> Any:
     return _GroupScheduling(config, log)
 
 
-class _GroupScheduling(LoadScopeScheduling):
+class _GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """What pytest-xdist looks up in lists whenever a test ends is looked up in dicts: with 12,000 tests that are scopes
     of their own, its process takes a third of the time, and processes of tests wait less for it.
     """

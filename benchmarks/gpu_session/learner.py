@@ -28,8 +28,8 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import SFTConfig, TrainerConfig, compose
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
+from skyrl.learners.workers.objectives import CrossEntropy
 from skyrl.learners.workers.roles import PolicyWorker, SFTWorker
-from skyrl.learners.workers.supervised import CrossEntropy
 from skyrl.training.objective import policy_objective
 from skyrl.training.trainer import update
 from skyrl.tree.classes import fields_of

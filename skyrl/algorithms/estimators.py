@@ -113,10 +113,10 @@ def to_tokens(batch: TrainingBatch, compare: Callable[[Tensor, Tensor], Tensor])
     every turn gets the advantage of the last turn of its trajectory.
     """
     if batch.trajectories is None or batch.last_step is None:
-        found = compare(batch.scores, batch.groups)
+        result = compare(batch.scores, batch.groups)
     else:
         totals, last = batch.over_trajectories(batch.scores), batch.last_step
-        found = torch.zeros_like(totals)
-        found[last] = compare(totals[last], batch.groups[last])
-        found = of_the_last_step(found, batch.trajectories, last)
-    return torch.where(batch.loss_mask, found.unsqueeze(1), 0.0)
+        result = torch.zeros_like(totals)
+        result[last] = compare(totals[last], batch.groups[last])
+        result = of_the_last_step(result, batch.trajectories, last)
+    return torch.where(batch.loss_mask, result.unsqueeze(1), 0.0)

@@ -155,7 +155,7 @@ class _FusedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         from skyrl.algorithms.logprob_kernels import overwrite_with_gradient
 
-        hidden, weight, targets, norms, spread = (each.detach() for each in ctx.saved_tensors)
+        hidden, weight, targets, norms, spread = (saved.detach() for saved in ctx.saved_tensors)
         of_logprobs, of_entropy = gradients
         for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         for_weight: Tensor | None = None
@@ -272,7 +272,7 @@ class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """d log p_y / dz = 1_y - p and dH / dz = -p (log p + H), summed over chunks into dW."""
-        hidden, weight, targets, norms, spread = (each.detach() for each in ctx.saved_tensors)
+        hidden, weight, targets, norms, spread = (saved.detach() for saved in ctx.saved_tensors)
         of_logprobs, of_entropy = gradients
         wanted_hidden, wanted_weight = ctx.needs_input_grad[:2]
         for_hidden = torch.empty_like(hidden) if wanted_hidden else None

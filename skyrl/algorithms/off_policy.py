@@ -139,5 +139,5 @@ def _sequences_out_of_bounds(
 
 def _shares(name: str, over: Tensor, under: Tensor, real: Tensor) -> dict[str, Tensor]:
     """One number for each sequence that has a token."""
-    found = {"masked": over | under, "over_high": over, "under_low": under}
-    return {f"{name}_{kind}_ratio": flags[real] for kind, flags in found.items()}
+    result = {"masked": over | under, "over_high": over, "under_low": under}
+    return {f"{name}_{kind}_ratio": flags[real] for kind, flags in result.items()}

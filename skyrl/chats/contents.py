@@ -128,16 +128,12 @@ def _holds_arguments(text: str, written: object) -> bool:
             given = json.loads(written)
         except ValueError:
             return holds(text, written)
-    if _as_json(text, given):
+    forms = product(((", ", ": "), (",", ":")), (False, True))
+    if any(json.dumps(given, separators=between, ensure_ascii=plain) in text for between, plain in forms):
         return True
     if isinstance(given, Mapping | list) and given and repr(given) in text:
         return False  # in Python's notation: the template expects a text
     return all(holds(text, leaf) for leaf in _leaves(given))
-
-
-def _as_json(text: str, value: object) -> bool:
-    forms = product(((", ", ": "), (",", ":")), (False, True))
-    return any(json.dumps(value, separators=between, ensure_ascii=plain) in text for between, plain in forms)
 
 
 def _leaves(value: object) -> Iterator[str]:

@@ -42,22 +42,18 @@ class Continuation:
         `stopped`: the answer ended with a token or a stop text, not at its length limit. Raises `DataError` for a
         template that drops earlier answers.
         """
-        between = self._between(said, tools)
+        between = evolve(self._template, tools=tools).after(FIXED, ANSWER, said)
+        if between is None:
+            raise DataError(
+                "the chat template leaves out an earlier answer, so a conversation cannot continue from sampled "
+                "tokens: set generator.use_conversation_multi_turn = false, or use another template"
+            )
         ended = bool(answer) and answer[-1] in self.special
         if ended and answer[-1] in between[: self._end_length]:
             return between[between.index(answer[-1]) + 1 :]  # the policy sampled the end itself
         if not ended and stopped and not self._closes_stopped_turns and between[:1] and between[0] in self.special:
             return between[1:]
         return between
-
-    def _between(self, said: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        ids = evolve(self._template, tools=tools).after(FIXED, ANSWER, said)
-        if ids is None:
-            raise DataError(
-                "the chat template leaves out an earlier answer, so a conversation cannot continue from sampled "
-                "tokens: set generator.use_conversation_multi_turn = false, or use another template"
-            )
-        return ids
 
     @cached_property
     def _end_length(self) -> int:

@@ -51,8 +51,8 @@ class AddedTokens:
 
     def first(self, text: str) -> str:
         """The added token that the text begins with, or nothing."""
-        found = self.pattern.match(text)
-        return found[0] if found else ""
+        match = self.pattern.match(text)
+        return match[0] if match else ""
 
     def last(self, text: str) -> str:
         """The added token that the text ends with, or nothing."""

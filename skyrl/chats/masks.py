@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from skyrl.chats.contents import DroppedPart, dropped, dropped_tools
 from skyrl.chats.ends import TurnEnds
-from skyrl.chats.spans import Layout, Layouts
+from skyrl.chats.spans import ChatLayout, Layouts
 from skyrl.chats.spellings import FullestSpelling, Spelling
 from skyrl.chats.text import CONTEXT, Message, continued_tokens, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
@@ -47,7 +47,7 @@ class ChatMasks:
         self._tokenizer, self._all, self._arguments = tokenizer, all_messages, dict(arguments or {})
         self.behind_other_headers = 0
         """Number of chats so far whose answer does not follow the generation prompt."""
-        self._fullest: FullestSpelling[Layout] = FullestSpelling()
+        self._fullest: FullestSpelling[ChatLayout] = FullestSpelling()
 
     def __call__(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, allow_dropped: bool = False
@@ -68,21 +68,15 @@ class ChatMasks:
         weights = message_weights(messages, all_messages=self._all)
         learned = tuple(weights)
         chat = [{key: value for key, value in each.items() if key != "weight"} for each in messages[: learned[-1] + 1]]
-        layout = self._layout(chat, tools, learned, allow_dropped=allow_dropped)
-        self.behind_other_headers += not layout.behind_header
-        return self._tokens(layout, weights)
-
-    def _layout(
-        self, chat: Sequence[Message], tools: Sequence[Any] | None, learned: Sequence[int], *, allow_dropped: bool
-    ) -> Layout:
-        """The chat in the spelling of which the template drops the least. Raises `DataError`."""
-        return self._fullest(
+        layout = self._fullest(
             chat,
             lambda spelling: self._layouts(tools, spelling).of(spelling.of(chat), learned),
             missing=lambda layout: _missing(chat, tools, layout),
             text_of=lambda layout: layout.text,
             allow_dropped=allow_dropped,
         )
+        self.behind_other_headers += not layout.behind_header
+        return self._tokens(layout, weights)
 
     @property
     def turn_end(self) -> tuple[str, int | None]:
@@ -100,7 +94,7 @@ class ChatMasks:
     def _ends(self) -> TurnEnds:
         return TurnEnds.of(self._tokenizer, self._arguments)
 
-    def _tokens(self, layout: Layout, of_message: Mapping[int, float]) -> tuple[Ids, Weights]:
+    def _tokens(self, layout: ChatLayout, of_message: Mapping[int, float]) -> tuple[Ids, Weights]:
         ids: list[int] = []
         weights: list[float] = []
         for start, stop, message in layout.pieces():
@@ -115,11 +109,11 @@ class ChatMasks:
 
 def message_weights(messages: Sequence[Message], *, all_messages: bool = False) -> dict[int, float]:
     """Index of every learned message -> its weight. Raises `DataError` if there is none."""
-    said = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
-    if not said:
+    answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
+    if not answers:
         raise DataError("no message is from the assistant, so there is nothing to train on")
-    usual = said if all_messages else said[-1:]
-    weights = {place: _weight(messages[place], place in usual) for place in said}
+    usual = answers if all_messages else answers[-1:]
+    weights = {place: _weight(messages[place], place in usual) for place in answers}
     if not any(weights.values()):
         raise DataError("the weight of every assistant message is 0, so there is nothing to train on")
     return {place: weight for place, weight in weights.items() if weight}
@@ -137,7 +131,7 @@ def _weight(message: Message, usual: bool) -> float:
     return float(weight)
 
 
-def _missing(messages: Sequence[Message], tools: Sequence[Any] | None, layout: Layout) -> Iterator[DroppedPart]:
+def _missing(messages: Sequence[Message], tools: Sequence[Any] | None, layout: ChatLayout) -> Iterator[DroppedPart]:
     """Parts of a chat that are missing in the text. Only learned messages need their thoughts, as usual for models."""
     learned = {span.place: layout.text[span.start : span.stop] for span in layout.spans}
     for place, message in enumerate(messages):

@@ -155,7 +155,7 @@ class Template:
 
     def start(self, messages: Sequence[Message], *, allow_dropped: bool = False) -> tuple[int, ...]:
         """The tokens that an episode begins with. Raises `DataError` as `prompt` does."""
-        return _encode(self.tokenizer, self.prompt(messages, allow_dropped=allow_dropped))
+        return tuple(text_tokens(self.tokenizer, self.prompt(messages, allow_dropped=allow_dropped)))
 
     def history(self, prompt: Sequence[Message], said: Sequence[Message]) -> tuple[int, ...]:
         """The tokens of the whole conversation: the initial prompt and the messages since. Raises `DataError`, also if
@@ -196,8 +196,3 @@ def _refuse_dropped(messages: Sequence[Message], text: str) -> None:
             f"the chat template leaves out {', '.join(missing[:3])}: use a role that it writes, or another template "
             "(chat_template)"
         )
-
-
-def _encode(tokenizer: ChatTokenizer, text: str, **options: object) -> tuple[int, ...]:
-    """Token ids of a text. Raises `TextError`."""
-    return tuple(text_tokens(tokenizer, text, **options))

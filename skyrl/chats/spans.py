@@ -26,7 +26,7 @@ OPENED = "<think>"
 
 
 @frozen
-class Span:
+class AnswerSpan:
     """Characters of one answer, including the end of its turn."""
 
     place: int
@@ -38,11 +38,11 @@ class Span:
 
 
 @frozen
-class Layout:
+class ChatLayout:
     """A conversation as text, and the positions of its learned answers."""
 
     text: str
-    spans: tuple[Span, ...]
+    spans: tuple[AnswerSpan, ...]
     ended: bool
     """Whether the template ends the last turn; if not, an end-of-sequence token must be added."""
 
@@ -61,7 +61,7 @@ class Layout:
 
 
 @frozen
-class _Turn:
+class _AnswerTurn:
     """A text, and the position of an answer in it."""
 
     text: str
@@ -81,7 +81,7 @@ class Layouts:
     continues_thoughts: bool = True
     """Whether thoughts may be added after a header that opens them if the template itself drops them."""
 
-    def of(self, messages: Sequence[Message], learned: Sequence[int]) -> Layout:
+    def of(self, messages: Sequence[Message], learned: Sequence[int]) -> ChatLayout:
         """The layout of a conversation; `learned` are the indices of the learned messages in order, the last message
         among them.
 
@@ -90,14 +90,14 @@ class Layouts:
         """
         final = self._turn(messages)
         earlier = self._earlier(messages, learned[:-1], final.text) if len(learned) > 1 else ()
-        spans = (*earlier, Span(learned[-1], final.start, final.stop))
-        return Layout(final.text, spans, final.ended, final.behind_header)
+        spans = (*earlier, AnswerSpan(learned[-1], final.start, final.stop))
+        return ChatLayout(final.text, spans, final.ended, final.behind_header)
 
     def text(self, messages: Sequence[Message], *, ask: bool = False) -> str:
         """The conversation as rendered by the template; `ask` adds the generation prompt."""
         return chat_text(self.tokenizer, messages, ask=ask, **self.arguments)
 
-    def _earlier(self, messages: Sequence[Message], learned: Sequence[int], whole: str) -> Iterator[Span]:
+    def _earlier(self, messages: Sequence[Message], learned: Sequence[int], whole: str) -> Iterator[AnswerSpan]:
         before: tuple[int, int] | None = None  # index of the previous answer, and its end
         for place in range(learned[-1] + 1):
             if messages[place].get("role") != "assistant":
@@ -108,23 +108,23 @@ class Layouts:
             if place in learned:
                 if not stays:
                     raise _rewritten(place, turn, whole)
-                yield Span(place, turn.start, self._end_between(messages, place, turn, whole))
+                yield AnswerSpan(place, turn.start, self._end_between(messages, place, turn, whole))
             before = (place, turn.stop) if stays else None
 
-    def _turn(self, messages: Sequence[Message]) -> _Turn:
+    def _turn(self, messages: Sequence[Message]) -> _AnswerTurn:
         """The text of the conversation, and the position of its last message."""
-        asked = self.text(messages[:-1], ask=True) if len(messages) > 1 else ""
+        opening = self.text(messages[:-1], ask=True) if len(messages) > 1 else ""
         whole = self.text(messages)
-        if asked and whole.startswith(asked):
-            start = len(asked)
-        elif self.continues_thoughts and asked.rstrip().endswith(OPENED) and _has_thoughts(messages[-1]):
-            whole, start = asked + _behind_an_opened_thought(messages[-1]) + self.ends.tail, len(asked)
+        if opening and whole.startswith(opening):
+            start = len(opening)
+        elif self.continues_thoughts and opening.rstrip().endswith(OPENED) and _has_thoughts(messages[-1]):
+            whole, start = opening + _behind_an_opened_thought(messages[-1]) + self.ends.tail, len(opening)
         else:
             start = self._shown(messages, whole)
         stop, ended = self.ends.place(whole)
         if stop < start:
             raise _hidden(len(messages) - 1)
-        return _Turn(whole, start, stop, ended, whole.startswith(asked))
+        return _AnswerTurn(whole, start, stop, ended, whole.startswith(opening))
 
     def _shown(self, messages: Sequence[Message], whole: str) -> int:
         """Position at which the content of the last message begins."""
@@ -134,7 +134,9 @@ class Layouts:
             raise _hidden(len(messages) - 1)
         return len(before)
 
-    def _in_window(self, messages: Sequence[Message], place: int, before: int, at: int, whole: str) -> _Turn | None:
+    def _in_window(
+        self, messages: Sequence[Message], place: int, before: int, at: int, whole: str
+    ) -> _AnswerTurn | None:
         """Locate the answer `place` in the whole text, given that the answer `before` ends at character `at`."""
         heads = [message for message in messages[:2] if message.get("role") in HEADS]
         users = [message for message in messages[len(heads) : before] if message.get("role") == "user"]
@@ -150,9 +152,9 @@ class Layouts:
         shown = turn.start >= end and turn.text[:end] == anchor[:end]
         if not shown or not whole.startswith(turn.text[end : turn.stop], at):
             return None
-        return _Turn(whole, turn.start - end + at, turn.stop - end + at, turn.ended)
+        return _AnswerTurn(whole, turn.start - end + at, turn.stop - end + at, turn.ended)
 
-    def _end_between(self, messages: Sequence[Message], place: int, turn: _Turn, whole: str) -> int:
+    def _end_between(self, messages: Sequence[Message], place: int, turn: _AnswerTurn, whole: str) -> int:
         """End of the turn. If the template writes nothing else there, the header of the next turn is included, unless
         it asks for another answer, which is given to the model and never sampled.
         """
@@ -189,7 +191,7 @@ def _hidden(place: int) -> DataError:
     )
 
 
-def _rewritten(place: int, turn: _Turn, whole: str) -> DataError:
+def _rewritten(place: int, turn: _AnswerTurn, whole: str) -> DataError:
     alike = next((i for i, (a, b) in enumerate(zip(turn.text, whole, strict=False)) if a != b), len(whole))
     then, now = (text[max(0, alike - 10) : alike + 30] for text in (turn.text, whole))
     return DataError(

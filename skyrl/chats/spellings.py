@@ -76,16 +76,16 @@ def spellings(messages: Sequence[Message]) -> Iterator[Spelling]:
     Thoughts in `content` are first tried in a separate field: a template that reads the field renders thoughts as its
     model writes them, and any other template drops them.
     """
-    said = [message for message in messages if message.get("role") == "assistant"]
+    answers = [message for message in messages if message.get("role") == "assistant"]
     thoughts: Sequence[Thoughts] = ("given",)
-    if any(split_thoughts(message)[0] for message in said):
-        inline = not any(message.get(name) for message in said for name in THOUGHT_FIELDS)
+    if any(split_thoughts(message)[0] for message in answers):
+        inline = not any(message.get(name) for message in answers for name in THOUGHT_FIELDS)
         fields: Sequence[Thoughts] = ("reasoning_content", "thinking", "reasoning")
         thoughts = (*fields, "given") if inline else ("given", *fields)
-    calls = any(message.get("tool_calls") for message in said)
+    calls = any(message.get("tool_calls") for message in answers)
     arguments: Sequence[Arguments] = ("object", "text") if calls else ("object",)
     empty: Sequence[Empty] = ("text",)
-    if any(not split_thoughts(message)[1] for message in said):
+    if any(not split_thoughts(message)[1] for message in answers):
         empty = ("text", "null", "absent")
     yield from (Spelling(*each) for each in product(thoughts, arguments, empty))
 
@@ -145,7 +145,7 @@ def _lacks_thoughts(messages: Sequence[Message], text: str) -> bool:
 def _parsed(text: str) -> Any:
     """The text parsed as JSON, or the text itself if it is not JSON."""
     try:
-        found = json.loads(text)
+        result = json.loads(text)
     except ValueError:
         return text
-    return found if isinstance(found, Mapping) else text
+    return result if isinstance(result, Mapping) else text

@@ -150,13 +150,13 @@ def damages(storage: Storage, folder: str, manifest: Manifest, level: Level = "d
 
 def versions() -> dict[str, str]:
     """Versions of Python, this package, torch, transformers and safetensors."""
-    found = {"python": platform.python_version(), "skyrl": __version__}
+    result = {"python": platform.python_version(), "skyrl": __version__}
     for name in ("torch", "transformers", "safetensors"):
         try:
-            found[name] = version(name)
+            result[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return result
 
 
 def _text(body: Mapping[str, Any]) -> bytes:

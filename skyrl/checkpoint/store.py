@@ -256,10 +256,10 @@ def load_checkpoint(folder: Path | str, verify: Level = "digest") -> Checkpoint:
     parent, _, name = str(folder).rstrip("/").rpartition("/")
     storage = storage_at(parent or ".")
     try:
-        there = storage.names(name)
+        stored = storage.names(name)
     except OSError as error:
         raise ResumeError(f"{folder} cannot be read: {error}") from error
-    if not there:
+    if not stored:
         raise ResumeError(f"there is no checkpoint folder {folder}")
     manifest = read_manifest(storage, name)
     for damage in damages(storage, name, manifest, verify):

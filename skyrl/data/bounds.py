@@ -83,7 +83,7 @@ def _elements(column: pa.Array) -> int:
     elif pa.types.is_map(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
         first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
         parts = (column.keys, column.items) if pa.types.is_map(kind) else (column.values,)
-        inside = [each.slice(first, last - first) for each in parts]
+        inside = [part.slice(first, last - first) for part in parts]
     else:
         inside = []
     return len(column) + sum(map(_elements, inside))

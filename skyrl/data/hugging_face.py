@@ -82,12 +82,12 @@ def _slice(stored: Dataset | DatasetDict, split: str | None) -> Dataset:
         return stored
     wanted = split or SPLIT
     base = wanted.partition("[")[0]
-    found = stored.get(base) if several else stored
+    result = stored.get(base) if several else stored
     names = list(stored) if several else [str(stored.split or SPLIT)]
-    if found is None or base not in names:
+    if result is None or base not in names:
         raise ValueError(f"there is no split {base!r}; it has {', '.join(names)}")
-    (part,) = datasets.ReadInstruction.from_spec(wanted).to_absolute({base: len(found)})
-    return found.select(range(part.from_ or 0, len(found) if part.to is None else part.to))
+    (part,) = datasets.ReadInstruction.from_spec(wanted).to_absolute({base: len(result)})
+    return result.select(range(part.from_ or 0, len(result) if part.to is None else part.to))
 
 
 def _parts(source: str) -> tuple[str, str | None, str | None]:

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 
 from skyrl.chats.contents import ALLOW_DROPPED, short
-from skyrl.chats.masks import ChatMasks, Ids, Weights
+from skyrl.chats.masks import ChatMasks, Ids, Mask, Weights
 from skyrl.chats.text import Message, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import RewardModelConfig, SFTConfig
 from skyrl.data.conversations import messages_of, refuse_media, tools_of, with_system
 from skyrl.data.sources import Row
-from skyrl.data.tokenized import tokenized_row
 from skyrl.errors import DataError
 
 
@@ -39,8 +38,8 @@ def chat_in(row: Row, run: SFTConfig) -> list[Message] | None:
     if row.get("input_ids") is not None:
         return None
     if isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str):
-        asked = "\n\n".join(filter(None, (row["instruction"], row.get("input"))))
-        return [{"role": "user", "content": asked}, {"role": "assistant", "content": row["output"]}]
+        instruction = "\n\n".join(filter(None, (row["instruction"], row.get("input"))))
+        return [{"role": "user", "content": instruction}, {"role": "assistant", "content": row["output"]}]
     prompt, completion = row.get("prompt"), row.get("completion")
     if prompt is None or completion is None or isinstance(prompt, str) or isinstance(completion, str):
         return None
@@ -77,7 +76,10 @@ class SupervisedForms:
             ids, mask = tokenized_row(row, len(self._tokenizer))
             return ids, mask.astype(np.float32)
         if row.get("prompt") is not None and row.get("completion") is not None:
-            return self._completion(row)
+            prompt, completion = row["prompt"], row["completion"]
+            if isinstance(prompt, str) and isinstance(completion, str):
+                return self._text(prompt, completion)
+            raise DataError("prompt and completion are not both texts, nor both lists of messages")
         if isinstance(row.get("text"), str) and row["text"]:
             return self._text("", row["text"])
         raise DataError(
@@ -93,29 +95,23 @@ class SupervisedForms:
         self._has_chats = True
         return tokens
 
-    def _completion(self, row: Row) -> tuple[Ids, Weights]:
-        prompt, completion = row["prompt"], row["completion"]
-        if isinstance(prompt, str) and isinstance(completion, str):
-            return self._text(prompt, completion)
-        raise DataError("prompt and completion are not both texts, nor both lists of messages")
-
     def _text(self, before: str, learned: str) -> tuple[Ids, Weights]:
         """Plain text, preceded by the tokenizer's beginning-of-sequence tokens and followed by an end-of-sequence
         token.
         """
         eos = self._tokenizer.eos_token_id
         prompt = [*self._beginning(), *text_tokens(self._tokenizer, before)]
-        said = text_tokens(self._tokenizer, learned)
-        said = said if said[-1:] == [eos] else [*said, eos]
-        ids = np.asarray([*prompt, *said], dtype=np.int64)
+        completion = text_tokens(self._tokenizer, learned)
+        completion = completion if completion[-1:] == [eos] else [*completion, eos]
+        ids = np.asarray([*prompt, *completion], dtype=np.int64)
         return ids, (np.arange(len(ids)) >= len(prompt)).astype(np.float32)
 
     def _beginning(self) -> list[int]:
         """Tokens that the tokenizer puts before a text, such as a beginning-of-sequence token."""
         alone = self._tokenizer.encode("a", add_special_tokens=False)
         whole = self._tokenizer.encode("a")
-        found = [place for place in range(len(whole)) if whole[place : place + len(alone)] == alone]
-        return list(whole[: found[0]]) if found else []
+        result = [place for place in range(len(whole)) if whole[place : place + len(alone)] == alone]
+        return list(whole[: result[0]]) if result else []
 
 
 class PreferenceForms:
@@ -147,17 +143,17 @@ def preference_chat(row: Row, key: str, prompt_key: str) -> list[Message]:
         raise DataError(
             f"it has no {key} (see chosen_key and rejected_key); its columns are {', '.join(map(str, row))}"
         )
-    prompt, said = row.get(prompt_key), row[key]
+    prompt, answer = row.get(prompt_key), row[key]
     before: list[Message] = []
     if isinstance(prompt, str) and not prompt.lstrip().startswith("["):
         before = [{"role": "user", "content": prompt}]
     elif prompt is not None:
         before = messages_of(prompt, prompt_key)
-    if isinstance(said, str) and not said.lstrip().startswith("[{"):
+    if isinstance(answer, str) and not answer.lstrip().startswith("[{"):
         if not before:
             raise DataError(f"{key} is a text and there is no {prompt_key}: give a prompt, or whole chats")
-        return [*before, {"role": "assistant", "content": said}]
-    chat = messages_of(said, key)
+        return [*before, {"role": "assistant", "content": answer}]
+    chat = messages_of(answer, key)
     return chat if _is_whole(chat, before, key, prompt_key) else [*before, *chat]
 
 
@@ -165,12 +161,12 @@ def _is_whole(chat: list[Message], before: list[Message], key: str, prompt_key: 
     """Whether the chat includes its prompt, as in UltraFeedback. Raises `DataError` for a chat with another prompt."""
     if not before or chat[0].get("role") == "assistant":
         return not before
-    asked = [each for each in before if each.get("role") != "system"]
-    held = [each for each in chat if each.get("role") != "system"][: len(asked)]
-    if [_said(each) for each in held] != [_said(each) for each in asked]:
+    prompt = [each for each in before if each.get("role") != "system"]
+    held = [each for each in chat if each.get("role") != "system"][: len(prompt)]
+    if [_said(each) for each in held] != [_said(each) for each in prompt]:
         raise DataError(
             f"{key} begins with a message of {chat[0].get('role')}, and not with the {prompt_key} of the row "
-            f"({short(asked[0].get('content') if asked else None)}): give answers to the prompt, or whole chats"
+            f"({short(prompt[0].get('content') if prompt else None)}): give answers to the prompt, or whole chats"
         )
     return True
 
@@ -189,3 +185,55 @@ def _margin(given: Any, key: str) -> float:
     if not 0 <= margin < float("inf"):
         raise DataError(f"{key} is {short(given)}, not a number from 0: by how much the better chat should score more")
     return margin
+
+
+UNLEARNED = -100
+"""The label of a token that is not learned, as in PyTorch's cross entropy."""
+
+MASKS = ("loss_mask", "assistant_masks", "completion_mask", "attention_mask")
+"""Mask columns of 0 and 1. A token is learned if every mask of its row is 1; padding has attention 0."""
+
+
+def tokenized_row(row: Row, vocabulary: int) -> tuple[Ids, Mask]:
+    """Tokens and mask of a row, without its padding. Raises `DataError` for inconsistent columns."""
+    ids = _whole_numbers(row["input_ids"], "input_ids")
+    if not len(ids):
+        raise DataError("input_ids are empty")
+    if ids.min() < 0 or ids.max() >= vocabulary:
+        raise DataError(f"input_ids go from {ids.min()} to {ids.max()}, and the tokenizer has 0 to {vocabulary - 1}")
+    learned = np.ones(len(ids), dtype=np.bool_)
+    if row.get("labels") is not None:
+        labels = _beside(ids, row["labels"], "labels")
+        learned = labels != UNLEARNED
+        if (labels[learned] != ids[learned]).any():
+            raise DataError("labels are neither input_ids nor -100; they are not shifted by one, either")
+    masks = {name: _zeros_and_ones(ids, row[name], name) for name in MASKS if row.get(name) is not None}
+    for mask in masks.values():
+        learned = learned & mask
+    attended = masks.get("attention_mask", np.ones(len(ids), dtype=np.bool_))
+    return ids[attended], learned[attended]
+
+
+def _zeros_and_ones(ids: Ids, given: object, name: str) -> Mask:
+    mask = _beside(ids, given, name)
+    if not np.isin(mask, (0, 1)).all():
+        raise DataError(f"{name} has other numbers than 0 and 1")
+    return mask.astype(np.bool_)
+
+
+def _beside(ids: Ids, given: object, name: str) -> Ids:
+    result = _whole_numbers(given, name)
+    if result.shape != ids.shape:
+        raise DataError(f"{len(ids)} input_ids have {len(result)} {name}")
+    return result
+
+
+def _whole_numbers(given: object, name: str) -> Ids:
+    """The value as a flat array of whole numbers. Raises `DataError` for anything else: nothing is rounded."""
+    try:
+        result = np.asarray(given)
+    except ValueError:  # lists of different lengths
+        result = np.empty((0, 0))
+    if result.ndim != 1 or not (len(result) == 0 or result.dtype.kind in "iub"):
+        raise DataError(f"{name} is {short(given)}, not a list of whole numbers")
+    return result.astype(np.int64)

@@ -61,8 +61,8 @@ class StoredRows(Sequence[R], Generic[R]):
         place = range(len(self))[place]
         start = int(self._index[place - 1, 0]) if place else 0
         stop, source, number = (int(each) for each in self._index[place])
-        found: R = self._kind.of_bytes(f"{source}:{number}", os.pread(self._file, stop - start, start))
-        return found
+        result: R = self._kind.of_bytes(f"{source}:{number}", os.pread(self._file, stop - start, start))
+        return result
 
 
 def store_rows(folder: Path, rows: Iterable[SupervisedRow | PreferenceRow]) -> str:
@@ -106,12 +106,12 @@ class RowFolder:
     def about(self) -> dict[str, Any] | None:
         """Description of rows that are already stored; None if there are none."""
         try:
-            found: dict[str, Any] = json.loads((self.path / "about.json").read_text(encoding="utf-8"))
+            result: dict[str, Any] = json.loads((self.path / "about.json").read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
             raise DataError(f"{self.path} cannot be read ({error}): delete it, and rows are tokenized again") from error
-        return found
+        return result
 
     def fill(self, fill: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
         """Call `fill(folder)` on an empty folder, store its result next to the rows, and move the folder into place."""

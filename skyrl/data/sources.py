@@ -233,15 +233,12 @@ def _read_csv(path: Path) -> Iterator[Row | BadRow]:
         with path.open(encoding="utf-8-sig", newline="") as lines:
             reader = csv.DictReader(lines, strict=True)
             for row in reader:
-                yield _csv_row(path, reader.line_num, row)
+                if None in row or None in row.values():
+                    yield BadRow(f"{path}:{reader.line_num} has more or fewer cells than the first line has names")
+                else:
+                    yield {name: value or None for name, value in row.items()}
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as CSV: {error}") from error
-
-
-def _csv_row(path: Path, line: int, row: dict[Any, Any]) -> Row | BadRow:
-    if None in row or None in row.values():
-        return BadRow(f"{path}:{line} has more or fewer cells than the first line has names")
-    return {name: value or None for name, value in row.items()}
 
 
 def _read_jsonl(path: Path) -> Iterator[Row | BadRow]:

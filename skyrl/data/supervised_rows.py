@@ -47,7 +47,7 @@ class Tally:
 
 
 @frozen(kw_only=True)
-class Rows(Generic[R]):
+class TokenizedRows(Generic[R]):
     """Rows in the order of their sources, and counts of the others."""
 
     rows: Sequence[R]
@@ -77,7 +77,7 @@ class Rows(Generic[R]):
 
 def load_supervised(
     sources: Sequence[str], tokenizer: ChatTokenizer, run: SFTConfig, max_length: int
-) -> Rows[SupervisedRow]:
+) -> TokenizedRows[SupervisedRow]:
     """Every row of the sources, tokenized and masked. Raises `DataError` for a bad row if `bad_rows` says so, and if no
     row is left.
     """
@@ -109,7 +109,7 @@ def supervised_reader(
 
 def load_preferences(
     sources: Sequence[str], tokenizer: ChatTokenizer, run: RewardModelConfig, max_length: int
-) -> Rows[PreferenceRow]:
+) -> TokenizedRows[PreferenceRow]:
     """Every pair of the sources, tokenized. Raises `DataError` for a bad row if `bad_rows` says so, and if no pair is
     left.
 
@@ -131,11 +131,11 @@ def preference_reader(
     return RowReader(run, tuple(sources), max_length, read, lambda row: None)
 
 
-def _load(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> Rows[R]:
+def _load(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> TokenizedRows[R]:
     """Load the rows into memory, or into a folder, which is reused if an earlier run has written the same rows."""
     run = reader.run
     if run.tokenized_path is None:
-        return Rows(rows=tuple(reader.rows()), tally=reader.tally)
+        return TokenizedRows(rows=tuple(reader.rows()), tally=reader.tally)
     settings = {name: value for name, value in to_dict(run).items() if name in READ_BY}
     key = row_key(reader.sources, tokenizer, {**settings, "longest": reader.max_length})
     folder = RowFolder(run.tokenized_path, key)
@@ -150,7 +150,7 @@ def _load(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> Rows
     tally = Tally(**about["tally"])
     end = tally.turn_end
     tally.turn_end = None if end is None else (end[0], end[1])
-    return Rows(rows=StoredRows(folder.path, kind), tally=tally, digest=about["digest"])
+    return TokenizedRows(rows=StoredRows(folder.path, kind), tally=tally, digest=about["digest"])
 
 
 READ_BY = (

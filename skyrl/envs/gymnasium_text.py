@@ -40,8 +40,8 @@ class GymnasiumTextEnv(Env):
         self._steps += 1
         observation, reward, terminated, truncated, information = self._env.step(action)
         done = bool(terminated or truncated)
-        told = () if done else ({"role": "user", "content": _text(observation)},)
-        return EnvStep(reward=reward, done=done, observations=told, metadata=dict(information))
+        observations = () if done else ({"role": "user", "content": _text(observation)},)
+        return EnvStep(reward=reward, done=done, observations=observations, metadata=dict(information))
 
     def get_metrics(self) -> dict[str, float]:
         return {"steps": float(self._steps)}

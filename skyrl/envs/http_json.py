@@ -86,7 +86,10 @@ def _answered(
     while True:
         wait, is_away = 0.0, False
         try:
-            answer = posted(_address(url), body, headers, seconds=seconds, longest=LONGEST_ANSWER)
+            address = located(url)
+            if address is None:
+                raise ProcessError("no service has this name: is it running?")
+            answer = posted(address, body, headers, seconds=seconds, longest=LONGEST_ANSWER)
             return ServiceReply(value=reads(answer), retries=retries)
         except BadAnswer as error:
             reason = f"{url} answered {error}"
@@ -173,11 +176,3 @@ def _is_away(error: OSError | ProcessError) -> bool:
     if isinstance(error, urllib.error.URLError):
         return not isinstance(error.reason, ConnectionResetError | BrokenPipeError)  # it was connected
     return isinstance(error, ProcessError)
-
-
-def _address(url: str) -> str:
-    """The current address of a service. Raises `ProcessError` if no service has that name."""
-    address = located(url)
-    if address is None:
-        raise ProcessError("no service has this name: is it running?")
-    return address

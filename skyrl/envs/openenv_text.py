@@ -22,7 +22,7 @@ from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.errors import TaskError
 
 
-class Result(Protocol):
+class StepResult(Protocol):
     """The result of an OpenEnv client's `reset` and `step`."""
 
     observation: Any
@@ -38,10 +38,10 @@ class Client(Protocol):
     def connect(self) -> object:
         """Open a session."""
 
-    def reset(self, *, seed: int = ...) -> Result:
+    def reset(self, *, seed: int = ...) -> StepResult:
         """Begin an episode."""
 
-    def step(self, action: Any, /) -> Result:
+    def step(self, action: Any, /) -> StepResult:
         """Take one action."""
 
     def close(self) -> object:
@@ -78,9 +78,9 @@ class OpenEnvTextEnv(Env):
     def step(self, action: str) -> EnvStep:
         self._steps += 1
         result = self._client.step(self._action(action))
-        told = () if result.done else (self._message(result.observation),)
+        observations = () if result.done else (self._message(result.observation),)
         reward = 0.0 if result.reward is None and not result.done else result.reward
-        return EnvStep(reward=reward, done=bool(result.done), observations=told)
+        return EnvStep(reward=reward, done=bool(result.done), observations=observations)
 
     def get_metrics(self) -> dict[str, float]:
         return {"steps": float(self._steps)}

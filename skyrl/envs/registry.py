@@ -22,8 +22,7 @@ from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.environment import ENVIRONMENTS
 from skyrl.envs.builtin.aime import AIMEEnv
 from skyrl.envs.builtin.code import CodeEnv
-from skyrl.envs.builtin.gsm8k import GSM8kEnv
-from skyrl.envs.builtin.gsm8k_multi_turn import GSM8kMultiTurnEnv
+from skyrl.envs.builtin.gsm8k import GSM8kEnv, GSM8kMultiTurnEnv
 from skyrl.envs.builtin.llm_judge import LLMJudgeEnv
 from skyrl.envs.builtin.math_equal import math_equal
 from skyrl.envs.builtin.multiply import MultiplyEnv

@@ -45,7 +45,13 @@ class RewardFunctionEnv(Env):
         components: Mapping[str, float] = {}
         match signature_of(self._function):
             case "trl":
-                given = _only(given)
+                if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 1:
+                    raise TypeError(
+                        f"a TRL reward function gives a list with one number for each completion, not {given!r:.100}"
+                    )
+                if given[0] is None:
+                    raise SkipSample("the reward function gives None: it has no reward for this sample")
+                given = given[0]
             case "verl" if isinstance(given, Mapping):
                 given = self._measure(given)
             case "skyrl" if isinstance(given, Mapping) and "reward" in given:
@@ -62,15 +68,6 @@ class RewardFunctionEnv(Env):
         self._measured = {name: float(value) for name, value in numbers.items() if name != "score"}
         self._answer = given["pred"] if isinstance(given.get("pred"), str) else None
         return given["score"]
-
-
-def _only(given: Any) -> Any:
-    """The single reward of a batch of one sample."""
-    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 1:
-        raise TypeError(f"a TRL reward function gives a list with one number for each completion, not {given!r:.100}")
-    if given[0] is None:
-        raise SkipSample("the reward function gives None: it has no reward for this sample")
-    return given[0]
 
 
 @frozen
@@ -142,7 +139,7 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return []
-    return [each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    return [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
 
 
 _ALWAYS_GIVEN = {
@@ -161,8 +158,8 @@ def asked_of_rows(function: Callable[..., Any]) -> tuple[str, ...]:
     form = signature_of(function)
     own = parameters[1:] if form == "skyrl" else parameters
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    asked = (each.name for each in own if each.kind in kinds and each.default is inspect.Parameter.empty)
-    return tuple(name for name in asked if name not in _ALWAYS_GIVEN[form])
+    required = (each.name for each in own if each.kind in kinds and each.default is inspect.Parameter.empty)
+    return tuple(name for name in required if name not in _ALWAYS_GIVEN[form])
 
 
 def lacking(asked: Sequence[str], extras: Mapping[str, Any]) -> tuple[str, ...]:

@@ -42,10 +42,10 @@ def ground_truth(extras: Mapping[str, Any], env: str, kind: type | tuple[type, .
 def max_turns(extras: Mapping[str, Any], default: int) -> int:
     """`max_turns` of the row, or of its `extra_info`. Raises `TaskError` unless it is a positive whole number."""
     info = extras.get("extra_info")
-    found = extras.get("max_turns") or (info.get("max_turns") if isinstance(info, Mapping) else None) or default
-    if not isinstance(found, int) or found < 1:
-        raise TaskError(f"the row's max_turns is {found!r}, not a positive whole number")
-    return found
+    result = extras.get("max_turns") or (info.get("max_turns") if isinstance(info, Mapping) else None) or default
+    if not isinstance(result, int) or result < 1:
+        raise TaskError(f"the row's max_turns is {result!r}, not a positive whole number")
+    return result
 
 
 def fewest_turns(extras: Mapping[str, Any], most: int) -> Any:

@@ -42,7 +42,7 @@ class _Found:
 
 
 @frozen
-class _Results:
+class _SearchResults:
     result: tuple[tuple[_Found, ...], ...]
 
 
@@ -74,17 +74,17 @@ class SearchEnv(Env):
             return EnvStep(reward=score(self._said, self._targets), done=True, answer=read)
         query = first_between(action, "<search>", "</search>")
         found = self._search(query) if query is not None else "Write a query between <search> and </search>."
-        told = f"\n<information>{found}</information>\n"
-        return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": told},))
+        observation = f"\n<information>{found}</information>\n"
+        return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": observation},))
 
     def get_metrics(self) -> dict[str, float]:
         return {**self._counts, "turns": float(self._turns)}
 
     def _search(self, query: str) -> str:
-        found = ask_retriever(self._settings, self._token, query, self._patience)
+        result = ask_retriever(self._settings, self._token, query, self._patience)
         self._counts["searches"] += 1
-        self._counts["retries"] += found.retries
-        return found.value
+        self._counts["retries"] += result.retries
+        return result.value
 
 
 def ask_retriever(
@@ -102,8 +102,8 @@ def ask_retriever(
 
 def targets(given: str | Mapping[str, Any] | Iterable[object]) -> tuple[str, ...]:
     """The accepted answers of a row."""
-    found = given.get("target", ()) if isinstance(given, Mapping) else given
-    return (found,) if isinstance(found, str) else tuple(str(each) for each in found)
+    result = given.get("target", ()) if isinstance(given, Mapping) else given
+    return (result,) if isinstance(result, str) else tuple(str(each) for each in result)
 
 
 def score(said: str, right: Sequence[str]) -> float:
@@ -124,7 +124,7 @@ def documents(answer: object) -> str:
 
     Raises `BadAnswer` for a malformed reply.
     """
-    results = read(answer, _Results).result
+    results = read(answer, _SearchResults).result
     if len(results) != 1:
         raise BadAnswer(f"with {len(results)} results for one query")
     texts = [tokenizable(each.document.contents) for each in results[0]]

@@ -21,9 +21,9 @@ _PRAGMAS = {"table_info", "table_xinfo", "table_list", "index_list", "index_info
 
 def main() -> None:
     """Answer the request on standard input."""
-    asked = json.loads(sys.stdin.read())
+    request = json.loads(sys.stdin.read())
     try:
-        print(json.dumps(answer(**asked)))
+        print(json.dumps(answer(**request)))
     except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"[:500]}))
 
@@ -46,12 +46,12 @@ def answer(db: str, query: str, rows: int, seconds: float) -> dict[str, object]:
     end = time.monotonic() + seconds
     connection.set_progress_handler(lambda: time.monotonic() > end, 1000)
     cursor = connection.execute(query)
-    found = cursor.fetchmany(rows + 1)
+    result = cursor.fetchmany(rows + 1)
     columns = [column[0] for column in cursor.description or ()]
     return {
         "columns": columns,
-        "rows": [[plain(value) for value in row] for row in found[:rows]],
-        "cut": len(found) > rows,
+        "rows": [[plain(value) for value in row] for row in result[:rows]],
+        "cut": len(result) > rows,
     }
 
 

@@ -59,9 +59,9 @@ class Text2SQLEnv(Env):
         self._said += action
         if ("<solution>" in action and "</solution>" in action) or self._turns >= self._max_turns:
             return EnvStep(reward=self._reward(), done=True)
-        told = f"\n\n<observation>{self._look(action)}\n{self._turns_left()}</observation>\n\n"
+        observation = f"\n\n<observation>{self._look(action)}\n{self._turns_left()}</observation>\n\n"
         self._said += "<observation></observation>"  # content of the database must not affect the check of the form
-        return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": told},))
+        return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": observation},))
 
     def get_metrics(self) -> dict[str, float]:
         return {**self._counts, "turns": float(self._turns)}
@@ -84,8 +84,8 @@ class Text2SQLEnv(Env):
             return -1.0
         ours, gold = self._ask(query, SOLUTION_SECONDS, MOST_ROWS), self._ask(self._gold, SOLUTION_SECONDS, MOST_ROWS)
         if "error" in gold or gold["cut"]:
-            said = gold.get("error", f"it gives more than {MOST_ROWS} rows")
-            raise TaskError(f"text2sql: the gold query fails on {self._db}: {said}")
+            reason = gold.get("error", f"it gives more than {MOST_ROWS} rows")
+            raise TaskError(f"text2sql: the gold query fails on {self._db}: {reason}")
         return float("error" not in ours and not ours["cut"] and _as_set(ours["rows"]) == _as_set(gold["rows"]))
 
     def _ask(self, query: str, seconds: float, rows: int) -> dict[str, Any]:
@@ -94,11 +94,11 @@ class Text2SQLEnv(Env):
 
 def ask_database(sandbox: Sandbox, db: Path, query: str, seconds: float, rows: int) -> dict[str, Any]:
     """Columns and at most `rows` rows of a read-only query, or its `error`."""
-    asked = {"db": str(db), "query": query, "rows": rows, "seconds": seconds}
+    request = {"db": str(db), "query": query, "rows": rows, "seconds": seconds}
     limits = ResourceLimits(
         seconds=seconds + 1, cpu_seconds=int(seconds) + 2, memory_bytes=512 << 20, output_bytes=32 << 20
     )
-    ran = sandbox.run(_query_program(), json.dumps(asked).encode(), limits)
+    ran = sandbox.run(_query_program(), json.dumps(request).encode(), limits)
     if ran.ended != "exit" or ran.code != 0:
         return {"error": "the query took too long" if ran.ended == "timeout" else "the query took too much"}
     result: dict[str, Any] = json.loads(ran.stdout)
@@ -130,7 +130,7 @@ def solution(said: str) -> str | None:
     if _TAGS.search(query) or thought < 0 or "</think>" not in said[thought:]:
         return None
     answers = before.split("</observation>")[1:]
-    return query if all(each.lstrip().lower().startswith("<think>") for each in answers) else None
+    return query if all(answer.lstrip().lower().startswith("<think>") for answer in answers) else None
 
 
 def shown(result: Mapping[str, Any]) -> str:

@@ -146,12 +146,19 @@ class ToolEnv(Env):
     def _told(self, call: Call) -> Message:
         self._counts["tool_calls"] += 1
         number = int(self._counts["tool_calls"])
-        told = {"role": "tool", "name": tokenizable(call.name) or "unknown", "tool_call_id": f"call{number:05}"}
-        return told | {"content": _cut(tokenizable(self._result(call)))}
+        message = {"role": "tool", "name": tokenizable(call.name) or "unknown", "tool_call_id": f"call{number:05}"}
+        text = tokenizable(self._result(call))
+        if len(text) > SHOWN_CHARACTERS:
+            text = f"{text[:SHOWN_CHARACTERS]}\n... cut at {SHOWN_CHARACTERS} characters"
+        return message | {"content": text}
 
     def _result(self, call: Call) -> str:
         tool = next((each for each in self.tools if each.name == call.name), None)
-        refusal = call.unreadable or (self._unknown(call) if tool is None else tool.refusal(call.arguments))
+        refusal = call.unreadable or (
+            f"there is no tool {call.name!r:.80}; there are {', '.join(each.name for each in self.tools)}"
+            if tool is None
+            else tool.refusal(call.arguments)
+        )
         if tool is None or refusal:
             self._counts["malformed_calls"] += 1
             return f"Error: {refusal}"
@@ -167,9 +174,6 @@ class ToolEnv(Env):
             _report_once(tool.name, raised_at(error), type(error).__name__)
             return f"Error: {type(error).__name__}: {error}"
         return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-
-    def _unknown(self, call: Call) -> str:
-        return f"there is no tool {call.name!r:.80}; there are {', '.join(tool.name for tool in self.tools)}"
 
 
 @cache
@@ -193,11 +197,3 @@ def _run(tool: Tool, arguments: Mapping[str, Any]) -> tuple[Any, BaseException |
         return outcome.get(timeout=tool.seconds)
     except Empty:
         return None
-
-
-def _cut(text: str) -> str:
-    return (
-        text
-        if len(text) <= SHOWN_CHARACTERS
-        else f"{text[:SHOWN_CHARACTERS]}\n... cut at {SHOWN_CHARACTERS} characters"
-    )

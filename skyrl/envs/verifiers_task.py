@@ -104,14 +104,16 @@ def _trace(task: Task, prompt: Sequence[Message], answer: str) -> Trace:
     import verifiers.v1 as vf
 
     of_role = {"system": vf.SystemMessage, "user": vf.UserMessage, "assistant": vf.AssistantMessage}
-    said = [*prompt, {"role": "assistant", "content": answer}]
+    conversation = [*prompt, {"role": "assistant", "content": answer}]
     nodes = [
         vf.MessageNode(
             parent=place - 1 if place else None,
             message=of_role[message["role"]](content=message["content"]),
             sampled=place == len(prompt),
         )
-        for place, message in enumerate(said)
+        for place, message in enumerate(conversation)
     ]
-    told = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
-    return vf.Trace(task=told, agent=vf.AgentInfo(config=vf.AgentConfig()), nodes=nodes, is_completed=True, ok=True)
+    trace_task = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+    return vf.Trace(
+        task=trace_task, agent=vf.AgentInfo(config=vf.AgentConfig()), nodes=nodes, is_completed=True, ok=True
+    )

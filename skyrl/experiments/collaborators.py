@@ -272,8 +272,11 @@ def stream_limits(run: SkyRLTrainConfig, steps: int) -> StreamLimits:
 
 def weight_transport(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> WeightTransport:
     """The weight transport: weights are shared within one process, otherwise `weight_sync_backend` selects it."""
-    engine, dtype = run.generator.inference_engine, _weight_dtype(run)
-    where = folder if engine.weight_sync_path is None else _place_of(engine.weight_sync_path)
+    engine = run.generator.inference_engine
+    dtype = weight_dtype(engine, required(run.trainer.compute_dtype, "trainer.compute_dtype"))
+    where: Path | str = folder
+    if (path := engine.weight_sync_path) is not None:
+        where = path if is_address(path) else Path(path).expanduser().absolute()
     if sends_adapters_alone(run):
         return _adapter_transport(run, rendezvous)
     if not (starts_engines(run) or joins_servers(run)):
@@ -304,11 +307,6 @@ def _by_files(backend: str, where: Path | str, dtype: str) -> WeightTransport:
     if backend == "delta":
         return DeltaTransport(where, dtype=dtype)
     return FolderTransport(Path(where).absolute(), dtype=dtype)
-
-
-def _place_of(path: str) -> Path | str:
-    """The absolute path of a folder on this machine, or an address."""
-    return path if is_address(path) else Path(path).expanduser().absolute()
 
 
 def _adapter_transport(run: SkyRLTrainConfig, rendezvous: Rendezvous) -> WeightTransport:
@@ -362,8 +360,3 @@ def longest_sequence(run: SkyRLTrainConfig) -> int:
     path = required(run.trainer.policy.model.path, "trainer.policy.model.path")
     wanted = required(run.trainer.longest_row, "trainer.longest_row")
     return min(wanted, max_positions(path, engine_overrides(run)) or wanted)
-
-
-def _weight_dtype(run: SkyRLTrainConfig) -> str:
-    """Torch's name of the dtype in which weights are sent to the engines."""
-    return weight_dtype(run.generator.inference_engine, required(run.trainer.compute_dtype, "trainer.compute_dtype"))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
+from types import TracebackType
 from typing import ClassVar
 
 import attrs
@@ -32,7 +33,6 @@ from skyrl.processes.handles import Processes
 from skyrl.processes.progress import Progress
 from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.runs.checkpoint_manager import CheckpointManager, checkpoint_store
-from skyrl.runs.held import HeldResources
 from skyrl.runs.inputs import notice
 from skyrl.runs.read_again import TOKENIZER, model_digests, of_model
 from skyrl.runs.run_folder import RunFolder
@@ -50,11 +50,30 @@ from skyrl.training.time_sharing import TimeSharing
 from skyrl.tree import required
 
 
+class HeldResources(ExitStack[bool | None]):
+    """An `ExitStack` whose callbacks do not replace the error that ends the run: theirs is reported before it.
+
+    Cleaning up often fails for the same cause, such as a lack of file descriptors, with a message that says less.
+    """
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        """Release everything, latest first. Raises the error of a callback if the run itself did not fail."""
+        try:
+            return super().__exit__(kind, error, trace)
+        except Exception as later:
+            if error is None or later is error:
+                raise
+            notice(f"Cleaning up failed, too: {type(later).__name__}: {later}")
+            return False
+
+
 def experiment_class(run: AnyRun) -> type[BaseExp]:
     """The class that runs this kind of configuration, imported now."""
-    found = kind_of(run).experiment_class()
-    assert issubclass(found, BaseExp), f"{found} is not an experiment"
-    return found
+    result = kind_of(run).experiment_class()
+    assert issubclass(result, BaseExp), f"{result} is not an experiment"
+    return result
 
 
 class BaseExp:
@@ -148,8 +167,8 @@ class BaseExp:
         model, own = self.trained.model, self.cfg.trainer.tokenizer_path
         field = self.trained.path_of("model.path")
         place = field if own is None else self.cfg.trainer.path_of("tokenizer_path")
-        found = model_digests(field, model, weights=bool(model.lora.rank))
-        return found | of_model(place, own or self.model_path, TOKENIZER)
+        result = model_digests(field, model, weights=bool(model.lora.rank))
+        return result | of_model(place, own or self.model_path, TOKENIZER)
 
     def get_tokenizer(self) -> ChatTokenizer:
         """The tokenizer of the model that is trained."""

@@ -1,6 +1,8 @@
-"""The first row of each source of data, tried before a run starts: read, rendered by the chat template, and judged.
+"""Rows of data, tried before a run starts: all are read, the first is rendered by the chat template and judged.
 
 Reads only files, without torch and transformers; for a dataset of the hub, only its existence is checked.
+`skyrl doctor` reads every file whole. `skyrl run`, which reads all rows once it has its tokenizer, reads them here only
+if that is quick.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 from attrs import frozen
@@ -21,11 +24,11 @@ from skyrl.chats.text import Message
 from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import samples
-from skyrl.config.loading.kinds import reads_chats
-from skyrl.data.conversations import tools_of, with_system
+from skyrl.config.loading.kinds import reads_chats, reads_pairs
+from skyrl.data.conversations import refuse_media, tools_of, with_system, without_nulls
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
-from skyrl.data.row_forms import chat_in, learns_all
-from skyrl.data.sources import FILES, BadRow, Columns, Row, chat_of, first_row, iterate_rows
+from skyrl.data.row_forms import chat_in, learns_all, preference_chat
+from skyrl.data.sources import FILES, BadRow, Columns, Row, answered, chat_of, first_row, in_table, iterate_rows
 from skyrl.envs.env import Env
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
@@ -35,20 +38,125 @@ from skyrl.envs.reward_functions import PlainReward, arguments, ground_truth, la
 from skyrl.errors import ConfigError, DataError, Problem, TaskError
 from skyrl.experiments.asked_rows import asked_by, lacking_rows, name_of
 from skyrl.experiments.model_checks import readable_files
-from skyrl.experiments.whole_rows import (
-    Counted,
-    bad_rows,
-    count_rows,
-    prompts_of,
-    supervised_rows_of,
-    too_few_rows,
-)
 from skyrl.models.files.chat_templates import configured_template
 from skyrl.models.files.template_text import TemplateRefusal, render_template
 from skyrl.processes.event_loop import event_loop
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
 from skyrl.trajectory import Failure
 from skyrl.tree.rules import Check
+
+QUICK_BYTES = 32 * 2**20
+"""Largest file that is read before a run starts: about a fifth of a second of reading."""
+
+_SHOWN = 2
+"""Number of bad rows whose reasons are given."""
+
+
+@frozen(kw_only=True)
+class CountedRows:
+    """Rows of a file."""
+
+    rows: int
+    """Number of rows, bad ones included."""
+
+    bad: tuple[str, ...] = ()
+    """Reasons of the bad ones; each begins with the place of the row."""
+
+    @property
+    def good(self) -> int:
+        """Number of rows that are not bad. Some may still be too long for the run."""
+        return self.rows - len(self.bad)
+
+
+Judge = Callable[[Row, int, str], None]
+"""Reads a row, given its number from 0 and the name of its source. Raises `DataError` for a bad one."""
+
+
+def count_rows(source: str, judge: Judge, *, whole: bool) -> CountedRows | None:
+    """The rows of a file; None if they cannot be counted quickly and `whole` does not ask for it.
+
+    Raises `DataError` for a file that cannot be read.
+    """
+    path = Path(source).expanduser()
+    if not whole and os.path.getsize(path) > QUICK_BYTES:
+        return CountedRows(rows=_rows_of_parquet(path)) if path.suffix == ".parquet" else None
+    rows, bad = 0, []
+    for row in iterate_rows(source):
+        rows += 1
+        try:
+            if isinstance(row, BadRow):
+                raise DataError(row.reason)
+            judge(row, rows - 1, source)
+        except DataError as error:
+            bad.append(str(error))
+    return CountedRows(rows=rows, bad=tuple(bad))
+
+
+def _rows_of_parquet(path: Path) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read as parquet: {error}") from error
+
+
+def prompts_of(run: SkyRLTrainConfig) -> Judge:
+    """Whether a row is a prompt with an answer and a task."""
+    columns = Columns(prompt=run.data.prompt_column, answer=run.data.answer_column)
+
+    def judge(row: Row, place: int, source: str) -> None:
+        whole = answered(row, place, source, columns)
+        chat_of(whole, place, source, columns)
+        if not isinstance(whole.get("env_class") or run.environment.env_class, str):
+            raise DataError(f"{source}, row {place} names no env_class, and environment.env_class gives no default")
+
+    return judge
+
+
+def supervised_rows_of(run: SupervisedConfig) -> Judge:
+    """Whether a row is a chat with something to learn, or a pair of them. Rows of tokens and of plain text pass."""
+
+    def judge(row: Row, place: int, source: str) -> None:
+        row = without_nulls(row) if in_table(source) else row
+        try:
+            refuse_media(row)
+            if reads_pairs(run):
+                for key in (run.chosen_key, run.rejected_key):
+                    preference_chat(row, key, run.prompt_key)
+            elif reads_chats(run) and (chat := chat_in(row, run)) is not None:
+                message_weights(chat, all_messages=learns_all(run))
+        except DataError as error:
+            raise DataError(f"{source}, row {place}: {error}") from error
+
+    return judge
+
+
+def bad_rows(counted: CountedRows, field: str, skip: str, *, skips: bool) -> Iterator[Problem]:
+    """The problem of a file's bad rows. `skip` is the setting that leaves such rows out, as `path = value`; with
+    `skips` it is on, and rows that are left out are a warning unless none remains.
+    """
+    if not counted.bad:
+        return
+    others = len(counted.bad) - _SHOWN
+    more = f"; {others} more {'is' if others == 1 else 'are'} bad" if others > 0 else ""
+    yield Problem(
+        path=field,
+        message="; ".join(counted.bad[:_SHOWN]) + more,
+        hint=f"they are left out ({skip})" if skips else f"mend the row, or leave such rows out with {skip}",
+        severity="warning" if skips and counted.good else "error",
+    )
+
+
+def too_few_rows(
+    counts: Sequence[CountedRows | None], path: str, batch: int, noun: str, *, skips: bool, otherwise: str = ""
+) -> Iterator[Problem]:
+    """The problem of data that does not fill one batch, if all its rows are counted. `otherwise` is another remedy."""
+    known = [count.good if skips else count.rows for count in counts if count is not None]
+    if len(known) == len(counts) and sum(known) < batch:
+        message = f"{batch} {noun}, but the training data has {sum(known)}"
+        yield Problem(path=path, message=message, hint=f"lower it to {sum(known)} or less{otherwise}")
 
 
 @frozen(kw_only=True)
@@ -72,7 +180,7 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
 
     def first_rows_are_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
         judged: set[str | None] = set()
-        skips, counts = run.data.bad_rows == "skip", list[Counted | None]()
+        skips, counts = run.data.bad_rows == "skip", list[CountedRows | None]()
         for field, source in _sources(run, training=training):
             try:
                 row = _read(run, field, source)
@@ -102,7 +210,7 @@ def supervised_rows_can_be_used(*, whole: bool) -> Check[SupervisedConfig]:
     """
 
     def rows_can_be_learned(run: SupervisedConfig) -> Iterator[Problem]:
-        skips, counts = run.bad_rows == "skip", list[Counted | None]()
+        skips, counts = run.bad_rows == "skip", list[CountedRows | None]()
         for field, sources in (("train_datasets", run.train_datasets), ("eval_datasets", run.eval_datasets)):
             for source in filter(_is_file, sources):
                 try:
@@ -282,7 +390,7 @@ def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
         signature.bind(*answers, **(dict.fromkeys(lacking(asked_by(make), row.extras)) | columns))
     except TypeError as error:
         given = ", ".join(
-            ["an answer", *(f"{each}=" for each in columns)] if answers else [f"{each}=" for each in columns]
+            ["an answer", *(f"{column}=" for column in columns)] if answers else [f"{column}=" for column in columns]
         )
         message = f"{name_of(make, str(row.env_class))} cannot be called with row 0 of {row.source}: {error}"
         yield Problem(path="environment.env_class", message=message, hint=f"it is called with {given}")
@@ -323,10 +431,10 @@ def _judgement(make: MakeEnv, row: FirstRow, answer: str) -> Callable[[], Sequen
     """Function that calls the reward function once and returns its rewards, where None stands for no reward."""
 
     def judge() -> Sequence[Any]:
-        asked = row.messages[:-1] if begins_an_answer(row.messages) else row.messages
-        messages, extras = deepcopy(asked), deepcopy(row.extras)
+        prompt = row.messages[:-1] if begins_an_answer(row.messages) else row.messages
+        messages, extras = deepcopy(prompt), deepcopy(row.extras)
         if isinstance(make, GroupReward):
-            return [each for each in make.rewards(messages, [answer], extras) if each is not None]
+            return [reward for reward in make.rewards(messages, [answer], extras) if reward is not None]
         env = make(extras)
         try:
             env.init(messages)

@@ -36,7 +36,8 @@ def folders_can_be_written(run: AnyRun) -> Iterator[Problem]:
             folder = Path(text).expanduser().absolute()
             if any(folder.is_relative_to(each) for each in reported):
                 continue
-            _try(folder)
+            with tempfile.TemporaryFile(dir=nearest(folder)):  # can be written; leaves nothing
+                pass
             locked = is_locked(folder)
         except (OSError, RuntimeError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
@@ -127,16 +128,10 @@ def disk_holds_checkpoints(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def _folders(run: AnyRun) -> Mapping[str, str]:
     """Dotted path and name of each folder on a disk that the run writes into."""
     names = ("run_path", "ckpt_path", "export_path")
-    found = {run.trainer.path_of(name): getattr(run.trainer, name) for name in names}
+    result = {run.trainer.path_of(name): getattr(run.trainer, name) for name in names}
     if (tokenized := getattr(run, "tokenized_path", None)) is not None:
-        found[run.trainer.path_of("tokenized_path")] = tokenized
-    return {field: text for field, text in found.items() if text is not None and "://" not in text}
-
-
-def _try(folder: Path) -> None:
-    """Write a nameless file into the folder, or into the one in which it would be made. Raises OSError."""
-    with tempfile.TemporaryFile(dir=nearest(folder)):
-        pass
+        result[run.trainer.path_of("tokenized_path")] = tokenized
+    return {field: text for field, text in result.items() if text is not None and "://" not in text}
 
 
 def _checkpoint_bytes(run: SkyRLTrainConfig) -> int | None:

@@ -88,7 +88,7 @@ class PolicySampling(BaseExp):
         """Digests of what a resumed run reads again, with what sampling and judging read: validation rows, databases,
         tasks, a reward model.
         """
-        found, template = super().read_again(), self.cfg.generator.chat_template
+        found, template = super().read_again() | self.digests_beside_policy(), self.cfg.generator.chat_template
         if template.source == "file" and template.name_or_path is not None:
             file = Path(template.name_or_path).expanduser()
             found |= of_many("generator.chat_template.name_or_path", [file])
@@ -99,6 +99,10 @@ class PolicySampling(BaseExp):
             found["data.val_data"] = self.eval_dataset.fingerprint
         datasets = [dataset for dataset in (self.train_dataset, self.eval_dataset) if dataset is not None]
         return found | judged_with(self.cfg, [prompt for dataset in datasets for prompt in dataset.prompts])
+
+    def digests_beside_policy(self) -> dict[str, str]:
+        """Digests of models beside the policy that a resumed run reads again: none."""
+        return {}
 
     def get_tokenizer(self) -> ChatTokenizer:
         """The policy's tokenizer, with the chat template that is configured."""

@@ -10,29 +10,36 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
+from skyrl.checkpoint.handover import WeightFiles
+from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.rl_models import has_critic, has_reference
-from skyrl.config.derive.sizes import Model, grid_of, on_ray, starts_engines
+from skyrl.config.derive.sizes import Model, grid_of, on_ray, replicas_of, starts_engines
 from skyrl.experiments.collaborators import engine_makers, parity_canary, rollout_parity, weight_transport
 from skyrl.experiments.full_length import full_length_rollouts, verdict, without_traces
-from skyrl.experiments.policy_gradient_models import PolicyGradientModels
 from skyrl.experiments.policy_sampling import PolicySampling
 from skyrl.experiments.sampling import sampled_rollouts, steps_that_prompts_fill
+from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
-from skyrl.learners.workers.learning_worker import LearningWorker
-from skyrl.learners.workers.model_worker import ModelWorker
-from skyrl.learners.workers.roles import CriticWorker, RefWorker
+from skyrl.learners.workers.learning_worker import LearningWorker, Objective
+from skyrl.learners.workers.model_worker import ModelWorker, token_budget
+from skyrl.learners.workers.normalized_critic import NormalizedCritic
+from skyrl.learners.workers.objectives import ReturnRegression
+from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, RefWorker
 from skyrl.processes.handles import Processes
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts
 from skyrl.rollout.constant_rewards import STEPS, ConstantRewards, endings
 from skyrl.runs.inputs import notice
+from skyrl.runs.read_again import adapter_digests, model_digests
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, made_with, weight_digests_of
+from skyrl.storage.disk import Disk
 from skyrl.tracking.batch_dump import BatchDump
 from skyrl.tracking.sample_files import SampleSink
 from skyrl.tracking.tracker import Tracker
@@ -50,6 +57,7 @@ from skyrl.training.middleware import (
     run_after,
     run_before,
 )
+from skyrl.training.objective import policy_objective
 from skyrl.training.position import RolloutPosition
 from skyrl.training.profiling import ProfiledSteps
 from skyrl.training.shaping import reward_shaping
@@ -66,7 +74,7 @@ R = TypeVar("R")
 _log = logging.getLogger(__name__)
 
 
-class BasePPOExp(PolicySampling, PolicyGradientModels):
+class BasePPOExp(PolicySampling):
     """One run of policy-gradient training, in this process or spread over those of a Ray cluster.
 
     Each collaborator is made by its `get_...` method when it is first needed, and then kept.
@@ -86,6 +94,18 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
     # The parts of a run, cached once made. Override the method that makes one.
 
     @cached_property
+    def policy(self) -> LearnerGroup[PolicyWorker]:
+        return self.get_policy()
+
+    @cached_property
+    def reference(self) -> ScorerGroup[RefWorker] | None:
+        return self.get_reference()
+
+    @cached_property
+    def critic(self) -> LearnerGroup[CriticWorker] | None:
+        return self.get_critic()
+
+    @cached_property
     def rollouts(self) -> Rollouts:
         return self.get_rollouts()
 
@@ -100,6 +120,32 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
             return self.recorded.total_steps(at_most=self.cfg.trainer.max_training_steps)
         return steps_that_prompts_fill(self.cfg, len(self.train_dataset))
 
+    @property
+    def learners(self) -> dict[str, LearnerGroup[LearningWorker]]:
+        """The models that learn, by name."""
+        models: dict[str, LearnerGroup[LearningWorker] | None] = {"policy": self.policy, "critic": self.critic}
+        return {name: learner for name, learner in models.items() if learner is not None}
+
+    @property
+    def changing(self) -> dict[str, ScorerGroup[ModelWorker]]:
+        """The models that a checkpoint holds: those that learn, and the reference if it is refreshed."""
+        models: dict[str, ScorerGroup[ModelWorker]] = {**self.learners}
+        if self.reference and self.cfg.trainer.update_ref_every_epoch:
+            models["ref"] = self.reference
+        return models
+
+    def digests_beside_policy(self) -> dict[str, str]:
+        """Digests of the models beside the policy; of those that no checkpoint holds with their weights."""
+        trainer, result = self.cfg.trainer, dict[str, str]()
+        if has_reference(self.cfg) and not trainer.update_ref_every_epoch:
+            ref = trainer.ref.model
+            result |= model_digests("trainer.ref.model.path", ref, weights=True)
+            result |= adapter_digests("trainer.ref.model.lora.path", ref)
+        if has_critic(self.cfg):
+            critic = trainer.critic.model
+            result |= model_digests("trainer.critic.model.path", critic, weights=bool(critic.lora.rank))
+        return result
+
     def prepare_processes(self, processes: Processes) -> None:
         """Let the engines and the models that start after the policy import their packages while it starts."""
         models: tuple[tuple[Model, Callable[..., object], bool], ...] = (
@@ -112,11 +158,51 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         if starts_engines(self.cfg) and not self.recorded:
             processes.prepare("engine", engine_makers(self.cfg))
 
+    def get_policy(self) -> LearnerGroup[PolicyWorker]:
+        """The model that learns, on all its ranks."""
+        trainer = self.cfg.trainer
+        updates = trainer.update_epochs_per_batch * (trainer.train_batch_size // trainer.policy_mini_batch_size)
+        makers = [
+            partial(PolicyWorker, trainer, self.total_steps * updates, ranks=ranks) for ranks in self._ranks("policy")
+        ]
+        ranks, replicas = self.processes.start("policy", makers), replicas_of(self.cfg, "policy")
+        return LearnerGroup(ranks, token_budget(trainer), replicas=replicas)
+
+    def get_objective(self) -> Objective:
+        """Objective that the policy minimizes."""
+        trainer = self.cfg.trainer
+        return policy_objective(trainer.algorithm, micro_batch_rows=trainer.micro_train_batch_size_per_gpu)
+
+    def get_reference(self) -> ScorerGroup[RefWorker] | None:
+        """The model that the KL term measures the distance from, if there is a KL term."""
+        if not has_reference(self.cfg):
+            return None
+        makers = [partial(RefWorker, self.cfg.trainer, ranks=ranks) for ranks in self._ranks("ref")]
+        ranks, replicas = self.processes.start("ref", makers), replicas_of(self.cfg, "ref")
+        return ScorerGroup(ranks, token_budget(self.cfg.trainer), replicas=replicas)
+
+    def get_critic(self) -> LearnerGroup[CriticWorker] | None:
+        """The model that predicts returns, on all its ranks, if there is one."""
+        if not has_critic(self.cfg):
+            return None
+        trainer = self.cfg.trainer
+        updates = trainer.update_epochs_per_batch * (trainer.train_batch_size // trainer.critic_mini_batch_size)
+        makers = [
+            partial(CriticWorker, trainer, self.total_steps * updates, ranks=ranks) for ranks in self._ranks("critic")
+        ]
+        ranks, replicas = self.processes.start("critic", makers), replicas_of(self.cfg, "critic")
+        kind = NormalizedCritic if trainer.algorithm.normalize_values else LearnerGroup[CriticWorker]
+        return kind(ranks, token_budget(trainer), replicas=replicas)
+
+    def get_critic_objective(self) -> Objective:
+        """Objective that the critic minimizes."""
+        return ReturnRegression(value_clip=self.cfg.trainer.algorithm.value_clip)
+
     def get_time_sharing(self) -> TimeSharing:
         """Time sharing of devices between models and engines."""
         placement = self.cfg.trainer.placement
-        there = {"policy": self.policy, "ref": self.reference, "critic": self.critic}
-        models: dict[str, Movable] = {name: model for name, model in there.items() if model is not None}
+        scorers = {"policy": self.policy, "ref": self.reference, "critic": self.critic}
+        models: dict[str, Movable] = {name: model for name, model in scorers.items() if model is not None}
         share = placement.colocate_all or (placement.colocate_policy_ref and len(models) > 1)
         alone = placement.executor == "in_process" and self.cfg.trainer.device == "cuda"
         if share and alone and is_room_for_all():
@@ -307,6 +393,17 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         with self.clock.measure("write_samples"):
             await self.folder.samples.finished()
 
+    async def refresh_reference(self) -> None:
+        """Replace the reference, if there is one, with the current policy, into which an adapter is merged."""
+        if self.reference is None:
+            return
+        with TemporaryDirectory(prefix=".reference_", dir=self.folder.path) as scratch:  # all ranks see this folder
+            storage = Disk(Path(scratch))
+            await self.time_sharing.for_scoring("policy")
+            files = await self.policy.stream(WeightFiles(storage=storage, folder="policy"))
+            await self.time_sharing.for_scoring("ref")
+            await self.reference.load_state(StoredTensors(storage, "policy", files), {})
+
     async def prepare(self) -> None:
         """Free the devices for the engines, which start when the loop is built, and open the endpoint."""
         await self.time_sharing.for_engines()
@@ -342,3 +439,6 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
 
     def _record_samples(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
         self.sample_sink.keep(step, groups)
+
+    def _ranks(self, role: Model) -> tuple[Ranks, ...]:
+        return self.ranks_of(role, grid_of(self.cfg, role).ranks, replicas_of(self.cfg, role))

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
-from skyrl.config.derive.engine_backends import backend_of
-from skyrl.config.derive.every_kind import evaluates
-from skyrl.config.derive.sizes import on_ray, samples, sizes_of
+from skyrl.config.derive.engine_backends import backend_of, server_urls
+from skyrl.config.derive.every_kind import evaluates, has_flash_attention
+from skyrl.config.derive.sizes import on_ray, samples, sizes_of, starts_engines
+from skyrl.config.loading.kinds import kind_of
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.trackers import lacks_of
@@ -27,7 +28,6 @@ from skyrl.data.sources import FILES
 from skyrl.endpoint.client_access import TOKEN_VARIABLE
 from skyrl.envs import find_env
 from skyrl.errors import DataError, Problem, TaskError, UserError
-from skyrl.experiments.alarm_checks import alarms_watch_logged_metrics
 from skyrl.experiments.first_rows import first_rows_can_be_used, supervised_rows_can_be_used
 from skyrl.experiments.folder_checks import (
     code_is_unchanged,
@@ -35,7 +35,6 @@ from skyrl.experiments.folder_checks import (
     folders_belong_to_run,
     folders_can_be_written,
 )
-from skyrl.experiments.gpu_checks import flash_attention_is_installed
 from skyrl.experiments.model_checks import (
     expert_ranks_divide_experts,
     megatron_degrees_divide_model,
@@ -46,14 +45,74 @@ from skyrl.experiments.model_checks import (
     sequence_ranks_divide_heads,
     tensor_ranks_divide_matrices,
 )
-from skyrl.experiments.server_checks import servers_receive_trained_weights, tokens_of_servers_are_there
 from skyrl.hub import beside
 from skyrl.installation import install_command, package_command
 from skyrl.planning.layout import counted
 from skyrl.planning.sizes import layout
 from skyrl.processes.addresses import is_loopback
 from skyrl.rollout.agent_runner import agent_of
+from skyrl.runs.run_tree import AnyRun
+from skyrl.tracking.metric_table import METRICS, unknown
+from skyrl.tree import get_at
+from skyrl.tree.names import nearest
 from skyrl.tree.rules import Check
+
+_ENGINE = "generator.inference_engine"
+
+
+def servers_receive_trained_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Servers get the trained weights: samples of a model that never changes are not those of the policy."""
+    engine = run.generator.inference_engine
+    if not samples(run) or starts_engines(run):
+        return
+    if engine.weight_sync_backend == "none":
+        hint = "set it to disk; skyrl eval and skyrl generate take servers with their own weights"
+        message = "the engines would never receive the trained weights"
+        yield Problem(path=f"{_ENGINE}.weight_sync_backend", message=message, hint=hint)
+    elif not server_urls(engine):
+        message = "a router cannot receive weights, and no address of an engine behind it is given"
+        yield Problem(path=f"{_ENGINE}.external_server_urls", message=message, hint="list the engines' addresses")
+
+
+def tokens_of_servers_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
+    """The check that the variable with the servers' token is set among these."""
+
+    def servers_have_their_token(run: SkyRLTrainConfig) -> Iterator[Problem]:
+        token = run.generator.inference_engine.external_token
+        if token is not None and not starts_engines(run) and not environ.get(token.name):
+            message = f"the variable {token.name} is not set"
+            yield Problem(path=f"{_ENGINE}.external_token", message=message, hint="set it where the run is started")
+
+    return servers_have_their_token
+
+
+def flash_attention_is_installed(run: AnyRun) -> Iterator[Problem]:
+    """If FlashAttention is configured but its package is missing, the run uses torch's attention and warns."""
+    table: Any = get_at(run, kind_of(run).trainer)
+    falls_back = table.device == "cuda" and table.flash_attn and table.attention == "sdpa"
+    if falls_back and not has_flash_attention():
+        field = run.trainer.path_of("flash_attn")
+        yield Problem(
+            path=field,
+            message="the package flash-attn is not installed: attention falls back to PyTorch's sdpa",
+            hint=f"install flash-attn, or set {field} = false",
+            severity="warning",
+        )
+
+
+def alarms_watch_logged_metrics(run: AnyRun) -> Iterator[Problem]:
+    """Each alarm watches a metric that skyrl logs. A custom loss may log others, so a violation is a warning."""
+    names = [spec.name for _, specs in METRICS for spec in specs]
+    for alarm in run.trainer.alarms:
+        for missing in unknown(filter(None, (alarm.metric, alarm.against))):
+            near = nearest(missing, names)
+            yield Problem(
+                path=run.trainer.path_of("alarms"),
+                message=f"skyrl has no metric {missing}: the alarm never fires unless your own code logs it",
+                hint=f"did you mean {near}?" if near else "docs/metrics.md lists all metrics",
+                severity="warning",
+            )
+
 
 Names = str | tuple[str, ...]
 """One name, or several."""
@@ -141,13 +200,13 @@ def there_are_gpus_for_it(run: SkyRLTrainConfig) -> Iterator[Problem]:
         wanted = layout(sizes_of(run)).gpus if on_ray(run) else 1
     except ValueError:  # another check reports sizes that do not go together
         return
-    there = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    if there < wanted:
+    gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    if gpus < wanted:
         cpu = 'set trainer.device = "auto" or "cpu"' + _if_built_without_cuda()
         elsewhere = "join a cluster with trainer.placement.ray_address, use fewer (see `skyrl plan`), or "
         yield Problem(
             path="trainer.placement.ray_address" if on_ray(run) else "trainer.device",
-            message=f"this run needs {counted(wanted, 'GPU')}, but this machine has {there or 'none'}",
+            message=f"this run needs {counted(wanted, 'GPU')}, but this machine has {gpus or 'none'}",
             hint=elsewhere + cpu if on_ray(run) else cpu,
         )
 
@@ -155,10 +214,10 @@ def there_are_gpus_for_it(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def _if_built_without_cuda() -> str:
     """A remark on a build of torch for CPUs, which no GPU would help."""
     try:
-        found = version("torch")
+        result = version("torch")
     except PackageNotFoundError:
         return ""
-    return f"; the installed torch {found} is built without CUDA" if "+cpu" in found else ""
+    return f"; the installed torch {result} is built without CUDA" if "+cpu" in result else ""
 
 
 def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import RewardModelConfig
-from skyrl.data.supervised_rows import Rows, load_preferences
-from skyrl.experiments.full_length_rows import made_up_pairs
-from skyrl.experiments.sft import SCORED_AT_A_TIME, SupervisedExp
-from skyrl.learners.workers.group import LearnerGroup
-from skyrl.learners.workers.learning_worker import LearningWorker, Objective
+from skyrl.data.supervised_rows import TokenizedRows, load_preferences
+from skyrl.experiments.full_length import made_up_pairs
+from skyrl.experiments.sft import SupervisedExp
+from skyrl.learners.workers.learning_worker import Objective
+from skyrl.learners.workers.objectives import BradleyTerry
 from skyrl.learners.workers.roles import RewardModelWorker
-from skyrl.learners.workers.supervised import BradleyTerry
-from skyrl.training.supervised_batches import collate_pairs
-from skyrl.training.supervised_evaluation import SupervisedEvaluation, preferences
+from skyrl.training.collate import collate_pairs
+from skyrl.training.supervised_evaluation import Sums, preferences
 
 
 class RewardModelExp(SupervisedExp):
@@ -24,28 +24,19 @@ class RewardModelExp(SupervisedExp):
 
     role: ClassVar[str] = "critic"
     cfg: RewardModelConfig
+    worker = RewardModelWorker
 
-    def load(self, sources: tuple[str, ...]) -> Rows[Any]:
+    def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         return load_preferences(sources, self.tokenizer, self.cfg, self.max_length)
 
-    def made_up_rows(self, vocabulary: int) -> Rows[Any]:
+    def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
         return made_up_pairs(self.cfg, self.max_length, vocabulary)
 
     def collate(self, rows: Sequence[Any]) -> TrainingBatch:
         return collate_pairs(rows, share_prompts=self.cfg.use_sequence_packing)
 
-    def get_learner(self) -> LearnerGroup[LearningWorker]:
-        makers = [partial(RewardModelWorker, self.cfg, self.total_steps, ranks=ranks) for ranks in self.ranks()]
-        # placed as the policy of a run is: there is no other model
-        ranks = self.processes.start("policy", makers)
-        return LearnerGroup(ranks, self.budget(), replicas=self.replicas, rows_of_an_item=self.cfg.rows_of_an_item)
-
     def get_objective(self) -> Objective:
         return BradleyTerry()
 
-    def get_evaluation(self) -> SupervisedEvaluation | None:
-        if not self.eval_datasets:
-            return None
-        sets = {name: dataset.rows for name, dataset in self.eval_datasets.items()}
-        size = max(self.cfg.batch_size, SCORED_AT_A_TIME)
-        return SupervisedEvaluation(sets, self.collate, preferences, batch_size=size)
+    def measure(self, scores: Tensor, batch: TrainingBatch) -> Sums:
+        return preferences(scores, batch)

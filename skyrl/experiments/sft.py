@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -19,30 +19,30 @@ from skyrl.config.checks.supervised_checks import evaluation_names
 from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.data.cursor import PromptCursor, batches, batches_before
 from skyrl.data.order import InOrder, Mixed, Order
-from skyrl.data.supervised_rows import Rows, load_supervised
+from skyrl.data.supervised_rows import TokenizedRows, load_supervised
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.exports import chat_tokenizer, export_of, new_turn_end
-from skyrl.experiments.full_length_rows import made_up_sequences, verdict, without_traces
+from skyrl.experiments.full_length import made_up_sequences, supervised_verdict, supervised_without_traces
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
-from skyrl.learners.workers.roles import SFTWorker
-from skyrl.learners.workers.supervised import CrossEntropy
+from skyrl.learners.workers.objectives import CrossEntropy
+from skyrl.learners.workers.roles import RewardModelWorker, SFTWorker
 from skyrl.models.files.loading import max_positions, refuse_small_vocabulary
 from skyrl.planning.replicas import Replicas, replicas
 from skyrl.runs.inputs import notice, report_unread_variables
 from skyrl.runs.read_again import of_many
 from skyrl.tracking.source_labels import source_labels
 from skyrl.tracking.tracker import Tracker
+from skyrl.training.collate import collate_supervised
 from skyrl.training.describe import Metrics
 from skyrl.training.loop import Hooks, TrainingLoop
 from skyrl.training.middleware import LayeredLearner, in_context, layered, run_before
 from skyrl.training.profiling import ProfiledSteps
 from skyrl.training.supervised import RowPosition, SupervisedTrainer
-from skyrl.training.supervised_batches import collate_supervised
-from skyrl.training.supervised_evaluation import SupervisedEvaluation, likelihood
+from skyrl.training.supervised_evaluation import Sums, SupervisedEvaluation, likelihood
 
 SCORED_AT_A_TIME = 64
 """Minimum number of rows in a batch of an evaluation; micro-batches bound what is computed at a time."""
@@ -55,13 +55,15 @@ class SupervisedExp(BaseExp):
     """Experiment of supervised runs."""
 
     cfg: SupervisedConfig
+    worker: ClassVar[type[SFTWorker | RewardModelWorker]]
+    """The role of the model."""
 
     def __init__(self, cfg: SupervisedConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
-        super().__init__(without_traces(cfg) if cfg.num_dummy_steps else cfg)
+        super().__init__(supervised_without_traces(cfg) if cfg.num_dummy_steps else cfg)
 
     @cached_property
-    def train_dataset(self) -> Rows[Any]:
+    def train_dataset(self) -> TokenizedRows[Any]:
         """The rows to train on, or made-up ones if configured. Raises `DataError` if they do not fill one batch, unless
         batches may be short.
         """
@@ -73,7 +75,7 @@ class SupervisedExp(BaseExp):
         return rows
 
     @cached_property
-    def eval_datasets(self) -> dict[str, Rows[Any]]:
+    def eval_datasets(self) -> dict[str, TokenizedRows[Any]]:
         """The rows to evaluate on, by the name of their set."""
         names = evaluation_names(self.cfg)
         labels = source_labels(names)
@@ -119,21 +121,23 @@ class SupervisedExp(BaseExp):
         """Digests of what a resumed run reads again, with the chat template and the rows to evaluate on."""
         template, place = self.cfg.chat_template, "chat_template.name_or_path"
         is_file = template.source == "file" and template.name_or_path is not None
-        found = super().read_again()
-        found |= of_many(place, [Path(str(template.name_or_path)).expanduser()]) if is_file else {}
-        return found | {f"eval_datasets: {name}": rows.fingerprint for name, rows in self.eval_datasets.items()}
+        result = super().read_again()
+        result |= of_many(place, [Path(str(template.name_or_path)).expanduser()]) if is_file else {}
+        return result | {f"eval_datasets: {name}": rows.fingerprint for name, rows in self.eval_datasets.items()}
 
-    def load(self, sources: tuple[str, ...]) -> Rows[Any]:
+    def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         """Rows of this kind of run."""
         raise TypeError(f"{type(self).__name__} does not define load()")
 
-    def made_up_rows(self, vocabulary: int) -> Rows[Any]:
+    def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
         """One batch of rows of the maximum length, with tokens below `vocabulary`."""
         raise TypeError(f"{type(self).__name__} does not define made_up_rows()")
 
     def get_learner(self) -> LearnerGroup[LearningWorker]:
-        """The model that learns."""
-        raise TypeError(f"{type(self).__name__} does not define get_learner()")
+        """The model that learns. It is placed as the policy of a run is: there is no other model."""
+        makers = [partial(self.worker, self.cfg, self.total_steps, ranks=ranks) for ranks in self.ranks()]
+        ranks = self.processes.start("policy", makers)
+        return LearnerGroup(ranks, self.budget(), replicas=self.replicas, rows_of_an_item=self.cfg.rows_of_an_item)
 
     def get_objective(self) -> Objective:
         """Objective that the model minimizes."""
@@ -143,9 +147,17 @@ class SupervisedExp(BaseExp):
         """Combine rows into a batch."""
         raise TypeError(f"{type(self).__name__} does not define collate()")
 
+    def measure(self, scores: Tensor, batch: TrainingBatch) -> Sums:
+        """Sums that an evaluation takes from the scores of a batch."""
+        raise TypeError(f"{type(self).__name__} does not define measure()")
+
     def get_evaluation(self) -> SupervisedEvaluation | None:
         """Evaluation of the model on other rows, if there are any."""
-        raise TypeError(f"{type(self).__name__} does not define get_evaluation()")
+        if not self.eval_datasets:
+            return None
+        sets = {name: dataset.rows for name, dataset in self.eval_datasets.items()}
+        size = max(self.cfg.batch_size, SCORED_AT_A_TIME)
+        return SupervisedEvaluation(sets, self.collate, self.measure, batch_size=size)
 
     def get_order(self) -> Order | None:
         """Order of the rows in an epoch; None: shuffled."""
@@ -221,7 +233,7 @@ class SupervisedExp(BaseExp):
     async def finish(self) -> None:
         """Write the trained model; for made-up rows, report that they fit."""
         if self.cfg.num_dummy_steps:
-            notice(verdict(self.cfg, self.max_length, self.folder.metrics.read()))
+            notice(supervised_verdict(self.cfg, self.max_length, self.folder.metrics.read()))
             return
         await super().finish()
 
@@ -289,27 +301,19 @@ class SFTExp(SupervisedExp):
     """Supervised fine-tuning."""
 
     cfg: SFTConfig
+    worker = SFTWorker
 
-    def load(self, sources: tuple[str, ...]) -> Rows[Any]:
+    def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         return load_supervised(sources, self.tokenizer, self.cfg, self.max_length)
 
-    def made_up_rows(self, vocabulary: int) -> Rows[Any]:
+    def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
         return made_up_sequences(self.cfg, self.max_length, vocabulary)
 
     def collate(self, rows: Sequence[Any]) -> TrainingBatch:
         return collate_supervised(rows)
 
-    def get_learner(self) -> LearnerGroup[LearningWorker]:
-        makers = [partial(SFTWorker, self.cfg, self.total_steps, ranks=ranks) for ranks in self.ranks()]
-        ranks = self.processes.start("policy", makers)
-        return LearnerGroup(ranks, self.budget(), replicas=self.replicas)
-
     def get_objective(self) -> Objective:
         return CrossEntropy()
 
-    def get_evaluation(self) -> SupervisedEvaluation | None:
-        if not self.eval_datasets:
-            return None
-        sets = {name: dataset.rows for name, dataset in self.eval_datasets.items()}
-        size = max(self.cfg.batch_size, SCORED_AT_A_TIME)
-        return SupervisedEvaluation(sets, collate_supervised, likelihood, batch_size=size)
+    def measure(self, scores: Tensor, batch: TrainingBatch) -> Sums:
+        return likelihood(scores, batch)

@@ -21,8 +21,8 @@ from skyrl.experiments.preflight import (
     missing_data,
     packages_are_installed,
     the_task_can_be_imported,
+    tokens_of_servers_are_there,
 )
-from skyrl.experiments.server_checks import tokens_of_servers_are_there
 from skyrl.experiments.servers import server_engines
 from skyrl.inference.engine import InferenceEngine
 from skyrl.planning.sizes import layout_of_engines
@@ -70,8 +70,8 @@ class StandaloneSampling(PolicySampling):
         try:
             with self.shutdown, WaitReporter(self.progress, notice), self.held:
                 with self.shutdown.in_loop(), event_loop() as run:
-                    found: R = run(self._with_engines(work))
-                return found
+                    result: R = run(self._with_engines(work))
+                return result
         except Stopped:
             raise self.shutdown.stopped("Nothing was finished: the same command starts from scratch.") from None
 

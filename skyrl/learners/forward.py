@@ -102,7 +102,7 @@ class ForwardOptions:
         layout = self.layout(batch if self.replays else attrs.evolve(batch, routed_experts=None))
         rows = attrs.evolve(batch, routed_experts=None).with_selected()
         engines = () if rows.engines is None else tuple(rows.pick(rows.engines).unique().tolist())
-        return MicroBatch(rows=rows, layout=layout, engines=tuple(each for each in engines if each >= 0))
+        return MicroBatch(rows=rows, layout=layout, engines=tuple(engine for engine in engines if engine >= 0))
 
     def answer(self, model: nn.Module, layout: RowLayout) -> Tensor:
         """The model's logits at the kept columns, or its output in place of them."""
@@ -170,12 +170,12 @@ def by_engine(distance: Tensor, engines: Tensor, numbers: Sequence[int]) -> dict
     scalars `parity/<number>/nats` and `parity/<number>/tokens`, which `RolloutParity` reads. They are double, and the
     host does not wait for them.
     """
-    found = {}
+    result = {}
     for number in numbers:
         own = engines == number
-        found[f"{PARITY}{number}/nats"] = torch.where(own, distance, 0.0).double().sum()
-        found[f"{PARITY}{number}/tokens"] = own.double().sum()
-    return found
+        result[f"{PARITY}{number}/nats"] = torch.where(own, distance, 0.0).double().sum()
+        result[f"{PARITY}{number}/tokens"] = own.double().sum()
+    return result
 
 
 def _columns(*found: Tensor | None) -> Tensor:

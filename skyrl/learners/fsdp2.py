@@ -98,7 +98,8 @@ class Fsdp2(DataParallel):
 
         FSDP2 averages gradients over ranks; the factor makes the average a sum.
         """
-        (self._scaled(loss) * (self._ranks.size // self._tensor_parallel)).backward()
+        scaled = loss if self._loss_scale is None else loss * self._loss_scale.value
+        (scaled * (self._ranks.size // self._tensor_parallel)).backward()
 
     def step(self, settings: StepSettings) -> float:
         assert self.optimizer is not None, "this model never changes"
@@ -115,9 +116,6 @@ class Fsdp2(DataParallel):
                 self.optimizer.step()
         self.zero_grad()
         return norm
-
-    def _scaled(self, loss: Tensor) -> Tensor:
-        return loss if self._loss_scale is None else loss * self._loss_scale.value
 
     def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
         """This rank's part of every weight, in any shape, and of the optimizer's state if `optimizer`."""

@@ -38,11 +38,11 @@ def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
             groups.setdefault(mesh_of(parameter), []).append(parameter)
     norms = [_norm([each.grad for each in group if each.grad is not None]) for group in groups.values()]
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-    found = float(norm.item())  # here the host waits for the gradient, once
-    if math.isfinite(found) and found + CLIP_EPS > max_norm:  # else torch would multiply every gradient by 1
+    result = float(norm.item())  # here the host waits for the gradient, once
+    if math.isfinite(result) and result + CLIP_EPS > max_norm:  # else torch would multiply every gradient by 1
         for group in groups.values():
             clip_grads_with_norm_(group, max_norm, norm)
-    return found
+    return result
 
 
 def _norm(gradients: list[Tensor]) -> Tensor:

@@ -105,15 +105,13 @@ def merged(parts: Sequence[RankMetrics]) -> RankMetrics:
     """The metrics of all ranks together."""
     first = parts[0]
     return RankMetrics(
-        sums={name: math.fsum(part.sums.get(name, 0.0) for part in parts) for name in _names(parts)},
+        sums={
+            name: math.fsum(part.sums.get(name, 0.0) for part in parts)
+            for name in dict.fromkeys(name for part in parts for name in part.sums)
+        },
         moments={name: sum((part.moments[name] for part in parts), Moments()) for name in first.moments},
         loads=summed([part.loads for part in parts]),
     )
-
-
-def _names(parts: Sequence[RankMetrics]) -> list[str]:
-    """Names of sums, in order: a rank has none of an engine that drew none of its rows."""
-    return list(dict.fromkeys(name for part in parts for name in part.sums))
 
 
 class Measurements:
@@ -142,14 +140,14 @@ class Measurements:
     def read(self) -> tuple[Metrics, dict[str, Moments], Loads]:
         """The sums of the parts, the moments of the numbers, and the loads, over all micro-batches in order."""
         sums: Metrics = {}
-        found: dict[str, Moments] = {}
+        result: dict[str, Moments] = {}
         tensors = [part for _, part in self._parts] + [rest for _, _, rest in self._numbers] + self._loads
         values = iter(on_the_host(tensors))
         for (name, _), part in zip(self._parts, values, strict=False):
             sums[name] = sums.get(name, 0.0) + part.item()
         for (name, count, _), rest in zip(self._numbers, values, strict=False):
-            found[name] = found.get(name, Moments()) + Moments.of(count, rest)
-        return sums, found, tuple(tuple(layer) for loads in values for layer in loads.tolist())
+            result[name] = result.get(name, Moments()) + Moments.of(count, rest)
+        return sums, result, tuple(tuple(layer) for loads in values for layer in loads.tolist())
 
 
 def _moments(values: Tensor) -> Tensor:
@@ -163,8 +161,8 @@ def _moments(values: Tensor) -> Tensor:
 
 def on_the_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies of tensors of any shapes and one type in host memory; tensors on a device come in one transfer."""
-    if all(each.device.type == "cpu" for each in tensors):
+    if all(tensor.device.type == "cpu" for tensor in tensors):
         return list(tensors)
-    flat = torch.cat([each.flatten() for each in tensors]).cpu()
-    pieces = flat.split([each.numel() for each in tensors])
+    flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
+    pieces = flat.split([tensor.numel() for tensor in tensors])
     return [piece.view(each.shape) for piece, each in zip(pieces, tensors, strict=True)]

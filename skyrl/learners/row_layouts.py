@@ -153,7 +153,9 @@ def packed(
     if segmented:
         inputs["segments"] = Segments(tuple(segments), ids.device)
     elif lengths_given:
-        inputs |= _lengths(batch)
+        bounds = torch.nn.functional.pad(batch.lengths.cumsum(0), (1, 0)).int()
+        longest = int(batch.lengths.max())
+        inputs |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
     return RowLayout(inputs=inputs, chosen=chosen, routed=_routed(batch, column_of, tokens) if routed else None)
 
 
@@ -166,13 +168,6 @@ def _routed(batch: TrainingBatch, place_of: Tensor, tokens: int) -> RoutedTokens
         replayed = batch.routed_experts.new_full((tokens, *batch.routed_experts.shape[2:]), -1)
         replayed[places] = batch.routed_experts[rows, columns]
     return RoutedTokens(lengths=batch.lengths, rows=rows, places=places, replayed=replayed)
-
-
-def _lengths(batch: TrainingBatch) -> dict[str, Any]:
-    """Start of each row in the packed row, (B + 1,) int32, and the largest length, under transformers' names."""
-    bounds = torch.nn.functional.pad(batch.lengths.cumsum(0), (1, 0)).int()
-    longest = int(batch.lengths.max())
-    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
 
 
 @attrs.frozen(kw_only=True)

@@ -54,7 +54,7 @@ class RowSupport:
 
 
 @attrs.frozen(kw_only=True)
-class Difference:
+class RowDifference:
     """What one attention and layout do to the rows of the small copy."""
 
     attention: str
@@ -90,12 +90,16 @@ def row_support(config: PretrainedConfig, attention: str, *, pack: bool, share_p
     """
     faults: list[str] = []
     try:
-        for each in differences(config, attention, pack=pack, share_prompts=share_prompts):
-            if not each.fault:
-                reason = _reason(config, each, faults) if faults else ""
-                shares = each.share_prompts
-                return RowSupport(attention=each.attention, pack=each.pack, share_prompts=shares, reason=reason)
-            faults.append(each.fault)
+        for difference in differences(config, attention, pack=pack, share_prompts=share_prompts):
+            if not difference.fault:
+                reason = _reason(config, difference, faults) if faults else ""
+                return RowSupport(
+                    attention=difference.attention,
+                    pack=difference.pack,
+                    share_prompts=difference.share_prompts,
+                    reason=reason,
+                )
+            faults.append(difference.fault)
     except NoCopyError as error:
         reason = f"{config.model_type}: rows run unpacked, with attention eager: no small copy can be probed ({error})"
         return RowSupport(attention="eager", pack=False, share_prompts=False, reason=reason)
@@ -105,14 +109,16 @@ def row_support(config: PretrainedConfig, attention: str, *, pack: bool, share_p
     )
 
 
-def differences(config: PretrainedConfig, attention: str, *, pack: bool, share_prompts: bool) -> Iterator[Difference]:
+def differences(
+    config: PretrainedConfig, attention: str, *, pack: bool, share_prompts: bool
+) -> Iterator[RowDifference]:
     """All that may serve what is asked, the best first, with what it does to rows. Computed as far as it is read."""
     case = _RowCase(key=config.to_json_string(use_diff=False), config=config)
     for name, packs, shares in _candidates(attention, pack, share_prompts):
         yield _difference(case, name, packs, shares)
 
 
-def _reason(config: PretrainedConfig, found: Difference, faults: list[str]) -> str:
+def _reason(config: PretrainedConfig, found: RowDifference, faults: list[str]) -> str:
     name = "torch's own" if found.attention == SEGMENTS else found.attention
     layout = "packed" if found.pack else "unpacked"
     prompts = " without shared prompts" if found.pack and not found.share_prompts else ""
@@ -164,25 +170,27 @@ def _alone(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 @cache
 @torch.no_grad()
-def _difference(case: _RowCase, attention: str, pack: bool, share_prompts: bool) -> Difference:
+def _difference(case: _RowCase, attention: str, pack: bool, share_prompts: bool) -> RowDifference:
     this: dict[str, Any] = {"attention": attention, "pack": pack, "share_prompts": share_prompts}
     model, batch, alone = _copy(case)
     register()
     with suppress(ValueError):  # a model that has one attention only; for others transformers only warns
         model.set_attn_implementation(attention)
     if model.config._attn_implementation != attention:
-        return Difference(**this, fault=f"{type(model).__name__} has no attention but its own")
+        return RowDifference(**this, fault=f"{type(model).__name__} has no attention but its own")
     name = "sdpa" if attention == SEGMENTS else attention
     rows = "packed rows with shared prompts" if share_prompts else "packed rows" if pack else f"rows by {name}"
     layout = packed(batch, segmented=attention == SEGMENTS, share_prompts=share_prompts) if pack else padded(batch)
     try:
         found = tried(lambda: log_probabilities(layout.pick(model(**layout.inputs, use_cache=False).logits)))
     except NoCopyError as error:
-        return Difference(**this, fault=f"{rows} fail ({error})")
+        return RowDifference(**this, fault=f"{rows} fail ({error})")
     nats = float((found - alone).abs().max())
     if is_rounding(nats, alone):
-        return Difference(**this, nats=nats)
-    return Difference(**this, nats=nats, fault=f"{rows} differ from each row alone by {nats:.2g} nats in a small copy")
+        return RowDifference(**this, nats=nats)
+    return RowDifference(
+        **this, nats=nats, fault=f"{rows} differ from each row alone by {nats:.2g} nats in a small copy"
+    )
 
 
 def probe_rows() -> TrainingBatch:

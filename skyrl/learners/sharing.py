@@ -54,7 +54,8 @@ def piece_of(name: str, tensor: Tensor, *, copy: int = 0) -> TensorShard | None:
     of the tensor without being in its mesh. Collective if a matrix is cut by columns.
     """
     if not isinstance(tensor, DTensor):
-        return TensorShard.whole(name, tensor) if copy == 0 and not _rank() else None
+        is_first = not dist.is_initialized() or dist.get_rank() == 0
+        return TensorShard.whole(name, tensor) if copy == 0 and is_first else None
     replicated = zip(tensor.placements, tensor.device_mesh.get_coordinate() or (), strict=True)
     is_cut = TENSOR in (tensor.device_mesh.mesh_dim_names or ())
     if any(placement.is_replicate() and mine for placement, mine in replicated) or (copy and not is_cut):
@@ -64,10 +65,6 @@ def piece_of(name: str, tensor: Tensor, *, copy: int = 0) -> TensorShard | None:
         return None
     start = first * math.prod(tensor.shape[1:])
     return TensorShard(name=name, shape=tuple(tensor.shape), start=start, numbers=numbers)
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def read_into(target: Tensor, source: TensorSource, name: str) -> None:

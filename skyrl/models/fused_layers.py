@@ -56,7 +56,7 @@ def fuse_layers(model: nn.Module, device: torch.device, dtype: torch.dtype, *, f
     for module in model.modules():
         for kind, fits, forward in (("norms", _is_norm, _norm), ("feed-forward layers", _is_gated, _gated)):
             if fits(module):
-                key = (_settings(module), tuple(each.shape for each in module.parameters()), device, dtype)
+                key = (_settings(module), tuple(parameter.shape for parameter in module.parameters()), device, dtype)
                 if key not in _verdicts:
                     _verdicts[key] = _computes_the_same(module, forward, device, dtype)
                 if _verdicts[key]:
@@ -80,8 +80,8 @@ def _takes(function: Callable[..., Any], *names: str) -> bool:
     parameters = list(inspect.signature(function).parameters.values())
     if not names:
         return len(parameters) == 1
-    needed = [each for each in parameters[len(names) :] if each.default is each.empty]
-    return [each.name for each in parameters[: len(names)]] == list(names) and not needed
+    needed = [parameter for parameter in parameters[len(names) :] if parameter.default is parameter.empty]
+    return [parameter.name for parameter in parameters[: len(names)]] == list(names) and not needed
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -100,9 +100,9 @@ def _refuse_experts(model: nn.Module, lora: SkyRLLoraConfig, field: str) -> None
     """Refuse names of experts' matrices: transformers holds a layer's experts in one tensor, not in linear layers."""
     layers = [name for name, _ in model.named_parameters() if is_experts(name)]
     wanted = lora.target_modules if isinstance(lora.target_modules, tuple) else ()
-    asked = [each for each in wanted if each.rpartition(".")[2] in ("experts", *EXPERT_MATRICES)]
+    experts = [each for each in wanted if each.rpartition(".")[2] in ("experts", *EXPERT_MATRICES)]
     linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    if layers and (found := next((each for each in asked if each.rpartition(".")[2] not in linear), None)):
+    if layers and (found := next((each for each in experts if each.rpartition(".")[2] not in linear), None)):
         raise ModelError(
             f"{field}.target_modules: {found!r} belongs to the experts of this model, which get no adapters: all "
             "experts of a layer are one tensor, and adapters are for linear layers; name those of the attention"

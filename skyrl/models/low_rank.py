@@ -46,8 +46,8 @@ def attach(model: nn.Module, updates: Mapping[str, LowRank]) -> None:
 
 def of_layers(layers: Sequence[nn.Linear]) -> list[LowRank | None]:
     """The update of each layer, on the current device of the layer's weight; None for a layer without one."""
-    found: list[LowRank | None] = [getattr(layer, "low_rank", None) for layer in layers]
-    return [each and _moved(each, layer.weight) for each, layer in zip(found, layers, strict=True)]
+    result: list[LowRank | None] = [getattr(layer, "low_rank", None) for layer in layers]
+    return [each and _moved(each, layer.weight) for each, layer in zip(result, layers, strict=True)]
 
 
 def _moved(update: LowRank, weight: Tensor) -> LowRank:

@@ -27,14 +27,14 @@ SMALLEST_SIDE = 64
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
     """activation(x W^T + b) by oneDNN: (..., in) -> (..., out). `weight` may be transposed, or packed by `packed`."""
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
-    return found
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
+    return result
 
 
 def packed(weight: Tensor, rows: int) -> Tensor:
     """A copy of the weight in the layout that oneDNN prefers for `rows` rows; other numbers of rows may use it."""
-    found: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
-    return found
+    result: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
+    return result
 
 
 def is_available() -> bool:
@@ -64,8 +64,8 @@ class OneDnnLinear(nn.Linear):
         if not float32 or x.numel() < FEWEST_ROWS * self.in_features:
             return super().forward(x)
         apply: Any = _Product.apply
-        found: Tensor = apply(x, self.weight, self.bias)
-        return found
+        result: Tensor = apply(x, self.weight, self.bias)
+        return result
 
 
 def padded_rows(rows: int) -> int:

@@ -167,10 +167,10 @@ def joined_choices(rows: Sequence[RoutedExperts | None], columns: int) -> Tensor
     if not known:
         return None
     _, some = known[0]
-    found = torch.full((len(rows), columns, some.layers, some.choices), -1, dtype=torch.int16)
+    result = torch.full((len(rows), columns, some.layers, some.choices), -1, dtype=torch.int16)
     for index, each in known:
-        found[index, : len(each)] = restored_choices(each)
-    return found
+        result[index, : len(each)] = restored_choices(each)
+    return result
 
 
 def known_routers(model: nn.Module) -> bool:

@@ -110,8 +110,8 @@ def _made(small: PretrainedConfig, attention: str, seed: int) -> PreTrainedModel
                 torch.nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[-1]))
             elif name.endswith("sinks"):
                 torch.nn.init.normal_(weight)
-    found: PreTrainedModel = model.eval().requires_grad_(False)
-    return found
+    result: PreTrainedModel = model.eval().requires_grad_(False)
+    return result
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
@@ -171,8 +171,8 @@ def small_config(config: PretrainedConfig) -> PretrainedConfig:
         if getattr(text, name, None) is not None:
             setattr(text, name, 0)
     _shrink_rotation(text)
-    found: PretrainedConfig = text
-    return found
+    result: PretrainedConfig = text
+    return result
 
 
 def _choose_layers(config: PretrainedConfig) -> None:

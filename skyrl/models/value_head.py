@@ -48,8 +48,8 @@ class ValueModel(nn.Module):
         transformers', because FSDP2 hooks only tensors in types that it knows.
         """
         hidden = getattr(self, self.body_name)(input_ids=input_ids, **inputs).last_hidden_state
-        kept = hidden if logits_to_keep is None else hidden[:, logits_to_keep]
-        return TokenClassifierOutput(logits=getattr(self, self._head_name)(kept))
+        selected = hidden if logits_to_keep is None else hidden[:, logits_to_keep]
+        return TokenClassifierOutput(logits=getattr(self, self._head_name)(selected))
 
     def get_input_embeddings(self) -> nn.Module:
         """Input embeddings of the body, under transformers' name."""

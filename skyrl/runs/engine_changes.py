@@ -46,7 +46,7 @@ class Reply:
 
 
 @frozen(kw_only=True)
-class Engines:
+class EngineList:
     """The content of `state.json`."""
 
     least: int
@@ -60,7 +60,7 @@ class Engines:
     """The latest replies, the newest last."""
 
     @classmethod
-    def read(cls, run: Path) -> Engines:
+    def read(cls, run: Path) -> EngineList:
         """The state of the run in this folder. Raises `UserError` if the file does not exist or cannot be read."""
         file = run / FOLDER / STATE
         try:
@@ -124,8 +124,8 @@ class EngineChanges:
         Engines that are added start in the background; engines that are drained have finished when this returns.
         """
         for file in sorted(self._folder.glob("request-*.json")):
-            asked, said = await self._handle(stored_text(file))
-            self._answer(asked, said)
+            request, answer = await self._handle(stored_text(file))
+            self._answer(request, answer)
             file.unlink()
         for number, reason in self._client.not_added():
             self._answer(f"add engine {number}", f"engine {number} could not be started: {reason}")
@@ -149,9 +149,9 @@ class EngineChanges:
         return "a request that cannot be read", "refused"
 
     def _add(self) -> str:
-        there = len(self._client.states)
-        if there >= self._most:
-            return f"refused: there are {there} engines, and generator.inference_engine.max_engines is {self._most}"
+        engines = len(self._client.states)
+        if engines >= self._most:
+            return f"refused: there are {engines} engines, and generator.inference_engine.max_engines is {self._most}"
         return f"engine {self._client.add_engine()} is starting; it serves from the next weight transfer on"
 
     async def _drain(self, number: int | None) -> str:
@@ -170,7 +170,7 @@ class EngineChanges:
         return f"engine {gone} {'finished its samples and ' if states[gone] == 'serving' else ''}was removed"
 
     def _write(self) -> None:
-        found = Engines(
+        found = EngineList(
             least=self._least, most=self._most, engines=tuple(self._client.states), answers=tuple(self._answers)
         )
         with contextlib.suppress(OSError):  # the list is for people: a full disk must not end the run

@@ -9,7 +9,7 @@ import socket
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from skyrl.errors import Stopped
 from skyrl.launchers.supervised import UNFINISHED
@@ -57,18 +57,21 @@ class ProgressFile:
 
     def write(self, state: str) -> None:
         """Replace the file with the current state."""
-        text = json.dumps(redacted_tree({"state": state, **self._fixed, **self._content()}))
+        waits = [(wait.what, round(wait.seconds, 1)) for wait in self._progress.open_waits()]
+        text = json.dumps(
+            redacted_tree(
+                {
+                    "state": state,
+                    **self._fixed,
+                    "waits": waits,
+                    "details": self._progress.details() if waits else "",
+                    "warning": self._progress.warning,
+                    "memory_bytes": resident_bytes(),
+                }
+            )
+        )
         with contextlib.suppress(OSError):
             write_file(self._path, text, durable=False)
-
-    def _content(self) -> dict[str, Any]:
-        waits = [(wait.what, round(wait.seconds, 1)) for wait in self._progress.open_waits()]
-        return {
-            "waits": waits,
-            "details": self._progress.details() if waits else "",
-            "warning": self._progress.warning,
-            "memory_bytes": resident_bytes(),
-        }
 
     def _write_on(self) -> None:
         while not self._ended.wait(EVERY):

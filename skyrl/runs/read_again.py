@@ -48,10 +48,10 @@ def model_digests(field: str, model: ModelConfig, *, weights: bool) -> dict[str,
     them. `field` is the dotted path of the model's name or folder.
     """
     path = str(model.path)
-    found = of_model(field, path, CONFIGURATION)
+    result = of_model(field, path, CONFIGURATION)
     if weights and not model.init_from_scratch:
-        found |= of_model(field, path, (INDEX, *_weights(path)))
-    return found
+        result |= of_model(field, path, (INDEX, *_weights(path)))
+    return result
 
 
 def adapter_digests(field: str, model: ModelConfig) -> dict[str, str]:
@@ -73,14 +73,14 @@ def of_model(field: str, path: str, names: Iterable[str]) -> dict[str, str]:
 def of_folder(field: str, folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Digests of files of a folder, given their names."""
     files = {folder / name: f"{field}: {name}" for name in names}
-    found = file_digests(files)
-    return {name: found.get(file, "") for file, name in files.items()}
+    result = file_digests(files)
+    return {name: result.get(file, "") for file, name in files.items()}
 
 
 def of_many(key: str, files: Iterable[Path]) -> dict[str, str]:
     """One digest of the content of many files, in the order of their paths; empty without files."""
-    found = file_digests(sorted(files))
-    return {key: digest_of(digest.encode() for digest in found.values())} if found else {}
+    result = file_digests(sorted(files))
+    return {key: digest_of(digest.encode() for digest in result.values())} if result else {}
 
 
 def judged_with(run: SkyRLTrainConfig, prompts: Sequence[Prompt]) -> dict[str, str]:
@@ -124,8 +124,8 @@ def carried_on(checkpoint: Checkpoint | None, now: Digests) -> dict[str, str]:
 
 def _stored(checkpoint: Checkpoint) -> Digests:
     """The digests in a checkpoint; empty for one of an earlier version."""
-    found = checkpoint.state.get(STATE, {})
-    return {str(name): str(digest) for name, digest in found.items()} if isinstance(found, Mapping) else {}
+    result = checkpoint.state.get(STATE, {})
+    return {str(name): str(digest) for name, digest in result.items()} if isinstance(result, Mapping) else {}
 
 
 def _how(before: str, now: str) -> str:

@@ -61,7 +61,12 @@ class Recovery(Generic[R]):
 
     def follows(self, failure: RunError) -> bool:
         """Whether the run restarts after this failure; if so, the reason and the changes are printed."""
-        return self._follows_a_lost_rank(failure) or self._is_retried(failure)
+        if self._follows_a_lost_rank(failure):
+            return True
+        if self._retried == self._retries:
+            return False
+        self._retried += 1
+        return _say(failure, f"retry {self._retried} of {self._retries}")
 
     def _follows_a_lost_rank(self, failure: RunError) -> bool:
         """Whether the run restarts after a lost rank, or after the cluster then turned out to have even fewer GPUs."""
@@ -86,18 +91,12 @@ class Recovery(Generic[R]):
             notice(f"{field} = shrink: no smaller number of ranks passes every check")
             return False
         before, (self.run, changes) = self.run, found
-        told = "".join(
+        listed = "".join(
             f"\n  {path}: {get_at(before, path)} -> {value}"
             for path, value in changes.items()
             if get_at(before, path) != value
         )
-        return _say(failure, f"{why}), with:{told}", end="")
-
-    def _is_retried(self, failure: RunError) -> bool:
-        if self._retried == self._retries:
-            return False
-        self._retried += 1
-        return _say(failure, f"retry {self._retried} of {self._retries}")
+        return _say(failure, f"{why}), with:{listed}", end="")
 
 
 def _say(failure: RunError, which: str, end: str = ")") -> bool:

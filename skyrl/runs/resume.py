@@ -23,34 +23,34 @@ def find_start(run: AnyRun, store: CheckpointStore, folder: RunFolder, *, again:
     overwritten.
     """
     trainer = run.trainer
-    found: Checkpoint | None = None
+    result: Checkpoint | None = None
     match beginning(run, again=again):
         case "named":
             path = required(trainer.resume_path, run.trainer.path_of("resume_path"))
-            found = load_checkpoint(path if "://" in path else Path(path).expanduser(), trainer.ckpt_verify)
-            refuse_changed(found.config, run, path, run.trainer.path_of("resume_path"))
+            result = load_checkpoint(path if "://" in path else Path(path).expanduser(), trainer.ckpt_verify)
+            refuse_changed(result.config, run, path, run.trainer.path_of("resume_path"))
             if not again:
-                _refuse_to_mix(run, store, found.step)
-            elif any(step > found.step for step in store.steps()):  # this command has saved later steps
-                found = store.latest(fall_back=notice)
+                _refuse_to_mix(run, store, result.step)
+            elif any(step > result.step for step in store.steps()):  # this command has saved later steps
+                result = store.latest(fall_back=notice)
         case "fresh":
             _refuse_to_mix(run, store, 0)
         case how:
-            found = _newest(run, store, fall_back=notice if how == "newest good" else None)
-            if found is not None:
-                refuse_changed(found.config, run, store.folder, run.trainer.path_of("ckpt_path"))
+            result = _newest(run, store, fall_back=notice if how == "newest good" else None)
+            if result is not None:
+                refuse_changed(result.config, run, store.folder, run.trainer.path_of("ckpt_path"))
             elif how == "must":
                 raise ResumeError(
                     f"{run.trainer.path_of('recover_mode')} = resume, but {store.folder} contains no checkpoint: set "
                     f"{run.trainer.path_of('ckpt_path')} to the folder of the run's checkpoints, or set recover_mode = "
                     "auto to start from scratch if there is none"
                 )
-    if found is None and folder.model.exists():
+    if result is None and folder.model.exists():
         raise ResumeError(
             f"{folder.path} contains a trained model, but no checkpoint to continue from: choose another "
             f"{run.trainer.path_of('run_path')}, or delete the folder to train again"
         )
-    return found
+    return result
 
 
 Beginning = Literal["fresh", "named", "newest", "newest good", "must"]

@@ -59,7 +59,9 @@ class RunLock:
         except OSError as error:
             raise UserError(f"{self._field} = {self.folder} cannot be written to: {error.strerror}") from None
         try:
-            self._compare()
+            stored = stored_config(self._signature, self._field)
+            if stored is not None:
+                refuse_changed(stored, self._run, str(self.folder), self._field)
         except ResumeError:
             self.release()
             raise
@@ -81,11 +83,6 @@ class RunLock:
         """Unlock the folder for the next process."""
         unsign(self.folder)
         self._lock.release()
-
-    def _compare(self) -> None:
-        stored = stored_config(self._signature, self._field)
-        if stored is not None:
-            refuse_changed(stored, self._run, str(self.folder), self._field)
 
 
 def stored_config(file: Path, field: str) -> object:
@@ -138,8 +135,9 @@ def refused_changes(stored: object, run: AnyRun, where: str) -> Changes | None:
         changed |= numerics
     if not changed:
         return None
-    remedies, folders = _or_say_so(run, changed, numerics), _folders_beside(run)
-    return Changes(values=_causes(changed, before, run), remedies=remedies, folders=folders)
+    field = run.trainer.path_of("resume_with_changes")
+    remedies = f", or keep the changes with {field}=true" if changed.keys() == numerics.keys() else ""
+    return Changes(values=_causes(changed, before, run), remedies=remedies, folders=_folders_beside(run))
 
 
 def refuse_changed(stored: object, run: AnyRun, where: str, field: str) -> None:
@@ -174,18 +172,12 @@ def changes_to_say(stored: object, run: AnyRun) -> str:
     before, now = tree_of(stored, type(run), "the checkpoint"), _as_stored(run)
     places = tuple(run.trainer.path_of(start) for start in ("resume_", "recover_"))
     changed = differences(before, now)
-    told = {path: values for path, values in changed.items() if not path.startswith(places)}
-    return _rows(_causes(told, before, run))
+    relevant = {path: values for path, values in changed.items() if not path.startswith(places)}
+    return _rows(_causes(relevant, before, run))
 
 
 def _as_stored(run: C) -> C:
     return cattrs.structure(redacted_configuration(stored_tree(run)), type(run))
-
-
-def _or_say_so(run: AnyRun, changed: Mapping[str, Any], numerics: Mapping[str, Any]) -> str:
-    """The third remedy, if it applies: to continue with the changes."""
-    field = run.trainer.path_of("resume_with_changes")
-    return f", or keep the changes with {field}=true" if changed.keys() == numerics.keys() else ""
 
 
 def _rows(changed: Mapping[str, tuple[Any, Any]]) -> str:

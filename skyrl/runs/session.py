@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from skyrl.checkpoint.store import Checkpoint
-from skyrl.errors import RunError
+from skyrl.errors import RunError, StorageError
 from skyrl.processes.event_loop import event_loop
 from skyrl.processes.garbage import lasting_objects
+from skyrl.processes.handles import Processes
 from skyrl.processes.progress import Watchdog
 from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT
 from skyrl.processes.wait_reporter import WaitReporter
@@ -22,9 +27,8 @@ from skyrl.runs.progress_file import ProgressFile
 from skyrl.runs.read_again import carried_on, refuse_changed_inputs
 from skyrl.runs.resume import find_start
 from skyrl.runs.run_lock import RunLock, changes_to_say
-from skyrl.runs.steps_in_logs import StepsInLogs
-from skyrl.runs.storage_failures import storage_error
 from skyrl.storage.disk import Disk
+from skyrl.storage.disk_errors import FULL, OPEN_FILES, nearest, readable, remedy
 from skyrl.tracking.tracker import Trackers
 from skyrl.training.loop import TrainingLoop
 
@@ -160,19 +164,16 @@ class RunSession:
             # once more, for models that were on the hub until now
             experiment.saving.read_again = self._read_again(checkpoint)
             if checkpoint is not None:
-                self._report(checkpoint)
+                changes = changes_to_say(checkpoint.config, self._cfg)
+                notice(f"Continuing after step {checkpoint.step}, from a checkpoint{changes and ', with:'}")
+                if changes:
+                    notice(changes)
                 loop.load_state(dict(checkpoint.state["trainer"]))
         for product in experiment.products:  # of a run that is now extended
             Disk(product.parent).remove(product.name)
         self._forget_what_comes_again(checkpoint)
         experiment.begin_recording()
         return loop
-
-    def _report(self, checkpoint: Checkpoint) -> None:
-        changes = changes_to_say(checkpoint.config, self._cfg)
-        notice(f"Continuing after step {checkpoint.step}, from a checkpoint{changes and ', with:'}")
-        if changes:
-            notice(changes)
 
     def _forget_what_comes_again(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is None:
@@ -222,3 +223,50 @@ class RunSession:
             field=self._cfg.trainer.path_of("faults.stall_timeout_seconds"),
         )
         experiment.held.callback(watchdog.close)
+
+
+class StepsInLogs:
+    """A `Tracker` that informs the processes of each step that starts."""
+
+    def __init__(self, processes: Processes, done: int) -> None:
+        """`done` is the number of steps that have been recorded before."""
+        self._processes = processes
+        processes.step = done + 1
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._processes.step = step + 1
+
+    def close(self) -> None:
+        """Does nothing: no resource is held."""
+
+
+_OF_A_DISK = FULL | OPEN_FILES | {errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT}
+"""Errors that no mistake in a program causes, whichever file they are about."""
+
+
+def storage_error(error: OSError | SafetensorError, folders: Sequence[Path]) -> StorageError | None:
+    """The exception to raise; None if no disk is at fault. `folders` are those that the run writes into.
+
+    Any error about a file in one of the folders counts: their content is the run's own.
+    """
+    number, name = _number(error), getattr(error, "filename", None)
+    folder = next((each for each in folders if name and Path(os.fsdecode(name)).is_relative_to(each)), None)
+    if number not in _OF_A_DISK and folder is None:
+        return None
+    where = f"{os.fsdecode(name)}: " if name else ""
+    free = ", ".join(
+        f"{readable(shutil.disk_usage(nearest(folder)).free)} are free in {folder}" for folder in dict.fromkeys(folders)
+    )
+    advice = remedy(number, folder or next(iter(folders), None))
+    return StorageError(
+        f"A file of the run cannot be read or written: {where}{os.strerror(number or 0)}; {free}. What was saved "
+        f"before is whole: {advice}, and the same command continues from the last checkpoint"
+    )
+
+
+def _number(error: OSError | SafetensorError) -> int | None:
+    """The errno; safetensors has it in its text: `I/O error: No space left on device (os error 28)`."""
+    if isinstance(error, OSError):
+        return error.errno
+    match = re.search(r"os error (\d+)", str(error))
+    return int(match[1]) if match else None

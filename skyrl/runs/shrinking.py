@@ -62,12 +62,12 @@ def _tables(run: SkyRLTrainConfig | SupervisedConfig, role: str) -> list[str]:
 def _grids_within(grid: Grid, *, by_machine: bool) -> list[Grid]:
     """Smaller grids, the largest first; of grids of one size, the one on fewer machines first."""
     most = grid.nodes - 1 if by_machine and grid.nodes > 1 else grid.nodes
-    sizes = [Grid(nodes=nodes, gpus_per_node=each) for nodes in range(1, most + 1) for each in _counts(grid)]
+    sizes = [
+        Grid(nodes=nodes, gpus_per_node=each)
+        for nodes in range(1, most + 1)
+        for each in range(1, grid.gpus_per_node + 1)
+    ]
     return sorted((size for size in sizes if size.ranks < grid.ranks), key=lambda size: (-size.ranks, size.nodes))
-
-
-def _counts(grid: Grid) -> range:
-    return range(1, grid.gpus_per_node + 1)
 
 
 def _engines_on(run: SkyRLTrainConfig | SupervisedConfig, grid: Grid) -> dict[str, int]:

@@ -36,8 +36,8 @@ def run_of(stored: object, where: str) -> Run:
     if kind not in KINDS:
         raise ResumeError(f"{where} cannot be read: it says kind = {kind!r}, but the kinds are {', '.join(KINDS)}")
     run: Any = tree_of(stored, root_of(kind), where)
-    found: Run = run
-    return found
+    result: Run = run
+    return result
 
 
 def refuse_supervised(folder: Path, instead: str) -> None:

@@ -24,15 +24,10 @@ def summary(run: AnyRun, folder: RunFolder) -> Iterator[str]:
     )
     for name, path in places:
         if path.exists() and (name != "checkpoints" or any(path.glob("global_step_*"))):
-            yield f"  {name:<14} {_from_here(path)}"
+            whole, here = path.absolute(), Path.cwd()
+            yield f"  {name:<14} {whole.relative_to(here) if whole.is_relative_to(here) else whole}"
     yield from _scores(folder)
     yield from _losses(folder)
-
-
-def _from_here(path: Path) -> Path:
-    """The path relative to the working directory if it lies inside, otherwise the whole path."""
-    whole, here = path.absolute(), Path.cwd()
-    return whole.relative_to(here) if whole.is_relative_to(here) else whole
 
 
 def _losses(folder: RunFolder) -> Iterator[str]:

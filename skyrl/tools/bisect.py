@@ -51,29 +51,29 @@ def bisect(one: Path, other: Path) -> Parting:
     folders = RunFolder(one), RunFolder(other)
     recorded = all(folder.recording().steps() for folder in folders)
     metrics = () if recorded else tuple(map(_metrics, folders))
-    steps_of = [set(each) for each in metrics or (folder.recording().steps() for folder in folders)]
+    steps_of = [set(metric) for metric in metrics or (folder.recording().steps() for folder in folders)]
     compared: list[int] = []
-    found: tuple[Difference, ...] = ()
+    result: tuple[Difference, ...] = ()
     for step in sorted(steps_of[0] & steps_of[1]):
         compared.append(step)
-        found = tuple(_of_recordings(*folders, step) if recorded else _of_metrics(*(each[step] for each in metrics)))
-        if found:
+        result = tuple(_of_recordings(*folders, step) if recorded else _of_metrics(*(run[step] for run in metrics)))
+        if result:
             break
     return Parting(
         configuration=changed,
         code=changed_code(stored_digests(str(one)), stored_digests(str(other))),
         compared=tuple(compared),
         recorded=recorded,
-        found=found,
+        found=result,
         only_in_one=tuple(sorted(steps_of[0] ^ steps_of[1])),
     )
 
 
 def _of_recordings(one: RunFolder, other: RunFolder, step: int) -> Iterator[Difference]:
-    here, there = one.recording(), other.recording()
-    groups = here.sampled(step).groups
-    yield from differences_of_samples(groups, there.sampled(step).groups)
-    yield from differences_of_computing(here.computed(step), there.computed(step), groups)
+    first, second = one.recording(), other.recording()
+    groups = first.sampled(step).groups
+    yield from differences_of_samples(groups, second.sampled(step).groups)
+    yield from differences_of_computing(first.computed(step), second.computed(step), groups)
 
 
 def _of_metrics(here: dict[str, Any], there: dict[str, Any]) -> Iterator[Difference]:

@@ -142,7 +142,10 @@ def _of_links(found: Survey) -> Iterator[ClusterFinding]:
 
 def _of_room(found: Survey, layout: Layout, unit: str) -> Iterator[ClusterFinding]:
     """A finding if the run does not fit on the cluster, assuming that nothing else runs there."""
-    nodes = [ClusterNode(id=each.name, gpus=int(each.gpus if unit == "GPU" else each.slots)) for each in found.machines]
+    nodes = [
+        ClusterNode(id=machine.name, gpus=int(machine.gpus if unit == "GPU" else machine.slots))
+        for machine in found.machines
+    ]
     try:
         assign(layout, nodes, unit=unit)
     except NoRoom as refusal:

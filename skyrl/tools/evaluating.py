@@ -8,10 +8,8 @@ config.json                 the configuration
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
-from skyrl.config import SkyRLTrainConfig
 from skyrl.errors import UserError
 from skyrl.experiments.standalone import StandaloneSampling
 from skyrl.tools.sampling_target import Target
@@ -34,38 +32,27 @@ def evaluate(target: Target, sampling: StandaloneSampling) -> dict[str, Any]:
     groups: tuple[TrajectoryGroup, ...] = sampling.sample(lambda: evaluation.sample(target.step))
     folder, metrics = sampling.folder.path, evaluation.measure(groups)
     evaluation.dump(folder / "samples", target.step, groups, metrics)
+    sampling_params = required(sampling.cfg.generator.eval_sampling_params, "generator.eval_sampling_params")
     results = {
-        **_about(target, sampling.cfg, groups),
+        "target": target.name,
+        "step": target.step,
+        "prompts": {source: len(own) for source, own in with_all(groups).items()},
+        "samples_per_prompt": sampling.cfg.generator.eval_n_samples_per_prompt,
+        "temperature": 0.0 if sampling_params.greedy else sampling_params.temperature,
+        "seed": sampling.cfg.trainer.seed,
+        "engine": sampling.cfg.generator.inference_engine.backend,
+        "confidence": 0.95,
         "metrics": metrics,
-        "intervals": _intervals(groups, sampling.cfg.generator.eval_n_samples_per_prompt),
+        "intervals": {
+            f"eval/{source}/{name}": bounds
+            for source, own in with_all(groups).items()
+            for name, bounds in intervals(own, sampling.cfg.generator.eval_n_samples_per_prompt).items()
+        },
     }
     if sandbox is not None:
         sampling.folder.record_sandbox(sandbox)
     (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     return results
-
-
-def _about(target: Target, run: SkyRLTrainConfig, groups: Sequence[TrajectoryGroup]) -> dict[str, Any]:
-    drawn = required(run.generator.eval_sampling_params, "generator.eval_sampling_params")
-    return {
-        "target": target.name,
-        "step": target.step,
-        "prompts": {source: len(own) for source, own in with_all(groups).items()},
-        "samples_per_prompt": run.generator.eval_n_samples_per_prompt,
-        "temperature": 0.0 if drawn.greedy else drawn.temperature,
-        "seed": run.trainer.seed,
-        "engine": run.generator.inference_engine.backend,
-        "confidence": 0.95,
-    }
-
-
-def _intervals(groups: Sequence[TrajectoryGroup], samples: int) -> dict[str, tuple[float, float]]:
-    """Metric name -> bounds of its confidence interval."""
-    return {
-        f"eval/{source}/{name}": bounds
-        for source, own in with_all(groups).items()
-        for name, bounds in intervals(own, samples).items()
-    }
 
 
 def table(results: dict[str, Any]) -> list[str]:

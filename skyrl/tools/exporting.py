@@ -71,8 +71,8 @@ def _saved(store: CheckpointStore, step: int | None) -> int:
             f"there is no checkpoint in {store.folder}: pass the folder of the run's checkpoints with --checkpoints"
         )
     if step is not None and step not in steps:
-        there = ", ".join(map(str, steps))
-        raise ResumeError(f"there is no checkpoint of step {step} in {store.folder}; available steps: {there}")
+        available = ", ".join(map(str, steps))
+        raise ResumeError(f"there is no checkpoint of step {step} in {store.folder}; available steps: {available}")
     return steps[-1] if step is None else step
 
 

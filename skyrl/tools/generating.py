@@ -47,11 +47,11 @@ async def _answers(
     target: Target, sampling: StandaloneSampling, prompts: Sequence[Prompt]
 ) -> list[tuple[Prompt, tuple[Completion, ...]]]:
     run = sampling.cfg
-    drawn = required(run.generator.eval_sampling_params, "generator.eval_sampling_params")
+    sampling_params = required(run.generator.eval_sampling_params, "generator.eval_sampling_params")
     requests = [
         GenerationRequest(
             prompt_ids=prompt.token_ids,
-            sampling=drawn,
+            sampling=sampling_params,
             keys=tuple(
                 SampleKey(
                     run_seed=run.trainer.seed,

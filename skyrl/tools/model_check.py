@@ -31,10 +31,13 @@ def model_report(
     rows = row_support(config, attention, pack=True, share_prompts=True)
     yield f"  rows      {rows.reason.partition(': rows run ')[2] or _exactness(config, rows)}"
     yield f"  engine    {_engine(config, attention)}"
-    if _has_two_rotations(path, overrides):
+    # Short and long runs may have other rotary embeddings.
+    short, long = (load_config(path, {**overrides, LONGEST_ROW: length}) for length in (1, None))
+    if short.to_dict() != long.to_dict():
         rows_of = "as long as its positions" if longest is None else f"of {longest} tokens"
         yield f"  rotation  one set in all of a run, by trainer.longest_row; here for rows {rows_of}"
-    yield f"  megatron  {_megatron(config)}"
+    converts = config.model_type in ARCHITECTURES and sees_whole_rows(config)
+    yield f"  megatron  {'has a converter' if converts else 'no converter: another strategy trains it'}"
     if settings := ", ".join(_settings(config, rows)):
         yield f"  settings  {settings}"
 
@@ -54,9 +57,9 @@ def _bounds(config: PretrainedConfig) -> str:
 
 
 def _exactness(config: PretrainedConfig, rows: RowSupport) -> str:
-    asked = "sdpa" if rows.attention == SEGMENTS else rows.attention
-    found = next(differences(config, asked, pack=rows.pack, share_prompts=rows.share_prompts))
-    return f"packed with shared prompts, within {found.nats:.1g} nats of each row alone in a small copy"
+    attention = "sdpa" if rows.attention == SEGMENTS else rows.attention
+    result = next(differences(config, attention, pack=rows.pack, share_prompts=rows.share_prompts))
+    return f"packed with shared prompts, within {result.nats:.1g} nats of each row alone in a small copy"
 
 
 def _engine(config: PretrainedConfig, attention: str) -> str:
@@ -65,18 +68,6 @@ def _engine(config: PretrainedConfig, attention: str) -> str:
     except ModelError as error:
         return f"refused: {error}"
     return f"attention {support.attention}" + (f": {support.reason}" if support.reason else "")
-
-
-def _has_two_rotations(path: str, overrides: Mapping[str, object]) -> bool:
-    """Whether short and long runs have other rotary embeddings."""
-    short, long = (load_config(path, {**overrides, LONGEST_ROW: length}) for length in (1, None))
-    return short.to_dict() != long.to_dict()
-
-
-def _megatron(config: PretrainedConfig) -> str:
-    if config.model_type not in ARCHITECTURES or not sees_whole_rows(config):
-        return "no converter: another strategy trains it"
-    return "has a converter"
 
 
 def _settings(config: PretrainedConfig, rows: RowSupport) -> Iterator[str]:

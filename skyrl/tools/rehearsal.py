@@ -77,10 +77,10 @@ class Rehearsal:
         yield from self._of_folders()
         yield from self._of_services()
         try:
-            changes, told = self._small()
-            yield from told
-            file, told = self._folded_file(changes)
-            yield from told
+            changes, findings = self._small()
+            yield from findings
+            file, findings = self._folded_file(changes)
+            yield from findings
         except SkyRLError as error:
             yield Finding("folding", "failed", str(error))
             return
@@ -88,7 +88,9 @@ class Rehearsal:
 
     def _of_folders(self) -> Iterator[Finding]:
         """Findings on the run's configured folders; a folder on a disk that this machine lacks cannot be tried."""
-        paths = _folders(self.run)
+        trainer = self.run.trainer
+        named = (trainer.run_path, trainer.ckpt_path, trainer.export_path, trainer.log_path)
+        paths = sorted({str(Path(path).expanduser().absolute()) for path in named if path and "://" not in path})
         elsewhere = [path for path in paths if not Path(*Path(path).parts[:2]).is_dir()]
         for path in elsewhere:
             yield Finding("folders", "not tried", f"{path}: this machine has no {Path(*Path(path).parts[:2])}")
@@ -103,8 +105,10 @@ class Rehearsal:
     def _of_services(self) -> Iterator[Finding]:
         """Findings on parts of the run that only the cluster has, which are not tried."""
         run = self.run
-        for tracker in [each for each in _each(run.trainer.logger) if each != "console"]:
-            yield Finding("trackers", "not tried", tracker)
+        trackers = run.trainer.logger
+        for tracker in (trackers,) if isinstance(trackers, str) else trackers:
+            if tracker != "console":
+                yield Finding("trackers", "not tried", tracker)
         if run.trainer.device == "cuda":
             yield Finding("GPUs", "not tried", f"CUDA kernels, memory and {run.trainer.strategy} on several ranks")
         engine = run.generator.inference_engine
@@ -117,7 +121,7 @@ class Rehearsal:
         """Changes that fold the run, with miniature models and few evaluation rows, and findings that describe them."""
         run, changes = self.run, dict(folded(self.run))
         path = run.trainer.policy.model.path or ""
-        told = [Finding("model", "folded", f"{path}: {shrink(path, self.folder / 'model')}")]
+        findings = [Finding("model", "folded", f"{path}: {shrink(path, self.folder / 'model')}")]
         changes["trainer.policy.model.path"] = str(self.folder / "model")
         if has_critic(run):
             shrink(run.trainer.critic.model.path or path, self.folder / "critic", seed=1)
@@ -126,9 +130,9 @@ class Rehearsal:
             changes["trainer.ref.model.path"] = str(self.folder / "model")
         if evaluates(run.trainer):
             changes["data.val_data"] = self._few_rows(run.data.val_data)
-            told.append(Finding("data", "folded", f"{EVALUATED} rows of each evaluation source"))
-        told += [Finding("layout", "folded", line) for line in what_was_folded(run, changes)]
-        return changes | self._places(), told
+            findings.append(Finding("data", "folded", f"{EVALUATED} rows of each evaluation source"))
+        findings += [Finding("layout", "folded", line) for line in what_was_folded(run, changes)]
+        return changes | self._places(), findings
 
     def _places(self) -> dict[str, Any]:
         """Folders of the folded run, and a short schedule with a checkpoint and an evaluation after each step."""
@@ -160,7 +164,7 @@ class Rehearsal:
         """Write the folded run to a file. A setting that is invalid for one process on a CPU is reset to its default
         and reported. Raises `ConfigError` if resetting is not possible.
         """
-        told: list[Finding] = []
+        findings: list[Finding] = []
         while True:
             try:
                 words = [*self.words, *(_word(*each) for each in changes.items())]
@@ -171,11 +175,11 @@ class Rehearsal:
                 if path in changes or default is _NONE:
                     raise
                 changes[path] = default
-                told.append(Finding("folding", "not tried", f"{path}: {message}"))
+                findings.append(Finding("folding", "not tried", f"{path}: {message}"))
             else:
                 file = self.folder / "folded.toml"
                 file.write_text(kept_text(composed.written, composed.origins), encoding="utf-8")
-                return file, told
+                return file, findings
 
     def _of_runs(self, file: Path) -> Iterator[Finding]:
         """Train, kill, resume and export the folded run."""
@@ -188,10 +192,10 @@ class Rehearsal:
         text = f"killed after step {KILLED_AT}, resumed to step {LAST_STEP}"
         yield Finding("resume", "failed" if failure else "passed", failure or text)
         if failure is None:
-            yield self._export()
-
-    def _command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "skyrl.cli", *words]
+            process = self._start("export", str(self.folder / "run"), "--to", str(self.folder / "exported"))
+            failure = self._ended(process)
+            text = failure or "a model folder in Hugging Face format"
+            yield Finding("export", "failed" if failure else "passed", text)
 
     def _run(self, file: Path, steps: int) -> str | None:
         """Train the folded run up to step `steps`. Returns the reason of a failure, or None."""
@@ -200,7 +204,7 @@ class Rehearsal:
     def _start(self, *words: str) -> subprocess.Popen[str]:
         with (self.folder / "output.log").open("w") as log:
             return subprocess.Popen(
-                self._command(*words),
+                [sys.executable, "-m", "skyrl.cli", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -241,10 +245,6 @@ class Rehearsal:
         expected = list(range(1, LAST_STEP + 1))
         return None if steps == expected else f"the metrics have steps {steps}, expected {expected}"
 
-    def _export(self) -> Finding:
-        failure = self._ended(self._start("export", str(self.folder / "run"), "--to", str(self.folder / "exported")))
-        return Finding("export", "failed" if failure else "passed", failure or "a model folder in Hugging Face format")
-
 
 def _what_happened(metrics: Path) -> Iterator[Finding]:
     """Findings of a successful run, from its metrics."""
@@ -269,13 +269,6 @@ def _records(metrics: Path) -> list[tuple[int, dict[str, Any]]]:
     return [(int(record["step"]), dict(record)) for record in records]
 
 
-def _folders(run: SkyRLTrainConfig) -> list[str]:
-    """Local folders of the run."""
-    trainer = run.trainer
-    paths = (trainer.run_path, trainer.ckpt_path, trainer.export_path, trainer.log_path)
-    return sorted({str(Path(path).expanduser().absolute()) for path in paths if path and "://" not in path})
-
-
 _NONE = object()
 
 
@@ -289,10 +282,6 @@ def _default(path: str) -> object:
 
 def _word(path: str, value: object) -> str:
     return f"{path}={value if isinstance(value, str) else json.dumps(value)}"
-
-
-def _each(names: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else names
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

@@ -39,7 +39,7 @@ class Replayed:
 
 
 @frozen
-class _Kept:
+class _ComputedSink:
     """A `Sink` that keeps its data in memory."""
 
     computed: list[Computed] = field(factory=list)
@@ -67,15 +67,20 @@ class Replay:
                 f"{folder} is a run of kind = {run.kind}, which samples nothing and records no steps. Instead, train "
                 "it twice in different folders with deterministic = true, and compare the metrics with skyrl bisect"
             )
-        if not import_stored:
-            _refuse_code(run, folder)
-        for path, value in {
+        # Samples come from the recording: the code of environments, filters and engines does not run.
+        for path, value, _ in () if import_stored else named_code(run):
+            if path.startswith(("trainer.algorithm.", "trainer.placement.")):
+                raise UserError(
+                    f"{folder} names code that a replay would run: {path} = {value!r}. If you trust it, "
+                    "pass --import-stored"
+                )
+        for path, setting in {
             "trainer.rollouts_from": str(folder),
             "trainer.recording": "off",
             "trainer.eval_before_train": False,
             "trainer.eval_interval": -1,
         }.items():
-            run = evolve_at(run, path, value)
+            run = evolve_at(run, path, setting)
         self._store = CheckpointStore(checkpoints or checkpoints_of(str(folder)))
         self._experiment = _Again(run)
         recorded = self._experiment.recorded
@@ -112,25 +117,11 @@ class Replay:
                     loop.load_state(dict(checkpoint.state["trainer"]))
                 while loop.trainer.version < steps.stop - 1:
                     runner.run(loop.step())
-                    yield self._compared(kept.computed.pop())
-
-    def _compared(self, computed: Computed) -> Replayed:
-        before = self.recording.computed(computed.step)
-        groups = self.recording.sampled(computed.step).groups
-        found = differences_of_computing(before, computed, groups)
-        return Replayed(computed=computed, differences=tuple(found))
-
-
-def _refuse_code(run: SkyRLTrainConfig, folder: Path) -> None:
-    """Raises `UserError` if the configuration names code that a replay would run. Environments, filters and engines are
-    not created, because samples come from the recording; their code does not run.
-    """
-    for path, value, _ in named_code(run):
-        if path.startswith(("trainer.algorithm.", "trainer.placement.")):
-            raise UserError(
-                f"{folder} names code that a replay would run: {path} = {value!r}. If you trust it, "
-                "pass --import-stored"
-            )
+                    computed = kept.computed.pop()
+                    before = self.recording.computed(computed.step)
+                    groups = self.recording.sampled(computed.step).groups
+                    found = differences_of_computing(before, computed, groups)
+                    yield Replayed(computed=computed, differences=tuple(found))
 
 
 class _Again(BasePPOExp):
@@ -138,7 +129,7 @@ class _Again(BasePPOExp):
 
     def __init__(self, cfg: SkyRLTrainConfig) -> None:
         super().__init__(cfg)
-        self.kept = _Kept()
+        self.kept = _ComputedSink()
 
     @cached_property
     def total_steps(self) -> int:

@@ -73,12 +73,12 @@ def _page(tokenizer: ChatTokenizer, row: SupervisedRow | PreferenceRow, is_learn
 
 
 def _row(source: str, place: int) -> Row:
-    found = next(islice(iterate_rows(source), place, None), None)
-    if found is None:
+    row = next(islice(iterate_rows(source), place, None), None)
+    if row is None:
         raise DataError(f"{source} has no row {place}; rows are counted from 0")
-    if isinstance(found, BadRow):
-        raise DataError(found.reason)
-    return found
+    if isinstance(row, BadRow):
+        raise DataError(row.reason)
+    return row
 
 
 def _prompt(run: SkyRLTrainConfig, tokenizer: ChatTokenizer, source: str, place: int) -> str:

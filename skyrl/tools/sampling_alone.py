@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.derive.run_kind import RunKind
-from skyrl.config.loading.kinds import samples_rollouts
-from skyrl.config.loading.load import Composed, compose
 from skyrl.config.loading.stored import stored_form
 from skyrl.errors import Problem, RunError, UserError
 from skyrl.hub import HUB_NAME, beside
 from skyrl.storage.atomic import atomic_folder, is_being_written, refuse_other_files
-from skyrl.tools.sampling_target import WITHOUT_ENVIRONMENT, Target, stored_configuration
+from skyrl.tools.sampling_target import (
+    WITHOUT_ENVIRONMENT,
+    Target,
+    compose_sampling,
+    model_of,
+    stored_configuration,
+)
 from skyrl.tree import evolve_at
 
 if TYPE_CHECKING:
@@ -59,17 +62,15 @@ def prepared(
         raise UserError(_without_configuration(target.name, needed if rewarded else "prompts, with --prompts FILE"))
     overrides = [*overrides, "trainer.eval_before_train=true", *([] if rewarded else WITHOUT_ENVIRONMENT)]
     checks = partial(_machine, rewarded=rewarded)
-    composed = _composed(files, [*overrides, f"trainer.policy.model.path={target.model}"])
+    composed = compose_sampling(files, [*overrides, f"trainer.policy.model.path={target.model}"])
     kind = "evaluations" if rewarded else "generations"
     folder = to or _free_folder(_run_path(target, composed.config) / kind / f"step_{target.step}")
     refuse_other_files(folder, _RESULTS[kind])
-    made = [each for each in folder.absolute().parents if not each.exists()]
+    made = [parent for parent in folder.absolute().parents if not parent.exists()]
     try:
         with _written_beside(folder) as scratch:
-            model = target.model if target.checkpoint is None else scratch / "model"
-            if target.checkpoint is not None:
-                _store_model(target.checkpoint, target.step, scratch / "model")
-            composed = _composed(files, [*overrides, f"trainer.policy.model.path={model}"], checks)
+            model = model_of(target, scratch / "model")
+            composed = compose_sampling(files, [*overrides, f"trainer.policy.model.path={model}"], checks)
             warn(composed.warnings)
             stored = stored_form(_without_training(composed.config, folder))
             (scratch / "config.json").write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
@@ -108,26 +109,10 @@ def _without_configuration(name: str, needed: str) -> str:
     return f"{name} is not a local folder, so it is taken as a model on the hub: also give {needed}"
 
 
-def _store_model(checkpoint: Path, step: int, folder: Path) -> None:
-    from skyrl.tools.exporting import export
-
-    export(checkpoint, step=step, to=folder, checkpoints=checkpoint.absolute().parent)
-
-
 def _machine(_: object, *, rewarded: bool) -> Sequence[Any]:
     from skyrl.experiments.standalone import preflight
 
     return preflight(os.environ, rewarded=rewarded)
-
-
-def _composed(
-    files: Sequence[str], overrides: Sequence[str], also: Callable[[RunKind], Sequence[Any]] | None = None
-) -> Composed[SkyRLTrainConfig]:
-    """The configuration, resolved and checked; `also` gives the checks of this machine."""
-    composed = compose(files, overrides, also=also, environ=os.environ)
-    if not samples_rollouts(composed.config):
-        raise UserError(f"kind = {composed.config.kind}: pass a reinforcement-learning configuration")
-    return composed
 
 
 def _without_training(run: SkyRLTrainConfig, folder: Path) -> SkyRLTrainConfig:

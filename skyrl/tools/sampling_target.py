@@ -8,15 +8,20 @@ skyrl eval runs/mine/checkpoints/global_step_40 a checkpoint
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from attrs import evolve, frozen
 
 from skyrl.checkpoint.manifest import FILE as MANIFEST
 from skyrl.checkpoint.names import name_of, step_of
+from skyrl.config import SkyRLTrainConfig
+from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.loading.kinds import kind_of, samples_rollouts
+from skyrl.config.loading.load import Composed, compose
 from skyrl.errors import ResumeError, UserError
 from skyrl.runs.stored_runs import Run, checkpoints_of, run_of, stored_run
 from skyrl.tree import required
@@ -76,10 +81,10 @@ def _of_run(name: str, folder: Path, step: int | None) -> Target:
         return Target(name=name, step=_last_step(folder), model=str(model), run=folder)
     checkpoints = Path(checkpoints_of(str(folder)))
     if step is None:
-        there = [found for each in checkpoints.glob(name_of(0).rstrip("0") + "*") if (found := step_of(each.name))]
-        if not there:
+        steps = [found for each in checkpoints.glob(name_of(0).rstrip("0") + "*") if (found := step_of(each.name))]
+        if not steps:
             raise ResumeError(f"{folder} has neither a trained model nor a checkpoint yet")
-        step = max(there)
+        step = max(steps)
     place = checkpoints / name_of(step)
     if not (place / MANIFEST).is_file():
         raise ResumeError(f"there is no checkpoint of step {step} in {checkpoints}")
@@ -114,8 +119,8 @@ def _exported_after(folder: Path) -> int:
     """
     if folder.name == "model" and _is_run(folder.parent):
         return _last_step(folder.parent)
-    found = re.search(r"global_step_(\d+)/[^/]+/?$", str(folder))
-    return int(found[1]) if found and folder.is_dir() else 0
+    match = re.search(r"global_step_(\d+)/[^/]+/?$", str(folder))
+    return int(match[1]) if match and folder.is_dir() else 0
 
 
 def stored_configuration(target: Target) -> list[str]:
@@ -130,6 +135,28 @@ def stored_configuration(target: Target) -> list[str]:
     if kind_of(run).trained.scores:
         raise UserError(f"{target.name} is a run of kind = reward_model, which scores chats: use skyrl serve-reward")
     return [target.stored] if samples_rollouts(run) else []
+
+
+def compose_sampling(
+    files: Sequence[str], overrides: Sequence[str], also: Callable[[RunKind], Sequence[Any]] | None = None
+) -> Composed[SkyRLTrainConfig]:
+    """The configuration of sampling, resolved and checked; `also` gives further checks. Raises `ConfigError`, and
+    `UserError` for another kind of run.
+    """
+    composed = compose(files, overrides, also=also, environ=os.environ)
+    if not samples_rollouts(composed.config):
+        raise UserError(f"kind = {composed.config.kind}: pass a reinforcement-learning configuration")
+    return composed
+
+
+def model_of(target: Target, folder: Path) -> str:
+    """Folder or hub name of the target's model; the weights of a checkpoint are stored as a model in `folder`."""
+    if target.checkpoint is None:
+        return target.model
+    from skyrl.tools.exporting import export
+
+    export(target.checkpoint, step=target.step, to=folder, checkpoints=target.checkpoint.absolute().parent)
+    return str(folder)
 
 
 def scoring_model(name: str) -> str:

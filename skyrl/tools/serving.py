@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.sizes import starts_engines, workers_of_an_engine
-from skyrl.config.loading.kinds import samples_rollouts
-from skyrl.config.loading.load import compose
 from skyrl.endpoint.client_access import Address
 from skyrl.errors import Problem, Stopped, UserError
-from skyrl.tools.sampling_target import WITHOUT_ENVIRONMENT, Target, stored_configuration
+from skyrl.tools.sampling_target import (
+    WITHOUT_ENVIRONMENT,
+    Target,
+    compose_sampling,
+    model_of,
+    stored_configuration,
+)
 from skyrl.tree import FrozenDict
-from skyrl.tree.rules import Check
 
 LONGEST = 32_768
 """Default limit on the tokens of prompt and answer together, for models with a longer context;
@@ -55,9 +56,9 @@ def serve(
     own = stored_configuration(target)
     files, overrides = files or own, (*overrides, *WITHOUT_ENVIRONMENT)
     if target.checkpoint is not None:  # report errors before weights are written
-        _composed(files, [*overrides, f"trainer.policy.model.path={target.model}"])
+        compose_sampling(files, [*overrides, f"trainer.policy.model.path={target.model}"])
     with TemporaryDirectory(prefix="skyrl-serve-") as scratch:
-        model = target.model if target.checkpoint is None else _stored(target, Path(scratch) / "model")
+        model = model_of(target, Path(scratch) / "model")
 
         def warned(problems: Sequence[Problem]) -> None:
             warn([problem for problem in problems if not (adapters and problem.path == _SHARDED)])
@@ -108,14 +109,6 @@ def _serve(
         sampling.sample(work)
 
 
-def _stored(target: Target, folder: Path) -> str:
-    from skyrl.tools.exporting import export
-
-    assert target.checkpoint is not None
-    export(target.checkpoint, step=target.step, to=folder, checkpoints=target.checkpoint.absolute().parent)
-    return str(folder)
-
-
 def _configured(
     files: Sequence[str],
     overrides: Sequence[str],
@@ -130,20 +123,10 @@ def _configured(
     changes += [f"trainer.{name}={scratch}" for name in ("run_path", "export_path", "ckpt_path", "log_path")]
     if not files and f"{_ENGINE}backend" not in written:
         changes.append(f"{_ENGINE}backend={'vllm' if importlib.util.find_spec('vllm') else 'torch'}")
-    changes += _lengths(_composed(files, changes)[0], written, answer_is_ours=not files)
-    run, warnings = _composed(files, changes, model_checks)
-    warn([warning for warning in warnings if warning.path in written])
-    return run
-
-
-def _composed(
-    files: Sequence[str], overrides: Sequence[str], also: Sequence[Check[Any]] = ()
-) -> tuple[SkyRLTrainConfig, Sequence[Problem]]:
-    """The configuration, resolved and checked, and its warnings. Raises `UserError` for another kind of run."""
-    composed = compose(files, overrides, also=lambda _: also, environ=os.environ)
-    if not samples_rollouts(composed.config):
-        raise UserError(f"kind = {composed.config.kind}: pass a reinforcement-learning configuration")
-    return composed.config, composed.warnings
+    changes += _lengths(compose_sampling(files, changes).config, written, answer_is_ours=not files)
+    composed = compose_sampling(files, changes, lambda _: model_checks)
+    warn([warning for warning in composed.warnings if warning.path in written])
+    return composed.config
 
 
 def _lengths(run: SkyRLTrainConfig, written: Collection[str], *, answer_is_ours: bool) -> Iterator[str]:

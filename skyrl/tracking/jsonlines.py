@@ -102,7 +102,7 @@ def sample_record(
         **({"turn_rewards": [_number(turn.reward) for turn in turns]} if len(turns) > 1 else {}),
         **({"metrics": metrics} if metrics else {}),
         **({"earlier": earlier} if earlier else {}),
-        **({"failures": [each.reason for each in trajectory.failures]} if trajectory.failures else {}),
+        **({"failures": [failure.reason for failure in trajectory.failures]} if trajectory.failures else {}),
         **({"skipped": trajectory.skipped} if trajectory.skipped else {}),
     }
 

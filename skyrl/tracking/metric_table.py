@@ -328,8 +328,8 @@ METRICS: tuple[tuple[str, tuple[MetricSpec, ...]], ...] = (
 
 def spec_of(name: str) -> MetricSpec | None:
     """Entry of the table for a metric's name; None if there is none. Entries without placeholders take precedence."""
-    found = [spec for _, specs in METRICS for spec in specs if spec.pattern.fullmatch(name)]
-    return min(found, key=lambda spec: spec.name.count("<"), default=None)
+    result = [spec for _, specs in METRICS for spec in specs if spec.pattern.fullmatch(name)]
+    return min(result, key=lambda spec: spec.name.count("<"), default=None)
 
 
 _MACHINE_UNITS = ("s", "bytes", "tokens per s", "engines")

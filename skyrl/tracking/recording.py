@@ -15,7 +15,6 @@ import gzip
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from io import BufferedIOBase
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -132,7 +131,7 @@ class Recording:
         record = {
             "step": computed.step,
             "tensors": list(computed.tensors),
-            "updates": [{"learner": each.learner, **_plain(each.metrics)} for each in computed.updates],
+            "updates": [{"learner": update.learner, **_plain(update.metrics)} for update in computed.updates],
             "weights": computed.weights,
         }
         try:
@@ -144,8 +143,8 @@ class Recording:
 
     def steps(self) -> list[int]:
         """Numbers of the complete steps, ascending."""
-        found = (_STEP.fullmatch(path.name) for path in self.folder.glob(f"step_*{_LAST}"))
-        return sorted(int(name[1]) for name in found if name)
+        names = (_STEP.fullmatch(path.name) for path in self.folder.glob(f"step_*{_LAST}"))
+        return sorted(int(name[1]) for name in names if name)
 
     def sampled(self, step: int) -> Sampled:
         """The batch of a step. Raises `DataError`, which names the file and line, if it is incomplete."""
@@ -176,7 +175,13 @@ class Recording:
             return Computed(
                 step=step,
                 tensors={name: tensors[name] for name in record["tensors"]},
-                updates=tuple(_update(each) for each in record["updates"]),
+                updates=tuple(
+                    Update(
+                        learner=each["learner"],
+                        metrics={name: float(value) for name, value in each.items() if name != "learner"},
+                    )
+                    for each in record["updates"]
+                ),
                 weights=record["weights"],
             )
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
@@ -209,19 +214,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         save_tensors(apart, scratch)
 
 
-def _expanded(file: BufferedIOBase, expansion: Expansion) -> bytes:
-    """The whole content of a file that may be compressed. Raises `DataError` if it expands to more than it may."""
-    pieces = []
-    while piece := file.read(1 << 20):
-        expansion.take(len(piece))
-        pieces.append(piece)
-    return b"".join(pieces)
-
-
 def _rows(path: Path) -> Iterator[Any]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            text = _expanded(file, Expansion(path)).decode()
+            expansion, pieces = Expansion(path), []
+            while piece := file.read(1 << 20):
+                expansion.take(len(piece))
+                pieces.append(piece)
+            text = b"".join(pieces).decode()
     except (OSError, EOFError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
@@ -239,12 +239,6 @@ def _group(path: Path, number: int, row: Mapping[str, Any]) -> TrajectoryGroup:
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise DataError(f"{path}, line {number} is not a group of trajectories: {first}") from error
-
-
-def _update(plain: Mapping[str, Any]) -> Update:
-    return Update(
-        learner=plain["learner"], metrics={name: float(value) for name, value in plain.items() if name != "learner"}
-    )
 
 
 def _plain(metrics: Mapping[str, float]) -> dict[str, float | str]:

@@ -126,8 +126,10 @@ class RunProgress:
     def phase_seconds(self) -> dict[str, float]:
         """Seconds of each phase of the last step."""
         outside = (_WHOLE, *_BESIDE, "timing/all_steps")
-        found = {name: value for name, value in self.last.items() if name.startswith("timing/") and name not in outside}
-        return {name.removeprefix("timing/"): float(value) for name, value in found.items()}
+        timings = {
+            name: value for name, value in self.last.items() if name.startswith("timing/") and name not in outside
+        }
+        return {name.removeprefix("timing/"): float(value) for name, value in timings.items()}
 
     def _read_now(self) -> None:
         """Read `progress.json`, again if its process is gone: it may have ended properly after the first look."""
@@ -166,7 +168,11 @@ class RunProgress:
             return
 
     def _saw(self, record: Mapping[str, Any]) -> None:
-        self.last = {name: value for name, value in record.items() if _is_number(value)}
+        self.last = {
+            name: value
+            for name, value in record.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
         reward = self.last.get("reward/avg_raw_reward", self.last.get("train/loss"))
         if reward is not None:
             self.rewards.append(float(reward))
@@ -177,10 +183,6 @@ class RunProgress:
             seconds = sum(float(self.last.get(name, 0.0)) for name in (_WHOLE, *_BESIDE))
             self._seconds.append((self.step, seconds))
         self.on_step()
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def clock(seconds: float) -> str:

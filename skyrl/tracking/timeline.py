@@ -39,8 +39,8 @@ class Timeline:
         spans, self._spans, self._next = self._spans, [], step + 1
         if step in self._steps and spans:
             begin = min(span.began for span in spans)
-            told = [[span.what, round(span.began - begin, 6), round(span.ended - begin, 6)] for span in spans]
-            self._lines.append({"step": step, "spans": told})
+            rounded = [[span.what, round(span.began - begin, 6), round(span.ended - begin, 6)] for span in spans]
+            self._lines.append({"step": step, "spans": rounded})
 
     def close(self) -> None:
         """Does nothing: each step is written when it ends."""
@@ -55,7 +55,8 @@ def chrome_trace(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for record in records:
         spans = sorted(_spans(record), key=lambda span: (span[1], -span[2]))
         for what, began, ended in spans:
-            track, name = _track_of(what)
+            process, found, call = what.partition(" in ")
+            track, name = (process, call) if found else (_PHASES, what)
             lane = tracks.lane(track, offset + began, offset + ended)
             events.append(
                 {
@@ -78,12 +79,6 @@ def _spans(record: Mapping[str, Any]) -> list[tuple[str, float, float]]:
         return [(str(what), float(began), float(ended)) for what, began, ended in record["spans"]]
     except (KeyError, TypeError, ValueError):
         return []
-
-
-def _track_of(what: str) -> tuple[str, str]:
-    """Track and name of a span: a call is on the track of its process, a phase on the track of all phases."""
-    process, found, call = what.partition(" in ")
-    return (process, call) if found else (_PHASES, what)
 
 
 class _Tracks:

@@ -158,8 +158,8 @@ class TokenFiles:
         """Text of every token id in the rows, each decoded once per run."""
         columns = [rows.column(name).values.buffers()[1] for name in ("prompt_ids", "response_ids")]
         ids = np.unique(np.concatenate([np.frombuffer(column, np.int32) for column in columns])).tolist()
-        self._pieces |= {each: _piece(each, decode) for each in ids if each not in self._pieces}
-        return {each: self._pieces[each] for each in ids}
+        self._pieces |= {token_id: _piece(token_id, decode) for token_id in ids if token_id not in self._pieces}
+        return {token_id: self._pieces[token_id] for token_id in ids}
 
 
 def _piece(token: int, decode: Callable[[Sequence[int]], str]) -> str:
@@ -174,11 +174,11 @@ def _rows(kept: Sequence[KeptGroup], computed: Mapping[str, np.ndarray]) -> pa.R
     import pyarrow as pa
 
     rows = [(one, turn, row) for each in kept for one in each.trajectories for turn, row in enumerate(one.steps)]
-    prompt_ids = [each.group.prompt.id for each in kept for _ in range(each.rows)]
+    ids = [each.group.prompt.id.encode() for each in kept for _ in range(each.rows)]
     places = [each.first_row + number for each in kept for number in range(each.rows)]
     steps = [row for *_, row in rows]
     columns: dict[str, pa.Array] = {
-        "prompt_id": _strings(prompt_ids),
+        "prompt_id": pa.StringArray.from_buffers(len(ids), pa.py_buffer(_offsets(ids)), pa.py_buffer(b"".join(ids))),
         "sample": _column(np.array([one.sample_index for one, *_ in rows], np.int32)),
         "turn": _column(np.array([turn for _, turn, _ in rows], np.int32)),
         "prompt_ids": _lists([np.asarray(row.prompt_ids, np.int32) for row in steps]),
@@ -205,13 +205,6 @@ def _lists(values: Sequence[np.ndarray]) -> pa.Array:
     import pyarrow as pa
 
     return pa.ListArray.from_arrays(_column(_offsets(values)), _column(np.concatenate(values)))
-
-
-def _strings(values: Sequence[str]) -> pa.Array:
-    import pyarrow as pa
-
-    texts = [each.encode() for each in values]
-    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(_offsets(texts)), pa.py_buffer(b"".join(texts)))
 
 
 def _column(values: np.ndarray) -> pa.Array:

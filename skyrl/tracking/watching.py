@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
+from rich.text import Text
 
 from skyrl.errors import UserError
-from skyrl.tracking.panel import panel
 from skyrl.tracking.run_progress import FILE, RunProgress, clock
 
 LOOK_EVERY = 0.5
@@ -86,3 +88,88 @@ def line(run: RunProgress) -> str:
     for name, label in (("eval/all/avg_score", "evaluation"), ("eval/all/loss", "evaluation loss")):
         parts += [f"{label} {last[name]:.3f}"] if name in last else []
     return "  ".join(parts)
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+_SPARKS = 40
+_QUIET_AFTER = 10.0
+"""Seconds without new data after which the panel says so."""
+
+
+def panel(run: RunProgress) -> Panel:
+    """Progress of the run and of its step, reward, speed, engines, memory, and the last warning."""
+    now = run.now
+    title = f"{now.name or 'run'}: {run.state}"
+    steps = Table.grid(Column(ratio=1), Column(no_wrap=True), padding=(0, 2), expand=True)
+    left = run.seconds_left
+    text = f"step {run.step}/{run.now.total_steps}"
+    steps.add_row(
+        ProgressBar(total=max(1, now.total_steps), completed=run.step),
+        Text(text if left is None else f"{text}, {clock(left)} left"),
+    )
+    grid = Table.grid(padding=(0, 2))
+    for name, value in _values(run):
+        grid.add_row(Text(name, style="dim"), Text(value))
+    parts: list[RenderableType] = [steps, grid]
+    phases = _phases(run)
+    parts += [phases] if phases is not None else []
+    parts += [Text(line, style=style, overflow="fold") for line, style in _lines(run)]
+    return Panel(Group(*parts), title=title, title_align="left")
+
+
+def sparkline(values: Iterable[float]) -> str:
+    """The values as bars from the smallest to the largest; equal values are low."""
+    shown = list(values)[-_SPARKS:]
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in shown)
+
+
+def _values(run: RunProgress) -> Iterator[tuple[str, str]]:
+    last = run.last
+    kind = "reward" if "reward/avg_raw_reward" in last else "loss"
+    if run.rewards:
+        yield kind, f"{run.rewards[-1]:.3f}  {sparkline(run.rewards)}"
+    if run.evaluation is not None:
+        yield "evaluation", f"{run.evaluation[1]:.3f} at step {run.evaluation[0]}"
+    if "trainer/tokens_per_second" in last:
+        yield "tokens/s", f"{last['trainer/tokens_per_second']:,.0f}"
+    if "inference/engines_in_service" in last:
+        lost = last.get("inference/engines_lost", 0)
+        yield (
+            "engines",
+            f"{last['inference/engines_in_service']:.0f} in service" + (f", {lost:.0f} lost" if lost else ""),
+        )
+    if "async/staleness_mean" in last:
+        yield "staleness", f"{last['async/staleness_mean']:.2f} steps, {last['async/staleness_max']:.0f} at most"
+    if run.now.memory_bytes:
+        yield "memory", f"{run.now.memory_bytes / 1e9:.1f} GB in this process"
+
+
+def _phases(run: RunProgress) -> Table | None:
+    """The phases of a step with their duration in the last step, and the running one highlighted."""
+    seconds = run.phase_seconds
+    open_now = {what: since for what, since in reversed(run.now.waits) if what != "step"}  # the oldest of each name
+    names = list(dict.fromkeys([*seconds, *(what for what in open_now if " in " not in what)]))
+    if not names:
+        return None
+    longest = max([*seconds.values(), 1e-9])
+    grid = Table.grid(padding=(0, 2))
+    for name in names:
+        is_open = name in open_now
+        took = f"{seconds[name]:.1f} s" if name in seconds else ""
+        running = f"now for {open_now[name]:.0f} s" if is_open else ""
+        bar = ProgressBar(total=longest, completed=seconds.get(name, 0.0), width=24)
+        grid.add_row(Text(f"{'>' if is_open else ' '} {name}", style="bold" if is_open else "dim"), bar, took, running)
+    return grid
+
+
+def _lines(run: RunProgress) -> Iterator[tuple[str, str]]:
+    if run.now.details:
+        yield run.now.details, "dim"
+    if run.now.warning:
+        yield run.now.warning, "yellow"
+    if run.now.state == "running" and run.silent_for > _QUIET_AFTER:
+        yield f"no news for {clock(run.silent_for)}: the run is busy, or gone", "yellow"

@@ -66,7 +66,11 @@ class Alarm:
 
     def look(self, metrics: Mapping[str, float]) -> str | None:
         """A sentence if this record makes the condition true; None if it is false, or was already true."""
-        self._note_other(metrics)
+        other = metrics.get(self.config.against)
+        if other is not None and isfinite(other):
+            self._seen.against = [*self._seen.against, other][-self.config.window :]
+            if self._seen.peak is not None and self._seen.peak.against is None:  # peak from before the first step
+                self._seen.peak.against = other
         value = metrics.get(self.config.metric)
         if value is None or not isfinite(value):
             return None
@@ -99,13 +103,6 @@ class Alarm:
         if len(seen.last) > window:
             oldest = seen.last.pop(0)
             seen.best_before = oldest if seen.best_before is None else self._better(oldest, seen.best_before)
-
-    def _note_other(self, metrics: Mapping[str, float]) -> None:
-        other = metrics.get(self.config.against)
-        if other is not None and isfinite(other):
-            self._seen.against = [*self._seen.against, other][-self.config.window :]
-            if self._seen.peak is not None and self._seen.peak.against is None:  # peak from before the first step
-                self._seen.peak.against = other
 
     def _reason(self, value: float, metrics: Mapping[str, float]) -> str | None:
         seen, config = self._seen, self.config
@@ -175,18 +172,20 @@ class Alarms:
 
     def look(self, step: int, metrics: Mapping[str, float]) -> list[RaisedAlarm]:
         """The alarms that this record raises, in the order of the configuration."""
-        found = []
+        result = []
         for name, alarm in self._alarms.items():
             reason = alarm.look(metrics)
             if reason is None:
                 continue
             known = DEFAULT_ALARMS.get(name)
-            told = f"{reason}. {known.meaning}" if known else reason
+            explained = f"{reason}. {known.meaning}" if known else reason
             action = alarm.config.action
-            found.append(RaisedAlarm(step=step, name=name, metric=alarm.config.metric, action=action, reason=told))
+            result.append(
+                RaisedAlarm(step=step, name=name, metric=alarm.config.metric, action=action, reason=explained)
+            )
             if action == "stop":
                 self._stopped_by = self._stopped_by or name
-        return found
+        return result
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""

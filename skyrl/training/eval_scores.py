@@ -4,17 +4,19 @@
     pass@k   is one of k answers right?                 best@N   the best of all N
     maj@N    is the most common answer right?
 
-Samples of a prompt are not independent, so standard errors are clustered by prompt.
+Samples of a prompt are not independent, so standard errors are clustered by prompt. 95 % confidence intervals of shares
+use Wilson's score interval with an effective number of samples; those of rewards use a bootstrap over prompts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from math import comb
+from collections.abc import Iterator, Sequence
+from math import comb, sqrt
 from statistics import fmean
 
+import numpy as np
+
 from skyrl.training.describe import mean_positive
-from skyrl.training.intervals import clustered_error, mean_interval, share_interval
 from skyrl.trajectory import Trajectory, TrajectoryGroup
 
 Metrics = dict[str, float]
@@ -27,26 +29,27 @@ def scores(groups: Sequence[TrajectoryGroup], samples: int) -> Metrics:
     (`failed_samples = "fill"`) are left out; a prompt with fewer than k remaining samples is left out of pass@k.
     """
     rewards = _rewards(groups)
-    found = {
+    result = {
         "mean_positive_reward": mean_positive([row for own in _counted(groups) for row in own]),
         f"best_at_{samples}": fmean(max(own) for own in rewards),
     }
     for name, clusters in {"avg_score": rewards, **shares(groups, samples)}.items():
-        found |= _with_error(name, clusters)
-    return found
+        mean = {name: fmean(value for cluster in clusters for value in cluster)}
+        result |= mean | ({f"{name}_stderr": clustered_error(clusters)} if len(clusters) > 1 else {})
+    return result
 
 
 def shares(groups: Sequence[TrajectoryGroup], samples: int) -> dict[str, list[list[float]]]:
     """`accuracy`, `pass_at_<k>` and `maj_at_<samples>`, each as values between 0 and 1, one list for each prompt."""
     rewards = _rewards(groups)
-    found = {"accuracy": [[float(reward == 1.0) for reward in own] for own in rewards]}
+    result = {"accuracy": [[float(reward == 1.0) for reward in own] for own in rewards]}
     for k in _powers_of_two(samples):
         passed = [[pass_at_k(len(own), sum(r > 0 for r in own), k)] for own in rewards if len(own) >= k]
-        found |= {f"pass_at_{k}": passed} if passed else {}
+        result |= {f"pass_at_{k}": passed} if passed else {}
     rows = _counted(groups)
     if any(row.answer is not None for own in rows for row in own):
-        found[f"maj_at_{samples}"] = [[majority([(row.answer, row.reward) for row in own])] for own in rows]
-    return found
+        result[f"maj_at_{samples}"] = [[majority([(row.answer, row.reward) for row in own])] for own in rows]
+    return result
 
 
 def intervals(groups: Sequence[TrajectoryGroup], samples: int) -> dict[str, tuple[float, float]]:
@@ -87,12 +90,6 @@ def majority(votes: Sequence[tuple[str | None, float]]) -> float:
     return fmean(fmean(right) for right in by_answer.values() if len(right) == most) if most else 0.0
 
 
-def _with_error(name: str, clusters: Sequence[Sequence[float]]) -> Mapping[str, float]:
-    """The mean, and its standard error where there are two prompts or more."""
-    mean = {name: fmean(value for cluster in clusters for value in cluster)}
-    return mean | ({f"{name}_stderr": clustered_error(clusters)} if len(clusters) > 1 else {})
-
-
 def _powers_of_two(most: int) -> Iterator[int]:
     """1, 2, 4, ... below `most`, then `most` itself."""
     k = 1
@@ -100,3 +97,55 @@ def _powers_of_two(most: int) -> Iterator[int]:
         yield k
         k *= 2
     yield most
+
+
+Z = 1.959963984540054
+"""Quantile of the normal distribution at 97.5 %."""
+
+RESAMPLES = 10_000
+"""Resamples of a bootstrap."""
+
+
+def share_interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Bounds of the share whose estimate is the mean over all values, each between 0 and 1, one cluster per prompt.
+
+    Wilson (1927) with n = p (1 - p) / se^2 effective samples, where se is the error clustered by prompt (design-based
+    Wilson interval: Franco et al., "Comparative study of confidence intervals for proportions in complex sample
+    surveys", 2019). Where se is 0, n is the number of prompts, so that a perfect score has a lower bound below 1.
+    """
+    share = fmean(value for cluster in clusters for value in cluster)
+    error = clustered_error(clusters) if len(clusters) > 1 else 0.0
+    effective = share * (1 - share) / error**2 if error > 0 else len(clusters)
+    center = (share + Z**2 / (2 * effective)) / (1 + Z**2 / effective)
+    half = Z / (1 + Z**2 / effective) * sqrt(share * (1 - share) / effective + Z**2 / (4 * effective**2))
+    return max(0.0, center - half), min(1.0, center + half)
+
+
+def clustered_error(clusters: Sequence[Sequence[float]]) -> float:
+    """Standard error of the mean over all values, where values of one cluster are correlated.
+
+    Miller, "Adding error bars to evals", arXiv:2411.00640, eq. 4, times sqrt(G / (G - 1)) for G clusters, so that
+    clusters of one value give the usual standard error. Needs two clusters.
+    """
+    count = sum(map(len, clusters))
+    mean = fmean(value for cluster in clusters for value in cluster)
+    squares = sum(sum(value - mean for value in cluster) ** 2 for cluster in clusters)
+    return sqrt(squares * len(clusters) / (len(clusters) - 1)) / count
+
+
+def mean_interval(clusters: Sequence[Sequence[float]], *, seed: int = 0) -> tuple[float, float]:
+    """Bounds of the mean over all values, one cluster per prompt: prompts are drawn with replacement (Efron 1979), and
+    the bounds are the 2.5th and 97.5th percentile of 10,000 such means. `seed` determines the draws.
+    """
+    sums, counts = np.array([sum(cluster) for cluster in clusters]), np.array([len(cluster) for cluster in clusters])
+    random = np.random.default_rng(seed)
+    means = []
+    for start in range(0, RESAMPLES, _AT_ONCE):
+        resampled = random.integers(len(clusters), size=(min(_AT_ONCE, RESAMPLES - start), len(clusters)))
+        means.append(sums[resampled].sum(1) / counts[resampled].sum(1))
+    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
+    return float(low), float(high)
+
+
+_AT_ONCE = 500
+"""Resamples whose indices are in memory at the same time."""

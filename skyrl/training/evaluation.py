@@ -90,15 +90,15 @@ class Evaluation:
 
 def by_source(groups: Sequence[TrajectoryGroup]) -> dict[str, list[TrajectoryGroup]]:
     """The groups that were not dropped, in order, by the label of their data source."""
-    found: dict[str, list[TrajectoryGroup]] = {}
+    result: dict[str, list[TrajectoryGroup]] = {}
     labels = source_labels(group.prompt.data_source for group in groups)
     for group in groups:
         if not group.dropped:
-            found.setdefault(labels[group.prompt.data_source], []).append(group)
-    return found
+            result.setdefault(labels[group.prompt.data_source], []).append(group)
+    return result
 
 
 def with_all(groups: Sequence[TrajectoryGroup]) -> dict[str, list[TrajectoryGroup]]:
     """The groups by data source, and all of them together as `all`; empty if every group was dropped."""
-    found = by_source(groups)
-    return {**found, "all": [group for group in groups if not group.dropped]} if found else {}
+    result = by_source(groups)
+    return {**result, "all": [group for group in groups if not group.dropped]} if result else {}

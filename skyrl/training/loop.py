@@ -6,11 +6,13 @@ reference, save, export and stop, handles non-finite values, and defines the loo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from attrs import field, frozen
 
+from skyrl.config.foundation.intervals import Interval, read_interval
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.errors import NonFiniteError, Stopped
 from skyrl.processes.machine_facts import resident_bytes
@@ -19,7 +21,45 @@ from skyrl.tracking.timing import Clock
 from skyrl.tracking.tracker import Tracker
 from skyrl.training.alarms import Alarms, RaisedAlarm
 from skyrl.training.describe import Metrics
-from skyrl.training.triggers import Trigger
+
+
+class Trigger:
+    """Due when its interval in steps, epochs or seconds has passed, each counted separately (AReaL's rule), and at the
+    last step. Seconds count the time that the run has been running, over all sessions.
+    """
+
+    def __init__(self, interval: Interval, now: Callable[[], float] = time.monotonic) -> None:
+        self._every, self._now = read_interval(interval), now
+        self._epochs = 0
+        self._since = now()
+
+    def due(self, step: int, epochs: int, *, last: bool) -> bool:
+        """Whether the trigger is due after `step`, with `epochs` complete; `last` marks the run's last step. Call it
+        once after each step.
+        """
+        every = self._every
+        by_step = every.steps is not None and step % every.steps == 0
+        by_epoch = every.epochs is not None and epochs // every.epochs > self._epochs // every.epochs
+        by_time = every.seconds is not None and self._now() - self._since >= every.seconds
+        self._epochs = epochs
+        if by_time:
+            self._since = self._now()
+        return by_step or by_epoch or by_time or (last and every.ever)
+
+    @property
+    def ever(self) -> bool:
+        """Whether the trigger can ever be due."""
+        return self._every.ever
+
+    def state(self) -> dict[str, Any]:
+        """State of the trigger, as a checkpoint stores it."""
+        seconds = {} if self._every.seconds is None else {"seconds": self._now() - self._since}
+        return {"epochs": self._epochs, **seconds}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken, even if the interval has changed since."""
+        self._epochs = int(state.get("epochs", 0))
+        self._since = self._now() - float(state.get("seconds", 0.0))
 
 
 class Position(Protocol):
@@ -158,7 +198,15 @@ class TrainingLoop:
             while self.trainer.version < self.total_steps and not self._hooks.alarms.stopped_by:
                 try:
                     metrics = await self.step()
-                    await self._conclude(metrics | self._timings(metrics), evaluate=self._is_due("evaluate"))
+                    timings = self.clock.take()
+                    seconds = timings["timing/step"]
+                    self.clock.total += seconds
+                    metrics |= timings | {
+                        "timing/all_steps": self.clock.total,
+                        "trainer/tokens_per_second": metrics.get(self.trainer.tokens, 0) / seconds,
+                        "memory/process_bytes": float(resident_bytes()),
+                    }
+                    await self._conclude(metrics, evaluate=self._is_due("evaluate"))
                 except NonFiniteError as error:
                     await self._go_back(error)
             await self._checkpoints.finish()
@@ -192,15 +240,12 @@ class TrainingLoop:
             except NonFiniteError as error:
                 metrics = await self._leave_out(error, before)
             else:
-                self._passed()
+                if self._hooks.guard is not None:
+                    self._hooks.guard.passed()
             await self._refresh_reference()
         self._longest_step = max(self._longest_step, self.shutdown.now() - began)
         self.trainer.version, self._before = self.trainer.version + 1, None
         return metrics | self.trainer.position.metrics() | {"trainer/global_step": self.trainer.version}
-
-    def _passed(self) -> None:
-        if self._hooks.guard is not None:
-            self._hooks.guard.passed()
 
     async def _leave_out(self, error: NonFiniteError, before: Mapping[str, Any]) -> Metrics:
         if self._hooks.guard is None:
@@ -277,14 +322,6 @@ class TrainingLoop:
     def _is_due(self, what: str) -> bool:
         version = self.trainer.version
         return self._triggers[what].due(version, self.trainer.position.epoch, last=version == self.total_steps)
-
-    def _timings(self, metrics: Metrics) -> Metrics:
-        timings = self.clock.take()
-        seconds = timings["timing/step"]
-        self.clock.total += seconds
-        timings |= {"timing/all_steps": self.clock.total}
-        speed = {"trainer/tokens_per_second": metrics.get(self.trainer.tokens, 0) / seconds}
-        return timings | speed | {"memory/process_bytes": float(resident_bytes())}
 
     def state(self) -> dict[str, Any]:
         """The loop's state for a checkpoint: as it was after the last whole step."""

@@ -1,6 +1,4 @@
-"""The objective of the policy, built from the configuration: policy loss, correction, KL estimate and token weights.
-`policy_losses.py` selects the loss.
-"""
+"""The objective of the policy, built from the configuration: policy loss, correction, KL estimate and token weights."""
 
 from __future__ import annotations
 
@@ -22,9 +20,12 @@ from skyrl.algorithms.reductions import (
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, OffPolicyCorrectionConfig
 from skyrl.config.derive.chosen_facts import loss_facts
+from skyrl.config.foundation.import_paths import built_in
 from skyrl.config.settings.algorithm import LossReduction
-from skyrl.training.policy_losses import policy_loss
+from skyrl.config.settings.losses import POLICY_LOSSES
+from skyrl.config.settings.registry import PolicyLossRegistry
 from skyrl.tree import required
+from skyrl.tree.classes import fields_of
 
 LEARNED_PER_WATCHED = 32
 """Number of rows that are learned for each row without an advantage that is measured, for metrics and alarms."""
@@ -218,3 +219,19 @@ def off_policy_correction(config: OffPolicyCorrectionConfig) -> OffPolicyCorrect
 def _weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
     """Sum of weight x value; values with weight 0 are masked out, so that a NaN among them reaches no gradient."""
     return (torch.where(weights != 0, values, 0.0) * weights).sum()
+
+
+def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
+    """The loss that the configuration asks for. A built-in one has the fields that its line in `POLICY_LOSSES` names,
+    and those of its table, under the same names. Raises `ConfigError` for an unknown loss.
+    """
+    if algorithm.policy_loss_type not in POLICY_LOSSES:
+        own: PolicyLoss = PolicyLossRegistry.object(algorithm.policy_loss_type, algorithm.policy_loss)
+        return own
+    facts = loss_facts(algorithm)
+    settings = {name: getattr(algorithm, name) for name in facts.fields}
+    if facts.table:
+        table = getattr(algorithm, facts.table)
+        settings |= {name: getattr(table, name) for name in fields_of(type(table))}
+    made: PolicyLoss = built_in(f"skyrl.algorithms.{facts.made_by}")(**settings)
+    return made

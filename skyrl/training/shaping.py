@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skyrl.algorithms.kl import KLEstimator, kl_estimate
-from skyrl.algorithms.kl_control import AdaptiveKLController, FixedKLController, KLController
+from skyrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLController, KLEstimator, kl_estimate
 from skyrl.algorithms.rewards import added_at, less_the_divergence, overlong_penalty, scaled
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, NormConfig, RewardShapingConfig

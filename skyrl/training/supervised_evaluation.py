@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.learners.workers.supervised import pair_margins, pair_scores, preference_loss
+from skyrl.learners.workers.objectives import pair_margins, pair_scores, preference_loss
 
 MOST_PERPLEXITY = math.log(1e30)
 """Nats above which the perplexity is not reported, because the number would be meaningless."""
 
 
-class Scorer(Protocol):
+class RowScorer(Protocol):
     """A model that gives a number for each selected token."""
 
     async def score(self, batch: TrainingBatch) -> Tensor:
@@ -44,7 +44,7 @@ class SupervisedEvaluation:
         """`batch_size` is in rows of the evaluation sets."""
         self._sets, self._collate, self._measure, self._batch_size = sets, collate, measure, batch_size
 
-    async def run(self, model: Scorer) -> dict[str, float]:
+    async def run(self, model: RowScorer) -> dict[str, float]:
         """Metrics `eval/<set>/loss`, ... of each set, and `eval/all/...` of all together."""
         metrics: dict[str, float] = {}
         whole: Sums = {}
@@ -79,11 +79,11 @@ def preferences(values: Tensor, batch: TrainingBatch) -> Sums:
 
 
 def _added(one: Sums, other: Sums) -> Sums:
-    found: Sums = {}
+    result: Sums = {}
     for name in one | other:
         (nats, count), (more, others) = one.get(name, (0.0, 0.0)), other.get(name, (0.0, 0.0))
-        found[name] = (nats + more, count + others)
-    return found
+        result[name] = (nats + more, count + others)
+    return result
 
 
 def _means(prefix: str, sums: Sums) -> dict[str, float]:

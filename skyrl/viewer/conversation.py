@@ -114,8 +114,8 @@ def _parts(row: Sequence[Token], mode: str) -> list[Message]:
 
 def _role(text: str) -> str:
     """Role of an inserted text: the first one that a template's header names, else `environment`."""
-    found = _HEADER.search(text)
-    name = next((name for name in found.groups() if name), "") if found else ""
+    match = _HEADER.search(text)
+    name = next((name for name in match.groups() if name), "") if match else ""
     return name if name and name != "assistant" else "environment"
 
 

@@ -82,12 +82,12 @@ class Pages:
     def group(self, number: int) -> str | None:
         """The samples of one group side by side; None if there is no such sample."""
         rows = self._index.group_of(number)
-        found = [(row, record) for row in rows if (record := self._index.record(row["id"])) is not None]
-        if not found:
+        result = [(row, record) for row in rows if (record := self._index.record(row["id"])) is not None]
+        if not result:
             return None
-        names = sorted({name for _, record in found for name in record.get("components", {})})
-        prompt = prompt_messages(found[0][1])
-        return self._rendered("group.html", number=number, found=found, components=names, prompt=prompt)
+        names = sorted({name for _, record in result for name in record.get("components", {})})
+        prompt = prompt_messages(result[0][1])
+        return self._rendered("group.html", number=number, found=result, components=names, prompt=prompt)
 
     def prompt(self, prompt: str) -> str:
         """The samples of one prompt over the steps."""

@@ -23,7 +23,7 @@ from skyrl.storage.json_files import record_of
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.viewer.conversation import Message, prompt_messages
 from skyrl.viewer.curves import Records, charts
-from skyrl.viewer.run_events import Event, events
+from skyrl.viewer.run_events import RunEvent, events
 from skyrl.viewer.settings import settings
 
 LONGEST_TEXT = 4000
@@ -36,7 +36,7 @@ class ReportedRun:
 
     name: str
     records: Records
-    events: Sequence[Event]
+    events: Sequence[RunEvent]
     samples: Sequence[tuple[Mapping[str, Any], Sequence[Message]]]
     """Records of samples, each with its prompt."""
 
@@ -46,7 +46,7 @@ def report(folders: Sequence[Path], *, samples: int, layouts: Mapping[Path, str]
     by folder. Raises `UserError` for a folder without metrics.
     """
     runs = [_read(folder, name, samples) for folder, name in zip(folders, _names(folders), strict=True)]
-    drawn = list(charts({run.name: run.records for run in runs}))
+    figures = list(charts({run.name: run.records for run in runs}))
     scripts = {"plotly": get_plotlyjs(), "glue": Path(__file__).with_name("static").joinpath("report.js").read_text()}
     environment = Environment(
         loader=PackageLoader("skyrl.viewer"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -55,8 +55,8 @@ def report(folders: Sequence[Path], *, samples: int, layouts: Mapping[Path, str]
         title=", ".join(run.name for run in runs),
         policy=_policy(list(scripts.values())),
         scripts={name: Markup(text) for name, text in scripts.items()},
-        charts=drawn,
-        figures=Markup(_as_data([json.loads(chart.figure) for chart in drawn])),
+        charts=figures,
+        figures=Markup(_as_data([json.loads(chart.figure) for chart in figures])),
         runs=runs,
         layouts=[Markup((layouts or {}).get(folder, "")) for folder in folders],
         settings=settings(folders),

@@ -18,7 +18,7 @@ MOST = 500
 
 
 @frozen(kw_only=True, order=True)
-class Event:
+class RunEvent:
     """Something that happened in a step."""
 
     step: int
@@ -26,9 +26,13 @@ class Event:
     words: str
 
 
-def events(run: Path, records: Sequence[Mapping[str, Any]]) -> list[Event]:
+def events(run: Path, records: Sequence[Mapping[str, Any]]) -> list[RunEvent]:
     """Events of a run in the order of its steps, the first `MOST` of them."""
-    return sorted([*_checkpoints(run), *_of_metrics(records), *_engines(records), *_alarms(run)])[:MOST]
+    alarms = [
+        RunEvent(step=int(line["step"]), kind="alarm", words=f"{line.get('name')}: {line.get('reason')}")
+        for line in JsonLines(run / "alarms.jsonl").read()
+    ]
+    return sorted([*_checkpoints(run), *_of_metrics(records), *_engines(records), *alarms])[:MOST]
 
 
 _COUNTED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -41,29 +45,24 @@ _COUNTED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 
 
-def _of_metrics(records: Sequence[Mapping[str, Any]]) -> Iterator[Event]:
+def _of_metrics(records: Sequence[Mapping[str, Any]]) -> Iterator[RunEvent]:
     for line in records:
         for name, kind, words in _COUNTED:
             value = line.get(name)
             if isinstance(value, (int, float)) and value > 0:
-                yield Event(step=line["step"], kind=kind, words=words(value))
+                yield RunEvent(step=line["step"], kind=kind, words=words(value))
 
 
-def _alarms(run: Path) -> Iterator[Event]:
-    for line in JsonLines(run / "alarms.jsonl").read():
-        yield Event(step=int(line["step"]), kind="alarm", words=f"{line.get('name')}: {line.get('reason')}")
-
-
-def _engines(records: Sequence[Mapping[str, Any]]) -> Iterator[Event]:
+def _engines(records: Sequence[Mapping[str, Any]]) -> Iterator[RunEvent]:
     before = 0.0
     for line in records:
         lost = line.get("inference/engines_lost", before)
         if lost != before:
-            yield Event(step=line["step"], kind="engines", words=f"{lost:g} out of service, {before:g} before")
+            yield RunEvent(step=line["step"], kind="engines", words=f"{lost:g} out of service, {before:g} before")
         before = lost
 
 
-def _checkpoints(run: Path) -> Iterator[Event]:
+def _checkpoints(run: Path) -> Iterator[RunEvent]:
     """Checkpoints that exist now; older ones may have been deleted."""
     try:
         folder = checkpoints_of(str(run))
@@ -72,4 +71,4 @@ def _checkpoints(run: Path) -> Iterator[Event]:
     for path in Path(folder).glob("*") if "://" not in folder else ():
         step = step_of(path.name)
         if step is not None:
-            yield Event(step=step, kind="checkpoint", words=path.name)
+            yield RunEvent(step=step, kind="checkpoint", words=path.name)

@@ -62,16 +62,17 @@ class SampleIndex:
                 return 0
             with lines:
                 if _was_replaced(lines, inode, position, last_offset, last_digest):
-                    self._empty(connection)
+                    connection.execute("DELETE FROM samples")
+                    connection.execute("INSERT INTO words (words) VALUES ('delete-all')")
                     position = 0
-                found = list(_complete_lines(lines, position, most))
-                if found:
-                    self._add(connection, found)
-                    offset, line = found[-1]
+                result = list(_complete_lines(lines, position, most))
+                if result:
+                    self._add(connection, result)
+                    offset, line = result[-1]
                     state = (os.fstat(lines.fileno()).st_ino, offset + len(line), offset, _digest(line))
                     connection.execute("UPDATE state SET inode=?, position=?, last_offset=?, last_digest=?", state)
                 connection.commit()
-        return len(found)
+        return len(result)
 
     def count(self, wanted: SampleFilter) -> int:
         """Number of samples that match."""
@@ -144,10 +145,6 @@ class SampleIndex:
             for pragma in ("trusted_schema = OFF", "synchronous = OFF", "cache_size = -16000"):
                 connection.execute(f"PRAGMA {pragma}")
             yield connection
-
-    def _empty(self, connection: sqlite3.Connection) -> None:
-        connection.execute("DELETE FROM samples")
-        connection.execute("INSERT INTO words (words) VALUES ('delete-all')")
 
     def _add(self, connection: sqlite3.Connection, lines: list[tuple[int, bytes]]) -> None:
         """Add the columns and words of each line; lines that are not a sample's record are skipped."""

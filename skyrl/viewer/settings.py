@@ -73,8 +73,8 @@ def _origin(
 
 def _table(places: object) -> dict[str, str]:
     """Places of values by path, longest path first; earlier versions stored none."""
-    found = places if isinstance(places, dict) else {}
-    return {path: str(found[path]) for path in sorted(found, key=len, reverse=True)}
+    result = places if isinstance(places, dict) else {}
+    return {path: str(result[path]) for path in sorted(result, key=len, reverse=True)}
 
 
 def _stored(folder: Path) -> Mapping[str, Any]:

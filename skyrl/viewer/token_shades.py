@@ -57,9 +57,9 @@ def shades(tokens: Sequence[Token], mode: str) -> list[str]:
 
     Differences are scaled to one nat, advantages to the largest of the tokens given.
     """
-    largest = max((abs(each.advantage) for each in tokens if _known(each.advantage)), default=0.0)
-    versions = sorted({each.version for each in tokens if each.sampled and each.version is not None})
-    return [_shade(each, mode, largest, versions) for each in tokens]
+    largest = max((abs(token.advantage) for token in tokens if _known(token.advantage)), default=0.0)
+    versions = sorted({token.version for token in tokens if token.sampled and token.version is not None})
+    return [_shade(token, mode, largest, versions) for token in tokens]
 
 
 def _shade(token: Token, mode: str, largest: float, versions: Sequence[int]) -> str:

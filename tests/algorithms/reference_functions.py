@@ -16,8 +16,7 @@ from torch import Tensor
 
 from skyrl.algorithms.advantages import group_relative, leave_one_out, relative_to_mean
 from skyrl.algorithms.estimators import GAE, AdvantageEstimator, Compared, ReinforcePlusPlus
-from skyrl.algorithms.kl import kl_estimate
-from skyrl.algorithms.kl_control import AdaptiveKLController, FixedKLController, KLController
+from skyrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLController, kl_estimate
 from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.algorithms.losses import LossInputs, importance_ratio, measured
 from skyrl.algorithms.masked import masked_mean, masked_var, whiten
@@ -27,8 +26,7 @@ from skyrl.algorithms.returns import discounted_returns, generalized_advantages
 from skyrl.algorithms.values import value_is_clipped, value_loss
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, OffPolicyCorrectionConfig
-from skyrl.training.objective import Reduction, off_policy_correction
-from skyrl.training.policy_losses import policy_loss
+from skyrl.training.objective import Reduction, off_policy_correction, policy_loss
 from skyrl.tree import evolve_at
 from tests.algorithms.reference_rollouts import OF_SAMPLES
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from skyrl.algorithms.clipped_losses import GMPOLoss, GSPOLoss, RegularLoss, SAPOLoss
 from skyrl.algorithms.covariance_losses import ClipCovLoss, KLCovLoss
-from skyrl.algorithms.kl import kl_estimate
-from skyrl.algorithms.kl_control import AdaptiveKLController
+from skyrl.algorithms.kl import AdaptiveKLController, kl_estimate
 from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.algorithms.losses import LossInputs, PolicyLoss, ppo_clip
 from skyrl.algorithms.off_policy import Bounds, OffPolicyCorrection
@@ -20,8 +19,7 @@ from skyrl.algorithms.reductions import prompt_mean, sequence_mean, sequence_sum
 from skyrl.algorithms.returns import discounted_returns, generalized_advantages
 from skyrl.algorithms.rollout_losses import DecoupledLoss, DPPOLoss
 from skyrl.config import AlgorithmConfig
-from skyrl.training.objective import PolicyObjective, policy_objective
-from skyrl.training.policy_losses import policy_loss
+from skyrl.training.objective import PolicyObjective, policy_loss, policy_objective
 from tests.algorithms.reference_functions import batch_of
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from skyrl.chats.examples import ADD
 from skyrl.config import RewardModelConfig, SFTConfig
-from skyrl.data.supervised_rows import Rows, load_preferences, load_supervised
+from skyrl.data.supervised_rows import TokenizedRows, load_preferences, load_supervised
 from skyrl.errors import DataError
 from tests.chats.corpus import tokenizer_of
 from tests.rollout.chats import chat_tokenizer
@@ -22,13 +22,15 @@ from tests.supervised_run import write
 TOKENIZER = chat_tokenizer()
 
 
-def load(folder: Path, rows: Sequence[Mapping[str, Any]], max_length: int = 1000, **settings: Any) -> Rows[Any]:
+def load(
+    folder: Path, rows: Sequence[Mapping[str, Any]], max_length: int = 1000, **settings: Any
+) -> TokenizedRows[Any]:
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return load_supervised((str(file),), TOKENIZER, SFTConfig(**settings), max_length)
 
 
-def said(rows: Rows[Any]) -> list[tuple[str, str]]:
+def said(rows: TokenizedRows[Any]) -> list[tuple[str, str]]:
     """The text of each row, and what is learned of it."""
     return [(TOKENIZER.decode(row.token_ids), TOKENIZER.decode(row.token_ids[row.loss_mask])) for row in rows.rows]
 

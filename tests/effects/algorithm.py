@@ -11,7 +11,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
 from skyrl.experiments.ppo import BasePPOExp
-from skyrl.learners.regression import ReturnRegression
+from skyrl.learners.workers.objectives import ReturnRegression
 from skyrl.rollout.batches import SynchronousRollouts
 from skyrl.training.advantage import advantage_estimator, critic_targets
 from skyrl.training.objective import policy_objective

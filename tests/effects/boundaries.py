@@ -18,10 +18,9 @@ from torch import nn
 
 from skyrl.config.derive.model_tables import Role
 from skyrl.learners.ranks import Ranks
-from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers.model_worker import ModelWorker
+from skyrl.learners.workers.objectives import BradleyTerry, CrossEntropy, ReturnRegression
 from skyrl.learners.workers.roles import RefWorker
-from skyrl.learners.workers.supervised import BradleyTerry, CrossEntropy
 from skyrl.models.files.loading import load_causal_lm
 from skyrl.training.objective import policy_objective
 from skyrl.tree import FrozenDict

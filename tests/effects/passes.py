@@ -22,7 +22,7 @@ from skyrl.experiments.experiment import experiment_class
 from skyrl.inference.engine import GenerationRequest, SampleKey
 from skyrl.learners.host_activations import HostActivations
 from skyrl.learners.workers import roles as workers
-from skyrl.learners.workers.supervised import CrossEntropy
+from skyrl.learners.workers.objectives import CrossEntropy
 from skyrl.training.objective import policy_objective
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from skyrl.envs import Env, find_env
+from skyrl.envs.builtin.code import last_code_block
 from skyrl.envs.builtin.llm_judge import messages, verdict
 from skyrl.envs.builtin.multiply import first_boxed
 from skyrl.envs.builtin.program_tests import same_output, same_value
-from skyrl.envs.builtin.programs import last_code_block
 from skyrl.envs.search import documents
 from skyrl.errors import TaskError
 from skyrl.sandbox.sandbox import Ran, ResourceLimits, Sandbox

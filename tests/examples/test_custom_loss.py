@@ -12,7 +12,7 @@ import torch
 
 from skyrl.algorithms.losses import LossInputs
 from skyrl.config import ConfigError, compose
-from skyrl.training.policy_losses import policy_loss
+from skyrl.training.objective import policy_loss
 from tests.nano_run import metrics, overrides, train
 
 ROOT = Path(__file__).parents[2]

@@ -218,7 +218,7 @@ class PhasedExp(BasePPOExp):
         tell_of_the_clock(self)
 
     def get_policy(self) -> LearnerGroup[PolicyWorker]:
-        from skyrl.experiments import policy_gradient_models as models
+        from skyrl.experiments import ppo as models
 
         is_megatrons = self.cfg.trainer.strategy == "megatron"
         worker = PhasedHostPolicyWorker if is_megatrons else PhasedPolicyWorker
@@ -229,29 +229,21 @@ class PhasedExp(BasePPOExp):
 class PhasedSFTExp(SFTExp):
     """`SFTExp` that tells of its phases."""
 
+    worker = PhasedSFTWorker
+
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)
         tell_of_the_clock(self)
-
-    def get_learner(self) -> LearnerGroup[Any]:
-        from skyrl.experiments import sft
-
-        sft.SFTWorker = PhasedSFTWorker  # type: ignore[attr-defined]  # replaced for the test
-        return super().get_learner()
 
 
 class PhasedRewardModelExp(RewardModelExp):
     """`RewardModelExp` that tells of its phases."""
 
+    worker = PhasedRewardModelWorker
+
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)
         tell_of_the_clock(self)
-
-    def get_learner(self) -> LearnerGroup[Any]:
-        from skyrl.experiments import reward_model
-
-        reward_model.RewardModelWorker = PhasedRewardModelWorker  # type: ignore[attr-defined]  # replaced for the test
-        return super().get_learner()
 
 
 def in_ascii(completion: str, ground_truth: str, **others: Any) -> float:

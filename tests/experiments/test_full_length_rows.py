@@ -11,7 +11,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import compose
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
-from skyrl.experiments.full_length_rows import without_traces
+from skyrl.experiments.full_length import supervised_without_traces
 from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.training.describe import Metrics
@@ -49,7 +49,7 @@ def test_made_up_steps_are_taken_without_data_evaluation_and_recovery(nano: Path
     values = settings(nano, tmp_path, "sft", num_dummy_steps=1, recover_mode="auto", eval_before_train=True)
     held_out = {"eval_datasets": values["train_datasets"], "train_dataset_weights": (1.0,)}
     config: Any = compose([], values | held_out).config
-    run = without_traces(config)
+    run = supervised_without_traces(config)
     assert (run.train_datasets, run.eval_datasets, run.train_dataset_weights) == ((), (), None)
     assert (run.recover_mode, run.eval_before_train, run.trainer.resume_mode) == (None, False, "none")
     assert run.run_path == str(tmp_path / "run" / "full_length")

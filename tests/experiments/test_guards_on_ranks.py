@@ -82,7 +82,7 @@ class SpoiltPolicyWorker(PolicyWorker):
 
 @pytest.fixture(params=["fsdp2", "deepspeed"])
 def settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr("skyrl.experiments.policy_gradient_models.PolicyWorker", SpoiltPolicyWorker)
+    monkeypatch.setattr("skyrl.experiments.ppo.PolicyWorker", SpoiltPolicyWorker)
     return ON_RAY | {"trainer__strategy": request.param}
 
 

@@ -31,7 +31,7 @@ QUICKSTART = ROOT / "examples" / "quickstart"
 def megatron_takes_the_cpu_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the processes of the policy's ranks, and in the check of the configuration."""
     monkeypatch.setitem(STRATEGIES, "megatron", ON_ANY_DEVICE)
-    monkeypatch.setattr("skyrl.experiments.policy_gradient_models.PolicyWorker", HostPolicyWorker)
+    monkeypatch.setattr("skyrl.experiments.ppo.PolicyWorker", HostPolicyWorker)
 
 
 def degrees(**sizes: int) -> dict[str, Any]:

@@ -20,8 +20,7 @@ from skyrl.config.loading.kinds import kind_of
 from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.config.settings.trackers import TRACKERS, is_installed
 from skyrl.errors import ConfigError
-from skyrl.experiments import gpu_checks
-from skyrl.experiments.gpu_checks import flash_attention_is_installed
+from skyrl.experiments import preflight
 from skyrl.experiments.model_checks import (
     expert_ranks_divide_experts,
     megatron_degrees_divide_model,
@@ -31,6 +30,7 @@ from skyrl.experiments.model_checks import (
 )
 from skyrl.experiments.preflight import (
     a_compiler_is_there,
+    flash_attention_is_installed,
     keys_are_there,
     packages_are_installed,
     the_trackers_are_there,
@@ -279,7 +279,7 @@ def test_a_model_without_experts_has_no_routers(experts: dict[str, int], said: i
 
 def test_without_flash_attn_a_cuda_run_starts_and_says_what_it_takes_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skyrl.config.derive.every_kind.has_flash_attention", lambda: False)
-    monkeypatch.setattr(gpu_checks, "has_flash_attention", lambda: False)
+    monkeypatch.setattr(preflight, "has_flash_attention", lambda: False)
     values = {"kind": "sft", "model.path": "m", "train_datasets": ["rows.jsonl"], "device": "cuda"}
     tuned: Any = load([], values)
     supervised: Any = resolve_with_origins(tuned.config, tuned.origins)[0]

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.config import SkyRLTrainConfig
 from skyrl.errors import ConfigError, DataError, NonFiniteError, ResumeError, RewardError, TaskError, UserError
-from skyrl.experiments import policy_gradient_models
+from skyrl.experiments import ppo
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.runs.checkpoint_manager import CheckpointManager
 from skyrl.runs.run_lock import RunLock
@@ -337,9 +337,7 @@ class Poisoned:
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, at: Container[int]) -> None:
-    monkeypatch.setattr(
-        policy_gradient_models, "policy_objective", lambda *args, **rows: Poisoned(policy_objective(*args, **rows), at)
-    )
+    monkeypatch.setattr(ppo, "policy_objective", lambda *args, **rows: Poisoned(policy_objective(*args, **rows), at))
 
 
 def test_an_update_whose_gradient_is_not_finite_is_left_out_and_counted(

@@ -19,7 +19,7 @@ import pytest
 from skyrl.checkpoint.store import CheckpointStore, could_not_write
 from skyrl.errors import ResumeError, RunError, StorageError, UserError
 from skyrl.runs.run_lock import RunLock
-from skyrl.runs.storage_failures import storage_error
+from skyrl.runs.session import storage_error
 from skyrl.storage.disk import Disk
 from skyrl.training.trainer import PPOTrainer
 from tests.experiments.forked import TINY

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from skyrl.cli.training.engines import engines as command
 from skyrl.errors import ProcessError, UserError
-from skyrl.runs.engine_changes import EngineChanges, Engines, ask, unanswered
+from skyrl.runs.engine_changes import EngineChanges, EngineList, ask, unanswered
 from tests.inference.test_client import SlowEngine, asked_of
 from tests.inference.test_restarts import Starts, client, lost, names, publish
 
@@ -33,7 +33,7 @@ class Desk:
         return self.said()[-1]
 
     def said(self) -> list[str]:
-        return [answer.said for answer in Engines.read(self.run).answers]
+        return [answer.said for answer in EngineList.read(self.run).answers]
 
 
 async def test_an_added_engine_serves_with_the_next_weights(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ async def test_an_added_engine_serves_with_the_next_weights(tmp_path: Path) -> N
     assert [each.state for each in desk.client.states] == ["serving", "serving", "starting"]
     await desk.starts.ended()
     await desk.changes.handle_requests()
-    assert [each.state for each in Engines.read(tmp_path).engines] == ["serving", "serving", "waiting for weights"]
+    assert [each.state for each in EngineList.read(tmp_path).engines] == ["serving", "serving", "waiting for weights"]
     assert (names(desk.client), desk.new.events) == (["a", "b"], [])
     await publish(desk.client, version=1)
     assert (names(desk.client), desk.new.weights, desk.starts.numbers) == (["a", "b", "new"], ["for 2"], [2])
@@ -120,7 +120,7 @@ async def test_an_engine_that_cannot_be_added_leaves_the_others_as_they_are(tmp_
     await publish(desk.client, version=1)
     await desk.changes.handle_requests()
     assert desk.said()[-1] == "engine 2 could not be started: no room"
-    assert [each.number for each in Engines.read(tmp_path).engines] == [0, 1]
+    assert [each.number for each in EngineList.read(tmp_path).engines] == [0, 1]
 
 
 async def test_requests_to_an_earlier_session_are_forgotten(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_state_file_of_another_version_is_refused_in_a_sentence(tmp_path: Path
     Desk(tmp_path)
     (tmp_path / "engines" / "state.json").write_text(text)
     with pytest.raises(UserError, match=r"state\.json cannot be read: another version of skyrl wrote it"):
-        Engines.read(tmp_path)
+        EngineList.read(tmp_path)
 
 
 def test_a_request_that_cannot_be_written_is_refused_in_a_sentence(tmp_path: Path) -> None:
@@ -181,4 +181,4 @@ def test_a_request_that_cannot_be_written_is_refused_in_a_sentence(tmp_path: Pat
 
 def test_the_folder_of_another_run_has_no_engines(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no engines/state.json"):
-        Engines.read(tmp_path)
+        EngineList.read(tmp_path)

@@ -21,12 +21,12 @@ from skyrl.learners.ranks import Ranks, Rendezvous
 from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers.group import ScorerGroup, deal
 from skyrl.learners.workers.learning_worker import Objective
-from skyrl.learners.workers.supervised import BradleyTerry, CrossEntropy
+from skyrl.learners.workers.objectives import BradleyTerry, CrossEntropy
 from skyrl.planning.replicas import Replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
+from skyrl.training.collate import collate_pairs
 from skyrl.training.objective import policy_objective
-from skyrl.training.supervised_batches import collate_pairs
 from skyrl.training.trainer import AS_CONFIGURED
 from tests.learners.rows import LENGTHS, batch
 from tests.learners.updating import LearnerGroup, PolicyWorker

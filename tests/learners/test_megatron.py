@@ -15,9 +15,9 @@ from torch import Tensor
 from skyrl.config import MegatronConfig, SkyRLLoraConfig, TrainerConfig
 from skyrl.errors import ModelError, ResumeError
 from skyrl.learners.ranks import Ranks
-from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers.group import ScorerGroup
 from skyrl.learners.workers.model_worker import token_budget
+from skyrl.learners.workers.objectives import ReturnRegression
 from skyrl.learners.workers.roles import RefWorker
 from skyrl.planning.replicas import Replicas, replicas
 from skyrl.processes.handles import Group

@@ -11,7 +11,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import TrainerConfig
 from skyrl.learners.rank_metrics import Metrics
-from skyrl.learners.regression import ReturnRegression
+from skyrl.learners.workers.objectives import ReturnRegression
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
 from skyrl.storage.disk import Disk

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.errors import ModelError
-from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers.group import ScorerGroup
+from skyrl.learners.workers.objectives import ReturnRegression
 from skyrl.learners.workers.roles import RefWorker
 from skyrl.planning.replicas import Replicas
 from skyrl.training.objective import policy_objective

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from skyrl.config import MixedPrecisionConfig, SkyRLLoraConfig, TrainerConfig
 from skyrl.errors import ModelError
-from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers.group import ScorerGroup
+from skyrl.learners.workers.objectives import ReturnRegression
 from skyrl.learners.workers.roles import RefWorker
 from skyrl.planning.replicas import replicas
 from skyrl.training.objective import policy_objective

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import OptimizerConfig, SFTConfig, TrainerConfig
 from skyrl.errors import RunError, UserError
-from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.schedule import StepSettings, make_optimizer
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
+from skyrl.learners.workers.objectives import CrossEntropy, ReturnRegression
 from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, SFTWorker
-from skyrl.learners.workers.supervised import CrossEntropy
 from skyrl.storage.disk import Disk
 from skyrl.training.objective import policy_objective
 from skyrl.training.trainer import AS_CONFIGURED, update

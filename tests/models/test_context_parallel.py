@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from skyrl.models.attention.blocks import Block, backward_of, forward_of
+from skyrl.models.attention.blocks import AttentionBlock, backward_of, forward_of
 from skyrl.models.attention.context_parallel import ContextGroup
 from skyrl.models.attention.segment_attention import Segments, segment_attention
 from skyrl.models.attention.segments import Segment
@@ -95,7 +95,7 @@ def test_the_kernels_of_cuda_give_the_output_and_gradients_of_one_rank(dtype: to
 def test_every_rank_sees_about_as_many_keys_of_one_long_sequence(ranks: int) -> None:
     tokens = 64 * ranks
 
-    def pairs(block: Block) -> int:
+    def pairs(block: AttentionBlock) -> int:
         queries: int = block.queries.stop - block.queries.start
         keys: int = block.keys.stop - block.keys.start
         return queries * (queries + 1) // 2 if block.causal else queries * keys

@@ -23,9 +23,9 @@ from skyrl.errors import ModelError
 from skyrl.models.files.naming import named_weights
 from skyrl.models.megatron.layout import (
     ARCHITECTURES,
-    Block,
     DecoderSizes,
     Layout,
+    RowBlock,
     expert_layout_of,
     fill,
     layout_of,
@@ -111,7 +111,7 @@ def rows_of(layout: Layout, weights: Mapping[str, Tensor], name: str, padded: in
     return local
 
 
-def cut(weight: Tensor, piece: Block) -> Tensor:
+def cut(weight: Tensor, piece: RowBlock) -> Tensor:
     weight = matrix_of(weight)
     rows = weight[piece.rows.start : piece.rows.stop]
     return rows if piece.columns is None else rows[:, piece.columns.start : piece.columns.stop]
@@ -145,9 +145,9 @@ def test_a_group_of_heads_lies_together_queries_first() -> None:
     pieces = layout_of(sizes, parts=2, part=1)["decoder.layers.1.self_attention.linear_qkv.bias"]
     stored = "model.layers.1.self_attn."
     assert pieces == (
-        Block(f"{stored}q_proj.bias", range(16, 32), None, 0),
-        Block(f"{stored}k_proj.bias", range(8, 16), None, 16),
-        Block(f"{stored}v_proj.bias", range(8, 16), None, 24),
+        RowBlock(f"{stored}q_proj.bias", range(16, 32), None, 0),
+        RowBlock(f"{stored}k_proj.bias", range(8, 16), None, 16),
+        RowBlock(f"{stored}v_proj.bias", range(8, 16), None, 24),
     )
 
 
@@ -155,7 +155,7 @@ def test_a_vocabulary_that_ranks_cannot_share_equally_is_padded_at_its_end() -> 
     sizes = DecoderSizes.of(nano_model("qwen2").config)  # 258 tokens
     assert sizes.padded_vocabulary(4) == 260
     [piece] = layout_of(sizes, parts=4, part=3)["output_layer.weight"]
-    assert piece == Block("lm_head.weight", range(195, 258))
+    assert piece == RowBlock("lm_head.weight", range(195, 258))
 
 
 @pytest.mark.parametrize("name", REAL)

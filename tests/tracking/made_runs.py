@@ -14,8 +14,8 @@ from skyrl.config import TrackersConfig, compose
 from skyrl.config.loading.stored import stored_form
 from skyrl.config.settings.trackers import TrackerFacts
 from skyrl.tracking.jsonlines import json_line
-from skyrl.tracking.services.delivery import Delivery
-from skyrl.tracking.services.service import Known, ServiceRun, Table
+from skyrl.tracking.services.follow import Delivery
+from skyrl.tracking.services.service import Known, ServiceRun, ServiceTable
 
 REWARD = "reward/avg_raw_reward"
 
@@ -96,7 +96,7 @@ class Listed:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.given.append((step, metrics[REWARD]))
 
-    def table(self, table: Table) -> None:
+    def table(self, table: ServiceTable) -> None:
         self.given.append((table.name, table.step, len(table.rows)))
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class Listed:
 def listed(monkeypatch: pytest.MonkeyPatch) -> type[Listed]:
     """The service under the name `listed`, in this process."""
     monkeypatch.setattr(
-        "skyrl.tracking.services.delivery.TRACKERS",
+        "skyrl.tracking.services.follow.TRACKERS",
         {"listed": TrackerFacts(made_by=f"{__name__}:Listed", package="json")},
     )
     monkeypatch.setattr(Listed, "given", [])

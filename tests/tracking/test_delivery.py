@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 from skyrl.tracking.jsonlines import JsonLines
-from skyrl.tracking.services.delivery import Delivery
+from skyrl.tracking.services.follow import Delivery
 from skyrl.tracking.services.offline_sessions import closed, opened, resumable
 from skyrl.tracking.services.run_files import LONGEST, GrowingLines, SampleTables
-from skyrl.tracking.services.service import Known, ServiceRun, Table
+from skyrl.tracking.services.service import Known, ServiceRun, ServiceTable
 from tests.tracking.made_runs import REWARD, Listed, append, deliver, listed, make_run, sample, service_run
 
 __all__ = ["listed"]
@@ -144,7 +144,7 @@ def test_a_table_holds_as_many_rows_as_are_wanted_and_long_texts_cut(tmp_path: P
 
 
 def test_a_cell_cannot_break_out_of_its_table() -> None:
-    table = Table(name="samples", step=1, columns=("a", "b"), rows=[["x|y\n<img src=z>", 1.5]])
+    table = ServiceTable(name="samples", step=1, columns=("a", "b"), rows=[["x|y\n<img src=z>", 1.5]])
     assert table.as_markdown() == "| a | b |\n| --- | --- |\n| x\\|y<br>&lt;img src=z> | 1.5 |"
 
 

@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from skyrl.errors import DataError
-from skyrl.tracking.background_writer import BackgroundWriter
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tracking.recording import Computed
-from skyrl.tracking.sample_files import SampleFiles, kept_groups
+from skyrl.tracking.sample_files import BackgroundWriter, SampleFiles, kept_groups
 from skyrl.tracking.token_file import TokenFiles
 from skyrl.trajectory import Prompt, TokenRow, Trajectory, TrajectoryGroup, TurnReward
 from tests.fresh_process import run_program

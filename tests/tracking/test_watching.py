@@ -20,9 +20,8 @@ from skyrl.errors import UserError
 from skyrl.processes.lifetimes import process_id
 from skyrl.processes.progress import Progress
 from skyrl.runs.progress_file import ProgressFile
-from skyrl.tracking.panel import panel, sparkline
 from skyrl.tracking.run_progress import RunProgress
-from skyrl.tracking.watching import follow
+from skyrl.tracking.watching import follow, panel, sparkline
 
 ROOT = Path(__file__).parents[2]
 

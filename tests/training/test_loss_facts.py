@@ -19,8 +19,7 @@ from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS
 from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLossRegistry
 from skyrl.training.advantage import advantage_estimator
-from skyrl.training.objective import policy_objective
-from skyrl.training.policy_losses import policy_loss
+from skyrl.training.objective import policy_loss, policy_objective
 from skyrl.tree import evolve_at, frozen
 
 ALGORITHMS = {name: AlgorithmConfig(policy_loss_type=name) for name in POLICY_LOSSES} | {

@@ -16,7 +16,7 @@ from skyrl.algorithms.rollout_losses import (
 )
 from skyrl.config import load
 from skyrl.config.settings.losses import POLICY_LOSSES
-from skyrl.training.policy_losses import policy_loss
+from skyrl.training.objective import policy_loss
 
 SETTINGS = {
     "eps_clip_low": 0.11,

@@ -17,9 +17,9 @@ from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 from skyrl.errors import ResumeError
 from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers.learning_worker import Objective
-from skyrl.learners.workers.supervised import CrossEntropy
+from skyrl.learners.workers.objectives import CrossEntropy
+from skyrl.training.collate import collate_pairs, collate_supervised, common_beginning
 from skyrl.training.supervised import RowPosition, SupervisedTrainer
-from skyrl.training.supervised_batches import collate_pairs, collate_supervised, common_beginning
 from skyrl.training.supervised_evaluation import SupervisedEvaluation, likelihood, preferences
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, TrainerConfig
-from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers.learning_worker import Objective
+from skyrl.learners.workers.objectives import ReturnRegression
 from skyrl.training.describe import average
 from skyrl.training.objective import policy_objective
 from skyrl.training.position import RolloutPosition

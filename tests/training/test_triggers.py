@@ -4,7 +4,7 @@ import pytest
 
 from skyrl.config import ConfigError, TrainerConfig
 from skyrl.config.foundation.intervals import Every, Interval, read_interval
-from skyrl.training.triggers import Trigger
+from skyrl.training.loop import Trigger
 
 
 class Time:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from skyrl.runs.engine_changes import Engines
+    from skyrl.runs.engine_changes import EngineList
 
 
 @click.command()
@@ -24,12 +24,12 @@ def engines(run: Path, action: str, numbers: tuple[int, ...], count: int | None)
     are drained.
     """
     from skyrl.errors import UserError
-    from skyrl.runs.engine_changes import Engines, ask, unanswered
+    from skyrl.runs.engine_changes import EngineList, ask, unanswered
     from skyrl.runs.run_owner import is_locked
     from skyrl.runs.stored_runs import refuse_supervised
 
     refuse_supervised(run, "it has no engines")
-    states = Engines.read(run)
+    states = EngineList.read(run)
     if action != "drain" and numbers:
         raise UserError(
             f"{action} takes no engine numbers" + ("; use --count to set how many to add" * (action == "add"))
@@ -48,7 +48,7 @@ def engines(run: Path, action: str, numbers: tuple[int, ...], count: int | None)
     click.echo(f"Requested. The run replies before its next step: skyrl engines {run}")
 
 
-def _show(states: Engines, waiting: int) -> None:
+def _show(states: EngineList, waiting: int) -> None:
     """Print one line for each engine, then the latest replies."""
     import time
 

@@ -59,8 +59,8 @@ class AIMEEnv(Env):
 
 def prediction(answer: str) -> str:
     """The last `Answer: ...` in the last 300 characters, normalised; `[INVALID]` if there is none."""
-    found = _ANSWER.findall(answer[-TAIL:])
-    return normalized(found[-1]) if found else INVALID
+    result = _ANSWER.findall(answer[-TAIL:])
+    return normalized(result[-1]) if result else INVALID
 
 
 def normalized(answer: str) -> str:
@@ -78,14 +78,10 @@ def normalized(answer: str) -> str:
     text = f"${dollars[1]}$" if len(dollars) == 3 else text
     for command in ("text", "textbf", "overline"):
         text = re.sub(rf"\\{command}\{{([^}}\n]{{0,{TAIL}}})\}}", r"\1", text)
-    text = _unboxed(text)
+    # what lies between the first `\boxed{` and the last `}` replaces the box
+    before, box, rest = text.partition("\\boxed{")
+    inside, brace, after = rest.rpartition("}")
+    text = before + inside + after if box and brace else text
     text = re.sub(r"frac([^{])(.)", r"frac{\1}{\2}", text)
     text = re.sub(r"sqrt([^{])", r"sqrt{\1}", text).replace("$", "")
     return (text.replace(",", "") if text.replace(",", "").isdigit() else text).strip()
-
-
-def _unboxed(text: str) -> str:
-    r"""The text in which everything between the first `\boxed{` and the last `}` replaces the box."""
-    before, box, rest = text.partition("\\boxed{")
-    inside, brace, after = rest.rpartition("}")
-    return before + inside + after if box and brace else text

@@ -6,17 +6,114 @@ the comparison stay outside the sandbox, out of the program's reach.
 
 from __future__ import annotations
 
+import re
+from collections import deque
 from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from attrs import evolve
 
 from skyrl.envs.builtin.program_tests import ProgramTest, tests_of
-from skyrl.envs.builtin.programs import as_call, as_script, last_code_block
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.rows import ground_truth
 from skyrl.envs.services.remote_sandbox import RunsPrograms
 from skyrl.sandbox.sandbox import ResourceLimits
+
+PRELUDE = """
+import bisect, collections, copy, datetime, functools, heapq, io, itertools, math, operator, os, random, re, string, sys
+from bisect import bisect_left, bisect_right, insort, insort_left, insort_right
+from collections import Counter, OrderedDict, defaultdict, deque
+from copy import deepcopy
+from functools import cache, cmp_to_key, lru_cache, partial, reduce
+from heapq import heapify, heappop, heappush, heappushpop, heapreplace, merge, nlargest, nsmallest
+from itertools import accumulate, chain, combinations, combinations_with_replacement, count, cycle, groupby, islice
+from itertools import pairwise, permutations, product, repeat, starmap, takewhile, zip_longest
+from math import atan2, ceil, comb, factorial, floor, gcd, inf, isqrt, lcm, log, log2, log10, perm, pi, prod, sqrt
+from operator import iand, itemgetter, or_, sub, xor
+from os.path import commonprefix
+from random import randrange, shuffle
+from re import search as re_search
+from string import ascii_lowercase, ascii_uppercase
+from time import time
+from typing import Any, Callable, DefaultDict, Deque, Dict, FrozenSet, Generator, Iterable, Iterator, List, Optional
+from typing import Sequence, Set, Tuple, Union
+exit = quit = sys.exit
+"""
+
+_PACKAGES = (("np", "numpy"), ("pd", "pandas"))
+"""Usual names of packages that are slow to import, and so only provided if the program mentions them."""
+
+_PACKAGE = """
+try:
+    sys.path.append({folder!r})
+    import {module} as {name}
+except ImportError:
+    pass
+"""
+
+_BLOCK = re.compile(r"```[\w+#.-]*[^\S\n]*\n(.*?)```", re.DOTALL)
+
+_RUN = """
+exec(compile({program!r}, "<answer>", "exec", dont_inherit=True))
+"""
+
+_CALL = """
+def _skyrl_call():
+    import json, types
+    answer = types.ModuleType("answer")
+    answer.__dict__.update({{name: each for name, each in globals().items() if not name.startswith("_")}})
+    sys.modules["answer"] = answer
+    given = [json.loads(line) for line in sys.stdin.read().split("\\n")]
+    exec(compile({program!r}, "<answer>", "exec", dont_inherit=True), answer.__dict__)
+    methods = getattr(answer, "Solution", None)
+    found = getattr(methods(), {name!r}) if hasattr(methods, {name!r}) else getattr(answer, {name!r})
+    print("\\n" + json.dumps(found(*given), default=lambda each: each.tolist()))
+
+_skyrl_call()
+"""
+
+
+def last_code_block(answer: str) -> str | None:
+    """Content of the last pair of code fences, without the name of a language; None if there is no pair.
+
+    A fence opens a block only if nothing but a language name follows it on its line, so fences in prose open none.
+    Takes time linear in the answer.
+    """
+    last = deque(_BLOCK.finditer(answer), maxlen=1)
+    return last[0][1].strip() if last else None
+
+
+def as_script(program: str) -> str:
+    """Source that runs a program which reads standard input, as `__main__`."""
+    return _prelude(program) + _RUN.format(program=program)
+
+
+def as_call(program: str, name: str) -> str:
+    """Source that calls a function of the program, or a method of its class `Solution`.
+
+    Standard input holds the arguments, one per line as JSON; the last line of standard output is the result as JSON.
+    The program is a module, so code under `if __name__ == "__main__"` does not run.
+    """
+    return _prelude(program) + _CALL.format(program=program, name=name)
+
+
+def _prelude(program: str) -> str:
+    packages = [
+        _PACKAGE.format(folder=folder, module=module, name=name)
+        for name, module in _PACKAGES
+        if re.search(rf"\b({name}|{module})\b", program) and (folder := _folder_of(module))
+    ]
+    return "".join([PRELUDE, *packages])
+
+
+@cache
+def _folder_of(module: str) -> str | None:
+    """Folder of an installed package; None if it is not installed."""
+    spec = find_spec(module)
+    return None if spec is None or spec.origin is None else str(Path(spec.origin).parents[1])
 
 
 class CodeEnv(Env):

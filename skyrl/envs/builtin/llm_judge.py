@@ -106,8 +106,8 @@ def _said(answer: object) -> str:
 def messages(question: str, reference: str, answer: str) -> list[dict[str, str]]:
     """Messages for the judge. The mark is drawn after the answer was written, so the answer cannot contain it."""
     mark = f"ANSWER-{secrets.token_hex(16)}"
-    asked = f"Question:\n{question}\n\nReference answer:\n{reference}\n\n{mark}\n{answer[-LONGEST_ANSWER:]}\n{mark}"
-    return [{"role": "system", "content": _TASK.format(mark=mark)}, {"role": "user", "content": asked}]
+    prompt = f"Question:\n{question}\n\nReference answer:\n{reference}\n\n{mark}\n{answer[-LONGEST_ANSWER:]}\n{mark}"
+    return [{"role": "system", "content": _TASK.format(mark=mark)}, {"role": "user", "content": prompt}]
 
 
 def verdict(reply: str) -> float | None:
@@ -115,5 +115,5 @@ def verdict(reply: str) -> float | None:
     lines = reply.strip().splitlines()
     if not lines or sum("### Final Score" in line for line in lines) != 1:
         return None
-    found = _VERDICT.fullmatch(lines[-1].strip())
-    return float(found[1]) if found else None
+    match = _VERDICT.fullmatch(lines[-1].strip())
+    return float(match[1]) if match else None

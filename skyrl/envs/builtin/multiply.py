@@ -30,8 +30,8 @@ class MultiplyEnv(Env):
         right = answer == self._ground_truth
         done = right or self._turns >= self._max_turns
         reward = 1.0 if right else 0.5 if done and answer is not None else 0.0
-        told = {"role": "user", "content": AGAIN if answer is None else WRONG}
-        return EnvStep(reward=reward, done=done, observations=() if done else (told,), answer=answer)
+        feedback = {"role": "user", "content": AGAIN if answer is None else WRONG}
+        return EnvStep(reward=reward, done=done, observations=() if done else (feedback,), answer=answer)
 
     def get_metrics(self) -> dict[str, float]:
         return {"turns": float(self._turns)}

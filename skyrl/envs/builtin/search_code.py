@@ -55,8 +55,8 @@ class SearchCodeEnv(Env):
         if ("<solution>" in action and "</solution>" in action) or self._turns >= self._max_turns:
             whole = "\n".join(self._said)
             return EnvStep(reward=score(whole, self._ground_truth), done=True, answer=extracted(whole))
-        told = tokenizable(self._use(action))[:SHOWN_CHARACTERS] or "The program printed nothing."
-        return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": told},))
+        output = tokenizable(self._use(action))[:SHOWN_CHARACTERS] or "The program printed nothing."
+        return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": output},))
 
     def get_metrics(self) -> dict[str, float]:
         return {**self._counts, "turns": float(self._turns)}

@@ -109,7 +109,7 @@ def _contents(row: Mapping[str, Any], where: str) -> str:
 
 
 def _words(texts: list[str]) -> list[list[str]]:
-    found: list[list[str]] = bm25s.tokenize(
+    result: list[list[str]] = bm25s.tokenize(
         texts, token_pattern=_WORD, stopwords=[], return_ids=False, show_progress=False
     )
-    return found
+    return result

@@ -44,9 +44,9 @@ class Question:
         """The search request in the object of an HTTP body. Raises `RequestError`."""
         queries = given.get("queries", given.get("query"))
         queries = [queries] if isinstance(queries, str) else queries
-        if not isinstance(queries, list) or not all(isinstance(each, str) for each in queries):
+        if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
             raise RequestError("'query' has to be a text, or 'queries' a list of texts")
-        if len(queries) > MOST_QUERIES or any(len(each) > LONGEST_QUERY for each in queries):
+        if len(queries) > MOST_QUERIES or any(len(query) > LONGEST_QUERY for query in queries):
             raise RequestError(f"at most {MOST_QUERIES} queries of {LONGEST_QUERY} characters")
         topk, scores = given.get("topk", 3), given.get("return_scores", False)
         if not isinstance(topk, int) or isinstance(topk, bool) or not 1 <= topk <= MOST_DOCUMENTS:

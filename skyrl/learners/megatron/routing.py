@@ -18,7 +18,7 @@ from skyrl.models.routers import RowLoads
 
 
 class RouterWatch:
-    """Collects the loads of the routers of a pipeline stage; see `skyrl.models.megatron.routers.Watch`."""
+    """Collects the loads of the routers of a pipeline stage; see `skyrl.models.megatron.routers.LoadWatch`."""
 
     def __init__(self, costs: RouterCosts, mixture: Mixture, device: torch.device) -> None:
         """`mixture` describes the experts of the whole model, not only of this stage."""
@@ -44,7 +44,7 @@ class RouterWatch:
 
     def work(self) -> RouterWork:
         """The collected sums over all ranks that together hold one copy of the model. Collective."""
-        own = [each.double().reshape(1) for each in self._parts.values()]
+        own = [part.double().reshape(1) for part in self._parts.values()]
         everything = torch.cat([*own, self._loads.flatten()])
         groups = (
             parallel_state.get_tensor_and_context_parallel_group(),

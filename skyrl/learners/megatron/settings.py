@@ -41,15 +41,31 @@ class MegatronSettings:
         cls, config: MegatronConfig, degrees: Degrees, optimizer: OptimizerConfig | None, dtype: torch.dtype
     ) -> MegatronSettings:
         """Settings from a model's table of the configuration, for computing in `dtype`."""
-        transformer, experts = _transformer(config, degrees), _experts(config, degrees)
+        transformer = _transformer(config, degrees)
+        experts = {
+            "expert_model_parallel_size": degrees.expert,
+            "expert_tensor_parallel_size": degrees.expert_tensor,
+            "moe_token_dispatcher_type": config.moe_token_dispatcher_type,
+            "moe_router_load_balancing_type": config.moe_router_load_balancing_type,
+            "moe_grouped_gemm": config.moe_grouped_gemm,
+            "moe_router_score_function": config.moe_router_score_function or "softmax",
+            "moe_router_enable_expert_bias": bool(config.moe_router_enable_expert_bias),
+        }
         if optimizer is None:
             return cls(degrees=degrees, transformer=transformer, experts=experts)
+        ours = config.ddp_config
         return cls(
             degrees=degrees,
             transformer=transformer,
             experts=experts,
             joins_adapters=config.lora_config.lora_type == "lora",
-            ddp=_ddp(config, optimizer),
+            ddp={
+                "grad_reduce_in_fp32": ours.grad_reduce_in_fp32,
+                "overlap_grad_reduce": ours.overlap_grad_reduce,
+                "overlap_param_gather": ours.overlap_param_gather,
+                "average_in_collective": ours.average_in_collective,
+                "use_distributed_optimizer": _is_distributed(optimizer),
+            },
             optimizer=_optimizer(config, optimizer, dtype),
             empties_cache=bool(config.empty_cuda_cache),
         )
@@ -59,43 +75,20 @@ def _transformer(config: MegatronConfig, degrees: Degrees) -> dict[str, Any]:
     """Fields for every model. Kernels that need Transformer Engine or Apex are off unless requested. The value "none"
     stands for null, which TOML does not have.
     """
-    asked = {name: None if value == "none" else value for name, value in config.transformer_config_kwargs.items()}
+    fields = {name: None if value == "none" else value for name, value in config.transformer_config_kwargs.items()}
     fusions = ("masked_softmax", "bias_activation", "bias_dropout", "gradient_accumulation")
     return {
         "sequence_parallel": degrees.tensor > 1,
         **{f"{name}_fusion": False for name in fusions},
         "apply_rope_fusion": False,
         "persist_layer_norm": False,
-        **asked,
-    }
-
-
-def _experts(config: MegatronConfig, degrees: Degrees) -> dict[str, object]:
-    return {
-        "expert_model_parallel_size": degrees.expert,
-        "expert_tensor_parallel_size": degrees.expert_tensor,
-        "moe_token_dispatcher_type": config.moe_token_dispatcher_type,
-        "moe_router_load_balancing_type": config.moe_router_load_balancing_type,
-        "moe_grouped_gemm": config.moe_grouped_gemm,
-        "moe_router_score_function": config.moe_router_score_function or "softmax",
-        "moe_router_enable_expert_bias": bool(config.moe_router_enable_expert_bias),
+        **fields,
     }
 
 
 def _is_distributed(optimizer: OptimizerConfig) -> bool:
     """Whether the optimizer's state is sharded over data-parallel ranks. Megatron-core shards it only for Adam."""
     return optimizer.optimizer == "adamw"
-
-
-def _ddp(config: MegatronConfig, optimizer: OptimizerConfig) -> dict[str, Any]:
-    ours = config.ddp_config
-    return {
-        "grad_reduce_in_fp32": ours.grad_reduce_in_fp32,
-        "overlap_grad_reduce": ours.overlap_grad_reduce,
-        "overlap_param_gather": ours.overlap_param_gather,
-        "average_in_collective": ours.average_in_collective,
-        "use_distributed_optimizer": _is_distributed(optimizer),
-    }
 
 
 def _optimizer(config: MegatronConfig, optimizer: OptimizerConfig, dtype: torch.dtype) -> dict[str, Any]:

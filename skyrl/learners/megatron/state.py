@@ -27,7 +27,7 @@ from skyrl.models.files.expert_names import place_in_files
 from skyrl.models.files.naming import named_weights
 from skyrl.models.megatron.adapter_layout import COMMON, different, new_adapters_in_common
 from skyrl.models.megatron.gpt import MegatronDecoder
-from skyrl.models.megatron.layout import Block, Layout, block_of, fill, matrix_of, own_part, put
+from skyrl.models.megatron.layout import Layout, RowBlock, block_of, fill, matrix_of, own_part, put
 
 STEP = "step"
 """The only part of an optimizer's state that is a number."""
@@ -50,7 +50,7 @@ class _Stretch:
 
 
 @frozen(kw_only=True, eq=False)
-class Cut:
+class ParameterSplit:
     """How the ranks of a group divide parameters."""
 
     layouts: Sequence[Layout]
@@ -71,8 +71,8 @@ class MegatronState:
         self,
         model: MegatronDecoder,
         optimizer: Any,
-        dense: Cut,
-        experts: Cut,
+        dense: ParameterSplit,
+        experts: ParameterSplit,
         meta_model: Any,
         ranks: Ranks,
         device: torch.device,
@@ -108,7 +108,7 @@ class MegatronState:
         drawn = dict(named_weights(source.load(HOST))) if stored is None else source.drawn()
         drawn = new_adapters_in_common(drawn, self._dense.own)
 
-        def read(piece: Block) -> Tensor:
+        def read(piece: RowBlock) -> Tensor:
             if piece.weight in drawn:
                 return _columns(matrix_of(drawn[piece.weight])[piece.rows.start : piece.rows.stop], piece)
             assert stored is not None
@@ -203,7 +203,7 @@ class MegatronState:
         """The numbers of a parameter, or of a part of its state, from the stored tensors, in float32."""
         local = torch.zeros(self._parameters[name].shape, device=self._device)
 
-        def read(piece: Block) -> Tensor:
+        def read(piece: RowBlock) -> Tensor:
             width = matrix_of(self.shapes[piece.weight])[:1].numel()
             start = piece.rows.start * width
             rows = source.read(pattern.format(piece.weight), start, len(piece.rows) * width)
@@ -212,10 +212,10 @@ class MegatronState:
         fill(local, self._pieces(name), read)
         return local
 
-    def _pieces(self, name: str) -> tuple[Block, ...]:
+    def _pieces(self, name: str) -> tuple[RowBlock, ...]:
         return self._cut(name).own[name]
 
-    def _cut(self, name: str) -> Cut:
+    def _cut(self, name: str) -> ParameterSplit:
         return self._experts if name in self._experts.own else self._dense
 
     def _whole(self, weight: str, local: Tensor) -> Tensor:
@@ -260,7 +260,7 @@ class MegatronState:
 
     def _joined(self, parameter: nn.Parameter, own: Tensor | None, stretch: _Stretch | None) -> Tensor:
         """A part of a parameter's state in the parameter's shape, joined from the stretches of data-parallel ranks."""
-        if not self._is_distributed:
+        if not any(hasattr(inner, "model_param_gbuf_map") for inner in self._optimizer.chained_optimizers):
             assert own is not None
             return own.view(parameter.shape)
         flat = torch.zeros(parameter.numel(), device=self._device)
@@ -272,10 +272,6 @@ class MegatronState:
             group = parallel_state.get_expert_data_parallel_group()
         dist.all_reduce(flat, group=group)
         return flat.view(parameter.shape)
-
-    @property
-    def _is_distributed(self) -> bool:
-        return any(hasattr(inner, "model_param_gbuf_map") for inner in self._optimizer.chained_optimizers)
 
     def _stretch(self, parameter: nn.Parameter) -> _Stretch | None:
         """The stretch of a parameter that this rank updates; None if it has none, or the parameter never changes."""
@@ -301,10 +297,10 @@ class MegatronState:
             if stretch is not None and stretch.state:
                 steps = stretch.state.get(STEP)
                 own = sorted(set(stretch.state) - {STEP}), None if steps is None else float(steps)
-        found = [own] * dist.get_world_size()
-        dist.all_gather_object(found, own)
-        return max(found, key=lambda each: len(each[0]))
+        result = [own] * dist.get_world_size()
+        dist.all_gather_object(result, own)
+        return max(result, key=lambda each: len(each[0]))
 
 
-def _columns(rows: Tensor, piece: Block) -> Tensor:
+def _columns(rows: Tensor, piece: RowBlock) -> Tensor:
     return rows if piece.columns is None else rows[:, piece.columns.start : piece.columns.stop]

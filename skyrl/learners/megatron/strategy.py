@@ -15,20 +15,21 @@ import torch.distributed as dist
 from attrs import evolve
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import ChainedOptimizer, get_megatron_optimizer, get_standard_config_overrides
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
-from skyrl.config import MegatronConfig
+from skyrl.config import MegatronConfig, OptimizerConfig
 from skyrl.errors import ModelError
 from skyrl.learners.megatron.memory import BufferMemory, move_optimizer
-from skyrl.learners.megatron.optimizer import make_megatron_optimizer
 from skyrl.learners.megatron.package import join_groups, leave_groups
 from skyrl.learners.megatron.routing import RouterWatch
 from skyrl.learners.megatron.settings import MegatronSettings
-from skyrl.learners.megatron.state import Cut, MegatronState
+from skyrl.learners.megatron.state import MegatronState, ParameterSplit
 from skyrl.learners.moving import HOST
 from skyrl.learners.routing import RouterWork
 from skyrl.learners.row_layouts import MicroBatch
@@ -105,7 +106,9 @@ class Megatron:
         adapters = Adapters.of(self._meta, joined=self._settings.joins_adapters)
         if adapters is not None:
             attach_adapters(self.model.gpt, dense.own, adapters)
-            dense = Cut(layouts=[with_adapters(layout, adapters) for layout in dense.layouts], group=dense.group)
+            dense = ParameterSplit(
+                layouts=[with_adapters(layout, adapters) for layout in dense.layouts], group=dense.group
+            )
         self._mark(dense, experts, only_adapters=adapters is not None)
         self._ddp: Any = None
         self._outer: Any = None
@@ -134,7 +137,7 @@ class Megatron:
         self._state = MegatronState(self.model, self._outer, dense, experts, self._meta, self._ranks, self._device)
         self._state.load_weights(source)
 
-    def _mark(self, dense: Cut, experts: Cut, *, only_adapters: bool) -> None:
+    def _mark(self, dense: ParameterSplit, experts: ParameterSplit, *, only_adapters: bool) -> None:
         """Tell Megatron-core which parameters are parts of a cut matrix, and which learn."""
         named: list[tuple[str, Any]] = list(self.model.named_parameters_of_all())
         for name, parameter in named:
@@ -145,7 +148,7 @@ class Megatron:
                 [first, *_] = (experts.own if name in experts.own else dense.own)[name]
                 parameter.requires_grad = self._meta.get_parameter(first.weight).requires_grad
 
-    def _cuts(self, sizes: DecoderSizes, value_head: str | None) -> tuple[Cut, Cut]:
+    def _cuts(self, sizes: DecoderSizes, value_head: str | None) -> tuple[ParameterSplit, ParameterSplit]:
         """How ranks divide the parameters that all data-parallel ranks have, and the parameters of experts."""
         parts, degrees = self._degrees.tensor, self._degrees
         layouts = [layout_of(sizes, parts=parts, part=each, value_head=value_head) for each in range(parts)]
@@ -154,13 +157,13 @@ class Megatron:
             expert_layout_of(sizes, groups=degrees.expert, parts=degrees.expert_tensor, rank=each)
             for each in range(among.size())
         ]
-        dense = Cut(layouts=layouts, group=parallel_state.get_tensor_model_parallel_group())
-        return dense, Cut(layouts=experts, group=among)
+        dense = ParameterSplit(layouts=layouts, group=parallel_state.get_tensor_model_parallel_group())
+        return dense, ParameterSplit(layouts=experts, group=among)
 
     def _refuse_stages_without_adapters(self, table: str) -> None:
         """Raises `ModelError` on every rank: Megatron-core has no optimizer for a stage that learns nothing."""
         learns = [False] * self._ranks.size
-        dist.all_gather_object(learns, any(each.requires_grad for each in self.model.parameters()))
+        dist.all_gather_object(learns, any(parameter.requires_grad for parameter in self.model.parameters()))
         if not all(learns):
             raise ModelError(
                 "a pipeline stage has no adapter: choose layers of all stages in model.lora.target_modules, or set "
@@ -302,8 +305,8 @@ class Megatron:
         if math.isfinite(norm):
             max_norm = settings.bound(self._max_grad_norm)
             if math.isfinite(max_norm):
-                for each in self._outer.chained_optimizers:
-                    clip_grad_by_total_norm_fp32(each.get_parameters(), max_norm, norm)
+                for inner in self._outer.chained_optimizers:
+                    clip_grad_by_total_norm_fp32(inner.get_parameters(), max_norm, norm)
             assert self.optimizer is not None
             for group in self._outer.param_groups:
                 group["lr"] = self.optimizer.param_groups[0]["lr"]
@@ -366,3 +369,21 @@ class Megatron:
 
     def close(self) -> None:
         leave_groups(self._degrees)
+
+
+def make_megatron_optimizer(
+    ddp: DistributedDataParallel, settings: MegatronSettings, optimizer: OptimizerConfig, *, field: str
+) -> ChainedOptimizer:
+    """Megatron-core's chain of optimizers over the parameters of `ddp` that learn, with our weight decay. Raises
+    `ModelError`, which names `field`, for settings that Megatron-core does not have.
+    """
+    try:
+        ours = MegatronOptimizerConfig(**settings.optimizer or {})
+    except TypeError as error:
+        raise ModelError(f"{field}: Megatron-core's OptimizerConfig does not take it: {error}") from error
+    overrides = get_standard_config_overrides(ours) if optimizer.weight_decay_on == "matrices" else {}
+    outer = get_megatron_optimizer(ours, [ddp], config_overrides=overrides, use_gloo_process_groups=False)
+    for inner in outer.chained_optimizers:
+        for group in inner.optimizer.param_groups:  # Megatron-core's own scheduler would do this
+            group["weight_decay"] = optimizer.weight_decay * group.get("wd_mult", 1.0)
+    return outer

@@ -199,8 +199,8 @@ def _under(change: Callable[..., nn.Module], source: ModelSource) -> ModelSource
 
 def compiles_layers(run: RunBasics, section: ShardedModelConfig) -> bool:
     """Whether a model's decoder layers are compiled."""
-    asked = section.use_torch_compile and section.tensor_parallel_size == 1
-    return asked and run.device == "cuda" and facts_of(run).compiles
+    configured = section.use_torch_compile and section.tensor_parallel_size == 1
+    return configured and run.device == "cuda" and facts_of(run).compiles
 
 
 def _compiles_logits(run: RunBasics, section: ShardedModelConfig) -> bool:

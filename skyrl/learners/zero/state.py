@@ -55,20 +55,22 @@ class ZeroState:
     def gather(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Tensor]]:
         """Every weight by name, in its whole shape and rounded to `dtype`, one at a time."""
         for name, weight in self.weights():
-            yield name, self._joined(name, self._master(weight).to(dtype))
+            own = self._master(weight).to(dtype)
+            cut = self._cuts.get(name)
+            yield name, (own if cut is None else cut.gathered(own))
 
     def take_gradients(self) -> list[Tensor]:
         """The gradients of stage 1 or 2 that this rank holds after a pass; the next pass starts from zero."""
         optimizer: Any = self._engine.optimizer
         if optimizer.cpu_offload:
-            found = [flat.grad.clone() for flat in optimizer.single_partition_of_fp32_groups]
+            result = [flat.grad.clone() for flat in optimizer.single_partition_of_fp32_groups]
         else:
             groups = [group for group in optimizer.averaged_gradients.values() if group is not None]
-            found = [gradient.clone() for group in groups for gradient in group]
+            result = [gradient.clone() for group in groups for gradient in group]
         optimizer.averaged_gradients = dict.fromkeys(optimizer.averaged_gradients)
         optimizer.all_grad_tensors = dict.fromkeys(optimizer.all_grad_tensors)
         optimizer.micro_step_id = -1  # the next micro-batch is the first of a step, which adds to no earlier one
-        return found
+        return result
 
     def add_gradients(self, earlier: Sequence[Tensor]) -> None:
         """Add what `take_gradients` returned before the pass that has just ended."""
@@ -78,7 +80,7 @@ class ZeroState:
             for gradient, before in zip(gradients, earlier, strict=True):
                 gradient.add_(before)
             return
-        flat = [each.grad for each in optimizer.single_partition_of_fp32_groups]
+        flat = [master.grad for master in optimizer.single_partition_of_fp32_groups]
         for gradient, before in zip(flat, earlier, strict=True):
             gradient.add_(before)
         for parameter, (group, _, start, count) in optimizer.grad_position.items():
@@ -94,7 +96,8 @@ class ZeroState:
         """
         for name, weight in self.weights():
             yield from self._stored(f"model.{name}", name, weight, None)
-        steps = self._step_of_the_optimizer()
+        states = () if not self._learns else self._torch_optimizer.state.values()
+        steps = next((slots["step"] for slots in states if "step" in slots), None)
         if steps is not None:
             self._link_optimizer_state()
         for name, weight in self.weights():
@@ -102,7 +105,8 @@ class ZeroState:
                 continue
             for slot in SLOTS:
                 yield from self._stored(f"optimizer.{name}.{slot}", name, weight, slot)
-            yield from self._of_first_rank(f"optimizer.{name}.step", steps)
+            if self._ranks.rank == 0:
+                yield TensorShard.whole(f"optimizer.{name}.step", steps.detach())
 
     def load(self, source: TensorSource) -> None:
         """Load the state; see `Strategy.load_state`."""
@@ -131,11 +135,6 @@ class ZeroState:
         cut = self._cuts.get(name)
         return _shape(weight) if cut is None else cut.whole_shape(_shape(weight))
 
-    def _joined(self, name: str, own: Tensor) -> Tensor:
-        """Join the parts of a weight, or of a tensor that is cut like it."""
-        cut = self._cuts.get(name)
-        return own if cut is None else cut.gathered(own)
-
     def _stored(self, key: str, name: str, weight: Tensor, slot: str | None) -> Iterator[TensorShard]:
         """The shards that this rank stores under `key`, of a weight or of one of its slots."""
         cut = self._cuts.get(name)
@@ -158,10 +157,6 @@ class ZeroState:
             start, shape = start + cut.start_of(shape), cut.whole_shape(shape)
         if numbers is not None and numbers.numel():
             yield TensorShard(name=key, shape=tuple(shape), start=start, numbers=numbers)
-
-    def _of_first_rank(self, name: str, tensor: Tensor) -> Iterator[TensorShard]:
-        if self._ranks.rank == 0:
-            yield TensorShard.whole(name, tensor.detach())
 
     def _even_share(self, name: str, whole: Tensor) -> Iterator[TensorShard]:
         """This rank's equal share of a tensor that all ranks have."""
@@ -213,11 +208,6 @@ class ZeroState:
     def _is_whole(self, weight: Tensor) -> bool:
         """Whether the weight has no master weight in flat pieces."""
         return not self._learns or self._stage == 0 or not weight.requires_grad
-
-    def _step_of_the_optimizer(self) -> Tensor | None:
-        """AdamW's count of steps, which all weights share; None before the first step."""
-        states = () if not self._learns else self._torch_optimizer.state.values()
-        return next((slots["step"] for slots in states if "step" in slots), None)
 
     @property
     def _torch_optimizer(self) -> Any:

@@ -19,7 +19,7 @@ _ATEN: Any = torch.ops.aten
 
 
 @frozen(kw_only=True)
-class Block:
+class AttentionBlock:
     """Queries and the keys that they see."""
 
     queries: slice
@@ -30,7 +30,7 @@ class Block:
 
 
 def forward_of(
-    blocks: Sequence[Block], query: Tensor, key: Tensor, value: Tensor, scale: float
+    blocks: Sequence[AttentionBlock], query: Tensor, key: Tensor, value: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Attention of the queries over all blocks, and the log-sum-exp of each.
 
@@ -54,7 +54,7 @@ def forward_of(
 
 
 def backward_of(
-    blocks: Sequence[Block],
+    blocks: Sequence[AttentionBlock],
     gradient: Tensor,
     query: Tensor,
     key: Tensor,
@@ -89,7 +89,7 @@ def _exact(tensor: Tensor) -> torch.dtype:
 
 
 def _grouped(repeats: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-    return tuple(each.repeat_interleave(repeats, dim=1) if repeats > 1 else each for each in tensors)
+    return tuple(tensor.repeat_interleave(repeats, dim=1) if repeats > 1 else tensor for tensor in tensors)
 
 
 @frozen
@@ -109,19 +109,19 @@ def _kernel(query: Tensor) -> _Kernel:
 
 
 def _cpu_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = _ATEN._scaled_dot_product_flash_attention_for_cpu(
+    result: tuple[Tensor, Tensor] = _ATEN._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, causal, scale=scale
     )
-    return found
+    return result
 
 
 def _cpu_backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, norm: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor] = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
+    result: tuple[Tensor, Tensor, Tensor] = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
         gradient, query, key, value, mixed, norm, 0.0, causal, scale=scale
     )
-    return found
+    return result
 
 
 def _flash_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -134,10 +134,10 @@ def _flash_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     seed = torch.zeros(2, dtype=torch.uint64, device=query.device)  # the seed of dropout, which is off
     lengths = query.shape[2], key.shape[2]
-    found: tuple[Tensor, Tensor, Tensor] = _ATEN._scaled_dot_product_flash_attention_backward(
+    result: tuple[Tensor, Tensor, Tensor] = _ATEN._scaled_dot_product_flash_attention_backward(
         gradient, query, key, value, mixed, norm, None, None, *lengths, 0.0, causal, seed, seed[:0], scale=scale
     )
-    return found
+    return result
 
 
 _LSE_ALIGNED = 32

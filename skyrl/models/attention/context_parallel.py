@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from skyrl.models.attention.blocks import Block, backward_of, forward_of
+from skyrl.models.attention.blocks import AttentionBlock, backward_of, forward_of
 from skyrl.models.attention.segments import Segment
 from skyrl.models.attention.ulysses import RankGroup
 
@@ -28,15 +28,15 @@ CHUNKS = 2
 class ContextGroup(RankGroup):
     """The ranks that have chunks of a row from its front and its back."""
 
-    def blocks(self, segments: tuple[Segment, ...], tokens: int) -> tuple[Block, ...]:
+    def blocks(self, segments: tuple[Segment, ...], tokens: int) -> tuple[AttentionBlock, ...]:
         """Blocks of attention for the `tokens` of this rank, from segments that cover the row of all ranks."""
         length = tokens // CHUNKS
-        found: list[Block] = []
+        result: list[AttentionBlock] = []
         for number, chunk in enumerate((self.rank, CHUNKS * self.size - 1 - self.rank)):
             first = chunk * length
             offset = number * length - first
-            found += (block for each in segments for block in _blocks(each, range(first, first + length), offset))
-        return tuple(found)
+            result += (block for each in segments for block in _blocks(each, range(first, first + length), offset))
+        return tuple(result)
 
     def attend(self, segments: tuple[Segment, ...], query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Causal attention of this rank's tokens inside the segments of the whole row.
@@ -64,22 +64,17 @@ class ContextGroup(RankGroup):
         return sent[self.rank]
 
 
-def _blocks(segment: Segment, chunk: range, offset: int) -> Iterator[Block]:
+def _blocks(segment: Segment, chunk: range, offset: int) -> Iterator[AttentionBlock]:
     """Blocks for the queries of a chunk that lie in the segment; `offset` converts row positions to this rank's."""
-    prompt = range(segment.start, segment.start + segment.prompt)
-    parts, first = [(prompt[:0], prompt)], prompt.stop
-    for tokens in segment.answers:
-        parts.append((prompt, range(first, first + tokens)))
-        first += tokens
-    for before, part in parts:
+    for before, part in segment.sequences:
         own = range(max(part.start, chunk.start), min(part.stop, chunk.stop))
         if not own:
             continue
         queries = slice(own.start + offset, own.stop + offset)
         for seen in (before, range(part.start, own.start)):
             if seen:
-                yield Block(queries=queries, keys=slice(seen.start, seen.stop), causal=False)
-        yield Block(queries=queries, keys=slice(own.start, own.stop), causal=True)
+                yield AttentionBlock(queries=queries, keys=slice(seen.start, seen.stop), causal=False)
+        yield AttentionBlock(queries=queries, keys=slice(own.start, own.stop), causal=True)
 
 
 class _ContextAttention(torch.autograd.Function):
@@ -92,7 +87,7 @@ class _ContextAttention(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         group: ContextGroup,
-        blocks: tuple[Block, ...],
+        blocks: tuple[AttentionBlock, ...],
         scale: float,
     ) -> Tensor:
         mixed, norms = forward_of(blocks, query, group.gather(key), group.gather(value), scale)

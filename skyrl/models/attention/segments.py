@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import attrs
 import torch
 from torch import Tensor
@@ -23,6 +25,16 @@ class Segment:
     def tokens(self) -> int:
         """Tokens of the prompt and of all answers."""
         return self.prompt + sum(self.answers)
+
+    @property
+    def sequences(self) -> Iterator[tuple[range, range]]:
+        """Positions of the prompt before each sequence, and of the sequence: the prompt itself, then each answer."""
+        prompt = range(self.start, self.start + self.prompt)
+        yield prompt[:0], prompt
+        first = prompt.stop
+        for tokens in self.answers:
+            yield prompt, range(first, first + tokens)
+            first += tokens
 
     @property
     def stop(self) -> int:

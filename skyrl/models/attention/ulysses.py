@@ -68,9 +68,9 @@ class SequenceGroup(RankGroup):
 
     def _exchange(self, pieces: Sequence[Tensor]) -> list[Tensor]:
         """Send the n-th part of each piece (size, ...) to rank n, all pieces in one exchange."""
-        sent = torch.cat([each.flatten(1) for each in pieces], dim=1)
+        sent = torch.cat([piece.flatten(1) for piece in pieces], dim=1)
         received: Tensor = _ALL_TO_ALL(sent, self.group)
-        parts = received.split([prod(each.shape[1:]) for each in pieces], dim=1)
+        parts = received.split([prod(piece.shape[1:]) for piece in pieces], dim=1)
         return [part.unflatten(1, each.shape[1:]) for part, each in zip(parts, pieces, strict=True)]
 
 

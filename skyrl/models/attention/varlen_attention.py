@@ -73,7 +73,8 @@ class Sequences:
         """The sequences of `segments`, computed on the host and copied to `device`. With `chunk`, each is cut at the
         multiples of this position, and no piece sees another.
         """
-        stretches = [piece for each in _sequences(segments) for piece in _chunks(*each, chunk)]
+        sequences = (sequence for segment in segments for sequence in segment.sequences)
+        stretches = [piece for sequence in sequences for piece in _chunks(*sequence, chunk)]
         queries = [own.stop - own.start for _, own in stretches]
         keys = [len(before) + len(own) for before, own in stretches]
         ranges = torch.tensor([(each.start, len(each)) for pair in stretches for each in pair])
@@ -85,17 +86,6 @@ class Sequences:
             longest_query=max(queries),
             longest_key=max(keys),
         )
-
-
-def _sequences(segments: Sequence[Segment]) -> Iterator[tuple[range, range]]:
-    """Positions of the prompt before each sequence, and of the sequence itself."""
-    for segment in segments:
-        prompt = range(segment.start, segment.start + segment.prompt)
-        yield prompt[:0], prompt
-        first = prompt.stop
-        for tokens in segment.answers:
-            yield prompt, range(first, first + tokens)
-            first += tokens
 
 
 def _chunks(before: range, own: range, chunk: int | None) -> Iterator[tuple[range, range]]:
@@ -173,8 +163,8 @@ def efficient_attention(
         compute_log_sumexp=torch.is_grad_enabled(),
         scale=scaling,
     )
-    found: Tensor = mixed
-    return found
+    result: Tensor = mixed
+    return result
 
 
 def cudnn_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
@@ -196,8 +186,8 @@ def cudnn_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | 
         is_causal=True,
         scale=scaling,
     )
-    found: Tensor = mixed[:, :, :tokens]  # a token sees no padding, which comes after it
-    return found
+    result: Tensor = mixed[:, :, :tokens]  # a token sees no padding, which comes after it
+    return result
 
 
 def attention_operators() -> list[Any]:

@@ -42,8 +42,8 @@ class ModelFiles:
     @property
     def positions(self) -> int | None:
         """Largest number of tokens of a sequence; None if the configuration has no bound."""
-        found = self.config.get("max_position_embeddings")
-        return found if isinstance(found, int) else None
+        result = self.config.get("max_position_embeddings")
+        return result if isinstance(result, int) else None
 
     @property
     def sizes_to_cut(self) -> dict[str, int]:
@@ -58,8 +58,8 @@ class ModelFiles:
     @property
     def heads(self) -> int | None:
         """Attention heads of a layer; None if the configuration names them differently."""
-        found = self.config.get("num_attention_heads")
-        return found if isinstance(found, int) else None
+        result = self.config.get("num_attention_heads")
+        return result if isinstance(result, int) else None
 
     @property
     def experts(self) -> int | None:
@@ -79,11 +79,11 @@ class ModelFiles:
         if file.is_file():
             return stored_text(file)
         for name in ("chat_template.json", "tokenizer_config.json"):
-            found = _table(folder / name).get("chat_template") if (folder / name).is_file() else None
-            if isinstance(found, list):
-                found = next((each.get("template") for each in found if each.get("name") == "default"), None)
-            if found:
-                return str(found)
+            result = _table(folder / name).get("chat_template") if (folder / name).is_file() else None
+            if isinstance(result, list):
+                result = next((each.get("template") for each in result if each.get("name") == "default"), None)
+            if result:
+                return str(result)
         return None
 
     @cached_property
@@ -138,12 +138,12 @@ def sizes_to_cut(config: Mapping[str, Any]) -> dict[str, int]:
     transformers configuration. The vocabulary is not among them: it may be cut unevenly.
     """
     heads = config.get("num_attention_heads")
-    found = {
+    result = {
         "attention heads": heads,
         "key and value heads": config.get("num_key_value_heads") or heads,
         "intermediate features": config.get("intermediate_size"),
     }
-    return {name: size for name, size in found.items() if isinstance(size, int)}
+    return {name: size for name, size in result.items() if isinstance(size, int)}
 
 
 def parts_under_megatron(config: Mapping[str, Any]) -> dict[str, dict[str, int]]:
@@ -153,13 +153,13 @@ def parts_under_megatron(config: Mapping[str, Any]) -> dict[str, dict[str, int]]
     """
     layers, experts = config.get("num_hidden_layers"), next(_experts(config), 0)
     matrices = sizes_to_cut(config)
-    found = {"tensor_model": matrices, "pipeline_model": {"layers": layers} if isinstance(layers, int) else {}}
+    result = {"tensor_model": matrices, "pipeline_model": {"layers": layers} if isinstance(layers, int) else {}}
     inner = config.get("moe_intermediate_size") or config.get("intermediate_size")
     if experts and isinstance(inner, int):
         if not config.get("mlp_only_layers") and config.get("decoder_sparse_step", 1) == 1:
             matrices.pop("intermediate features", None)  # every layer has experts
-        found |= {"expert_model": {"experts": experts}, "expert_tensor": {"features of an expert": inner}}
-    return found
+        result |= {"expert_model": {"experts": experts}, "expert_tensor": {"features of an expert": inner}}
+    return result
 
 
 def _table(file: Path) -> dict[str, Any]:

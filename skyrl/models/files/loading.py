@@ -139,8 +139,8 @@ def generation_ends(path: str) -> tuple[int, ...]:
 
 def end_tokens(config: PretrainedConfig | GenerationConfig) -> tuple[int, ...]:
     """End-of-sequence tokens of one of transformers' configurations, which has one, several or none."""
-    found = getattr(config, "eos_token_id", None)
-    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
+    result = getattr(config, "eos_token_id", None)
+    return () if result is None else (result,) if isinstance(result, int) else tuple(result)
 
 
 def refuse_small_vocabulary(path: str, tokenizer: Sized) -> None:

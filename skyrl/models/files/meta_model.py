@@ -76,8 +76,8 @@ def _layers(model: nn.Module) -> tuple[str, dict[int, dict[str, nn.Parameter]]]:
     """Name of the list of the model's layers, with its dot, and the weights of each by number and name."""
     lists: dict[str, dict[int, dict[str, nn.Parameter]]] = defaultdict(lambda: defaultdict(dict))
     for name, weight in model.named_parameters():
-        if found := re.match(r"(.*?\.)(\d+)\.", name):
-            lists[found[1]][int(found[2])][name] = weight
+        if match := re.match(r"(.*?\.)(\d+)\.", name):
+            lists[match[1]][int(match[2])][name] = weight
     return max(lists.items(), key=lambda each: sum(w.numel() for weights in each[1].values() for w in weights.values()))
 
 

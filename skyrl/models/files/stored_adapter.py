@@ -61,13 +61,13 @@ def stored_settings(folder: Path, where: str) -> StoredSettings:
     """
     try:
         settings = json.loads(stored_text(folder / _SETTINGS))
-        found = StoredSettings(rank=int(settings["r"]), alpha=float(settings["lora_alpha"]))
+        result = StoredSettings(rank=int(settings["r"]), alpha=float(settings["lora_alpha"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _no_adapter(folder, where, error) from error
     for name, plain in _PLAIN.items():
         if settings.get(name) not in plain:
             raise ModelError(f"{where}: an adapter with {name} = {settings[name]!r} is not supported in this version")
-    return found
+    return result
 
 
 def stored_tensors(folder: Path, where: str) -> dict[str, Tensor]:

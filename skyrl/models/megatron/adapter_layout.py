@@ -17,7 +17,7 @@ from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from skyrl.errors import ModelError
-from skyrl.models.megatron.layout import Block, Layout
+from skyrl.models.megatron.layout import Layout, RowBlock
 
 COMMON = "adapter.a"
 """Megatron's name of a factor A that joined layers share."""
@@ -64,7 +64,7 @@ class JoinedPart:
     is_adapted: bool
 
 
-def parts_of(pieces: Sequence[Block], adapters: Adapters) -> list[JoinedPart]:
+def parts_of(pieces: Sequence[RowBlock], adapters: Adapters) -> list[JoinedPart]:
     """The stored layers that the weight made of `pieces` consists of, in their order within a group of heads."""
     rows: dict[str, int] = {}
     for piece in pieces:
@@ -79,28 +79,28 @@ def with_adapters(layout: Layout, adapters: Adapters) -> Layout:
     """The layout of a model whose layers have adapters, with stored names as PEFT's layers have them. Raises
     `ModelError` for an adapter that no layer of Megatron-core can have.
     """
-    found: dict[str, tuple[Block, ...]] = {}
+    result: dict[str, tuple[RowBlock, ...]] = {}
     for name, pieces in layout.items():
-        found[name] = tuple(_renamed(piece, adapters) for piece in pieces)
+        result[name] = tuple(_renamed(piece, adapters) for piece in pieces)
         if name.endswith(".weight"):
-            found |= {f"{name.removesuffix('weight')}{part}": made for part, made in _factors(pieces, adapters)}
+            result |= {f"{name.removesuffix('weight')}{part}": made for part, made in _factors(pieces, adapters)}
     placed = {_module(piece) for name, pieces in layout.items() if name.startswith("decoder.") for piece in pieces}
     if misplaced := sorted(adapters.modules - placed):
         raise ModelError(
             f"strategy = megatron has adapters for the linear layers of attention and of the feed-forward part, and "
             f"none for {misplaced[0]}: choose others in model.lora.target_modules"
         )
-    return found
+    return result
 
 
-def _factors(pieces: Sequence[Block], adapters: Adapters) -> Iterator[tuple[str, tuple[Block, ...]]]:
+def _factors(pieces: Sequence[RowBlock], adapters: Adapters) -> Iterator[tuple[str, tuple[RowBlock, ...]]]:
     """Names, relative to the linear layer, and blocks of the factors of its adapter."""
-    own: dict[str, list[Block]] = {}
+    own: dict[str, list[RowBlock]] = {}
     for piece in pieces:
         if _module(piece) in adapters.modules:
             own.setdefault(_module(piece), []).append(piece)
     first = {
-        module: Block(f"{module}.lora_A.default.weight", range(adapters.rank), blocks[0].columns)
+        module: RowBlock(f"{module}.lora_A.default.weight", range(adapters.rank), blocks[0].columns)
         for module, blocks in own.items()
     }
     if adapters.joined and first:
@@ -112,19 +112,19 @@ def _factors(pieces: Sequence[Block], adapters: Adapters) -> Iterator[tuple[str,
         yield f"adapter.b_{name}", tuple(_packed(f"{module}.lora_B.default.weight", blocks))
 
 
-def _packed(weight: str, blocks: Sequence[Block]) -> Iterator[Block]:
+def _packed(weight: str, blocks: Sequence[RowBlock]) -> Iterator[RowBlock]:
     """The rows of `blocks` in another weight, one block after the other."""
     first = 0
     for block in blocks:
-        yield Block(weight, block.rows, None, first)
+        yield RowBlock(weight, block.rows, None, first)
         first += len(block.rows)
 
 
-def _module(piece: Block) -> str:
+def _module(piece: RowBlock) -> str:
     return piece.weight.rpartition(".")[0]
 
 
-def _renamed(piece: Block, adapters: Adapters) -> Block:
+def _renamed(piece: RowBlock, adapters: Adapters) -> RowBlock:
     module, _, kind = piece.weight.rpartition(".")
     return evolve(piece, weight=f"{module}.base_layer.{kind}") if module in adapters.modules else piece
 
@@ -133,16 +133,16 @@ def new_adapters_in_common(tensors: Mapping[str, Tensor], layout: Layout) -> dic
     """Newly drawn adapters in which joined layers share the A of the first of them. Raises `ModelError` for trained
     adapters with different A; while B is zero, replacing A does not change the adapter.
     """
-    found = dict(tensors)
+    result = dict(tensors)
     for name, pieces in layout.items():
         if not name.endswith(COMMON):
             continue
         first, *others = [piece.weight for piece in pieces]
         for other in others:
-            if not torch.equal(found[other], found[first]) and found[other.replace("lora_A", "lora_B")].any():
+            if not torch.equal(result[other], result[first]) and result[other.replace("lora_A", "lora_B")].any():
                 raise ModelError(f"{different(first, other)}; or train without model.lora.path")
-            found[other] = found[first]
-    return found
+            result[other] = result[first]
+    return result
 
 
 def different(one: str, other: str) -> str:

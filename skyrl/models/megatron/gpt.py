@@ -32,7 +32,7 @@ from skyrl.models.attention.shared_rows import RowSharing
 from skyrl.models.megatron.experts import let_token_counts_differ
 from skyrl.models.megatron.layout import DecoderSizes, Mixture
 from skyrl.models.megatron.modules import MegatronNorm, RowAttention, RowsOfTokens
-from skyrl.models.megatron.routers import Watch, WatchedRouter, own_tokens, sparse_layer
+from skyrl.models.megatron.routers import LoadWatch, WatchedRouter, own_tokens, sparse_layer
 from skyrl.models.output_head import PlainHead
 from skyrl.models.routers import RoutedTokens, refuse_other_layers
 
@@ -266,13 +266,13 @@ class MegatronDecoder(nn.Module):
             router.local_tokens_per_expert.zero_()
 
     def _biased_routers(self) -> list[Any]:
-        return [each for each in self.gpt.modules() if getattr(each, "expert_bias", None) is not None]
+        return [module for module in self.gpt.modules() if getattr(module, "expert_bias", None) is not None]
 
-    def watch_routers(self, watch: Watch) -> None:
+    def watch_routers(self, watch: LoadWatch) -> None:
         """Report the loads of this stage's routers in training to `watch` from now on."""
-        for each in self.gpt.modules():
-            if isinstance(each, WatchedRouter):
-                each.watch = watch
+        for module in self.gpt.modules():
+            if isinstance(module, WatchedRouter):
+                module.watch = watch
 
     def own_tokens(self, tokens: RoutedTokens, shape: tuple[int, int]) -> RoutedTokens:
         """The tokens of an input of `shape` (B, L) that the routers of this rank see. Raises `ModelError` if replayed

@@ -2,7 +2,7 @@
 
 Megatron-core joins query, key and value of each group of heads into one matrix, and gate and up projection into
 another; its tensor parallelism cuts the joined matrices and pads the vocabulary. The experts that a rank has of a layer
-are stacked one below the other. Both directions of the conversion follow from one table of `Block`s, one tensor at a
+are stacked one below the other. Both directions of the conversion follow from one table of `RowBlock`s, one tensor at a
 time. Nothing here requires Megatron-core.
 """
 
@@ -126,7 +126,7 @@ heads."""
 
 
 @frozen
-class Block:
+class RowBlock:
     """Rows of a Megatron parameter that are rows of a stored weight. A vector counts as a column."""
 
     weight: str
@@ -142,7 +142,7 @@ class Block:
     """First row of the block in the Megatron parameter."""
 
 
-Layout = Mapping[str, tuple[Block, ...]]
+Layout = Mapping[str, tuple[RowBlock, ...]]
 """Megatron parameter, layers counted from 0 over all pipeline stages -> its pieces, in the order of its rows."""
 
 
@@ -154,36 +154,38 @@ def layout_of(sizes: DecoderSizes, *, parts: int = 1, part: int = 0, value_head:
     """
     tokens = sizes.padded_vocabulary(parts) // parts
     own = range(part * tokens, min((part + 1) * tokens, sizes.vocabulary))
-    found: dict[str, tuple[Block, ...]] = {EMBEDDINGS: (Block(_STORED_EMBEDDINGS, own),)}
+    result: dict[str, tuple[RowBlock, ...]] = {EMBEDDINGS: (RowBlock(_STORED_EMBEDDINGS, own),)}
     for layer in range(sizes.layers):
-        found |= {f"decoder.layers.{layer}.{name}": pieces for name, pieces in _layer(sizes, layer, parts, part)}
-    found["decoder.final_layernorm.weight"] = (Block("model.norm.weight", range(sizes.hidden)),)
+        result |= {f"decoder.layers.{layer}.{name}": pieces for name, pieces in _layer(sizes, layer, parts, part)}
+    result["decoder.final_layernorm.weight"] = (RowBlock("model.norm.weight", range(sizes.hidden)),)
     if value_head is not None:
-        found["value_head.weight"] = (Block(value_head, range(1)),)
+        result["value_head.weight"] = (RowBlock(value_head, range(1)),)
     else:
-        found[HEAD] = (Block(_STORED_EMBEDDINGS if sizes.tied else _STORED_HEAD, own),)
-    return found
+        result[HEAD] = (RowBlock(_STORED_EMBEDDINGS if sizes.tied else _STORED_HEAD, own),)
+    return result
 
 
-def _layer(sizes: DecoderSizes, layer: int, parts: int, part: int) -> Iterator[tuple[str, tuple[Block, ...]]]:
+def _layer(sizes: DecoderSizes, layer: int, parts: int, part: int) -> Iterator[tuple[str, tuple[RowBlock, ...]]]:
     stored = f"model.layers.{layer}."
     whole, head = range(sizes.hidden), range(sizes.head_size)
     for name, theirs in (("input_layernorm", "input_layernorm"), ("pre_mlp_layernorm", "post_attention_layernorm")):
-        yield f"{name}.weight", (Block(f"{stored}{theirs}.weight", whole),)
+        yield f"{name}.weight", (RowBlock(f"{stored}{theirs}.weight", whole),)
     for kind in ("weight", "bias") if sizes.attention_bias else ("weight",):
         yield f"self_attention.linear_qkv.{kind}", tuple(_joined_heads(sizes, stored, kind, parts, part))
     if sizes.head_norms:
         for name in ("q", "k"):
-            yield f"self_attention.{name}_layernorm.weight", (Block(f"{stored}self_attn.{name}_norm.weight", head),)
+            yield f"self_attention.{name}_layernorm.weight", (RowBlock(f"{stored}self_attn.{name}_norm.weight", head),)
     mixed = _share(sizes.heads * sizes.head_size, parts, part)
-    yield "self_attention.linear_proj.weight", (Block(f"{stored}self_attn.o_proj.weight", whole, mixed),)
+    yield "self_attention.linear_proj.weight", (RowBlock(f"{stored}self_attn.o_proj.weight", whole, mixed),)
     if sizes.mixture is not None and layer in sizes.mixture.layers:
-        yield "mlp.router.weight", (Block(f"{stored}mlp.gate.weight", range(sizes.mixture.experts)),)
+        yield "mlp.router.weight", (RowBlock(f"{stored}mlp.gate.weight", range(sizes.mixture.experts)),)
         return
     inner = _share(sizes.intermediate, parts, part)
-    gate, up = (Block(f"{stored}mlp.{name}_proj.weight", inner, None, n * len(inner)) for n, name in enumerate(_GATED))
+    gate, up = (
+        RowBlock(f"{stored}mlp.{name}_proj.weight", inner, None, n * len(inner)) for n, name in enumerate(_GATED)
+    )
     yield "mlp.linear_fc1.weight", (gate, up)
-    yield "mlp.linear_fc2.weight", (Block(f"{stored}mlp.down_proj.weight", whole, inner),)
+    yield "mlp.linear_fc2.weight", (RowBlock(f"{stored}mlp.down_proj.weight", whole, inner),)
 
 
 _GATED = ("gate", "up")
@@ -193,35 +195,35 @@ def expert_layout_of(sizes: DecoderSizes, *, groups: int, parts: int, rank: int)
     """Blocks of the parameters of experts on one of the ranks that together hold all experts: `groups` of ranks with
     different experts, each of `parts` ranks that cut every matrix. Empty for a model without experts.
     """
-    found: dict[str, tuple[Block, ...]] = {}
+    result: dict[str, tuple[RowBlock, ...]] = {}
     for layer in () if sizes.mixture is None else sorted(sizes.mixture.layers):
         assert sizes.mixture is not None
         own = _share(sizes.mixture.experts, groups, rank // parts)
         inner = _share(sizes.mixture.inner, parts, rank % parts)
         stored, name = f"model.layers.{layer}.mlp.experts.", f"decoder.layers.{layer}.mlp.experts."
-        gate_up: list[Block] = []
+        gate_up: list[RowBlock] = []
         for number in range(2 * own.start, 2 * own.stop):  # gate and up of each expert
             rows = _moved(inner, number * sizes.mixture.inner)
-            gate_up.append(Block(f"{stored}gate_up_proj", rows, None, len(gate_up) * len(inner)))
-        down: list[Block] = []
+            gate_up.append(RowBlock(f"{stored}gate_up_proj", rows, None, len(gate_up) * len(inner)))
+        down: list[RowBlock] = []
         for expert in own:
             rows = _moved(range(sizes.hidden), expert * sizes.hidden)
-            down.append(Block(f"{stored}down_proj", rows, inner, len(down) * sizes.hidden))
-        found |= {f"{name}gate_up": tuple(gate_up), f"{name}down": tuple(down)}
-    return found
+            down.append(RowBlock(f"{stored}down_proj", rows, inner, len(down) * sizes.hidden))
+        result |= {f"{name}gate_up": tuple(gate_up), f"{name}down": tuple(down)}
+    return result
 
 
 def _moved(rows: range, by: int) -> range:
     return range(rows.start + by, rows.stop + by)
 
 
-def _joined_heads(sizes: DecoderSizes, stored: str, kind: str, parts: int, part: int) -> Iterator[Block]:
+def _joined_heads(sizes: DecoderSizes, stored: str, kind: str, parts: int, part: int) -> Iterator[RowBlock]:
     """Queries, key and value of each group of heads, one group after the other."""
     queries, size, first = sizes.heads // sizes.groups, sizes.head_size, 0
     for group in _share(sizes.groups, parts, part):
         for name, heads in (("q", queries), ("k", 1), ("v", 1)):
             rows = range(group * heads * size, (group + 1) * heads * size)
-            yield Block(f"{stored}self_attn.{name}_proj.{kind}", rows, None, first)
+            yield RowBlock(f"{stored}self_attn.{name}_proj.{kind}", rows, None, first)
             first += len(rows)
 
 
@@ -229,12 +231,12 @@ def _share(whole: int, parts: int, part: int) -> range:
     return range(whole * part // parts, whole * (part + 1) // parts)
 
 
-def block_of(local: Tensor, piece: Block) -> Tensor:
+def block_of(local: Tensor, piece: RowBlock) -> Tensor:
     """The rows of a Megatron parameter (rows, ...) that belong to the piece; a view."""
     return local[piece.first : piece.first + len(piece.rows)]
 
 
-def fill(local: Tensor, pieces: Sequence[Block], read: Callable[[Block], Tensor]) -> None:
+def fill(local: Tensor, pieces: Sequence[RowBlock], read: Callable[[RowBlock], Tensor]) -> None:
     """Fill a Megatron parameter (rows, ...) with the blocks that `read` returns; padding rows are 0."""
     local.zero_()
     for piece in pieces:
@@ -242,20 +244,20 @@ def fill(local: Tensor, pieces: Sequence[Block], read: Callable[[Block], Tensor]
         target.copy_(read(piece).view(target.shape))
 
 
-def own_part(local: Tensor, pieces: Sequence[Block], weight: str) -> Tensor:
+def own_part(local: Tensor, pieces: Sequence[RowBlock], weight: str) -> Tensor:
     """(rows, ...): the part of one stored weight in a Megatron parameter, with its pieces one after the other."""
     blocks = [block_of(local, piece) for piece in pieces if piece.weight == weight]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
 def matrix_of(whole: Tensor) -> Tensor:
-    """A stored weight as a view in the form that `Block`s refer to: the matrices of all experts (E, rows, columns)
+    """A stored weight as a view in the form that `RowBlock`s refer to: the matrices of all experts (E, rows, columns)
     become one matrix (E x rows, columns).
     """
     return whole.flatten(0, 1) if whole.dim() == PER_EXPERT else whole
 
 
-def put(whole: Tensor, part: Tensor, pieces: Sequence[Block], weight: str) -> None:
+def put(whole: Tensor, part: Tensor, pieces: Sequence[RowBlock], weight: str) -> None:
     """Write `part`, returned by `own_part` on a rank whose parameter has these `pieces`, into the whole weight."""
     whole, first = matrix_of(whole), 0
     for piece in (each for each in pieces if each.weight == weight):

@@ -31,7 +31,7 @@ Choose = Callable[..., tuple[Tensor, Tensor]]
 """Megatron-core's choice of the best experts: scores (T, E), K and groups of experts -> scores (T, K) and indices."""
 
 
-class Watch(Protocol):
+class LoadWatch(Protocol):
     """Protocol of objects that receive the loads of routers while a model learns."""
 
     def __call__(self, layer: int, loads: RowLoads, row_weights: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class ReplayedChoices:
 class WatchedRouter(TopKRouter):  # type: ignore[misc]  # Megatron-core has no types
     """Megatron-core's router, extended to replay choices and report its loads."""
 
-    watch: Watch | None = None
+    watch: LoadWatch | None = None
     """Receives the loads in training. None: loads are not measured."""
 
     def __init__(self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None) -> None:

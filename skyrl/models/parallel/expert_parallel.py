@@ -33,7 +33,7 @@ def refuse_unspreadable(model: nn.Module, size: int, ranks: int, field: str) -> 
     modules: list[Any] = list(expert_modules(model))
     if not modules:
         raise ModelError(f"this model has no experts that ranks could share: set {field} = 1")
-    if any(each.is_transposed or each.has_bias or not each.has_gate for each in modules):
+    if any(module.is_transposed or module.has_bias or not module.has_gate for module in modules):
         raise ModelError(f"the experts of this model are not gated ones without biases: set {field} = 1")
     if found := uneven_parts({"experts": int(modules[0].num_experts)}, size, ranks):
         _, uneven = found

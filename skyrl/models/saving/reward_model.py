@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,30 +17,15 @@ from skyrl.chats.masks import ChatMasks
 from skyrl.errors import DataError, ModelError
 from skyrl.models.files.failures import model_error
 from skyrl.models.files.loading import load_config, load_tokenizer, max_positions, model_source
-from skyrl.models.saving.storing import save_pretrained
-from skyrl.tree import FrozenDict
+from skyrl.models.saving.storing import ModelFolder, save_pretrained
 
 TOKENS_AT_A_TIME = 8192
 """Largest number of tokens, padding included, that are scored together."""
 
 
 @frozen(kw_only=True)
-class RewardModelExport:
+class RewardModelExport(ModelFolder):
     """Stores body and head. It runs where the weights are gathered, so it can be pickled."""
-
-    like: str
-    """The model that training started from."""
-
-    tokenizer_path: str | None = None
-    """Path of a tokenizer other than the model's. None: the model's own."""
-
-    use_fast_tokenizer: bool = True
-    folder: Path
-    chat_template: str | None = None
-    """The template that the model was trained with, its variables included. None: the tokenizer's own."""
-
-    overrides: Mapping[str, Any] = FrozenDict()
-    """Values of the model's configuration that training replaced."""
 
     def __call__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Store `weights`, whole tensors by name in their own shapes, gathered in the memory of the host.
@@ -49,8 +33,7 @@ class RewardModelExport:
         Raises `RunError` if writing fails.
         """
         gathered = {name: weight.detach().to("cpu", copy=True) for name, weight in weights}
-        tokenizer = load_tokenizer(self.tokenizer_path or self.like, use_fast=self.use_fast_tokenizer)
-        tokenizer.chat_template = self.chat_template or tokenizer.chat_template
+        tokenizer = self.tokenizer()
         config = load_config(self.like, self.overrides)
         config.num_labels = 1
         config.get_text_config().pad_token_id = tokenizer.pad_token_id
@@ -114,11 +97,11 @@ class RewardModel:
         self, rows: Sequence[Sequence[int]], given_up: Callable[[], bool] = lambda: False
     ) -> list[float]:
         """A score for each chat, given as tokens; higher is better. `given_up` is that of `scores`."""
-        found: list[float] = []
+        result: list[float] = []
         with self._lock, torch.inference_mode():
             for group in takewhile(lambda _: not given_up(), _groups(rows)):
-                found += self._score(group)
-        return found
+                result += self._score(group)
+        return result
 
     def _score(self, rows: Sequence[Sequence[int]]) -> list[float]:
         width = max(map(len, rows))

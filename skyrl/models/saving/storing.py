@@ -30,8 +30,8 @@ logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to"
 
 
 @frozen(kw_only=True)
-class Export:
-    """Stores weights as a model folder. It runs where the weights are gathered, so it can be pickled."""
+class ModelFolder:
+    """A folder that a trained model is stored into, with its tokenizer."""
 
     like: str
     """The model that training started from, whose architecture, tokenizer and generation defaults are stored."""
@@ -42,10 +42,21 @@ class Export:
     use_fast_tokenizer: bool = True
     folder: Path
     chat_template: str | None = None
-    """The template that the model was trained with. None: the tokenizer's own."""
+    """The template that the model was trained with, its variables included. None: the tokenizer's own."""
 
     overrides: Mapping[str, Any] = FrozenDict()
     """Values of the model's configuration that training replaced."""
+
+    def tokenizer(self) -> ChatTokenizer:
+        """The tokenizer to store, with the chat template."""
+        tokenizer = load_tokenizer(self.tokenizer_path or self.like, use_fast=self.use_fast_tokenizer)
+        tokenizer.chat_template = self.chat_template or tokenizer.chat_template
+        return tokenizer
+
+
+@frozen(kw_only=True)
+class Export(ModelFolder):
+    """Stores weights as a model folder. It runs where the weights are gathered, so it can be pickled."""
 
     turn_end: int | None = None
     """A token that ends turns in training, added to the tokens that stop generation. None: none is added."""
@@ -61,9 +72,7 @@ class Export:
         if self.turn_end is not None:
             ends = generation_ends(self.like)
             model.generation_config.eos_token_id = [*ends, *({self.turn_end} - {*ends})]
-        tokenizer = load_tokenizer(self.tokenizer_path or self.like, use_fast=self.use_fast_tokenizer)
-        tokenizer.chat_template = self.chat_template or tokenizer.chat_template
-        save_pretrained(gathered, model, tokenizer, self.folder)
+        save_pretrained(gathered, model, self.tokenizer(), self.folder)
 
 
 @frozen(kw_only=True)

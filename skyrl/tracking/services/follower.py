@@ -118,15 +118,12 @@ class Follower:
                     with contextlib.suppress(BlockingIOError):  # the pipe is full: there is enough to read
                         process.stdin.write(b"\n")
                         process.stdin.flush()
-                    self._await_step(process)
+                    while not self._step.wait(_GLANCE) and process.poll() is None:
+                        pass
+                    self._step.clear()
             with contextlib.suppress(OSError):
                 process.stdin.close()
             return process.wait()
-
-    def _await_step(self, process: subprocess.Popen[bytes]) -> None:
-        while not self._step.wait(_GLANCE) and process.poll() is None:
-            pass
-        self._step.clear()
 
     @contextlib.contextmanager
     def _started(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -175,7 +172,7 @@ class WithLag:
         self._all = Trackers([*trackers, *followers])
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        lags = {f"trackers/{each.name}_steps_behind": float(each.steps_behind) for each in self._followers}
+        lags = {f"trackers/{follower.name}_steps_behind": float(follower.steps_behind) for follower in self._followers}
         self._all.log(step, {**metrics, **lags})
 
     def close(self) -> None:

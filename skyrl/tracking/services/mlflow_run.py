@@ -12,7 +12,7 @@ from typing import Any, Self
 import attrs
 
 from skyrl.tracking.services.run_files import derived_values, flat
-from skyrl.tracking.services.service import Known, ServiceRun, Table
+from skyrl.tracking.services.service import Known, ServiceRun, ServiceTable
 
 _STEP = "skyrl.step"
 """Tag with the last step that was logged."""
@@ -65,7 +65,7 @@ class MlflowRun:
         values = [Metric(_name(name), value, now, step) for name, value in metrics.items()]
         self._client.log_batch(self._id, metrics=values, tags=[RunTag(_STEP, str(step))])
 
-    def table(self, table: Table) -> None:
+    def table(self, table: ServiceTable) -> None:
         columns = {name: [row[index] for row in table.rows] for index, name in enumerate(table.columns)}
         self._client.log_table(self._id, columns, f"{_name(table.name)}/step_{table.step:06}.json")
 

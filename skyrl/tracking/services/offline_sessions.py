@@ -22,7 +22,7 @@ def resumable(known: Known, first_step: int | None) -> Known:
     for number, session in enumerate(known.sessions):
         folder = Path(session.path)
         is_sound = session.is_closed and folder.is_dir() and (first_step is None or session.step <= first_step)
-        if not is_sound and not _is_synced(folder):
+        if not is_sound and not any(folder.glob("*.synced")):
             for each in known.sessions[number:]:
                 shutil.rmtree(each.path, ignore_errors=True)
             return attrs.evolve(known, step=session.after, sessions=known.sessions[:number])
@@ -39,7 +39,3 @@ def closed(known: Known) -> Known:
     """The state after the last session's files were closed."""
     last = attrs.evolve(known.sessions[-1], step=known.step, is_closed=True)
     return attrs.evolve(known, sessions=(*known.sessions[:-1], last))
-
-
-def _is_synced(folder: Path) -> bool:
-    return any(folder.glob("*.synced"))

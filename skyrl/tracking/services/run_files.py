@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from skyrl.errors import UserError
 from skyrl.storage.json_files import complete_lines, record_of
 from skyrl.tracking.jsonlines import is_sample
-from skyrl.tracking.services.service import Table
+from skyrl.tracking.services.service import ServiceTable
 from skyrl.tree.files import stored_text
 
 COLUMNS = ("step", "prompt_id", "sample", "reward", "stop_reason", "prompt", "response")
@@ -61,7 +61,7 @@ class SampleTables:
         self._lines, self._size = GrowingLines(path), rows
         self._ahead: list[dict[str, Any]] = []  # at most one: the first record of a later step
 
-    def before(self, step: float) -> Iterator[Table]:
+    def before(self, step: float) -> Iterator[ServiceTable]:
         """Tables of the steps before `step` that were not returned yet; they are complete once `step` is logged. After
         the file is replaced, they are returned again.
         """
@@ -71,7 +71,7 @@ class SampleTables:
             if len(rows) < self._size:
                 rows.append(_row(record))
         for number, rows in sorted(tables.items()):
-            yield Table(name="samples", step=number, columns=COLUMNS, rows=rows)
+            yield ServiceTable(name="samples", step=number, columns=COLUMNS, rows=rows)
 
     def _records_before(self, step: float) -> Iterator[dict[str, Any]]:
         """New records before `step`; the first record of a later step is kept for the next call."""
@@ -83,15 +83,15 @@ class SampleTables:
             yield record
 
 
-def evaluation_tables(folder: Path, step: int, rows: int) -> Iterator[Table]:
+def evaluation_tables(folder: Path, step: int, rows: int) -> Iterator[ServiceTable]:
     """A table for each data source that was evaluated after a step; `folder` contains all evaluations."""
     for file in sorted((folder / f"global_step_{step}_evals").glob("*.jsonl")) if rows else ():
         if file.stem == "aggregated_results":
             continue
         samples = filter(is_sample, GrowingLines(file, of_steps=False).new())
         records = list(islice(samples, rows))
-        yield Table(
-            name=f"evaluation/{unquote(file.stem)}", step=step, columns=COLUMNS, rows=[_row(each) for each in records]
+        yield ServiceTable(
+            name=f"evaluation/{unquote(file.stem)}", step=step, columns=COLUMNS, rows=[*map(_row, records)]
         )
 
 

@@ -98,7 +98,7 @@ class Known:
 
 
 @attrs.frozen(kw_only=True)
-class Table:
+class ServiceTable:
     """Rows that belong to a step."""
 
     name: str
@@ -133,7 +133,7 @@ class Service(Protocol):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step later than all before."""
 
-    def table(self, table: Table) -> None:
+    def table(self, table: ServiceTable) -> None:
         """Log a table, whose step may be earlier than the last one logged."""
 
     def close(self) -> None:

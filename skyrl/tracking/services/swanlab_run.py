@@ -13,7 +13,7 @@ import attrs
 
 from skyrl.tracking.services.offline_sessions import closed, opened, resumable
 from skyrl.tracking.services.run_files import derived_values
-from skyrl.tracking.services.service import Known, ServiceRun, Table
+from skyrl.tracking.services.service import Known, ServiceRun, ServiceTable
 
 
 class SwanLabRun:
@@ -31,6 +31,8 @@ class SwanLabRun:
         folder = Path(own.path or run.folder / "swanlog").expanduser().absolute()
         folder.mkdir(parents=True, exist_ok=True)
         self._swanlab = swanlab
+        # SwanLab collects nothing about the machine, the code or the terminal, only configuration and metrics.
+        kinds = ("hardware", "runtime", "requirements", "conda", "git", "swanlab", "monitor")
         self._run = swanlab.init(
             workspace=own.workspace,
             project=re.sub(r"[^0-9a-zA-Z_\-+.]", "_", run.project)[:100],  # what SwanLab allows
@@ -43,7 +45,9 @@ class SwanLabRun:
             group=shared.group,
             job_type=shared.job_type,
             log_dir=str(folder),
-            settings=_settings(swanlab),
+            settings=swanlab.Settings(
+                interactive=False, probe=dict.fromkeys(kinds, False), terminal={"proxy_type": "none"}
+            ),
         )
         self.known = opened(known, str(self._run.dir))
 
@@ -61,16 +65,10 @@ class SwanLabRun:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
 
-    def table(self, table: Table) -> None:
+    def table(self, table: ServiceTable) -> None:
         rows = self._swanlab.echarts.Table().add(list(table.columns), [[*map(str, row)] for row in table.rows])
         self._run.log({table.name: rows}, step=table.step)
 
     def close(self) -> None:
         self._run.finish()
         self.known = closed(self.known)
-
-
-def _settings(swanlab: Any) -> Any:
-    """Settings that collect nothing about the machine, the code or the terminal, only configuration and metrics."""
-    kinds = ("hardware", "runtime", "requirements", "conda", "git", "swanlab", "monitor")
-    return swanlab.Settings(interactive=False, probe=dict.fromkeys(kinds, False), terminal={"proxy_type": "none"})

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import attrs
 
-from skyrl.tracking.services.service import Known, ServiceRun, Table
+from skyrl.tracking.services.service import Known, ServiceRun, ServiceTable
 
 
 class TensorBoardEvents:
@@ -57,7 +57,7 @@ class TensorBoardEvents:
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
         self._writer.flush()
 
-    def table(self, table: Table) -> None:
+    def table(self, table: ServiceTable) -> None:
         if table.step > self._has_tables_up_to:  # readers drop only scalars
             self._text(table.name, table.step, table.as_markdown())
 

@@ -12,7 +12,7 @@ import attrs
 
 from skyrl.tracking.services.offline_sessions import closed, opened, resumable
 from skyrl.tracking.services.run_files import derived_values
-from skyrl.tracking.services.service import Known, ServiceRun, Table
+from skyrl.tracking.services.service import Known, ServiceRun, ServiceTable
 
 INIT_SECONDS = 20.0
 """Deadline of a start in seconds; an attempt that takes longer fails and is repeated later."""
@@ -65,7 +65,7 @@ class WandbRun:
         self._run.log(dict(metrics), step=step)
         self._last = step
 
-    def table(self, table: Table) -> None:
+    def table(self, table: ServiceTable) -> None:
         import wandb
 
         rows = wandb.Table(columns=list(table.columns), data=[[*map(_cell, row)] for row in table.rows])
