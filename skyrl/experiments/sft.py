@@ -29,7 +29,7 @@ from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.learners.workers.objectives import CrossEntropy
-from skyrl.learners.workers.roles import RewardModelWorker, SFTWorker
+from skyrl.learners.workers.roles import SFTWorker
 from skyrl.models.files.loading import max_positions, refuse_small_vocabulary
 from skyrl.planning.replicas import Replicas, replicas
 from skyrl.runs.inputs import notice, report_unread_variables
@@ -55,7 +55,7 @@ class SupervisedExp(BaseExp):
     """Experiment of supervised runs."""
 
     cfg: SupervisedConfig
-    worker: ClassVar[type[SFTWorker | RewardModelWorker]]
+    worker: ClassVar[Callable[..., LearningWorker]]
     """The role of the model."""
 
     def __init__(self, cfg: SupervisedConfig) -> None:
