@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from attrs import define, field
@@ -61,21 +61,21 @@ class Canary:
     """Answers of each engine that only promises, from when it was last known to have the learner's weights."""
 
     async def compare(
-        self, source: WeightSource, engines: Sequence[InferenceEngine], version: int, *, promised: bool = False
+        self, source: WeightSource, engines: Mapping[int, InferenceEngine], version: int, *, promised: bool = False
     ) -> Metrics:
-        """Mean and largest absolute difference, in nats, over all engines. `promised`: the engines have accepted the
-        weights of `version`, and cannot show that they loaded them.
+        """Mean and largest absolute difference, in nats, over all engines, given by their numbers. `promised`: the
+        engines have accepted the weights of `version`, and cannot show that they loaded them.
 
         Raises `WeightSyncError`, which names the engine, if the mean of one exceeds the bound, or if it still computes
         with the weights of an earlier version.
         """
-        drawn = await asyncio.gather(*(self._continue(engine) for engine in engines))
+        drawn = await asyncio.gather(*(self._continue(engine) for engine in engines.values()))
         scores = await _scored(source, [pair for each in drawn for pair in each])
         answers = [
             [ScoredSample(prompt=prompt, completion=one, learner=scores[prompt, one.token_ids]) for prompt, one in each]
             for each in drawn
         ]
-        for number, each in enumerate(answers):
+        for number, each in zip(engines, answers, strict=True):
             distances = [answer.distance for answer in each]
             refuse_far(distances, f"engine {number}", version, self.bound)
         if promised:
@@ -83,10 +83,12 @@ class Canary:
         every = torch.cat([answer.distance for each in answers for answer in each])
         return {"weight_sync/parity_mean": every.mean().item(), "weight_sync/parity_max": every.max().item()}
 
-    def _follow(self, engines: Sequence[InferenceEngine], answers: Sequence[list[ScoredSample]], version: int) -> None:
+    def _follow(
+        self, engines: Mapping[int, InferenceEngine], answers: Sequence[list[ScoredSample]], version: int
+    ) -> None:
         """Refuse engines that stayed behind, and move the yardsticks of those that provably have not."""
         held, self._yardsticks = self._yardsticks, {}
-        for number, (engine, each) in enumerate(zip(engines, answers, strict=True)):
+        for (number, engine), each in zip(engines.items(), answers, strict=True):
             new = Yardstick(version=version, answers=tuple(each))
             before = held.get(engine)
             verdict = Verdict.FOLLOWS if before is None else before.verdict(each)
@@ -133,7 +135,7 @@ def refuse_far(distances: Sequence[Tensor], engine: str, version: int, bound: fl
 
 
 def refuse_mean(distance: float, count: int, engine: str, version: int, bound: float) -> None:
-    """Raises `WeightSyncError` if `found`, a mean distance in nats over `count` tokens, is more than rounding."""
+    """Raises `WeightSyncError` if `distance`, a mean in nats over `count` tokens, is more than rounding."""
     if not distance <= bound * (1 + 2 / max(count, 1) ** 0.5):  # refuses NaN as well
         raise WeightSyncError(
             f"{engine} does not compute with the weights of version {version} that it was sent, or computes in "

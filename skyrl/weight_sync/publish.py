@@ -6,7 +6,7 @@ old ones, or out of service.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 
 from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.inference.engine import InferenceEngine
@@ -104,7 +104,7 @@ class WeightSync:
                 if self._client.in_service:
                     raise
 
-    async def _compare(self, engines: Sequence[InferenceEngine], version: int) -> Metrics:
+    async def _compare(self, engines: Mapping[int, InferenceEngine], version: int) -> Metrics:
         promised = self._client.only_promised
         return await self._canary.compare(self._source, engines, version, promised=promised)
 

@@ -290,7 +290,7 @@ def parity(scene: Scene) -> object:
             return (one,) * len(request.keys)
 
     source: Any = _OneWeight()
-    engines: Any = [Engine()]
+    engines: Any = {0: Engine()}
     torch.manual_seed(0)
     try:
         return asyncio.run(parity_canary(scene.run, [[1, 2, 3]]).compare(source, engines, 1))

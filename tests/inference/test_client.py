@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -406,7 +406,7 @@ async def test_engines_can_be_looked_at_while_no_request_comes_through() -> None
     await door.pause()
     (waiting,) = await asked_of(door, ("outside", 1))
 
-    async def look(engines: Sequence[InferenceEngine]) -> int:
+    async def look(engines: Mapping[int, InferenceEngine]) -> int:
         await engines[0].generate(request((1,), name="inside"))
         return len(engines)
 
@@ -462,11 +462,11 @@ async def test_an_engine_that_dies_while_it_is_looked_at_is_lost_and_the_others_
     door = client(a, b)
     await door.pause()
 
-    async def look(engines: Sequence[InferenceEngine]) -> list[str]:
+    async def look(engines: Mapping[int, InferenceEngine]) -> dict[int, str]:
         a.fault = ProcessError("engine-0 died")
-        return [(await engine.generate(request((1,))))[0].text for engine in engines]
+        return {number: (await engine.generate(request((1,))))[0].text for number, engine in engines.items()}
 
-    assert await door.inspect(look) == ["b"]
+    assert await door.inspect(look) == {1: "b"}
     assert door.in_service == (b,)
 
 
@@ -475,7 +475,7 @@ async def test_an_error_of_a_look_at_engines_that_live_is_raised() -> None:
     door = client(a, b)
     await door.pause()
 
-    async def look(engines: Sequence[InferenceEngine]) -> None:
+    async def look(engines: Mapping[int, InferenceEngine]) -> None:
         raise ProcessError("policy-0 died")
 
     with pytest.raises(ProcessError, match="policy-0 died"):

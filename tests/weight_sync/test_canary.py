@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -57,8 +57,12 @@ def canary(*prompts: tuple[int, ...]) -> Canary:
     return Canary(prompts=prompts or ((1, 2, 3), (4,)), temperature=0.5, bound=BOUND, new_tokens=40)
 
 
-async def compare(*engines: Answers, learner: Any = None, asked: Canary | None = None) -> dict[str, float]:
-    return await (asked or canary()).compare(learner or Scores(), engines, 3)  # type: ignore[arg-type]  # stand-ins
+async def compare(
+    *engines: Answers, learner: Any = None, asked: Canary | None = None, first: int = 0
+) -> dict[str, float]:
+    """The engines are numbered from `first`."""
+    source, numbered = cast(Any, learner or Scores()), cast(Any, dict(enumerate(engines, start=first)))
+    return await (asked or canary()).compare(source, numbered, 3)
 
 
 def many(*logprobs: float) -> Answers:
@@ -127,6 +131,8 @@ async def test_log_probabilities_that_are_not_those_of_the_tokens_are_refused(da
     assert (await compare(right, learner=Knows()))["weight_sync/parity_max"] == 0
     with pytest.raises(WeightSyncError, match="^engine 1 does not compute"):
         await compare(right, wrong, learner=Knows())
+    with pytest.raises(WeightSyncError, match="^engine 4 does not compute"):  # three were lost before
+        await compare(right, wrong, learner=Knows(), first=3)
 
 
 async def test_a_difference_that_is_not_a_number_is_no_agreement() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -142,9 +143,10 @@ def test_the_verdict_names_the_version_that_the_engine_stayed_at() -> None:
     async def publish_all() -> None:
         for version in range(8):
             learner.version = engines[0].version = engines[1].version = version
-            await canary.compare(learner, engines, version, promised=True)  # type: ignore[arg-type]  # stand-ins
+            await canary.compare(learner, numbered, version, promised=True)  # type: ignore[arg-type]  # a stand-in
 
     learner, engines = Learner(), [Plays(99), Plays(4)]
+    numbered: Any = dict(enumerate(engines, start=3))  # three earlier ones were lost
     canary = Canary(prompts=tuple((row,) for row in range(ROWS)), temperature=1.0, bound=9.0)
-    with pytest.raises(WeightSyncError, match=r"^engine 1 accepted the weights of version 5 .* since version 4 "):
+    with pytest.raises(WeightSyncError, match=r"^engine 4 accepted the weights of version 5 .* since version 4 "):
         asyncio.run(publish_all())

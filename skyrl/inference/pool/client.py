@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -327,8 +327,9 @@ class InferenceEngineClient:
         if self._in_flight != "keep":
             self._admission.forget_prefixes()
 
-    async def inspect(self, look: Callable[[Sequence[InferenceEngine]], Awaitable[T]]) -> T:
-        """Await `look` on the engines in service, which take its requests and no others; returns its result.
+    async def inspect(self, look: Callable[[Mapping[int, InferenceEngine]], Awaitable[T]]) -> T:
+        """Await `look` on the engines in service by their numbers, which take its requests and no others; returns its
+        result.
 
         Called while paused, and leaves everything paused: an error of `look` is raised before the first token is
         sampled or, if samples are in flight, before any of them is finished and returned. If an engine is lost
@@ -337,14 +338,14 @@ class InferenceEngineClient:
         while True:
             await self._everywhere(lambda engine: engine.resume())
             self._refuse_where_none_serves()
-            serving = self.in_service
+            serving = {served.number: served.engine for served in self._serving}
             try:
                 return await look(serving)
             except ProcessError as error:
                 failed = error
             finally:
                 await self._everywhere(lambda engine: engine.pause(self._in_flight))
-            if self.in_service == serving or not self._serving:
+            if self.in_service == tuple(serving.values()) or not self._serving:
                 raise failed  # the error of another process, of an engine that still serves, or of the last one
 
     async def sleep(self) -> None:
