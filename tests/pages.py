@@ -50,14 +50,14 @@ def default_alarms() -> str:
 
 
 def layers() -> str:
-    """The packages by layer, as the import contracts of pyproject.toml have them, with the storeys inside."""
+    """The packages by layer, as the import contracts of pyproject.toml have them, with the sublayers inside."""
     options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     contracts = [contract for contract in options["contracts"] if contract["type"] == "layers"]
-    storeys = {contract["containers"][0]: contract["layers"] for contract in contracts}
-    rows = ["| layer | package | what it is | storeys, from the top down |", "|---|---|---|---|"]
-    for number, layer in enumerate(storeys["skyrl"], start=1):
+    sublayers = {contract["containers"][0]: contract["layers"] for contract in contracts}
+    rows = ["| layer | package | what it is | sublayers, from the top down |", "|---|---|---|---|"]
+    for number, layer in enumerate(sublayers["skyrl"], start=1):
         for package in layer.split(" | "):
-            inside = " > ".join(storeys.get(f"skyrl.{package}", ())).replace(" | ", ", ")
+            inside = " > ".join(sublayers.get(f"skyrl.{package}", ())).replace(" | ", ", ")
             rows.append(f"| {number} | `{package}` | {_first_sentence(package)} | {inside} |")
     return "\n".join(rows)
 

@@ -75,7 +75,7 @@ def imported(node: ast.AST) -> set[str]:
     return set()
 
 
-def test_modules_lie_in_a_package_or_in_one_of_its_storeys() -> None:
+def test_modules_lie_in_a_package_or_in_one_of_its_sublayers() -> None:
     relative = [module.relative_to(ROOT / "skyrl") for module in MODULES]
     assert [str(path) for path in relative if len(path.parts) > 3] == []
 

@@ -35,7 +35,7 @@ class SampleKey:
     turn: int = 0
     attempt: int = 0
     purpose: str = "train"
-    """`train` or `eval`: an evaluation must not reuse the draws of training."""
+    """`train`, `eval` or `baseline`: samples for one purpose must not reuse the draws of another."""
 
     occurrence: int = 0
     """Number of earlier occurrences of the prompt in the same batch: groups of a repeated prompt are different samples.
@@ -175,8 +175,8 @@ class InferenceEngine(Protocol):
 
     async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
         """Replace all weights, drop every cache computed from the old ones (except what a pause keeps) and adopt
-        `version`. Returns True if this library's own code has loaded the weights and found them in the parameters, and
-        False if the engine only promises to have loaded them.
+        `version`. Returns True if this library's own code has compared the weights with their digests and loaded them,
+        and False if the engine only promises to have loaded them.
 
         Called while paused. Names are those of the Hugging Face state dict without tied duplicates. Raises
         `WeightSyncError` if a name is missing or unknown, a shape differs, or bytes were changed in transit. The engine

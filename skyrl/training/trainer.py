@@ -67,8 +67,8 @@ class Publisher(Protocol):
     """Sends the learner's weights to the engines."""
 
     async def publish(self, version: int, /) -> Metrics:
-        """Send the learner's weights as `version`: the engines sample from them when this returns. Metrics of the
-        difference between engines and learner.
+        """Note the learner's weights as `version`, and send them if a transfer is due: the engines then sample from
+        them when this returns. Metrics of the difference between engines and learner.
         """
 
 
@@ -112,7 +112,7 @@ class PPOTrainer:
         self.targets = targets
         self.position = position
         self.version = 0
-        """Number of steps that the weights have been trained for; the training loop counts them."""
+        """Number of training steps, skipped ones included; the training loop counts them."""
         self._mini_batch = required(
             trainer_cfg.policy_mini_batch_size_in_samples, "trainer.policy_mini_batch_size_in_samples"
         )

@@ -66,8 +66,7 @@ def follow(migrations: Sequence[Migration], assignment: Assignment) -> Followed 
     if any(type(value) is type(each) and value == each for each in migration.harmless):
         message = f"ignored: no such field{since}, and {shown(value)} would change nothing"
         return (), (_warning(assignment, message, migration.why),)
-    if migration.new is not None:
-        target = (*_split(migration.new), *assignment.path[len(_split(migration.old)) :])
+    if (target := current_path(migrations, assignment.path)) is not None:
         moved = evolve(assignment, path=target)
         if migration.convert:
             moved = evolve(moved, value=migration.convert(value), is_text=False)
@@ -75,6 +74,14 @@ def follow(migrations: Sequence[Migration], assignment: Assignment) -> Followed 
         return (moved,), (warning,)
     code: ProblemCode = "not implemented" if migration.is_later else "removed field"
     raise ConfigError([Problem(path="", message=f"no such field{since}", hint=migration.why, code=code)])
+
+
+def current_path(migrations: Iterable[Migration], path: Path) -> Path | None:
+    """Today's name of a path that was renamed; None for any other."""
+    migration = _innermost(migrations, path)
+    if migration is None or migration.new is None:
+        return None
+    return (*_split(migration.new), *path[len(_split(migration.old)) :])
 
 
 def _innermost(migrations: Iterable[Migration], path: Path) -> Migration | None:

@@ -4,7 +4,8 @@
 
 There is one kind of `IncomingWeights` for each transport. An engine reads `weights` first and refuses a set that
 does not fit before it changes anything; then it opens the set where its model lives, and receives tensor after tensor.
-Bytes are compared with the digest that was sent with them before the engine sees them.
+Bytes are compared with the digest that was sent with them before the engine sees them, or, where vLLM receives them
+itself, after it has loaded them (`vllm_native.py`).
 """
 
 from __future__ import annotations
@@ -227,9 +228,9 @@ LOADED = "loaded"
 
 
 def receipt(incoming: IncomingWeights) -> str:
-    """What this library's code answers once it has loaded a set of weights and found it in a model's parameters: a
-    word, and a digest of the digests of all tensors if the set comes as files. A receiver in a group needs none: the
-    sender notices if it does not join.
+    """What this library's code answers once it has compared a set of weights with its digests and loaded it: a word,
+    and a digest of the digests of all tensors if the set comes as files. A receiver in a group needs none: the sender
+    notices if it does not join.
     """
     if not isinstance(incoming, Folder | Delta):
         return LOADED

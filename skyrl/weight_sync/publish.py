@@ -118,7 +118,7 @@ class WeightSync:
                 if self._client.in_service not in (serving, ()):
                     continue
                 if isinstance(error, WeightSyncError) and serving == self._client.in_service:
-                    await self._client.resume()  # engines still in service hold complete weights
+                    await self._client.resume()  # one that stopped halfway refuses to sample, and says so
                 raise
 
 

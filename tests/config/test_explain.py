@@ -9,8 +9,9 @@ import pytest
 
 from skyrl.cli.preparing.config import explanation_text
 from skyrl.config import ConfigError, load
+from skyrl.config.loading.check import has_effect
 from skyrl.config.loading.explain import Explanation, explain
-from skyrl.config.loading.kinds import KINDS, kind_named, root_of
+from skyrl.config.loading.kinds import KINDS, kind_named, kind_of, root_of
 from skyrl.config.loading.reference import reference_page, reference_section
 from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.config.settings.root import SkyRLTrainConfig
@@ -87,10 +88,27 @@ def test_no_check_reads_the_whole_tree(kind: str) -> None:
     assert {name: tables for name, tables in whole.items() if tables} == {}
 
 
+def test_a_former_name_is_explained_by_the_current_one() -> None:
+    found = explained("generator.enable_prefix_caching", "generator.enable_prefix_caching=false")
+    assert (found.path, found.value) == ("generator.inference_engine.enable_prefix_caching", False)
+
+
 def test_a_field_says_when_it_acts() -> None:
     off = explained("trainer.algorithm.kl_loss_coef", "trainer.algorithm.use_kl_loss=false")
     assert (off.acts_when, off.acts) == ("a KL term is on", False)
     assert explained("trainer.algorithm.kl_loss_coef").acts
+
+
+@pytest.mark.parametrize("backend", ["http", "torch", "vllm"])
+def test_an_explanation_and_the_warning_of_idle_fields_agree(backend: str) -> None:
+    loaded = load((), [f"generator.inference_engine.backend={backend}"])
+    run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
+    paths = dict.fromkeys(effect.path for effect in kind_of(run).effects)
+    said = {path: explain(path, run, origins) for path in paths}
+    assert {path for path in paths if said[path].acts} == {path for path in paths if has_effect(run, path)}
+    for path in paths:
+        unmet = [each.condition for each in kind_of(run).effects if each.path == path and not each.condition.holds(run)]
+        assert all(condition.words in said[path].acts_when for condition in unmet)
 
 
 @pytest.mark.parametrize(

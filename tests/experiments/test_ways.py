@@ -120,10 +120,10 @@ def test_an_argument_passes_the_modules_of_the_table(monkeypatch: pytest.MonkeyP
         compose(["examples/quickstart/grpo.toml"], words, environ=os.environ)
     finally:
         sys.setprofile(None)
-    assert way.modules == [row[0].removesuffix(".py").replace("/", ".") for row in rows("The way of an argument")]
+    assert way.modules == [row[0].removesuffix(".py").replace("/", ".") for row in rows("The path of an argument")]
     assert len(way.modules) <= MOST_MODULES
     assert len(way.entered_again) <= MOST_ENTERED_AGAIN, "\n".join(way.entered_again)
-    assert numbers("The way of an argument") == [len(way.modules), len(way.entered_again)]
+    assert numbers("The path of an argument") == [len(way.modules), len(way.entered_again)]
 
 
 @define
@@ -174,7 +174,7 @@ def test_prompts_batches_and_weights_pass_the_modules_of_the_table(
     run = BasePPOExp(config(nano, tmp_path, trainer__max_training_steps=1, trainer__eval_interval=-1))
     with ways.followed():
         run.run()
-    told = {row[0]: (row[1].split(" → "), int(row[2])) for row in rows("The ways of a prompt, a batch and a weight")}
+    told = {row[0]: (row[1].split(" → "), int(row[2])) for row in rows("The paths of a prompt, a batch and a weight")}
     assert told.keys() == PACKAGES.keys()
     for way, (modules, most) in told.items():
         passed = [module.replace(".", "/") for module in ways.modules[way]]

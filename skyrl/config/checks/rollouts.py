@@ -9,6 +9,7 @@ from skyrl.config.checks import checks_in
 from skyrl.config.derive.chosen_facts import estimator_facts
 from skyrl.config.derive.engine_options import given_length, length_option
 from skyrl.config.derive.rl_models import has_critic
+from skyrl.config.settings.environment import ENVIRONMENTS
 from skyrl.config.settings.generator import CHAT_TEMPLATES
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
@@ -58,6 +59,21 @@ def several_turns_have_room(run: SkyRLTrainConfig) -> Iterator[Problem]:
             hint="give it room for all turns but the last: prompt, answers and observations",
             severity="warning",
         )
+
+
+def second_turns_are_allowed(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A built-in environment that answers a wrong solution needs a turn for the next one."""
+    name, generator = run.environment.env_class, run.generator
+    facts = ENVIRONMENTS.get(name) if name else None
+    if facts is None or facts.single_turn or generator.max_turns > 1 or run.environment.agent.plays:
+        return
+    yield Problem(
+        path="generator.max_turns",
+        message=f"{name} asks for another turn, and 1 allows none: a sample that does not end at once fails, unless "
+        "its row has max_turns = 1",
+        hint="set it to the largest number of turns, such as 2",
+        severity="warning",
+    )
 
 
 def step_wise_excludes_discounting(run: SkyRLTrainConfig) -> Iterator[Problem]:

@@ -59,6 +59,11 @@ def _one_of(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
 
 
+_FIELDS_OF_LOSSES = dict.fromkeys(field for facts in POLICY_LOSSES.values() for field in facts.fields)
+
+_UNDER_SETTINGS = {"clip_ratio_c": ", or decoupled with decoupled.dual_clip"}
+"""What else reads a field, beside the losses that always do."""
+
 _FILTERS = is_one("dynamic_sampling.type", "filter", name="dynamic_sampling.type")
 
 _OF_THE_TABLE: tuple[Effect, ...] = (
@@ -68,8 +73,7 @@ _OF_THE_TABLE: tuple[Effect, ...] = (
     *map(_estimator_field, ("grpo_norm_by_std", "lambd", "whiten_advantages")),
     Effect("advantage", _has_own_estimator),
     Effect("policy_loss", _has_own_loss),
-    *map(_loss_field, ("eps_clip_low", "eps_clip_high")),
-    _loss_field("clip_ratio_c", ", or decoupled with decoupled.dual_clip"),
+    *(_loss_field(field, _UNDER_SETTINGS.get(field, "")) for field in _FIELDS_OF_LOSSES),
     *(
         Effect(facts.table, is_one("policy_loss_type", name, name="the loss"))
         for name, facts in POLICY_LOSSES.items()

@@ -13,6 +13,7 @@ from attrs import frozen
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.foundation.foreign_names import names_elsewhere
 from skyrl.config.loading.kinds import kind_of
+from skyrl.config.loading.migrations import MIGRATIONS
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
@@ -20,6 +21,7 @@ from skyrl.tree.classes import fields_of, table_class
 from skyrl.tree.docs import docs_of
 from skyrl.tree.dump import flatten, public_value, stored_value
 from skyrl.tree.masking import is_secret_name, masked
+from skyrl.tree.migrations import current_path
 from skyrl.tree.origins import Origins, Path, dotted, place_of
 from skyrl.tree.rules import paths_read, touches
 from skyrl.tree.suggestions import suggestion
@@ -58,7 +60,7 @@ class Explanation:
     """Paths that are derived from it, each with the name of the rule."""
 
     acts_when: str
-    """Condition under which the field has an effect; empty for always."""
+    """Conditions under which the field has an effect, or those of them that are not met; empty for always."""
 
     acts: bool
     checks: tuple[tuple[str, str], ...]
@@ -66,14 +68,17 @@ class Explanation:
 
 
 def explain(path: str, run: RunConfig, origins: Origins) -> Explanation:
-    """The explanation of `path` in the resolved tree `run`, whose origins include those of the rules.
+    """The explanation of `path` in the resolved tree `run`, whose origins include those of the rules. A former name of
+    a field stands for its current one.
 
     Raises `ConfigError` for a path that does not exist.
     """
-    names = split_path(path)
+    names = current_path(MIGRATIONS, split_path(path)) or split_path(path)
+    path = dotted(names)
     attribute, depth, doc = _field(names, run)
     kind = kind_of(run)
-    effect = next((each for each in kind.effects if _covers(each.path, path)), None)
+    conditions = [effect.condition for effect in kind.effects if _covers(effect.path, path)]
+    unmet = [condition for condition in conditions if not condition.holds(run)]
     return Explanation(
         path=path,
         value=_printable(_value(run, names), names[depth:]),
@@ -82,8 +87,8 @@ def explain(path: str, run: RunConfig, origins: Origins) -> Explanation:
         doc=" ".join(doc.split()),
         chain=_chain(path, names, depth, run, origins),
         feeds=tuple((rule.writes, rule.name) for rule in kind.rules if touches([path], rule.reads)),
-        acts_when=effect.condition.words if effect else "",
-        acts=effect.condition.holds(run) if effect else True,
+        acts_when=", and ".join(dict.fromkeys(condition.words for condition in unmet or conditions)),
+        acts=not unmet,
         checks=tuple(_checks_of(path, run)),
     )
 

@@ -177,7 +177,8 @@ class OffPolicyCorrectionConfig(BaseConfig):
 class LossFacts:
     """Facts about a policy loss.
 
-    A user's loss declares what differs from `USER_LOSS` as attributes of its class, under the same names.
+    A user's loss declares what differs from `USER_LOSS` as attributes of its class, True or False, under the names of
+    these fields.
     """
 
     made_by: str = ""

@@ -18,6 +18,10 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         )
     ],
     "several_turns_have_room": [({"generator.max_turns": 2}, "generator.max_input_length")],
+    "second_turns_are_allowed": [
+        ({"environment.env_class": name}, "generator.max_turns")
+        for name in ("gsm8k_multi_turn", "multiply", "search", "searchcode", "text2sql")
+    ],
     "batched_sampling_has_one_turn": [
         ({"generator.batched": True, "generator.max_turns": 2}, "generator.batched"),
         ({"generator.batched": True, **STEPS}, "generator.batched"),
@@ -85,6 +89,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 SILENT: dict[str, dict[str, Any]] = {
     "batched_sampling_ignores_flight_limit": {"generator.max_trajectories_in_flight": 8},
     "several_turns_have_room": TURNS,
+    "second_turns_are_allowed": {"environment.env_class": "multiply", "generator.max_turns": 2},
     "batched_sampling_has_one_turn": {"generator.batched": True},
     "step_wise_excludes_discounting": {**STEPS, "trainer.algorithm.advantage_estimator": "rloo"},
     "turns_end_with_eos": {
