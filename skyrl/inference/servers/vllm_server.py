@@ -151,9 +151,9 @@ class VLLMServer(Dialect):
         workers: int | None = None,
         overrides_group: bool = True,
     ) -> None:
-        """As `Dialect`. `model` is the name that requests carry; empty for the first one that the server lists. With
-        `overrides_group`, the server leaves a group through which others sent it weights; without it, such a server is
-        refused.
+        """See `Dialect` for the other arguments. `model` is the name that requests carry; empty for the first one that
+        the server lists. With `overrides_group`, the server leaves a group through which others sent it weights; without
+        it, such a server is refused.
         """
         super().__init__(samples, control, deadlines, workers=workers)
         self._model = self._configured_model = model
