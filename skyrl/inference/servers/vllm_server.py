@@ -152,8 +152,8 @@ class VLLMServer(Dialect):
         overrides_group: bool = True,
     ) -> None:
         """See `Dialect` for the other arguments. `model` is the name that requests carry; empty for the first one that
-        the server lists. With `overrides_group`, the server leaves a group through which others sent it weights; without
-        it, such a server is refused.
+        the server lists. With `overrides_group`, the server leaves a group through which others sent it weights;
+        without it, such a server is refused.
         """
         super().__init__(samples, control, deadlines, workers=workers)
         self._model = self._configured_model = model
