@@ -21,7 +21,7 @@ SKYRL = Path(__file__).parents[1] / "skyrl"
 USES = ("fullmatch", "match", "search", "sub", "subn", "split", "findall", "finditer")
 TRUSTED: Mapping[str, str] = {
     "cli/command_line/extras.py _REQUIREMENT": "reads the metadata of skyrl's own installation",
-    "envs/builtin/programs.py _BLOCK": "is linear: three quotes that could begin another block end this one",
+    "envs/builtin/code.py _BLOCK": "is linear: three quotes that could begin another block end this one",
     "tracking/source_labels.py _UNSAFE": "is linear: dots are tried only where a part of the path begins",
     "tree/arguments.py names": "reads a path that _PATH has matched as a whole, of at most MOST_BYTES",
     "tree/toml_lines.py _PART": "reads a key that _KEY has matched as a whole",

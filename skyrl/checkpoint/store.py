@@ -28,8 +28,9 @@ from skyrl.checkpoint.names import STEP_FOLDER, name_of
 from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
 from skyrl.errors import ResumeError, RunError
-from skyrl.storage.disk import Disk, Storage, digest_of, storage_at
+from skyrl.storage.disk import Disk, Storage, digest_of
 from skyrl.storage.disk_errors import readable, remedy
+from skyrl.storage.places import storage_at
 
 STATE = "state.json"
 _UNFINISHED, _REMOVED = ".unfinished_", ".removed_"

@@ -17,7 +17,7 @@ from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.http_engine import HttpEngine
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.processes.credentials import api_key
-from skyrl.processes.naming.names import awaited
+from skyrl.processes.naming.stores import awaited
 from skyrl.tree import required
 
 _ENGINE = "generator.inference_engine"

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -151,30 +149,3 @@ def digest_of(content: Iterable[Bytes]) -> str:
     for chunk in content:
         digest.update(chunk)
     return digest.hexdigest()
-
-
-def is_address(where: str | Path) -> bool:
-    """Whether this is an address of an object store."""
-    return "://" in str(where)
-
-
-def storage_at(where: str | Path) -> Storage:
-    """Storage of a folder, which need not exist yet. Using a storage with an unknown protocol raises `UserError`."""
-    if not is_address(where):
-        return Disk(Path(where).expanduser().absolute())
-    from skyrl.storage.bucket import Bucket
-
-    return Bucket(str(where).rstrip("/"))
-
-
-@contextmanager
-def here(where: str | Path, name: str) -> Iterator[Path]:
-    """Local path of a file in a folder. A file in an object store is copied, and the copy is deleted afterwards."""
-    if not is_address(where):
-        yield Path(where) / name
-        return
-    with tempfile.NamedTemporaryFile() as copy:
-        for chunk in storage_at(where).chunks(name):
-            copy.write(chunk)
-        copy.flush()
-        yield Path(copy.name)

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from skyrl.errors import UserError, WeightSyncError
-from skyrl.storage.disk import here, is_address
+from skyrl.storage.places import here, is_address
 from skyrl.weight_receiver.transfer_group import Channel, TransferGroup
 
 

@@ -14,8 +14,8 @@ from attrs import frozen
 from safetensors.torch import save
 from torch import Tensor
 
-from skyrl.storage.disk import is_address, storage_at
 from skyrl.storage.modes import save_tensors
+from skyrl.storage.places import is_address, storage_at
 from skyrl.weight_receiver.incoming_weights import DeltaFiles, as_bytes, digest
 from skyrl.weight_receiver.transfer_group import TransferGroup
 

@@ -28,7 +28,7 @@ from skyrl.inference.adapters import Adapter
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.processes.own_folder import make_own_folder
-from skyrl.storage.disk import is_address, storage_at
+from skyrl.storage.places import is_address, storage_at
 from skyrl.weight_receiver.incoming_weights import (
     Broadcast,
     Delta,

@@ -133,7 +133,11 @@ def converted(script: str, *options: str) -> Result:
 
 @pytest.mark.usefixtures("run_toml")
 def test_conversion_writes_a_file_that_loads_and_a_report() -> None:
-    done = converted("python -m x generator.num_inference_engines=2 trainer.epochs=3\n", "-o", "new.toml")
+    done = converted(
+        "python -m skyrl.train.entrypoints.main_base generator.num_inference_engines=2 trainer.epochs=3\n",
+        "-o",
+        "new.toml",
+    )
     assert (done.exit_code, done.stdout) == (0, "")
     assert load(["new.toml"]).config.generator.inference_engine.num_engines == 2
     assert done.stderr.startswith("kept 1, renamed 1, derived 0, needless 0, refused 0\n")
@@ -153,7 +157,7 @@ def test_conversion_replaces_a_file_only_when_asked_to() -> None:
 
 @pytest.mark.usefixtures("run_toml")
 def test_nothing_is_written_where_a_setting_is_refused() -> None:
-    script = "python -m x +trainer.mine=1 trainer.epochs=3\n"
+    script = "python -m skyrl.train.entrypoints.main_base +trainer.mine=1 trainer.epochs=3\n"
     refused = converted(script, "-o", "new.toml")
     assert (refused.exit_code, Path("new.toml").exists()) == (1, False)
     assert refused.stderr.startswith("kept 1, renamed 0, derived 0, needless 0, refused 1 (1 may change the training)")

@@ -202,7 +202,6 @@ WHOLE = {
     "installation": "of installed packages",
     "lifetimes": "/proc",
     "machine_facts": "of installed packages, and /proc",
-    "memory": "/proc",
     "memory_groups": "control groups",
     "names_on_disk": "in a folder that is refused if another user owns it",
     "onednn": "/proc",

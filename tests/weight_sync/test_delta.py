@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 
 from skyrl.errors import WeightSyncError
-from skyrl.storage.disk import storage_at
+from skyrl.storage.places import storage_at
 from skyrl.weight_receiver import incoming_weights
 from skyrl.weight_receiver.incoming_weights import Delta, as_plain, from_plain, weight_info
 from skyrl.weight_sync.senders import DeltaSender
