@@ -116,9 +116,9 @@ def trained(config: SkyRLTrainConfig, prompts: int) -> list[Version]:
 
     class Noted(Canary):
         async def compare(
-            self, source: WeightSource, engines: Sequence[InferenceEngine], version: int, *, promised: bool = False
+            self, source: WeightSource, engines: Mapping[int, InferenceEngine], version: int, *, promised: bool = False
         ) -> dict[str, float]:
-            [engine], now = engines, len(versions)
+            [engine], now = engines.values(), len(versions)
             asked = [self._request(prompt, number) for number, prompt in enumerate(self.prompts)]
             drawn = await asyncio.gather(*(engine.generate(request) for request in asked))
             pairs = [(prompt, answer) for prompt, (answer,) in zip(self.prompts, drawn, strict=True)]
