@@ -10,7 +10,7 @@ from attrs import evolve, field, frozen
 
 from skyrl.interop.environment import Read, read_environment
 from skyrl.interop.report import Conversion, OtherDefault
-from skyrl.interop.translation import Dependent, Entry, Translation, Values, refused, translate
+from skyrl.interop.translation import Dependent, Entry, Translation, UnexpectedValue, Values, refused, translate
 from skyrl.interop.writing import Writing, apply
 
 T = TypeVar("T")
@@ -75,14 +75,20 @@ class System:
 
     def translated(self, key: str, value: object, values: Values, copy_of: str = "") -> Translation | None:
         """The outcome of one setting, which may be a copy of another one; None for an unknown setting."""
+        try:
+            translation = self._found(key, value, values)
+        except UnexpectedValue as error:
+            return refused(str(error))
+        return evolve(translation, note=f"a copy of {copy_of}") if translation and copy_of else translation
+
+    def _found(self, key: str, value: object, values: Values) -> Translation | None:
         *patterns, independent = self._patterns
         for table, table_patterns in zip(self.dependent, patterns, strict=True):
             for convert in _entries(table, table_patterns, key):
                 if translation := convert(key, value, values):
                     return translation
         entry = next(_entries(self.keys, independent, key), None)
-        translation = None if entry is None else translate(entry, value)
-        return evolve(translation, note=f"a copy of {copy_of}") if translation and copy_of else translation
+        return None if entry is None else translate(entry, value)
 
 
 def _entries(table: Mapping[str, T], patterns: tuple[str, ...], key: str) -> Iterator[T]:

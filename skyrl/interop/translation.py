@@ -5,7 +5,8 @@ Tables of entries map settings to paths and functions; `systems.py` converts who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
 from typing import Any
 
 from attrs import field, frozen
@@ -128,11 +129,37 @@ def number(value: object) -> Any:
         return value
 
 
+class UnexpectedValue(Exception):
+    """A value of another kind than a setting can have. The message says what is expected."""
+
+
+def real(value: object) -> float:
+    """The number, which may be written as text. Raises `UnexpectedValue` for anything else."""
+    found = number(value)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not isfinite(found):
+        raise UnexpectedValue("expected a number")
+    return found
+
+
+def table(value: object) -> Mapping[str, Any]:
+    """The table; null is an empty one. Raises `UnexpectedValue` for anything else."""
+    if value is None or isinstance(value, Mapping):
+        return value or {}
+    raise UnexpectedValue("expected a table")
+
+
+def word(value: object, names: Iterable[str]) -> str:
+    """The text, which should be one of `names`. Raises `UnexpectedValue` for anything that is no text."""
+    if isinstance(value, str):
+        return value
+    raise UnexpectedValue(f"expected one of {', '.join(names)}")
+
+
 def is_off(value: object) -> bool:
     """Whether a setting is off: null, false, 0, or empty."""
     return value in (None, False, 0, "", "null", "None") or value == [] or value == {}
 
 
 def count(value: object, *, default: int = 1) -> int:
-    """The count in the file if it is a whole number, else `default`."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
+    """The count in the file if it is a positive whole number, else `default`."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default

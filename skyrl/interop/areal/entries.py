@@ -14,6 +14,7 @@ from skyrl.interop.translation import (
     numeric,
     redundant,
     refused,
+    word,
 )
 
 LOSS_SCALING = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
@@ -52,9 +53,9 @@ def optimizer_keys(theirs: str, ours: str, cpu_offload: str) -> dict[str, Entry]
 
     def scheduler(value: object) -> Translation:
         names = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
-        if value not in names:
+        if word(value, names) not in names:
             return refused(f"unknown schedule {value!r}; AReaL supports: {', '.join(names)}")
-        return Translation(writes={f"{ours}scheduler": names[value]})
+        return Translation(writes={f"{ours}scheduler": names[str(value)]})
 
     def warmup(value: object) -> Translation:  # AReaL gives it as a share of the training steps
         share = number(value)

@@ -34,7 +34,7 @@ def tracker(key: str, value: object, values: Values, ours: str) -> Translation |
 def _asked(place: str, values: Values) -> list[str]:
     """The services that the file turns on."""
     modes = {service: values.get(f"{place}{service}.mode") for service in _ONLINE}
-    services = [service for service, mode in modes.items() if mode == _OFFLINE or mode in _ONLINE[service]]
+    services = [service for service, mode in modes.items() if mode == _OFFLINE or mode in [*_ONLINE[service]]]
     return services + ["tensorboard"] * bool(values.get(f"{place}tensorboard.path"))
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skyrl.interop.translation import Dependent, Translation, Values, count, is_off, redundant, refused, unsupported
+from skyrl.interop.translation import (
+    Dependent,
+    Translation,
+    Values,
+    count,
+    is_off,
+    real,
+    redundant,
+    refused,
+    unsupported,
+)
 
 _SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size", "steps_per_generation")
 _COMPUTED = "a batch size is not a number in the file: replace it with its value"
@@ -72,16 +82,16 @@ def _batch(key: str, value: object, values: Values) -> Translation:
 def _steps(path: str) -> Dependent:
     """Conversion of a number of optimizer steps to training steps, each of which may have several optimizer steps."""
 
-    def become(key: str, value: Any, values: Values) -> Translation:
+    def become(key: str, value: object, values: Values) -> Translation:
         if is_off(value) or value == -1:
             return redundant("no effect at this value")
         if not _are_known(values):
             return refused(_COMPUTED)
-        updates = updates_per_batch(values)
-        if isinstance(value, float) and not value.is_integer():
+        updates, steps = updates_per_batch(values), real(value)
+        if not float(steps).is_integer():
             return unsupported("a fraction of all steps")
         note = f"in training steps of {updates} optimizer steps" if updates > 1 else ""
-        return Translation(writes={path: -(-int(value) // updates)}, note=note)
+        return Translation(writes={path: -(-int(steps) // updates)}, note=note)
 
     return become
 

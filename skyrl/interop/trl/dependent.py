@@ -12,11 +12,14 @@ from skyrl.interop.translation import (
     OPTIMIZER,
     Dependent,
     Translation,
+    UnexpectedValue,
     Values,
     count,
     is_off,
     number,
+    real,
     redundant,
+    table,
     unsupported,
 )
 from skyrl.interop.trl.batches import BATCHES, processes
@@ -46,9 +49,9 @@ def _of_vllm(path: str) -> Dependent:
 
 def _warm_up(key: str, value: object, values: Values) -> Translation:
     """Convert the warmup: a number below 1 is a share of all steps."""
-    amount = number(value)
-    if is_off(amount):
+    if is_off(number(value)):
         return redundant("no effect at this value")
+    amount = real(value)
     name = "warmup_steps_proportion" if amount < 1 else "num_warmup_steps"
     return Translation(writes={OPTIMIZER + name: amount})
 
@@ -76,6 +79,8 @@ def _dataset(key: str, value: object, values: Values) -> Translation:
     if key == "eval_dataset_name" or ":" in str(value):
         return Translation(writes={path: [value]})
     config = values.get("dataset_config")
+    if config is not None and not isinstance(config, str):
+        raise UnexpectedValue("expected a text as dataset_config")
     source = ":".join(filter(None, (str(value), config)))
     writes = {path: [f"{source}:{values.get('dataset_train_split', 'train')}"]}
     if values.get("eval_strategy", "no") != "no":
@@ -136,7 +141,7 @@ DEPENDENT: dict[str, Dependent] = {
     "lora_target_modules": _targets,
     "lora_exclude_modules": _adapter(_LORA + "exclude_modules"),
     "chat_template_kwargs": lambda key, value, values: Translation(
-        writes={f"generator.chat_template_kwargs.{name}": setting for name, setting in (value or {}).items()}
+        writes={f"generator.chat_template_kwargs.{name}": setting for name, setting in table(value).items()}
     ),
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ from skyrl.interop.translation import (
     numeric,
     redundant,
     refused,
+    table,
     unsupported,
 )
 
@@ -49,8 +50,8 @@ def _scheduler(value: object) -> Translation:
 def _schedule_settings(value: object) -> Translation:
     if not value:
         return redundant("not set")
-    if isinstance(value, dict) and set(value) <= {"min_lr_rate"}:
-        return Translation(writes={OPTIMIZER + "min_lr_ratio": value["min_lr_rate"]})
+    if {*table(value)} == {"min_lr_rate"}:
+        return Translation(writes={OPTIMIZER + "min_lr_ratio": table(value)["min_lr_rate"]})
     return unsupported("schedule settings other than min_lr_rate")
 
 
@@ -63,9 +64,11 @@ def _optimizer(value: object) -> Translation:
 
 
 def _checkpointing(value: object) -> Translation:
-    if not isinstance(value, dict) or set(value) - {"use_reentrant"}:
-        return redundant("not set") if not value else unsupported("checkpointing settings other than use_reentrant")
-    return Translation(writes={"trainer.gradient_checkpointing_use_reentrant": value["use_reentrant"]})
+    if not value:
+        return redundant("not set")
+    if {*table(value)} != {"use_reentrant"}:
+        return unsupported("checkpointing settings other than use_reentrant")
+    return Translation(writes={"trainer.gradient_checkpointing_use_reentrant": table(value)["use_reentrant"]})
 
 
 def _resume(value: object) -> Translation:
@@ -74,12 +77,17 @@ def _resume(value: object) -> Translation:
     return Translation(writes={"trainer.resume_mode": "latest" if value else "none"})
 
 
-def _model_arguments(value: Any) -> Translation:
+def _model_arguments(value: object) -> Translation:
     """Convert arguments of `from_pretrained`; the dtype is set by trainer.bf16."""
-    rest = set(value or {}) - {"torch_dtype", "dtype", "use_cache"}
-    if rest == {"attn_implementation"} and value["attn_implementation"] in ("sdpa", "eager", "flash_attention_2"):
-        return Translation(writes={"trainer.attention": value["attn_implementation"]})
-    return unsupported(f"model arguments {', '.join(sorted(rest))}") if rest else redundant("set by trainer.bf16")
+    given = table(value)
+    rest = {*given} - {"torch_dtype", "dtype", "use_cache"}
+    if rest == {"attn_implementation"} and given["attn_implementation"] in ("sdpa", "eager", "flash_attention_2"):
+        return Translation(writes={"trainer.attention": given["attn_implementation"]})
+    return (
+        unsupported(f"model arguments {', '.join(sorted(map(str, rest)))}")
+        if rest
+        else redundant("set by trainer.bf16")
+    )
 
 
 _GENERATION: dict[str, Entry] = {

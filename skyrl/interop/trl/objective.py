@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from skyrl.interop.translation import ALGORITHM, Dependent, Translation, Values, number, redundant, refused, unsupported
+from skyrl.interop.translation import (
+    ALGORITHM,
+    Dependent,
+    Translation,
+    Values,
+    number,
+    redundant,
+    refused,
+    unsupported,
+    word,
+)
 
 _CORRECTION = ALGORITHM + "off_policy_correction."
 REDUCTIONS = {
@@ -33,9 +43,9 @@ def _divergence(key: str, value: object, values: Values) -> Translation:
 
 
 def _loss(key: str, value: object, values: Values) -> Translation:
-    if value not in REDUCTIONS:
+    if word(value, REDUCTIONS) not in REDUCTIONS:
         return unsupported(f"loss {value!r}")
-    writes = {ALGORITHM + "policy_loss_type": loss_of(values), ALGORITHM + "loss_reduction": REDUCTIONS[value]}
+    writes = {ALGORITHM + "policy_loss_type": loss_of(values), ALGORITHM + "loss_reduction": REDUCTIONS[str(value)]}
     if value == "dr_grpo":
         writes[ALGORITHM + "max_seq_len"] = values.get("max_completion_length", 512)
     return Translation(writes=writes)

@@ -16,6 +16,7 @@ from skyrl.interop.translation import (
     redundant,
     refused,
     unsupported,
+    word,
 )
 from skyrl.interop.verl.objective import ACTOR, has_critic
 
@@ -237,9 +238,9 @@ def _trackers(key: str, value: object, values: Values) -> Translation:
 
 def _resume(key: str, value: object, values: Values) -> Translation:
     modes = {"auto": "latest", "disable": "none", "resume_path": "from_path"}
-    if value not in modes:
+    if word(value, modes) not in modes:
         return refused(f"unknown resume_mode {value!r}; verl supports: {', '.join(modes)}")
-    return Translation(writes={"trainer.resume_mode": modes[value]})
+    return Translation(writes={"trainer.resume_mode": modes[str(value)]})
 
 
 def _reward_model(key: str, value: object, values: Values) -> Translation:

@@ -12,6 +12,7 @@ from skyrl.interop.translation import (
     redundant,
     refused,
     unsupported,
+    word,
 )
 
 ACTOR = "actor_rollout_ref.actor."
@@ -63,15 +64,15 @@ def _loss(values: Values) -> str:
 
 
 def _estimator(key: str, value: object, values: Values) -> Translation:
-    if value not in ESTIMATORS:
+    if word(value, ESTIMATORS) not in ESTIMATORS:
         return unsupported(f"advantage estimator {value!r}")
-    return Translation(writes={ALGORITHM + "advantage_estimator": ESTIMATORS[value]})
+    return Translation(writes={ALGORITHM + "advantage_estimator": ESTIMATORS[str(value)]})
 
 
 def _loss_mode(key: str, value: object, values: Values) -> Translation:
-    if value not in LOSSES:
+    if word(value, LOSSES) not in LOSSES:
         return unsupported(f"loss {value!r}")
-    writes = {ALGORITHM + "policy_loss_type": LOSSES[value]}
+    writes = {ALGORITHM + "policy_loss_type": LOSSES[str(value)]}
     return Translation(
         writes=writes | ({ALGORITHM + "loss_reduction": "sequence_mean"} if value in _OF_WHOLE_ANSWERS else {})
     )
