@@ -15,6 +15,8 @@ from skyrl.tree.origins import dotted
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _DEEPEST = 10
+_MOST = 10_000
+"""Most settings of a file after references to tables are followed."""
 
 
 def flat_file(name: str, *, of: str = "") -> dict[str, Any]:
@@ -74,11 +76,32 @@ def _spaced(text: str) -> str:
 
 def without_references(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """The values with `${a.b}` replaced by the value of that key, and a mapping from each such key to its original."""
+    values = _with_tables(values)
     copies = {
         key: match[1] for key, value in values.items() if (match := _whole_reference(value)) and match[1] in values
     }
     references = References(values)
     return {key: references.filled(value) for key, value in values.items()}, copies
+
+
+def _with_tables(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values, with the settings of a table in place of a reference to the whole table: `${actor.optimizer}`."""
+    for _ in range(_DEEPEST):
+        copied: dict[str, Any] = {}
+        for key, value in values.items():
+            match = _whole_reference(value)
+            table = f"{match[1]}." if match and match[1] not in values and not key.startswith(f"{match[1]}.") else ""
+            inside = [name for name in values if name.startswith(table)] if table else []
+            copied |= {
+                f"{key}.{name.removeprefix(table)}": "${" + name + "}"
+                if _REFERENCE.fullmatch("${" + name + "}")
+                else values[name]
+                for name in inside
+            } or {key: value}
+        if copied.keys() == values.keys() or len(copied) > _MOST:
+            break
+        values = {**copied, **{key: value for key, value in values.items() if key in copied}}
+    return values
 
 
 class References:

@@ -167,7 +167,7 @@ def test_steps_epochs_and_seconds_convert_to_one_interval(tmp_path: Path) -> Non
         ("actor.mb_spec.n_mbs", 1, "needless", "the number of micro-batches is derived"),
         ("ref.mb_spec.n_mbs", 4, "needless", "one setting for all models: trainer.min_microbatches"),
         ("actor.disable_dropout", True, "needless", "dropout is off by default"),
-        ("actor.disable_dropout", False, "renamed", ""),
+        ("actor.disable_dropout", False, "needless", "acts only if the model's configuration sets dropout"),
         ("ref.disable_dropout", False, "needless", "dropout is off in models that are not trained"),
         ("actor.overlong_tokens", 512, "needless", "actor.overlong_reward_penalty is off"),
         ("stats.freq_secs", 3600, "not yet", "intervals other than"),

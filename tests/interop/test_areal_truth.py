@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from skyrl.config import ConfigError, SFTConfig, load, resolve
+from skyrl.config import ConfigError, SFTConfig, SkyRLTrainConfig, load, resolve
 from skyrl.interop.areal.convert import convert_keys
 from skyrl.interop.areal.defaults import NO_REFERENCE, age, left_out
 from skyrl.interop.areal.names import is_known, known_names
@@ -312,6 +312,11 @@ REQUIRED: dict[int, dict[str, Any]] = {
 
 INTERPOLATED = {"actor.use_decoupled_loss": True, "actor.prox_logp_method": "loglinear"}
 
+TRIAL = {"experiment_name": "e", "trial_name": "t"}
+CRITIC = {"critic.path": "a/b", "critic.backend": "fsdp:d4", "actor.optimizer.lr": 3e-5}
+REJECTION = {"actor.use_decoupled_loss": True, "actor.rejection_sampling.metric": "ratio"}
+EXPERTS = "trainer.policy.megatron_config.expert_tensor_parallel_size"
+
 MEANING: dict[str, tuple[Any, Any]] = {
     # the objective
     "trainer.algorithm.use_kl_in_reward": (True, True),
@@ -341,7 +346,7 @@ MEANING: dict[str, tuple[Any, Any]] = {
     "trainer.policy.optimizer_config.scheduler": ("constant_with_warmup", "constant_with_warmup"),
     "trainer.policy.optimizer_config.warmup_steps_proportion": (0.001, 0.001),
     "trainer.policy.optimizer_config.max_grad_norm": (1.0, 1.0),
-    "trainer.policy.use_dropout": (True, True),
+    "trainer.policy.use_dropout": (False, False),
     # batches, samples and data
     "trainer.seed": (1, 1),
     "trainer.epochs": (1, 1),
@@ -405,6 +410,39 @@ def test_a_file_of_required_settings_gets_areals_defaults(year: int, tmp_path: P
         ({"rollout.scheduling_strategy.type": "colocation"}, "trainer.placement.colocate_all", True),
         ({"ref.scheduling_strategy.type": "colocation"}, "trainer.placement.colocate_policy_ref", True),
         ({}, "trainer.placement.colocate_policy_ref", False),
+        (TRIAL | {"cluster.fileroot": "/x/"}, "trainer.ckpt_path", "/x/checkpoints/e/t"),
+        (
+            TRIAL | {"cluster.fileroot": "/x", "experiment_name": "${trial_name}"},
+            "trainer.ckpt_path",
+            "/x/checkpoints/t/t",
+        ),
+        (TRIAL | {"cluster.fileroot": "/x", "trial_name": "${oc.env:T,u}"}, "trainer.ckpt_path", "/x/checkpoints/e/u"),
+        (
+            TRIAL | {"cluster.fileroot": "/x", "trial_name": "${oc.env:T}"},
+            "trainer.ckpt_path",
+            SkyRLTrainConfig().trainer.ckpt_path,
+        ),
+        ({"cluster.fileroot": "/x"}, "trainer.ckpt_path", SkyRLTrainConfig().trainer.ckpt_path),
+        (CRITIC | {"critic.optimizer": "${actor.optimizer}"}, "trainer.critic.optimizer_config.lr", 3e-5),
+        (CRITIC | {"critic.optimizer": "${actor.optimizer}"}, "trainer.critic.optimizer_config.weight_decay", 0.01),
+        ({"eval_gconfig": "${gconfig}", "gconfig.top_p": 0.5}, "generator.eval_sampling_params.top_p", 0.5),
+        (REJECTION, "trainer.algorithm.decoupled.behav_imp_weight_cap", 5.0),
+        (REJECTION | {"actor.rejection_sampling.upper": 3}, "trainer.algorithm.decoupled.behav_imp_weight_cap", 3.0),
+        ({"cluster.n_gpus_per_node": 0}, "trainer.device", "cpu"),
+        ({"actor.scheduling_spec[0].gpu": 0}, "trainer.device", "cpu"),
+        ({"cluster.n_gpus_per_node": 1}, "trainer.device", "cuda"),
+        ({"actor.backend": "megatron:(attn:d4t2|ffn:d4e2)"}, EXPERTS, 1),
+        ({"actor.backend": "megatron:d4t2e2"}, EXPERTS, 1),
+        ({"actor.backend": "megatron:(attn:d2t4|ffn:d2t2e2)"}, EXPERTS, 2),
+        ({"actor.backend": "megatron:d4e2"}, EXPERTS, None),
+        ({"actor.mask_no_eos_with_zero": True}, "generator.zero_reward_on_non_stop", True),
+        ({"actor.mask_no_eos_with_zero": True, "actor.reward_scaling": 10}, "generator.zero_reward_on_non_stop", True),
+        ({"actor.mask_no_eos_with_zero": True, "actor.reward_bias": -0.5}, "generator.zero_reward_on_non_stop", False),
+        (
+            {"actor.mask_no_eos_with_zero": True, "actor.reward_norm.mean_level": "group"},
+            "generator.zero_reward_on_non_stop",
+            False,
+        ),
     ],
 )
 def test_a_setting_beside_the_required_ones_means_what_it_means_in_areal(
@@ -439,3 +477,32 @@ def test_defaults_that_change_no_training_are_listed_where_they_differ() -> None
         "evaluator.freq_steps",
         "sglang.disable_radix_cache",
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "own"),
+    [
+        ({"attention_dropout": 0.1}, True),
+        ({"resid_pdrop": 0.1, "attn_pdrop": 0.0}, True),
+        ({"attention_dropout": 0.0}, False),
+        ({"hidden_size": 8}, False),
+        ([], False),
+        (None, False),
+    ],
+)
+def test_a_model_drops_as_its_own_configuration_says(settings: object, own: bool, tmp_path: Path) -> None:
+    if settings is not None:
+        (tmp_path / "config.json").write_text(json.dumps(settings))
+    keys = REQUIRED[2026] | {"actor.path": str(tmp_path)}
+    for given in (keys, keys | {"actor.disable_dropout": False}):
+        assert loaded(convert_keys(given), tmp_path).trainer.policy.use_dropout is own
+    supervised = {"model.path": str(tmp_path), "model.disable_dropout": False}
+    assert loaded(convert_keys(supervised), tmp_path).use_dropout is own
+
+
+@pytest.mark.parametrize("kind", ["sft", "rw"])
+def test_supervised_files_are_read_with_their_variables(kind: str) -> None:
+    keys = {"train_dataset.type": kind, "model.path": "${oc.env:MODEL}", "seed": "${oc.env:SEED,7}"}
+    conversion = convert_keys(keys | TRIAL | {"cluster.fileroot": "/x"})
+    assert conversion.tables["model"]["path"] == "env:MODEL"
+    assert (conversion.tables["seed"], conversion.tables["ckpt_path"]) == (7, "/x/checkpoints/e/t")

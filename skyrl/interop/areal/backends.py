@@ -18,6 +18,7 @@ AUTOTP = ".ds_auto_tp.autotp_size"
 """Setting of a model: the number of ranks over which DeepSpeed's layers split its matrices."""
 
 _STRATEGY = "trainer.strategy"
+_EXPERT_TENSOR, _TENSOR = ".expert_tensor_parallel_size", ".tensor_model_parallel_size"
 MODELS: Mapping[str, Model] = {"actor": "policy", "ref": "ref", "critic": "critic"}
 """AReaL's name of a model -> ours."""
 
@@ -174,6 +175,11 @@ def allocation(text: str, values: Values, models: tuple[Model, ...]) -> Translat
 
 
 def _without_ones(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields without learners' degrees of parallelism that are 1, the default."""
+    """The fields without learners' degrees of parallelism that are 1, the default. The tensor degree of experts is
+    that of the rest by default here, and 1 in AReaL.
+    """
+    tensors = [path for path, value in fields.items() if path.endswith(_TENSOR) and value != 1]
+    fields = {path.replace(_TENSOR, _EXPERT_TENSOR): 1 for path in tensors} | dict(fields)
     ones = {path for path, value in fields.items() if path.endswith("parallel_size") and value == 1}
+    ones -= {path for path in ones if fields.get(path.replace(_EXPERT_TENSOR, _TENSOR), 1) != 1}
     return {path: value for path, value in fields.items() if path not in ones or path.startswith("generator.")}

@@ -23,18 +23,18 @@ from skyrl.interop.areal.backends import (
     strategy,
     whole_cluster,
 )
-from skyrl.interop.areal.defaults import NO_REFERENCE, has_reference, is_whole, left_out, other_defaults
-from skyrl.interop.areal.entries import LOSS_SCALING, data_source, kl
+from skyrl.interop.areal.defaults import NO_REFERENCE, has_reference, has_table, is_whole, left_out, other_defaults
+from skyrl.interop.areal.entries import LOSS_SCALING, checkpoints, data_source, device, kl, read_areal
 from skyrl.interop.areal.keys import INTERVALS, KEYS
 from skyrl.interop.areal.learner_keys import LEARNER_KEYS, NO_ADAPTER, ONE_LIMIT, loss_scaling, precision
-from skyrl.interop.areal.machines import LINES_OF_BASH, machines, without_own_folder
+from skyrl.interop.areal.machines import machines
 from skyrl.interop.areal.objective import OBJECTIVE_KEYS, estimator, has_critic, objective
 from skyrl.interop.areal.rollout_keys import ROLLOUT_KEYS
 from skyrl.interop.areal.same_settings import copies, follows, intervals, why_unknown
 from skyrl.interop.areal.sglang import KEPT, OTHERS, for_sglang
 from skyrl.interop.areal.supervised import convert_supervised, is_preference, is_supervised
 from skyrl.interop.areal.trackers import tracker
-from skyrl.interop.environment import Read, read_environment
+from skyrl.interop.dropout import dropout
 from skyrl.interop.report import Conversion
 from skyrl.interop.systems import System, convert_settings
 from skyrl.interop.translation import (
@@ -124,7 +124,7 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment", *, keep_eng
         reports_defaults=True,
         implied=_implied,
         other_defaults=lambda given, run: other_defaults(given, run, OTHERS if is_kept else {}),
-        read=_read,
+        read=read_areal,
     )
     writing = Writing(where)
     if engine:
@@ -133,17 +133,6 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment", *, keep_eng
     remarks = [_IN_PYTHON] if "data" in conversion.tables else []
     remarks += [_STAY if is_kept else _REPLACED] if engine == KEPT else []
     return evolve(conversion, remarks=tuple(remarks))
-
-
-def _read(key: str, value: Any, values: Values) -> Read:
-    """The value with references to the environment in our form, unless a shell evaluates it here, too, or it refers to
-    a table or a list of tables: `${actor.scheduling_spec}`.
-    """
-    name = value[2:-1] if isinstance(value, str) and value.startswith("${") and value.endswith("}") else ""
-    is_table = bool(name) and any(other.startswith((f"{name}.", f"{name}[")) for other in values)
-    if is_table or key.endswith(LINES_OF_BASH):
-        return Read(value)
-    return read_environment(without_own_folder(key, value), key)
 
 
 def _implied(values: Values) -> Iterator[tuple[str, str, Any]]:
@@ -157,7 +146,7 @@ def _implied(values: Values) -> Iterator[tuple[str, str, Any]]:
             if (key := f"{model}.ppo_n_minibatches") not in values:  # AReaL's default of 4 does not divide the batch
                 yield "one mini-batch", _MINI_BATCHES[key], _batch(values)
     if is_whole(values) or any(key.startswith("ppo.") for key in values):
-        yield "device", "trainer.device", "cuda"
+        yield "device", "trainer.device", device(values)
 
 
 def _other_engine(key: str, value: object, values: Values) -> Translation | None:
@@ -246,6 +235,16 @@ def _penalty(key: str, value: object, values: Values) -> Translation:
     return kl(value, values.get("actor.kl_estimator", "k1"))
 
 
+def _masked_reward(key: str, value: object, values: Values) -> Translation | None:
+    """Convert the zero reward of cut samples. AReaL zeroes the shaped reward, we the one that is then shaped."""
+    shaping = number(values.get("actor.reward_bias", 0)) or has_table(values, "actor.reward_norm")
+    return (
+        unsupported("a zero in place of the shaped reward, with reward_bias or reward_norm")
+        if value and shaping
+        else None
+    )
+
+
 def _source(key: str, value: object, values: Values) -> Translation | None:
     if not isinstance(value, str):
         return None
@@ -294,6 +293,10 @@ _DEPENDENT: dict[str, Dependent] = {
     "critic.use_lora": _use_adapter,
     **{f"*{name}": _limit for name in ONE_LIMIT},
     **{f"{model}.*": in_other_backend for model in MODELS},
+    "cluster.fileroot": checkpoints("trainer.ckpt_path"),
+    "actor.disable_dropout": dropout("trainer.policy.use_dropout", "actor.path"),
+    "critic.disable_dropout": dropout("trainer.critic.use_dropout", "critic.path"),
+    "actor.mask_no_eos_with_zero": _masked_reward,
     "actor.dtype": precision,
     **{f"*.{name}": loss_scaling for name in LOSS_SCALING},
     "*.scheduling_strategy.*": strategy,

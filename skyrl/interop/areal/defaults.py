@@ -89,6 +89,11 @@ def has_reference(values: Values) -> bool:
     return any(key.startswith("ref.") for key in values)
 
 
+def has_table(values: Values, name: str) -> bool:
+    """Whether the file has settings of a table that is absent by default."""
+    return any(key.startswith(f"{name}.") for key in values)
+
+
 def left_out(values: Values) -> dict[str, Any]:
     """Settings that a complete experiment omits and that change what is learned, with its AReaL version's defaults."""
     if not is_whole(values):
@@ -104,8 +109,10 @@ def left_out(values: Values) -> dict[str, Any]:
     if has_critic(values):
         defaults |= _CRITIC | {f"critic.optimizer.{name}": default for name, default in optimizer.items()}
     for norm in ("actor.adv_norm", "actor.reward_norm"):
-        if any(key.startswith(f"{norm}.") for key in values):
+        if has_table(values, norm):
             defaults |= {f"{norm}.{name}": default for name, default in (_NORM_ALWAYS | _NORM[year]).items()}
+    if has_table(values, "actor.rejection_sampling") and "actor.rejection_sampling.lower" not in values:
+        defaults["actor.rejection_sampling.upper"] = 5.0
     if not splits_evenly(values):
         defaults = {key: value for key, value in defaults.items() if not key.endswith(".ppo_n_minibatches")}
     return {

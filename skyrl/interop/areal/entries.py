@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import PurePath
+from typing import Any
 
+from skyrl.interop.areal.machines import LINES_OF_BASH, without_own_folder
+from skyrl.interop.environment import Read, read_environment
 from skyrl.interop.translation import (
     ALGORITHM,
     ENGINE,
+    Dependent,
     Entry,
     Translation,
+    Values,
     fixed,
     number,
     numeric,
@@ -19,11 +24,6 @@ from skyrl.interop.translation import (
 
 LOSS_SCALING = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 """Fields of an optimizer table that count only in float16, in both systems."""
-
-
-def inverted(path: str, *, on: str) -> Entry:
-    """Entry of an inverted switch: false there writes true here; otherwise it is redundant, for the reason `on`."""
-    return lambda value: Translation(writes={path: True}) if value is False else redundant(on)
 
 
 def switch(path: str, *, off: str) -> Entry:
@@ -120,6 +120,37 @@ def success_rate(bound: str, *, everything: float) -> Entry:
         return Translation(writes={f"{table}type": "filter", f"{table}{bound}": number(value)}, note=note)
 
     return become
+
+
+def checkpoints(path: str) -> Dependent:
+    """Entry of the folder of all experiments; each has its own for checkpoints, so that none continues from another."""
+
+    def become(key: str, value: object, values: Values) -> Translation:
+        names = [read_environment(values.get(name), name).value for name in ("experiment_name", "trial_name")]
+        if not all(
+            isinstance(name, str) and name and not name.startswith("env:") and "$" not in name for name in names
+        ):
+            return redundant("checkpoints are kept in the run's folder, since the file does not name its trial")
+        return Translation(writes={path: "/".join([str(value).rstrip("/"), "checkpoints", *names])})
+
+    return become
+
+
+def device(values: Values) -> str:
+    """The device of a run: a file for CPUs asks for no GPU."""
+    asked = [value for key, value in values.items() if key.endswith((".n_gpus_per_node", ".scheduling_spec[0].gpu"))]
+    return "cpu" if 0 in asked and not any(asked) else "cuda"
+
+
+def read_areal(key: str, value: Any, values: Values) -> Read:
+    """The value with references to the environment in our form, unless a shell evaluates it here, too, or it refers to
+    a list of tables: `${actor.scheduling_spec}`.
+    """
+    name = value[2:-1] if isinstance(value, str) and value.startswith("${") and value.endswith("}") else ""
+    is_table = bool(name) and any(other.startswith((f"{name}.", f"{name}[")) for other in values)
+    if is_table or key.endswith(LINES_OF_BASH):
+        return Read(value)
+    return read_environment(without_own_folder(key, value), key)
 
 
 def level(path: str) -> Entry:

@@ -7,7 +7,6 @@ conversion: see `interop/translation.py`.
 from __future__ import annotations
 
 from skyrl.interop.areal.entries import (
-    inverted,
     kl,
     least_micro_batches,
     level,
@@ -67,7 +66,6 @@ KEYS: dict[str, Entry] = {
     "*.experiment_name": redundant(_NAMES),
     "*.trial_name": redundant(_NAMES),
     "*.fileroot": redundant(_FOLDERS),
-    "cluster.fileroot": maps_to("trainer.ckpt_path", convert=lambda value: f"{str(value).rstrip('/')}/checkpoints"),
     "seed": "trainer.seed",
     "total_train_epochs": "trainer.epochs",
     "exp_ctrl.total_train_epochs": "trainer.epochs",
@@ -91,8 +89,6 @@ KEYS: dict[str, Entry] = {
         for theirs, ours in (("actor", "policy"), ("ref", "ref"), ("critic", "critic"))
     },
     "*.init_from_scratch": fixed(False, does=_LOADED, otherwise="random initialization of other models"),
-    "actor.disable_dropout": inverted("trainer.policy.use_dropout", on="dropout is off by default"),
-    "critic.disable_dropout": inverted("trainer.critic.use_dropout", on="dropout is off by default"),
     "*.disable_dropout": redundant("dropout is off in models that are not trained"),
     "actor.gradient_checkpointing": "trainer.gradient_checkpointing",
     "actor.bf16": "trainer.bf16",

@@ -12,13 +12,22 @@ from attrs import evolve
 from skyrl.config import RewardModelConfig, SFTConfig
 from skyrl.config.derive.allocation import strategy_of
 from skyrl.interop.areal.backends import AUTOTP, autotp, by_deepspeed, in_other_backend
-from skyrl.interop.areal.entries import LOSS_SCALING, data_source, inverted, optimizer_keys, recovery, switch
+from skyrl.interop.areal.entries import (
+    LOSS_SCALING,
+    checkpoints,
+    data_source,
+    device,
+    optimizer_keys,
+    read_areal,
+    recovery,
+    switch,
+)
 from skyrl.interop.areal.learner_keys import LEARNER_KEYS, ONE_LIMIT, computed_in, loss_scaling
 from skyrl.interop.areal.machines import machines
 from skyrl.interop.areal.rollout_keys import ROLLOUT_KEYS
 from skyrl.interop.areal.same_settings import copies, follows, intervals, why_unknown
 from skyrl.interop.areal.trackers import tracker
-from skyrl.interop.environment import Read
+from skyrl.interop.dropout import dropout
 from skyrl.interop.report import Conversion
 from skyrl.interop.systems import System, convert_settings
 from skyrl.interop.translation import (
@@ -71,7 +80,7 @@ def convert_supervised(given: Values, originals: Mapping[str, str], where: str) 
         dependent=(_DEPENDENT | _kind(is_reward), _SAME),
         unknown=why_unknown,
         implied=_implied,
-        read=lambda key, value, values: Read(value),
+        read=read_areal,
     )
     writing = Writing(where, RewardModelConfig if is_reward else SFTConfig)
     conversion = convert_settings(system, values, writing, originals)
@@ -95,7 +104,7 @@ def _of_one_model(translation: Translation) -> Translation:
 def _implied(values: Values) -> Iterator[tuple[str, str, Any]]:
     if values.get("model.use_lora") and "model.lora_rank" not in values:
         yield "model.use_lora", "model.lora.rank", 32
-    yield "device", "device", "cuda"
+    yield "device", "device", device(values)
 
 
 def _allocation(key: str, value: object, values: Values) -> Translation | None:
@@ -200,6 +209,8 @@ _DEPENDENT: dict[str, Dependent] = {
     "cluster.n_nodes": _nodes,
     "cluster.n_gpus_per_node": _nodes,
     **dict.fromkeys(_SPLITS, _source),
+    "cluster.fileroot": checkpoints("ckpt_path"),
+    "model.disable_dropout": dropout("use_dropout", "model.path"),
     "evaluator.freq_*": _evaluation,
     "evaluator.eval_before_train": _evaluation,
     **{f"*.{name}": loss_scaling for name in LOSS_SCALING},
@@ -225,7 +236,6 @@ KEYS: dict[str, Entry] = {
     "trial_name": "run_name",
     "*.experiment_name": redundant("names are set once: project_name and run_name"),
     "*.trial_name": redundant("names are set once: project_name and run_name"),
-    "cluster.fileroot": maps_to("ckpt_path", convert=lambda value: f"{str(value).rstrip('/')}/checkpoints"),
     "*.fileroot": redundant("folders are set once: run_path, ckpt_path and export_path"),
     "seed": "seed",
     "total_train_epochs": "num_epochs",
@@ -235,7 +245,6 @@ KEYS: dict[str, Entry] = {
     # the model
     "model.path": "model.path",
     "model.init_from_scratch": switch("model.init_from_scratch", off="pretrained weights are loaded"),
-    "model.disable_dropout": inverted("use_dropout", on="dropout is off by default"),
     "model.dtype": lambda value: computed_in(value, "bf16", ["fsdp_config."]),
     "model.gradient_checkpointing": "gradient_checkpointing",
     "model.attn_impl": "attention",

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from skyrl.interop.dropout import dropout
 from skyrl.interop.translation import (
     ENGINE,
     OPTIMIZER,
@@ -123,6 +124,7 @@ _LORA = "trainer.policy.model.lora."
 DEPENDENT: dict[str, Dependent] = {
     **BATCHES,
     **OBJECTIVE,
+    "disable_dropout": dropout("trainer.policy.use_dropout", "model_name_or_path"),
     "use_vllm": lambda key, value, values: Translation(writes={ENGINE + "backend": "vllm" if value else "torch"}),
     "vllm_mode": _mode,
     "vllm_gpu_memory_utilization": _of_vllm(ENGINE + "gpu_memory_utilization"),

@@ -142,7 +142,6 @@ _OBJECTIVE: dict[str, Entry] = {
     "off_policy_mask_threshold": missing("masking off-policy sequences with negative advantages"),
     "use_bias_correction_kl": fixed(False, does="off", otherwise="a KL divergence weighted by importance ratios"),
     "router_aux_loss_coef": missing("a load-balancing loss for experts", 0.0, 0.001),
-    "disable_dropout": maps_to("trainer.policy.use_dropout", convert=lambda off: not off),
     "cast_lm_head_to_fp32": "trainer.fp32_lm_head",
 }
 

@@ -100,8 +100,10 @@ def convert_verl(name: str, *, number: int | None = None) -> Conversion:
 
 def convert_keys(keys: Mapping[str, Any], where: str = "overrides", *, based_on: str = "") -> Conversion:
     """Convert flat dotted keys and their values. `based_on` is verl's YAML file that they override."""
-    values, _ = without_references({key: _reference(key, value) for key, value in keys.items()})
-    values = {key: None if _names_a_table(value, values) else value for key, value in values.items()}
+    values = {key: _reference(key, value) for key, value in keys.items()}
+    values, _ = without_references(
+        {key: None if _names_a_table(value, values) else value for key, value in values.items()}
+    )
     if based_on == "ppo_megatron_trainer":
         values = {"actor_rollout_ref.actor.strategy": "megatron", **values}
     remarks: tuple[str, ...] = () if values.get("custom_reward_function.path") or not values else (_REWARDS,)
