@@ -417,11 +417,6 @@ def test_a_file_of_required_settings_gets_areals_defaults(year: int, tmp_path: P
             "/x/checkpoints/t/t",
         ),
         (TRIAL | {"cluster.fileroot": "/x", "trial_name": "${oc.env:T,u}"}, "trainer.ckpt_path", "/x/checkpoints/e/u"),
-        (
-            TRIAL | {"cluster.fileroot": "/x", "trial_name": "${oc.env:T}"},
-            "trainer.ckpt_path",
-            SkyRLTrainConfig().trainer.ckpt_path,
-        ),
         ({"cluster.fileroot": "/x"}, "trainer.ckpt_path", SkyRLTrainConfig().trainer.ckpt_path),
         (CRITIC | {"critic.optimizer": "${actor.optimizer}"}, "trainer.critic.optimizer_config.lr", 3e-5),
         (CRITIC | {"critic.optimizer": "${actor.optimizer}"}, "trainer.critic.optimizer_config.weight_decay", 0.01),
@@ -506,3 +501,5 @@ def test_supervised_files_are_read_with_their_variables(kind: str) -> None:
     conversion = convert_keys(keys | TRIAL | {"cluster.fileroot": "/x"})
     assert conversion.tables["model"]["path"] == "env:MODEL"
     assert (conversion.tables["seed"], conversion.tables["ckpt_path"]) == (7, "/x/checkpoints/e/t")
+    unknown = convert_keys(keys | {"experiment_name": "e", "trial_name": "${oc.env:T}", "cluster.fileroot": "/x"})
+    assert "ckpt_path" not in unknown.tables

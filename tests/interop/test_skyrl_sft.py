@@ -97,10 +97,12 @@ def test_dummy_steps_convert_with_skyrls_default(written: list[str], steps: int)
 
 
 def test_settings_that_are_left_out_are_compared_by_their_defaults() -> None:
-    found = convert_overrides(["dataset_name=c/d", "strategy=fsdp"]).other_defaults
-    assert [(each.source, each.theirs, each.ours) for each in found] == [
+    conversion = convert_overrides(["dataset_name=c/d", "strategy=fsdp"])
+    assert conversion.tables["optimizer_config"] == {"lr": 1e-6}
+    assert [line.source for line in conversion.defaults] == ["optimizer_config.lr"]
+    assert convert_overrides(["strategy=fsdp", "optimizer_config.lr=1e-4"]).tables["optimizer_config"] == {"lr": 1e-4}
+    assert [(each.source, each.theirs, each.ours) for each in conversion.other_defaults] == [
         ("model.path", "Qwen/Qwen3-0.6B", None),
         ("placement.num_gpus_per_node", 4, 1),
-        ("optimizer_config.lr", 1e-6, 2e-5),
         ("resume_from", "", "latest"),
     ]

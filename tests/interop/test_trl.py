@@ -217,6 +217,22 @@ def test_float16_converts_to_param_dtype(tmp_path: Path) -> None:
     assert policy.fsdp_config.mixed_precision.param_dtype == "float16"
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1500 + 500", 2000), ("2 * 1024 - 48", 2000), ("4001 // 2", 2000), ("A + 2 * B", 2000), ("A - -1000", 2000)],
+)
+def test_sums_of_constants_are_their_values(text: str, value: int, tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(f"A = 1000\nB = 500\nconfig = GRPOConfig(max_completion_length={text})\n")
+    run = convert_trl(str(program)).tables
+    assert run["generator"]["sampling_params"]["max_generate_length"] == value
+
+
+@pytest.mark.parametrize(("keys", "device"), [({}, "cuda"), ({"use_cpu": True}, "cpu"), ({"use_cpu": False}, "cuda")])
+def test_a_run_is_on_the_device_that_trl_takes(keys: dict[str, Any], device: str) -> None:
+    assert convert_keys({"model_name_or_path": "a/b", **keys}).tables["trainer"]["device"] == device
+
+
 def test_computed_values_are_refused(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(

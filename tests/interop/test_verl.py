@@ -148,6 +148,13 @@ def test_cispos_bounds_are_those_of_its_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "source", "outcome", "why"),
     [
+        ({"trainer.resume_from_path": "a"}, "trainer.resume_from_path", "needless", "resume_mode is not resume_path"),
+        (
+            {"trainer.resume_from_path": "a", "trainer.resume_mode": "disable"},
+            "trainer.resume_from_path",
+            "needless",
+            "resume_mode is not resume_path",
+        ),
         ({ACTOR + "kl_loss_coef": 0.1}, ACTOR + "kl_loss_coef", "needless", "use_kl_loss is off"),
         ({ACTOR + "clip_ratio": 0.3}, ACTOR + "clip_ratio", "needless", "which default to 0.2"),
         ({ACTOR + "tau_pos": 2.0}, ACTOR + "tau_pos", "needless", "no effect: the loss is vanilla"),

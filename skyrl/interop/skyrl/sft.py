@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from attrs import evolve
+
 from skyrl.config import SFTConfig
 from skyrl.config.settings.strategies import has_own_modules
 from skyrl.interop.environment import read_environment
@@ -95,13 +97,15 @@ SFT_ROOTS = (
 _DUMMY_STEPS = 5
 """SkyRL's default of `dummy_run_max_steps`."""
 
+_RATE, _LEARNING_RATE = "optimizer_config.lr", 1e-6
+"""SkyRL's default learning rate, which is written since it changes what is learned."""
+
 _OF_RL = ("trainer", "generator", "environment", "data", "hydra")
 
 _DEFAULTS = {
     "strategy": ("megatron", "strategy"),
     "model.path": ("Qwen/Qwen3-0.6B", "model.path"),
     "placement.num_gpus_per_node": (4, "placement.num_gpus_per_node"),
-    "optimizer_config.lr": (1e-6, "optimizer_config.lr"),
     "resume_from": ("", "resume_from"),
 }
 """SkyRL's key -> its default and our path, where the defaults differ."""
@@ -135,7 +139,11 @@ def convert_settings(settings: Sequence[tuple[str, Any] | Line], where: str) -> 
             _convert(writing, key, read.value, known | {key: read.value})
     if "device" not in known:
         writing.write("device", "device", "cuda")
-    return writing.finish(lambda run: tuple(_other_defaults(known, run)))
+    rate: tuple[Line, ...] = ()
+    if _RATE not in known:
+        writing.write(_RATE, _RATE, _LEARNING_RATE)
+        rate = (Line(outcome="kept", source=_RATE, value=_LEARNING_RATE, targets=(_RATE,)),)
+    return evolve(writing.finish(lambda run: tuple(_other_defaults(known, run))), defaults=rate)
 
 
 def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) -> None:

@@ -154,7 +154,8 @@ def implied(values: Values) -> Iterator[tuple[str, str, Any]]:
         return
     ranks = processes(values)
     nodes = -(-ranks // _GPUS_OF_A_NODE)
-    paths: dict[str, Any] = {"trainer.device": "cuda", "trainer.placement.colocate_all": True}
+    device = "cpu" if values.get("use_cpu") else "cuda"
+    paths: dict[str, Any] = {"trainer.device": device, "trainer.placement.colocate_all": True}
     for model in ("policy", "ref") if values.get("beta") else ("policy",):
         paths[f"trainer.placement.{model}_num_nodes"] = nodes
         paths[f"trainer.placement.{model}_num_gpus_per_node"] = -(-ranks // nodes)

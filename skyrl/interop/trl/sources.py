@@ -7,7 +7,8 @@ latter's get the names that `ModelConfig` has for them (`lora_r`). `num_processe
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import add, floordiv, mul, sub, truediv
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,9 @@ _TRAINER = {"model": "model_name_or_path", "reward_funcs": "reward_funcs"}
 _TRAINERS = ("GRPOTrainer",)
 _DATASETS = {"train_dataset": "dataset_name", "eval_dataset": "eval_dataset_name"}
 _LONGEST = 1_000_000
+_ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv, ast.FloorDiv: floordiv,
+}  # fmt: skip
 _IN_PROGRAM = (
     "a function of the program, which importing it would run: move it to a separate file, and set "
     "environment.env_class to FILE.py:NAME"
@@ -175,10 +179,11 @@ class _Constants:
                 return self.value(self._arguments[name], depth + 1)
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return [self.value(item, depth + 1) for item in items]
-            case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC and depth < 100:
                 one, other = self.value(left, depth + 1), self.value(right, depth + 1)
-                if isinstance(one, int | float) and isinstance(other, int | float):
-                    return one * other
+                are_numbers = isinstance(one, int | float) and isinstance(other, int | float)
+                if are_numbers and (other or not isinstance(op, ast.Div | ast.FloorDiv)):
+                    return _ARITHMETIC[type(op)](one, other)
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, RecursionError):

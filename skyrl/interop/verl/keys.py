@@ -209,7 +209,6 @@ _TRAINER: dict[str, Entry] = {
     "test_freq": "trainer.eval_interval",
     "val_before_train": "trainer.eval_before_train",
     "val_only": fixed(False, does="off", otherwise="evaluation-only runs; use `skyrl eval`"),
-    "resume_from_path": non_empty("trainer.resume_path"),
     "default_local_dir": "trainer.ckpt_path",
     "max_actor_ckpt_to_keep": "trainer.max_ckpts_to_keep",
     "max_critic_ckpt_to_keep": redundant("a checkpoint contains policy and critic"),

@@ -243,6 +243,12 @@ def _resume(key: str, value: object, values: Values) -> Translation:
     return Translation(writes={"trainer.resume_mode": modes[str(value)]})
 
 
+def _resume_path(key: str, value: object, values: Values) -> Translation:
+    if is_off(value) or values.get("trainer.resume_mode", "auto") != "resume_path":
+        return redundant("no effect: resume_mode is not resume_path")
+    return Translation(writes={"trainer.resume_path": value})
+
+
 def _reward_model(key: str, value: object, values: Values) -> Translation:
     if is_off(values.get("reward_model.enable")) and key != "reward_model.enable":
         return redundant("reward_model.enable is off")
@@ -281,6 +287,7 @@ LAYOUT: dict[str, Dependent] = {
     "trainer.n_gpus_per_node": _machines,
     "trainer.logger": _trackers,
     "trainer.resume_mode": _resume,
+    "trainer.resume_from_path": _resume_path,
     "data.truncation": _truncation,
     "data.apply_chat_template_kwargs.*": _template,
     **{_ROLLOUT + name: _engine_size for name in _SIZES},
