@@ -228,6 +228,14 @@ def test_sums_of_constants_are_their_values(text: str, value: int, tmp_path: Pat
     assert run["generator"]["sampling_params"]["max_generate_length"] == value
 
 
+@pytest.mark.parametrize("text", ["1 / 0", "1 // 0", "1" + "0" * 400 + " * 1.5", "1" + "0" * 400 + " / 2"])
+def test_a_sum_without_a_value_is_refused(text: str, tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(f"config = GRPOConfig(max_completion_length={text})\n")
+    [line] = convert_trl(str(program)).refused
+    assert line.source == "max_completion_length" and "computed by the program" in line.why
+
+
 @pytest.mark.parametrize(("keys", "device"), [({}, "cuda"), ({"use_cpu": True}, "cpu"), ({"use_cpu": False}, "cuda")])
 def test_a_run_is_on_the_device_that_trl_takes(keys: dict[str, Any], device: str) -> None:
     assert convert_keys({"model_name_or_path": "a/b", **keys}).tables["trainer"]["device"] == device

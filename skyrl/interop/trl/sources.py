@@ -181,9 +181,11 @@ class _Constants:
                 return [self.value(item, depth + 1) for item in items]
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC and depth < 100:
                 one, other = self.value(left, depth + 1), self.value(right, depth + 1)
-                are_numbers = isinstance(one, int | float) and isinstance(other, int | float)
-                if are_numbers and (other or not isinstance(op, ast.Div | ast.FloorDiv)):
-                    return _ARITHMETIC[type(op)](one, other)
+                if isinstance(one, int | float) and isinstance(other, int | float):
+                    try:
+                        return _ARITHMETIC[type(op)](one, other)
+                    except ArithmeticError:  # a division by 0, or a number beyond floats
+                        return ProgramValue(ast.unparse(node))
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, RecursionError):
