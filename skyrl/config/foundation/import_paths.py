@@ -39,12 +39,13 @@ class Imported:
         self._name = absolute(name)
         found = import_object(name)
         self.object = found() if isinstance(found, type) else found
+        self.__wrapped__ = self.object  # whose signature `inspect` shows
 
-    def __call__(self, *inputs: object) -> Any:
-        return self.object(*inputs)
+    def __call__(self, *inputs: object, **named: object) -> Any:
+        return self.object(*inputs, **named)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("object", "_name"):
+        if name in ("object", "_name", "__wrapped__"):
             raise AttributeError(name)
         return getattr(self.object, name)
 
