@@ -150,7 +150,7 @@ class ReducedLoss:
     """Whether the function sums over tokens; otherwise it takes a mean."""
 
     _numbers: dict[str, float] = attrs.field(factory=dict, init=False, eq=False, repr=False)
-    """What the last call measured."""
+    """Metrics of the last call."""
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         """(B, L): the micro-batch's loss, divided by the weight of its tokens."""
@@ -269,7 +269,7 @@ def _refused(field: str, message: str) -> ConfigError:
 
 
 def _asked(function: object, form: Form, given: Mapping[str, object]) -> dict[str, object]:
-    """What the function asks for by name, of what its form gives; all of that if it takes `**kwargs`."""
+    """Arguments of the form that the function names; all of them if it takes `**kwargs`."""
     parameters = parameters_of(function) or ()
     names = {each.name for each in parameters}
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
@@ -300,7 +300,7 @@ def _shape(found: object) -> str:
 
 
 def _loss_of(loss: ReducedLoss, batch: TrainingBatch) -> float:
-    """What the objective makes of the loss of a micro-batch."""
+    """Number that the objective makes of the loss of a micro-batch."""
     assert batch.loss_weights is not None and batch.advantages is not None
     assert batch.old_logprobs is not None and batch.rollout_logprobs is not None
     inputs = LossInputs.selected(

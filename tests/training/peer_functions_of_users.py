@@ -171,7 +171,7 @@ def always_by_answer(
 
 def reads_what_is_not_here(
     old_log_prob: Tensor, log_prob: Tensor, advantages: Tensor, response_mask: Tensor, config: Any
-) -> Tensor:
+) -> Any:
     return config.policy_loss.dro_beta * masked_mean(log_prob, response_mask)
 
 

@@ -43,7 +43,7 @@ def is_peer_loss(algorithm: AlgorithmConfig) -> bool:
 
 
 def _of_peer_loss(own: object) -> LossFacts:
-    """What the parameters of a loss of another system's signature say; `USER_LOSS` for another."""
+    """Facts by the parameters of a loss in another system's signature; `USER_LOSS` for skyrl's own."""
     form = None if own is None else form_of(own, LOSS_FORMS)
     if form is None:
         return USER_LOSS
@@ -57,7 +57,7 @@ def _of_peer_loss(own: object) -> LossFacts:
 
 
 def _of_peer_estimator(own: object) -> EstimatorFacts:
-    """What the parameters of an estimator of another system's signature say; `OWN_ESTIMATOR` for another."""
+    """Facts by the parameters of an estimator in another system's signature; `OWN_ESTIMATOR` for skyrl's own."""
     form = None if own is None else form_of(own, ESTIMATOR_FORMS)
     if form is None:
         return OWN_ESTIMATOR

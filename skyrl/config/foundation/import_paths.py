@@ -39,13 +39,12 @@ class Imported:
         self._name = absolute(name)
         found = import_object(name)
         self.object = found() if isinstance(found, type) else found
-        self.__wrapped__ = self.object  # whose signature `inspect` shows
 
     def __call__(self, *inputs: object, **named: object) -> Any:
         return self.object(*inputs, **named)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("object", "_name", "__wrapped__"):
+        if name in ("object", "_name"):
             raise AttributeError(name)
         return getattr(self.object, name)
 

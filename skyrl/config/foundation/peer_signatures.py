@@ -1,7 +1,7 @@
 """Signatures of policy losses and advantage estimators of SkyRL and verl, recognised by the names of parameters.
 
-Read from NovaSky-AI/SkyRL a9564572e (`skyrl/backends/skyrl_train/utils/ppo_utils.py`) and volcengine/verl b178a3cd5
-(`verl/trainer/ppo/core_algos.py`), and for verl's arguments `cliprange` and so on from its versions before 0.6.
+Read from the module `ppo_utils` of NovaSky-AI/SkyRL a9564572e and the module `core_algos` of volcengine/verl b178a3cd5;
+verl's `cliprange`, `cliprange_low` and `cliprange_high` are of its versions before 0.6.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import attrs
 
+from skyrl.config.foundation.import_paths import Imported
 from skyrl.tree.frames import defined_at
 
 
@@ -19,7 +20,7 @@ class Form:
     """One signature of a kind of function."""
 
     system: str
-    """Whose it is."""
+    """The system that calls its functions so."""
 
     marks: tuple[str, ...]
     """Parameters by which it is recognised."""
@@ -93,10 +94,14 @@ def form_of(function: object, forms: tuple[Form, ...]) -> Form | None:
 
 def parameters_of(function: object) -> tuple[inspect.Parameter, ...] | None:
     """Parameters that a call gives; for a class, those of its instances. None if Python knows none."""
+    if isinstance(function, Imported):
+        function = function.object
+    kind = function if isinstance(function, type) else type(function)
+    call = next((vars(base)["__call__"] for base in kind.__mro__ if "__call__" in vars(base)), None)
+    if inspect.isfunction(call):  # not the signature of the class, which its instances inherit
+        return tuple(inspect.signature(call).parameters.values())[1:]
     try:
-        if isinstance(function, type):
-            return tuple(inspect.signature(function.__call__).parameters.values())[1:]
-        return tuple(inspect.signature(_called(function)).parameters.values())
+        return None if isinstance(function, type) else tuple(inspect.signature(_called(function)).parameters.values())
     except (TypeError, ValueError):
         return None
 

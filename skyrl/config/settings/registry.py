@@ -47,7 +47,7 @@ class Registry:
 
     table: str
     built_in: tuple[str, ...]
-    forms: tuple[Form, ...]
+    forms: tuple[Form, ...] = ()
     """Signatures of other systems in which it may be written."""
 
     _own: dict[str, Any] = attrs.field(factory=dict, init=False)
