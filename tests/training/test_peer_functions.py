@@ -13,9 +13,10 @@ import torch
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, ConfigError
 from skyrl.config.derive.chosen_facts import estimator_facts, loss_facts
+from skyrl.experiments.preflight import own_algorithms_can_be_called
 from skyrl.training.advantage import advantage_estimator
 from skyrl.training.objective import PolicyObjective, policy_objective
-from tests.nano_run import all_metrics, train
+from tests.nano_run import all_metrics, config, train
 
 FILE = Path(__file__).parent / "peer_functions_of_users.py"
 LOSSES = ("skyrl_ppo", "skyrl_reinforce", "skyrl_gspo", "verl_vanilla", "verl_of_2025")
@@ -191,3 +192,10 @@ def test_it_trains(nano: Path, tmp_path: Path, loss: str, estimator: str) -> Non
     steps = [row for row in all_metrics(tmp_path, own) if "policy/policy_loss" in row]
     assert len(steps) == 2 and all(math.isfinite(row["policy/policy_loss"]) for row in steps)
     assert any(own & row.keys() for row in steps)
+
+
+@pytest.mark.parametrize(("name", "found"), [("counts_padding", 1), ("verl_vanilla", 0)])
+def test_it_is_tried_before_the_start(nano: Path, tmp_path: Path, name: str, found: int) -> None:
+    run = config(nano, tmp_path, trainer__algorithm__policy_loss_type=path(name))
+    problems = list(own_algorithms_can_be_called(run))
+    assert [problem.path for problem in problems] == ["trainer.algorithm.policy_loss_type"] * found
