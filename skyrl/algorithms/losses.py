@@ -54,9 +54,13 @@ class LossInputs:
     mask: Tensor
     """Bool; tokens outside it do not count, whatever their values."""
 
+    weights: Tensor | None = None
+    """Weight of each token in the loss of the mini-batch, for a loss that reduces itself."""
+
     def __attrs_post_init__(self) -> None:
         """Raises ValueError, naming the tensor, if its shape differs from that of `logprobs`."""
-        expect_same_shape(**attrs.asdict(self))
+        given = attrs.asdict(self)
+        expect_same_shape(**{name: tensor for name, tensor in given.items() if tensor is not None})
 
     @classmethod
     def selected(cls, mask: Tensor, **tensors: Tensor) -> Self:

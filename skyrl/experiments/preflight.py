@@ -19,6 +19,7 @@ from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.engine_backends import backend_of, server_urls
 from skyrl.config.derive.every_kind import evaluates, has_flash_attention
 from skyrl.config.derive.sizes import on_ray, samples, sizes_of, starts_engines
+from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.loading.kinds import kind_of
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
@@ -27,7 +28,7 @@ from skyrl.data.hugging_face import dataset_failure
 from skyrl.data.sources import FILES
 from skyrl.endpoint.client_access import TOKEN_VARIABLE
 from skyrl.envs import find_env
-from skyrl.errors import DataError, Problem, TaskError, UserError
+from skyrl.errors import ConfigError, DataError, Problem, TaskError, UserError
 from skyrl.experiments.first_rows import first_rows_can_be_used, supervised_rows_can_be_used
 from skyrl.experiments.folder_checks import (
     code_is_unchanged,
@@ -328,6 +329,21 @@ def the_recording_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="trainer.rollouts_from", message=why)
 
 
+def own_algorithms_can_be_called(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The user's own loss and estimator can be made; those in another system's signature are tried on a small batch."""
+    algorithm = run.trainer.algorithm
+    if not any(map(is_import_path, (algorithm.policy_loss_type, algorithm.advantage_estimator))):
+        return
+    from skyrl.training.advantage import advantage_estimator  # torch, for these alone
+    from skyrl.training.objective import policy_loss
+
+    for made in (policy_loss, advantage_estimator):
+        try:
+            made(algorithm)
+        except ConfigError as error:
+            yield from error.problems
+
+
 _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     packages_are_installed,
     there_are_gpus_for_it,
@@ -352,6 +368,7 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     alarms_watch_logged_metrics,
     disk_holds_checkpoints,
     code_is_unchanged,
+    own_algorithms_can_be_called,
 )
 
 PREFLIGHT = (*_PREFLIGHT, first_rows_can_be_used(judge=False))

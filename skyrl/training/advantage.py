@@ -29,7 +29,9 @@ from skyrl.algorithms.returns import generalized_advantages
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, NormConfig
 from skyrl.config.derive.chosen_facts import estimator_facts
+from skyrl.config.foundation.peer_signatures import ESTIMATOR_FORMS, form_of
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry
+from skyrl.training.peer_functions import PeerEstimator, tried_estimator
 
 
 def advantage_estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
@@ -138,4 +140,5 @@ def _estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
         case "gpg":
             return Compared(rescaled_for_silent_groups)
     own: AdvantageEstimator = AdvantageEstimatorRegistry.object(name, algorithm.advantage)
-    return own
+    form = form_of(own, ESTIMATOR_FORMS)
+    return own if form is None else tried_estimator(PeerEstimator(function=own, form=form, algorithm=algorithm))

@@ -21,9 +21,11 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, OffPolicyCorrectionConfig
 from skyrl.config.derive.chosen_facts import loss_facts
 from skyrl.config.foundation.import_paths import built_in
+from skyrl.config.foundation.peer_signatures import LOSS_FORMS, form_of
 from skyrl.config.settings.algorithm import LossReduction
 from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.config.settings.registry import PolicyLossRegistry
+from skyrl.training.peer_functions import ReducedLoss, tried_loss
 from skyrl.tree import required
 from skyrl.tree.classes import fields_of
 
@@ -161,13 +163,14 @@ class PolicyObjective:
         return loss, parts | {"final_loss": loss.detach()}, numbers
 
     def _inputs(self, logprobs: Tensor, batch: TrainingBatch) -> LossInputs:
-        assert batch.advantages is not None
+        assert batch.advantages is not None and batch.loss_weights is not None
         return LossInputs.selected(
             batch.loss_mask,
             logprobs=logprobs,
             old_logprobs=old_logprobs(logprobs.detach(), batch),
             rollout_logprobs=logprobs.detach() if batch.rollout_logprobs is None else batch.rollout_logprobs,
             advantages=batch.advantages,
+            weights=batch.loss_weights,
         )
 
 
@@ -185,15 +188,16 @@ def policy_objective(algorithm: AlgorithmConfig, *, micro_batch_rows: int = 1) -
 
     `micro_batch_rows` is `trainer.micro_train_batch_size_per_gpu`, which `token_mean_legacy` is defined by.
     """
+    reduction = Reduction(
+        name=algorithm.loss_reduction, max_seq_len=algorithm.max_seq_len, micro_batch_rows=micro_batch_rows
+    )
     return PolicyObjective(
         vanishes_without_advantage=loss_facts(algorithm).vanishes_without_advantage,
-        policy_loss=policy_loss(algorithm),
+        policy_loss=policy_loss(algorithm, reduction),
         kl_loss_coef=algorithm.kl_loss_coef if algorithm.use_kl_loss else 0.0,
         kl_estimator=algorithm.kl_estimator_type,
         entropy_loss_coef=algorithm.entropy_loss_coef if algorithm.use_entropy_loss else 0.0,
-        reduction=Reduction(
-            name=algorithm.loss_reduction, max_seq_len=algorithm.max_seq_len, micro_batch_rows=micro_batch_rows
-        ),
+        reduction=reduction,
         correction=off_policy_correction(algorithm.off_policy_correction),
     )
 
@@ -221,13 +225,18 @@ def _weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
     return (torch.where(weights != 0, values, 0.0) * weights).sum()
 
 
-def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
+def policy_loss(algorithm: AlgorithmConfig, reduction: Reduction | None = None) -> PolicyLoss:
     """The loss that the configuration asks for. A built-in one has the fields that its line in `POLICY_LOSSES` names,
-    and those of its table, under the same names. Raises `ConfigError` for an unknown loss.
+    and those of its table, under the same names. Raises `ConfigError` for an unknown loss, and for one of SkyRL's or
+    verl's form that does not suit the reduction.
     """
     if algorithm.policy_loss_type not in POLICY_LOSSES:
         own: PolicyLoss = PolicyLossRegistry.object(algorithm.policy_loss_type, algorithm.policy_loss)
-        return own
+        form = form_of(own, LOSS_FORMS)
+        if form is None:
+            return own
+        weigh = reduction or Reduction(name=algorithm.loss_reduction, max_seq_len=algorithm.max_seq_len)
+        return tried_loss(ReducedLoss(function=own, form=form, algorithm=algorithm), weigh)
     facts = loss_facts(algorithm)
     settings = {name: getattr(algorithm, name) for name in facts.fields}
     if facts.table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.checks import checks_in
-from skyrl.config.derive.chosen_facts import estimator_facts, loss_facts
+from skyrl.config.derive.chosen_facts import estimator_facts, is_peer_loss, loss_facts
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.losses import asks_for_correction
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLossRegistry, Registry
@@ -94,6 +94,17 @@ def corrections_suit_loss(run: SkyRLTrainConfig) -> Iterator[Problem]:
             path=_CORRECTION + "tis_ratio_type",
             message=f"{loss} already corrects for the engine's probabilities, which would then count twice",
             hint="leave tis_ratio_type out",
+        )
+
+
+def losses_that_reduce_take_no_correction(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A loss in SkyRL's or verl's signature gives one number, of which no token can be corrected."""
+    algorithm = run.trainer.algorithm
+    if asks_for_correction(algorithm.off_policy_correction) and is_peer_loss(algorithm):
+        yield Problem(
+            path=_ALGORITHM + "off_policy_correction",
+            message=f"{algorithm.policy_loss_type} reduces its tokens to one number, which cannot be corrected",
+            hint="correct in the loss, by rollout_logprobs (SkyRL's form) or rollout_log_probs (verl's)",
         )
 
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from skyrl.config.foundation.peer_signatures import ESTIMATOR_FORMS, LOSS_FORMS, form_of, parameters_of
 from skyrl.config.settings.algorithm import AlgorithmConfig
 from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS, OWN_ESTIMATOR, EstimatorFacts
 from skyrl.config.settings.losses import POLICY_LOSSES, USER_LOSS, LossFacts
@@ -19,7 +20,8 @@ def loss_facts(algorithm: AlgorithmConfig) -> LossFacts:
     name = algorithm.policy_loss_type
     facts = POLICY_LOSSES.get(name)
     if facts is None:
-        return _declared(USER_LOSS, PolicyLossRegistry.declaring(name, algorithm.policy_loss))
+        own = PolicyLossRegistry.declaring(name, algorithm.policy_loss)
+        return _declared(_of_peer_loss(own), own)
     return attrs.evolve(facts, **facts.by_settings(getattr(algorithm, facts.table))) if facts.table else facts
 
 
@@ -27,7 +29,57 @@ def estimator_facts(algorithm: AlgorithmConfig) -> EstimatorFacts:
     """Facts about the advantage estimator. A user's own estimator is imported to read what it declares."""
     name = algorithm.advantage_estimator
     facts = ADVANTAGE_ESTIMATORS.get(name)
-    return facts or _declared(OWN_ESTIMATOR, AdvantageEstimatorRegistry.declaring(name, algorithm.advantage))
+    if facts is not None:
+        return facts
+    own = AdvantageEstimatorRegistry.declaring(name, algorithm.advantage)
+    return _declared(_of_peer_estimator(own), own)
+
+
+def is_peer_loss(algorithm: AlgorithmConfig) -> bool:
+    """Whether the loss has the signature of another system, and so reduces itself."""
+    name = algorithm.policy_loss_type
+    own = None if name in POLICY_LOSSES else PolicyLossRegistry.declaring(name, algorithm.policy_loss)
+    return own is not None and form_of(own, LOSS_FORMS) is not None
+
+
+def _of_peer_loss(own: object) -> LossFacts:
+    """Facts by the parameters of a loss in another system's signature; `USER_LOSS` for skyrl's own."""
+    form = None if own is None else form_of(own, LOSS_FORMS)
+    if form is None:
+        return USER_LOSS
+    names = _names(own)
+    reads_rollout = names & {"rollout_logprobs", "rollout_log_probs"}
+    reads_clip = names & {"config", "cliprange", "cliprange_low", "cliprange_high", "clip_ratio_c"}
+    return LossFacts(
+        fields=("eps_clip_low", "eps_clip_high", "clip_ratio_c") if reads_clip else (),
+        reads_rollout_logprobs=None if reads_rollout else False,
+    )
+
+
+def _of_peer_estimator(own: object) -> EstimatorFacts:
+    """Facts by the parameters of an estimator in another system's signature; `OWN_ESTIMATOR` for skyrl's own."""
+    form = None if own is None else form_of(own, ESTIMATOR_FORMS)
+    if form is None:
+        return OWN_ESTIMATOR
+    names = _names(own)
+    return EstimatorFacts(
+        fields=tuple(field for field, asked in _READ.items() if asked & names or "config" in names),
+        compares_answers="index" in names,
+        compares_with_greedy="reward_baselines" in names,
+        reads_values="values" in names,
+        discounts=True,  # as far as is known
+    )
+
+
+_READ = {
+    "gamma": {"gamma"},
+    "lambd": {"lam", "lambd"},
+    "grpo_norm_by_std": {"grpo_norm_by_std", "norm_adv_by_std_in_grpo"},
+}
+
+
+def _names(own: object) -> set[str]:
+    return {each.name for each in parameters_of(own) or ()}
 
 
 def _declared(facts: F, thing: object) -> F:

@@ -40,8 +40,8 @@ class Imported:
         found = import_object(name)
         self.object = found() if isinstance(found, type) else found
 
-    def __call__(self, *inputs: object) -> Any:
-        return self.object(*inputs)
+    def __call__(self, *inputs: object, **named: object) -> Any:
+        return self.object(*inputs, **named)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("object", "_name"):

@@ -1,5 +1,7 @@
 """The user's own policy losses and advantage estimators, named by import path or by a registered name.
 
+Functions in the signatures of SkyRL and verl are taken as they are: `skyrl.config.foundation.peer_signatures`.
+
     @register_policy_loss("soft_clip")
     @frozen
     class SoftClip:
@@ -20,6 +22,7 @@ from typing import Any, TypeVar
 import attrs
 
 from skyrl.config.foundation.import_paths import Imported, is_import_path
+from skyrl.config.foundation.peer_signatures import ESTIMATOR_FORMS, LOSS_FORMS, Form, form_of
 from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS
 from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.errors import ConfigError, Problem, UserError
@@ -44,6 +47,9 @@ class Registry:
 
     table: str
     built_in: tuple[str, ...]
+    forms: tuple[Form, ...] = ()
+    """Signatures of other systems in which it may be written."""
+
     _own: dict[str, Any] = attrs.field(factory=dict, init=False)
 
     def register(self, name: str, thing: T) -> T:
@@ -119,8 +125,14 @@ class Registry:
             raise ConfigError([Problem(path=self.field, message=message)]) from error
 
     def _found(self, name: str) -> Any:
-        if name in self._own:
-            return self._own[name]
+        found = self._own.get(name) or self._imported(name)
+        try:
+            form_of(found, self.forms)
+        except ValueError as error:
+            raise ConfigError([Problem(path=self.field, message=str(error))]) from error
+        return found
+
+    def _imported(self, name: str) -> Any:
         if not is_import_path(name):
             raise ConfigError([Problem(path=self.field, message=f"no {self.kind} {name!r}")])
         try:
@@ -140,12 +152,14 @@ PolicyLossRegistry = Registry(
     field="trainer.algorithm.policy_loss_type",
     table="trainer.algorithm.policy_loss",
     built_in=tuple(POLICY_LOSSES),
+    forms=LOSS_FORMS,
 )
 AdvantageEstimatorRegistry = Registry(
     kind="advantage estimator",
     field="trainer.algorithm.advantage_estimator",
     table="trainer.algorithm.advantage",
     built_in=tuple(ADVANTAGE_ESTIMATORS),
+    forms=ESTIMATOR_FORMS,
 )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from tests.config.check_cases.settings import CRITIC
 
 ALGORITHM = "trainer.algorithm."
 CORRECTION = ALGORITHM + "off_policy_correction."
+OTHERS = Path(__file__).parents[2] / "training" / "peer_functions_of_users.py"
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "gae_needs_critic": [({"trainer.algorithm.advantage_estimator": "gae"}, "trainer.critic.model.path")],
@@ -51,6 +53,13 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             },
             CORRECTION + "tis_ratio_type",
         ),
+    ],
+    "losses_that_reduce_take_no_correction": [
+        ({ALGORITHM + "policy_loss_type": f"{OTHERS}:{name}", **wanted}, ALGORITHM + "off_policy_correction")
+        for name, wanted in (
+            ("skyrl_ppo", {CORRECTION + "tis_ratio_type": "token"}),
+            ("verl_vanilla", {CORRECTION + "token_mask_is_threshold_low": 0.5}),
+        )
     ],
     "correction_bounds_are_ordered": [
         ({CORRECTION + "geo_mask_low": 1.02}, CORRECTION + "geo_mask_low"),
@@ -96,6 +105,7 @@ SILENT: dict[str, dict[str, Any]] = {
         ALGORITHM + "policy_loss_type": "cispo",
         CORRECTION + "tis_ratio_type": "token",
     },
+    "losses_that_reduce_take_no_correction": {ALGORITHM + "policy_loss_type": f"{OTHERS}:skyrl_ppo"},
     "correction_bounds_are_ordered": {CORRECTION + "token_mask_is_threshold_low": 2.0},
     "sequence_loss_weighs_answers_equally": {
         ALGORITHM + "policy_loss_type": "gspo",

@@ -1,0 +1,336 @@
+"""Policy losses and advantage estimators in the signatures of SkyRL and verl, called as their trainers call them.
+
+Their losses reduce to one number themselves. Which reduction a loss does is found by calling it with a small batch,
+whole and in parts, since the result of a mini-batch must not depend on its micro-batches:
+
+    a sum      SkyRL's form of 2026. It gets advantages times the weight of each token under `loss_reduction`, as from
+               SkyRL's trainer; the results of micro-batches add up.
+    a mean     verl's form with `loss_agg_mode`, and SkyRL's before. The result of a micro-batch counts by the weights
+               of its tokens: their share of tokens under token_mean, of answers under sequence_mean.
+
+A loss whose result then still depends on the cut is refused: one that averages over padding, or otherwise than
+`loss_reduction` says.
+
+Tensors have the shape (answers, W), with answers that begin at column 0, where prompts are left out. Rows without a
+trained token are not among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
+
+import attrs
+import torch
+from torch import Tensor
+
+from skyrl.algorithms.losses import LossInputs
+from skyrl.batch import TrainingBatch
+from skyrl.config import AlgorithmConfig
+from skyrl.config.foundation.peer_signatures import Form, parameters_of
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree.frames import described
+
+_AGGREGATIONS = {
+    "token_mean": "token-mean",
+    "token_mean_legacy": "token-mean",
+    "sequence_mean": "seq-mean-token-mean",
+    "seq_mean_token_sum_norm": "seq-mean-token-sum-norm",
+}
+"""verl's `loss_agg_mode` of each `loss_reduction`. It has none for `prompt_mean`."""
+
+_VERL: Mapping[str, Callable[[AlgorithmConfig], object]] = {
+    "clip_ratio": lambda algorithm: algorithm.eps_clip_low,
+    "clip_ratio_low": lambda algorithm: algorithm.eps_clip_low,
+    "clip_ratio_high": lambda algorithm: algorithm.eps_clip_high,
+    "loss_agg_mode": lambda algorithm: _AGGREGATIONS.get(algorithm.loss_reduction, algorithm.loss_reduction),
+    "loss_scale_factor": lambda algorithm: algorithm.max_seq_len,
+    "global_batch_info": lambda algorithm: {},
+    "entropy_coeff": lambda algorithm: algorithm.entropy_loss_coef if algorithm.use_entropy_loss else 0.0,
+    "kl_loss_type": lambda algorithm: algorithm.kl_estimator_type,
+    "kl_penalty": lambda algorithm: algorithm.kl_estimator_type,
+    "tau_pos": lambda algorithm: algorithm.sapo.tau_pos,
+    "tau_neg": lambda algorithm: algorithm.sapo.tau_neg,
+    "policy_loss": lambda algorithm: PeerSettings(algorithm, _VERL_LOSS, "policy_loss."),
+    "adv_estimator": lambda algorithm: algorithm.advantage_estimator,
+    "lam": lambda algorithm: algorithm.lambd,
+    "norm_adv_by_std_in_grpo": lambda algorithm: algorithm.grpo_norm_by_std,
+}
+_VERL_LOSS: Mapping[str, Callable[[AlgorithmConfig], object]] = {
+    "loss_mode": lambda algorithm: algorithm.policy_loss_type,
+    "clip_cov_ratio": lambda algorithm: algorithm.clip_cov.clip_ratio,
+    "clip_cov_lb": lambda algorithm: algorithm.clip_cov.clip_cov_lb,
+    "clip_cov_ub": lambda algorithm: algorithm.clip_cov.clip_cov_ub,
+    "kl_cov_ratio": lambda algorithm: algorithm.kl_cov.kl_cov_frac,
+    "ppo_kl_coef": lambda algorithm: algorithm.kl_cov.ppo_kl_coef,
+}
+
+
+class PeerSettings:
+    """The `config` of SkyRL's and verl's functions: `trainer.algorithm`, and what it holds under verl's names.
+
+    Read as `config.name`, `config["name"]` or `config.get("name", default)`.
+    """
+
+    def __init__(
+        self,
+        algorithm: AlgorithmConfig,
+        renamed: Mapping[str, Callable[[AlgorithmConfig], object]] = _VERL,
+        below: str = "",
+    ) -> None:
+        self._algorithm, self._renamed, self._below = algorithm, renamed, below
+
+    def __getattr__(self, name: str) -> object:
+        if name in ("_algorithm", "_renamed", "_below"):
+            raise AttributeError(name)
+        if name in self._renamed:
+            return self._renamed[name](self._algorithm)
+        if not self._below and not name.startswith("_") and hasattr(self._algorithm, name):
+            return getattr(self._algorithm, name)
+        raise AttributeError(
+            f"config.{self._below}{name} is not here: config holds the fields of trainer.algorithm, and verl's "
+            f"{', '.join(self._renamed)}"
+        )
+
+    def __getitem__(self, name: str) -> object:
+        try:
+            return getattr(self, name)
+        except AttributeError as error:
+            raise KeyError(str(error)) from error
+
+    def __contains__(self, name: str) -> bool:
+        return hasattr(self, name)
+
+    def get(self, name: str, default: object = None) -> object:
+        """The value, or `default` if there is none of this name."""
+        return getattr(self, name, default)
+
+
+@attrs.frozen
+class Answers:
+    """The answers in (B, L) rows, from the first to the last trained token, moved to begin at column 0."""
+
+    places: Tensor
+    """(B, W) int64: the column of the row at which each position of an answer is."""
+
+    inside: Tensor
+    """(B, W) bool: whether the position is one of the answer."""
+
+    @classmethod
+    def of(cls, mask: Tensor) -> Self:
+        """The answers between the first and the last true column of `mask` (B, L); W is the longest of them."""
+        columns = torch.arange(mask.shape[1], device=mask.device)
+        first = mask.int().argmax(1, keepdim=True)
+        last = torch.where(mask, columns, -1).amax(1, keepdim=True)
+        width = max(int((last - first).max()) + 1, 1)
+        places = first + columns[:width]
+        return cls(places.clamp(max=mask.shape[1] - 1), places <= last)
+
+    def taken(self, values: Tensor) -> Tensor:
+        """(B, L) to (B, W)."""
+        return torch.where(self.inside, values.gather(1, self.places), torch.zeros_like(values[:1, :1]))
+
+    def put_back(self, values: Tensor, width: int) -> Tensor:
+        """(B, W) to (B, L = `width`), 0 outside of answers."""
+        rows = values.new_zeros(len(values), width)
+        return rows.scatter_add(1, self.places, torch.where(self.inside, values, 0.0))
+
+
+@attrs.frozen(kw_only=True)
+class ReducedLoss:
+    """A policy loss of SkyRL's or verl's form, as one of skyrl's.
+
+    Every token of a micro-batch gets the same loss, such that its weighted sum is what the function gives.
+    """
+
+    function: Callable[..., object]
+    form: Form
+    algorithm: AlgorithmConfig
+    sums: bool = False
+    """Whether the function sums over tokens; otherwise it takes a mean."""
+
+    _numbers: dict[str, float] = attrs.field(factory=dict, init=False, eq=False, repr=False)
+    """Metrics of the last call."""
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        """(B, L): the micro-batch's loss, divided by the weight of its tokens."""
+        assert inputs.weights is not None, "a loss that reduces itself needs the weights of tokens"
+        rows = inputs.mask.any(1).nonzero().squeeze(1)
+        if not len(rows):
+            return inputs.logprobs * 0.0
+        weight = inputs.weights.sum()
+        weight = torch.where(weight > 0, weight, 1.0)  # rows that are only measured weigh nothing
+        answers = Answers.of(inputs.mask[rows])
+
+        def taken(values: Tensor) -> Tensor:
+            return answers.taken(values[rows])
+
+        advantages = inputs.advantages * inputs.weights if self.sums else inputs.advantages
+        current, old, mask = taken(inputs.logprobs), taken(inputs.old_logprobs), taken(inputs.mask)
+        config = PeerSettings(self.algorithm)
+        given: dict[str, object] = {
+            "log_probs": current,
+            "old_log_probs": old,
+            "log_prob": current,
+            "old_log_prob": old,
+            "advantages": taken(advantages),
+            "response_mask": mask,
+            "loss_mask": mask.float(),
+            "rollout_logprobs": taken(inputs.rollout_logprobs),
+            "rollout_log_probs": taken(inputs.rollout_logprobs),
+            "rollout_is_weights": None,
+            "config": config,
+            "loss_agg_mode": config.loss_agg_mode,
+            "cliprange": config.clip_ratio,
+            "cliprange_low": config.clip_ratio_low,
+            "cliprange_high": config.clip_ratio_high,
+            "clip_ratio_c": config.clip_ratio_c,
+        }
+        loss, numbers = _loss_and_numbers(self.function(**_asked(self.function, self.form, given)))
+        self._numbers.update(numbers)
+        return (loss / weight if self.sums else loss).expand_as(inputs.logprobs)
+
+    def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        """(B, L) of each of the function's own metrics in the last call."""
+        return {name: torch.full_like(inputs.logprobs, value) for name, value in self._numbers.items()}
+
+
+@attrs.frozen(kw_only=True)
+class PeerEstimator:
+    """An advantage estimator of SkyRL's or verl's form, as one of skyrl's."""
+
+    function: Callable[..., object]
+    form: Form
+    algorithm: AlgorithmConfig
+
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        """(B, L): advantages of the selected tokens, 0 elsewhere. Raises `TypeError` for a result of another form."""
+        answers = Answers.of(batch.loss_mask)
+        mask = answers.taken(batch.loss_mask)
+        given: dict[str, object] = {
+            "token_level_rewards": answers.taken(torch.where(batch.loss_mask, batch.rewards, 0.0)),
+            "response_mask": mask.long(),
+            "index": batch.groups.numpy(),
+            "values": None if batch.values is None else answers.taken(batch.values),
+            "reward_baselines": batch.baselines,
+            "gamma": self.algorithm.gamma,
+            "lam": self.algorithm.lambd,
+            "lambd": self.algorithm.lambd,
+            "config": PeerSettings(self.algorithm),
+            "grpo_norm_by_std": self.algorithm.grpo_norm_by_std,
+            "norm_adv_by_std_in_grpo": self.algorithm.grpo_norm_by_std,
+        }
+        found = self.function(**_asked(self.function, self.form, given))
+        advantages = found[0] if isinstance(found, Sequence) and found else found
+        if not isinstance(advantages, Tensor) or advantages.shape != mask.shape:
+            raise TypeError(
+                f"an estimator of {self.form.system}'s form gives (advantages, returns), each of the shape of "
+                f"response_mask, and not {_shape(found)}"
+            )
+        return answers.put_back(torch.where(mask, advantages.float(), 0.0), batch.loss_mask.shape[1])
+
+
+def tried_estimator(estimator: PeerEstimator) -> PeerEstimator:
+    """The estimator, after a call with a small batch. Raises `ConfigError` if that fails."""
+    batch = _small_batch()
+    try:
+        estimator(batch.given(values=batch.rewards, baselines=torch.zeros(len(batch))))
+    except Exception as error:  # the user's code may raise anything
+        raise _refused("advantage_estimator", f"fails with a small batch: {described(error)}") from error
+    return estimator
+
+
+def tried_loss(loss: ReducedLoss, weigh: Callable[[TrainingBatch], Tensor]) -> ReducedLoss:
+    """The loss, with its reduction found by calls with a small batch, whole and in parts, whose tokens get the weights
+    `weigh(batch)`. Raises `ConfigError` if it fails, or if its result depends on how a mini-batch is cut.
+    """
+    batch = _small_batch()
+    batch = batch.given(loss_weights=weigh(batch))
+    for candidate in (attrs.evolve(loss, sums=True), attrs.evolve(loss, sums=False)):
+        try:
+            whole = _loss_of(candidate, batch)
+            cuts = ((1, 3), (2, 4), (3, 4))
+            parts = [sum(_loss_of(candidate, part) for part in _cut(batch, cut)) for cut in cuts]
+        except Exception as error:  # the user's code may raise anything
+            raise _refused("policy_loss_type", f"fails with a small batch: {described(error)}") from error
+        if all(abs(part - whole) <= 1e-5 * max(1.0, abs(whole)) for part in parts):
+            return candidate
+    reduction = loss.algorithm.loss_reduction
+    message = (
+        f"{loss.algorithm.policy_loss_type} gives a mini-batch another loss if it is cut into micro-batches: it is "
+        f"neither a sum over the tokens of its mask nor their {reduction}"
+    )
+    hint = "use the mask, without which padding counts, and set loss_reduction to the mean that it takes"
+    raise ConfigError([Problem(path="trainer.algorithm.policy_loss_type", message=message, hint=hint)])
+
+
+def _refused(field: str, message: str) -> ConfigError:
+    return ConfigError([Problem(path=f"trainer.algorithm.{field}", message=message)])
+
+
+def _asked(function: object, form: Form, given: Mapping[str, object]) -> dict[str, object]:
+    """Arguments of the form that the function names; all of them if it takes `**kwargs`."""
+    parameters = parameters_of(function) or ()
+    names = {each.name for each in parameters}
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    return {name: given[name] for name in form.gives if name in names or takes_all}
+
+
+def _loss_and_numbers(found: object) -> tuple[Tensor, dict[str, float]]:
+    """The loss and the metrics in a result: (loss, metrics), (loss, clip_ratio), or verl's four numbers of before 0.6.
+    Raises `TypeError` for another one.
+    """
+    loss, *rest = found if isinstance(found, Sequence) else (found,)
+    if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
+        raise TypeError(f"a policy loss gives one number that depends on the log-probabilities, not {_shape(loss)}")
+    metrics = rest[0] if rest and isinstance(rest[0], Mapping) else {}
+    if not metrics:
+        names = ("clip_ratio",) if len(rest) == 1 else ("pg_clipfrac", "ppo_kl", "pg_clipfrac_lower")
+        metrics = dict(zip(names, rest, strict=False))
+    numbers = {str(name).rpartition("/")[2]: value for name, value in metrics.items()}
+    return loss, {
+        name: value.item() if isinstance(value, Tensor) else float(value)
+        for name, value in numbers.items()
+        if isinstance(value, int | float | Tensor)
+    }
+
+
+def _shape(found: object) -> str:
+    return f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else f"{found!r:.100}"
+
+
+def _loss_of(loss: ReducedLoss, batch: TrainingBatch) -> float:
+    """Number that the objective makes of the loss of a micro-batch."""
+    assert batch.loss_weights is not None and batch.advantages is not None
+    assert batch.old_logprobs is not None and batch.rollout_logprobs is not None
+    inputs = LossInputs.selected(
+        batch.loss_mask,
+        logprobs=(batch.old_logprobs.sin() - 1).requires_grad_(),
+        old_logprobs=batch.old_logprobs,
+        rollout_logprobs=batch.rollout_logprobs,
+        advantages=batch.advantages,
+        weights=batch.loss_weights,
+    )
+    return (loss(inputs) * batch.loss_weights).sum().item()
+
+
+def _cut(batch: TrainingBatch, at: tuple[int, int]) -> tuple[TrainingBatch, ...]:
+    return batch.rows(0, at[0]), *((batch.rows(*at),) if at[0] < at[1] else ()), batch.rows(at[1], len(batch))
+
+
+def _small_batch() -> TrainingBatch:
+    """Five answers of 1 to 5 tokens to two prompts of different lengths, with numbers without any pattern."""
+    starts, lengths = torch.tensor([2, 1, 3, 2, 1]), torch.tensor([3, 1, 5, 2, 4])
+    columns = torch.arange(8)
+    mask = (columns >= starts[:, None]) & (columns < (starts + lengths)[:, None])
+    numbers = torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(7))
+    return TrainingBatch(
+        input_ids=torch.ones(5, 8, dtype=torch.int64),
+        lengths=starts + lengths,
+        loss_mask=mask,
+        rollout_logprobs=-numbers[0].abs(),
+        rewards=torch.where(mask, numbers[1], 0.0),
+        groups=torch.tensor([0, 0, 1, 1, 1]),
+        old_logprobs=-numbers[2].abs(),
+        advantages=torch.where(mask, numbers[3], 0.0),
+    )
