@@ -16,7 +16,7 @@ from skyrl.interop.areal import keys as areal_keys
 from skyrl.interop.areal import learner_keys as areal_learner_keys
 from skyrl.interop.areal import rollout_keys as areal_rollout_keys
 from skyrl.interop.areal import supervised as areal_supervised
-from skyrl.interop.translation import Entry, translate
+from skyrl.interop.translation import Entry, UnexpectedValue, translate
 from skyrl.interop.trl import dependent as trl_dependent
 from skyrl.interop.trl import keys as trl_keys
 from skyrl.interop.trl import objective as trl_objective
@@ -59,7 +59,11 @@ BY_HAND: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Stable-Baselines3", "clip_range_vf", ("trainer.algorithm.value_clip",)),
     ("Stable-Baselines3", "ent_coef", ("trainer.algorithm.entropy_loss_coef",)),
     ("Stable-Baselines3", "gae_lambda", ("trainer.algorithm.lambd",)),
+    ("AReaL", "cluster.fileroot", ("trainer.ckpt_path",)),  # in a folder of the experiment's
+    ("AReaL's SFT", "cluster.fileroot", ("ckpt_path",)),
     ("TRL", "cliprange", (_LOW, _HIGH)),
+    ("TRL", "disable_dropout", ("trainer.policy.use_dropout",)),  # if the model has dropout
+    ("verl", "trainer.resume_from_path", ("trainer.resume_path",)),  # with a mode that reads it
     (
         "TRL",
         "gradient_accumulation_steps",
@@ -136,7 +140,7 @@ def _alone(entry: Entry) -> tuple[str, ...]:
     for value in (1, 0.5, "x", True, ["x"]):
         try:
             writes = translate(entry, value).writes
-        except (TypeError, ValueError, AttributeError, KeyError):
+        except (UnexpectedValue, TypeError, ValueError, AttributeError, KeyError):
             continue  # a value that the setting does not take
         if writes:
             return tuple(writes)
