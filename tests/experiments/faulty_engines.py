@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, TypeVar
 
@@ -214,11 +214,11 @@ class Asking:
     """A canary that asks every engine, and compares versions."""
 
     async def compare(
-        self, source: Any, engines: Sequence[InferenceEngine], version: int, *, promised: bool = False
+        self, source: Any, engines: Mapping[int, InferenceEngine], version: int, *, promised: bool = False
     ) -> dict[str, float]:
         key = SampleKey(run_seed=0, weight_version=version, prompt_id="canary", sample_index=0, purpose="canary")
         request = GenerationRequest(prompt_ids=(1,), sampling=GeneratorConfig().sampling_params, keys=(key,))
-        answers = await asyncio.gather(*(engine.generate(request) for engine in engines))
+        answers = await asyncio.gather(*(engine.generate(request) for engine in engines.values()))
         assert {drawn for each in answers for answer in each for drawn in answer.weight_versions} <= {version}
         return {}
 
