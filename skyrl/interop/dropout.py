@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from skyrl.interop.translation import Dependent, Translation, Values, redundant
+from skyrl.tree.files import stored_text
 
 _NONE = "no effect: the model's configuration sets no dropout"
 _UNSEEN = "acts only if the model's configuration sets dropout, as few do: then set {path}"
@@ -30,7 +31,7 @@ def dropout(path: str, model: str) -> Dependent:
 def _own_dropout(model: object) -> bool | None:
     """Whether the configuration in the model's folder sets dropout; None if there is no such file."""
     try:
-        settings = json.loads((Path(str(model)).expanduser() / "config.json").read_text())
+        settings = json.loads(stored_text(Path(str(model)).expanduser() / "config.json"))
         shares = [share for name, share in settings.items() if "drop" in name]
     except (OSError, ValueError, AttributeError):
         return None
