@@ -181,3 +181,7 @@ def asks_for_entropies(token_level_rewards: Tensor, response_mask: Tensor, entro
 
 def forgets_the_tokens(token_level_rewards: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
     return token_level_rewards.sum(1), token_level_rewards
+
+
+class OfNoCall:
+    """A class whose instances cannot be called."""

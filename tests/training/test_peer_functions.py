@@ -135,6 +135,7 @@ REFUSED = {
     "verl_vanilla": ("prompt_mean", "AssertionError"),
     "reads_what_is_not_here": ("token_mean", "config.policy_loss.dro_beta is not here"),
     "asks_for_entropies": ("", "asks for entropies: SkyRL or verl's form has"),
+    "OfNoCall": ("token_mean", "OfNoCall has no __call__"),
     "forgets_the_tokens": ("", "of the shape of response_mask, and not (tensor("),
 }
 

@@ -97,7 +97,7 @@ def corrections_suit_loss(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def losses_that_reduce_take_no_correction(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def reducing_losses_exclude_corrections(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A loss in SkyRL's or verl's signature gives one number, of which no token can be corrected."""
     algorithm = run.trainer.algorithm
     if asks_for_correction(algorithm.off_policy_correction) and is_peer_loss(algorithm):

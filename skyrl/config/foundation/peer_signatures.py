@@ -70,6 +70,9 @@ def form_of(function: object, forms: tuple[Form, ...]) -> Form | None:
     thing, the inputs or the batch. Raises `ValueError`, saying where it is defined and what would be right.
     """
     parameters = parameters_of(function)
+    kind = type(function.object) if isinstance(function, Imported) else function
+    if isinstance(kind, type) and _call_of(kind) is None:
+        raise ValueError(f"{kind.__name__} has no __call__: its instances are called")
     if parameters is None:  # a builtin, of which nothing is known
         return None
     required = [each.name for each in parameters if each.default is each.empty and each.kind not in _REST]
@@ -97,13 +100,18 @@ def parameters_of(function: object) -> tuple[inspect.Parameter, ...] | None:
     if isinstance(function, Imported):
         function = function.object
     kind = function if isinstance(function, type) else type(function)
-    call = next((vars(base)["__call__"] for base in kind.__mro__ if "__call__" in vars(base)), None)
+    call = _call_of(kind)
     if inspect.isfunction(call):  # not the signature of the class, which its instances inherit
         return tuple(inspect.signature(call).parameters.values())[1:]
     try:
         return None if isinstance(function, type) else tuple(inspect.signature(_called(function)).parameters.values())
     except (TypeError, ValueError):
         return None
+
+
+def _call_of(kind: type) -> object:
+    """What is run when an instance is called; None for instances that cannot be called."""
+    return next((vars(base)["__call__"] for base in kind.__mro__ if "__call__" in vars(base)), None)
 
 
 _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -101,7 +101,7 @@ def read_script(text: str, name: str = "script") -> Script:
         except _Leaves as end:
             shell.ends = end.line
         except (TooLong, RecursionError) as error:
-            message = f"cannot be followed to its end: {error} grows without bound"
+            message = f"cannot be followed to its end, for want of a bound: {error}"
             raise ConfigError([Problem(path=name, message=message)], title=_TITLE) from None
         if set(assumed) == before:
             break

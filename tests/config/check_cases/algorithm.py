@@ -54,7 +54,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             CORRECTION + "tis_ratio_type",
         ),
     ],
-    "losses_that_reduce_take_no_correction": [
+    "reducing_losses_exclude_corrections": [
         ({ALGORITHM + "policy_loss_type": f"{OTHERS}:{name}", **wanted}, ALGORITHM + "off_policy_correction")
         for name, wanted in (
             ("skyrl_ppo", {CORRECTION + "tis_ratio_type": "token"}),
@@ -105,7 +105,7 @@ SILENT: dict[str, dict[str, Any]] = {
         ALGORITHM + "policy_loss_type": "cispo",
         CORRECTION + "tis_ratio_type": "token",
     },
-    "losses_that_reduce_take_no_correction": {ALGORITHM + "policy_loss_type": f"{OTHERS}:skyrl_ppo"},
+    "reducing_losses_exclude_corrections": {ALGORITHM + "policy_loss_type": f"{OTHERS}:skyrl_ppo"},
     "correction_bounds_are_ordered": {CORRECTION + "token_mask_is_threshold_low": 2.0},
     "sequence_loss_weighs_answers_equally": {
         ALGORITHM + "policy_loss_type": "gspo",
