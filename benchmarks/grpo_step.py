@@ -88,7 +88,7 @@ class Side:
     def __init__(self, name: str, root: Path, steps: int, seed: int, folder: str) -> None:
         self._name = name
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--side", name, str(steps), str(seed), folder],
+            [sys.executable, str(root / "benchmarks/grpo_step.py"), "--side", name, str(steps), str(seed), folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if os.environ.get("VERBOSE") else subprocess.DEVNULL,
