@@ -110,7 +110,7 @@ def parameters_of(function: object) -> tuple[inspect.Parameter, ...] | None:
 
 
 def _call_of(kind: type) -> object:
-    """What is run when an instance is called; None for instances that cannot be called."""
+    """Function that is run when an instance is called; None for instances that cannot be called."""
     return next((vars(base)["__call__"] for base in kind.__mro__ if "__call__" in vars(base)), None)
 
 
