@@ -26,7 +26,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Hundreds of processes import the same modules: what one has compiled is there for all.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long gpu mutants bench bench-compare lint fmt schemas pages pictures constraints clean demo-clean
+.PHONY: demo test test-long gpu mutants bench bench-compare lint fmt schemas pages peer-trees pictures constraints clean demo-clean
 .DELETE_ON_ERROR:
 
 demo: .venv/train.stamp
@@ -79,6 +79,11 @@ schemas: .venv/dev.stamp
 # After a table of a page that is made from code, or a probe of tests/effects, has changed (tests/pages.py).
 pages: .venv/dev.stamp
 	$(BIN)/python -m tests.pages
+
+# Settings of SkyRL, verl, AReaL and TRL with their defaults, from their wheels (tests/interop/peer_trees.py).
+# Another version: make peer-trees PEERS="verl=0.9.1"
+peer-trees: .venv/dev.stamp
+	$(BIN)/python -m tests.interop.peer_trees $(PEERS)
 
 # Pictures of docs/seeing-a-run.md, of two short runs of the quick start; needs Chromium and its driver.
 RUN_SEEN = $(BIN)/skyrl run examples/quickstart/grpo.toml trainer.policy_mini_batch_size=8 trainer.max_training_steps=45

@@ -10,7 +10,17 @@ from attrs import evolve, field, frozen
 
 from skyrl.interop.environment import Read, read_environment
 from skyrl.interop.report import Conversion, OtherDefault
-from skyrl.interop.translation import Dependent, Entry, Translation, UnexpectedValue, Values, refused, translate
+from skyrl.interop.switches import Switch, why_idle
+from skyrl.interop.translation import (
+    Dependent,
+    Entry,
+    Translation,
+    UnexpectedValue,
+    Values,
+    redundant,
+    refused,
+    translate,
+)
 from skyrl.interop.writing import Writing, apply
 
 T = TypeVar("T")
@@ -49,6 +59,9 @@ class System:
     dependent: tuple[Mapping[str, Dependent], ...]
     """Settings whose meaning depends on others. These tables come before `keys`, in order."""
 
+    switches: tuple[Switch, ...] = ()
+    """Settings that turn features on. Below one that is off, a setting of any value needs nothing."""
+
     unknown: Callable[[str, Writing], str]
     """Why a setting in no table is refused."""
 
@@ -82,6 +95,8 @@ class System:
         return evolve(translation, note=f"a copy of {copy_of}") if translation and copy_of else translation
 
     def _found(self, key: str, value: object, values: Values) -> Translation | None:
+        if why := why_idle(key, values, self.switches):
+            return redundant(why)
         *patterns, independent = self._patterns
         for table, table_patterns in zip(self.dependent, patterns, strict=True):
             for convert in _entries(table, table_patterns, key):
