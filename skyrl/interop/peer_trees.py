@@ -1,4 +1,4 @@
-"""All settings of other systems with their defaults, by version: data files in `trees/`, written by `make peer-trees`."""
+"""All settings of other systems with their defaults, by version: files of `trees/`, made by `make peer-trees`."""
 
 from __future__ import annotations
 
