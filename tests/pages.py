@@ -89,9 +89,9 @@ PAGES: Mapping[str, Callable[[str], str]] = {
     "SECURITY.md": lambda page: with_table(page, attacks.table()),
     "docs/architecture.md": lambda page: with_table(page, layers()),
     "docs/alarms.md": lambda page: with_table(page, default_alarms()),
-    "docs/coming-from.md": lambda page: with_table(
-        with_table(with_table(page, figures.settings_table()), figures.scripts_table()), figures.refusals_table()
-    ),
+    "docs/coming-from/README.md": lambda page: with_table(page, figures.settings_table()),
+    "docs/coming-from/skyrl.md": lambda page: with_table(page, figures.scripts_table()),
+    "docs/coming-from/areal.md": lambda page: with_table(page, figures.refusals_table()),
     "docs/gpu.md": lambda page: measurements.with_measurements(page, measurements.markdown(measurements.stored())),
     "docs/guarantees.md": lambda page: with_sections(page, "## Promises and tests\n\n" + guarantees.page()),
     "skyrl/config/foundation/foreign_names.json": lambda text: foreign_names(),

@@ -1,4 +1,4 @@
-"""Tables of docs/coming-from.md: what becomes of published scripts and files, and every reason for a refusal."""
+"""Tables of docs/coming-from: what becomes of published scripts and files, and every reason for a refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published scripts of SkyRL, converted and checked; the figures of docs/coming-from.md are in `figures.py`."""
+"""Published scripts of SkyRL, converted and checked; the figures of docs/coming-from are in `figures.py`."""
 
 from __future__ import annotations
 

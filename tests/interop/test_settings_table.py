@@ -1,4 +1,4 @@
-"""docs/coming-from.md lists where settings of other systems are here: its names exist, and the converters agree."""
+"""docs/coming-from/README.md lists where settings of other systems are here: its names exist, and the converters agree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skyrl.interop.verl import convert as verl
 from skyrl.tree import FrozenDict, get_at
 from tests.interop.corpora import RECORDED
 
-PAGE = (RECORDED.parents[1] / "docs" / "coming-from.md").read_text()
+PAGE = (RECORDED.parents[1] / "docs" / "coming-from" / "README.md").read_text()
 HEAD = "| here | verl | TRL | prime-rl | NeMo-RL | OpenRLHF |"
 BASES: dict[str, dict[str, Any]] = {
     "verl": {

@@ -23,7 +23,7 @@ _TRL_COMMANDS = ("grpo", "sft", "dpo", "rloo", "reward")
 _CONVERTED = {"verl": "verl", "TRL": "trl", "AReaL": "areal"}
 """Program -> its name in `skyrl config convert --from`."""
 
-_BY_HAND = "docs/coming-from.md lists where its settings are here; begin with examples/quickstart/grpo.toml"
+_BY_HAND = "docs/coming-from/README.md lists where its settings are here; begin with examples/quickstart/grpo.toml"
 
 
 def refuse_other_files(name: str) -> None:
