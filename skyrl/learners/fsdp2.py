@@ -33,7 +33,7 @@ from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.models.files.naming import named_weights, tied_names
 from skyrl.models.onednn import compute_with_onednn
 from skyrl.models.parallel.expert_parallel import refuse_unspreadable, spread
-from skyrl.models.parallel.tensor_parallel import cut, refuse_uncuttable
+from skyrl.models.parallel.tensor_parallel import cut, refuse_uncuttable, refuse_wrong_cut
 
 T = TypeVar("T")
 
@@ -181,6 +181,7 @@ class Fsdp2(DataParallel):
         if self._tensor_parallel > 1:
             field = context.section.path_of("tensor_parallel_size")
             refuse_uncuttable(model, self._tensor_parallel, self._ranks.size, field)
+            refuse_wrong_cut(model, self._mesh[TENSOR], field)
             self._partial = cut(model, self._mesh[TENSOR])
         if self._expert_parallel > 1:
             self._spread_experts(model, config, context)

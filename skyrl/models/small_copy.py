@@ -40,12 +40,23 @@ TOLERANCE = 1e-3
 
 _WIDTHS: Mapping[str, int] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "lru_width"), HIDDEN),
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), HEADS),
     # with few heads, scores of keys are often equal, and which of those are attended is left to the kernel
     **dict.fromkeys(("index_n_heads", "indexer_n_heads"), 8 * HEADS),
     **dict.fromkeys(("linear_num_heads", "linear_num_value_heads"), HEADS),
     "linear_num_key_heads": HEADS // 2,
+    **dict.fromkeys(("mamba_num_heads", "mamba_n_heads", "n_mamba_heads"), 2 * HIDDEN // HEAD),
+    **dict.fromkeys(("mamba_d_ssm", "mamba_intermediate_size", "attention_hidden_size"), 2 * HIDDEN),
+    **dict.fromkeys(("intermediate_size", "intermediate_size_mlp", "ffn_dim", "ffn_hidden_size", "n_inner"), HIDDEN),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), HIDDEN),
+    "moe_shared_expert_intermediate_size": HIDDEN,
+}
+"""Widths and numbers of heads by transformers' name, whatever the model's; one that the model lacks stays out. A copy
+that many ranks are to share has them several times.
+"""
+
+_SIZES: Mapping[str, int] = {
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
     **dict.fromkeys(
         ("head_dim", "rotary_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), HEAD
     ),
@@ -53,19 +64,14 @@ _WIDTHS: Mapping[str, int] = {
     "qk_head_dim": 2 * HEAD,
     **dict.fromkeys(("index_head_dim", "hidden_size_per_layer_input", "laurel_rank", "block_multiple_of"), HEAD),
     **dict.fromkeys(("mamba_head_dim", "mamba_d_head", "mamba_headdim", "adapter_rank"), HEAD),
-    **dict.fromkeys(("mamba_num_heads", "mamba_n_heads", "n_mamba_heads"), 2 * HIDDEN // HEAD),
-    **dict.fromkeys(("mamba_d_ssm", "mamba_intermediate_size", "attention_hidden_size"), 2 * HIDDEN),
     "attention_head_dim": 2 * HIDDEN // HEADS,
     **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size"), 8),
     **dict.fromkeys(("mamba_dt_rank", "time_step_rank"), 4),
     **dict.fromkeys(("n_groups", "mamba_n_groups", "mamba_ngroups", "n_group", "num_expert_group", "topk_group"), 1),
-    **dict.fromkeys(("intermediate_size", "intermediate_size_mlp", "ffn_dim", "ffn_hidden_size", "n_inner"), HIDDEN),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), HIDDEN),
-    "moe_shared_expert_intermediate_size": HIDDEN,
     **dict.fromkeys(("attn_layer_period", "expert_layer_period"), 2),
     **dict.fromkeys(("attn_layer_offset", "expert_layer_offset", "first_k_dense_replace"), 1),
 }
-"""Sizes of the copy by transformers' name, whatever the model's; one that the model lacks stays out."""
+"""Other sizes of the copy by transformers' name, whatever the model's; one that the model lacks stays out."""
 
 _MOST: Mapping[str, int] = {
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), HEADS),
@@ -89,12 +95,13 @@ class NoCopyError(Exception):
     """A small copy of a model cannot be made, or does not compute."""
 
 
-def small_copy(config: PretrainedConfig, *, attention: str = "eager", seed: int = 0) -> PreTrainedModel:
-    """The copy of a causal language model in float32 on the CPU, in evaluation, with weights drawn from `seed`.
+def small_copy(config: PretrainedConfig, *, attention: str = "eager", seed: int = 0, times: int = 1) -> PreTrainedModel:
+    """The copy of a causal language model in float32 on the CPU, in evaluation, with weights drawn from `seed`. Its
+    layers are `times` as wide, with `times` as many heads, as those of the smallest copy.
 
     Raises `NoCopyError`.
     """
-    return tried(lambda: _made(small_config(config), attention, seed))
+    return tried(lambda: _made(small_config(config, times), attention, seed))
 
 
 def _made(small: PretrainedConfig, attention: str, seed: int) -> PreTrainedModel:
@@ -138,16 +145,19 @@ def tried(compute: Callable[[], T]) -> T:
         raise NoCopyError(f"{type(error).__name__}: {first}") from error
 
 
-def small_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The configuration of the text model with the sizes and bounds of the copy."""
+def small_config(config: PretrainedConfig, times: int = 1) -> PretrainedConfig:
+    """The configuration of the text model with the sizes and bounds of the copy, whose layers are `times` as wide as
+    those of the smallest one.
+    """
     text: Any = copy.deepcopy(config.get_text_config())
     values = text.to_dict()
     if values.pop("per_layer_config", None):  # layers of other sizes, in Gemma 4: all get those of the copy
         text = type(text).from_dict({**values, "head_dim": HEAD, "global_head_dim": HEAD})
     _choose_layers(text)
     if {"num_heads", "expand"} <= vars(text).keys():  # Mamba 2
-        text.num_heads = text.expand * HIDDEN // HEAD
-    for sizes, exact in ((_WIDTHS, True), (_MOST, False)):
+        text.num_heads = text.expand * times * HIDDEN // HEAD
+    widths = {name: times * width for name, width in _WIDTHS.items()}
+    for sizes, exact in ((widths, True), (_SIZES, True), (_MOST, False)):
         for name, size in sizes.items():
             held = getattr(text, name, None)
             if isinstance(held, int) and not isinstance(held, bool):
@@ -162,7 +172,7 @@ def small_config(config: PretrainedConfig) -> PretrainedConfig:
     for name in ("num_key_value_heads", "num_kv_heads"):
         if isinstance(held := getattr(text, name, None), int):
             whole = held >= config.get_text_config().num_attention_heads
-            setattr(text, name, HEADS if whole else min(held, HEADS // 2))
+            setattr(text, name, times * (HEADS if whole else min(held, HEADS // 2)))
     if getattr(text, "index_topk_blocks", None):  # blocks of keys are chosen for each of their heads
         text.index_n_heads = text.num_key_value_heads
     if getattr(text, "attn_logit_softcapping", None):

@@ -23,8 +23,10 @@ from skyrl.models.attention import key_bounds, segment_attention
 from skyrl.models.attention.key_bounds import WHOLE, KeyBounds
 from skyrl.models.attention.segment_attention import SEGMENTS
 from skyrl.models.files import rotation
+from skyrl.models.files.facts import sizes_to_cut
 from skyrl.models.files.overrides import with_overrides
 from skyrl.models.small_copy import LONGEST, small_config, small_copy
+from skyrl.planning.batches import uneven_parts
 from tests.models.families import FAMILIES
 
 BOUNDED = {
@@ -156,8 +158,10 @@ BOUND = re.compile("window|chunk|block_size|budget|extent|compress|keep|topk_blo
 
 
 def test_a_small_copy_shrinks_every_bound_of_transformers_models() -> None:
-    """Rows of a small copy are longer than each of its bounds; one that it keeps would be seen by no probe."""
-    kept = []
+    """Rows of a small copy are longer than each of its bounds; one that it keeps would be seen by no probe. A copy four
+    times as wide can be cut by eight ranks, if transformers has a plan for it.
+    """
+    kept, uncut = [], []
     for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         try:
             small = small_config(CONFIG_MAPPING[kind]())
@@ -166,8 +170,11 @@ def test_a_small_copy_shrinks_every_bound_of_transformers_models() -> None:
         values = [
             (name, value) for name, value in small.to_dict().items() if BOUND.search(name) and "layers" not in name
         ]
+        wide = small_config(CONFIG_MAPPING[kind](), times=4)
+        uncut += [kind] * bool(wide.base_model_tp_plan and uneven_parts(sizes_to_cut(wide.to_dict()), 8, 8))
         kept += [(kind, name, value) for name, value in values if any(each >= LONGEST for each in numbers(value))]
     assert kept == []
+    assert uncut == []
 
 
 def test_a_bound_that_a_small_copy_keeps_hides_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:

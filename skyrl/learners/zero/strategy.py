@@ -34,7 +34,7 @@ from skyrl.learners.zero.config import engine_config
 from skyrl.learners.zero.groups import Cut, ParallelUnit
 from skyrl.learners.zero.state import ZeroState
 from skyrl.models.parallel.auto_tp import cut_by_deepspeed
-from skyrl.models.parallel.tensor_parallel import refuse_uncuttable
+from skyrl.models.parallel.tensor_parallel import refuse_uncuttable, refuse_wrong_cut
 
 T = TypeVar("T")
 
@@ -104,6 +104,7 @@ class Zero(DataParallel):
         refuse_uncuttable(source.meta_model(), size, context.ranks.size, field)
         self._unit = ParallelUnit(context.ranks.mesh(context.device, tensor=size))
         model: nn.Module = source.load(HOST)
+        refuse_wrong_cut(model, self._unit.mesh[TENSOR], field)
         dimensions = cut_by_deepspeed(model, self._unit.mesh[TENSOR], field)
         group = self._unit.get_model_parallel_group()
         return model.to(context.device), {name: Cut(dim, group) for name, dim in dimensions.items()}

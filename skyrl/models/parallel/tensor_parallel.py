@@ -7,17 +7,32 @@ completed for adapters, for tied heads, and for heads of other kinds.
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from transformers import PretrainedConfig
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism, replace_layer_number_by_wildcard
 
 from skyrl.errors import ModelError
 from skyrl.models.files.facts import sizes_to_cut
 from skyrl.models.files.naming import tied_names
+from skyrl.models.small_copy import (
+    LONGEST,
+    TOLERANCE,
+    VOCABULARY,
+    NoCopyError,
+    is_rounding,
+    log_probabilities,
+    small_copy,
+    tried,
+)
 from skyrl.planning.batches import uneven_parts
 
 COLUMNS, ROWS = "colwise", "rowwise"
@@ -153,6 +168,66 @@ def refuse_uncuttable(model: nn.Module, size: int, ranks: int, field: str) -> No
         what, uneven = found
         sizes = " or ".join(map(str, uneven.nearest))
         raise ModelError(f"{size} ranks cannot share the model's {uneven.whole} {what}: set {field} = {sizes}")
+
+
+def refuse_wrong_cut(model: nn.Module, mesh: DeviceMesh, field: str) -> None:
+    """Raises `ModelError`, which names `field`, if the ranks of a one-dimensional mesh would not compute together what
+    one rank computes alone with this transformers model. Every rank calls this.
+
+    A plan can be wrong silently: it may pass over a module that sees only this rank's part of a layer. A small copy of
+    the model is therefore cut, and its log-probabilities and gradients are compared with those of the whole copy.
+    """
+    transformer: Any = model
+    config: PretrainedConfig = transformer.config
+    if fault := _fault_of_cut(config, mesh):
+        raise ModelError(
+            f"transformers' tensor-parallel plan for a {config.model_type} is not right ({fault}): set {field} = 1"
+        )
+
+
+def _fault_of_cut(config: PretrainedConfig, mesh: DeviceMesh) -> str:
+    """How a cut copy of the model differs from the whole one; empty if it does not."""
+    ids = torch.randint(1, VOCABULARY, (2, LONGEST), generator=torch.Generator().manual_seed(0)).to(mesh.device_type)
+    try:
+        whole: nn.Module = small_copy(config, times=mesh.size() // math.gcd(mesh.size(), 2))
+        whole.to(mesh.device_type).requires_grad_(True)
+        parts = copy.deepcopy(whole)
+        partial = tried(lambda: cut(parts, mesh))
+        expected, found = tried(lambda: (_learned(whole, ids), _learned(parts, ids)))
+    except NoCopyError as error:
+        return f"a small copy fails: {error}"
+    nats = float((found - expected).abs().max())
+    if not is_rounding(nats, expected):
+        return f"log-probabilities of a small copy differ by {nats:.2g} nats"
+    gradients = {
+        name: _whole_gradient(parameter, name in partial, mesh) for name, parameter in parts.named_parameters()
+    }
+    norm = math.sqrt(sum(float(each.grad.square().sum()) for each in whole.parameters() if each.grad is not None))
+    for name, parameter in whole.named_parameters():
+        if parameter.grad is None:
+            continue
+        difference = float((gradients[name] - parameter.grad).norm())
+        if not difference <= TOLERANCE * (float(parameter.grad.norm()) + TOLERANCE * norm):
+            return f"the gradient of {name} is another one in a small copy"
+    return ""
+
+
+def _learned(model: nn.Module, ids: Tensor) -> Tensor:
+    """Log-probabilities (rows, tokens, V) of a model, whose gradients are then those of the log-likelihood of `ids`."""
+    log_probs = log_probabilities(model(input_ids=ids, use_cache=False).logits)
+    log_probs[:, :-1].gather(-1, ids[:, 1:].unsqueeze(-1)).sum().backward()
+    return log_probs.detach()
+
+
+def _whole_gradient(parameter: Tensor, partial: bool, mesh: DeviceMesh) -> Tensor:
+    """Gradient of the whole parameter; zeros if it has none."""
+    gradient: Any = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    if isinstance(gradient, DTensor):
+        return gradient.full_tensor()
+    if partial:
+        dist.all_reduce(gradient, group=mesh.get_group())
+    result: Tensor = gradient
+    return result
 
 
 def _plan(model: nn.Module) -> Iterator[tuple[str, str]]:
