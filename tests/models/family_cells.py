@@ -405,11 +405,8 @@ def spread(pool: Pool, path: str, batch: TrainingBatch, expected: Tensor, change
 
 
 def by_megatron(pool: Pool, path: str, truth: Any) -> float:
-    """The same under Megatron-core, whose matrices two ranks share. The converter makes their weights.
-
-    The rows are without the padding token, the last one: its embedding learns under Megatron, and not in transformers.
-    """
-    batch = rows(truth.config.vocab_size - 1)
+    """The same under Megatron-core, whose matrices two ranks share. The converter makes their weights."""
+    batch = rows(truth.config.vocab_size)
     cut = changed(_PLAIN(path), {"strategy": "megatron", "policy.megatron_config.tensor_model_parallel_size": 2})
     maker = partial(shimmed, partial(PolicyWorker, cut, policy_objective(cut.algorithm)))
     return _spread(pool, path, batch, alone(truth, batch), maker, tensor=2)
