@@ -60,7 +60,7 @@ def test_a_model_folder_is_the_value_of_an_argument(files: list[str], folder: Pa
         ("reward.py", "def f(): ...\n", "this is a Python program", "environment.env_class=reward.py:NAME"),
         ("verl.yaml", "data: {a: 1}\nactor_rollout_ref: {model: {path: a}}\n", "a verl configuration", "--from verl"),
         ("trl.yaml", "model_name_or_path: a/b\nlearning_rate: 1e-5\n", "a TRL configuration", "--from trl"),
-        ("rl.sh", "uv run rl @ rl.toml\n", "a prime-rl script, which skyrl does not convert", "docs/coming-from/README.md"),
+        ("rl.sh", "uv run rl @ rl.toml\n", "a prime-rl script, which skyrl does not convert", "coming-from/README.md"),
         ("nemo.sh", "uv run examples/run_grpo.py --config a.yaml grpo.seed=1\n", "this is a NeMo-RL script", "docs/"),
         ("areal.yaml", "experiment_name: a\ntrial_name: b\nactor: {path: c}\n", "an AReaL", "areal.yaml --from areal"),
         ("sky.yaml", "resources: {cpus: 4}\nrun: python x\n", "a task for SkyPilot", "the configuration that"),

@@ -1,4 +1,4 @@
-"""docs/coming-from/README.md lists where settings of other systems are here: its names exist, and the converters agree."""
+"""docs/coming-from lists where settings of other systems are here: its names exist, and the converters agree."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -209,9 +210,10 @@ class MegatronDecoder(nn.Module):
         rotary = meta_model.model.rotary_emb
         self._rotary = type(rotary)(config=self.config).to(device)
         self._head: nn.Module | None = self._make_head(is_critic) if self.gpt.post_process else None
-        self._padding: int | None = meta_model.model.embed_tokens.padding_idx
-        if self.is_first and self._padding is not None:
-            self.gpt.embedding.register_forward_hook(self._keep_padding_embedding, with_kwargs=True)
+        padding: int | None = meta_model.model.embed_tokens.padding_idx
+        if self.is_first and padding is not None:
+            keep = partial(self._keep_embedding_of, padding)
+            self.gpt.embedding.register_forward_hook(keep, with_kwargs=True)
 
     @property
     def is_first(self) -> bool:
@@ -286,13 +288,13 @@ class MegatronDecoder(nn.Module):
         part = parallel_state.get_tensor_model_parallel_rank() if parts > 1 else 0
         return own_tokens(tokens, shape, parts, part)
 
-    def _keep_padding_embedding(
-        self, module: nn.Module, args: tuple[object, ...], given: Mapping[str, Tensor], embedded: Tensor
+    def _keep_embedding_of(
+        self, padding: int, module: nn.Module, args: tuple[object, ...], given: Mapping[str, Tensor], embedded: Tensor
     ) -> None:
         """Give the embedding of the padding token no gradient, as torch's embeddings do. `embedded` (T, B, H), where T
         is a share of the tokens under sequence parallelism.
         """
-        is_padding = (given["input_ids"] == self._padding).T.unsqueeze(-1)
+        is_padding = given["input_ids"].eq(padding).T.unsqueeze(-1)
         if self._megatron.sequence_parallel:
             is_padding = is_padding.chunk(self._tensor)[parallel_state.get_tensor_model_parallel_rank()]
         if embedded.requires_grad:
