@@ -25,6 +25,7 @@ BASES: dict[str, dict[str, Any]] = {
         "algorithm.adv_estimator": "grpo",
         "algorithm.filter_groups.enable": True,
         "reward_model.reward_kwargs.overlong_buffer_cfg.enable": True,
+        "reward_model.reward_manager": "dapo",
     },
     "TRL": {
         "model_name_or_path": "a/b", "use_vllm": True, "use_peft": True, "eval_strategy": "steps", "num_generations": 4,

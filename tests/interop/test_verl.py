@@ -182,7 +182,7 @@ def test_cispos_bounds_are_those_of_its_weight(tmp_path: Path) -> None:
         ),
         ({"trainer.logger": ["clearml"]}, "trainer.logger", "not yet", "tracker clearml"),
         ({"trainer.total_epoch": 3}, "trainer.total_epoch", "refused", "not known to this converter"),
-        ({"reward_model.enable": True}, "reward_model.enable", "not yet", "converting reward models"),
+        ({"reward_model.enable": True}, "reward_model.enable", "not yet", "reward models that verl serves"),
         (
             {ROLLOUT + "tensor_model_parallel_size": 3},
             ROLLOUT + "tensor_model_parallel_size",

@@ -1,43 +1,60 @@
 """Converts verl's scripts (`key=value` after `verl.trainer.main_ppo`) and YAML files to our tables.
 
-The tables are for verl 0.8.0.dev of January 2026: `verl/keys.py` has the settings that convert independently,
-`verl/objective.py` and `verl/layout.py` the ones that depend on others.
+The tables are for verl up to 0.9.1: `verl/keys.py` has the settings that convert independently, `verl/features.py`
+those below a feature that is off, and `rewards.py`, `objective.py`, `layout.py` and `asynchronous.py` the ones that
+depend on others. `supervised.py` converts supervised runs.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attrs import evolve
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.interop.launches import RUNS, Known, Launcher, aside, launch_of, reads_images, unconverted
+from skyrl.interop.peer_trees import peer_trees, versions_with
 from skyrl.interop.report import Conversion
 from skyrl.interop.systems import ProgramValue, System, convert_settings
 from skyrl.interop.translation import Values
 from skyrl.interop.values import flat_file, is_script, text_of, without_references, yaml_value
+from skyrl.interop.verl.asynchronous import (
+    ASYNCHRONOUS,
+    DEFAULT_THRESHOLD,
+    FULLY_ASYNC,
+    OF_V1,
+    ONE_STEP_OFF,
+    THRESHOLD,
+    V1,
+    mode_of,
+)
+from skyrl.interop.verl.features import SWITCHES
 from skyrl.interop.verl.keys import KEYS
-from skyrl.interop.verl.layout import LAYOUT, layout
-from skyrl.interop.verl.objective import OBJECTIVE, has_critic
+from skyrl.interop.verl.layout import LAYOUT, layout, strategy_of
+from skyrl.interop.verl.objective import CRITIC, OBJECTIVE, has_critic
+from skyrl.interop.verl.rewards import REWARDS, reward_path
+from skyrl.interop.verl.supervised import convert_supervised, is_supervised, with_torchrun
 from skyrl.interop.writing import Writing
 
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][^=\s]*=.*", re.DOTALL)
-_OURS = re.compile(r"[+~]{0,2}(actor_rollout_ref|algorithm|critic|reward_model|trainer|data)\.\w[^=\s]*=.*", re.DOTALL)
-_ASYNCHRONOUS = "verl's asynchronous trainer, whose settings are not converted; trainer.fully_async is ours"
-_SUPERVISED = 'verl\'s supervised trainer, whose settings are not converted; kind = "sft" is ours'
+_OURS = re.compile(
+    r"[+~]{0,2}(actor_rollout_ref|algorithm|critic|reward|reward_model|trainer|data|async_training|rollout|optim|engine|model)\.\w[^=\s]*=.*",
+    re.DOTALL,
+)
 _KNOWN: Mapping[str, Known] = {
     "verl.trainer.main_ppo": RUNS,
     "transfer_queue.main_ppo": RUNS,
     "dapo.main_dapo": RUNS,
-    "one_step_off_policy.main_ppo": unconverted(_ASYNCHRONOUS),
-    "one_step_off_policy.async_main_ppo": unconverted(_ASYNCHRONOUS),
-    "fully_async_main": unconverted(_ASYNCHRONOUS),
+    "verl.trainer.main_ppo_sync": RUNS,
+    "one_step_off_policy.main_ppo": RUNS,
+    "one_step_off_policy.async_main_ppo": RUNS,
+    "fully_async_main": RUNS,
     "vla.main_ppo": unconverted("a policy of images and actions, which skyrl does not train yet"),
-    "fsdp_sft_trainer": unconverted(_SUPERVISED),
-    "sft_trainer": unconverted(_SUPERVISED),
-    "sft_trainer_ray": unconverted(_SUPERVISED),
+    "fsdp_sft_trainer": RUNS,
+    "sft_trainer": RUNS,
+    "sft_trainer_ray": RUNS,
     "spin.main_spin": unconverted("preference training, which skyrl does not have yet"),
     "sppo.main_sppo": unconverted("preference training, which skyrl does not have yet"),
     "main_generation": aside("it only samples: `skyrl generate` does that here"),
@@ -48,11 +65,22 @@ _KNOWN: Mapping[str, Known] = {
 """Suffix of a program's dotted name -> whether its runs are converted."""
 
 _LAUNCHER = Launcher(name="verl", programs=_KNOWN, is_setting=lambda word: _OURS.fullmatch(word) is not None)
+_SUPERVISED = ("fsdp_sft_trainer", "sft_trainer", "sft_trainer_ray")
 _NO_VALUE = "the script gives no value: one of its variables is empty"
 _IMAGES = ("data.image_key=", "data.video_key=", "data.audio_key=")
-_SELECT = re.compile(r"\$\{oc\.select:\s*([\w.]+)\s*(?:,.*)?\}", re.DOTALL)
+_SELECT = re.compile(r"\$\{oc\.select:\s*([\w.]+)\s*(?:,\s*(.*))?\}", re.DOTALL)
 _RELATIVE = re.compile(r"\$\{(\.\w+)\}")
-_OWN_FILES = ("ppo_trainer", "ppo_megatron_trainer")
+_OWN_FILES = (
+    "ppo_trainer", "ppo_megatron_trainer", "fully_async_ppo_trainer", "fully_async_ppo_megatron_trainer",
+    "one_step_off_ppo_trainer", "one_step_off_ppo_megatron_trainer", "sft_trainer_engine", "sft_trainer",
+)  # fmt: skip
+_ADDED: Mapping[str, Mapping[str, Any]] = {
+    "fully_async_main": FULLY_ASYNC,
+    "one_step_off_policy.main_ppo": ONE_STEP_OFF,
+    "one_step_off_policy.async_main_ppo": ONE_STEP_OFF,
+    "dapo.main_dapo": {"reward_model.reward_manager": "dapo"},
+}
+"""Suffix of a program's dotted name -> the defaults of its file beside those of the RL trainer."""
 
 _ALWAYS: dict[str, Any] = {
     "algorithm.adv_estimator": "gae",
@@ -64,6 +92,7 @@ _ALWAYS: dict[str, Any] = {
     "actor_rollout_ref.rollout.n": 1,
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
     "actor_rollout_ref.rollout.gpu_memory_utilization": 0.5,
+    "actor_rollout_ref.rollout.enforce_eager": False,
     "trainer.total_epochs": 30,
     "trainer.save_freq": -1,
     "trainer.test_freq": -1,
@@ -90,28 +119,57 @@ def convert_verl(name: str, *, number: int | None = None) -> Conversion:
     given = dict(map(_setting, overrides))
     written = [word for command in launch.script.commands for word in command.texts]
     images = next((word for word in written if word.lstrip("+").startswith(_IMAGES) and word[-1] != "="), "")
-    model = str(given.get("actor_rollout_ref.model.path"))
-    images = images or (model if reads_images(model) else "")
+    models = [str(given.get(key)) for key in ("actor_rollout_ref.model.path", "model.path", "model.partial_pretrain")]
+    images = images or next(filter(reads_images, models), "")
     if images:
         message = f"line {launch.line} trains on rows with images or sound ({images}), which skyrl does not do yet"
         raise ConfigError([Problem(path=name, message=message)], title="Nothing was converted")
-    return launch.finished(convert_keys(given, name, based_on=based_on.removesuffix(".yaml")))
+    base = based_on.removesuffix(".yaml")
+    if launch.program.endswith(_SUPERVISED):
+        keys, _ = without_references(_resolved(given))
+        is_old = launch.program.endswith("fsdp_sft_trainer")
+        gpus = None if launch.program.endswith("_ray") else with_torchrun(launch.before)
+        return launch.finished(convert_supervised(keys, name, gpus=gpus, is_old=is_old))
+    return launch.finished(convert_keys(given, name, based_on=base, program=launch.program))
 
 
-def convert_keys(keys: Mapping[str, Any], where: str = "overrides", *, based_on: str = "") -> Conversion:
-    """Convert flat dotted keys and their values. `based_on` is verl's YAML file that they override."""
-    values = {key: _reference(key, value) for key, value in keys.items()}
-    values, _ = without_references(
-        {key: None if _names_a_table(value, values) else value for key, value in values.items()}
-    )
-    if based_on == "ppo_megatron_trainer":
-        values = {"actor_rollout_ref.actor.strategy": "megatron", **values}
-    remarks: tuple[str, ...] = () if values.get("custom_reward_function.path") or not values else (_REWARDS,)
+def convert_keys(
+    keys: Mapping[str, Any], where: str = "overrides", *, based_on: str = "", program: str = ""
+) -> Conversion:
+    """Convert flat dotted keys and their values. `based_on` is verl's YAML file that they override, `program` the one
+    that reads them.
+    """
+    values, _ = without_references(_resolved(keys))
+    if is_supervised(values):
+        return evolve(convert_supervised(values, where), notice=_version(keys, "sft"))
+    engine = values.get("model_engine") or ("megatron" if "megatron" in based_on else "")
+    if engine:
+        values = {"actor_rollout_ref.actor.strategy": engine, **values}
+    remarks: tuple[str, ...] = () if reward_path(values) or not values else (_REWARDS,)
     if based_on and based_on not in _OWN_FILES:
         remarks += (
             f"The script also uses the settings of {based_on}.yaml, which it does not contain: convert that file, too.",
         )
-    return evolve(convert_settings(_VERL, values, Writing(where)), remarks=remarks)
+    added = next((added for name, added in _ADDED.items() if f".{program}".endswith(f".{name}")), {})
+    system = evolve(_VERL, defaults=lambda given: _left_out({**added, **given}, given))
+    mode = mode_of({**added, **values})
+    notice = _version(keys, mode if mode in ("fully_async", "one_step_off") else strategy_of(values))
+    return evolve(convert_settings(system, values, Writing(where)), notice=notice, remarks=remarks)
+
+
+def _version(keys: Iterable[str], kind: str) -> str:
+    """The version of verl that the settings are of, if they tell the known versions apart."""
+    trees = peer_trees("verl", kind)
+    known, found = [tree.version for tree in trees], versions_with(trees, keys)
+    if not found or len(found) == len(known):
+        return ""
+    return f"The settings are those of verl {' and '.join(found)} (known here: {', '.join(known)})."
+
+
+def _resolved(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with references in one form, and without those to whole tables."""
+    values = {key: _reference(key, value, keys) for key, value in keys.items()}
+    return {key: None if _names_a_table(value, values) else value for key, value in values.items()}
 
 
 def _setting(override: str) -> tuple[str, Any]:
@@ -122,12 +180,18 @@ def _setting(override: str) -> tuple[str, Any]:
     return key, yaml_value(text)
 
 
-def _reference(key: str, value: object) -> Any:
-    """The value with `${oc.select:a.b,default}` and `${.b}`, which is relative to the key's table, as `${a.b}`."""
+def _reference(key: str, value: object, keys: Values) -> Any:
+    """The value with `${oc.select:a.b,default}` and `${.b}`, which is relative to the key's table, as `${a.b}`, or as
+    the default, if there is no such key or table.
+    """
     match = _SELECT.fullmatch(value) or _RELATIVE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return value
-    return "${" + (key.rpartition(".")[0] + match[1] if match[1].startswith(".") else match[1]) + "}"
+    name = key.rpartition(".")[0] + match[1] if match[1].startswith(".") else match[1]
+    is_there = name in keys or any(other.startswith(name + ".") for other in keys)
+    if is_there or match.re is _RELATIVE:
+        return "${" + name + "}"
+    return None if match[2] is None else _reference(key, yaml_value(match[2]), keys)
 
 
 def _names_a_table(value: object, values: Values) -> bool:
@@ -136,18 +200,20 @@ def _names_a_table(value: object, values: Values) -> bool:
     return bool(name) and any(key.startswith(name + ".") for key in values)
 
 
-def _left_out(values: Values) -> dict[str, Any]:
-    """verl's defaults on which a complete experiment relies."""
+def _left_out(values: Values, given: Values) -> dict[str, Any]:
+    """verl's defaults on which a complete experiment relies; `values` have those of its program, too."""
     if "actor_rollout_ref.model.path" not in values:
         return {}
-    defaults = _ALWAYS | (_WITH_A_CRITIC if has_critic(_ALWAYS | dict(values)) else {})
-    return {key: value for key, value in defaults.items() if key not in values}
+    mode = mode_of(values)
+    asynchronous = V1[mode] | {THRESHOLD: DEFAULT_THRESHOLD} if mode in V1 else {}
+    defaults = _ALWAYS | asynchronous | (_WITH_A_CRITIC if has_critic(_ALWAYS | dict(values)) else {}) | dict(values)
+    return {key: value for key, value in defaults.items() if key not in given}
 
 
 _VERL = System(
     keys=KEYS,
-    dependent=(OBJECTIVE | LAYOUT,),
-    unknown=lambda key, writing: "not known to this converter, which covers the settings of verl 0.8",
-    defaults=_left_out,
+    dependent=(ASYNCHRONOUS | CRITIC, OF_V1 | REWARDS | OBJECTIVE | LAYOUT),
+    switches=SWITCHES,
+    unknown=lambda key, writing: "not known to this converter, which covers the settings of verl up to 0.9.1",
     implied=layout,
 )

@@ -14,7 +14,6 @@ from skyrl.interop.translation import (
     numeric,
     redundant,
     sources,
-    unsupported,
 )
 
 _EVAL = "generator.eval_sampling_params."
@@ -27,16 +26,6 @@ _TRACES = "logging of verl's engines; here each engine has a log file under trai
 _REMOTE_CODE = "code from a model's repository is never run"
 
 
-def _router_replay(value: object) -> Translation:
-    """Convert routing replay: R3 replays the experts of the rollout, R2 the learner's in the old log-probabilities."""
-    if value == "R3":
-        returned = "generator.inference_engine.enable_return_routed_experts"
-        return Translation(writes={_POLICY + "moe_enable_routing_replay": True, returned: True})
-    if value in ("disabled", None):
-        return redundant("off")
-    return unsupported("replaying the experts that the learner used for old log-probabilities")
-
-
 _MODEL: dict[str, Entry] = {
     "path": _POLICY + "model.path",
     "tokenizer_path": non_empty("trainer.tokenizer_path"),
@@ -47,7 +36,19 @@ _MODEL: dict[str, Entry] = {
     "lora.dropout": numeric(_POLICY + "model.lora.dropout"),
     "target_modules": _POLICY + "model.lora.target_modules",
     "exclude_modules": _POLICY + "model.lora.exclude_modules",
-    "lora.*": missing("other settings of Megatron adapters"),
+    "lora.type": fixed("lora", does="adapters are LoRA", otherwise="other kinds of adapters"),
+    "lora.target_modules": missing(
+        "Megatron's names of adapted layers", ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+    ),
+    "lora.exclude_modules": missing("Megatron's names of adapted layers", []),
+    "lora.merge": redundant("engines get merged weights or adapters, whichever they support"),
+    "lora.dropout_position": fixed("pre", does="dropout comes before the adapter", otherwise="dropout behind adapters"),
+    "lora.lora_A_init_method": fixed("xavier", does="the usual start", otherwise="other starts of adapters"),
+    "lora.lora_B_init_method": fixed("zero", does="adapters begin at zero", otherwise="adapters that begin elsewhere"),
+    "lora.a2a_experimental": redundant(_KERNELS),
+    "lora.dtype": missing("adapters in another type than the model"),
+    "lora.adapter_path": missing("training from an existing adapter; merge it first (docs/lora-and-export.md)", ""),
+    "lora.freeze_*": redundant("only adapters are trained"),
     "lora_adapter_path": missing("training from an existing adapter; merge it first (docs/lora-and-export.md)", ""),
     "enable_gradient_checkpointing": "trainer.gradient_checkpointing",
     "enable_activation_offload": "trainer.offload_activations",
@@ -64,7 +65,7 @@ _MODEL: dict[str, Entry] = {
     "torch_dtype": redundant("master weights are always float32"),
     "override_config": missing("a value for a whole table; set its fields instead", {}),
     "mtp.enable": fixed(False, None, does="off", otherwise="multi-token prediction"),
-    "mtp.*": redundant("only used with mtp.enable, which is not implemented"),
+    "mtp.*": redundant("set by mtp.enable, which is not implemented"),
 }
 
 _ACTOR: dict[str, Entry] = {
@@ -79,10 +80,12 @@ _ACTOR: dict[str, Entry] = {
     "checkpoint.async_save": "trainer.async_ckpt_save",
     "loss_scale_factor": redundant("converted together with loss_agg_mode"),
     "freeze_vision_tower": fixed(False, does="there is no vision tower", otherwise="vision-language models"),
-    "router_replay.mode": _router_replay,
     "router_replay.*": redundant("set by router_replay.mode"),
     "shuffle": fixed(False, does="samples keep their order", otherwise="shuffling samples between epochs of a batch"),
     "calculate_sum_pi_squared": fixed(False, does="off", otherwise="the optimal token baseline"),
+    "policy_loss.dro_beta": redundant("set by loss_mode, whose loss dro is not implemented"),
+    "use_rollout_log_probs": redundant("not read by verl 0.9; rollout_correction.bypass_mode decides"),
+    "ppo_infer_*": redundant("the size of micro-batches without gradients does not affect results"),
 }
 
 _ROLLOUT: dict[str, Entry] = {
@@ -125,6 +128,8 @@ _ROLLOUT: dict[str, Entry] = {
     "skip_dump_dir": redundant("only used with rollout.skip_rollout, which is not implemented"),
     "over_sample_rate": fixed(0, 0.0, does="all samples are awaited", otherwise="oversampling requests"),
     "enable_rollout_routing_replay": "generator.inference_engine.enable_return_routed_experts",
+    "skip.enable": missing("recorded rollouts; see trainer.rollouts_from", False),
+    "skip.*": redundant("set by skip.enable, which is not implemented"),
     "skip_rollout": fixed(False, does="off", otherwise="recorded rollouts; see trainer.rollouts_from"),
     "val_kwargs.n": "generator.eval_n_samples_per_prompt",
     "val_kwargs.temperature": numeric(_EVAL + "temperature"),
@@ -140,7 +145,18 @@ _ROLLOUT: dict[str, Entry] = {
         "single_turn_agent", does="a single turn is the default", otherwise="verl's agent loops; see docs/agents.md"
     ),
     "agent.*": missing("verl's agent loops; see docs/agents.md"),
+    "checkpoint_engine.custom_backend_module": missing("a transfer of weights of your own"),
     "checkpoint_engine.*": redundant("set by generator.inference_engine.weight_sync_backend"),
+    "seed": redundant("the seeds of engines follow from trainer.seed"),
+    "full_determinism": missing("answers that do not depend on what an engine samples beside them", False),
+    "repetition_penalty": numeric(SAMPLING + "repetition_penalty"),
+    "moe_load_balance_metrics_interval": redundant("measures only: learners log the loads of experts"),
+    "router_config_path": missing("routers of verl's; generator.inference_engine routes by prefix and load"),
+    "disaggregation.enabled": missing("engines for prompts apart from engines for answers", False),
+    "disaggregation.*": redundant("set by disaggregation.enabled, which is not implemented"),
+    "qat": missing("quantization-aware training"),
+    "qat.*": redundant("set by the actor's qat, which is not implemented"),
+    "standalone_gpu_memory_utilization": numeric(ENGINE + "gpu_memory_utilization"),
 }
 
 _OF_CRITIC: dict[str, Entry] = {
@@ -154,8 +170,14 @@ _OF_CRITIC: dict[str, Entry] = {
     "model.trust_remote_code": fixed(False, does=_REMOTE_CODE, otherwise="running code from a model's repository"),
     **{f"model.{name}": redundant("one setting for all models, set by the policy's") for name in (
         "tokenizer_path", "enable_gradient_checkpointing", "enable_activation_offload", "use_remove_padding", "use_shm",
-        "external_lib", "target_modules", "tiled_mlp.*", "override_config",
+        "external_lib", "target_modules", "exclude_modules", "tiled_mlp.*", "override_config", "hf_config_path",
+        "custom_chat_template", "use_liger", "use_fused_kernels", "fused_kernel_options.*", "mtp.*",
     )},
+    "model.lora_adapter_path": missing("training from an existing adapter; merge it first", ""),
+    "model.lora.rank": missing("adapters of a critic on Megatron", 0),
+    "model.lora.*": redundant("set by lora.rank"),
+    "loss_scale_factor": redundant("the value loss is always averaged over tokens"),
+    "nccl_timeout": redundant("timeouts are set in trainer.placement"),
     "ppo_mini_batch_size": "trainer.critic_mini_batch_size",
     "ppo_epochs": redundant("one setting for all models: trainer.update_epochs_per_batch"),
     "cliprange_value": numeric(ALGORITHM + "value_clip"),
@@ -187,6 +209,9 @@ _DATA: dict[str, Entry] = {
     ),
     "image_key": fixed("images", None, does="rows have no images", otherwise="vision-language rollouts"),
     "video_key": fixed("videos", None, does="rows have no videos", otherwise="vision-language rollouts"),
+    "audio_key": fixed("audios", None, does="rows have no sound", otherwise="rows with sound"),
+    "mm_processor_kwargs*": missing("vision-language rollouts", {}),
+    "function_tool_path": missing("converting verl's tools, which are environments here (docs/environments.md)"),
     "trust_remote_code": fixed(False, does=_REMOTE_CODE, otherwise="running code from a model's repository"),
     "gen_batch_size": redundant("prompts are drawn as needed"),
     "apply_chat_template_kwargs": missing("a value for a whole table; set its fields instead", {}),
@@ -223,11 +248,39 @@ _TRAINER: dict[str, Entry] = {
     "del_local_ckpt_after_load": redundant("trainer.max_ckpts_to_keep decides which checkpoints are kept"),
     "default_hdfs_dir": missing("HDFS; trainer.ckpt_path may be an object store (docs/checkpoints.md)"),
     "esi_redundant_time": redundant("trainer.faults.stop_before stops a run before its machine shuts down"),
+    "checkpoint_callback_class": missing("code of your own that runs when a checkpoint is written"),
+    "v1.sync": redundant("an empty table"),
+    "v1.sampler.custom_sampler.path": missing("custom samplers"),
+    "v1.sampler.custom_sampler.name": redundant("set by custom_sampler.path"),
+    "v1.sampler.sampler_kwargs*": redundant("set by custom_sampler.path"),
+    "v1.sampler.sync_refill_failed_groups": redundant(
+        "samples that fail are drawn again; trainer.faults says what becomes of the rest"
+    ),
+    "v1.separate_async.hybrid_rollout.*": redundant("set by enable_switch, which is not implemented"),
     "use_legacy_worker_impl": redundant("there is only one worker implementation"),
     "ray_wait_register_center_timeout": redundant("timeouts are set in trainer.placement"),
 }
 
+_FSDP: dict[str, Entry] = {
+    "param_offload": redundant(_SHARED),
+    "model_dtype": fixed(
+        "fp32", "float32", does="master weights are always float32", otherwise="other weight dtypes"
+    ),
+    "mixed_precision": missing("a value for a whole table; set its fields instead"),
+    "full_determinism": "trainer.deterministic",
+    "seed": redundant("seeds follow from trainer.seed"),
+    "turbo_config.*": redundant("only read by the strategy fsdp_turbo, which does not exist here"),
+    **dict.fromkeys(
+        ("wrap_policy", "wrap_policy.*", "forward_prefetch", "use_orig_params", "forward_only", "cpu_offload",
+         "use_no_sync_for_gradient_accumulation"),
+        redundant("FSDP2 wraps layers one by one, and transfers what it needs"),
+    ),
+    **dict.fromkeys(("use_torch_compile", "pad_to_length*", "entropy_*"), redundant(_KERNELS)),
+}  # fmt: skip
+"""Settings of FSDP, which stand in several tables."""
+
 KEYS: dict[str, Entry] = {
+    "model_engine": redundant("set by the learners' strategy"),
     "*._target_": redundant("names a verl class"),
     **{f"actor_rollout_ref.model.{name}": entry for name, entry in _MODEL.items()},
     **{f"actor_rollout_ref.actor.{name}": entry for name, entry in _ACTOR.items()},
@@ -250,7 +303,6 @@ KEYS: dict[str, Entry] = {
     "algorithm.rollout_correction.rollout_is_batch_normalize": fixed(
         False, does="weights are not normalized", otherwise="batch-normalized importance weights"
     ),
-    "*.optim.optimizer": fixed("AdamW", "adamw", does="AdamW is the default optimizer", otherwise="other optimizers"),
     "*.optim.optimizer_impl": fixed(
         "torch.optim", does="torch's optimizers are used", otherwise="optimizers from other packages"
     ),
@@ -258,15 +310,54 @@ KEYS: dict[str, Entry] = {
         0.5, does="a cosine schedule decays once", otherwise="a cosine schedule with several cycles"
     ),
     "*.optim.total_training_steps": redundant("derived from the data and the number of epochs"),
-    "*.optim.override_optimizer_config*": missing("additional optimizer arguments"),
-    "*.optim.lr_decay_style": fixed("constant", does="the learning rate is constant", otherwise="Megatron's schedules"),
-    "*.fsdp_config.param_offload": redundant(_SHARED),
-    "*.fsdp_config.model_dtype": fixed(
-        "fp32", "float32", does="master weights are always float32", otherwise="other weight dtypes"
+    "*.optim.override_optimizer_config*": missing("additional optimizer arguments", {}),
+    "*.optim.lr_decay_steps": missing("a schedule that ends before the run does"),
+    "*.optim.lr_wsd_*": missing("Megatron's schedules"),
+    "*.optim.weight_decay_incr_style": fixed(
+        "constant", does="weight decay is constant", otherwise="weight decay that grows"
     ),
-    "*.fsdp_config.mixed_precision": missing("a value for a whole table; set its fields instead"),
-    "*.fsdp_config.full_determinism": "trainer.deterministic",
-    "*.fsdp_config.*": redundant("FSDP2 wraps layers one by one"),
+    "*.optim.use_checkpoint_opt_param_scheduler": fixed(
+        False, does="the schedule is that of the settings", otherwise="a schedule taken from a checkpoint"
+    ),
+    "*.optim.use_precision_aware_optimizer": missing("optimizer states below float32", False),
+    **{
+        f"*.optim.{name}": redundant("set by another setting of the optimizer, which is not implemented")
+        for name in (
+            "muon_*",
+            "use_layer_wise_*",
+            "main_grads_dtype",
+            "exp_avg_*",
+        )
+    },
+    **{
+        f"*.optim.{name}": redundant("only read by the strategies veomni, torchtitan and automodel")
+        for name in (
+            "lr_decay_ratio",
+            "lr_min",
+            "lr_start",
+            "decay_type",
+            "eps",
+            "min_lr_factor",
+            "name",
+            "init_lr_ratio",
+            "wd_incr_style",
+            "master_weights",
+            "store_param_remainders",
+            "master_weight_dtype",
+        )
+    },
+    **{f"{table}.{name}": entry for table in ("*.fsdp_config", "critic.fsdp") for name, entry in _FSDP.items()},
+    "*.qat.enable": missing("quantization-aware training", False),
+    "*.qat.*": redundant("set by qat.enable, which is not implemented"),
+    "*.checkpoint.strict": fixed(
+        True, does="checkpoints are loaded in full", otherwise="checkpoints that lack weights"
+    ),
+    "*.mbridge_config*": missing("options of mbridge", {}),
+    "*.load_weight": fixed(
+        True, does="models begin with their weights", otherwise="models that begin with random ones"
+    ),
+    "*.entropy_from_logits_chunk_size": redundant(_KERNELS),
+    "*.pad_to_length*": redundant(_KERNELS),
     "*.use_torch_compile": redundant(_KERNELS),
     "*.use_remove_padding": redundant("one setting for all models: trainer.use_sample_packing"),
     "*.use_fused_kernels": redundant(_KERNELS),
@@ -279,10 +370,13 @@ KEYS: dict[str, Entry] = {
     "critic.checkpoint.async_save": redundant("one setting for all models: trainer.async_ckpt_save"),
     "*.load_contents": redundant("checkpoints are always loaded in full"),
     "*.router_replay.*": redundant("set by the policy's settings"),
-    "reward_manager.source": missing("custom reward managers; set environment.env_class to a function", "register"),
     "reward_manager.name": redundant("set by reward_model.reward_manager"),
     "reward_manager.module.*": redundant("only used with a custom reward_manager.source, which is not implemented"),
-    "transfer_queue.*": fixed(False, does="off", otherwise="verl's transfer queue"),
+    "distillation.enabled": missing("distillation from a teacher", False),
+    "distillation.*": redundant("set by distillation.enabled, which is not implemented"),
+    "skip.*.enable": missing("recorded rollouts; see trainer.rollouts_from", False),
+    "skip.*": redundant("set by enable, which is not implemented"),
+    "transfer_queue.*": redundant("how verl moves samples between its processes"),
     "ray_kwargs.*": redundant("the connection to Ray is set in trainer.placement"),
     "ray_init.*": redundant("the connection to Ray is set in trainer.placement"),
 }

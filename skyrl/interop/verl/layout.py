@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from typing import Any
 
-from skyrl.config.settings.strategies import has_own_modules
 from skyrl.interop.translation import (
     ENGINE,
     Dependent,
@@ -13,12 +13,15 @@ from skyrl.interop.translation import (
     Values,
     count,
     is_off,
+    number,
+    real,
     redundant,
     refused,
     unsupported,
     word,
 )
-from skyrl.interop.verl.objective import ACTOR, has_critic
+from skyrl.interop.verl.asynchronous import ENGINE_SIZES, engine_gpus, gpus_of_an_engine, mode_of
+from skyrl.interop.verl.objective import ACTOR, has_critic, has_v1
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _REF = "actor_rollout_ref.ref."
@@ -27,16 +30,24 @@ _VLLM = ENGINE + "engine_init_kwargs."
 _LEAST = "one setting for all models; it does not affect results"
 _TOKENS = "one setting for all models: trainer.max_tokens_per_microbatch; it does not affect results"
 _TRACKERS = ("console", "wandb", "tensorboard", "mlflow", "swanlab")
-_STRATEGIES = ("fsdp", "fsdp2", "megatron")
+_STRATEGIES = {"fsdp": "fsdp", "fsdp2": "fsdp2", "dp": "fsdp2", "megatron": "megatron"}
+_ONE_STEP = {"enabled": True, "max_staleness_steps": 1, "interrupt_generation": False}
+"""`one_step_off_policy` samples the next batch while this one is trained on, and completes it before the transfer."""
+
 _MEGATRON_SIZES = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
     "expert_model_parallel_size", "expert_tensor_parallel_size",
 )  # fmt: skip
-_MEGATRON_NEEDLESS = (
-    "param_offload", "grad_offload", "optimizer_offload", "use_mbridge", "vanilla_mbridge",
-    "seed", "use_remove_padding",
+_MEGATRON_PLACES = (
+    "param_offload", "grad_offload", "optimizer_offload", "use_mbridge", "vanilla_mbridge", "use_remove_padding",
+    "sequence_parallel", "use_distributed_optimizer", "forward_only", "seed",
+    "dist_ckpt_optim_fully_reshardable", "distrib_optim_fully_reshardable_mem_efficient",
 )  # fmt: skip
-_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size")
+"""Where weights and states lie and how they are stored: learners choose it themselves."""
+
+_MEGATRON_SPEED = ("entropy_from_logits_*", "pad_to_length*", "pad_bshd_to_minibatch_max")
+_ADAPTER = ("lora_rank", "lora_alpha", "target_modules", "exclude_modules", "lora.*")
+_BFLOAT16 = ("bfloat16", "bf16")
 
 
 def layout(values: Values) -> Iterator[tuple[str, str, Any]]:
@@ -46,21 +57,17 @@ def layout(values: Values) -> Iterator[tuple[str, str, Any]]:
     nodes, gpus = count(values.get("trainer.nnodes")), count(values.get("trainer.n_gpus_per_node"), default=8)
     has_reference = values.get(ACTOR + "use_kl_loss") or values.get("algorithm.use_kl_in_reward")
     models = ["policy"] + ["ref"] * bool(has_reference) + ["critic"] * has_critic(values)
-    paths: dict[str, Any] = {"trainer.device": "cuda", "trainer.placement.colocate_all": True}
+    engines = engine_gpus(values)
+    paths: dict[str, Any] = {"trainer.device": "cuda", "trainer.placement.colocate_all": not engines}
     for model in models:
         paths[f"trainer.placement.{model}_num_nodes"] = nodes
         paths[f"trainer.placement.{model}_num_gpus_per_node"] = gpus
-    of_one = _gpus_of_an_engine(values)
-    if nodes * gpus % of_one == 0:
-        paths[ENGINE + "num_engines"] = nodes * gpus // of_one
+    if mode_of(values) == "one_step_off":
+        paths |= {f"trainer.fully_async.{name}": value for name, value in _ONE_STEP.items()}
+    of_one, gpus_of_engines = gpus_of_an_engine(values), engines or nodes * gpus
+    if gpus_of_engines % of_one == 0:
+        paths[ENGINE + "num_engines"] = gpus_of_engines // of_one
     yield from (("implied", path, value) for path, value in paths.items())
-
-
-def _gpus_of_an_engine(values: Values) -> int:
-    size = 1
-    for name in _SIZES:
-        size *= max(count(values.get(_ROLLOUT + name)), 1)
-    return size
 
 
 def _machines(key: str, value: object, values: Values) -> Translation:
@@ -71,14 +78,17 @@ def _machines(key: str, value: object, values: Values) -> Translation:
 
 
 def _engine_size(key: str, value: object, values: Values) -> Translation:
-    gpus = count(values.get("trainer.nnodes")) * count(values.get("trainer.n_gpus_per_node"), default=8)
-    if gpus % _gpus_of_an_engine(values):
-        return refused(f"{gpus} GPUs cannot be split into engines of {_gpus_of_an_engine(values)} GPUs")
+    learners = count(values.get("trainer.nnodes")) * count(values.get("trainer.n_gpus_per_node"), default=8)
+    gpus, of_one = engine_gpus(values) or learners, gpus_of_an_engine(values)
+    if gpus % of_one:
+        return refused(f"{gpus} GPUs cannot be split into engines of {of_one} GPUs")
     name = key.rpartition(".")[2].replace("_model", "")
     return Translation(writes={ENGINE + name: value})
 
 
 def _engine(key: str, value: object, values: Values) -> Translation:
+    if value is None:
+        return redundant("not set")
     if value == "vllm":
         return Translation(writes={ENGINE + "backend": "vllm"})
     if value == "sglang":
@@ -101,9 +111,19 @@ def _engine_option(key: str, value: object, values: Values) -> Translation:
 def _strategy(key: str, value: object, values: Values) -> Translation:
     if key != ACTOR + "strategy":
         return redundant("one setting for all models: trainer.strategy")
-    if value not in _STRATEGIES:
+    if word(value, _STRATEGIES) not in _STRATEGIES:
         return unsupported(f"strategy {value!r}")
-    return Translation(writes={"trainer.strategy": value})
+    return Translation(writes={"trainer.strategy": _STRATEGIES[str(value)]})
+
+
+def strategy_of(values: Values) -> str:
+    """verl's name of the learners' strategy."""
+    return str(values.get(ACTOR + "strategy") or values.get("model_engine", "fsdp"))
+
+
+def is_megatron(values: Values) -> bool:
+    """Whether the learners are Megatron's."""
+    return strategy_of(values) == "megatron"
 
 
 def _tokens(key: str, value: object, values: Values) -> Translation:
@@ -135,25 +155,51 @@ def _rows(key: str, value: object, values: Values) -> Translation:
     return Translation(writes={f"trainer.{name}": value})
 
 
-def _megatron(key: str, value: object, values: Values) -> Translation:
-    if not has_own_modules(values.get(ACTOR + "strategy")):
+def _megatron(key: str, value: object, values: Values) -> Translation | None:
+    if not is_megatron(values):
         return redundant("no effect: the strategy is not megatron")
     owner, _, name = key.partition(".megatron.")
     table = {"critic": "critic"}.get(owner, "ref" if key.startswith(_REF) else "policy")
     if name in _MEGATRON_SIZES:
         return Translation(writes={f"trainer.{table}.megatron_config.{name}": value})
     if name.startswith("override_transformer_config."):
-        option = name.partition(".")[2]
-        return Translation(writes={f"trainer.{table}.megatron_config.transformer_config_kwargs.{option}": value})
-    if name in _MEGATRON_NEEDLESS or is_off(value):
-        return redundant("no effect at this value" if is_off(value) else "done automatically")
-    return unsupported("this Megatron option")
+        return _transformer(name.partition(".")[2], value, f"trainer.{table}.megatron_config.")
+    if name in _MEGATRON_PLACES or any(fnmatchcase(name, pattern) for pattern in _MEGATRON_SPEED):
+        return redundant("affects memory or speed, not results")
+    if name in ("dtype", "router_replay.mode"):
+        return _router_replay(key, value) if name != "dtype" else _megatron_dtype(value)
+    if is_off(value) or name.startswith("router_replay."):
+        return redundant("no effect at this value")
+    return unsupported(f"Megatron's {name}")
+
+
+def _megatron_dtype(value: object) -> Translation:
+    return redundant("bfloat16 is the default") if value in _BFLOAT16 else unsupported(f"Megatron in {value}")
+
+
+def _transformer(name: str, value: object, table: str) -> Translation:
+    """Convert a field of Megatron's TransformerConfig. Without recomputation, what it recomputes needs nothing."""
+    if value is None:
+        return redundant("not set; recomputation affects memory, not results")
+    return Translation(writes={f"{table}transformer_config_kwargs.{name}": value})
+
+
+def _router_replay(key: str, value: object) -> Translation:
+    """Convert routing replay: R3 replays the experts of the rollout, R2 the learner's in the old log-probabilities."""
+    if value in ("disabled", None):
+        return redundant("off")
+    if value != "R3":
+        return unsupported("replaying the experts that the learner used for old log-probabilities")
+    if not key.startswith(ACTOR):
+        return redundant("set by the policy's settings")
+    returned = "generator.inference_engine.enable_return_routed_experts"
+    return Translation(writes={"trainer.policy.moe_enable_routing_replay": True, returned: True})
 
 
 def _of_fsdp(name: str) -> Dependent:
     return lambda key, value, values: (
         redundant("no effect: the strategy is megatron")
-        if has_own_modules(values.get(ACTOR + "strategy"))
+        if is_megatron(values)
         else Translation(writes={_ours(key) + name: value})
     )
 
@@ -199,11 +245,67 @@ def _warm_up(key: str, value: object, values: Values) -> Translation:
     if name == "lr_warmup_steps":
         if is_off(value) or value == -1:
             return redundant("set by lr_warmup_steps_ratio")
-        return Translation(writes={ours + "num_warmup_steps": value, ours + "schedule_unit": "training_step"})
+        in_a_step = count(values.get(ACTOR + "ppo_epochs")) if _unit(values) == "optimizer_step" else 1
+        steps = value * in_a_step if isinstance(value, int) else value
+        return Translation(writes={ours + "num_warmup_steps": steps, ours + "schedule_unit": _unit(values)})
     steps = values.get(f"{table}.lr_warmup_steps")
     if is_off(value) or (isinstance(steps, int) and steps > 0):
         return redundant("set by lr_warmup_steps" if not is_off(value) else "no effect at this value")
-    return Translation(writes={ours + "warmup_steps_proportion": value, ours + "schedule_unit": "training_step"})
+    return Translation(writes={ours + "warmup_steps_proportion": value, ours + "schedule_unit": _unit(values)})
+
+
+def _unit(values: Values) -> str:
+    """What verl's schedule counts: calls of an update, which are the mini-batches of a step with `separate_async`."""
+    return "optimizer_step" if mode_of(values) == "separate_async" else "training_step"
+
+
+def _megatron_schedule(key: str, value: object, values: Values) -> Translation:
+    """Convert the schedule of Megatron's optimizer, which goes down to `min_lr`."""
+    if not is_megatron(values):
+        return redundant("no effect: the strategy is not megatron")
+    names = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+    if word(value, names) not in names:
+        return unsupported(f"Megatron's schedule {value!r}")
+    ours = _optimizer(key)
+    return Translation(writes={ours + "scheduler": names[str(value)], ours + "schedule_unit": _unit(values)})
+
+
+def _lowest(key: str, value: object, values: Values) -> Translation:
+    """Convert a rate of Megatron's schedule to a share of the learning rate: its end, or the start of its warm-up."""
+    rate = number(values.get(key.rpartition(".")[0] + ".lr", 1e-6 if not key.startswith("critic.") else 1e-5))
+    if is_off(value) or not is_megatron(values):
+        return redundant("no effect at this value")
+    name = "warmup_start_ratio" if key.endswith("lr_warmup_init") else "min_lr_ratio"
+    return Translation(writes={_optimizer(key) + name: real(value) / real(rate)})
+
+
+def _algorithm(key: str, value: object, values: Values) -> Translation:
+    """Convert the optimizer. Megatron's `adam` decays weights as AdamW does."""
+    if value in ("AdamW", "adamw") or (value == "adam" and is_megatron(values)):
+        return redundant("AdamW is the default optimizer")
+    return unsupported(f"the optimizer {value!r}")
+
+
+def _of_another_strategy(key: str, value: object, values: Values) -> Translation:
+    named = "veomni" if ".veomni." in key else "torchtitan"
+    return redundant(f"only read by the strategy {named}, which does not exist here")
+
+
+def _first_rate(key: str, value: object, values: Values) -> Translation:
+    schedule = values.get(key.rpartition(".")[0] + ".lr_scheduler_type", "constant")
+    if value is True or schedule != "cosine":
+        return redundant("the first step has the first rate of the schedule")
+    return unsupported("a schedule that leaves out its first rate")
+
+
+def _adapter(key: str, value: object, values: Values) -> Translation | None:
+    """Convert `lora_*` and `lora.*`: FSDP reads the former, Megatron the latter."""
+    name = key.removeprefix(_MODEL)
+    if name.startswith("lora.") != is_megatron(values) and name != "lora_adapter_path":
+        return redundant(f"no effect: the strategy is {strategy_of(values)}")
+    if name.startswith("lora.") and name != "lora.rank" and is_off(values.get(_MODEL + "lora.rank", 0)):
+        return redundant("lora.rank is 0")
+    return None
 
 
 def _scheduler(key: str, value: object, values: Values) -> Translation:
@@ -212,7 +314,7 @@ def _scheduler(key: str, value: object, values: Values) -> Translation:
     if value not in ("constant", "cosine"):
         return refused(f"unknown schedule {value!r}; verl supports: constant, cosine")
     name = "constant_with_warmup" if value == "constant" else "cosine"
-    return Translation(writes={_optimizer(key) + "scheduler": name, _optimizer(key) + "schedule_unit": "training_step"})
+    return Translation(writes={_optimizer(key) + "scheduler": name, _optimizer(key) + "schedule_unit": _unit(values)})
 
 
 def _optimizer(key: str) -> str:
@@ -220,11 +322,15 @@ def _optimizer(key: str) -> str:
 
 
 def _clipping(key: str, value: object, values: Values) -> Translation:
-    """Convert the model's `grad_clip`, or `optim.clip_grad` of another version; the former takes precedence."""
+    """Convert `optim.clip_grad`, or the model's `grad_clip`, which FSDP read instead before verl 0.8."""
     owner = "critic." if key.startswith("critic.") else ACTOR
-    if key.endswith("clip_grad") and owner + "grad_clip" in values:
+    of_model, of_optimizer = values.get(owner + "grad_clip"), values.get(owner + "optim.clip_grad")
+    reads_model = not has_v1(values) and not is_megatron(values) and of_model is not None
+    if key.endswith("clip_grad") and reads_model:
         return redundant("set by grad_clip")
-    return Translation(writes={_optimizer(key) + "max_grad_norm": value})
+    if key.endswith("grad_clip") and not reads_model and of_optimizer is not None:
+        return redundant("set by optim.clip_grad")
+    return redundant("not set") if value is None else Translation(writes={_optimizer(key) + "max_grad_norm": value})
 
 
 def _trackers(key: str, value: object, values: Values) -> Translation:
@@ -249,18 +355,9 @@ def _resume_path(key: str, value: object, values: Values) -> Translation:
     return Translation(writes={"trainer.resume_path": value})
 
 
-def _reward_model(key: str, value: object, values: Values) -> Translation:
-    if is_off(values.get("reward_model.enable")) and key != "reward_model.enable":
-        return redundant("reward_model.enable is off")
-    if is_off(value):
-        return redundant("off")
-    if key not in ("reward_model.enable", "reward_model.model.path"):
-        return redundant("only used with reward_model.enable, which is not implemented")
-    return unsupported('converting reward models; set environment.env_class = "reward_model" (docs/environments.md)')
-
-
 def _turns(key: str, value: object, values: Values) -> Translation:
-    if not values.get(_ROLLOUT + "multi_turn.enable") and is_off(values.get(_ROLLOUT + "multi_turn.tool_config_path")):
+    turns = _ROLLOUT + "multi_turn."
+    if all(is_off(values.get(turns + name)) for name in ("enable", "tool_config_path", "function_tool_path")):
         return redundant("multi_turn.enable is off")
     name = key.rpartition(".")[2]
     if name == "max_assistant_turns" and value:
@@ -281,8 +378,26 @@ def _override(key: str, value: object, values: Values) -> Translation:
     return Translation(writes={f"{_ours(key)}model_config_kwargs.{name}": value})
 
 
+_FSDP = ("*.fsdp_config", "critic.fsdp")
+_SHARDING = {
+    "offload_policy": "cpu_offload",
+    "reshard_after_forward": "reshard_after_forward",
+    "fsdp_size": "fsdp_size",
+}
+_DTYPE_NAMES = {
+    "dtype": "param_dtype",
+    **{f"mixed_precision.{name}": name for name in ("param_dtype", "reduce_dtype", "buffer_dtype")},
+}
+
 LAYOUT: dict[str, Dependent] = {
-    "reward_model.*": _reward_model,
+    **{_MODEL + name: _adapter for name in _ADAPTER},
+    **dict.fromkeys(("*.veomni.*", "*.torchtitan.*"), _of_another_strategy),
+    _REF + "optim.*": lambda key, value, values: redundant("the reference model has no optimizer"),
+    "*.optim.lr_decay_style": _megatron_schedule,
+    "*.optim.min_lr": _lowest,
+    "*.optim.lr_warmup_init": _lowest,
+    "*.optim.optimizer": _algorithm,
+    "*.optim.zero_indexed_step": _first_rate,
     "trainer.nnodes": _machines,
     "trainer.n_gpus_per_node": _machines,
     "trainer.logger": _trackers,
@@ -290,12 +405,13 @@ LAYOUT: dict[str, Dependent] = {
     "trainer.resume_from_path": _resume_path,
     "data.truncation": _truncation,
     "data.apply_chat_template_kwargs.*": _template,
-    **{_ROLLOUT + name: _engine_size for name in _SIZES},
+    **{_ROLLOUT + name: _engine_size for name in ENGINE_SIZES},
     _ROLLOUT + "name": _engine,
     _ROLLOUT + "engine_kwargs.*": _engine_option,
     _ROLLOUT + "multi_turn.*": _turns,
     "*.strategy": _strategy,
     "*.megatron.*": _megatron,
+    "*.router_replay.mode": lambda key, value, values: _router_replay(key, value),
     "*.use_dynamic_bsz": _dynamic,
     "*.log_prob_use_dynamic_bsz": _dynamic,
     "*_max_token_len_per_gpu": _tokens,
@@ -308,13 +424,8 @@ LAYOUT: dict[str, Dependent] = {
     "*.warmup_style": _scheduler,
     "*.grad_clip": _clipping,
     "*.clip_grad": _clipping,
-    "*.fsdp_config.offload_policy": _of_fsdp("fsdp_config.cpu_offload"),
-    "*.fsdp_config.reshard_after_forward": _of_fsdp("fsdp_config.reshard_after_forward"),
-    "*.fsdp_config.fsdp_size": _of_fsdp("fsdp_config.fsdp_size"),
-    "*.fsdp_config.dtype": _dtype("param_dtype"),
-    "*.fsdp_config.mixed_precision.param_dtype": _dtype("param_dtype"),
-    "*.fsdp_config.mixed_precision.reduce_dtype": _dtype("reduce_dtype"),
-    "*.fsdp_config.mixed_precision.buffer_dtype": _dtype("buffer_dtype"),
+    **{f"{table}.{name}": _of_fsdp(f"fsdp_config.{ours}") for table in _FSDP for name, ours in _SHARDING.items()},
+    **{f"{table}.{name}": _dtype(ours) for table in _FSDP for name, ours in _DTYPE_NAMES.items()},
     _REF + "fsdp_config.optimizer_offload": lambda key, value, values: redundant(
         "the reference model has no optimizer"
     ),

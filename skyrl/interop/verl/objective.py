@@ -7,13 +7,13 @@ from skyrl.interop.translation import (
     Dependent,
     Translation,
     Values,
-    is_off,
     number,
     redundant,
     refused,
     unsupported,
     word,
 )
+from skyrl.interop.verl.rewards import is_overlong_on
 
 ACTOR = "actor_rollout_ref.actor."
 _CORRECTION = ALGORITHM + "off_policy_correction."
@@ -51,6 +51,15 @@ _SETTINGS_OF = {
 """Setting of one loss -> that loss, and our path below `trainer.algorithm`."""
 
 _DIVERGENCES = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+
+
+_AFTER_SHAPING = ("reward", "seq_reward", "seq_final_reward")
+"""Metrics of groups that include what is added to the reward of the environment."""
+
+
+def has_v1(values: Values) -> bool:
+    """Whether the file has settings of verl's trainer `v1`, which replaced the older one in 0.9."""
+    return any(key.startswith(("trainer.v1.", "trainer.use_v1")) for key in values)
 
 
 def has_critic(values: Values) -> bool:
@@ -108,7 +117,7 @@ def _reduction(key: str, value: object, values: Values) -> Translation:
         return redundant(f"no effect: the loss {_loss(values)} is averaged over each response")
     match value:
         case "token-mean":
-            note = "verl averages each micro-batch separately, which is token_mean_legacy here"
+            note = "verl before 0.8 averages each micro-batch separately, which is token_mean_legacy here"
             return Translation(writes={ALGORITHM + "loss_reduction": "token_mean"}, note=note)
         case "seq-mean-token-mean":
             return Translation(writes={ALGORITHM + "loss_reduction": "sequence_mean"})
@@ -213,35 +222,30 @@ def _filter(key: str, value: object, values: Values) -> Translation:
     match key.rpartition(".")[2]:
         case "enable":
             return Translation(writes={ALGORITHM + "dynamic_sampling.type": "filter"})
+        case "max_num_gen_batches" if has_v1(values):
+            return redundant("not read by verl 0.9 (trainer/ppo/v1/trainer_base.py:205)")
         case "max_num_gen_batches":
             return Translation(writes={ALGORITHM + "dynamic_sampling.max_sample_batches": value})
-    return redundant("groups whose rewards are all equal are always replaced")
+        case "metric":
+            return _metric(value, values)
+    return redundant("how many prompts are sampled at the same time does not affect results")
 
 
-def _overlong(key: str, value: object, values: Values) -> Translation:
-    """Convert DAPO's overlong penalty, which verl's reward manager `dapo` applies."""
-    prefix = "reward_model.reward_kwargs."
-    if not values.get(prefix + "overlong_buffer_cfg.enable"):
-        return redundant("overlong_buffer_cfg.enable is off")
-    paths = {"len": "buffer_len", "penalty_factor": "penalty_factor", "max_resp_len": "max_len"}
-    name = paths.get(key.rpartition(".")[2])
-    if name is None:
-        return redundant("set by overlong_buffer_cfg.len")
-    return Translation(writes={f"{ALGORITHM}reward_shaping.overlong.{name}": value})
+def _metric(value: object, values: Values) -> Translation:
+    """Convert the number by which groups are filtered. Here it is the reward that the environment gave."""
+    if value in (None, "acc", "score") or (value in _AFTER_SHAPING and not is_overlong_on(values)):
+        return redundant("groups whose rewards are all equal are replaced")
+    if value in _AFTER_SHAPING:
+        return unsupported("filtering groups by rewards that include the penalty on long answers")
+    return unsupported(f"filtering groups by {value!r}")
 
 
-def _manager(key: str, value: object, values: Values) -> Translation:
-    if value in ("naive", "dapo"):
-        return redundant("each sample is scored by its environment")
-    return unsupported(f"reward manager {value!r}")
+def _of_a_critic(key: str, value: object, values: Values) -> Translation | None:
+    return None if has_critic(values) else redundant("no critic is trained")
 
 
-def _reward_function(key: str, value: object, values: Values) -> Translation:
-    path, name = (values.get(f"custom_reward_function.{part}") for part in ("path", "name"))
-    if is_off(path) or key.endswith(".name"):
-        return redundant("set by custom_reward_function.path" if path else "no custom reward function is set")
-    return Translation(writes={"environment.env_class": f"{path}:{name or 'compute_score'}"})
-
+CRITIC: dict[str, Dependent] = {"critic.[!e]*": _of_a_critic}
+"""Settings of a critic, without one."""
 
 OBJECTIVE: dict[str, Dependent] = {
     "algorithm.adv_estimator": _estimator,
@@ -258,10 +262,6 @@ OBJECTIVE: dict[str, Dependent] = {
     _BYPASS: _bypass,
     "algorithm.rollout_correction.loss_type": _bypassing_loss,
     "critic.enable": _critic,
-    "custom_reward_function.path": _reward_function,
-    "custom_reward_function.name": _reward_function,
-    "reward_model.reward_manager": _manager,
-    "reward_model.reward_kwargs.*": _overlong,
     **{ACTOR + name: _setting_of_a_loss for name in _SETTINGS_OF},
     ACTOR + "policy_loss.loss_mode": _loss_mode,
     ACTOR + "clip_ratio": _clip_ratio,

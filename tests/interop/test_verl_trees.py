@@ -1,0 +1,97 @@
+"""Every setting of verl's own trees has an outcome, and a file of defaults is the run of a file that is silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from skyrl.config import load
+from skyrl.config.foundation.entry import RunConfig
+from skyrl.config.loading.resolve import resolve
+from skyrl.interop.peer_trees import PeerTree, peer_trees
+from skyrl.interop.report import Conversion
+from skyrl.interop.verl.convert import convert_keys
+from skyrl.tree import get_at
+from skyrl.tree.sparse import as_toml_has_it
+
+KINDS = ("fsdp", "megatron", "fully_async", "one_step_off", "sft")
+ELSEWHERE = {
+    "sft_megatron": "Megatron learners in supervised runs",
+    "torchtitan": "strategy 'torchtitan'",
+    "veomni": "strategy 'veomni'",
+}
+TREES = [tree for kind in (*KINDS, *ELSEWHERE) for tree in peer_trees("verl", kind)]
+PROGRAMS = {"fully_async": "fully_async_main", "one_step_off": "one_step_off_policy.main_ppo"}
+
+
+def name(tree: PeerTree) -> str:
+    return f"{tree.kind}-{tree.version}"
+
+
+@cache
+def converted(at: int) -> Conversion:
+    return convert_keys(TREES[at].defaults, "dump.yaml")
+
+
+def refused(conversion: Conversion) -> list[str]:
+    return [f"{line.source}: {line.why}" for line in conversion.refused]
+
+
+@pytest.mark.parametrize("tree", TREES, ids=name)
+def test_a_file_of_defaults_has_nothing_refused(tree: PeerTree) -> None:
+    conversion = converted(TREES.index(tree))
+    assert {line.source for line in conversion.lines} == {*tree.defaults}
+    told = refused(conversion)
+    assert [line.partition(": ")[2] for line in told] == ([ELSEWHERE[tree.kind]] if tree.kind in ELSEWHERE else [])
+    assert not any(problem.severity == "error" for problem in conversion.problems)
+
+
+@pytest.mark.parametrize("tree", TREES, ids=name)
+def test_the_report_names_the_version_of_a_whole_file(tree: PeerTree) -> None:
+    if not tree.kind.startswith("sft_"):
+        assert f"verl {tree.version} " in converted(TREES.index(tree)).notice
+
+
+def test_a_file_of_few_settings_tells_no_version() -> None:
+    assert convert_keys({"actor_rollout_ref.model.path": "a/b", "data.train_batch_size": 8}).notice == ""
+
+
+AROUND = (
+    "project_name", "run_name", "logger", "ckpt_path", "train_data", "val_data", "train_datasets", "path", "seed",
+    # the same result in another way
+    "offload_after_step", "schedule_unit", "async_ckpt_save", "share_group_prompts", "use_liger_kernel", "strategy",
+    "attention_backend", "num_parallel_generation_workers", "max_num_seqs", "greedy", "top_k", "top_p",
+)  # fmt: skip
+"""Last names of fields that may differ: where a run is kept, and how fast it is."""
+
+
+def leaves(table: Mapping[str, object], path: str = "") -> Iterator[str]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{path}{key}.")
+        else:
+            yield path + key
+
+
+def run_of(conversion: Conversion, folder: Path) -> RunConfig:
+    file = folder / "converted.toml"
+    file.write_text(tomli_w.dumps(as_toml_has_it(conversion.tables, conversion.root)))
+    return resolve(load([file], environ={}).config)
+
+
+@pytest.mark.parametrize("tree", [tree for tree in TREES if tree.kind in KINDS], ids=name)
+def test_a_silent_file_is_the_run_that_a_file_of_defaults_is(tree: PeerTree, tmp_path: Path) -> None:
+    model = "model.path" if tree.kind == "sft" else "actor_rollout_ref.model.path"
+    least: dict[str, object] = {model: "a/b"} | ({"model_engine": "megatron"} if tree.kind == "megatron" else {})
+    least |= {"optim.lr": 1e-3} if tree.kind == "sft" else {}  # by which the file is known
+    whole = convert_keys({**tree.defaults, model: "a/b"})
+    silent = convert_keys(least, program=PROGRAMS.get(tree.kind, ""))
+    paths = {path for path in [*leaves(whole.tables), *leaves(silent.tables)] if path.rpartition(".")[2] not in AROUND}
+    runs = run_of(whole, tmp_path), run_of(silent, tmp_path)
+    assert [
+        (path, *pair) for path in paths for pair in [[get_at(run, path) for run in runs]] if pair[0] != pair[1]
+    ] == []
