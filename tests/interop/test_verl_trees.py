@@ -86,8 +86,11 @@ def run_of(conversion: Conversion, folder: Path) -> RunConfig:
 @pytest.mark.parametrize("tree", [tree for tree in TREES if tree.kind in KINDS], ids=name)
 def test_a_silent_file_is_the_run_that_a_file_of_defaults_is(tree: PeerTree, tmp_path: Path) -> None:
     model = "model.path" if tree.kind == "sft" else "actor_rollout_ref.model.path"
-    least: dict[str, object] = {model: "a/b"} | ({"model_engine": "megatron"} if tree.kind == "megatron" else {})
-    least |= {"optim.lr": 1e-3} if tree.kind == "sft" else {}  # by which the file is known
+    least: dict[str, object] = {model: "a/b"}
+    if tree.kind == "megatron":
+        least["model_engine"] = "megatron"
+    if tree.kind == "sft":
+        least["optim.lr"] = 1e-3  # by which the file is known
     whole = convert_keys({**tree.defaults, model: "a/b"})
     silent = convert_keys(least, program=PROGRAMS.get(tree.kind, ""))
     paths = {path for path in [*leaves(whole.tables), *leaves(silent.tables)] if path.rpartition(".")[2] not in AROUND}

@@ -99,6 +99,7 @@ _ALWAYS: dict[str, Any] = {
     "trainer.nnodes": 1,
     "trainer.n_gpus_per_node": 8,
 }
+_MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
 _WITH_A_CRITIC: dict[str, Any] = {"critic.optim.lr": 1e-5, "critic.cliprange_value": 0.5}
 _REWARDS = (
     "verl chooses the reward by each row's data_source, or by custom_reward_function: set environment.env_class to the "
@@ -206,7 +207,8 @@ def _left_out(values: Values, given: Values) -> dict[str, Any]:
         return {}
     mode = mode_of(values)
     asynchronous = V1[mode] | {THRESHOLD: DEFAULT_THRESHOLD} if mode in V1 else {}
-    defaults = _ALWAYS | asynchronous | (_WITH_A_CRITIC if has_critic(_ALWAYS | dict(values)) else {}) | dict(values)
+    critic = {**_WITH_A_CRITIC, "critic.ppo_mini_batch_size": values.get(_MINI, 256)}
+    defaults = _ALWAYS | asynchronous | (critic if has_critic(_ALWAYS | dict(values)) else {}) | dict(values)
     return {key: value for key, value in defaults.items() if key not in given}
 
 

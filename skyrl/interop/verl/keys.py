@@ -83,6 +83,7 @@ _ACTOR: dict[str, Entry] = {
     "router_replay.*": redundant("set by router_replay.mode"),
     "shuffle": fixed(False, does="samples keep their order", otherwise="shuffling samples between epochs of a batch"),
     "calculate_sum_pi_squared": fixed(False, does="off", otherwise="the optimal token baseline"),
+    "policy_loss.tau_*": redundant("not read: verl's loss sapo reads actor.tau_pos and tau_neg"),
     "policy_loss.dro_beta": redundant("set by loss_mode, whose loss dro is not implemented"),
     "use_rollout_log_probs": redundant("not read by verl 0.9; rollout_correction.bypass_mode decides"),
     "ppo_infer_*": redundant("the size of micro-batches without gradients does not affect results"),
@@ -114,6 +115,7 @@ _ROLLOUT: dict[str, Entry] = {
     "multi_stage_wake_up": redundant("engines wake up in the order that memory allows"),
     "load_format": redundant("the learner's weights replace those that engines load"),
     "calculate_log_probs": redundant("engines return log-probabilities: see generator.sampling_params.logprobs"),
+    "enable_sleep_mode": redundant("engines sleep when models take turns on GPUs"),
     "skip_tokenizer_init": redundant("engines receive token IDs"),
     "update_weights_bucket_megabytes": redundant("weights are transferred in buckets"),
     "disable_log_stats": redundant(_TRACES),
@@ -310,8 +312,7 @@ KEYS: dict[str, Entry] = {
         0.5, does="a cosine schedule decays once", otherwise="a cosine schedule with several cycles"
     ),
     "*.optim.total_training_steps": redundant("derived from the data and the number of epochs"),
-    "*.optim.override_optimizer_config*": missing("additional optimizer arguments", {}),
-    "*.optim.lr_decay_steps": missing("a schedule that ends before the run does"),
+    "*.optim.override_optimizer_config": missing("a value for a whole table; set its fields instead", {}),
     "*.optim.lr_wsd_*": missing("Megatron's schedules"),
     "*.optim.weight_decay_incr_style": fixed(
         "constant", does="weight decay is constant", otherwise="weight decay that grows"
@@ -377,6 +378,11 @@ KEYS: dict[str, Entry] = {
     "skip.*.enable": missing("recorded rollouts; see trainer.rollouts_from", False),
     "skip.*": redundant("set by enable, which is not implemented"),
     "transfer_queue.*": redundant("how verl moves samples between its processes"),
+    "hydra.*": redundant("where Hydra finds verl's files"),
+    "*@*": missing("another choice among verl's files of defaults"),
+    "trainer.worker_env*": missing("environment variables of single workers; a cluster file has those of a run"),
+    "algorithm.gdpo_reward_keys": missing("normalising several rewards apart (GDPO)"),
+    "async_training.dynamic_schedule_*": redundant("set by use_dynamic_resource_scheduling, which is not implemented"),
     "ray_kwargs.*": redundant("the connection to Ray is set in trainer.placement"),
     "ray_init.*": redundant("the connection to Ray is set in trainer.placement"),
 }

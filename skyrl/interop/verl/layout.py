@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from math import prod
 from typing import Any
 
 from skyrl.interop.translation import (
@@ -55,8 +56,7 @@ def layout(values: Values) -> Iterator[tuple[str, str, Any]]:
     if _MODEL + "path" not in values:
         return
     nodes, gpus = count(values.get("trainer.nnodes")), count(values.get("trainer.n_gpus_per_node"), default=8)
-    has_reference = values.get(ACTOR + "use_kl_loss") or values.get("algorithm.use_kl_in_reward")
-    models = ["policy"] + ["ref"] * bool(has_reference) + ["critic"] * has_critic(values)
+    models = ["policy"] + ["ref"] * has_reference(values) + ["critic"] * has_critic(values)
     engines = engine_gpus(values)
     paths: dict[str, Any] = {"trainer.device": "cuda", "trainer.placement.colocate_all": not engines}
     for model in models:
@@ -68,6 +68,11 @@ def layout(values: Values) -> Iterator[tuple[str, str, Any]]:
     if gpus_of_engines % of_one == 0:
         paths[ENGINE + "num_engines"] = gpus_of_engines // of_one
     yield from (("implied", path, value) for path, value in paths.items())
+
+
+def has_reference(values: Values) -> bool:
+    """Whether there is a reference model: a KL term needs one."""
+    return bool(values.get(ACTOR + "use_kl_loss") or values.get("algorithm.use_kl_in_reward"))
 
 
 def _machines(key: str, value: object, values: Values) -> Translation:
@@ -105,6 +110,13 @@ def _engine_option(key: str, value: object, values: Values) -> Translation:
     used = values.get(_ROLLOUT + "name", "vllm")
     if engine != used or is_off(value):
         return redundant("no effect at this value" if engine == used else f"no effect: the engine is {used}")
+    if name.endswith("attention_backend"):
+        return redundant(f"chooses kernels of {engine}, which affect speed, not results")
+    if engine == "vllm" and name == "enable_expert_parallel":
+        sizes = ("data_parallel_size", "tensor_model_parallel_size")
+        return Translation(
+            writes={ENGINE + "expert_parallel_size": prod(count(values.get(_ROLLOUT + n)) for n in sizes)}
+        )
     return Translation(writes={_VLLM + name: value}) if engine == "vllm" else unsupported(f"{engine} options")
 
 
@@ -374,8 +386,26 @@ def _template(key: str, value: object, values: Values) -> Translation:
 
 
 def _override(key: str, value: object, values: Values) -> Translation:
+    """Convert a field of the model's configuration, which verl's reference model has, too."""
     name = key.partition("override_config.")[2].removeprefix("model_config.")
-    return Translation(writes={f"{_ours(key)}model_config_kwargs.{name}": value})
+    models = ["critic"] if key.startswith("critic.") else ["policy"] + ["ref"] * has_reference(values)
+    return Translation(writes={f"trainer.{model}.model_config_kwargs.{name}": value for model in models})
+
+
+def _optimizer_option(key: str, value: object, values: Values) -> Translation:
+    """Convert an option of the optimizer: for Megatron, a field of its OptimizerConfig."""
+    if not is_megatron(values):
+        return unsupported("additional optimizer arguments")
+    name = key.partition("override_optimizer_config.")[2]
+    return Translation(writes={f"{_ours(key)}megatron_config.optimizer_config_kwargs.{name}": value})
+
+
+def _decay_steps(key: str, value: object, values: Values) -> Translation:
+    table = key.rpartition(".")[0]
+    style, ratio = values.get(f"{table}.lr_decay_style", "constant"), values.get(f"{table}.lr_warmup_steps_ratio", 0)
+    if value is None or (style == "constant" and is_off(ratio)):
+        return redundant("not set" if value is None else "no effect: the rate does not decay")
+    return unsupported("a schedule that ends before the run does")
 
 
 _FSDP = ("*.fsdp_config", "critic.fsdp")
@@ -393,6 +423,8 @@ LAYOUT: dict[str, Dependent] = {
     **{_MODEL + name: _adapter for name in _ADAPTER},
     **dict.fromkeys(("*.veomni.*", "*.torchtitan.*"), _of_another_strategy),
     _REF + "optim.*": lambda key, value, values: redundant("the reference model has no optimizer"),
+    "*.optim.override_optimizer_config.*": _optimizer_option,
+    "*.optim.lr_decay_steps": _decay_steps,
     "*.optim.lr_decay_style": _megatron_schedule,
     "*.optim.min_lr": _lowest,
     "*.optim.lr_warmup_init": _lowest,

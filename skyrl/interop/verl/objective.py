@@ -185,6 +185,8 @@ def _threshold(key: str, value: object, values: Values) -> Translation:
         return redundant("no effect: rollout_is is neither token nor sequence")
     if values.get(_BYPASS):
         return redundant("no effect: bypass_mode is on")
+    if isinstance(value, str) and "_" in value:
+        return unsupported("importance weights that are 0 outside of two bounds (IcePop)")
     return Translation(writes={f"{_CORRECTION}{level}_tis_ratio_clip_high": number(value)})
 
 
