@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.resolve import resolve
 from skyrl.interop.peer_trees import PeerTree, peer_trees
 from skyrl.interop.report import Conversion
+from skyrl.interop.switches import Switch
 from skyrl.interop.verl.convert import convert_keys
+from skyrl.interop.verl.features import SWITCHES
 from skyrl.tree import get_at
 from skyrl.tree.sparse import as_toml_has_it
 
@@ -98,3 +101,44 @@ def test_a_silent_file_is_the_run_that_a_file_of_defaults_is(tree: PeerTree, tmp
     assert [
         (path, *pair) for path in paths for pair in [[get_at(run, path) for run in runs]] if pair[0] != pair[1]
     ] == []
+
+
+ON = (True, "muon", "WSD", "dro", "importlib", "separate_async", "colocate_async", "gdpo", "http://a", 8)
+"""Values that turn one feature or another on."""
+
+WITHOUT_EFFECT_HERE = {
+    "*.tiled_mlp.enabled": "speed",
+    "*.use_fused_kernels": "speed",
+    "trainer.use_v1": "versions of one trainer",
+    "critic.model.*": "set by the policy",
+    "reward.reward_model.*": "reward.reward_model.enable, which is not converted",
+}
+"""Switches whose feature needs nothing in some table -> a part of the reason."""
+
+
+def switches() -> Iterator[tuple[Switch, str, PeerTree]]:
+    """Each switch with each setting that it is, and a tree that has it."""
+    seen: set[str] = set()
+    for tree in sorted(TREES, key=lambda tree: tree.version, reverse=True):
+        for switch in SWITCHES if tree.kind in KINDS else ():
+            for key in {switch.key_for(setting) for setting in tree.defaults} - {""}:
+                if key in tree.defaults and key + switch.source not in seen:
+                    seen.add(key + switch.source)
+                    yield switch, key, tree
+
+
+@pytest.mark.parametrize(("switch", "key", "tree"), [pytest.param(*each, id=each[1]) for each in switches()])
+def test_a_switch_that_is_on_is_refused_by_its_name_or_has_an_effect(switch: Switch, key: str, tree: PeerTree) -> None:
+    value = 8 if key.endswith("lora_rank") else next(value for value in ON if not switch.is_off(value))
+    table = key.rpartition(".")[0]
+    above = {outer: True for outer in ("reward.reward_model.enable",) if table.startswith(outer.rpartition(".")[0])}
+    beside = {"trainer.v1.trainer_mode": "separate_async"} if "hybrid_rollout" in key else {}
+    conversion = convert_keys({**tree.defaults, **above, **beside, key: value})
+    lines = {line.source: line for line in conversion.lines}
+    if not lines[key].is_refused and not lines[key].targets:
+        reasons = [why for pattern, why in WITHOUT_EFFECT_HERE.items() if fnmatchcase(key, pattern)]
+        assert any(reason in lines[key].why for reason in reasons), lines[key].why
+    assert "not known" not in lines[key].why
+    below = [each for each in lines.values() if switch.key_for(each.source) == key]
+    assert [each.source for each in below if f"only read with {key}, which is off" in each.why] == []
+    assert [each.source for each in below if "not known" in each.why] == []

@@ -172,9 +172,11 @@ _OF_CRITIC: dict[str, Entry] = {
     "model.trust_remote_code": fixed(False, does=_REMOTE_CODE, otherwise="running code from a model's repository"),
     **{f"model.{name}": redundant("one setting for all models, set by the policy's") for name in (
         "tokenizer_path", "enable_gradient_checkpointing", "enable_activation_offload", "use_remove_padding", "use_shm",
-        "external_lib", "target_modules", "exclude_modules", "tiled_mlp.*", "override_config", "hf_config_path",
+        "external_lib", "tiled_mlp.*", "override_config", "hf_config_path",
         "custom_chat_template", "use_liger", "use_fused_kernels", "fused_kernel_options.*", "mtp.*",
     )},
+    "model.target_modules": _CRITIC + "model.lora.target_modules",
+    "model.exclude_modules": _CRITIC + "model.lora.exclude_modules",
     "model.lora_adapter_path": missing("training from an existing adapter; merge it first", ""),
     "model.lora.rank": missing("adapters of a critic on Megatron", 0),
     "model.lora.*": redundant("set by lora.rank"),
@@ -294,8 +296,10 @@ KEYS: dict[str, Entry] = {
         True, does="engines share the learners' GPUs", otherwise="engines on separate GPUs"
     ),
     "actor_rollout_ref.nccl_timeout": redundant("timeouts are set in trainer.placement"),
-    "actor_rollout_ref.rollout.trace.*": redundant(_TRACES),
-    "actor_rollout_ref.rollout.prometheus.*": redundant(_TRACES),
+    "actor_rollout_ref.rollout.trace.backend": missing("traces of samples in a tracker; `skyrl view` shows samples"),
+    "actor_rollout_ref.rollout.trace.*": redundant("set by trace.backend, which is not implemented"),
+    "actor_rollout_ref.rollout.prometheus.enable": missing("metrics of engines for Prometheus", False),
+    "actor_rollout_ref.rollout.prometheus.*": redundant("set by prometheus.enable, which is not implemented"),
     "algorithm.gamma": numeric(ALGORITHM + "gamma"),
     "algorithm.lam": numeric(ALGORITHM + "lambd"),
     "algorithm.norm_adv_by_std_in_grpo": ALGORITHM + "grpo_norm_by_std",
@@ -372,7 +376,8 @@ KEYS: dict[str, Entry] = {
     "*.load_contents": redundant("checkpoints are always loaded in full"),
     "*.router_replay.*": redundant("set by the policy's settings"),
     "reward_manager.name": redundant("set by reward_model.reward_manager"),
-    "reward_manager.module.*": redundant("only used with a custom reward_manager.source, which is not implemented"),
+    "reward_manager.module.*": redundant("set by reward_manager.source, which is not implemented"),
+    "reward.reward_manager.module.*": redundant("set by reward_manager.source, which is not implemented"),
     "distillation.enabled": missing("distillation from a teacher", False),
     "distillation.*": redundant("set by distillation.enabled, which is not implemented"),
     "skip.*.enable": missing("recorded rollouts; see trainer.rollouts_from", False),
@@ -383,6 +388,11 @@ KEYS: dict[str, Entry] = {
     "trainer.worker_env*": missing("environment variables of single workers; a cluster file has those of a run"),
     "algorithm.gdpo_reward_keys": missing("normalising several rewards apart (GDPO)"),
     "async_training.dynamic_schedule_*": redundant("set by use_dynamic_resource_scheduling, which is not implemented"),
+    "*.runtime_env.py_executable": redundant("workers run in the Python environment of the command"),
+    "*.runtime_env.env_vars*": missing(
+        "variables of workers; a cluster file has those of a run (docs/launching.md)", {}
+    ),
+    "ray_kwargs.timeline_json_file": missing("Ray's timeline"),
     "ray_kwargs.*": redundant("the connection to Ray is set in trainer.placement"),
     "ray_init.*": redundant("the connection to Ray is set in trainer.placement"),
 }

@@ -172,6 +172,8 @@ def _megatron(key: str, value: object, values: Values) -> Translation | None:
         return redundant("no effect: the strategy is not megatron")
     owner, _, name = key.partition(".megatron.")
     table = {"critic": "critic"}.get(owner, "ref" if key.startswith(_REF) else "policy")
+    if name.startswith("qat."):
+        return None
     if name in _MEGATRON_SIZES:
         return Translation(writes={f"trainer.{table}.megatron_config.{name}": value})
     if name.startswith("override_transformer_config."):
@@ -245,6 +247,8 @@ def _truncation(key: str, value: object, values: Values) -> Translation:
 
 
 def _contents(key: str, value: object, values: Values) -> Translation:
+    if key.startswith("critic."):
+        return redundant("checkpoints contain the critic; the exported model is the policy")
     if isinstance(value, list) and "hf_model" in value:
         return Translation(writes={"trainer.hf_save_interval": values.get("trainer.save_freq", -1)})
     return redundant("checkpoints always contain all that resuming needs")
@@ -379,6 +383,13 @@ def _turns(key: str, value: object, values: Values) -> Translation:
     return unsupported("converting verl's tools and interactions, which are environments here (docs/environments.md)")
 
 
+def _profiled(key: str, value: object, values: Values) -> Translation:
+    """Convert the steps that are profiled, which verl does only with a tool for it."""
+    if is_off(value) or is_off(values.get("global_profiler.tool")):
+        return redundant("no step is profiled")
+    return Translation(writes={"trainer.profile_steps": value})
+
+
 def _template(key: str, value: object, values: Values) -> Translation:
     return Translation(
         writes={f"generator.chat_template_kwargs.{key.partition('apply_chat_template_kwargs.')[2]}": value}
@@ -464,6 +475,7 @@ LAYOUT: dict[str, Dependent] = {
     _REF + "fsdp_config.param_offload": _of_fsdp("fsdp_config.cpu_offload"),
     "*.optimizer_offload": _of_fsdp("optimizer_config.offload_after_step"),
     "*.ulysses_sequence_parallel_size": _of_fsdp("sequence_parallel_size"),
+    "global_profiler.steps": _profiled,
     "*profiler.*": lambda key, value, values: redundant("trainer.profile_steps profiles the listed steps"),
     _MODEL + "override_config.*": _override,
     "critic.model.override_config.*": _override,

@@ -171,7 +171,8 @@ def _of_another_engine(key: str, value: object, values: Values) -> Translation |
     engine = _engine_of(values)
     if engine in _ENGINES:
         return None
-    if key == _ENGINE + "tensor_model_parallel_size" and "engine" not in values:
+    names = [_ENGINE + "strategy", _ENGINE + "tensor_model_parallel_size"]
+    if "engine" not in values and key == next((name for name in names if name in values), ""):
         return _strategy(key, engine, values)
     return redundant(f"only read by the engine {engine}, which is not implemented in supervised runs")
 
@@ -241,9 +242,12 @@ def _columns(key: str, value: object, values: Values) -> Translation:
 
 
 def _profiled(key: str, value: object, values: Values) -> Translation:
+    """Convert the first and the last step that are profiled."""
     if value in ([-1, -1], None) or is_off(values.get(f"{_POLICY}actor.profiler.enable")):
         return redundant("no step is profiled")
-    return unsupported("profiling by verl's tools; profile_steps traces the listed steps")
+    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(step, int) for step in value):
+        return refused("verl needs the first step and the last")
+    return Translation(writes={"profile_steps": [*range(value[0], value[1] + 1)]})
 
 
 _DATA: dict[str, Entry] = {
