@@ -63,6 +63,9 @@ def test_a_file_of_few_settings_tells_no_version() -> None:
     assert convert_keys({"actor_rollout_ref.model.path": "a/b", "data.train_batch_size": 8}).notice == ""
 
 
+MARKS: dict[str, dict[str, object]] = {"megatron": {"model_engine": "megatron"}, "sft": {"optim.lr": 1e-3}}
+"""Settings by which a kind of run is known."""
+
 AROUND = (
     "project_name", "run_name", "logger", "ckpt_path", "train_data", "val_data", "train_datasets", "path", "seed",
     # the same result in another way
@@ -89,12 +92,8 @@ def run_of(conversion: Conversion, folder: Path) -> RunConfig:
 @pytest.mark.parametrize("tree", [tree for tree in TREES if tree.kind in KINDS], ids=name)
 def test_a_silent_file_is_the_run_that_a_file_of_defaults_is(tree: PeerTree, tmp_path: Path) -> None:
     model = "model.path" if tree.kind == "sft" else "actor_rollout_ref.model.path"
-    least: dict[str, object] = {model: "a/b"}
-    if tree.kind == "megatron":
-        least["model_engine"] = "megatron"
-    if tree.kind == "sft":
-        least["optim.lr"] = 1e-3  # by which the file is known
-    whole = convert_keys({**tree.defaults, model: "a/b"})
+    least = {model: "a/b", **MARKS.get(tree.kind, {})}
+    whole = converted(TREES.index(tree))
     silent = convert_keys(least, program=PROGRAMS.get(tree.kind, ""))
     paths = {path for path in [*leaves(whole.tables), *leaves(silent.tables)] if path.rpartition(".")[2] not in AROUND}
     runs = run_of(whole, tmp_path), run_of(silent, tmp_path)
@@ -133,7 +132,8 @@ def test_a_switch_that_is_on_is_refused_by_its_name_or_has_an_effect(switch: Swi
     table = key.rpartition(".")[0]
     above = {outer: True for outer in ("reward.reward_model.enable",) if table.startswith(outer.rpartition(".")[0])}
     beside = {"trainer.v1.trainer_mode": "separate_async"} if "hybrid_rollout" in key else {}
-    conversion = convert_keys({**tree.defaults, **above, **beside, key: value})
+    read = {each: default for each, default in tree.defaults.items() if switch.key_for(each) == key}
+    conversion = convert_keys({**MARKS.get(tree.kind, {}), **read, **above, **beside, key: value})
     lines = {line.source: line for line in conversion.lines}
     if not lines[key].is_refused and not lines[key].targets:
         reasons = [why for pattern, why in WITHOUT_EFFECT_HERE.items() if fnmatchcase(key, pattern)]
