@@ -1,8 +1,9 @@
-"""Reward functions as environments, in the signatures of skyrl, TRL and verl.
+"""Reward functions as environments, in the signatures of skyrl, TRL, verl and OpenRLHF.
 
     skyrl   function(completion, ground_truth=..., **columns) -> number, or a dict with `reward` and its components
     TRL     function(completions=[...], **columns) -> list of numbers, None where it has no reward for a sample
     verl    function(data_source=..., solution_str=..., ground_truth=..., extra_info=...) -> number or dict with `score`
+    OpenRLHF    function(queries=[...], prompts=[...], labels=[...]) -> dict with `rewards`, `scores`, `extra_logs`
 
 The signature is recognised by its parameters: TRL's has `completions`, verl's `solution_str`. Each may be `async def`.
 A TRL function is called with one sample at a time; `group_rewards.py` passes all samples of a prompt.
@@ -22,7 +23,7 @@ from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.envs.rows import ground_truths
 from skyrl.errors import SkipSample
 
-Signature = Literal["skyrl", "trl", "verl"]
+Signature = Literal["skyrl", "trl", "verl", "openrlhf"]
 
 
 class RewardFunctionEnv(Env):
@@ -54,6 +55,8 @@ class RewardFunctionEnv(Env):
                 given = given[0]
             case "verl" if isinstance(given, Mapping):
                 given = self._measure(given)
+            case "openrlhf":
+                given = self._measure_openrlhf(given)
             case "skyrl" if isinstance(given, Mapping) and "reward" in given:
                 components = {name: part for name, part in given.items() if name != "reward"}
                 given = given["reward"]
@@ -68,6 +71,26 @@ class RewardFunctionEnv(Env):
         self._measured = {name: float(value) for name, value in numbers.items() if name != "score"}
         self._answer = given["pred"] if isinstance(given.get("pred"), str) else None
         return given["score"]
+
+    def _measure_openrlhf(self, given: object) -> float:
+        """The reward that a function of OpenRLHF returned; its score and its other numbers become metrics."""
+        if not isinstance(given, Mapping) or given.get("rewards") is None:
+            raise TypeError(f"an OpenRLHF reward function gives a dict with `rewards`, not {given!r:.100}")
+        logs = given.get("extra_logs") or {}
+        self._measured = {name: _only_number(name, value) for name, value in logs.items()}
+        if given.get("scores") is not None:
+            self._measured["score"] = _only_number("scores", given["scores"])
+        return _only_number("rewards", given["rewards"])
+
+
+def _only_number(name: str, value: object) -> float:
+    """The number of one sample: itself, or the only entry of a list or tensor. Raises `TypeError`."""
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    while isinstance(plain, Sequence) and not isinstance(plain, str) and len(plain) == 1:
+        plain = plain[0]
+    if isinstance(plain, bool | int | float):
+        return float(plain)
+    raise TypeError(f"`{name}` of an OpenRLHF reward function has one number for each query, not {value!r:.100}")
 
 
 @frozen
@@ -85,7 +108,9 @@ def arguments(
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Positional and keyword arguments for a reward function, according to its signature.
 
-    A TRL function receives a batch of one sample: each column is a list, and prompt and completion are chats.
+    A TRL function receives a batch of one sample: each column is a list, and prompt and completion are chats. So does
+    a function of OpenRLHF, whose prompt is the text of the messages and whose query is the prompt with the answer,
+    without the marks of a chat template.
     """
     truth = ground_truth(extras)
     columns = {name: value for name, value in extras.items() if name not in taken(function)}
@@ -97,6 +122,9 @@ def arguments(
         case "verl":
             others = {"ground_truth": truth, "extra_info": extras.get("extra_info")}
             return (), {"data_source": extras.get("data_source"), "solution_str": answer, **others}
+        case "openrlhf":
+            asked = "\n".join(str(message.get("content") or "") for message in prompt) + "\n"
+            return (), {"queries": [asked + answer], "prompts": [asked], "labels": [truth]}
         case _:
             columns.pop("data_source", None)
             return (answer,), {**columns, "ground_truth": truth}
@@ -128,7 +156,7 @@ def taken(function: Callable[..., Any]) -> frozenset[str]:
     match signature_of(function):
         case "trl":
             return frozenset(names | {*OF_THE_TRAINER})
-        case "verl":
+        case "verl" | "openrlhf":
             return frozenset()
     return frozenset(names | {*_parameters(function)[:1]})
 
@@ -146,6 +174,7 @@ _ALWAYS_GIVEN = {
     "skyrl": ("data_source",),  # never passed: calling the function reports it
     "trl": ("data_source", "prompts", "completions"),
     "verl": ("data_source", "solution_str", "extra_info"),
+    "openrlhf": ("data_source", "queries", "prompts"),
 }
 
 
@@ -159,7 +188,8 @@ def asked_of_rows(function: Callable[..., Any]) -> tuple[str, ...]:
     own = parameters[1:] if form == "skyrl" else parameters
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     required = (each.name for each in own if each.kind in kinds and each.default is inspect.Parameter.empty)
-    return tuple(name for name in required if name not in _ALWAYS_GIVEN[form])
+    asked = tuple(name for name in required if name not in _ALWAYS_GIVEN[form])
+    return tuple("ground_truth" if form == "openrlhf" and name == "labels" else name for name in asked)
 
 
 def lacking(asked: Sequence[str], extras: Mapping[str, Any]) -> tuple[str, ...]:
@@ -179,4 +209,6 @@ def signature_of(function: Callable[..., Any]) -> Signature:
         return "skyrl"
     if "solution_str" in names:
         return "verl"
+    if "queries" in names:
+        return "openrlhf"
     return "trl" if "completions" in names else "skyrl"

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from skyrl.envs import Env, find_env
@@ -52,6 +53,31 @@ def test_a_function_of_verl_gives_a_number_or_a_score_with_other_numbers() -> No
 
     assert judged(compute_score) == (1.0, {"format": 0.5})
     assert judged(lambda data_source, solution_str, ground_truth, extra_info: 0.25) == (0.25, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "reward", "metrics"),
+    [
+        ({"rewards": [1.0]}, 1.0, {}),
+        ({"rewards": 0.5, "scores": [1]}, 0.5, {"score": 1.0}),
+        ({"rewards": np.array([0.25]), "extra_logs": {"length": [3]}}, 0.25, {"length": 3.0}),
+        ({"rewards": [[2.0]], "scores": None, "extra_logs": None}, 2.0, {}),
+        ({"rewards": [True], "scores": [0.5], "extra_logs": {"a": np.array(2)}}, 1.0, {"a": 2.0, "score": 0.5}),
+    ],
+)
+def test_a_function_of_openrlhf_gives_rewards_and_scores(given: Any, reward: float, metrics: dict[str, float]) -> None:
+    def reward_func(queries: Any, prompts: Any, labels: Any, **others: Any) -> Any:
+        assert (queries[0].removeprefix(prompts[0]), labels) == ("4", ["4"])
+        assert "2+2" in prompts[0]
+        return given
+
+    assert judged(reward_func) == (reward, metrics)
+
+
+@pytest.mark.parametrize("given", [1.0, {}, {"rewards": [1.0, 2.0]}, {"rewards": "1"}, {"rewards": [None]}])
+def test_a_function_of_openrlhf_that_gives_no_reward_is_a_failure(given: Any) -> None:
+    with pytest.raises(TypeError, match="OpenRLHF reward function"):
+        judged(lambda queries, prompts, labels: given)
 
 
 class Corridor:
@@ -114,6 +140,7 @@ def test_a_function_of_extras_makes_environments(tmp_path: Path) -> None:
         (lambda completion, ground_truth=None, *, level=1, **others: 1.0, ()),
         (lambda completions, prompts, ground_truth, **others: [1.0], ("ground_truth",)),
         (lambda data_source, solution_str, ground_truth, extra_info: 1.0, ("ground_truth",)),
+        (lambda queries, prompts, labels: {}, ("ground_truth",)),
         (max, ()),
     ],
 )

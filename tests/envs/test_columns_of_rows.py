@@ -66,6 +66,11 @@ def verl(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any
     return noted(chats(solution_str), {})
 
 
+def openrlhf(queries: Any, prompts: Any, labels: Any, **_: Any) -> dict[str, Any]:
+    assert queries[0].startswith(prompts[0])
+    return {"rewards": [noted(chats(queries[0].removeprefix(prompts[0])), {})]}
+
+
 class Judge:
     def __call__(self, response: str, ground_truth: Any, **columns: Any) -> float:
         return noted(chats(response), columns)
@@ -80,7 +85,7 @@ def weighted(completion: str, weight: float, ground_truth: Any, **columns: Any) 
 
 
 FORMS: Mapping[str, Callable[..., Any]] = {
-    **{each.__name__: each for each in (trl, trl_prompts, trl_later, compares, ours, ours_later, verl)},
+    **{each.__name__: each for each in (trl, trl_prompts, trl_later, compares, ours, ours_later, verl, openrlhf)},
     "object": Judge(),
     "method": Judge().method,
     "partial": partial(weighted, weight=0.5),
