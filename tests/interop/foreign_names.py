@@ -23,6 +23,7 @@ from skyrl.interop.trl import objective as trl_objective
 from skyrl.interop.verl import keys as verl_keys
 from skyrl.interop.verl import layout as verl_layout
 from skyrl.interop.verl import objective as verl_objective
+from skyrl.interop.verl import rewards as verl_rewards
 from skyrl.tree.classes import leaf_paths
 from tests.interop.test_settings_table import HEAD, VALUES, converted, rows
 
@@ -33,7 +34,10 @@ ALONE: Mapping[str, Mapping[str, Entry]] = {
 }
 """Settings that are converted one by one."""
 
-TOGETHER = {"TRL": trl_dependent.DEPENDENT, "verl": {**verl_layout.LAYOUT, **verl_objective.OBJECTIVE}}
+TOGETHER = {
+    "TRL": trl_dependent.DEPENDENT,
+    "verl": {**verl_layout.LAYOUT, **verl_objective.OBJECTIVE, **verl_rewards.REWARDS},
+}
 """Settings whose conversion depends on others."""
 
 ACTOR = "actor_rollout_ref.actor."

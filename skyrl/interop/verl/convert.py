@@ -70,10 +70,16 @@ _NO_VALUE = "the script gives no value: one of its variables is empty"
 _IMAGES = ("data.image_key=", "data.video_key=", "data.audio_key=")
 _SELECT = re.compile(r"\$\{oc\.select:\s*([\w.]+)\s*(?:,\s*(.*))?\}", re.DOTALL)
 _RELATIVE = re.compile(r"\$\{(\.\w+)\}")
-_OWN_FILES = (
-    "ppo_trainer", "ppo_megatron_trainer", "fully_async_ppo_trainer", "fully_async_ppo_megatron_trainer",
-    "one_step_off_ppo_trainer", "one_step_off_ppo_megatron_trainer", "sft_trainer_engine", "sft_trainer",
-)  # fmt: skip
+_OWN_FILES = {
+    "ppo_trainer": "",
+    "ppo_megatron_trainer": "megatron",
+    "fully_async_ppo_trainer": "",
+    "fully_async_ppo_megatron_trainer": "megatron",
+    "one_step_off_ppo_trainer": "",
+    "one_step_off_ppo_megatron_trainer": "megatron",
+}
+"""verl's files of defaults -> the learners' strategy, where it is not FSDP."""
+
 _ADDED: Mapping[str, Mapping[str, Any]] = {
     "fully_async_main": FULLY_ASYNC,
     "one_step_off_policy.main_ppo": ONE_STEP_OFF,
@@ -143,7 +149,7 @@ def convert_keys(
     values, _ = without_references(_resolved(keys))
     if is_supervised(values):
         return evolve(convert_supervised(values, where), notice=_version(keys, "sft"))
-    engine = values.get("model_engine") or ("megatron" if "megatron" in based_on else "")
+    engine = values.get("model_engine") or _OWN_FILES.get(based_on)
     if engine:
         values = {"actor_rollout_ref.actor.strategy": engine, **values}
     remarks: tuple[str, ...] = () if reward_path(values) or not values else (_REWARDS,)

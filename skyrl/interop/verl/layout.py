@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
+from skyrl.config.settings.strategies import has_own_modules
 from skyrl.interop.translation import (
     ENGINE,
     Dependent,
@@ -135,7 +136,7 @@ def strategy_of(values: Values) -> str:
 
 def is_megatron(values: Values) -> bool:
     """Whether the learners are Megatron's."""
-    return strategy_of(values) == "megatron"
+    return has_own_modules(strategy_of(values))
 
 
 def _tokens(key: str, value: object, values: Values) -> Translation:

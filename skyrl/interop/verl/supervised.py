@@ -10,6 +10,7 @@ from typing import Any
 from attrs import evolve
 
 from skyrl.config import SFTConfig
+from skyrl.config.settings.strategies import has_own_modules
 from skyrl.interop.report import Conversion
 from skyrl.interop.switches import Switch
 from skyrl.interop.systems import System, convert_settings
@@ -158,7 +159,7 @@ def _independent(entry: Entry) -> Entry:
 def _strategy(key: str, value: object, values: Values) -> Translation:
     if value in _ENGINES:
         return Translation(writes={"strategy": value})
-    return unsupported(_LEARNERS if value == "megatron" else f"strategy {value!r}")
+    return unsupported(_LEARNERS if has_own_modules(value) else f"strategy {value!r}")
 
 
 def _engine_of(values: Values) -> str:

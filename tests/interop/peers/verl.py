@@ -70,8 +70,8 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
-        is_table = isinstance(value, Mapping) and isinstance(under, Mapping)
-        merged[key] = _merged(under, value) if is_table else value  # type: ignore[arg-type]
+        both = isinstance(value, Mapping) and isinstance(under, Mapping)
+        merged[key] = _merged(dict(under or {}), dict(value)) if both else value
     return merged
 
 
