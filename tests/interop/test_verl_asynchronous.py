@@ -133,6 +133,34 @@ def test_a_script_of_fully_async_has_the_defaults_of_its_program(tmp_path: Path)
     assert run.generator.inference_engine.num_engines == 4
 
 
+@pytest.mark.parametrize(
+    ("keys", "old"),
+    [
+        ({}, "engine"),
+        ({"algorithm.rollout_correction.bypass_mode": False}, "learner"),
+        ({"async_training.use_rollout_log_probs": True}, "engine"),
+        ({"async_training.use_rollout_log_probs": False}, "learner"),
+        ({"async_training.use_rollout_log_probs": True, "async_training.compute_prox_log_prob": True}, "learner"),
+    ],
+)
+def test_the_old_policy_of_fully_async_is_the_one_that_its_version_takes(
+    keys: dict[str, Any], old: str, tmp_path: Path
+) -> None:
+    correction = {"algorithm.rollout_correction.rollout_is": "token"}
+    conversion = convert_keys(FULLY | correction | keys, program="fully_async_main")
+    algorithm = loaded(conversion, tmp_path).trainer.algorithm
+    assert conversion.refused == ()
+    assert (algorithm.old_logprobs, algorithm.off_policy_correction.tis_ratio_type) == (
+        (old, "token") if old == "learner" else (old, None)
+    )
+
+
+def test_intervals_and_epochs_of_the_table_rollout_count(tmp_path: Path) -> None:
+    keys = {"rollout.total_epochs": 7, "rollout.test_freq": 5, "trainer.total_epochs": 1, "trainer.test_freq": 1}
+    run = loaded(convert_keys(FULLY | keys, program="fully_async_main"), tmp_path)
+    assert (run.trainer.epochs, run.trainer.eval_interval) == (7, 20)
+
+
 def test_one_step_off_is_one_step_off(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(
@@ -245,5 +273,7 @@ def test_a_reference_model_has_the_policys_overrides(tmp_path: Path) -> None:
 def test_a_critic_has_the_policys_mini_batch(tmp_path: Path) -> None:
     keys = {"actor_rollout_ref.model.path": "a/b", MINI: 32, "critic.model.path": "a/b"}
     assert loaded(convert_keys(keys), tmp_path).trainer.critic_mini_batch_size == 32
+    epochs = line_of(convert_keys(keys | {"critic.ppo_epochs": 2}), "critic.ppo_epochs")
+    assert "only the critic has" in epochs.why
     without = line_of(convert_keys(MODEL | {"critic.optim.lr": 1e-4}), "critic.optim.lr")
     assert without.outcome == "needless" and "no critic" in without.why

@@ -32,6 +32,8 @@ _MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
 _OURS = "trainer.fully_async."
 _MODES = ("sync", "colocate_async", "separate_async")
 _SYNC_STEP = "async_training.trigger_parameter_sync_step"
+_PROXIMAL = "async_training.compute_prox_log_prob"
+BYPASS = "algorithm.rollout_correction.bypass_mode"
 _REQUIRED = "async_training.require_batches"
 
 FULLY_ASYNC: dict[str, Any] = {
@@ -42,14 +44,14 @@ FULLY_ASYNC: dict[str, Any] = {
     "rollout.nnodes": 1,
     "rollout.n_gpus_per_node": 8,
     "rollout.total_rollout_steps": 100,
-    "algorithm.rollout_correction.bypass_mode": True,
+    BYPASS: True,
 }
 """What `fully_async_ppo_trainer.yaml` adds to verl's defaults, and changes what is learned."""
 
 ONE_STEP_OFF: dict[str, Any] = {
     "rollout.nnodes": 1,
     "rollout.n_gpus_per_node": 8,
-    "algorithm.rollout_correction.bypass_mode": True,
+    BYPASS: True,
 }
 """What `one_step_off_ppo_trainer.yaml` adds."""
 
@@ -199,12 +201,32 @@ def _required(key: str, value: object, values: Values) -> Translation:
 
 def _interval(ours: str) -> Dependent:
     def become(key: str, value: object, values: Values) -> Translation | None:
-        steps = steps_of_a_sync(values)
+        if "rollout." + key.removeprefix("trainer.") in values:
+            return redundant("verl 0.7 reads that of the table rollout")
+        steps = steps_of_a_sync(values) if ours else 1
         if steps == 1 or not isinstance(value, int) or value <= 0:
             return None
         return Translation(writes={ours: value * steps}, note="verl counts transfers of weights")
 
     return become
+
+
+def _of_the_engine(key: str, value: object, values: Values) -> Translation:
+    """Convert whether ratios are to the engine's log-probabilities, as before verl 0.8 under this name."""
+    if values.get(_PROXIMAL):
+        return redundant("compute_prox_log_prob is on, so that the learner scores the tokens again")
+    return Translation(writes={"trainer.algorithm.old_logprobs": "engine" if value else "learner"})
+
+
+def _transfer(key: str, value: object, values: Values) -> Translation:
+    """Outcome of settings of the transfer of weights."""
+    return redundant("set by generator.inference_engine.weight_sync_backend")
+
+
+def is_bypassed(values: Values) -> bool:
+    """Whether the engine's log-probabilities are those of the old policy."""
+    of_engine = values.get("async_training.use_rollout_log_probs", values.get(BYPASS))
+    return bool(of_engine) and not values.get(_PROXIMAL)
 
 
 def _hybrid(key: str, value: object, values: Values) -> Translation | None:
@@ -229,6 +251,12 @@ ASYNCHRONOUS: dict[str, Dependent] = {
     "trainer.use_v1": lambda key, value, values: redundant("chooses between versions of one trainer"),
     "trainer.save_freq": _interval("trainer.ckpt_interval"),
     "trainer.test_freq": _interval("trainer.eval_interval"),
+    "trainer.total_epochs": _interval(""),
+    "rollout.test_freq": lambda key, value, values: Translation(
+        writes={"trainer.eval_interval": count(value) * steps_of_a_sync(values)},
+        note="verl counts transfers of weights",
+    ),
+    "rollout.total_epochs": lambda key, value, values: Translation(writes={"trainer.epochs": value}),
     "data.train_batch_size": _batch_size,
     "actor_rollout_ref.hybrid_engine": _hybrid,
     ROLLOUT + "gpu_memory_utilization": _memory,
@@ -247,6 +275,11 @@ ASYNCHRONOUS: dict[str, Dependent] = {
     "async_training.use_trainer_do_validate": lambda key, value, values: redundant(
         "which engines evaluate does not affect results"
     ),
+    _PROXIMAL: lambda key, value, values: (
+        Translation(writes={"trainer.algorithm.old_logprobs": "learner"}) if value else redundant("off")
+    ),
+    "async_training.use_rollout_log_probs": _of_the_engine,
+    "async_training.checkpoint_engine.*": _transfer,
     "async_training.use_dynamic_resource_scheduling": _switching,
     "async_training.concurrent_samples_per_replica": _concurrency,
 }

@@ -183,7 +183,6 @@ _OF_CRITIC: dict[str, Entry] = {
     "loss_scale_factor": redundant("the value loss is always averaged over tokens"),
     "nccl_timeout": redundant("timeouts are set in trainer.placement"),
     "ppo_mini_batch_size": "trainer.critic_mini_batch_size",
-    "ppo_epochs": redundant("one setting for all models: trainer.update_epochs_per_batch"),
     "cliprange_value": numeric(ALGORITHM + "value_clip"),
     "loss_agg_mode": redundant("the value loss is always averaged over tokens"),
     "shuffle": fixed(False, does="samples keep their order", otherwise="shuffling samples between epochs of a batch"),

@@ -391,6 +391,12 @@ def _profiled(key: str, value: object, values: Values) -> Translation:
     return Translation(writes={"trainer.profile_steps": value})
 
 
+def _critic_epochs(key: str, value: object, values: Values) -> Translation:
+    if value in (None, values.get(ACTOR + "ppo_epochs", 1)):
+        return redundant("one setting for all models: trainer.update_epochs_per_batch")
+    return unsupported("passes over a batch that only the critic has")
+
+
 def _template(key: str, value: object, values: Values) -> Translation:
     return Translation(
         writes={f"generator.chat_template_kwargs.{key.partition('apply_chat_template_kwargs.')[2]}": value}
@@ -453,6 +459,7 @@ LAYOUT: dict[str, Dependent] = {
     _ROLLOUT + "name": _engine,
     _ROLLOUT + "engine_kwargs.*": _engine_option,
     _ROLLOUT + "multi_turn.*": _turns,
+    "critic.ppo_epochs": _critic_epochs,
     "*.strategy": _strategy,
     "*.megatron.*": _megatron,
     "*.router_replay.mode": lambda key, value, values: _router_replay(key, value),

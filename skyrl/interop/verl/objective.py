@@ -13,11 +13,11 @@ from skyrl.interop.translation import (
     unsupported,
     word,
 )
+from skyrl.interop.verl.asynchronous import BYPASS, is_bypassed
 from skyrl.interop.verl.rewards import is_overlong_on
 
 ACTOR = "actor_rollout_ref.actor."
 _CORRECTION = ALGORITHM + "off_policy_correction."
-_BYPASS = "algorithm.rollout_correction.bypass_mode"
 ESTIMATORS = {
     "gae": "gae", "grpo": "grpo", "grpo_vectorized": "grpo", "rloo": "rloo", "rloo_vectorized": "rloo", "opo": "opo",
     "remax": "remax", "gpg": "gpg", "reinforce_plus_plus": "reinforce++",
@@ -174,7 +174,7 @@ def _control(key: str, value: object, values: Values) -> Translation:
 def _importance_sampling(key: str, value: object, values: Values) -> Translation:
     if value is None:
         return redundant("not set: nothing is corrected")
-    if values.get(_BYPASS):
+    if is_bypassed(values):
         return redundant("no effect: with bypass_mode, the ratio itself is taken to the engine's log-probabilities")
     return Translation(writes={_CORRECTION + "tis_ratio_type": value})
 
@@ -183,7 +183,7 @@ def _threshold(key: str, value: object, values: Values) -> Translation:
     level = values.get("algorithm.rollout_correction.rollout_is")
     if level not in ("token", "sequence"):
         return redundant("no effect: rollout_is is neither token nor sequence")
-    if values.get(_BYPASS):
+    if is_bypassed(values):
         return redundant("no effect: bypass_mode is on")
     if isinstance(value, str) and "_" in value:
         return unsupported("importance weights that are 0 outside of two bounds (IcePop)")
@@ -198,13 +198,13 @@ def _rejection(key: str, value: object, values: Values) -> Translation:
 
 def _bypass(key: str, value: object, values: Values) -> Translation:
     """Convert bypass mode, in which verl takes the engine's log-probabilities as those of the old policy."""
-    if not value:
-        return redundant("off")
+    if not value or not is_bypassed(values):
+        return redundant("off" if not value else "no effect: async_training says what the old policy is")
     return Translation(writes={ALGORITHM + "old_logprobs": "engine"})
 
 
 def _bypassing_loss(key: str, value: object, values: Values) -> Translation:
-    if not values.get(_BYPASS):
+    if not is_bypassed(values):
         return redundant("bypass_mode is off")
     if value != "ppo_clip":
         return unsupported(f"loss {value!r} of bypass mode")
@@ -261,7 +261,7 @@ OBJECTIVE: dict[str, Dependent] = {
     "algorithm.rollout_correction.rollout_is_threshold": _threshold,
     "algorithm.rollout_correction.rollout_rs": _rejection,
     "algorithm.rollout_correction.rollout_rs_threshold": _rejection,
-    _BYPASS: _bypass,
+    BYPASS: _bypass,
     "algorithm.rollout_correction.loss_type": _bypassing_loss,
     "critic.enable": _critic,
     **{ACTOR + name: _setting_of_a_loss for name in _SETTINGS_OF},

@@ -314,7 +314,8 @@ _KEYS: dict[str, Entry] = {
         if key.startswith((*_SHARED_KEYS, "*.")) and not key.startswith(("*.data_loader", "*.rollout"))
     },
     **{f"{_POLICY}model.{name}": entry for name, entry in _MODEL.items()},
-    f"{_POLICY}actor.fsdp_config.ulysses_sequence_parallel_size": "sequence_parallel_size",
+    f"{_ENGINE}param_offload": redundant("the model stays on its GPUs: affects memory, not results"),
+    f"{_ENGINE}ulysses_sequence_parallel_size": "sequence_parallel_size",
     "ulysses_sequence_parallel_size": "sequence_parallel_size",
     "use_remove_padding": "use_sequence_packing",
     f"{_POLICY}model.use_remove_padding": "use_sequence_packing",
