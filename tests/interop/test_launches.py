@@ -57,6 +57,7 @@ REFUSED = [
     ("verl", VERL + "data.image_key=images", "rows with images"),
     ("verl", VERL + "actor_rollout_ref.model.path=Qwen/Qwen3-VL-8B-Instruct", "rows with images"),
     ("verl", VERL + "data.video_key=v", "rows with images"),
+    ("verl", "torchrun -m verl.trainer.sft_trainer model.path=Qwen/Qwen3-VL-2B data.train_files=a", "rows with images"),
     ("skyrl", "python -m skyrl.train.entrypoints.serve trainer.epochs=1", "a server, which trains nothing"),
     ("skyrl", "uv run -m skyrl.tinker.api --base-model a/b", "a server, which trains nothing"),
     ("skyrl", "python -m examples.dapo.main_dapo_flashrl trainer.epochs=1", "quantized"),

@@ -10,6 +10,7 @@ import tomli_w
 import yaml
 
 from skyrl.config import SFTConfig, load
+from skyrl.errors import ConfigError
 from skyrl.interop.peer_trees import peer_trees
 from skyrl.interop.report import Conversion, Line
 from skyrl.interop.verl.convert import convert_keys, convert_verl
@@ -140,3 +141,12 @@ def test_a_dump_of_verls_own_is_read_from_a_file(kind: str, tmp_path: Path) -> N
 def test_steps_that_are_profiled_are_listed(tmp_path: Path) -> None:
     run = loaded(convert_keys(LEAST | {"profiler.enable": True, "trainer.profile_interval": [3, 5]}), tmp_path)
     assert run.profile_steps == (3, 4, 5)
+
+
+@pytest.mark.parametrize("table", ["", "actor_rollout_ref:\n  "])
+def test_a_file_with_a_model_of_images_is_refused(table: str, tmp_path: Path) -> None:
+    indent = "  " if not table else "    "
+    file = tmp_path / "run.yaml"
+    file.write_text(f"{table}model:\n{indent}path: Qwen/Qwen3-VL-2B\noptim:\n  lr: 1.0e-5\n")
+    with pytest.raises(ConfigError, match="trains on rows with images"):
+        convert_verl(str(file))

@@ -118,7 +118,9 @@ def convert_verl(name: str, *, number: int | None = None) -> Conversion:
     if the file cannot be read, if the script starts no run, or several and none is chosen, and for rows with images.
     """
     if not is_script(name):
-        return convert_keys(flat_file(name, of="verl"), name)
+        keys = flat_file(name, of="verl")
+        _refuse_images(name, "trains", _reading_model(keys))
+        return convert_keys(keys, name)
     launch = launch_of(text_of(name), name, _LAUNCHER, number)
     based_on, launch = launch.option("--config-name", "-cn")
     _, launch = launch.option("--config-path", "-cp")
@@ -126,18 +128,28 @@ def convert_verl(name: str, *, number: int | None = None) -> Conversion:
     given = dict(map(_setting, overrides))
     written = [word for command in launch.script.commands for word in command.texts]
     images = next((word for word in written if word.lstrip("+").startswith(_IMAGES) and word[-1] != "="), "")
-    models = [str(given.get(key)) for key in ("actor_rollout_ref.model.path", "model.path", "model.partial_pretrain")]
-    images = images or next(filter(reads_images, models), "")
-    if images:
-        message = f"line {launch.line} trains on rows with images or sound ({images}), which skyrl does not do yet"
-        raise ConfigError([Problem(path=name, message=message)], title="Nothing was converted")
+    _refuse_images(name, f"line {launch.line} trains", images or _reading_model(given))
     base = based_on.removesuffix(".yaml")
     if launch.program.endswith(_SUPERVISED):
         keys, _ = without_references(_resolved(given))
         is_old = launch.program.endswith("fsdp_sft_trainer")
         gpus = None if launch.program.endswith("_ray") else with_torchrun(launch.before)
-        return launch.finished(convert_supervised(keys, name, gpus=gpus, is_old=is_old))
+        conversion = convert_supervised(keys, name, gpus=gpus, is_old=is_old)
+        return launch.finished(evolve(conversion, notice=_version(keys, "sft")))
     return launch.finished(convert_keys(given, name, based_on=base, program=launch.program))
+
+
+def _reading_model(given: Values) -> str:
+    """The model, if it reads images; empty otherwise."""
+    models = [str(given.get(key)) for key in ("actor_rollout_ref.model.path", "model.path", "model.partial_pretrain")]
+    return next(filter(reads_images, models), "")
+
+
+def _refuse_images(name: str, what: str, images: str) -> None:
+    """Raise `ConfigError` for rows with images, of which only the text would be trained on."""
+    if images:
+        message = f"{what} on rows with images or sound ({images}), which skyrl does not do yet"
+        raise ConfigError([Problem(path=name, message=message)], title="Nothing was converted")
 
 
 def convert_keys(
