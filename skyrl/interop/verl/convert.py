@@ -68,7 +68,7 @@ _LAUNCHER = Launcher(name="verl", programs=_KNOWN, is_setting=lambda word: _OURS
 _SUPERVISED = ("fsdp_sft_trainer", "sft_trainer", "sft_trainer_ray")
 _NO_VALUE = "the script gives no value: one of its variables is empty"
 _IMAGES = ("data.image_key=", "data.video_key=", "data.audio_key=")
-_SELECT = re.compile(r"\$\{oc\.select:\s*([\w.]+)\s*(?:,\s*(.*))?\}", re.DOTALL)
+_SELECT = re.compile(r"\$\{oc\.select:\s*([\w.]+)\s*(?:,(.*))?\}", re.DOTALL)
 _RELATIVE = re.compile(r"\$\{(\.\w+)\}")
 _OWN_FILES = {
     "ppo_trainer": "",
@@ -210,7 +210,7 @@ def _reference(key: str, value: object, keys: Values) -> Any:
     is_there = name in keys or any(other.startswith(name + ".") for other in keys)
     if is_there or match.re is _RELATIVE:
         return "${" + name + "}"
-    return None if match[2] is None else _reference(key, yaml_value(match[2]), keys)
+    return None if match[2] is None else _reference(key, yaml_value(match[2].strip()), keys)
 
 
 def _names_a_table(value: object, values: Values) -> bool:
