@@ -70,6 +70,7 @@ def convert_overrides(overrides: Iterable[str], where: str = "overrides", *, pro
         return convert_settings(settings, where)
     writing, known = Writing(where), settings_of(program)
     implied = dict(known.implied(values)) if known else {}
+    others = {**implied, **values}
     for path, value in implied.items():
         writing.write("implied", path, value)
     for each in read:
@@ -81,7 +82,7 @@ def convert_overrides(overrides: Iterable[str], where: str = "overrides", *, pro
         if become:
             apply(writing, each.key, filled, become)
         else:
-            convert_one(writing, each.key, filled, each.text, added=each.is_added, others=values)
+            convert_one(writing, each.key, filled, each.text, added=each.is_added, others=others)
     converted = _finished(writing, values)
     written = {path for line in converted.lines for path in line.targets}
     silent = [(path, value) for path, value in implied.items() if path not in written]

@@ -10,7 +10,9 @@ from attrs import evolve
 from skyrl.config import SFTConfig
 from skyrl.config.settings.strategies import has_own_modules
 from skyrl.interop.environment import read_environment
+from skyrl.interop.peer_trees import peer_trees
 from skyrl.interop.report import Conversion, Line, OtherDefault
+from skyrl.interop.skyrl.newer_settings import SFT, of_a_policy
 from skyrl.interop.skyrl.settings import convert_one
 from skyrl.interop.translation import (
     Entry,
@@ -55,7 +57,6 @@ _KEYS: dict[str, Entry] = {
     "model_config_kwargs": missing("overrides of the model's configuration", {}),
     "use_torch_compile": "use_torch_compile",
     "record_memory": "record_memory",
-    "torch_profiler_config.enable": missing("tracing every step; profile_steps traces the listed steps", False),
     "pretokenized_dataset_paths": missing(_PRETOKENIZED, []),
     "eval_pretokenized_dataset_paths": missing(_PRETOKENIZED, []),
     "logger": "logger",
@@ -74,6 +75,7 @@ _KEYS: dict[str, Entry] = {
     "force_recache": redundant(_ALWAYS_CACHED),
     "disable_cache": redundant(_ALWAYS_CACHED),
     "remove_microbatch_padding": "use_sequence_packing",
+    "use_sample_packing": "use_sequence_packing",
     "use_sequence_packing": fixed(
         False,
         does="rows are distributed by max_tokens_per_microbatch",
@@ -151,12 +153,14 @@ def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) 
         apply(writing, key, value, _sources(key, value, values))
     elif key in _SPLITS:
         apply(writing, key, value, _split(key, value, values))
-    elif key.partition(".")[0] == "megatron_config":
-        apply(writing, key, value, _megatron(key, value, values))
+    elif key.startswith("megatron_config."):
+        apply(writing, key, value, SFT.translated(key, value, values) or _megatron(key, value))
     elif key in ("dummy_run_full_ctx", "dummy_run_max_steps"):
         apply(writing, key, value, _made_up_steps(values))
     elif entry := _KEYS.get(key) or _KEYS.get(key.partition(".")[0] if key.startswith(_FREE_TABLES) else ""):
         apply(writing, key, value, translate(entry, value))
+    elif newer := SFT.translated(key, value, values) or of_a_policy(key, value):
+        apply(writing, key, value, newer)
     else:
         convert_one(writing, key, value)
 
@@ -186,15 +190,16 @@ def _sources(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
 def _split(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
     if value is None or values.get(_SPLITS[key]) is not None:
         return redundant(_BY_SPLIT)
+    if key == "eval_dataset_split":  # train/config/sft_config.py:490
+        return redundant("read with eval_dataset_name, which is not set")
     return refused(f"{_SPLITS[key]} is not set")
 
 
-def _megatron(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
-    """Convert a setting that only Megatron reads, which is SkyRL's default if no strategy is given."""
-    if not has_own_modules(values.get("strategy", "megatron")):
-        return redundant(f"no effect: the strategy is {values['strategy']}")
-    if key.endswith("_parallel_size") and value == 1:
-        return redundant("no effect at this value")
+def _megatron(key: str, value: object) -> Translation:
+    """Convert a setting of Megatron, which is the strategy: at its default it needs nothing besides the strategy."""
+    defaults = [tree.defaults[key] for tree in peer_trees("skyrl", "sft") if key in tree.defaults]
+    if (type(value), value) in [(type(each), each) for each in defaults] or (key.endswith("_size") and value == 1):
+        return redundant("SkyRL's default, which only strategy = megatron reads")
     return unsupported(_MEGATRON)
 
 

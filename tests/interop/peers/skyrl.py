@@ -48,7 +48,7 @@ class Source:
         for each in self.classes[name].body:
             if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
                 found[each.target.id] = None if each.value is None else self.value(each.value)
-        return found | given
+        return {**found, **given}
 
     def value(self, node: ast.expr) -> Any:
         """The value of an expression. Raises ValueError for one that only Python can compute."""
