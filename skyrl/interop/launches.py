@@ -129,7 +129,7 @@ class Launch:
         return evolve(
             conversion,
             lines=(*conversion.lines, *self.unread, *self.lost),
-            notice=self._notice(),
+            notice="\n".join(filter(None, (self._notice(), conversion.notice))),
             remarks=(*conversion.remarks, *_remarks(self)),
         )
 

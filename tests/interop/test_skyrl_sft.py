@@ -97,12 +97,27 @@ def test_dummy_steps_convert_with_skyrls_default(written: list[str], steps: int)
 
 
 def test_settings_that_are_left_out_are_compared_by_their_defaults() -> None:
-    conversion = convert_overrides(["dataset_name=c/d", "strategy=fsdp"])
+    conversion = convert_overrides(["dataset_name=c/d"])
     assert conversion.tables["optimizer_config"] == {"lr": 1e-6}
-    assert [line.source for line in conversion.defaults] == ["optimizer_config.lr"]
+    assert [line.source for line in conversion.defaults] == ["optimizer_config.lr", "model.path"]
     assert convert_overrides(["strategy=fsdp", "optimizer_config.lr=1e-4"]).tables["optimizer_config"] == {"lr": 1e-4}
     assert [(each.source, each.theirs, each.ours) for each in conversion.other_defaults] == [
-        ("model.path", "Qwen/Qwen3-0.6B", None),
+        ("strategy", "megatron", "fsdp2"),
         ("placement.num_gpus_per_node", 4, 1),
         ("resume_from", "", "latest"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("written", "sources"),
+    [
+        ([], ["yahma/alpaca-cleaned:train[:100]"]),
+        (["dataset_split=train[:7]"], ["yahma/alpaca-cleaned:train[:7]"]),
+        (["train_datasets=null", "dataset_name=null"], ["yahma/alpaca-cleaned:train[:100]"]),
+        (["dataset_name=c/d"], ["c/d"]),
+        (["dummy_run_full_ctx=true"], None),
+    ],
+)
+def test_a_file_without_data_trains_on_what_skyrl_would(written: list[str], sources: list[str] | None) -> None:
+    conversion = convert_overrides(["strategy=fsdp", *written])
+    assert (conversion.tables.get("train_datasets"), conversion.refused) == (sources, ())

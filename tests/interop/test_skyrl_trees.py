@@ -166,3 +166,58 @@ def test_an_asynchronous_program_turns_on_what_only_asynchronous_training_reads(
         ["trainer.fully_async.sample_full_batch=true"], program="examples.train.fully_async.main_fully_async"
     )
     assert conversion.tables["trainer"]["algorithm"]["dynamic_sampling"]["type"] == "filter"
+
+
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: f"{tree.kind}-{tree.version}")
+def test_a_dump_names_its_version(tree: PeerTree, tmp_path: Path) -> None:
+    notice = dumped(tree.defaults, tmp_path).report().partition("\n")[0]
+    assert notice.startswith("The settings are those of SkyRL ") and tree.version in notice
+
+
+@pytest.mark.parametrize(
+    ("overrides", "notice"),
+    [
+        (["trainer.epochs=2"], ""),  # in every version
+        (["generator.inference_engine.enable_http_endpoint=true"], "The settings are those of SkyRL 0.2.0."),
+        (["trainer.policy.megatron_config.fp8_recipe=null"], "The settings are those of SkyRL 0.4.0."),
+        (["trainer.mtp.enabled=false"], "The settings are those of SkyRL 0.3.0 or 0.4.0."),
+        (["trainer.mtp.enabled=false", "trainer.mine=1"], ""),  # half of them are in no version
+        (["generator.backend=vllm", "trainer.mtp.enabled=false"], ""),
+    ],
+)
+def test_a_few_settings_name_their_version_if_they_tell(overrides: list[str], notice: str) -> None:
+    assert convert_overrides(overrides).notice == notice
+
+
+ASYNC = ["trainer.fully_async.enabled=true", "trainer.placement.colocate_all=false"]
+MOE = "trainer.policy.megatron_config.moe_router_load_balancing_type=aux_loss"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "listed", "not_listed"),
+    [
+        ([], {"generator.inference_engine.enable_ray_prometheus_stats"}, {"trainer.strategy"}),
+        (ASYNC, {"trainer.fully_async.clear_kv_cache_on_weight_sync"}, set()),
+        ([], set(), {"trainer.fully_async.clear_kv_cache_on_weight_sync"}),  # has no effect
+        (
+            ["trainer.strategy=megatron"],
+            {"trainer.policy.megatron_config.empty_cuda_cache", "trainer.policy.megatron_config.moe_router_dtype"},
+            {"trainer.policy.megatron_config.moe_aux_loss_coeff"},
+        ),
+        (["trainer.strategy=megatron", MOE], {"trainer.policy.megatron_config.moe_aux_loss_coeff"}, set()),
+        (
+            ["trainer.strategy=megatron", "trainer.policy.megatron_config.empty_cuda_cache=false"],
+            set(),
+            {"trainer.policy.megatron_config.empty_cuda_cache"},
+        ),
+    ],
+)
+def test_defaults_that_differ_are_listed_where_they_act(
+    overrides: list[str], listed: set[str], not_listed: set[str]
+) -> None:
+    found = {row.source for row in convert_overrides(["trainer.epochs=1", *overrides]).other_defaults}
+    assert listed <= found and not found & not_listed
+
+
+def test_a_dump_has_no_default_that_differs(tmp_path: Path) -> None:
+    assert dumped(peer_trees("skyrl", "rl")[-1].defaults, tmp_path).other_defaults == ()

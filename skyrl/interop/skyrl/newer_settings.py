@@ -74,12 +74,15 @@ def switches(policy: str, strategy: str) -> tuple[Switch, ...]:
             is_off=lambda value: not has_own_modules(value),
             source="train/config/sft_config.py:642; backends/skyrl_train/workers/fsdp reads none of them",
         ),
-        Switch(
-            key=policy + "megatron_config.moe_router_load_balancing_type",
-            settings=(policy + "megatron_config.moe_aux_loss_coeff",),
-            default="none",
-            is_off=lambda value: value in (None, "none"),
-            source="train/config/config.py:521",
+        *(
+            Switch(
+                key=f"{model}megatron_config.moe_router_load_balancing_type",
+                settings=(f"{model}megatron_config.moe_aux_loss_coeff",),
+                default="none",
+                is_off=lambda value: value in (None, "none"),
+                source="train/config/config.py:521",
+            )
+            for model in ((policy, "trainer.ref.") if policy else ("",))
         ),
         *(
             Switch(

@@ -15,6 +15,7 @@ from attrs import evolve
 from skyrl.errors import ConfigError, Problem
 from skyrl.interop.launches import Launcher, launch_of, reads_images
 from skyrl.interop.report import Conversion, Line
+from skyrl.interop.skyrl.defaults import other_defaults, version_notice
 from skyrl.interop.skyrl.programs import KNOWN, settings_of
 from skyrl.interop.skyrl.settings import convert_one
 from skyrl.interop.skyrl.sft import convert_settings, convert_sft, is_sft
@@ -83,7 +84,7 @@ def convert_overrides(overrides: Iterable[str], where: str = "overrides", *, pro
             apply(writing, each.key, filled, become)
         else:
             convert_one(writing, each.key, filled, each.text, added=each.is_added, others=others)
-    converted = _finished(writing, values)
+    converted = _finished(writing, others)
     written = {path for line in converted.lines for path in line.targets}
     silent = [(path, value) for path, value in implied.items() if path not in written]
     lines = [Line(outcome="kept", source=program, value=value, targets=(path,)) for path, value in silent]
@@ -110,4 +111,9 @@ def _finished(writing: Writing, values: Mapping[str, Any]) -> Conversion:
     """Finish the conversion. SkyRL computes on GPUs, so a configuration that names no device gets `cuda`."""
     if "trainer.device" not in values and values:
         writing.write("trainer.device", "trainer.device", "cuda")
-    return writing.finish()
+    converted = writing.finish(lambda run: tuple(other_defaults(writing, "rl", values, _convert)) if values else ())
+    return evolve(converted, notice=version_notice("rl", values))
+
+
+def _convert(writing: Writing, key: str, value: object, values: Mapping[str, Any]) -> None:
+    convert_one(writing, key, value, others=values)
