@@ -17,6 +17,7 @@ from skyrl.errors import NO_SUCH_FIELD, ConfigError, Problem
 from skyrl.interop.cluster_file import NAME as CLUSTER_FILE
 from skyrl.interop.cluster_file import ClusterFile
 from skyrl.interop.report import Conversion, Line, OtherDefault, Outcome
+from skyrl.interop.shell.unknown import with_dollars
 from skyrl.interop.translation import Translation
 from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
@@ -46,12 +47,13 @@ class Writing:
 
     def note(self, line: Line) -> None:
         """Record the report line of a setting that writes nothing."""
-        self.lines.append(line)
+        self.lines.append(evolve(line, value=with_dollars(line.value)))
 
     def write(
         self, source: str, path: str, value: object, *, text: bool = False
     ) -> tuple[tuple[str, ...], list[Problem]]:
         """Write a value to one of our paths, or to an older name of one. Returns the written paths and the problems."""
+        value = with_dollars(value)
         before, count = len(self._draft.written), len(self._draft.problems)
         origin = Origin(kind="file", where=f"{self.where}: {source}")
         try:
@@ -170,7 +172,7 @@ def apply(writing: Writing, key: str, value: object, translation: Translation) -
             return
         written += paths
     for path, ours in translation.cluster.items():
-        if why := writing.cluster.write(key, path, ours):
+        if why := writing.cluster.write(key, path, with_dollars(ours)):
             writing.note(Line(outcome="refused", source=key, value=value, why=why))
             return
         written.append(f"{CLUSTER_FILE}:{path}")

@@ -141,15 +141,15 @@ def convert_settings(settings: Sequence[tuple[str, Any] | Line], where: str) -> 
     for line in written:
         writing.write(line.source, line.source, line.value)
     converted = writing.finish(
-        lambda run: (*_strategy_of(run, known), *other_defaults(writing, "sft", known, _convert))
+        lambda run: (*_other_strategy(run.strategy, known), *other_defaults(writing, "sft", known, _convert))
     )
     return evolve(converted, defaults=tuple(written), notice=version_notice("sft", known))
 
 
-def _strategy_of(run: Any, values: Mapping[str, Any]) -> Iterable[OtherDefault]:
+def _other_strategy(ours: str, values: Mapping[str, Any]) -> Iterable[OtherDefault]:
     """SkyRL's default strategy, which is missing here, of a file that omits it."""
     if "strategy" not in values:
-        yield OtherDefault(source="strategy", theirs="megatron", path="strategy", ours=run.strategy)
+        yield OtherDefault(source="strategy", theirs="megatron", path="strategy", ours=ours)
 
 
 def _left_out(values: Mapping[str, Any]) -> dict[str, Any]:
