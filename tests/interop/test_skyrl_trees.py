@@ -189,6 +189,31 @@ def test_a_few_settings_name_their_version_if_they_tell(overrides: list[str], no
     assert convert_overrides(overrides).notice == notice
 
 
+@pytest.mark.parametrize(
+    ("overrides", "written"),
+    [
+        (["generator.eval_sampling_params.top_p=0.7"], {"temperature": 1.0, "max_generate_length": 1024}),
+        (["generator.eval_sampling_params.temperature=0.5"], {"max_generate_length": 1024}),
+        (["generator.eval_sampling_params=null"], {}),
+        (["generator.sampling_params.top_p=0.7"], {}),
+        (["generator.eval_sampling_params.top_p=0.7", "generator.backend=vllm"], {}),  # merged, in the Hydra era
+        (["trainer.critic.optimizer_config.weight_decay=0.1"], {"lr": 1e-6}),
+        (["trainer.critic.optimizer_config.lr=0.1"], {}),
+        (["trainer.critic.model.path=a/b"], {}),
+    ],
+)
+def test_a_table_given_in_part_has_the_defaults_of_skyrls_class(
+    overrides: list[str], written: dict[str, object]
+) -> None:
+    conversion = convert_overrides(overrides)
+    assert {line.source.rpartition(".")[2]: line.value for line in conversion.defaults} == written
+    [table] = {line.source.rpartition(".")[0] for line in conversion.defaults} or {""}
+    found: Any = conversion.tables
+    for name in table.split(".") if table else ():
+        found = found[name]
+    assert not table or {name: found[name] for name in written} == written
+
+
 ASYNC = ["trainer.fully_async.enabled=true", "trainer.placement.colocate_all=false"]
 MOE = "trainer.policy.megatron_config.moe_router_load_balancing_type=aux_loss"
 

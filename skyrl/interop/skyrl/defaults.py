@@ -6,14 +6,19 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
+from skyrl.config import SFTConfig, SkyRLTrainConfig
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.check import has_effect
 from skyrl.config.loading.kinds import kind_of
+from skyrl.config.loading.migrations import MIGRATIONS
 from skyrl.interop.peer_trees import PeerTree, peer_trees, versions_with
 from skyrl.interop.report import OtherDefault
 from skyrl.interop.writing import Writing
 from skyrl.tree import get_at
 from skyrl.tree.dump import stored_value
+
+_ROOTS: Mapping[str, type[RunConfig]] = {"rl": SkyRLTrainConfig, "sft": SFTConfig}
+"""Kind of a recorded tree -> the class of ours."""
 
 Convert = Callable[[Writing, str, Any, Mapping[str, Any]], None]
 """Converts one setting, given all."""
@@ -32,6 +37,16 @@ _EVERYTHING_ON: Mapping[str, Mapping[str, Any]] = {
 
 _SAME = ("trainer.strategy", "gradient_accumulation_fusion")
 """Ends of settings whose default means the same here: fsdp is fsdp2, and the other is Megatron-core's own default."""
+
+_PARTLY_GIVEN: Mapping[str, Mapping[str, Any]] = {
+    "generator.eval_sampling_params.": {"temperature": 1.0, "max_generate_length": 1024},
+    "trainer.critic.optimizer_config.": {"lr": 1e-6},
+}
+"""Beginning of a table -> values of settings that are not in it although the table is in the file: SkyRL then takes the
+defaults of the class, not those of the tree (train/config/config.py:1775). Here they are those of the tree."""
+
+_OLD_NAMES = frozenset(each.old for each in MIGRATIONS if each.since)
+"""Settings of the Hydra era, whose files are merged with the tree's defaults."""
 
 _MOSTLY = 0.9
 """Share of a file's settings that a version must know to be named as the file's."""
@@ -54,6 +69,20 @@ def version_notice(kind: str, keys: Iterable[str]) -> str:
     return f"The settings are those of SkyRL {' or '.join(found)}."
 
 
+def defaults_of_classes(given: Iterable[str]) -> dict[str, Any]:
+    """Settings that a file omits in tables that it has, and SkyRL's values of them, where they differ here."""
+    keys = {*given}
+    if keys & _OLD_NAMES:
+        return {}
+    return {
+        table + name: value
+        for table, values in _PARTLY_GIVEN.items()
+        if any(key.startswith(table) for key in keys)
+        for name, value in values.items()
+        if table + name not in keys
+    }
+
+
 def other_defaults(writing: Writing, kind: str, given: Mapping[str, Any], convert: Convert) -> Iterable[OtherDefault]:
     """Settings that a file omits, that act in the finished run, and whose default differs in it. `given` are the
     settings that are not omitted.
@@ -61,7 +90,7 @@ def other_defaults(writing: Writing, kind: str, given: Mapping[str, Any], conver
     tree = tree_of(kind, given)
     values = {**tree.defaults, **given}
     theirs = Writing(writing.where, writing.root)
-    for key in _candidates(kind, tree.version, writing.root, convert):
+    for key in _candidates(kind, tree.version, convert):
         if key not in given:
             convert(theirs, key, tree.defaults[key], values)
     wanted = theirs.unresolved()
@@ -76,10 +105,11 @@ def other_defaults(writing: Writing, kind: str, given: Mapping[str, Any], conver
 
 
 @cache
-def _candidates(kind: str, version: str, root: type[RunConfig], convert: Convert) -> tuple[str, ...]:
+def _candidates(kind: str, version: str, convert: Convert) -> tuple[str, ...]:
     """Settings whose default differs here in some run: with all features on, or after derivation."""
     [tree] = [tree for tree in peer_trees("skyrl", kind) if tree.version == version]
     values = {**tree.defaults, **_EVERYTHING_ON[kind]}
+    root = _ROOTS[kind]
     theirs, ours = Writing("", root), root()
     for key, value in tree.defaults.items():
         convert(theirs, key, value, values)
