@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from skyrl.config import load
 from skyrl.config.loading.newer_upstream_fields import FEATURES
 from skyrl.interop.peer_trees import PeerTree, peer_trees
 from skyrl.interop.report import Conversion, Line
@@ -246,3 +247,10 @@ def test_defaults_that_differ_are_listed_where_they_act(
 
 def test_a_dump_has_no_default_that_differs(tmp_path: Path) -> None:
     assert dumped(peer_trees("skyrl", "rl")[-1].defaults, tmp_path).other_defaults == ()
+
+
+@pytest.mark.parametrize("tree", peer_trees("skyrl", "rl"), ids=lambda tree: tree.version)
+def test_the_tree_itself_takes_a_dump(tree: PeerTree) -> None:
+    loaded = load([], dict(tree.defaults))
+    dropped = {path for path, value in tree.defaults.items() if path not in loaded.origins and value != {}}
+    assert dropped <= {warning.path for warning in loaded.warnings}
