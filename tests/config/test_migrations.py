@@ -190,7 +190,6 @@ SOMETHING: dict[str, Any] = {
     **{f"trainer.{model}.model.lora.max_loras": 2 for model in ("policy", "ref", "critic")},
     **{f"trainer.{model}.model.lora.max_cpu_loras": 2 for model in ("policy", "ref", "critic")},
     **{f"trainer.num_logger_{rows}_samples": 4 for rows in ("eval", "train")},
-    **{f"trainer.{model}.megatron_config.mtp_num_layers": 1 for model in ("policy", "ref")},
 }
 """Switch of a feature that SkyRL added later -> a value that asks for the feature, where that is not true."""
 

@@ -68,7 +68,7 @@ FEATURES: tuple[_Feature, ...] = (
         switches=(f"{_ENGINE}.enable_pd",),
         nothing=(False,),
         settings=tuple(f"{_ENGINE}.{name}" for name in ("num_prefill", "prefill_init_kwargs", "decode_init_kwargs")),
-        source="backends/skyrl_train/inference_servers/setup.py:99, train/utils/utils.py:716",
+        source="backends/skyrl_train/inference_servers/setup.py:91, train/utils/utils.py:716",
     ),
     _Feature(name="options of a request router", switches=(f"{_ENGINE}.router_init_kwargs",), nothing=({}, None)),
     _Feature(
@@ -79,14 +79,14 @@ FEATURES: tuple[_Feature, ...] = (
     _Feature(name="speculative decoding", switches=(f"{_ENGINE}.speculative_config",), nothing=(None,)),
     _Feature(
         name="multi-token prediction",
-        switches=("trainer.mtp.enabled", *_megatron("mtp_num_layers"), "trainer.mtp"),
+        switches=("trainer.mtp.enabled", "trainer.mtp"),
         nothing=(False, None, 0),
         settings=(
             "trainer.mtp.num_speculative_tokens",
             "trainer.mtp.loss_weight",
-            *_megatron("mtp_loss_weight", "mtp_loss_chunk_size", "mtp_loss_topk"),
+            *_megatron("mtp_num_layers", "mtp_loss_weight", "mtp_loss_chunk_size", "mtp_loss_topk"),
         ),
-        source="train/config/config.py:580 and 1435",
+        source="train/utils/utils.py:313",
     ),
     _Feature(
         name="quantization-aware training",
@@ -97,7 +97,7 @@ FEATURES: tuple[_Feature, ...] = (
             for table in _QUANTIZED
             for name in ("group_size", "symmetric", "scale_divisor", "q_min", "bf16_base_path")
         ),
-        source="backends/skyrl_train/workers/megatron/megatron_worker.py:280",
+        source="backends/skyrl_train/workers/megatron/megatron_worker.py:146",
     ),
     _Feature(
         name="several adapters at a time", switches=_each(_MODELS, "model.lora.max_loras", "model.lora.max_cpu_loras"),
@@ -113,7 +113,7 @@ FEATURES: tuple[_Feature, ...] = (
         switches=(f"{_SIMULATED}training",),
         nothing=(False,),
         settings=(f"{_SIMULATED}training_step_seconds", f"{_SIMULATED}weight_sync_seconds"),
-        source="train/entrypoints/main_fully_async_sim.py, train/fully_async_trainer_sim.py",
+        source="train/entrypoints/main_base.py:306, train/fully_async_trainer_sim.py:78",
     ),
     _Feature(
         name="loading a policy for inference only", switches=("trainer.policy.inference_only_init",), nothing=(False,)
@@ -168,7 +168,7 @@ _ALLOCATOR = "how torch's allocator reserves memory; export PYTORCH_CUDA_ALLOC_C
 
 _NEEDLESS: dict[str, tuple[str, ...]] = {
     # reason: paths; above each, the lines of SkyRL 0.4.0
-    # train/utils/trainer_utils.py:909-928
+    # train/utils/trainer_utils.py:911-928
     "rows are read ahead in the run's own process, in the same order": (
         "data.dataloader.num_workers", "data.dataloader.persistent_workers",
     ),
@@ -178,7 +178,7 @@ _NEEDLESS: dict[str, tuple[str, ...]] = {
     "every cache is dropped when weights arrive, or shares no prefixes": ("generator.use_cache_salt",),
     # train/trainer.py:147
     "metrics of GPUs and memory are not collected through Ray": ("trainer.enable_ray_gpu_monitor",),
-    # train/config/config.py:1601-1622
+    # train/config/config.py:1604-1619
     _CHUNKS: (
         "trainer.fused_lm_head_logprob", "trainer.fused_lm_head_logprob_backend", "trainer.logprobs_chunk_size",
         "trainer.vocab_entropy_chunk_size", "trainer.vocab_entropy_chunk_memory_mb",

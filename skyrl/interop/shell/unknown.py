@@ -31,8 +31,8 @@ def shown(text: str) -> str:
 
 
 def as_argument(text: str) -> str:
-    """As `shown`, with a mark in place of each dollar that Bash passes on as it is and that would otherwise look like
-    an expansion: `'$NAME'`. `with_dollars` puts the dollars back.
+    """The text with the source of each unknown part in its place, and with a mark for each dollar that Bash passes on
+    as it is and that would otherwise look like an expansion: `'$NAME'`. `with_dollars` puts the dollars back.
     """
     parts = UNKNOWN.split(text)  # known parts alternate with the sources of unknown ones
     return "".join(part if at % 2 else _EXPANDABLE.sub(_DOLLAR, part) for at, part in enumerate(parts))

@@ -43,7 +43,7 @@ _PARTLY_GIVEN: Mapping[str, Mapping[str, Any]] = {
     "trainer.critic.optimizer_config.": {"lr": 1e-6},
 }
 """Beginning of a table -> values of settings that are not in it although the table is in the file: SkyRL then takes the
-defaults of the class, not those of the tree (train/config/config.py:1775). Here they are those of the tree."""
+defaults of the class, not those of the tree (train/config/config.py:1829). Here they are those of the tree."""
 
 _OLD_NAMES = frozenset(each.old for each in MIGRATIONS if each.since)
 """Settings of the Hydra era, whose files are merged with the tree's defaults."""

@@ -72,7 +72,7 @@ def switches(policy: str, strategy: str) -> tuple[Switch, ...]:
             settings=_megatron_settings() if policy else ("megatron_config.*",),
             default=strategy,
             is_off=lambda value: not has_own_modules(value),
-            source="train/config/sft_config.py:642; backends/skyrl_train/workers/fsdp reads none of them",
+            source="train/config/sft_config.py:651; backends/skyrl_train/workers/fsdp reads none of them",
         ),
         *(
             Switch(
@@ -80,7 +80,7 @@ def switches(policy: str, strategy: str) -> tuple[Switch, ...]:
                 settings=(f"{model}megatron_config.moe_aux_loss_coeff",),
                 default="none",
                 is_off=lambda value: value in (None, "none"),
-                source="train/config/config.py:521",
+                source="train/config/config.py:510",
             )
             for model in ((policy, "trainer.ref.") if policy else ("",))
         ),
@@ -148,7 +148,7 @@ def _full_batches(key: str, value: object, values: Values) -> Translation | None
 
 
 def _beside_full_batches(key: str, value: object, values: Values) -> Translation | None:
-    """SkyRL's asynchronous trainer refuses any other dynamic sampling (train/fully_async_trainer.py:379)."""
+    """SkyRL's asynchronous trainer refuses any other dynamic sampling (train/fully_async_trainer.py:381)."""
     is_full = values.get(_FULL) is True and values.get("trainer.fully_async.enabled") is True
     return redundant(f"{_FULL} decides") if is_full else None
 

@@ -28,6 +28,7 @@ from skyrl.interop.translation import (
 from skyrl.interop.writing import Writing, apply
 
 _MEGATRON = "Megatron learners"
+_STRATEGY = "strategy"
 _ALWAYS_CACHED = "rows are tokenized when the run starts; tokenized_path stores them"
 _COLLATION = "affects how fast batches are assembled, not their content"
 _PRETOKENIZED = "rows tokenized by another program"
@@ -104,7 +105,7 @@ _LEARNING = ("optimizer_config.lr", "model.path")
 
 _SOURCES = ("train_datasets", "dataset_name", "pretokenized_dataset_paths")
 _DATASET, _SPLIT = "yahma/alpaca-cleaned", "train[:100]"
-"""SkyRL's default of `train_datasets` and of its split (train/config/sft_config.py:330)."""
+"""SkyRL's default of `train_datasets` and of its split (train/config/sft_config.py:338)."""
 
 _OF_RL = ("trainer", "generator", "environment", "data", "hydra")
 
@@ -148,8 +149,9 @@ def convert_settings(settings: Sequence[tuple[str, Any] | Line], where: str) -> 
 
 def _other_strategy(ours: str, values: Mapping[str, Any]) -> Iterable[OtherDefault]:
     """SkyRL's default strategy, which is missing here, of a file that omits it."""
-    if "strategy" not in values:
-        yield OtherDefault(source="strategy", theirs="megatron", path="strategy", ours=ours)
+    if _STRATEGY not in values:
+        theirs = tree_of("sft", values).defaults[_STRATEGY]
+        yield OtherDefault(source=_STRATEGY, theirs=theirs, path=_STRATEGY, ours=ours)
 
 
 def _left_out(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,7 +205,7 @@ def _sources(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
 def _split(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
     if value is None or values.get(_SPLITS[key]) is not None:
         return redundant(_BY_SPLIT)
-    if key == "eval_dataset_split":  # train/config/sft_config.py:490
+    if key == "eval_dataset_split":  # train/config/sft_config.py:497
         return redundant("read with eval_dataset_name, which is not set")
     if key == "dataset_split":
         return redundant(f"part of the default data source: {_DATASET}:{value}")
