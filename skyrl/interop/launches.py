@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 from skyrl.errors import ConfigError, Problem
 from skyrl.interop.report import Conversion, Line
 from skyrl.interop.shell.scripts import Command, Script, read_script
-from skyrl.interop.shell.unknown import is_known, shown
+from skyrl.interop.shell.unknown import as_argument, is_known, shown
 
 _TITLE = "Nothing was converted"
 _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
@@ -96,11 +96,11 @@ class Launch:
     @property
     def texts(self) -> list[str]:
         """The arguments, with the source of unknown parts in its place."""
-        return [shown(word) for word in self.words]
+        return [as_argument(word) for word in self.words]
 
     def split(self, is_setting: Callable[[str], bool]) -> tuple[list[str], Launch]:
         """The words that are settings, and the launch with a line of the report for each other word."""
-        settings = [shown(word) for word in self.words if is_setting(shown(word))]
+        settings = [as_argument(word) for word in self.words if is_setting(shown(word))]
         return settings, self.without([word for word in self.words if not is_setting(shown(word))])
 
     def without(self, words: Sequence[str]) -> Launch:
@@ -115,7 +115,7 @@ class Launch:
                 continue
             end = at + 1 if equals else at + 2
             value = text if equals else "".join(self.words[at + 1 : end])
-            return shown(value), evolve(self, words=self.words[:at] + self.words[end:])
+            return as_argument(value), evolve(self, words=self.words[:at] + self.words[end:])
         return "", self
 
     def _unread(self, word: str) -> Line:
@@ -129,7 +129,7 @@ class Launch:
         return evolve(
             conversion,
             lines=(*conversion.lines, *self.unread, *self.lost),
-            notice=self._notice() or conversion.notice,
+            notice="\n".join(filter(None, (self._notice(), conversion.notice))),
             remarks=(*conversion.remarks, *_remarks(self)),
         )
 

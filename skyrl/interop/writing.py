@@ -17,6 +17,7 @@ from skyrl.errors import NO_SUCH_FIELD, ConfigError, Problem
 from skyrl.interop.cluster_file import NAME as CLUSTER_FILE
 from skyrl.interop.cluster_file import ClusterFile
 from skyrl.interop.report import Conversion, Line, OtherDefault, Outcome
+from skyrl.interop.shell.unknown import with_dollars
 from skyrl.interop.translation import Translation
 from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
@@ -34,8 +35,11 @@ class Writing:
         """`root` is the class of the tree for one kind of run."""
         self._draft: TreeBuilder[Any] = TreeBuilder(root(), ReadContext(migrations=MIGRATIONS))
         self.root = root
-        self._where = where
-        self._written: dict[str, str] = {}  # our path -> the foreign key that wrote it
+        self.where = where
+        self.written: dict[str, str] = {}
+        """Our path -> the foreign key that wrote it."""
+        self.resolved: Any = None
+        """The finished run with derived values, as far as they can be derived."""
         self._references: dict[str, str] = {}  # our path -> `env:NAME`, for fields other than text
         self.lines: list[Line] = []
         self.cluster = ClusterFile(where)
@@ -43,21 +47,22 @@ class Writing:
 
     def note(self, line: Line) -> None:
         """Record the report line of a setting that writes nothing."""
-        self.lines.append(line)
+        self.lines.append(evolve(line, value=with_dollars(line.value)))
 
     def write(
         self, source: str, path: str, value: object, *, text: bool = False
     ) -> tuple[tuple[str, ...], list[Problem]]:
         """Write a value to one of our paths, or to an older name of one. Returns the written paths and the problems."""
+        value = with_dollars(value)
         before, count = len(self._draft.written), len(self._draft.problems)
-        origin = Origin(kind="file", where=f"{self._where}: {source}")
+        origin = Origin(kind="file", where=f"{self.where}: {source}")
         try:
             names = split_path(path)
         except ConfigError as error:
             return (), list(error.problems)
         self._draft.assign(Assignment(path=names, value=value, origin=origin, is_text=text))
         paths = tuple(dict.fromkeys(self._draft.written[before:]))
-        self._written |= dict.fromkeys(paths, source)
+        self.written |= dict.fromkeys(paths, source)
         problems = self._draft.problems[count:]
         is_reference = isinstance(value, str) and REFERENCE.fullmatch(value) is not None
         if is_reference and problems and not any(problem.code in NO_SUCH_FIELD for problem in problems):
@@ -65,6 +70,10 @@ class Writing:
             self._references[path] = str(value)  # read when the run starts, whatever type the field has
             return (path,), []
         return paths, problems
+
+    def unresolved(self) -> Any:
+        """The run so far, without derived values."""
+        return self._draft.build()
 
     def undo_problems(self, problems: list[Problem]) -> None:
         """Discard the problems of an attempt that another one replaces."""
@@ -78,12 +87,14 @@ class Writing:
         `other_defaults` compares the finished run with the defaults of settings that the foreign file omits.
         """
         run, origins = self._draft.build(), self._draft.origins
+        self.resolved = run
         derivable: set[str] = set()  # written paths whose values would be derived anyway
         try:
             resolved, grown, broken = resolve_with_origins(run, origins)
         except ConfigError as error:  # values so absurd that nothing can be derived from them
             problems = error.problems
         else:
+            self.resolved = resolved
             derivable = {path for path in derived(resolved) if path in origins and get_at(run, path) is not None}
             problems = tuple(check(resolved, grown, broken))
         tables: dict[str, Any] = dict(header_of(self.root))
@@ -93,7 +104,7 @@ class Writing:
         for path, reference in self._references.items():
             put(tables, split_path(path), reference)
         inexpressible = _drop_inexpressible(tables, self.root)
-        sources = {self._written[path] for path in derivable if path in self._written}
+        sources = {self.written[path] for path in derivable if path in self.written}
         return Conversion(
             root=self.root,
             tables=tables,
@@ -161,7 +172,7 @@ def apply(writing: Writing, key: str, value: object, translation: Translation) -
             return
         written += paths
     for path, ours in translation.cluster.items():
-        if why := writing.cluster.write(key, path, ours):
+        if why := writing.cluster.write(key, path, with_dollars(ours)):
             writing.note(Line(outcome="refused", source=key, value=value, why=why))
             return
         written.append(f"{CLUSTER_FILE}:{path}")

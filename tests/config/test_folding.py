@@ -52,7 +52,7 @@ def both(changes: Mapping[str, Any]) -> tuple[SkyRLTrainConfig, SkyRLTrainConfig
         {"trainer.policy.fsdp_config.cpu_offload": True, "trainer.ref.fsdp_config.cpu_offload": True},
         {"trainer.max_tokens_per_microbatch": 32768},
         {"trainer.policy.model.lora.rank": 32},
-        {f"{ENGINE}enforce_eager": False, f"{ENGINE}rollout_dtype": "bfloat16"},
+        {f"{ENGINE}enforce_eager": True, f"{ENGINE}rollout_dtype": "bfloat16"},
         {"generator.max_turns": 8, "generator.max_input_length": 4096},
         {**ELSEWHERE, f"{ENGINE}external_server_urls": ["http://host:1"]},
         {**ELSEWHERE, f"{ENGINE}external_proxy_url": "http://host:1", f"{ENGINE}backend": "vllm"},

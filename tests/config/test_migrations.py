@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from skyrl.config import ConfigError, SkyRLTrainConfig, load
 from skyrl.config.loading.migrations import MIGRATIONS
-from skyrl.config.loading.newer_upstream_fields import NEWER_UPSTREAM_FIELDS
+from skyrl.config.loading.newer_upstream_fields import FEATURES, NEWER_UPSTREAM_FIELDS
 from skyrl.tree import get_at
 from skyrl.tree.access import default_at
 from tests.config.leaves import OTHERS, each, other_values
@@ -182,48 +183,64 @@ def test_a_name_that_is_not_needed_is_left_out_with_the_reason_whatever_its_valu
         assert why in warning.hint
 
 
-NEWER: list[tuple[str, tuple[Any, ...], Any]] = [
-    # path of a later SkyRL, values that ask for nothing, a value that asks for something
-    ("data.dataloader", (None, 0, False), 4),
-    ("generator.vision_language_generator", (False,), True),
-    (ENGINE + "enable_pd", (False,), True),
-    (ENGINE + "num_prefill", (0,), 1),
-    (ENGINE + "router_init_kwargs", (), {}),
-    (ENGINE + "offload_kv_for_weight_sync", (False,), True),
-    (ENGINE + "speculative_config", (None,), {"num_speculative_tokens": 2}),
-    ("trainer.mtp", (False, None, 0), True),
-    ("trainer.use_expandable_segments", (False,), True),
-    ("generator.use_cache_salt", (True,), False),
-    ("trainer.policy.model.fake_int4_qat", (False, None), True),
-    ("trainer.policy.model.lora.max_loras", (1, None), 2),
-    ("trainer.enable_ray_gpu_monitor", (False,), True),
-    ("trainer.fully_async.sample_full_batch", (False,), True),
-    ("trainer.fully_async.simulate_training", (False,), True),
-    ("trainer.logprobs_chunk_size", (False, True, None, 0, 512, 1024, "torch"), 256),
-    ("trainer.recompute_old_logprobs_per_minibatch", (), False),
-    ("trainer.log_example_interval", (-1, 0), 1),
-    ("trainer.policy.inference_only_init", (False,), True),
-    ("trainer.policy.torch_profiler_config", (False,), True),
-    ("trainer.policy.megatron_config.freeze_moe_router", (False, None), True),
-]
-"""One path of each capability that SkyRL added later."""
+SOMETHING: dict[str, Any] = {
+    f"{ENGINE}router_init_kwargs": {"policy": "x"},
+    f"{ENGINE}speculative_config": {"num_speculative_tokens": 2},
+    f"{ENGINE}fp8_weight_sync_mode": "blockwise",
+    **{f"trainer.{model}.model.lora.max_loras": 2 for model in ("policy", "ref", "critic")},
+    **{f"trainer.{model}.model.lora.max_cpu_loras": 2 for model in ("policy", "ref", "critic")},
+    **{f"trainer.num_logger_{rows}_samples": 4 for rows in ("eval", "train")},
+}
+"""Switch of a feature that SkyRL added later -> a value that asks for the feature, where that is not true."""
+
+SWITCHES = [(feature, path) for feature in FEATURES for path in feature.switches]
+NEWER_NEEDLESS = [each for each in NEWER_UPSTREAM_FIELDS if each.needless]
+NEWER_MOVED = {
+    "trainer.policy.megatron_config.async_dist_ckpt_save": (False, "trainer.async_ckpt_save"),
+    **{
+        f"{table}.{name}": (value, f"{table}.transformer_config_kwargs.{name}")
+        for table in ("trainer.policy.megatron_config", "trainer.ref.megatron_config")
+        for name, value in (("moe_aux_loss_coeff", 0.5), ("moe_router_dtype", "fp64"))
+    },
+}  # fmt: skip
+"""Path of a later SkyRL -> a value, and the path that it has here."""
 
 
-def test_every_capability_that_skyrl_added_later_has_a_case() -> None:
-    reason = {migration.old: migration.why for migration in NEWER_UPSTREAM_FIELDS}
-    assert {reason[path] for path, _, _ in NEWER} == set(reason.values())
+def test_every_field_that_skyrl_added_later_is_in_one_of_the_tables() -> None:
+    tables = [path for _, path in SWITCHES] + [each.old for each in NEWER_NEEDLESS] + [*NEWER_MOVED]
+    assert sorted([*tables, "trainer.fully_async.sample_full_batch"]) == sorted(
+        {migration.old for migration in NEWER_UPSTREAM_FIELDS}
+    )
+    assert all(feature.source for feature in FEATURES if feature.settings)
 
 
-@pytest.mark.parametrize(("path", "nothing", "something"), NEWER)
-def test_a_field_that_skyrl_added_later_is_left_out_where_it_asks_for_nothing(
-    path: str, nothing: tuple[Any, ...], something: Any
-) -> None:
-    for value in nothing:
-        loaded = load([], {path: value})
-        assert [warning.path for warning in loaded.warnings] == [path]
-        assert loaded.config == SkyRLTrainConfig()
-    with pytest.raises(ConfigError, match="SkyRL added this after March 2026"):
-        load([], {path: something})
+def test_a_feature_that_skyrl_added_later_is_refused_by_its_name_and_left_out_while_it_is_off() -> None:
+    for feature, path in SWITCHES:
+        for value in feature.nothing:
+            loaded = load([], {path: value})
+            assert [warning.path for warning in loaded.warnings] == [path]
+            assert loaded.config == SkyRLTrainConfig()
+        with pytest.raises(ConfigError, match=re.escape(f"not implemented yet: {feature.name}")):
+            load([], {path: SOMETHING.get(path, True)})
+
+
+def test_a_setting_that_only_a_refused_feature_reads_is_left_out_whatever_its_value() -> None:
+    for migration in NEWER_NEEDLESS:
+        for value in (None, True, "x", 7):
+            loaded = load([], {migration.old: value})
+            assert loaded.config == SkyRLTrainConfig()
+            assert [warning.hint for warning in loaded.warnings] == [migration.why]
+
+
+def test_a_field_that_skyrl_added_later_and_that_exists_here_is_followed() -> None:
+    for old, (value, new) in NEWER_MOVED.items():
+        assert load([], {old: value}).config == load([], {new: value}).config != SkyRLTrainConfig()
+
+
+@pytest.mark.parametrize(("written", "type_"), [(True, "filter"), (False, None)])
+def test_full_batches_are_dynamic_sampling(written: bool, type_: str | None) -> None:
+    loaded = load([], {"trainer.fully_async.sample_full_batch": written})
+    assert loaded.config.trainer.algorithm.dynamic_sampling.type == type_
 
 
 def both(old: str, new: str, agree: bool) -> dict[str, Any]:

@@ -57,6 +57,8 @@ EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
         for path, value in fields.items()
     ),
     # written, path, derived
+    ({"trainer.device": "cpu"}, "generator.inference_engine.enforce_eager", True),
+    ({"trainer.device": "cuda"}, "generator.inference_engine.enforce_eager", False),
     (
         {"generator.sampling_params.max_generate_length": 300},
         "trainer.algorithm.reward_shaping.overlong.max_len",
@@ -383,6 +385,7 @@ def test_the_defaults_of_the_seeds_hold_after_derivation_where_they_run(referenc
         "trainer.logger": "console",  # where W&B cannot be had
         "trainer.algorithm.cispo.cispo_eps_clip_low": 1.0,  # corrected by SkyRL itself
         "trainer.algorithm.cispo.cispo_eps_clip_high": 4.0,
+        "generator.inference_engine.enforce_eager": False,
     }
 
 
@@ -390,7 +393,7 @@ def test_on_a_cpu_one_default_of_the_seeds_more_does_not_run(reference: Path) ->
     facts = json.loads((reference / "skyrl_config_fields.json").read_text())["constructed_defaults"]
     on = {device: resolve(written({"trainer.device": device})) for device in ("cuda", "cpu")}
     others = {path for path in facts if get_at(on["cuda"], path) != get_at(on["cpu"], path)}
-    assert others == {"generator.inference_engine.weight_sync_backend"}
+    assert others == {f"generator.inference_engine.{name}" for name in ("weight_sync_backend", "enforce_eager")}
 
 
 @pytest.mark.parametrize("values", [{}, RUNNABLE, OTHERS, *(values for values, _, _ in EXAMPLES)])

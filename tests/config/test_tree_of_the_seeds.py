@@ -34,6 +34,7 @@ WIDER = {
 CORRECTED = {
     "trainer.algorithm.cispo.cispo_eps_clip_low": 1.0,  # the bounds 0 and 5 of ScaleRL, as distances from 1
     "trainer.algorithm.cispo.cispo_eps_clip_high": 4.0,
+    "generator.inference_engine.enforce_eager": False,
 }
 """Defaults that SkyRL itself has corrected since, as in `skyrl_later_changes.json`."""
 

@@ -30,6 +30,7 @@ TAKEN_HERE = {
     r"trainer\.strategy=megatron .*trainer\.critic\.model\.path": "critics learn under Megatron, too",
     r"trainer\.policy\.language_model_only": "learners are the language model alone, whatever the engines serve",
     r"trainer\.algorithm\.loss_reduction=seq_mean_token_sum_norm": "max_seq_len is derived, as in the seeds' SkyRL",
+    r"data\.dataloader\.|trainer\.vocab_entropy_chunk_size=": "read by no part of skyrl, so dropped with a warning",
 }
 """Overrides that SkyRL refuses and we take -> why."""
 

@@ -316,7 +316,7 @@ VALUES: Mapping[str, Any] = {
     "data_parallel_size": 2,
     "async_engine": False,
     "vllm_v1_disable_multiproc": False,
-    "enforce_eager": False,
+    "enforce_eager": True,
     "enable_prefix_caching": False,
     "enable_chunked_prefill": False,
     "max_num_batched_tokens": 4096,

@@ -122,7 +122,7 @@ def test_every_field_reaches_vllm_or_is_known_to_be_something_else() -> None:
         ("tensor_parallel_size", 4),
         ("pipeline_parallel_size", 2),
         ("data_parallel_size", 2),
-        ("enforce_eager", False),
+        ("enforce_eager", True),
         ("enable_prefix_caching", False),
         ("enable_chunked_prefill", False),
         ("max_num_batched_tokens", 4096),
@@ -190,7 +190,6 @@ def test_what_vllm_cannot_do_is_refused_with_a_remedy(fields: dict[str, Any], pa
 @pytest.mark.parametrize(
     ("fields", "path", "said"),
     [
-        ({"enforce_eager": False}, "enforce_eager", "no CUDA graphs on a CPU"),
         ({"deterministic": True}, "deterministic", 'backend = "torch"'),
         ({"tensor_parallel_size": 2}, "distributed_executor_backend", "set it to mp"),
     ],
@@ -208,7 +207,13 @@ def test_heads_that_vllm_has_no_kernel_for_on_a_cpu_are_refused_before_it_starts
 
 
 def test_every_mistake_is_told_at_once() -> None:
-    assert len(problems("cpu", enforce_eager=False, deterministic=True, engine_init_kwargs={"x": 1})) == 3
+    fields: dict[str, Any] = {"deterministic": True, "tensor_parallel_size": 2, "engine_init_kwargs": {"x": 1}}
+    assert len(problems("cpu", **fields)) == 3
+
+
+@pytest.mark.parametrize(("device", "eager"), [("cpu", True), ("cuda", False)])
+def test_cuda_graphs_are_recorded_on_cuda_alone(device: str, eager: bool) -> None:
+    assert arguments(device)["enforce_eager"] is eager
 
 
 def test_the_cache_on_a_cpu_has_room_for_its_sequences_and_a_floor() -> None:

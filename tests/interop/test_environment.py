@@ -10,7 +10,9 @@ import tomli_w
 
 from skyrl.config import load
 from skyrl.interop.environment import read_environment
+from skyrl.interop.shell.unknown import as_argument
 from skyrl.interop.skyrl.scripts import convert_overrides, convert_skyrl
+from skyrl.interop.verl import convert as verl
 from skyrl.tree.sparse import as_toml_has_it
 
 
@@ -46,6 +48,36 @@ def test_references_to_the_environment_have_our_form(text: object, value: object
 )
 def test_unresolvable_references_are_refused_by_name(text: object, said: str) -> None:
     assert said in read_environment(text, "trainer.ckpt_path").refused
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("'$NAME'", "$NAME"),
+        ('"$NAME"', "env:NAME"),
+        ('"\\$NAME"', "$NAME"),
+        ("\\$NAME", "$NAME"),
+        ("a'$1'b", "a$1b"),
+        ("'a$(date)'", "a$(date)"),
+        ("'$HOME/x'", "$HOME/x"),
+        ("'${oc.env:NAME}'", "env:NAME"),  # an expansion of OmegaConf, not of Bash
+        ("'${oc.env:NAME,b}/$NAME'", "b/$NAME"),
+    ],
+)
+def test_a_dollar_that_bash_passes_on_is_text(word: str, value: str, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"python -m skyrl.train.entrypoints.main_base trainer.seed=1 trainer.policy.model.path={word}\n")
+    conversion = convert_skyrl(str(script))
+    assert conversion.refused == ()
+    assert conversion.tables["trainer"]["policy"]["model"]["path"] == value
+    script.write_text(f"python -m verl.trainer.main_ppo data.train_batch_size=8 actor_rollout_ref.model.path={word}\n")
+    if "oc.env" not in word:
+        assert verl.convert_verl(str(script)).tables["trainer"]["policy"]["model"]["path"] == value
+
+
+def test_a_list_of_texts_with_dollars_stays_one() -> None:
+    marked = as_argument("generator.sampling_params.stop=['$$', '$x$']")
+    assert convert_overrides([marked]).tables["generator"]["sampling_params"]["stop"] == ["$$", "$x$"]
 
 
 def test_run_names_may_contain_shell_commands() -> None:

@@ -157,7 +157,7 @@ def test_a_script_that_leaves_the_bounds_of_cispo_alone_gets_those_of_scale_rl(t
         ),
         (
             ["trainer.policy.torch_profiler_config.enable=false", "trainer.policy.torch_profiler_config.ranks=[0]"],
-            "trainer.policy.torch_profiler_config.enable is off",
+            "only read with trainer.policy.torch_profiler_config.enable, which is off",
         ),
     ],
 )
@@ -169,7 +169,7 @@ def test_settings_without_effect_beside_others_are_redundant(overrides: list[str
 
 def test_the_same_settings_are_converted_where_they_act() -> None:
     overrides = ["trainer.policy.torch_profiler_config.enable=true", "+generator.retokenize_chat_history=true"]
-    assert [line.outcome for line in convert_overrides(overrides).lines] == ["not yet", "refused"]
+    assert [line.outcome for line in convert_overrides(overrides).lines] == ["renamed", "refused"]
     assert convert_overrides(["data.train_data="]).lines[0].outcome == "refused"
 
 

@@ -42,7 +42,7 @@ def test_every_setting_of_the_published_scripts_has_a_line_and_its_value(referen
 
 def test_the_published_scripts_lose_only_what_is_not_implemented() -> None:
     lines = [line for script in scripts_of_2026(RECORDED, "sft") for line in script.conversion.lines]
-    assert Counter(line.why.partition(";")[0] for line in lines if line.is_refused) == {"Megatron learners": 8}
+    assert Counter(line.why.partition(";")[0] for line in lines if line.is_refused) == {"Megatron learners": 6}
 
 
 def test_a_script_is_recognised_by_its_entry_point(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_file_is_recognised_by_its_names(tmp_path: Path) -> None:
     ("override", "outcome", "said"),
     [
         ("strategy=megatron", "not yet", "Megatron learners"),
-        ("megatron_config.tensor_model_parallel_size=2", "needless", "no effect: the strategy is fsdp"),
+        ("megatron_config.tensor_model_parallel_size=2", "needless", "only read with strategy, which is off"),
         ("resume_from=", "kept", ""),
         ("ckpt_path=", "needless", "empty, so the default applies"),
         ("dummy_run_max_steps=5", "needless", "dummy_run_full_ctx is off"),
@@ -79,7 +79,7 @@ def test_a_file_is_recognised_by_its_names(tmp_path: Path) -> None:
         ("use_torch_compile=true", "kept", ""),
         ("batch_sise=8", "refused", "did you mean batch_size?"),
         ("optimizer_config.learning_rate=1e-5", "refused", "did you mean optimizer_config.lr?"),
-        ("eval_dataset_split=train", "refused", "eval_dataset_name is not set"),
+        ("eval_dataset_split=train", "needless", "eval_dataset_name, which is not set"),
     ],
 )
 def test_one_setting_converts_to_the_expected_outcome(override: str, outcome: str, said: str) -> None:
@@ -97,12 +97,27 @@ def test_dummy_steps_convert_with_skyrls_default(written: list[str], steps: int)
 
 
 def test_settings_that_are_left_out_are_compared_by_their_defaults() -> None:
-    conversion = convert_overrides(["dataset_name=c/d", "strategy=fsdp"])
+    conversion = convert_overrides(["dataset_name=c/d"])
     assert conversion.tables["optimizer_config"] == {"lr": 1e-6}
-    assert [line.source for line in conversion.defaults] == ["optimizer_config.lr"]
+    assert [line.source for line in conversion.defaults] == ["optimizer_config.lr", "model.path"]
     assert convert_overrides(["strategy=fsdp", "optimizer_config.lr=1e-4"]).tables["optimizer_config"] == {"lr": 1e-4}
     assert [(each.source, each.theirs, each.ours) for each in conversion.other_defaults] == [
-        ("model.path", "Qwen/Qwen3-0.6B", None),
+        ("strategy", "megatron", "fsdp2"),
         ("placement.num_gpus_per_node", 4, 1),
         ("resume_from", "", "latest"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("written", "sources"),
+    [
+        ([], ["yahma/alpaca-cleaned:train[:100]"]),
+        (["dataset_split=train[:7]"], ["yahma/alpaca-cleaned:train[:7]"]),
+        (["train_datasets=null", "dataset_name=null"], ["yahma/alpaca-cleaned:train[:100]"]),
+        (["dataset_name=c/d"], ["c/d"]),
+        (["dummy_run_full_ctx=true"], None),
+    ],
+)
+def test_a_file_without_data_trains_on_what_skyrl_would(written: list[str], sources: list[str] | None) -> None:
+    conversion = convert_overrides(["strategy=fsdp", *written])
+    assert (conversion.tables.get("train_datasets"), conversion.refused) == (sources, ())

@@ -268,6 +268,12 @@ def kept_cache_disables_prefix_caching(run: SkyRLTrainConfig) -> bool:
     return not (keeps and shares)
 
 
+@rule(writes="generator.inference_engine.enforce_eager", reads=("trainer.device",), unset=False, placeholder=False)
+def cuda_graphs_need_cuda(run: SkyRLTrainConfig) -> bool:
+    """Engines record CUDA graphs only where there is CUDA."""
+    return run.trainer.device != "cuda"
+
+
 @rule(
     writes="generator.inference_engine.async_engine",
     reads=(

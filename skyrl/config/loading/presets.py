@@ -14,11 +14,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     # One process, one machine, nothing that needs an account.
     "one-process": _ONE_PROCESS,
     # Fast settings for CUDA with vLLM engines, where the defaults are conservative: micro-batches counted in tokens
-    # instead of one sample at a time, torch's own attention, which reads a group's prompt once, and CUDA graphs.
-    "cuda": {
-        "trainer": {"device": "cuda", "flash_attn": False, "max_tokens_per_microbatch": 16_384},
-        "generator": {"inference_engine": {"enforce_eager": False}},
-    },
+    # instead of one sample at a time, and torch's own attention, which reads a group's prompt once.
+    "cuda": {"trainer": {"device": "cuda", "flash_attn": False, "max_tokens_per_microbatch": 16_384}},
     # Group-relative advantages, arXiv:2402.03300: KL in the loss, mean over each answer, then over answers.
     "grpo": {
         "trainer": {

@@ -94,9 +94,9 @@ class InferenceEngineConfig(BaseConfig):
     (`trainer.policy.moe_enable_routing_replay`): a byte for each token, layer and expert chosen, or two above 256
     experts. torch, and vllm on GPUs."""
 
-    enforce_eager: bool = True
-    """Compute without CUDA graphs. False is faster and was seen to disturb long runs; a CPU has none. vllm and
-    sglang."""
+    enforce_eager: bool = False
+    """Compute without CUDA graphs. True is slower, and some long runs were steadier with it; derived as true on a CPU,
+    which has no such graphs. vllm and sglang."""
 
     enable_prefix_caching: bool = True
     """Reuse the keys and values of a prompt's beginning among requests (derived as false where old ones outlive new

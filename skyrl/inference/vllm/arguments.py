@@ -82,6 +82,7 @@ def engine_arguments(
         arguments["served_model_name"] = config.served_model_name
     if device == "cpu":
         # after each chunk of a prompt vLLM resets a seeded generator, which fails on a CPU: its generator has no offset
+        arguments["enforce_eager"] = True  # there are no CUDA graphs, and compiling takes minutes
         arguments["enable_chunked_prefill"] &= config.max_num_batched_tokens < max_model_len
         arguments["kv_cache_memory_bytes"] = _cpu_cache(config, model, arguments["dtype"], max_model_len)
     else:
@@ -159,10 +160,6 @@ def _refused(config: InferenceEngineConfig, device: str, max_model_len: int) -> 
             "max_num_batched_tokens",
             f"{tokens} tokens a step do not hold a sequence of {max_model_len}, and enable_chunked_prefill is off",
             f"raise it to {max_model_len}, or set enable_chunked_prefill = true",
-        )
-    if device == "cpu" and not config.enforce_eager:
-        yield _problem(
-            "enforce_eager", "there are no CUDA graphs on a CPU, and compiling takes minutes", "set it to true"
         )
     if device == "cpu" and config.deterministic:
         yield _problem(

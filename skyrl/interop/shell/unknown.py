@@ -7,9 +7,11 @@ without losing track of it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
-_OPEN, _CLOSE = "\ue000", "\ue001"  # private use: not in scripts, from which `without_marks` removes them
+_OPEN, _CLOSE, _DOLLAR = "\ue000", "\ue001", "\ue002"  # private use: `without_marks` removes them from scripts
 UNKNOWN = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
+_EXPANDABLE = re.compile(r"\$(?=[A-Za-z_\d@*#(])")
 _OUTSIDE = re.compile(r"\$([A-Za-z_]\w*)")
 
 
@@ -28,6 +30,25 @@ def shown(text: str) -> str:
     return UNKNOWN.sub(r"\1", text)
 
 
+def as_argument(text: str) -> str:
+    """The text with the source of each unknown part in its place, and with a mark for each dollar that Bash passes on
+    as it is and that would otherwise look like an expansion: `'$NAME'`. `with_dollars` puts the dollars back.
+    """
+    parts = UNKNOWN.split(text)  # known parts alternate with the sources of unknown ones
+    return "".join(part if at % 2 else _EXPANDABLE.sub(_DOLLAR, part) for at, part in enumerate(parts))
+
+
+def with_dollars(value: object) -> object:
+    """The text, list or table with its dollars back, after references in it were followed."""
+    if isinstance(value, str):
+        return value.replace(_DOLLAR, "$")
+    if isinstance(value, list):
+        return [with_dollars(item) for item in value]
+    if isinstance(value, Mapping):
+        return {with_dollars(key): with_dollars(item) for key, item in value.items()}
+    return value
+
+
 def separated(text: str) -> list[str]:
     """The parts of the text between spaces, apart from those in the source of an unknown part."""
     rest = iter([found[0] for found in UNKNOWN.finditer(text)])
@@ -43,4 +64,4 @@ def outside(text: str) -> list[str] | None:
 
 def without_marks(text: str) -> str:
     """A script's text without the characters that mark unknown parts here."""
-    return text.replace(_OPEN, "?").replace(_CLOSE, "?")
+    return re.sub(f"[{_OPEN}{_CLOSE}{_DOLLAR}]", "?", text)

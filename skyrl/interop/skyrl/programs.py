@@ -184,6 +184,7 @@ KNOWN: Mapping[str, Known] = {
     "skyrl.train.main_sft": RUNS,
     "main_dapo_flashrl": unconverted("rollouts with quantized weights, which skyrl does not have yet"),
     "main_fully_async_sim": unconverted("a trainer that only simulates its steps"),
+    "verl_main_ppo": unconverted("verl's trainer: convert the script with --from verl"),
     "geometry3k_entrypoint": unconverted(_IMAGES),
     "visgym.entrypoint": unconverted(_IMAGES),
     "skyrl.train.entrypoints.main_generate": aside("it only samples: `skyrl generate` does that here"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from attrs import evolve
@@ -15,6 +16,7 @@ from attrs import evolve
 from skyrl.errors import ConfigError, Problem
 from skyrl.interop.launches import Launcher, launch_of, reads_images
 from skyrl.interop.report import Conversion, Line
+from skyrl.interop.skyrl.defaults import defaults_of_classes, other_defaults, version_notice
 from skyrl.interop.skyrl.programs import KNOWN, settings_of
 from skyrl.interop.skyrl.settings import convert_one
 from skyrl.interop.skyrl.sft import convert_settings, convert_sft, is_sft
@@ -70,6 +72,7 @@ def convert_overrides(overrides: Iterable[str], where: str = "overrides", *, pro
         return convert_settings(settings, where)
     writing, known = Writing(where), settings_of(program)
     implied = dict(known.implied(values)) if known else {}
+    others = {**implied, **values}
     for path, value in implied.items():
         writing.write("implied", path, value)
     for each in read:
@@ -81,12 +84,12 @@ def convert_overrides(overrides: Iterable[str], where: str = "overrides", *, pro
         if become:
             apply(writing, each.key, filled, become)
         else:
-            convert_one(writing, each.key, filled, each.text, added=each.is_added, others=values)
-    converted = _finished(writing, values)
+            convert_one(writing, each.key, filled, each.text, added=each.is_added, others=others)
+    converted = _finished(writing, values, implied)
     written = {path for line in converted.lines for path in line.targets}
     silent = [(path, value) for path, value in implied.items() if path not in written]
     lines = [Line(outcome="kept", source=program, value=value, targets=(path,)) for path, value in silent]
-    return evolve(converted, defaults=tuple(lines), remarks=(known.remark,) if known else ())
+    return evolve(converted, defaults=(*lines, *converted.defaults), remarks=(known.remark,) if known else ())
 
 
 class _Override:
@@ -105,8 +108,23 @@ def _taken_away(override: _Override) -> Line:
     return Line(outcome="refused", source=override.override, why=_DEFAULTS_OF_HYDRA)
 
 
-def _finished(writing: Writing, values: Mapping[str, Any]) -> Conversion:
-    """Finish the conversion. SkyRL computes on GPUs, so a configuration that names no device gets `cuda`."""
+def _finished(
+    writing: Writing, given: Mapping[str, Any], implied: Mapping[str, Any] = MappingProxyType({})
+) -> Conversion:
+    """Finish the conversion of the settings `given`, beside those that the program implies. SkyRL computes on GPUs, so
+    a configuration that names no device gets `cuda`.
+    """
+    values = {**implied, **given}
     if "trainer.device" not in values and values:
         writing.write("trainer.device", "trainer.device", "cuda")
-    return writing.finish()
+    tables = {path.rpartition(".")[0] for path in implied}
+    written = {path: each for path, each in defaults_of_classes(given).items() if path.rpartition(".")[0] not in tables}
+    for path, value in written.items():
+        writing.write(path, path, value)
+    converted = writing.finish(lambda run: tuple(other_defaults(writing, "rl", values, _convert)) if values else ())
+    lines = (Line(outcome="kept", source=path, value=value, targets=(path,)) for path, value in written.items())
+    return evolve(converted, notice=version_notice("rl", given), defaults=tuple(lines))
+
+
+def _convert(writing: Writing, key: str, value: object, values: Mapping[str, Any]) -> None:
+    convert_one(writing, key, value, others=values)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from skyrl.errors import Problem
 from skyrl.interop.environment import read_environment
 from skyrl.interop.report import Line
-from skyrl.interop.writing import Writing
+from skyrl.interop.skyrl.newer_settings import RL
+from skyrl.interop.writing import Writing, apply
 from skyrl.tree.access import default_at
 
 _OWN_FIELD = (
@@ -47,6 +48,9 @@ def convert_one(
     if why := _without_effect(key, value, others or {}):
         writing.note(Line(outcome="needless", source=key, value=value, why=why))
         return
+    if newer := RL.translated(key, read.value, others or {}):
+        apply(writing, key, value, newer)
+        return
     text = text if read.value == value else None
     paths, problems = writing.write(key, _EXAMPLES.get(key, key), read.value)
     errors = [problem for problem in problems if problem.severity == "error"]
@@ -74,9 +78,6 @@ def _without_effect(key: str, value: object, others: Mapping[str, object]) -> st
     """Why a setting has no effect, given the others; empty if it has an effect."""
     if value in (None, "") and key.endswith(_NAMES):
         return "empty, so the default applies"
-    table, found, _ = key.partition("torch_profiler_config.")
-    if found and others.get(f"{table}{found}enable") is False:
-        return f"{table}{found}enable is off"
     if key == "generator.retokenize_chat_history" and others.get("generator.step_wise_trajectories") is True:
         return "step_wise_trajectories re-tokenizes every turn"
     return ""

@@ -10,7 +10,10 @@ from attrs import evolve
 from skyrl.config import SFTConfig
 from skyrl.config.settings.strategies import has_own_modules
 from skyrl.interop.environment import read_environment
+from skyrl.interop.peer_trees import peer_trees
 from skyrl.interop.report import Conversion, Line, OtherDefault
+from skyrl.interop.skyrl.defaults import other_defaults, tree_of, version_notice
+from skyrl.interop.skyrl.newer_settings import SFT, of_a_policy
 from skyrl.interop.skyrl.settings import convert_one
 from skyrl.interop.translation import (
     Entry,
@@ -23,9 +26,9 @@ from skyrl.interop.translation import (
     unsupported,
 )
 from skyrl.interop.writing import Writing, apply
-from skyrl.tree import get_at
 
 _MEGATRON = "Megatron learners"
+_STRATEGY = "strategy"
 _ALWAYS_CACHED = "rows are tokenized when the run starts; tokenized_path stores them"
 _COLLATION = "affects how fast batches are assembled, not their content"
 _PRETOKENIZED = "rows tokenized by another program"
@@ -55,7 +58,6 @@ _KEYS: dict[str, Entry] = {
     "model_config_kwargs": missing("overrides of the model's configuration", {}),
     "use_torch_compile": "use_torch_compile",
     "record_memory": "record_memory",
-    "torch_profiler_config.enable": missing("tracing every step; profile_steps traces the listed steps", False),
     "pretokenized_dataset_paths": missing(_PRETOKENIZED, []),
     "eval_pretokenized_dataset_paths": missing(_PRETOKENIZED, []),
     "logger": "logger",
@@ -74,6 +76,7 @@ _KEYS: dict[str, Entry] = {
     "force_recache": redundant(_ALWAYS_CACHED),
     "disable_cache": redundant(_ALWAYS_CACHED),
     "remove_microbatch_padding": "use_sequence_packing",
+    "use_sample_packing": "use_sequence_packing",
     "use_sequence_packing": fixed(
         False,
         does="rows are distributed by max_tokens_per_microbatch",
@@ -97,18 +100,14 @@ SFT_ROOTS = (
 _DUMMY_STEPS = 5
 """SkyRL's default of `dummy_run_max_steps`."""
 
-_RATE, _LEARNING_RATE = "optimizer_config.lr", 1e-6
-"""SkyRL's default learning rate, which is written since it changes what is learned."""
+_LEARNING = ("optimizer_config.lr", "model.path")
+"""Settings whose default is SkyRL's in the converted run, since it changes what is learned."""
+
+_SOURCES = ("train_datasets", "dataset_name", "pretokenized_dataset_paths")
+_DATASET, _SPLIT = "yahma/alpaca-cleaned", "train[:100]"
+"""SkyRL's default of `train_datasets` and of its split (train/config/sft_config.py:338)."""
 
 _OF_RL = ("trainer", "generator", "environment", "data", "hydra")
-
-_DEFAULTS = {
-    "strategy": ("megatron", "strategy"),
-    "model.path": ("Qwen/Qwen3-0.6B", "model.path"),
-    "placement.num_gpus_per_node": (4, "placement.num_gpus_per_node"),
-    "resume_from": ("", "resume_from"),
-}
-"""SkyRL's key -> its default and our path, where the defaults differ."""
 
 
 def is_sft(keys: Iterable[str]) -> bool:
@@ -139,11 +138,29 @@ def convert_settings(settings: Sequence[tuple[str, Any] | Line], where: str) -> 
             _convert(writing, key, read.value, known | {key: read.value})
     if "device" not in known:
         writing.write("device", "device", "cuda")
-    rate: tuple[Line, ...] = ()
-    if _RATE not in known:
-        writing.write(_RATE, _RATE, _LEARNING_RATE)
-        rate = (Line(outcome="kept", source=_RATE, value=_LEARNING_RATE, targets=(_RATE,)),)
-    return evolve(writing.finish(lambda run: tuple(_other_defaults(known, run))), defaults=rate)
+    written = [Line(outcome="kept", source=key, value=value, targets=(key,)) for key, value in _left_out(known).items()]
+    for line in written:
+        writing.write(line.source, line.source, line.value)
+    converted = writing.finish(
+        lambda run: (*_other_strategy(run.strategy, known), *other_defaults(writing, "sft", known, _convert))
+    )
+    return evolve(converted, defaults=tuple(written), notice=version_notice("sft", known))
+
+
+def _other_strategy(ours: str, values: Mapping[str, Any]) -> Iterable[OtherDefault]:
+    """SkyRL's default strategy, which is missing here, of a file that omits it."""
+    if _STRATEGY not in values:
+        theirs = tree_of("sft", values).defaults[_STRATEGY]
+        yield OtherDefault(source=_STRATEGY, theirs=theirs, path=_STRATEGY, ours=ours)
+
+
+def _left_out(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that a file omits and that change what is learned, with SkyRL's defaults."""
+    tree = tree_of("sft", values).defaults
+    found = {key: tree[key] for key in _LEARNING if key not in values}
+    if not values.get("dummy_run_full_ctx") and all(values.get(key) is None for key in _SOURCES):
+        found["train_datasets"] = [f"{_DATASET}:{values.get('dataset_split') or _SPLIT}"]
+    return found
 
 
 def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) -> None:
@@ -151,12 +168,14 @@ def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) 
         apply(writing, key, value, _sources(key, value, values))
     elif key in _SPLITS:
         apply(writing, key, value, _split(key, value, values))
-    elif key.partition(".")[0] == "megatron_config":
-        apply(writing, key, value, _megatron(key, value, values))
+    elif key.startswith("megatron_config."):
+        apply(writing, key, value, SFT.translated(key, value, values) or _megatron(key, value))
     elif key in ("dummy_run_full_ctx", "dummy_run_max_steps"):
         apply(writing, key, value, _made_up_steps(values))
     elif entry := _KEYS.get(key) or _KEYS.get(key.partition(".")[0] if key.startswith(_FREE_TABLES) else ""):
         apply(writing, key, value, translate(entry, value))
+    elif newer := SFT.translated(key, value, values) or of_a_policy(key, value):
+        apply(writing, key, value, newer)
     else:
         convert_one(writing, key, value)
 
@@ -186,19 +205,16 @@ def _sources(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
 def _split(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
     if value is None or values.get(_SPLITS[key]) is not None:
         return redundant(_BY_SPLIT)
+    if key == "eval_dataset_split":  # train/config/sft_config.py:497
+        return redundant("read with eval_dataset_name, which is not set")
+    if key == "dataset_split":
+        return redundant(f"part of the default data source: {_DATASET}:{value}")
     return refused(f"{_SPLITS[key]} is not set")
 
 
-def _megatron(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
-    """Convert a setting that only Megatron reads, which is SkyRL's default if no strategy is given."""
-    if not has_own_modules(values.get("strategy", "megatron")):
-        return redundant(f"no effect: the strategy is {values['strategy']}")
-    if key.endswith("_parallel_size") and value == 1:
-        return redundant("no effect at this value")
+def _megatron(key: str, value: object) -> Translation:
+    """Convert a setting of Megatron, which is the strategy: at its default it needs nothing besides the strategy."""
+    defaults = [tree.defaults[key] for tree in peer_trees("skyrl", "sft") if key in tree.defaults]
+    if (type(value), value) in [(type(each), each) for each in defaults] or (key.endswith("_size") and value == 1):
+        return redundant("SkyRL's default, which only strategy = megatron reads")
     return unsupported(_MEGATRON)
-
-
-def _other_defaults(values: Mapping[str, Any], run: Any) -> Iterable[OtherDefault]:
-    for key, (theirs, path) in _DEFAULTS.items():
-        if key not in values and get_at(run, path) != theirs:
-            yield OtherDefault(source=key, theirs=theirs, path=path, ours=get_at(run, path))
