@@ -120,7 +120,7 @@ def switches() -> Iterator[tuple[Switch, str, PeerTree]]:
     seen: set[str] = set()
     for tree in sorted(TREES, key=lambda tree: tree.version, reverse=True):
         for switch in SWITCHES if tree.kind in KINDS else ():
-            for key in {switch.key_for(setting) for setting in tree.defaults} - {""}:
+            for key in sorted({switch.key_for(setting) for setting in tree.defaults} - {""}):
                 if key in tree.defaults and key + switch.source not in seen:
                     seen.add(key + switch.source)
                     yield switch, key, tree
