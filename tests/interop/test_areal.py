@@ -169,7 +169,7 @@ def test_steps_epochs_and_seconds_convert_to_one_interval(tmp_path: Path) -> Non
         ("actor.disable_dropout", True, "needless", "dropout is off by default"),
         ("actor.disable_dropout", False, "needless", "acts only if the model's configuration sets dropout"),
         ("ref.disable_dropout", False, "needless", "dropout is off in models that are not trained"),
-        ("actor.overlong_tokens", 512, "needless", "actor.overlong_reward_penalty is off"),
+        ("actor.overlong_tokens", 512, "needless", "only read with actor.overlong_reward_penalty, which is off"),
         ("stats.freq_secs", 3600, "not yet", "intervals other than"),
         ("actor.optimizer.nesterov", True, "refused", "not known to this converter"),
         ("actor.optimizr.lr", 1e-5, "refused", "not known to this converter; did you mean actor.optimizer.lr?"),

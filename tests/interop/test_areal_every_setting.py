@@ -1,181 +1,139 @@
-"""Every setting of AReaL's classes, with another value than its default: an effect, a true reason, or a refusal."""
+"""Every setting of AReaL's versions: by default nothing is refused; with another value, an effect, a true reason, or a
+refusal by the name of what is missing.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skyrl.errors import ConfigError
 from skyrl.interop.areal.backends import engine_backend
 from skyrl.interop.areal.convert import convert_keys
+from skyrl.interop.areal.names import KINDS
+from skyrl.interop.areal.switches import SWITCHES
+from skyrl.interop.peer_trees import PeerTree, peer_trees
 from skyrl.interop.report import Line
+from skyrl.interop.switches import Switch
 from tests.interop.corpora import areal_files, total
 
-Fields = dict[str, dict[str, Any]]
+TREES = {f"{kind}-{tree.version}": tree for kind in KINDS[:3] for tree in peer_trees("areal", kind)}
+REQUIRED: dict[str, Any] = {
+    "experiment_name": "e", "trial_name": "t", "cluster.fileroot": "experiments", "actor.path": "a/b",
+    "actor.backend": "fsdp:d4", "rollout.backend": "sglang:d4", "ref.path": "a/b", "ref.backend": "fsdp:d4",
+    "model.path": "a/b", "train_dataset.path": "x/y", "train_dataset.batch_size": 64, "rollout.consumer_batch_size": 64,
+}  # fmt: skip
+"""Settings that AReaL requires, or needs to train: it has no optimizer and one prompt per batch by default."""
 
-WHOLE: dict[str, Any] = {
-    "experiment_name": "e",
-    "trial_name": "t",
-    "actor.path": "a/b",
-    "actor.backend": "fsdp:d4",
-    "rollout.backend": "sglang:d4",
-    "train_dataset.path": "x/y",
-    "train_dataset.batch_size": 64,
-    "gconfig.n_samples": 4,
-    "actor.kl_ctl": 0.1,
-    "ref.path": "a/b",
-    "cluster.fileroot": "experiments",
-}
-"""A file in which one setting at a time is tried."""
-
-PLACES: Mapping[str, tuple[str, ...]] = {
-    "NormConfig": ("actor.adv_norm.", "actor.reward_norm."),
-    "MicroBatchSpec": ("actor.mb_spec.", "ref.mb_spec.", "critic.mb_spec."),
-    "GenerationHyperparameters": ("gconfig.", "eval_gconfig."),
-    "OptimizerConfig": ("actor.optimizer.", "critic.optimizer."),
-    "FSDPWrapPolicy": ("actor.fsdp.wrap_policy.",),
-    "FSDPEngineConfig": ("actor.fsdp.", "ref.fsdp.", "critic.fsdp."),
-    "ArchonFP8Config": ("actor.archon.fp8_config.",),
-    "ArchonEngineConfig": ("actor.archon.",),
-    "DistributedDataParallelConfig": ("actor.megatron.ddp.",),
-    "FP8EngineConfig": ("actor.megatron.fp8_config.",),
-    "MegatronEngineConfig": ("actor.megatron.", "ref.megatron.", "critic.megatron."),
-    "SchedulingStrategy": ("ref.scheduling_strategy.", "rollout.scheduling_strategy."),
-    "SchedulingSpec": ("actor.scheduling_spec[0].", "rollout.scheduling_spec[0]."),
-    "TrainEngineConfig": ("ref.", "critic."),
-    "RejectionSamplingConfig": ("actor.rejection_sampling.",),
-    "PPOActorConfig": ("actor.",),
-    "PPOCriticConfig": ("critic.",),
-    "vLLMConfig": ("vllm.",),
-    "SGLangConfig": ("sglang.",),
-    "AgentConfig": ("rollout.agent.",),
-    "InferenceEngineConfig": ("rollout.",),
-    "EvaluatorConfig": ("evaluator.",),
-    "SaverConfig": ("saver.",),
-    "RecoverConfig": ("recover.",),
-    "WandBConfig": ("stats_logger.wandb.",),
-    "SwanlabConfig": ("stats_logger.swanlab.",),
-    "TensorBoardConfig": ("stats_logger.tensorboard.",),
-    "TrackioConfig": ("stats_logger.trackio.",),
-    "StatsLoggerConfig": ("stats_logger.",),
-    "SessionTracerConfig": ("perf_tracer.session_tracer.",),
-    "MemoryProfilerConfig": ("memory_profiler.",),
-    "PerfTracerConfig": ("perf_tracer.",),
-    "NameResolveConfig": ("cluster.name_resolve.",),
-    "ClusterSpecConfig": ("cluster.",),
-    "SchedulerConfig": ("scheduler.",),
-    "DatasetConfig": ("train_dataset.", "valid_dataset."),
-    "LauncherConfig": ("launcher.",),
-    "SlurmLauncherConfig": ("launcher.slurm.",),
-    "DeepSpeedAutoTPEngineConfig": ("actor.ds_auto_tp.",),
-    "TrainDatasetConfig": ("train_dataset.",),
-    "ValidDatasetConfig": ("valid_dataset.",),
-    "TeacherConfig": ("teacher.",),
-    "GRPOConfig": ("",),
-}
-"""Class -> where its tables stand in a file."""
+OTHERS = {
+    "level": "sequence", "action": "clamp", "metric": "kl_k1", "kl_estimator": "k3", "dtype": "float16",
+    "importance_sampling_level": "sequence", "prox_logp_method": "loglinear", "lr_scheduler_type": "cosine",
+    "weight_update_mode": "disk", "ac_mode": "full", "mean_level": "group", "std_level": "group", "mode": "online",
+    "gae_timestep_unit": "turn", "schedule_policy": "fcfs", "backend": "megatron:d2t2",
+}  # fmt: skip
+"""Another value of settings that take one of several words."""
 
 
-SUPERVISED: dict[str, Any] = {
-    "experiment_name": "e",
-    "trial_name": "t",
-    "model.path": "a/b",
-    "model.optimizer.lr": 1e-5,
-    "train_dataset.path": "rows.jsonl",
-    "valid_dataset.path": "others.jsonl",
-    "train_dataset.batch_size": 8,
-    "cluster.fileroot": "experiments",
-}
-"""The same of an experiment that generates nothing."""
-
-OF_ROLLOUTS = (
-    "rollout.",
-    "gconfig.",
-    "eval_gconfig.",
-    "teacher.",
-    "ref.",
-    "critic.",
-    "actor.adv_norm.",
-    "actor.reward_norm.",
-)
-OF_PPO = ("RejectionSamplingConfig", "PPOActorConfig", "PPOCriticConfig", "GRPOConfig")
+def absent(tree: PeerTree) -> list[str]:
+    """Tables that a file has only if it asks for them."""
+    keys = tree.defaults
+    return [key for key, value in keys.items() if value is None and any(name.startswith(f"{key}.") for name in keys)]
 
 
-def place_of_a_model(cls: str, place: str) -> str | None:
-    """Where a table of a reinforcement-learning file stands in a supervised one; None for a table that it has not."""
-    if cls in OF_PPO or (place.startswith(OF_ROLLOUTS) and cls != "TrainEngineConfig"):
-        return None
-    if cls == "TrainEngineConfig":
-        return "model."
-    return place.replace("actor.", "model.", 1)
+def dump(tree: PeerTree, *tables: str) -> dict[str, Any]:
+    """All settings with their defaults, as AReaL itself writes them, with these optional tables."""
+    off = tuple(f"{key}." for key in absent(tree) if key not in tables)
+    values = {key: value for key, value in tree.defaults.items() if not key.startswith(off) and key not in tables}
+    values |= {key: value for key, value in REQUIRED.items() if key in values}
+    if tree.version.startswith("0."):
+        values["allocation_mode"] = "sglang:d4+fsdp:d4" if "rollout.queue_size" in values else "fsdp:d4"
+    if tree.kind in ("SFTConfig", "RWConfig"):
+        rows = {"SFTConfig": "sft", "RWConfig": "rw"}[tree.kind]
+        values |= {"train_dataset.type": rows, "actor.is_critic": rows == "rw"} if "actor.path" in values else {}
+    return values | {key: "e" for key in values if key.endswith((".experiment_name", ".trial_name"))}
 
 
-@pytest.fixture(scope="module")
-def classes(reference: Path) -> dict[str, Any]:
-    """AReaL's classes of May 2026: fields with types, defaults and choices."""
-    found: dict[str, Any] = json.loads((reference / "areal_fields_2026_05.json").read_text())
-    return found
+def needed(tree: PeerTree) -> tuple[str, ...]:
+    """Optional tables without which AReaL's defaults train nothing, or reward entropy."""
+    return ("ref", "actor.optimizer") if tree.kind == "GRPOConfig" else ("actor.optimizer", "model.optimizer")
 
 
-def fields_of(cls: str, classes: dict[str, Any]) -> Fields:
-    inherited: Fields = {}
-    for base in classes[cls]["bases"]:
-        inherited |= fields_of(base, classes) if base in classes else {}
-    own: Fields = classes[cls]["fields"]
-    return inherited | own
+@pytest.mark.parametrize("backend", ["fsdp:d4", "megatron:d4", "archon:d4"])
+@pytest.mark.parametrize("name", TREES)
+def test_a_dump_of_the_defaults_converts_with_nothing_refused(name: str, backend: str) -> None:
+    tree = TREES[name]
+    values = dump(tree, *needed(tree))
+    if "actor.backend" not in values or (tree.kind != "GRPOConfig" and backend.startswith("megatron")):
+        backend = "fsdp:d4"
+    values |= {key: backend for key in ("actor.backend", "ref.backend") if key in values}
+    conversion = convert_keys(values)
+    assert conversion.refused == ()
+    assert [problem for problem in conversion.problems if problem.severity == "error"] == []
+    assert tree.version in (conversion.notice or tree.version)
 
 
-@pytest.fixture(scope="module")
-def older_classes(reference: Path) -> dict[str, Any]:
-    """AReaL's classes of September 2025, in the form of the newer ones."""
-    found: dict[str, Any] = {}
-    for rows in json.loads((reference / "areal_fields.json").read_text()).values():
-        for row in rows if isinstance(rows, list) else ():
-            if isinstance(row, dict):
-                found.setdefault(row["class"], {"bases": [], "fields": {}})["fields"][row["field"]] = row
-    return found
+@pytest.mark.parametrize("tree", peer_trees("areal", "DPOConfig"), ids=lambda tree: tree.version)
+def test_preference_training_is_refused_by_its_name(tree: PeerTree) -> None:
+    with pytest.raises(ConfigError, match="preference training"):
+        convert_keys(dump(tree, "actor.optimizer"))
 
 
-def settings(classes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Key and another value than its default of every setting that is no table."""
-    for cls, places in PLACES.items():
-        for name, field in fields_of(cls, classes).items() if cls in classes else ():
-            if not any(inner in field["type"] for inner in classes):
-                yield from ((place + name, another(field)) for place in places)
+TURNED_ON = {
+    "actor.gae_lambda": "a function that computes",
+    "*.enable_delta_weight_update": "changed weights", "*.archon.fp8_config.mode": "FP8 training",
+    "*.fsdp.per_layer_optim_step": "per-layer optimizer steps",
+}  # fmt: skip
+"""Switch -> what is missing here, in the words of its refusal."""
 
 
-def another(field: dict[str, Any]) -> Any:
-    """A value of the field's type that is not its default."""
-    default, kind = field["default"], field["type"]
-    choices = field.get("choices")
-    others = [choice for choice in choices if choice != default] if isinstance(choices, list) else []
-    if others:
-        return others[0]
-    if "bool" in kind:
+@pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.key)
+def test_a_feature_that_is_turned_on_has_an_effect_or_is_refused_by_its_name(switch: Switch) -> None:
+    tree = TREES["GRPOConfig-2.0.0"]
+    key = switch.key.replace("*", "actor", 1)
+    backend = {"megatron": "megatron:d4", "archon": "archon:d4"}.get(switch.settings[0].split(".")[1], "fsdp:d4")
+    values = dump(tree, *needed(tree), "actor.rejection_sampling") | {"actor.backend": backend}
+    on = {"actor.gae_lambda": "a.b", "*.archon.fp8_config.mode": "blockwise", "actor.kl_ctl": 0.2}.get(switch.key, True)
+    lengths = {"actor.max_new_tokens": values["gconfig.max_new_tokens"], "actor.overlong_tokens": 8}
+    conversion = convert_keys({**values, key: on, **lengths, "actor.overlong_penalty_factor": 1.0})
+    before = convert_keys({**values, key: 0.0 if switch.key == "actor.kl_ctl" else switch.default})
+    idle = {line.source for line in before.lines if line.why == f"only read with {key}, which is off"}
+    assert idle, "no setting is idle while the feature is off"
+    if reason := TURNED_ON.get(switch.key):
+        assert any(line.source == key and reason in line.why for line in conversion.refused)
+    else:
+        assert conversion.refused == ()
+        assert conversion.tables != before.tables
+    assert not [line for line in conversion.lines if line.why == f"only read with {key}, which is off"]
+
+
+def another(key: str, default: Any) -> Any:
+    """A value that is not the default."""
+    name = key.rpartition(".")[2]
+    if name in OTHERS:
+        return OTHERS[name]
+    if isinstance(default, bool):
         return not default
-    if "float" in kind:
-        return default / 2 if isinstance(default, float) and default else 0.5
-    if "int" in kind and "list" not in kind:
-        return default + 1 if isinstance(default, int) else 3
-    if "dict" in kind:
+    if isinstance(default, int | float):
+        return default / 2 if isinstance(default, float) and default else default + 1
+    if isinstance(default, dict):
         return {"A": "b"}
-    return ["x"] if "list" in kind else "something"
+    return ["x"] if isinstance(default, list) else "something"
 
 
-def supervised_settings(classes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The same of a file of `SFTConfig` or `RWConfig`."""
-    for cls, places in {**PLACES, "BaseExperimentConfig": ("",)}.items():
-        mine = {place_of_a_model(cls, place) for place in places} - {None}
-        for name, field in fields_of(cls, classes).items() if cls in classes else ():
-            if not any(inner in field["type"] for inner in classes):
-                yield from ((f"{place}{name}", another(field)) for place in sorted(filter(None, mine)))
+def settings(tree: PeerTree) -> Iterator[tuple[str, Any]]:
+    """Key and another value of every setting that is no table."""
+    tables = absent(tree)
+    yield from ((key, another(key, value)) for key, value in tree.defaults.items() if key not in tables)
 
 
-def lines_of(changes: dict[str, Any], whole: Mapping[str, Any] = WHOLE, *, keep_engine: bool = False) -> list[Line]:
+def lines_of(changes: Mapping[str, Any], tree: PeerTree, *, keep_engine: bool = False) -> list[Line]:
     """The lines of these settings in a file that is whole otherwise."""
+    whole = {key: value for key, value in REQUIRED.items() if key in tree.defaults}
+    if tree.kind != "GRPOConfig":
+        whole["train_dataset.type"] = {"SFTConfig": "sft", "RWConfig": "rw"}[tree.kind]
     flat = {
         f"{key}.{name}" if name else key: each
         for key, value in changes.items()
@@ -194,50 +152,33 @@ def judge(lines: list[Line]) -> None:
         assert "does not convert" not in line.why and "not known" not in line.why, line
 
 
-def judge_tables(classes: dict[str, Any], *, keep_engine: bool) -> int:
-    """Every table with all of its settings at once: how many there are."""
+@pytest.mark.parametrize(
+    ("name", "keep_engine"),
+    [
+        *((f"GRPOConfig-{version}", keep_engine) for version in ("0.3.3", "2.0.0") for keep_engine in (False, True)),
+        ("SFTConfig-0.3.3", False),
+        ("SFTConfig-2.0.0", False),
+    ],
+)
+def test_every_other_value_has_an_outcome(name: str, keep_engine: bool) -> None:
+    tree = TREES[name]
     by_table: dict[str, dict[str, Any]] = {}
-    for key, value in settings(classes):
+    for key, value in settings(tree):
         by_table.setdefault(key.rpartition(".")[0], {})[key] = value
     for table in by_table.values():
-        lines = lines_of(table, keep_engine=keep_engine)
+        lines = lines_of(table, tree, keep_engine=keep_engine)
         assert len(lines) >= len(table), "settings that were lost in silence"
         judge(lines)
-    return sum(len(table) for table in by_table.values())
-
-
-@pytest.mark.parametrize("keep_engine", [False, True])
-def test_every_setting_of_areals_classes_has_an_outcome(classes: dict[str, Any], keep_engine: bool) -> None:
-    assert judge_tables(classes, keep_engine=keep_engine) > 600
-
-
-@pytest.mark.parametrize("keep_engine", [False, True])
-def test_every_setting_of_the_older_classes_has_an_outcome(older_classes: dict[str, Any], keep_engine: bool) -> None:
-    assert judge_tables(older_classes, keep_engine=keep_engine) > 200
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("keep_engine", [False, True])
-@pytest.mark.parametrize("age", ["classes", "older_classes"])
-def test_every_setting_alone_has_an_outcome(age: str, keep_engine: bool, request: pytest.FixtureRequest) -> None:
-    for key, value in settings(request.getfixturevalue(age)):
-        lines = lines_of({key: value}, keep_engine=keep_engine)
+@pytest.mark.parametrize("name", TREES)
+def test_every_other_value_alone_has_an_outcome(name: str, keep_engine: bool) -> None:
+    for key, value in settings(TREES[name]):
+        lines = lines_of({key: value}, TREES[name], keep_engine=keep_engine)
         assert lines, key
         judge(lines)
-
-
-@pytest.mark.parametrize("kind", ["sft", "rw"])
-@pytest.mark.parametrize("age", ["classes", "older_classes"])
-def test_every_setting_of_supervised_files_alone_has_an_outcome(
-    age: str, kind: str, request: pytest.FixtureRequest
-) -> None:
-    tried = 0
-    for key, value in supervised_settings(request.getfixturevalue(age)):
-        lines = lines_of({key: value}, {**SUPERVISED, "train_dataset.type": kind})
-        assert lines, key
-        judge(lines)
-        tried += 1
-    assert tried > 100
 
 
 def test_19_of_20_settings_of_the_newer_files_that_ask_for_something_are_converted(reference: Path) -> None:

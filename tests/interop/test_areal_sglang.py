@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,22 @@ from skyrl.config.derive.engine_options import SGLANG_FIXED, SGLANG_SETTINGS
 from skyrl.config.loading.load import compose
 from skyrl.inference.servers.sglang_engine import launch_command
 from skyrl.interop.areal.convert import convert_keys
+from skyrl.interop.peer_trees import peer_trees
 from skyrl.interop.report import Conversion, Line
 from skyrl.tree.sparse import as_toml_has_it
 from tests.interop.corpora import areal_files
-from tests.interop.test_areal_every_setting import WHOLE, another
+from tests.interop.test_areal_every_setting import REQUIRED, another
 
 REASONS = {
     "model_path": "differs from actor.path",
-    "random_seed": "differs from seed = 1",
+    "random_seed": "derived from trainer.seed",
     "skip_tokenizer_init": "engines receive token IDs",
     "context_length": "derived from the run's longest prompt and response",
     "enable_lora": "derived from trainer.policy.model.lora",
     "max_lora_rank": "derived from trainer.policy.model.lora",
     "lora_paths": "derived from trainer.policy.model.lora",
     "dp_size": "data parallelism within an engine",
+    "enable_deterministic_inference": "derived from the run's other settings",
     "enable_multimodal": "vision-language",
     "enable_return_routed_experts": "routed experts from SGLang engines",
 }
@@ -43,6 +44,9 @@ FIELDS = {
     "disable_cuda_graph": [],
 }
 """Option -> its words where they are not its value's: switches that are turned off, and options that have a field."""
+
+
+WHOLE = {key: value for key, value in REQUIRED.items() if not key.startswith("model.")} | {"gconfig.n_samples": 4}
 
 
 def kept(changes: dict[str, Any]) -> Conversion:
@@ -73,21 +77,20 @@ def line_of(conversion: Conversion, source: str) -> Line:
 
 
 @pytest.fixture(scope="module")
-def fields(reference: Path) -> dict[str, Any]:
-    """Options of AReaL's `SGLangConfig`, of both ages."""
-    newer: dict[str, Any] = json.loads((reference / "areal_fields_2026_05.json").read_text())["SGLangConfig"]["fields"]
-    older = [
-        row
-        for rows in json.loads((reference / "areal_fields.json").read_text()).values()
-        for row in (rows if isinstance(rows, list) else ())
-        if isinstance(row, dict) and row["class"] == "SGLangConfig"
-    ]
-    assert older
-    return {row["field"]: row for row in older} | newer
+def defaults() -> dict[str, Any]:
+    """Options of AReaL's engines in all versions, with their defaults."""
+    trees = peer_trees("areal", "GRPOConfig")
+    assert len(trees) >= 3
+    return {
+        key.removeprefix("sglang."): value
+        for tree in trees
+        for key, value in tree.defaults.items()
+        if key.startswith("sglang.")
+    }
 
 
-def test_every_option_reaches_the_command_line_or_has_a_reason(fields: dict[str, Any], tmp_path: Path) -> None:
-    values = {name: another(field) for name, field in fields.items()} | {
+def test_every_option_reaches_the_command_line_or_has_a_reason(defaults: dict[str, Any], tmp_path: Path) -> None:
+    values = {name: another(name, default) for name, default in defaults.items()} | {
         "dtype": "float16",
         "max_running_requests": 3,
         "chunked_prefill_size": 512,

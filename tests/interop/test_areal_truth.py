@@ -192,7 +192,16 @@ def test_a_critic_brings_its_optimizer_and_its_batches(tmp_path: Path) -> None:
     [
         ({"actor.importance_sampling_level": "sequence"}, "policy_loss_type", "gspo"),
         ({"actor.use_sapo_loss": True, "actor.sapo_tau_neg": 1.2}, "policy_loss_type", "sapo"),
-        ({"actor.rejection_sampling.metric": "ratio", "actor.rejection_sampling.upper": 4.0}, "decoupled", 4.0),
+        (
+            {
+                "actor.use_decoupled_loss": True,
+                "actor.rejection_sampling.metric": "ratio",
+                "actor.rejection_sampling.upper": 4.0,
+            },
+            "decoupled",
+            4.0,
+        ),
+        ({"actor.use_cispo_loss": True, "actor.eps_clip_higher": 4.0}, "policy_loss_type", "cispo"),
     ],
 )
 def test_supported_losses_are_converted(keys: dict[str, Any], path: str, value: object, tmp_path: Path) -> None:
@@ -207,7 +216,9 @@ def test_adapter_settings_are_converted(tmp_path: Path) -> None:
     conversion = convert_keys(keys | {"actor.target_modules": ["all-linear"], "rollout.use_lora": True})
     lora = loaded(conversion, tmp_path).trainer.policy.model.lora
     assert (lora.rank, lora.alpha, lora.target_modules, conversion.lost) == (8, 32, "all-linear", ())
-    assert line_of({"actor.use_lora": False, "actor.lora_rank": 8}, "actor.lora_rank").why == "actor.use_lora is off"
+    assert line_of({"actor.use_lora": False, "actor.lora_rank": 8}, "actor.lora_rank").why == (
+        "only read with actor.use_lora, which is off"
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,7 +233,7 @@ def test_adapter_settings_are_converted(tmp_path: Path) -> None:
     ],
 )
 def test_a_refusal_that_changes_the_training_has_its_true_reason(key: str, value: object, why: str) -> None:
-    [line] = convert_keys({key: value}).lost
+    [line] = convert_keys({key: value, "actor.use_decoupled_loss": True}).lost
     assert why in line.why
 
 

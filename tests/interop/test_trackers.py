@@ -76,7 +76,7 @@ def test_without_a_service_metrics_go_to_the_console() -> None:
     [
         ("wandb.wandb_api_key", "0123456789", "refused", "set the environment variable WANDB_API_KEY"),
         ("swanlab.api_key", "0123456789", "needless", "swanlab is off"),
-        ("swanlab.mode", "local", "not yet", "offline stores its files"),
+        ("swanlab.mode", "local", "renamed", "files that can be synced"),
         ("trackio.mode", "online", "not yet", "Trackio"),
         ("wandb.config", {"a": 1}, "not yet", "tracker settings beyond"),
         ("wandb.project", "gsm8k", "renamed", ""),

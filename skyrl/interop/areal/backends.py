@@ -56,6 +56,15 @@ def _part_of(owner: str, values: Values) -> Part | None:
         return None
 
 
+def router(key: str, dtype: object, values: Values) -> Translation:
+    """Convert Archon's `moe_router_dtype`. A model has routers only if it has experts, which the degrees tell."""
+    part = _part_of(key.partition(".")[0], values)
+    degrees = part and (part.experts or part.degrees)
+    if dtype and degrees and degrees.expert > 1:
+        return unsupported("routers of experts in float32 (trainer.strategy = megatron has them)")
+    return redundant("acts only on experts, whose routers have the dtype of the model here")
+
+
 def autotp(key: str, size: object, values: Values) -> Translation:
     """Convert `ds_auto_tp.autotp_size`: DeepSpeed splits the matrices of all models with AutoTP's layers."""
     owner = key.partition(".")[0]

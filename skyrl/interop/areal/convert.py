@@ -20,19 +20,30 @@ from skyrl.interop.areal.backends import (
     backend,
     engine_backend,
     in_other_backend,
+    router,
     strategy,
     whole_cluster,
 )
-from skyrl.interop.areal.defaults import NO_REFERENCE, has_reference, has_table, is_whole, left_out, other_defaults
-from skyrl.interop.areal.entries import LOSS_SCALING, checkpoints, data_source, device, kl, read_areal
+from skyrl.interop.areal.defaults import (
+    NO_REFERENCE,
+    has_critic,
+    has_reference,
+    has_table,
+    is_whole,
+    left_out,
+    other_defaults,
+)
+from skyrl.interop.areal.entries import LOSS_SCALING, checkpoints, data_source, device, kl, read_areal, warmup_share
 from skyrl.interop.areal.keys import INTERVALS, KEYS
-from skyrl.interop.areal.learner_keys import LEARNER_KEYS, NO_ADAPTER, ONE_LIMIT, loss_scaling, precision
+from skyrl.interop.areal.learner_keys import LEARNER_KEYS, ONE_LIMIT, loss_scaling, precision
 from skyrl.interop.areal.machines import machines
-from skyrl.interop.areal.objective import OBJECTIVE_KEYS, estimator, has_critic, objective
-from skyrl.interop.areal.rollout_keys import ROLLOUT_KEYS
+from skyrl.interop.areal.names import version_notice
+from skyrl.interop.areal.objective import OBJECTIVE_KEYS, estimator, is_weighted, objective
+from skyrl.interop.areal.rollout_keys import ROLLOUT_KEYS, TEACHER, agent
 from skyrl.interop.areal.same_settings import copies, follows, intervals, why_unknown
 from skyrl.interop.areal.sglang import KEPT, OTHERS, for_sglang
 from skyrl.interop.areal.supervised import convert_supervised, is_preference, is_supervised
+from skyrl.interop.areal.switches import SWITCHES
 from skyrl.interop.areal.trackers import tracker
 from skyrl.interop.dropout import dropout
 from skyrl.interop.report import Conversion
@@ -56,6 +67,9 @@ _MINI_BATCHES = {
     "ppo.ppo_n_minibatches": "trainer.policy_mini_batch_size",
     "critic.ppo_n_minibatches": "trainer.critic_mini_batch_size",
 }
+_ONE_PASS = "reuse_train_logp"
+"""Way to get proximal log-probabilities for which AReaL trains on one mini-batch (areal/api/cli_args.py:1912)."""
+
 _STALENESS = ("rollout.max_head_offpolicyness", "max_head_offpolicyness")
 _COPIES = {
     "actor.group_size": "gconfig.n_samples",
@@ -72,7 +86,6 @@ _COPIES = {
     "critic.gradient_checkpointing": "actor.gradient_checkpointing",
     "rollout.agent.engine_max_tokens": "gconfig.max_tokens",
     "sglang.model_path": "actor.path",
-    "sglang.random_seed": "seed",
 }
 """Settings that must equal another one, because there is a single field for both here."""
 
@@ -119,6 +132,7 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment", *, keep_eng
     system = System(
         keys=LEARNER_KEYS | ROLLOUT_KEYS | KEYS,
         dependent=(for_sglang(_DEPENDENT) if is_kept else _DEPENDENT, _SAME),
+        switches=SWITCHES,
         unknown=why_unknown,
         defaults=left_out,
         reports_defaults=True,
@@ -132,7 +146,7 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment", *, keep_eng
     conversion = convert_settings(system, values, writing, originals)
     remarks = [_IN_PYTHON] if "data" in conversion.tables else []
     remarks += [_STAY if is_kept else _REPLACED] if engine == KEPT else []
-    return evolve(conversion, remarks=tuple(remarks))
+    return evolve(conversion, remarks=tuple(remarks), notice=version_notice(values, "GRPOConfig"))
 
 
 def _implied(values: Values) -> Iterator[tuple[str, str, Any]]:
@@ -152,13 +166,6 @@ def _implied(values: Values) -> Iterator[tuple[str, str, Any]]:
 def _other_engine(key: str, value: object, values: Values) -> Translation | None:
     engine, owner = engine_backend(values), key.partition(".")[0]
     return redundant(f"no effect: the engine is {engine}") if engine and owner != engine else None
-
-
-def _adapter(key: str, value: object, values: Values) -> Translation | None:
-    owner = key.partition(".")[0]
-    if owner == "ref":
-        return redundant(NO_ADAPTER)
-    return None if values.get(f"{owner}.use_lora") else redundant(f"{owner}.use_lora is off")
 
 
 def _use_adapter(key: str, value: object, values: Values) -> Translation:
@@ -190,6 +197,8 @@ def _staleness(key: str, value: object, values: Values) -> Translation | None:
 def _mini_batches(key: str, value: object, values: Values) -> Translation:
     """Convert AReaL's number of mini-batches per batch to our number of prompts per mini-batch."""
     batch = _batch(values)
+    if values.get("actor.prox_logp_method") == _ONE_PASS and values.get("actor.use_decoupled_loss"):
+        return Translation(writes={_MINI_BATCHES[key]: batch}, note=f"{_ONE_PASS} makes it one mini-batch")
     if not isinstance(batch, int) or not isinstance(value, int) or value < 1 or batch % value:
         return refused(f"{batch} prompts cannot be split evenly into {value} mini-batches")
     return Translation(writes={_MINI_BATCHES[key]: batch // value})
@@ -211,17 +220,15 @@ def _last_batch(key: str, drops: object, values: Values) -> Translation:
     return Translation(writes={"data.epoch_tail": "short"})
 
 
-def _overlong(key: str, value: object, values: Values) -> Translation | None:
-    return None if values.get("actor.overlong_reward_penalty") else redundant("actor.overlong_reward_penalty is off")
-
-
 def _dual_clip(key: str, value: object, values: Values) -> Translation | None:
     """Convert `c_clip`. In AReaL it acts whenever it is given; here it belongs to one loss, or to a switch of the
     decoupled loss.
     """
     if value is None:
         return None
-    is_decoupled = values.get("actor.use_decoupled_loss") or values.get("ppo.use_decoupled_loss")
+    if values.get("actor.use_cispo_loss"):
+        return redundant("AReaL's CISPO clips no loss")  # areal/trainer/ppo/actor.py:586
+    is_decoupled = is_weighted(values)
     if values.get("actor.use_sapo_loss") or values.get("actor.importance_sampling_level", "token") != "token":
         return unsupported("dual clipping with SAPO or with sequence-level ratios")
     switch = {"decoupled.dual_clip": True} if is_decoupled else {"policy_loss_type": "dual_clip"}
@@ -280,15 +287,11 @@ def _models(values: Values) -> tuple[Model, ...]:
 
 
 _DEPENDENT: dict[str, Dependent] = {
+    "teacher.*": lambda key, value, values: unsupported(TEACHER),
     "sglang.*": _other_engine,
     "vllm.*": _other_engine,
     "*.backend": backend,
     **{f"{model}{AUTOTP}": autotp for model in MODELS},
-    **{
-        f"{model}.{name}": _adapter
-        for model in MODELS
-        for name in ("peft_type", "target_modules", "lora_rank", "lora_alpha")
-    },
     "actor.use_lora": _use_adapter,
     "critic.use_lora": _use_adapter,
     **{f"*{name}": _limit for name in ONE_LIMIT},
@@ -300,11 +303,12 @@ _DEPENDENT: dict[str, Dependent] = {
     "actor.dtype": precision,
     **{f"*.{name}": loss_scaling for name in LOSS_SCALING},
     "*.scheduling_strategy.*": strategy,
+    "*.archon.moe_router_dtype": router,
+    "*.warmup_steps_proportion": warmup_share,
+    "rollout.agent.*": agent,
     "allocation_mode": _allocation,
     **dict.fromkeys(("cluster.n_nodes", "cluster.n_gpus_per_node", "n_nodes", "n_gpus_per_node"), _nodes),
     **dict.fromkeys(_MINI_BATCHES, _mini_batches),
-    "actor.overlong_tokens": _overlong,
-    "actor.overlong_penalty_factor": _overlong,
     "actor.c_clip": _dual_clip,
     "ppo.c_clip": _dual_clip,
     "actor.kl_ctl": _penalty,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from skyrl.interop.areal.objective import has_critic
 from skyrl.interop.report import OtherDefault
 from skyrl.interop.translation import ENGINE, Values
 from skyrl.tree import get_at
@@ -54,6 +53,8 @@ _NORM_ALWAYS: dict[str, Any] = {"mean_level": "batch", "std_level": "batch", "ep
 _INSTEAD = {
     "total_train_epochs": ("total_train_steps", "total_train_n_seqs"),
     "gconfig.n_samples": ("group_size",),
+    "actor.optimizer.warmup_steps_proportion": ("actor.optimizer.warmup_steps",),
+    "critic.optimizer.warmup_steps_proportion": ("critic.optimizer.warmup_steps",),
     "train_dataset.batch_size": ("dataset.train_bs_n_seqs",),
 }
 """Alternative names of settings, of which a file needs only one."""
@@ -77,6 +78,11 @@ OTHERS: dict[str, tuple[Any, str, Any]] = {
 def age(values: Values) -> int:
     """Year of the AReaL version for which a file is written. Since 2026 each engine names its backend."""
     return 2026 if any(key.endswith(".backend") and value for key, value in values.items()) else 2025
+
+
+def has_critic(values: Values) -> bool:
+    """Whether a critic is configured."""
+    return any(key.startswith("critic.") for key in values) and values.get("critic.path") is not None
 
 
 def is_whole(values: Values) -> bool:

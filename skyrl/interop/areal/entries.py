@@ -63,6 +63,11 @@ def optimizer_keys(theirs: str, ours: str, cpu_offload: str) -> dict[str, Entry]
             return Translation(writes={f"{ours}num_warmup_steps": 0})
         return Translation(writes={f"{ours}warmup_steps_proportion": share, f"{ours}schedule_unit": "training_step"})
 
+    def warmup_steps(value: object) -> Translation:
+        if value is None:
+            return redundant("set by warmup_steps_proportion")
+        return Translation(writes={f"{ours}num_warmup_steps": value, f"{ours}schedule_unit": "training_step"})
+
     return {
         f"{theirs}type": lambda value: (
             Translation(writes={f"{ours}optimizer": "sgd"}) if value == "sgd" else usual(value)
@@ -75,10 +80,17 @@ def optimizer_keys(theirs: str, ours: str, cpu_offload: str) -> dict[str, Entry]
         f"{theirs}lr_scheduler_type": scheduler,
         f"{theirs}gradient_clipping": numeric(f"{ours}max_grad_norm"),
         f"{theirs}warmup_steps_proportion": warmup,
+        f"{theirs}warmup_steps": warmup_steps,
         f"{theirs}offload": cpu_offload,
         f"{theirs}min_lr_ratio": numeric(f"{ours}min_lr_ratio"),
         **{f"{theirs}{name}": redundant("no effect: loss scaling applies only to float16") for name in LOSS_SCALING},
     }
+
+
+def warmup_share(key: str, value: object, values: Values) -> Translation | None:
+    """Convert the share of the steps that is warm-up, which a number of steps takes the place of."""
+    steps = f"{key.removesuffix('_proportion')}"
+    return redundant(f"{steps} takes precedence, as in AReaL") if values.get(steps) is not None else None
 
 
 def least_micro_batches(value: object) -> Translation:

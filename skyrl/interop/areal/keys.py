@@ -18,6 +18,7 @@ from skyrl.interop.areal.entries import (
     switch,
     top_k,
 )
+from skyrl.interop.areal.objective import FUNCTION
 from skyrl.interop.translation import (
     ALGORITHM,
     ENGINE,
@@ -25,12 +26,14 @@ from skyrl.interop.translation import (
     SAMPLING,
     SHAPING,
     Entry,
+    Translation,
     fixed,
     maps_to,
     missing,
     non_empty,
     numeric,
     redundant,
+    refused,
     sources,
     when_on,
 )
@@ -44,6 +47,7 @@ _FOLDERS = "folders are set once: trainer.run_path, ckpt_path and export_path"
 _NAMES = "names are set once: trainer.project_name and trainer.run_name"
 _LEGACY = "settings of AReaL's legacy system"
 
+_GROUP_NORM = {"mean_level": "group", "std_level": "group", "std_unbiased": True, "eps": 1e-9}
 _LOADED = "pretrained weights are loaded"
 
 INTERVALS: dict[str, str] = {
@@ -111,6 +115,8 @@ KEYS: dict[str, Entry] = {
     "*.ds_auto_tp": missing("a value for a whole table; set its fields instead"),
     # optimizer
     **optimizer_keys("actor.optimizer.", OPTIMIZER, "trainer.policy.fsdp_config.cpu_offload"),
+    "actor.optimizer": refused("training needs an optimizer"),
+    "critic.optimizer": refused("training needs an optimizer"),
     "ref.optimizer": fixed(
         None, does="the reference model has no optimizer", otherwise="an optimizer for the reference model"
     ),
@@ -130,6 +136,13 @@ KEYS: dict[str, Entry] = {
     "ppo.disable_value": fixed(True, does="no critic is trained", otherwise="a critic without a model path"),
     "ppo.use_adaptive_kl_ctl": maps_to(ALGORITHM + "kl_ctrl.type", convert=lambda on: "adaptive" if on else "fixed"),
     "ppo.adv_norm": ALGORITHM + "advantage_batch_normalize",
+    "actor.group_reward_norm": lambda on: (  # areal/engine/ppo/actor.py:94 of 0.3.3
+        Translation(writes={f"{SHAPING}norm.{name}": value for name, value in _GROUP_NORM.items()})
+        if on
+        else redundant("off")
+    ),
+    "*.init_critic_from_actor": redundant("AReaL never reads it"),
+    "actor.gae_lambda_kwargs*": missing(FUNCTION),
     "group_adv_norm": missing("normalizing advantages twice", False),
     "actor.reward_norm": missing("a value for a whole table; set its fields instead"),
     "actor.reward_norm.mean_level": level(SHAPING + "norm.mean_level"),
@@ -148,7 +161,7 @@ KEYS: dict[str, Entry] = {
     "ppo.reward_output_bias": maps_to(SHAPING + "bias", convert=negated),
     "ppo.max_reward_clip": numeric(SHAPING + "clip"),
     "actor.mask_no_eos_with_zero": "generator.zero_reward_on_non_stop",
-    "*.use_decoupled_loss": when_on(ALGORITHM + "policy_loss_type", "decoupled"),
+    "ppo.use_decoupled_loss": when_on(ALGORITHM + "policy_loss_type", "decoupled"),
     "*.behav_imp_weight_cap": numeric(ALGORITHM + "decoupled.behav_imp_weight_cap"),
     "actor.dynamic_sampling": when_on(ALGORITHM + "zero_variance_filter", True),
     "actor.overlong_reward_penalty": when_on(SHAPING + "overlong.floor", False),
@@ -181,7 +194,8 @@ KEYS: dict[str, Entry] = {
     "*_dataset.pin_memory": redundant("prompts are text, so pinned memory does not apply"),
     "valid_dataset.drop_last": fixed(False, does="evaluation uses every prompt", otherwise="dropping prompts"),
     "valid_dataset.max_length": redundant("one setting for all data: trainer.max_prompt_length"),
-    "*_dataset.type": fixed("rl", does="rows are prompts", otherwise="this type of rows in an RL run"),
+    "*_dataset.reward_fn": missing("a reward in the dataset's table; set environment.env_class instead"),
+    "*_dataset.type": fixed("rl", None, does="rows are prompts", otherwise="this type of rows in an RL run"),
     "success_rate_lb": success_rate("min_success_rate", everything=0.0),
     "success_rate_ub": success_rate("max_success_rate", everything=1.0),
     # engines

@@ -32,6 +32,10 @@ _TURNS = "models that share GPUs take turns and free their memory in between"
 _FILES = "weights are always read and written in Hugging Face format"
 _HALF_IN_MEGATRON = "float16 training with Megatron"
 _MEGATRON = "this Megatron option"
+_CHUNKS = "log-probabilities are computed in chunks, whose size does not affect results"
+_SCORES = "the reference model only scores: it has no loss"
+_UNSENT = "only the policy's weights are sent to engines"
+_DELTA = "AReaL's own transfer of changed weights (weight_sync_backend = delta is the one here)"
 
 HALF = ("float16", "fp16", "half")
 """AReaL's spellings of float16."""
@@ -120,6 +124,7 @@ def _megatron(ours: str) -> dict[str, Entry]:
         **{name: transformer + name for name in (
             "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules",
             "distribute_saved_activations", "moe_router_dtype", "moe_shared_expert_overlap", "moe_permute_fusion",
+            "moe_router_fusion", "moe_router_bias_update_rate", "moe_z_loss_coeff", "cross_entropy_loss_fusion",
         )},
         **{name: optimizer + name for name in (
             "use_precision_aware_optimizer", "main_grads_dtype", "main_params_dtype", "exp_avg_dtype",
@@ -136,8 +141,19 @@ def _megatron(ours: str) -> dict[str, Entry]:
         "use_custom_fsdp": missing("FSDP within Megatron (trainer.strategy = fsdp2 works without Megatron)", False),
         "bridge_type": redundant(_FILES),
         "use_mbridge_save": redundant(_FILES),
-        "fp8_config.mode": missing(_FP8),
+        "fp8_config": missing(_FP8),
         "fp8_config.*": missing(_FP8, False),
+        "ddp.fp8_param_gather": missing(_FP8, False),
+        "ddp.align_param_gather": missing("aligned all-gathers of Megatron's parameters", False),
+        "ddp.bucket_size": missing("a size for Megatron's buckets of gradients"),
+        "moe_enable_deepep": missing("DeepEP for the exchange of tokens between experts", False),
+        "virtual_pipeline_parallel_size": missing("interleaved pipeline stages", 1),
+        "enable_mtp": missing("training of the layers that predict several tokens", False),
+        "enable_fp32_lm_head": when_on("trainer.fp32_lm_head", True),
+        **dict.fromkeys(("enable_chunked_logits", "lm_head_loss_chunk_size"), redundant(_CHUNKS)),
+        "entropy_requires_grad": redundant("AReaL's losses detach the entropy"),  # areal/trainer/ppo/actor.py:555
+        "disable_grad_buffers_cpu_backup": redundant(_TURNS),
+        "use_bridge_for_update_weights": redundant(_FILES),
         "*": missing(_MEGATRON, False),
     }  # fmt: skip
 
@@ -160,9 +176,8 @@ _ARCHON: dict[str, Entry] = {
         "trainer.policy.fsdp_config.reshard_after_forward", convert=lambda value: value != "never"
     ),
     "use_deterministic_algorithms": switch("trainer.deterministic", off="off by default"),
-    "moe_router_dtype": missing("MoE routers in float32"),
     "fp8_config.mode": missing(_FP8, "disabled"),
-    "fp8_config.*": redundant("only used with fp8_config.mode, which is not implemented"),
+    "fp8_config.*": missing(_FP8, False),
 }
 
 _CAP_MODES = {"token_mask": "mask", "token_truncate": "clamp"}
@@ -176,6 +191,16 @@ def _cap_mode(mode: object) -> Translation:
         "the decoupled loss without importance weights" if mode == "disabled" else "sequence-level importance weights"
     )
 
+
+NEVER_READ_OF_REF = (
+    "ppo_n_minibatches", "eps_clip", "eps_clip_higher", "c_clip", "m2_threshold", "reward_*", "overlong_*",
+    "mask_no_eos_with_zero", "discount", "gae_*", "adv_norm*", "kl_ctl", "kl_estimator", "use_sapo_loss", "sapo_tau_*",
+    "use_cispo_loss", "recompute_logprob", "use_decoupled_loss", "rejection_sampling*", "importance_sampling_level",
+    "prox_logp_method", "log_agent_stats*", "max_new_tokens", "behav*", "dynamic_sampling", "group_*",
+)  # fmt: skip
+"""Settings of an actor that a reference model has as well, since both have the same class."""
+
+_DELTA_KEYS = ("enable_delta_weight_update", "weight_update_delta_method", "weight_update_anchor_interval")
 
 LEARNER_KEYS: dict[str, Entry] = {
     # the decoupled objective and weights
@@ -203,7 +228,9 @@ LEARNER_KEYS: dict[str, Entry] = {
     "*.fsdp.per_layer_optim_step": missing(
         "per-layer optimizer steps on the GPU with the optimizer state on the host", False
     ),
-    "*.fsdp.optim_step_prefetch_layers": redundant("only used with per_layer_optim_step, which is not implemented"),
+    "*.fsdp.optim_step_prefetch_layers": missing(
+        "per-layer optimizer steps on the GPU with the optimizer state on the host"
+    ),
     "*.fsdp.shard_vision_across_sp": missing("vision models", False),
     **{f"actor.megatron.{name}": entry for name, entry in _megatron("policy").items()},
     **{f"ref.megatron.{name}": entry for name, entry in _megatron("ref").items()},
@@ -216,11 +243,22 @@ LEARNER_KEYS: dict[str, Entry] = {
     "critic.attn_impl": redundant("one setting for all models: trainer.attention"),
     "critic.gradient_checkpointing": "trainer.gradient_checkpointing",
     "critic.temperature": redundant("temperature does not apply to values"),
+    # The reference model only computes log-probabilities: areal/trainer/rl_trainer.py:205 and 733.
+    **{f"ref.{name}": redundant(_SCORES) for name in NEVER_READ_OF_REF},
+    **{f"{model}.{name}": redundant(_UNSENT) for model in ("ref", "critic") for name in _DELTA_KEYS},
+    "*.enable_delta_weight_update": missing(_DELTA, False),
+    **{f"*.{name}": missing(_DELTA) for name in _DELTA_KEYS[1:]},
+    "ref.optimizer_dtype": redundant("the reference model has no optimizer"),
+    "*.optimizer_dtype": fixed(
+        "float32", does="the optimizer's parameters are float32", otherwise="an optimizer with parameters in bfloat16"
+    ),
+    "*.logprobs_chunk_size": redundant(_CHUNKS),
+    "*.workers_ready_timeout": redundant("one limit for all processes: trainer.placement.start_timeout_seconds"),
     "ref.temperature": redundant("samples are scored at their sampling temperature"),
     "ref.gradient_checkpointing": redundant("the reference model has no gradients"),
     "ref.weight_update_mode": redundant("the reference model's weights are not sent to engines"),
     "critic.weight_update_mode": redundant("the critic's weights are not sent to engines"),
-    "ref.use_lora": redundant(NO_ADAPTER),
+    **{f"ref.{name}": redundant(NO_ADAPTER) for name in ("use_lora", "lora_*", "target_modules", "peft_type")},
     "ref.enable_tree_training": redundant("the reference model is not trained"),
     "critic.enable_tree_training": missing("tree training over shared prefixes", False),
     "*.offload": redundant(_TURNS),

@@ -37,6 +37,8 @@ _OF_A_SPEC: dict[str, Entry] = {
     "mem": lambda value: Translation(cluster={"slurm.memory_per_gpu": f"{value}GiB"}),
     "nodelist": lambda value: _option("--nodelist", value),
     "exclude": lambda value: _option("--exclude", value),
+    "exclusive": lambda value: _option("--exclusive", value),
+    "reservation": lambda value: _option("--reservation", value),
     "cmd": lambda value: _command(value),
     "srun_additional_args": lambda value: _srun(value),
     "additional_bash_cmds": lambda value: (
@@ -169,7 +171,9 @@ def _srun(value: object) -> Translation:
 
 
 def _option(name: str, value: object) -> Translation:
-    return Translation(cluster={"slurm.sbatch_options": [f"{name}={value}"]}) if value else redundant("any nodes")
+    if not value:
+        return redundant("any nodes")
+    return Translation(cluster={"slurm.sbatch_options": [name if value is True else f"{name}={value}"]})
 
 
 def _command(value: object) -> Translation:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from skyrl.interop.areal.entries import top_k
+from skyrl.interop.peer_trees import peer_trees
 from skyrl.interop.translation import (
     ENGINE,
     SAMPLING,
     Entry,
     Translation,
+    Values,
     fixed,
     maps_to,
     missing,
@@ -49,13 +51,27 @@ def _sampling(theirs: str, ours: str) -> dict[str, Entry]:
         f"{theirs}.skip_special_tokens": missing("special tokens in response texts", True),
         f"{theirs}.use_beam_search": missing("beam search", False),
         f"{theirs}.lora_name": redundant(_ADAPTERS),
+        f"{theirs}.seed": missing("one sampling seed for all requests"),
+        f"{theirs}.drop_incomplete_group": missing("dropping the groups of prompts with a failed sample", False),
+        f"{theirs}.reward_normalization": missing("rewards normalized within the rollout of a group", False),
         f"{theirs}._OPENAI_UNSUPPORTED_ARGS": missing("an internal constant of AReaL"),
     }
 
 
+TEACHER = "on-policy distillation from a teacher"
+
 _EXPERTS = when_on(ENGINE + "enable_return_routed_experts", True, note=_REPLAYED)
 """The return of routed experts. AReaL stores the experts that engines return; its learners ignore them."""
 
+
+def agent(key: str, value: object, values: Values) -> Translation | None:
+    """Convert a setting of agents that has AReaL's default, in a file that names no agent; None for any other one."""
+    defaults = peer_trees("areal", "GRPOConfig")[-1].defaults
+    names_one = values.get(_AGENT_CLASS) not in (None, "", defaults[_AGENT_CLASS])
+    return None if names_one or value != defaults.get(key, _AGENT_CLASS) else redundant("AReaL's default, for agents")
+
+
+_AGENT_CLASS = "rollout.agent.agent_cls_path"
 _AGENT: dict[str, Entry] = {
     "agent_cls_path": lambda value: (
         Translation(
@@ -88,6 +104,9 @@ _AGENT: dict[str, Entry] = {
         "hf", does="the tokenizer's chat template is used", otherwise="turns without a chat template"
     ),
     "engine_max_tokens": f"{SAMPLING}max_tokens",
+    "message_preprocessors": missing("preprocessors of an agent's requests", []),
+    "prefix_matcher": missing("a function that compares an agent's messages"),
+    "drop_retry_orphans": missing("dropping the answers to an agent's requests that it sent again", False),
     "set_reward_finish_timeout": missing("rewards that arrive after an agent has ended", 0, 0.0),
     "admin_api_key": redundant("each trajectory has its own key, which expires with it"),
     "*": missing("agent settings beyond those of environment.agent"),
@@ -112,6 +131,8 @@ _SGLANG: dict[str, Entry] = {
     "allow_auto_truncate": missing("prompts truncated by the engine", False),
     "enable_metrics": f"{ENGINE}enable_ray_prometheus_stats",
     "enable_return_routed_experts": _EXPERTS,
+    "enable_deterministic_inference": missing("deterministic inference in SGLang", False),
+    "load_format": fixed("auto", does="weights are files of safetensors", otherwise="other formats of weights"),
     **{name: redundant(_ADAPTERS) for name in (
         "enable_lora", "max_lora_rank", "max_loaded_loras", "lora_paths", "lora_backend",
     )},
@@ -121,13 +142,19 @@ ROLLOUT_KEYS: dict[str, Entry] = {
     **_sampling("gconfig", SAMPLING),
     **_sampling("eval_gconfig", _EVALUATION),
     "eval_gconfig.n_samples": "generator.eval_n_samples_per_prompt",
-    "eval_gconfig": missing("a value for a whole table; set its fields instead"),
+    **{table: missing("a value for a whole table; set its fields instead") for table in (
+        "eval_gconfig", "ref", "critic", "valid_dataset",
+    )},
     **{f"rollout.agent.{name}": entry for name, entry in _AGENT.items()},
     **{f"sglang.{name}": entry for name, entry in _SGLANG.items()},
     **{f"actor.sglang.{name}": entry for name, entry in _SGLANG.items()},
     "rollout.dump_to_file": redundant(_KEPT),
     "rollout.enable_rollout_tracing": redundant(_KEPT),
     "rollout.use_lora": redundant(_ADAPTERS),
+    "rollout.lora_name": redundant(_ADAPTERS),
+    "rollout.deterministic_sampling": redundant("sampling seeds are derived from trainer.seed"),
+    "rollout.serialize_group_samples": redundant("the samples of a prompt do not affect each other"),
+    "rollout.workers_ready_timeout": redundant("one limit for all processes: trainer.placement.start_timeout_seconds"),
     "rollout.request_retries": fixed(
         3,
         does="samples of a failed engine are generated again by another one",
@@ -178,7 +205,7 @@ ROLLOUT_KEYS: dict[str, Entry] = {
     "vllm.no_enable_chunked_prefill": maps_to(ENGINE + "enable_chunked_prefill", convert=lambda off: not off),
     "vllm.no_enable_prefix_caching": maps_to(ENGINE + "enable_prefix_caching", convert=lambda off: not off),
     **{f"vllm.{name}": _VLLM + name for name in (
-        "max_model_len", "block_size", "cpu_offload_gb", "disable_sliding_window",
+        "max_model_len", "block_size", "cpu_offload_gb", "disable_sliding_window", "gdn_prefill_backend",
     )},
     "vllm.enable_sleep_mode": redundant("engines sleep when models take turns on GPUs"),
     "vllm.worker_extension_cls": redundant("weight transfer needs no worker extension"),
@@ -188,9 +215,10 @@ ROLLOUT_KEYS: dict[str, Entry] = {
     "vllm.lora_modules": redundant(_ADAPTERS),
     "vllm.enable_lora": redundant(_ADAPTERS),
     # others
-    "teacher.*": missing("on-policy distillation from a teacher"),
+    "teacher": missing(TEACHER),
     "dynamic_bs": missing("dynamic batches, which end once enough samples were seen", False),
     "ref.optimizer.*": redundant("the reference model has no optimizer"),
+    "post_exit_hook": missing("a command that runs after the run", ""),
     "*.scheduling_spec[[]*": missing("scheduling settings beyond those in docs/launching.md"),
     "rollout.tokenizer_path": redundant("the policy's tokenizer is used"),
     "stats_logger.trackio.*": missing("the Trackio tracker", "disabled"),

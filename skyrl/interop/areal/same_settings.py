@@ -47,7 +47,7 @@ def copies(originals: Mapping[str, str], defaults: Values) -> dict[str, Dependen
     def converts(original: str) -> Dependent:
         def become(key: str, value: Any, values: Values) -> Translation | None:
             known = {**defaults, **values}
-            if original not in known:
+            if original not in known or value in (None, ""):
                 return None
             if value == known[original]:
                 return redundant(f"same as {original}; both are one setting here")

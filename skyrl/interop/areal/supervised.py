@@ -11,7 +11,7 @@ from attrs import evolve
 
 from skyrl.config import RewardModelConfig, SFTConfig
 from skyrl.config.derive.allocation import strategy_of
-from skyrl.interop.areal.backends import AUTOTP, autotp, by_deepspeed, in_other_backend
+from skyrl.interop.areal.backends import AUTOTP, autotp, by_deepspeed, in_other_backend, router
 from skyrl.interop.areal.entries import (
     LOSS_SCALING,
     checkpoints,
@@ -21,11 +21,14 @@ from skyrl.interop.areal.entries import (
     read_areal,
     recovery,
     switch,
+    warmup_share,
 )
 from skyrl.interop.areal.learner_keys import LEARNER_KEYS, ONE_LIMIT, computed_in, loss_scaling
 from skyrl.interop.areal.machines import machines
+from skyrl.interop.areal.names import version_notice
 from skyrl.interop.areal.rollout_keys import ROLLOUT_KEYS
 from skyrl.interop.areal.same_settings import copies, follows, intervals, why_unknown
+from skyrl.interop.areal.switches import SUPERVISED_SWITCHES
 from skyrl.interop.areal.trackers import tracker
 from skyrl.interop.dropout import dropout
 from skyrl.interop.report import Conversion
@@ -51,7 +54,16 @@ _OF_RL = ("actor.", "actor_train.", "ppo.", "gconfig.", "rollout.")
 _SAMPLING = ("ppo.", "gconfig.")
 _TYPE = "train_dataset.type"
 _SPLITS = {"train_dataset.path": ("train_datasets", "train"), "valid_dataset.path": ("eval_datasets", "test")}
-_OF_EVERY_KIND = ("*.", "*_dataset.", "perf_tracer", "memory_profiler", "enable_offload", "saver.", "recover.")
+_OF_EVERY_KIND = (
+    "*.",
+    "post_exit_hook",
+    "*_dataset.",
+    "perf_tracer",
+    "memory_profiler",
+    "enable_offload",
+    "saver.",
+    "recover.",
+)
 _ENGINES = "supervised runs generate nothing"
 
 
@@ -78,12 +90,14 @@ def convert_supervised(given: Values, originals: Mapping[str, str], where: str) 
     system = System(
         keys=KEYS,
         dependent=(_DEPENDENT | _kind(is_reward), _SAME),
+        switches=SUPERVISED_SWITCHES,
         unknown=why_unknown,
         implied=_implied,
         read=read_areal,
     )
     writing = Writing(where, RewardModelConfig if is_reward else SFTConfig)
-    conversion = convert_settings(system, values, writing, originals)
+    notice = version_notice(given, "RWConfig" if is_reward else "SFTConfig")
+    conversion = evolve(convert_settings(system, values, writing, originals), notice=notice)
     if not has_actor:
         return conversion
     return evolve(conversion, lines=tuple(evolve(line, source=names[line.source]) for line in conversion.lines))
@@ -109,8 +123,10 @@ def _implied(values: Values) -> Iterator[tuple[str, str, Any]]:
 
 def _allocation(key: str, value: object, values: Values) -> Translation | None:
     """Convert an allocation such as `fsdp:d4t2`: each GPU is a rank; ranks shard the weights by the degrees above 1."""
-    if key == "model.backend" and "allocation_mode" in values:
+    if key == "model.backend" and values.get("allocation_mode"):
         return None
+    if not value:
+        return redundant("not set: model.backend defines the allocation")
     try:
         part = read_part(str(value))
     except AllocationError as error:
@@ -157,10 +173,6 @@ def _autotp(key: str, value: object, values: Values) -> Translation:
     return _of_one_model(autotp("actor.", value, {"actor.backend": named}))
 
 
-def _adapter(key: str, value: object, values: Values) -> Translation | None:
-    return None if values.get("model.use_lora") else redundant("use_lora is off")
-
-
 def _limit(key: str, value: object, values: Values) -> Translation:
     return Translation(writes={ONE_LIMIT[key.removeprefix("model.")].removeprefix("trainer."): value})
 
@@ -194,7 +206,11 @@ def _kind(is_reward: bool) -> dict[str, Dependent]:
     head = "a reward model needs a value head" if is_reward else "rows of type 'sft' train no value head"
 
     def has_type(key: str, value: object, values: Values) -> Translation:
-        return redundant("set by kind") if value == rows else refused(f"this kind of run needs rows of type {rows!r}")
+        return (
+            redundant("set by kind")
+            if value in (None, rows)
+            else refused(f"this kind of run needs rows of type {rows!r}")
+        )
 
     return {
         _TYPE: has_type,
@@ -214,10 +230,13 @@ _DEPENDENT: dict[str, Dependent] = {
     "evaluator.freq_*": _evaluation,
     "evaluator.eval_before_train": _evaluation,
     **{f"*.{name}": loss_scaling for name in LOSS_SCALING},
+    "*.warmup_steps_proportion": warmup_share,
     "*.scheduling_strategy.*": lambda key, value, values: redundant("the run has only one model, with its own GPUs"),
     **{f"model.{backend}*": _other_backend for backend in LEARNERS},
     f"model{AUTOTP}": _autotp,
-    **{f"model.{name}": _adapter for name in ("peft_type", "target_modules", "lora_rank", "lora_alpha")},
+    "model.archon.moe_router_dtype": lambda key, value, values: router(
+        "actor", value, {"actor.backend": values.get("model.backend")}
+    ),
     "model.use_lora": lambda key, value, values: redundant("set by model.lora.rank" if value else "off"),
     **{f"model.{name}": _limit for name in ONE_LIMIT},
     "*": _others,
@@ -273,6 +292,8 @@ KEYS: dict[str, Entry] = {
     ),
     "valid_dataset.drop_last": fixed(False, does="evaluation uses every row", otherwise="dropping rows"),
     "*_dataset.pin_memory": redundant("rows are small, so pinned memory does not apply"),
+    "*_dataset.reward_fn": redundant("supervised runs use no rewards"),
+    "model.init_critic_from_actor": redundant("AReaL never reads it"),
     "valid_dataset": missing("a value for a whole table; set its fields instead"),
     # keeping and watching
     "evaluator.eval_before_train": "eval_before_train",

@@ -10,6 +10,9 @@ _PLACES = ("stats_logger.", "")
 """Prefixes of the services' tables; AReaL's older system has them at the top level."""
 
 _ONLINE = {"wandb": {"online": "online", "shared": "online"}, "swanlab": {"cloud": "online"}}
+_KEPT = {"wandb": (), "swanlab": ("local",)}
+"""Modes that keep files on the machine, beside offline, which does so here."""
+
 _OFFLINE = "offline"
 _ONE_WRITER = "only one process writes to W&B, so shared mode is not needed"
 
@@ -34,7 +37,7 @@ def tracker(key: str, value: object, values: Values, ours: str) -> Translation |
 def _asked(place: str, values: Values) -> list[str]:
     """The services that the file turns on."""
     modes = {service: values.get(f"{place}{service}.mode") for service in _ONLINE}
-    services = [service for service, mode in modes.items() if mode == _OFFLINE or mode in [*_ONLINE[service]]]
+    services = [service for service, mode in modes.items() if mode in (_OFFLINE, *_ONLINE[service], *_KEPT[service])]
     return services + ["tensorboard"] * bool(values.get(f"{place}tensorboard.path"))
 
 
@@ -50,7 +53,7 @@ def _choice(service: str, value: object, services: list[str], ours: str) -> Tran
     if service == "tensorboard":
         return Translation(writes=writes | {f"{ours}trackers.tensorboard.path": value})
     mode = _ONLINE[service].get(str(value), _OFFLINE)
-    note = _ONE_WRITER if value == "shared" else ""
+    note = {"shared": _ONE_WRITER, "local": "its files are files that can be synced"}.get(str(value), "")
     return Translation(writes=writes | {f"{ours}trackers.{service}.mode": mode}, note=note)
 
 
