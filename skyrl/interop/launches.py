@@ -66,6 +66,9 @@ class Launcher:
     commands: tuple[str, ...] = ()
     """Commands with subcommands, which are programs: `trl` of `trl grpo`."""
 
+    wrappers: re.Pattern[str] = re.compile(r"(?!)")
+    """Modules that start the program that follows them: `python -m areal.launcher.local train.py`."""
+
 
 @frozen(kw_only=True)
 class Launch:
@@ -181,7 +184,7 @@ def known_program(program: str, programs: Mapping[str, Known]) -> Known | None:
 
 def _launch(command: Command, script: Script, system: Launcher) -> Launch | None:
     words = command.texts
-    start, program = _program(words, system.commands)
+    start, program = _program(words, system)
     arguments = command.words[start:]
     known = known_program(program, system.programs)
     if system.is_setting(words[0]) or (
@@ -207,12 +210,14 @@ def _lost(command: Command) -> Line:
     return Line(outcome="refused", source=command.texts[0].partition("=")[0], why=why)
 
 
-def _program(words: Sequence[str], commands: Sequence[str]) -> tuple[int, str]:
+def _program(words: Sequence[str], system: Launcher) -> tuple[int, str]:
     """Position after the program's name, and the name: of a module or a file with dots, of a subcommand."""
     for at, (word, following) in enumerate(pairwise([*words, ""])):
+        if system.wrappers.fullmatch(following) or system.wrappers.fullmatch(word):
+            continue
         if word == "-m" and following and _MODULE.fullmatch(following) and following not in _LAUNCHERS:
             return at + 2, following
-        if word.rpartition("/")[2] in commands and following and not following.startswith("-"):
+        if word.rpartition("/")[2] in system.commands and following and not following.startswith("-"):
             return at + 2, f"{word.rpartition('/')[2]} {following}"
         if word.endswith(".py") or _SCRIPT.fullmatch(word):
             return at + 1, re.sub(r"^[./]+", "", word.removesuffix(".py")).replace("/", ".") if word.endswith(

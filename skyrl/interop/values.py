@@ -13,7 +13,7 @@ from skyrl.interop.shell.variables import LONGEST
 from skyrl.tree.files import read_file, read_text
 from skyrl.tree.origins import dotted
 
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _DEEPEST = 10
 _MOST = 10_000
 """Most settings of a file after references to tables are followed."""
@@ -32,8 +32,12 @@ def flat_file(name: str, *, of: str = "") -> dict[str, Any]:
     refuse_other_tables(name, value, of=of)
     if not isinstance(value, Mapping):
         raise ConfigError([Problem(path=name, message="contains no table of settings")], title="Nothing was converted")
-    keys = dict(flat(value))
-    return dict(_without_lists(keys)) if of == "areal" else keys
+    return flat_lists(value) if of == "areal" else dict(flat(value))
+
+
+def flat_lists(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted key and value of every leaf, also of the tables in lists: `places[0].cores`."""
+    return dict(_without_lists(dict(flat(table))))
 
 
 def flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -94,7 +98,7 @@ def _with_tables(values: Mapping[str, Any]) -> Mapping[str, Any]:
             inside = [name for name in values if name.startswith(table)] if table else []
             copied |= {
                 f"{key}.{name.removeprefix(table)}": "${" + name + "}"
-                if _REFERENCE.fullmatch("${" + name + "}")
+                if REFERENCE.fullmatch("${" + name + "}")
                 else values[name]
                 for name in inside
             } or {key: value}
@@ -125,7 +129,7 @@ class References:
     def _text(self, text: str) -> str:
         if len(text) > LONGEST or "${" not in text:
             return text
-        filled = _REFERENCE.sub(lambda match: str(self._of(match[1], match[0])), text)
+        filled = REFERENCE.sub(lambda match: str(self._of(match[1], match[0])), text)
         return filled if len(filled) <= LONGEST else text
 
     def _of(self, key: str, unchanged: object) -> Any:
@@ -149,4 +153,4 @@ def is_script(name: str) -> bool:
 
 
 def _whole_reference(value: object) -> re.Match[str] | None:
-    return _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    return REFERENCE.fullmatch(value) if isinstance(value, str) else None

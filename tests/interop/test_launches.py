@@ -204,7 +204,7 @@ def test_other_files_have_no_commands_to_choose_from(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("actor: {path: a}\n")
     done = command(file, "--from", "areal", "--command", "2")
-    assert done.exit_code == 2 and "reads no scripts" in done.stderr
+    assert done.exit_code == 2 and "a.yaml is none" in done.stderr
 
 
 @pytest.mark.parametrize(

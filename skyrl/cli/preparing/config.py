@@ -243,12 +243,13 @@ def convert(
     """
     from skyrl.config.loading.recognition import refuse_other_sources
     from skyrl.errors import UserError, render
+    from skyrl.interop.values import is_script
 
     if output and not force:
         _refuse_to_replace(output)
     refuse_other_sources(source, house)
-    if number and house == "areal":
-        raise UserError("--command chooses among the commands of a script, and --from areal reads no scripts")
+    if number and not is_script(source):
+        raise UserError(f"--command chooses among the commands of a script, and {source} is none")
     if keep_engine and house != "areal":
         raise UserError(f"--keep-engine works only with --from areal, not --from {house}")
     from skyrl.tree.imports import following
@@ -285,7 +286,7 @@ def _converter(house: str, number: int | None, *, keep_engine: bool) -> Callable
     if house == "areal":
         from skyrl.interop.areal.convert import convert_areal
 
-        return partial(convert_areal, keep_engine=keep_engine)
+        return partial(convert_areal, keep_engine=keep_engine, number=number)
     if house == "verl":
         from skyrl.interop.verl.convert import convert_verl as convert_file
     elif house == "trl":

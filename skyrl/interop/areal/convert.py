@@ -34,11 +34,13 @@ from skyrl.interop.areal.defaults import (
     other_defaults,
 )
 from skyrl.interop.areal.entries import LOSS_SCALING, checkpoints, data_source, device, kl, read_areal, warmup_share
+from skyrl.interop.areal.files import read_experiment, with_defaults_of_references
 from skyrl.interop.areal.keys import INTERVALS, KEYS
 from skyrl.interop.areal.learner_keys import LEARNER_KEYS, ONE_LIMIT, loss_scaling, precision
 from skyrl.interop.areal.machines import machines
 from skyrl.interop.areal.names import version_notice
 from skyrl.interop.areal.objective import OBJECTIVE_KEYS, estimator, is_weighted, objective
+from skyrl.interop.areal.programs import read_launch, refuse_images, remarks_of
 from skyrl.interop.areal.rollout_keys import ROLLOUT_KEYS, TEACHER, agent
 from skyrl.interop.areal.same_settings import copies, follows, intervals, why_unknown
 from skyrl.interop.areal.sglang import KEPT, OTHERS, for_sglang
@@ -59,7 +61,7 @@ from skyrl.interop.translation import (
     refused,
     unsupported,
 )
-from skyrl.interop.values import flat_file, without_references
+from skyrl.interop.values import is_script, without_references
 from skyrl.interop.writing import Writing
 
 _MINI_BATCHES = {
@@ -108,16 +110,25 @@ _SOURCES = {"train_dataset.path": "data.train_data", "valid_dataset.path": "data
 _BATCH = ("train_dataset.batch_size", "dataset.train_bs_n_seqs")
 
 
-def convert_areal(name: str, *, keep_engine: bool = False) -> Conversion:
-    """Convert a YAML file. Raises `ConfigError` if it cannot be read, and in the same cases as `convert_keys`."""
-    return convert_keys(flat_file(name, of="areal"), name, keep_engine=keep_engine)
+def convert_areal(name: str, *, keep_engine: bool = False, number: int | None = None) -> Conversion:
+    """Convert a YAML file, or a script that starts a program with one; `number` chooses among several runs of it.
+    Raises `ConfigError` if it cannot be read, and in the same cases as `convert_keys`.
+    """
+    if not is_script(name):
+        return convert_keys(read_experiment(name), name, keep_engine=keep_engine)
+    keys, launch = read_launch(name, number)
+    conversion = convert_keys(keys, name, keep_engine=keep_engine)
+    return launch.finished(evolve(conversion, remarks=(*remarks_of(launch), *conversion.remarks)))
 
 
 def convert_keys(keys: Mapping[str, Any], where: str = "experiment", *, keep_engine: bool = False) -> Conversion:
     """Convert flat dotted keys and their values, as in a file. SGLang engines become vLLM engines unless `keep_engine`.
     Raises `ConfigError` for a kind of run that is not implemented, and if there is no engine to keep.
     """
-    values, originals = without_references(keys)
+    omitted = with_defaults_of_references(keys)
+    values, originals = without_references({**keys, **omitted})
+    values = {key: value for key, value in values.items() if key not in omitted}
+    refuse_images(values, where)
     engine = engine_backend(values)
     if keep_engine and not engine:
         hint = 'set one (rollout.backend: "sglang:d4"), or omit --keep-engine'

@@ -64,6 +64,7 @@ _OF_EVERY_KIND = (
     "saver.",
     "recover.",
 )
+_NO_MEGATRON = "supervised runs with Megatron"
 _ENGINES = "supervised runs generate nothing"
 
 
@@ -134,7 +135,7 @@ def _allocation(key: str, value: object, values: Values) -> Translation | None:
     if part.is_engine or not part.gpus:
         return refused(f"{part.backend} is not a training backend, but this kind of run only trains")
     if strategy_of(part).own_modules:
-        return unsupported(f"supervised runs with Megatron; FSDP2 can use all {part.gpus} GPUs: see placement")
+        return unsupported(f"{_NO_MEGATRON}; FSDP2 can use all {part.gpus} GPUs: see placement")
     gpus = values.get("cluster.n_gpus_per_node", 8)
     gpus = gpus if isinstance(gpus, int) and gpus > 0 else 8
     writes = {
@@ -166,6 +167,10 @@ def _other_backend(key: str, value: object, values: Values) -> Translation | Non
     return in_other_backend(
         f"actor.{key.removeprefix('model.')}", value, {"actor.backend": values.get("model.backend")}
     )
+
+
+def _megatron(key: str, value: object, values: Values) -> Translation | None:
+    return _other_backend(key, value, values) or unsupported(_NO_MEGATRON)
 
 
 def _autotp(key: str, value: object, values: Values) -> Translation:
@@ -233,6 +238,7 @@ _DEPENDENT: dict[str, Dependent] = {
     "*.warmup_steps_proportion": warmup_share,
     "*.scheduling_strategy.*": lambda key, value, values: redundant("the run has only one model, with its own GPUs"),
     **{f"model.{backend}*": _other_backend for backend in LEARNERS},
+    "model.megatron*": _megatron,
     f"model{AUTOTP}": _autotp,
     "model.archon.moe_router_dtype": lambda key, value, values: router(
         "actor", value, {"actor.backend": values.get("model.backend")}

@@ -62,4 +62,4 @@ SWITCHES: tuple[Switch, ...] = (
 )
 
 SUPERVISED_SWITCHES: tuple[Switch, ...] = tuple(switch for switch in SWITCHES if switch.key.startswith("*."))
-"""Those of a single model, which is `model` in every supervised run."""
+"""The switches of a single model, which is `model` in every supervised run."""
