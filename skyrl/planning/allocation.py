@@ -50,7 +50,7 @@ class Part:
     """How the GPUs share the model, or only its attention if experts are split differently."""
 
     experts: Degrees | None = None
-    """How the GPUs share the experts of a hybrid. None: the same as the rest."""
+    """How the GPUs share the experts. None: they are not spread, and shared as the rest."""
 
     @property
     def is_engine(self) -> bool:
@@ -183,12 +183,15 @@ def _checked(part: Part, text: str, written: str) -> Part:
     if part.is_engine and (degrees.context > 1 or degrees.expert > 1 or experts):
         raise AllocationError(f"{text!r}: engines have the degrees d, t and p")
     if experts is None:
-        if degrees.expert > 1 and degrees.ranks % (degrees.pipeline * degrees.tensor * degrees.expert):
-            raise AllocationError(
-                f"{text!r}: pipeline x tensor x expert = {degrees.pipeline * degrees.tensor * degrees.expert} does not "
-                f"divide {degrees.ranks} ranks"
-            )
-        return part
+        if degrees.expert == 1:
+            return part
+        # AReaL does not split the matrices of experts; in 2025, whose strings may name no backend, it did as the rest.
+        tensor = 1 if part.backend else degrees.tensor
+        experts = Degrees(pipeline=degrees.pipeline, tensor=tensor, expert=degrees.expert)
+        inner = degrees.pipeline * tensor * degrees.expert
+        if degrees.ranks % inner:
+            factors = "pipeline x expert" if part.backend else "pipeline x tensor x expert"
+            raise AllocationError(f"{text!r}: {factors} = {inner} does not divide {degrees.ranks} ranks")
     if experts.pipeline != degrees.pipeline:
         raise AllocationError(
             f"{text!r}: attention has {degrees.pipeline} pipeline stages and experts {experts.pipeline}, "

@@ -72,8 +72,8 @@ def test_a_field_that_disagrees_is_an_error_and_one_that_agrees_is_not() -> None
     [
         ("vllm:d8|fsdp:d4p2", "fsdp learners have no pipeline parallelism, but the pipeline degree is 2"),
         (
-            "vllm:d4+fsdp:(attn:d4|ffn:d2e2)",
-            "fsdp learners split experts by e alone, but attn and ffn have separate degrees",
+            "vllm:d4+fsdp:(attn:d2t2|ffn:t2e2)",
+            "fsdp learners split experts by e alone, but their tensor degree is 2",
         ),
         ("vllm:d8+eval", "names only engines, but this run trains"),
         ("d8", "names only learners, but this run starts engines"),

@@ -47,12 +47,12 @@ def scripts_of_2026(folder: Path, family: str) -> tuple[Converted, ...]:
 
 @cache
 def areal_files(folder: Path, name: str = "areal_yaml_keys_2026_05.json") -> tuple[Converted, ...]:
-    """AReaL's experiment files, without tasks for SkyPilot."""
+    """AReaL's experiment files, without tasks for SkyPilot and without rows with images."""
     files = json.loads((folder / name).read_text())
     return tuple(
         Converted(name=file, facts=keys, conversion=convert_keys(keys, file))
         for file, keys in files.items()
-        if not file.endswith(".sky.yaml")
+        if not file.endswith(".sky.yaml") and "/vlm" not in file
     )
 
 

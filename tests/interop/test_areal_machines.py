@@ -149,4 +149,4 @@ def test_what_examples_say_about_machines_is_converted(reference: Path, tmp_path
             lines += len(about)
             assert [line for line in about if line.is_refused and not line.source.endswith(SECRETS)] == []
             cluster_of(file.conversion, tmp_path)
-    assert lines > 450
+    assert lines > 440

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from skyrl.planning.allocation import Allocation, AllocationError, Part, read_allocation, read_part
 from skyrl.planning.topology import Degrees
+
+REFERENCE = Path(__file__).parents[1] / "reference"
 
 
 def parts(text: str) -> list[tuple[str, int]]:
@@ -45,6 +50,51 @@ def test_a_hybrid_splits_attention_and_experts_differently() -> None:
         assert part.learner == "megatron"
     whole = read_allocation("sglang:d4+megatron:(attn:d1p2t2|ffn:d1p2e2)")
     assert [len(group) for group in whole.groups] == [1, 1]
+
+
+OTHERWISE = {"sglang[r1]": "two parts generate"}
+"""Beginnings of strings that AReaL reads and that no run here has -> why."""
+
+
+def read_as_areal_does(text: str) -> list[list[object]]:
+    """Backend, name, and degrees (data, pipeline, tensor, context, expert, tensor of experts) of each part."""
+    found = []
+    for part in read_allocation(text).parts:
+        own, experts = part.degrees, part.experts or Degrees()
+        degrees = [own.data, own.pipeline, own.tensor, own.context, experts.expert]
+        degrees += [experts.tensor] if experts.expert > 1 else []
+        found += [[part.backend, part.name or None, degrees]] if part.gpus else []
+    return found
+
+
+@pytest.mark.parametrize("version", ["0.3.3", "2.0.0"])
+def test_the_strings_of_areals_tests_and_pages_are_read_as_it_reads_them(version: str) -> None:
+    strings = json.loads((REFERENCE / "areal_allocations.json").read_text())[version]
+    assert len(strings) > 20
+    for text, parts_there in strings.items():
+        if why := next((why for start, why in OTHERWISE.items() if text.startswith(start)), ""):
+            with pytest.raises(AllocationError, match=why):
+                read_allocation(text)
+            continue
+        found = read_as_areal_does(text)
+        assert [each[1:] for each in found] == [each[1:] for each in parts_there], text
+        backends = zip((each[0] for each in found), (each[0] for each in parts_there), strict=True)
+        assert all(ours in ("", theirs) for ours, theirs in backends), text
+
+
+@pytest.mark.parametrize(
+    ("text", "experts"),
+    [
+        ("megatron:d2t2e4", Degrees(expert=4)),
+        ("megatron:d2p2t4e4", Degrees(pipeline=2, expert=4, data=2)),
+        ("megatron:d4t2e2", Degrees(expert=2, data=4)),
+        ("megatron:d2t2c2e8", Degrees(expert=8)),
+        ("archon:d8e8", Degrees(expert=8)),
+        ("fsdp:d4t2e4", Degrees(expert=4, data=2)),
+    ],
+)
+def test_the_tensors_of_experts_are_whole_unless_the_string_splits_them(text: str, experts: Degrees) -> None:
+    assert read_part(text).experts == experts
 
 
 def test_named_parts_share_gpus_where_a_bar_is_between_them() -> None:

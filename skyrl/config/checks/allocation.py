@@ -65,9 +65,11 @@ def allocation_degrees_are_supported(run: SkyRLTrainConfig) -> Iterator[Problem]
             degree = part.degrees.pipeline
             message = f"{part.learner} learners have no pipeline parallelism, but the pipeline degree is {degree}"
             yield Problem(path=PATH, message=message, hint="leave it out: d, t, c and e are supported")
-        if part.experts is not None and "expert_tensor" not in facts.degrees:
-            message = f"{part.learner} learners split experts by e alone, but attn and ffn have separate degrees"
-            yield Problem(path=PATH, message=message, hint="write one list of degrees: d, t, c and e are supported")
+        if part.experts is not None and part.experts.tensor > 1 and "expert_tensor" not in facts.degrees:
+            message = (
+                f"{part.learner} learners split experts by e alone, but their tensor degree is {part.experts.tensor}"
+            )
+            yield Problem(path=PATH, message=message, hint="leave it out: d, t, c and e are supported")
     tables = {strategy_of(part).table for part in (() if allocation is None else allocation.learners)}
     if len(tables) > 1:
         yield Problem(

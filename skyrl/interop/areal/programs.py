@@ -111,7 +111,6 @@ def refuse_images(keys: Mapping[str, Any], where: str) -> None:
     model = str(keys.get("actor.path", keys.get("model.path")))
     rows = str(keys.get("train_dataset.path"))
     found = [model] if reads_images(model) else [rows for each in IMAGE_ROWS if each in rows]
-    found += ["sglang.enable_multimodal"] if keys.get("sglang.enable_multimodal") is True else []
     if found:
         message = f"trains on rows with images ({found[0]}), which skyrl does not do yet"
         raise ConfigError([Problem(path=where, message=message)], title="Nothing was converted")
