@@ -10,10 +10,16 @@ import pytest
 from click.testing import CliRunner
 
 from skyrl.cli.main import cli
-from skyrl.config import load
+from skyrl.config import SFTConfig, SkyRLTrainConfig, load
 from skyrl.config.loading.kinds import KINDS, root_of
-from skyrl.config.loading.recognition import refuse_other_sources, refuse_other_tables
+from skyrl.config.loading.recognition import (
+    TABLES_OF,
+    TABLES_OF_SUPERVISED,
+    refuse_other_sources,
+    refuse_other_tables,
+)
 from skyrl.errors import ConfigError
+from skyrl.tree import get_at
 
 VERL = "#!/bin/bash\npython3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=a/b data.train_batch_size=8\n"
 TRL_PROGRAM = "from trl import GRPOConfig\nGRPOConfig(learning_rate=1e-6)\n"
@@ -96,6 +102,32 @@ def test_files_of_systems_that_are_not_converted_are_named(program: str) -> None
     for name, top in files.items():
         with pytest.raises(ConfigError, match=f"this is a {program} configuration, which skyrl does not convert"):
             refuse_other_tables(name, dict.fromkeys(top))
+
+
+def test_every_table_of_prime_rl_is_told_where_it_is(folder: Path) -> None:
+    for path in (path for paths in TABLES_OF["prime-rl"].values() for path in paths):
+        get_at(SkyRLTrainConfig(), path)
+    for path in (path for paths in TABLES_OF_SUPERVISED.values() for path in paths):
+        get_at(SFTConfig(), path)
+    file = folder / "rl.toml"
+    file.write_text(
+        'max_steps = 2\n[model]\nname = "a/b"\n[orchestrator]\nbatch_size = 8\n[orchestrator.train.sampling]\n'
+        "max_completion_tokens = 8\n[trainer.optim]\nlr = 1e-6\n[inference]\n[ckpt]\n[monitors.wandb]\n"
+    )
+    done = CliRunner().invoke(cli, ["config", "check", "rl.toml"])
+    for told in (
+        "this is a prime-rl configuration", "model is trainer.policy.model;", "inference is generator.inference_engine",
+        "orchestrator.train is environment and generator.sampling_params", "monitors is trainer.logger and trainer.tra",
+        "trainer.optim is trainer.policy.optimizer_config", "docs/coming-from/README.md",
+    ):  # fmt: skip
+        assert told in " ".join(str(done.exception).split()), told
+
+
+def test_supervised_files_of_prime_rl_are_told_where_their_tables_are(folder: Path) -> None:
+    (folder / "sft.toml").write_text('max_steps = 2\n[model]\nname = "a/b"\n[data]\nname = "c"\n[optim]\nlr = 1e-5\n')
+    done = CliRunner().invoke(cli, ["config", "check", "sft.toml"])
+    told = " ".join(str(done.exception).split())
+    assert 'kind = "sft", in which model is model; data is train_datasets; optim is optimizer_config.' in told
 
 
 def test_scripts_of_openrlhf_are_named(folder: Path) -> None:

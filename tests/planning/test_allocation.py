@@ -58,7 +58,7 @@ OTHERWISE = {"sglang[r1]": "two parts generate"}
 
 def read_as_areal_does(text: str) -> list[list[object]]:
     """Backend, name, and degrees (data, pipeline, tensor, context, expert, tensor of experts) of each part."""
-    found = []
+    found: list[list[object]] = []
     for part in read_allocation(text).parts:
         own, experts = part.degrees, part.experts or Degrees()
         degrees = [own.data, own.pipeline, own.tensor, own.context, experts.expert]

@@ -25,6 +25,43 @@ _CONVERTED = {"verl": "verl", "TRL": "trl", "AReaL": "areal"}
 
 _BY_HAND = "docs/coming-from/README.md lists where its settings are here; begin with examples/quickstart/grpo.toml"
 
+TABLES_OF: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "prime-rl": {
+        "model": ("trainer.policy.model",),
+        "trainer.model": ("trainer.policy", "trainer.gradient_checkpointing"),
+        "trainer.optim": ("trainer.policy.optimizer_config",),
+        "trainer.scheduler": ("trainer.policy.optimizer_config",),
+        "trainer.loss": ("trainer.algorithm.policy_loss_type",),
+        "orchestrator.train": ("environment", "generator.sampling_params"),
+        "orchestrator.eval": ("data.val_data", "trainer.eval_interval", "generator.eval_sampling_params"),
+        "orchestrator.algo": ("trainer.algorithm",),
+        "orchestrator.concurrency": ("trainer.fully_async",),
+        "orchestrator": ("trainer.train_batch_size", "generator.n_samples_per_prompt"),
+        "inference": ("generator.inference_engine",),
+        "weight_broadcast": ("generator.inference_engine.weight_sync_backend",),
+        "deployment": ("trainer.placement",),
+        "ckpt": ("trainer.ckpt_interval", "trainer.ckpt_path"),
+        "resume": ("trainer.resume_mode",),
+        "monitors": ("trainer.logger", "trainer.trackers"),
+        "log": ("trainer.log_path",),
+    }
+}
+"""Program that is not converted -> its tables, each with our paths."""
+
+TABLES_OF_SUPERVISED: Mapping[str, tuple[str, ...]] = {
+    "model": ("model",),
+    "data": ("train_datasets",),
+    "val": ("eval_datasets",),
+    "optim": ("optimizer_config",),
+    "scheduler": ("optimizer_config",),
+    "deployment": ("placement",),
+    "ckpt": ("ckpt_interval", "ckpt_path"),
+    "resume": ("resume_mode",),
+    "monitors": ("logger", "trackers"),
+    "log": ("log_path",),
+}
+"""The same of prime-rl's supervised files, with paths of `kind = "sft"`."""
+
 
 def refuse_other_files(name: str) -> None:
     """Raise `ConfigError` for a folder or a file that holds a model, rows, or a script, judging by its name and its
@@ -57,7 +94,7 @@ def refuse_other_tables(name: str, tables: object, *, of: str = "") -> None:
         if of and _is_ours(tables):
             problem = Problem(path=name, message="is a configuration of skyrl's own already", hint=f"skyrl run {name}")
             raise ConfigError([problem], title="Nothing to convert")
-        _refuse(name, _other_tables(name, {str(key).partition(".")[0] for key in tables}, of))
+        _refuse(name, _other_tables(name, tables, of))
 
 
 def _refuse(name: str, found: tuple[str, str] | None) -> None:
@@ -89,6 +126,18 @@ def _of_program(name: str, program: str, what: str) -> tuple[str, str] | None:
     if program in _CONVERTED:
         return message, f"skyrl config convert {name} --from {_CONVERTED[program]} -o run.toml"
     return f"{message}, which skyrl does not convert", _BY_HAND
+
+
+def _where_tables_are(program: str, tables: Mapping[Any, Any]) -> str:
+    """Where the tables of a file of a program that is not converted are here; empty if that is not known."""
+    if program != "prime-rl":
+        return ""
+    is_supervised = "data" in tables and "orchestrator" not in tables
+    known = TABLES_OF_SUPERVISED if is_supervised else TABLES_OF[program]
+    inner = {f"{top}.{name}" for top, table in tables.items() if isinstance(table, Mapping) for name in table}
+    found = [f"{name} is {' and '.join(paths)}" for name, paths in known.items() if name in {*tables, *inner}]
+    kind = 'kind = "sft", in which ' if is_supervised else ""
+    return f"{kind}{'; '.join(found)}. " if found else ""
 
 
 def _script(name: str) -> tuple[str, str]:
@@ -142,13 +191,15 @@ def _script_in(name: str) -> str:
     return text if is_script else ""
 
 
-def _other_tables(name: str, top: set[str], of: str) -> tuple[str, str] | None:
+def _other_tables(name: str, tables: Mapping[Any, Any], of: str) -> tuple[str, str] | None:
+    top = {str(key).partition(".")[0] for key in tables}
     if {"architectures", "model_type"} & top and "trainer" not in top:
         return _model(name if os.path.isdir(_expanded(name)) else os.path.dirname(name) or ".", "folder")
     if {"run", "resources"} <= top:
         return "this is a task for SkyPilot", "give the configuration that the task starts"
     program = _program_of_tables(top)
-    return None if _CONVERTED.get(program) == of else _of_program(name, program, "configuration")
+    found = None if _CONVERTED.get(program) == of else _of_program(name, program, "configuration")
+    return found and (found[0], _where_tables_are(program, tables) + found[1])
 
 
 def _is_ours(tables: Mapping[Any, Any]) -> bool:
@@ -170,6 +221,8 @@ def _program_of_tables(top: set[str]) -> str:
     if "model_name_or_path" in top or {"per_device_train_batch_size", "learning_rate"} <= top:
         return "TRL"
     if "orchestrator" in top or ("max_steps" in top and {"optim", "ckpt", "deployment"} & top):
+        return "prime-rl"
+    if {"eval", "model"} <= top or {"vllm", "deployment"} <= top:  # its evaluations and its inference servers
         return "prime-rl"
     if "policy" in top and top & {"grpo", "ppo", "sft", "dpo", "rm", "loss_fn", "cluster", "defaults"}:
         return "NeMo-RL"
