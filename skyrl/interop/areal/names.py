@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import cache
 
+from skyrl.interop.areal.defaults import age
 from skyrl.interop.peer_trees import peer_trees, versions_with
+from skyrl.interop.translation import Values
 
 KINDS = ("GRPOConfig", "SFTConfig", "RWConfig", "DPOConfig")
 _ENGINE_OF_ACTOR = re.compile(r"actor\.(?!adv_norm|reward_|kl_)")
@@ -33,13 +34,13 @@ def known_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys([*keys, *own]))
 
 
-def version_notice(keys: Iterable[str], kind: str) -> str:
-    """What a report says of the version of a file of a kind of run; empty if it may be of every version."""
-    trees = peer_trees("areal", kind)
-    versions = versions_with(trees, (re.sub(r"\[\d+\]", "[0]", key) for key in keys))
-    if not versions or len(versions) == len(trees):
-        return ""
-    return f"Read as a file of AReaL {' or '.join(versions)}, which of the known versions has most of its settings."
+def version_notice(values: Values, kind: str) -> str:
+    """What a report says of the version of a file of a kind of run: of those of its `age`, the one with the most of its
+    settings.
+    """
+    trees = [tree for tree in peer_trees("areal", kind) if tree.version.startswith("0.") is (age(values) < 2026)]
+    versions = versions_with(trees, (re.sub(r"\[\d+\]", "[0]", key) for key in values))
+    return f"Read as a file of AReaL {' or '.join(versions)}." if versions else ""
 
 
 def _plain(key: str) -> str:
