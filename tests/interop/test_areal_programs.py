@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from skyrl.config import RewardModelConfig, SFTConfig, SkyRLTrainConfig
 from skyrl.config.foundation.entry import RunConfig
+from skyrl.envs.registry import find_env
 from skyrl.errors import ConfigError
 from skyrl.interop.areal.convert import convert_areal
 from skyrl.interop.report import Conversion
@@ -191,6 +193,20 @@ def test_a_reference_to_a_setting_that_is_left_out_has_areals_default(tmp_path: 
     conversion = convert_areal(str(file))
     assert conversion.refused == ()
     assert not any(line.source == "gconfig.temperature" for line in conversion.lines)
+
+
+def test_the_reward_of_the_page_scores_an_answer(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "coming-from" / "areal.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    file = tmp_path / "rewards.py"
+    file.write_text(code)
+    extras = {"answer": "72", "reward_spec": {"ground_truth": "72"}}
+    rewards = []
+    for said in ("it is 72", "it is 7"):
+        environment = find_env(f"{file}:gsm8k")(extras)
+        environment.init([{"role": "user", "content": "?"}])
+        rewards.append(environment.step(said).reward)
+    assert rewards == [1.0, 0.0]
 
 
 def test_two_trials_never_share_their_checkpoints(tmp_path: Path) -> None:
