@@ -35,9 +35,7 @@ def known_names() -> tuple[str, ...]:
 
 
 def version_notice(values: Values, kind: str) -> str:
-    """What a report says of the version of a file of a kind of run: of those of its `age`, the one with the most of its
-    settings.
-    """
+    """A sentence that names the version of a file: among those of its `age`, the one that has most of its settings."""
     trees = [tree for tree in peer_trees("areal", kind) if tree.version.startswith("0.") is (age(values) < 2026)]
     versions = versions_with(trees, (re.sub(r"\[\d+\]", "[0]", key) for key in values))
     return f"Read as a file of AReaL {' or '.join(versions)}." if versions else ""

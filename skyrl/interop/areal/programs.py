@@ -99,7 +99,7 @@ def read_launch(name: str, number: int | None) -> tuple[dict[str, Any], Launch]:
 
 
 def remarks_of(launch: Launch) -> list[str]:
-    """What the program and the launcher of a run do that its settings do not say."""
+    """Remarks on the program and the launcher of a run, for what its settings do not say."""
     own = next((what for part, what in _OWN_WORKFLOW.items() if part in launch.program.split(".")), "")
     remarks = [f"{launch.program} {own}. That part has to be written here."] if own else []
     launcher = next((word.rpartition(".")[2] for word in launch.before if word.startswith("areal.")), "")
