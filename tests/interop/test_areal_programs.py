@@ -204,7 +204,7 @@ def test_the_reward_of_the_page_scores_an_answer(tmp_path: Path) -> None:
     rewards = []
     for said in ("it is 72", "it is 7"):
         environment = find_env(f"{file}:gsm8k")(extras)
-        environment.init([{"role": "user", "content": "?"}])
+        environment.init(({"role": "user", "content": "?"},))
         rewards.append(environment.step(said).reward)
     assert rewards == [1.0, 0.0]
 
