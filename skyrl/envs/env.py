@@ -43,7 +43,7 @@ class EnvStep:
 
 @frozen(kw_only=True)
 class Sampled:
-    """What is known of an answer besides its text."""
+    """Tokens of an answer, and the version of the weights that it was drawn with."""
 
     token_ids: tuple[int, ...] = ()
     """The tokens as the policy drew them."""

@@ -27,7 +27,7 @@ Signature = Literal["skyrl", "trl", "verl", "openrlhf"]
 
 
 class TrainerState:
-    """What a TRL reward function gets as `trainer_state`: the number of training steps before the sample."""
+    """State of the trainer for a reward function of TRL's form: the number of training steps before the sample."""
 
     def __init__(self, global_step: int) -> None:
         self.global_step = global_step

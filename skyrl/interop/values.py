@@ -20,7 +20,8 @@ _MOST = 10_000
 
 
 def flat_file(name: str, *, of: str = "") -> dict[str, Any]:
-    """A YAML, JSON or TOML file as dotted keys. Raises `ConfigError`, also for a file of another program.
+    """A YAML, JSON or TOML file as dotted keys; for TRL, whose arguments may be tables, by its own keys. Raises
+    `ConfigError`, also for a file of another program.
 
     `of` is the program that the file belongs to (areal, verl, trl), by its name in `skyrl config convert --from`.
     """
@@ -32,7 +33,7 @@ def flat_file(name: str, *, of: str = "") -> dict[str, Any]:
     refuse_other_tables(name, value, of=of)
     if not isinstance(value, Mapping):
         raise ConfigError([Problem(path=name, message="contains no table of settings")], title="Nothing was converted")
-    keys = dict(flat(value))
+    keys = {str(key): setting for key, setting in value.items()} if of == "trl" else dict(flat(value))
     return dict(_without_lists(keys)) if of == "areal" else keys
 
 
