@@ -192,8 +192,8 @@ def _makes_environments(target: Callable[..., Any]) -> bool:
 def find_task(name: str, user_env_class: str | None, settings: SkyRLGymConfig | None = None) -> MakeEnv:
     """Factory of the environments of a prompt, whose row may name a registered environment or `user_env_class`.
 
-    `user_env_class` is `environment.task`, the only text whose import paths are ever followed. `settings` are the settings
-    of the built-in environments; None: their defaults. Raises `TaskError`.
+    `user_env_class` is `environment.task`, the only text whose import paths are ever followed. `settings` are the
+    settings of the built-in environments; None: their defaults. Raises `TaskError`.
     """
     if name != user_env_class and name not in registered_names():
         raise TaskError(

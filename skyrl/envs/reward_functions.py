@@ -5,8 +5,9 @@
     verl    function(data_source=..., solution_str=..., ground_truth=..., extra_info=...) -> number or dict with `score`
     OpenRLHF    function(queries=[...], prompts=[...], labels=[...]) -> dict with `rewards`, `scores`, `extra_logs`
 
-The signature is recognised by its parameters: TRL's has `completions` or `completion_ids`, verl's `solution_str`. Each may be `async def`.
-A TRL function is called with one sample at a time; `group_rewards.py` passes all samples of a prompt.
+The signature is recognised by its parameters: TRL's has `completions` or `completion_ids`, verl's `solution_str`. Each
+may be `async def`. A TRL function is called with one sample at a time; `group_rewards.py` passes all samples of a
+prompt.
 """
 
 from __future__ import annotations

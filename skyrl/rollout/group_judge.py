@@ -36,7 +36,7 @@ class GroupJudge:
     async def _outcome(
         self, prompt: Prompt, reward: GroupReward, rows: Sequence[Trajectory]
     ) -> tuple[tuple[float | None, ...], Mapping[str, float]] | Mapping[str, Any]:
-        """A reward or None for each row, and metrics of the group; or fields of a trajectory that say why there is none."""
+        """A reward or None for each row, and the group's metrics; or fields of a trajectory that say why not."""
         failures: list[Failure] = []
         while True:
             try:

@@ -142,6 +142,19 @@ def test_supervised_rows_are_counted_and_cut_as_in_trl(tmp_path: Path) -> None:
     assert conversion.refused == ()
 
 
+@pytest.mark.parametrize(
+    ("keys", "learned"),
+    [
+        ({}, "all_tokens"),
+        ({"assistant_only_loss": False}, "all_tokens"),
+        ({"assistant_only_loss": True}, "all_assistant_messages"),
+        ({"max_seq_length": 9, "warmup_ratio": 0.1}, "all_tokens"),  # 0.18 has no assistant_only_loss
+    ],
+)
+def test_the_same_tokens_are_learned(keys: dict[str, Any], learned: str, tmp_path: Path) -> None:
+    assert loaded(converted("sft", **keys), tmp_path).train_on_what == learned
+
+
 def test_a_reward_model_leaves_long_pairs_out_as_in_trl(tmp_path: Path) -> None:
     run = loaded(converted("reward", max_length=512), tmp_path)
     assert (run.max_length, run.too_long, run.optimizer_config.lr) == (512, "skip", 1e-4)
@@ -232,6 +245,6 @@ def test_tables_in_a_file_are_the_values_of_arguments(tmp_path: Path) -> None:
     assert "TRL 0.18.0 with those of open-r1" in conversion.notice
     assert run.trainer.policy.optimizer_config.min_lr_ratio == 0.1
     assert (run.generator.sampling_params.temperature, run.trainer.algorithm.loss_reduction) == (
-        0.9,
+        1.0,
         "token_mean_legacy",
     )

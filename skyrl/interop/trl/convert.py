@@ -55,11 +55,11 @@ def convert_trl(name: str, *, number: int | None = None, kind: str | None = None
     file cannot be read, or trains something else.
     """
     keys, launch, found = settings_of(name, number, kind)
-    converted = convert_keys(keys, name, found)
+    converted = convert_keys(keys, name, kind=found)
     return launch.finished(converted) if launch else converted
 
 
-def convert_keys(keys: Mapping[str, Any], where: str = "arguments", kind: str = "grpo") -> Conversion:
+def convert_keys(keys: Mapping[str, Any], where: str = "arguments", *, kind: str = "grpo") -> Conversion:
     """Convert the arguments of one of TRL's trainers, given as a mapping from name to value."""
     tree, notice = tree_of(kind, keys)
     system = _system(kind, tree)
@@ -108,8 +108,6 @@ def _left_out(values: Values, tree: PeerTree) -> dict[str, Any]:
 def _remarks(kind: str, keys: Mapping[str, Any], tree: PeerTree) -> Iterable[str]:
     if "num_processes" not in keys:
         yield _PROCESSES
-    if kind == "sft" and keys.get("assistant_only_loss") is not True:
-        yield supervised.ALL_TOKENS
     if kind in _ROOTS:
         return
     if "max_prompt_length" not in keys:

@@ -18,6 +18,7 @@ from skyrl.interop.translation import (
     Values,
     fixed,
     is_off,
+    maps_to,
     missing,
     redundant,
     translate,
@@ -36,11 +37,6 @@ _NAMES = {
     "generator.chat_template_kwargs": "chat_template_kwargs",
 }
 """Our paths in an RL run -> those in a supervised one, where more than `trainer` or `trainer.policy` is left out."""
-
-ALL_TOKENS = (
-    "TRL learns all tokens of rows with `messages` unless assistant_only_loss is set, also those of the user; here "
-    "only the assistant's messages are learned. Rows of prompt and completion, and of text, are learned as in TRL."
-)
 
 
 def of_one_model(translation: Translation) -> Translation:
@@ -151,7 +147,9 @@ KEYS: dict[str, Entry] = {
     "pad_to_multiple_of": redundant("rows are laid end to end without padding"),
     **dict.fromkeys(("max_length", "max_seq_length"), "max_length"),
     "truncation_mode": fixed("keep_start", does="too_long cuts the end off", otherwise="cutting off the beginning"),
-    "assistant_only_loss": redundant("of chats, only the assistant's messages are learned"),
+    "assistant_only_loss": maps_to(
+        "train_on_what", convert=lambda on: "all_assistant_messages" if on else "all_tokens"
+    ),
     "loss_type": fixed("nll", "chunked_nll", does="the likelihood of the learned tokens", otherwise="the loss dft"),
     "activation_offloading": "offload_activations",
     "center_rewards_coefficient": missing("rewards drawn towards 0 (arXiv:2312.09244)"),
@@ -180,5 +178,6 @@ def implied_by_rows(values: Values, kind: str) -> Iterator[tuple[str, str, Any]]
     if values.get("weight_decay"):
         yield "implied", "optimizer_config.weight_decay_on", "matrices"
     if kind == "sft":
+        if "assistant_only_loss" not in values:
+            yield "assistant_only_loss", "train_on_what", "all_tokens"
         yield "implied", "too_long", "truncate"  # sft_trainer.py:1439; reward_trainer.py:734 leaves such rows out
-        yield "implied", "train_on_what", "all_assistant_messages"
