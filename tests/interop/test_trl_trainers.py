@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from skyrl.config import ConfigError, RewardModelConfig, SFTConfig, SkyRLTrainConfig
+from skyrl.config import ConfigError, RewardModelConfig, SFTConfig, SkyRLTrainConfig, load
+from skyrl.envs.env import ReadsSample, Sampled
+from skyrl.envs.registry import find_env
 from skyrl.interop.peer_trees import PeerTree, peer_trees
 from skyrl.interop.report import Conversion
 from skyrl.interop.trl.convert import convert_keys, convert_trl
@@ -248,3 +250,19 @@ def test_tables_in_a_file_are_the_values_of_arguments(tmp_path: Path) -> None:
         1.0,
         "token_mean_legacy",
     )
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "coming-from" / "trl.md").read_text()
+    program, settings = (page.partition(f"```{language}\n")[2].partition("```")[0] for language in ("python", "toml"))
+    (tmp_path / "rewards.py").write_text(program)
+    (tmp_path / "run.toml").write_text(settings)
+    monkeypatch.chdir(tmp_path)
+    run = load(["run.toml"], environ={}).config
+    env = find_env(run.environment.task or "")({"solution": "4"})
+    assert isinstance(env, ReadsSample)
+    env.init(())
+    env.reads(Sampled(token_ids=(1, 2)))
+    step = env.step("4")
+    assert step.reward == pytest.approx(1 - 0.001)
+    assert step.components == {"correct": 1.0, "brief": pytest.approx(-0.002)}

@@ -1,4 +1,4 @@
-"""What a file of TRL's arguments trains, and the version it is of, by the arguments that only some trainers have."""
+"""Tells which trainer and version TRL's arguments are for, by those that only some trainers and versions have."""
 
 from __future__ import annotations
 
