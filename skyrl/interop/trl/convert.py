@@ -43,6 +43,10 @@ _REWARDS = (
     "TRL's trainer receives reward functions from the program: set environment.env_class to one of them "
     "(rewards.py:my_reward), or to a list, which may keep TRL's signature."
 )
+_SERVERS = (
+    "TRL 0.18 samples from servers of `trl vllm-serve`, unless vllm_mode is colocate; here engines share the GPUs "
+    "of the learners."
+)
 _BIAS_CORRECTION = (
     "TRL multiplies the KL divergence by the ratio of probabilities, since use_bias_correction_kl is on by default; "
     "here, as in its earlier versions, it is added as it is."
@@ -112,6 +116,8 @@ def _remarks(kind: str, keys: Mapping[str, Any], tree: PeerTree) -> Iterable[str
         return
     if "max_prompt_length" not in keys:
         yield _PROMPTS
+    if keys.get("use_vllm") and "vllm_mode" not in keys and tree.defaults.get("vllm_mode") == "server":
+        yield _SERVERS
     if "reward_funcs" not in keys:
         yield _REWARDS
     has_divergence = not is_off(number(keys.get("beta", tree.defaults.get("beta"))))

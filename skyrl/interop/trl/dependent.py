@@ -184,6 +184,13 @@ def _targets(key: str, value: object, values: Values) -> Translation | None:
     return _adapter("trainer.policy.model.lora.target_modules")(key, "all-linear" if whole_model else value, values)
 
 
+def _precision(key: str, value: object, values: Values) -> Translation:
+    """Convert bf16, without which a model that is loaded in bfloat16 computes in it all the same."""
+    if value is False and "bfloat16" in (values.get("dtype"), values.get("torch_dtype")):
+        return Translation(writes={"trainer.bf16": True}, note="the model is loaded in bfloat16")
+    return redundant("not set") if value is None else Translation(writes={"trainer.bf16": value})
+
+
 _LORA = "trainer.policy.model.lora."
 
 DEPENDENT: dict[str, Dependent] = {
@@ -195,6 +202,7 @@ DEPENDENT: dict[str, Dependent] = {
     "vllm_gpu_memory_utilization": _of_vllm(ENGINE + "gpu_memory_utilization"),
     "vllm_tensor_parallel_size": _of_vllm(ENGINE + "tensor_parallel_size"),
     "vllm_max_model_length": _of_vllm(ENGINE + "engine_init_kwargs.max_model_len"),
+    "bf16": _precision,
     "warmup_steps": _warm_up,
     "warmup_ratio": _warm_up,
     "reward_funcs": _rewards,

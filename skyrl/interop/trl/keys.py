@@ -191,7 +191,6 @@ _OPTIMIZATION: dict[str, Entry] = {
     "label_smoothing_factor": fixed(0, 0.0, does="off", otherwise="label smoothing"),
     "neftune_noise_alpha": missing("noise on embeddings (NEFTune)"),
     "average_tokens_across_devices": redundant("the loss is always averaged over all ranks"),
-    "bf16": "trainer.bf16",
     "fp16": lambda value: (
         Translation(writes={"trainer.policy.fsdp_config.mixed_precision.param_dtype": "float16"})
         if value

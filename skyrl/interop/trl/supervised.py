@@ -108,7 +108,7 @@ def _template(key: str, value: object, values: Values) -> Translation:
 
 _OF_EVERY_TRAINER = (
     "max_steps", "save_strategy", "eval_strategy", "save_steps", "eval_steps", "warmup_steps", "warmup_ratio",
-    "dataset_name", "datasets", "dataset_mixture", "test_split_size", "report_to", "attn_implementation",
+    "dataset_name", "datasets", "dataset_mixture", "test_split_size", "report_to", "attn_implementation", "bf16",
 )  # fmt: skip
 
 SUPERVISED: dict[str, Dependent] = {
