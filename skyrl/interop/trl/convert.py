@@ -29,7 +29,11 @@ _RELIED_ON = (
 )  # fmt: skip
 """Settings whose defaults are written where a complete run leaves them out."""
 
-_ROOTS = {"sft": SFTConfig, "reward": RewardModelConfig}
+_SUPERVISED = {
+    "sft": (SFTConfig, supervised.KEYS, supervised.implied_by_chats),
+    "reward": (RewardModelConfig, supervised.OF_REWARDS, supervised.implied_by_rows),
+}
+"""Trainer -> the class of our tree, the settings that convert independently, and what follows from several."""
 
 _PROCESSES = (
     "TRL gets the number of GPUs, which determines batch sizes, from the command that starts it; 1 was assumed. "
@@ -67,7 +71,8 @@ def convert_keys(keys: Mapping[str, Any], where: str = "arguments", *, kind: str
     """Convert the arguments of one of TRL's trainers, given as a mapping from name to value."""
     tree, notice = tree_of(kind, keys)
     system = _system(kind, tree)
-    converted = convert_settings(system, keys, Writing(where, _ROOTS.get(kind, SkyRLTrainConfig)))
+    root = _SUPERVISED[kind][0] if kind in _SUPERVISED else SkyRLTrainConfig
+    converted = convert_settings(system, keys, Writing(where, root))
     return evolve(converted, notice=notice, remarks=tuple(_remarks(kind, keys, tree)))
 
 
@@ -84,14 +89,15 @@ def _system(kind: str, tree: PeerTree) -> System:
         )
         return f"{whose} {kind} does not have it"
 
-    if kind in _ROOTS:
+    if kind in _SUPERVISED:
+        _, keys, implied_by = _SUPERVISED[kind]
         return System(
-            keys=supervised.OF_REWARDS if kind == "reward" else supervised.KEYS,
+            keys=keys,
             dependent=(supervised.SUPERVISED,),
             switches=SWITCHES,
             unknown=unknown,
             defaults=defaults,
-            implied=lambda values: supervised.implied_by_rows(values, kind),
+            implied=implied_by,
         )
     return System(
         keys=KEYS,
@@ -112,7 +118,7 @@ def _left_out(values: Values, tree: PeerTree) -> dict[str, Any]:
 def _remarks(kind: str, keys: Mapping[str, Any], tree: PeerTree) -> Iterable[str]:
     if "num_processes" not in keys:
         yield _PROCESSES
-    if kind in _ROOTS:
+    if kind in _SUPERVISED:
         return
     if "max_prompt_length" not in keys:
         yield _PROMPTS

@@ -231,7 +231,7 @@ def implied(values: Values) -> Iterator[tuple[str, str, Any]]:
         return
     ranks = processes(values)
     nodes = -(-ranks // GPUS_OF_A_NODE)
-    device = "cpu" if values.get("use_cpu") else "cuda"
+    device = "cpu" if values.get("use_cpu") or values.get("no_cuda") else "cuda"
     paths: dict[str, Any] = {"trainer.device": device, "trainer.placement.colocate_all": True}
     for model in ("policy", "ref") if values.get("beta") else ("policy",):
         paths[f"trainer.placement.{model}_num_nodes"] = nodes

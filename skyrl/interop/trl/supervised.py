@@ -165,7 +165,7 @@ OF_REWARDS: dict[str, Entry] = {
 """The same for a reward model."""
 
 
-def implied_by_rows(values: Values, kind: str) -> Iterator[tuple[str, str, Any]]:
+def implied_by_rows(values: Values) -> Iterator[tuple[str, str, Any]]:
     """Our paths of a supervised run that follow from several settings."""
     if "model_name_or_path" not in values:
         return
@@ -177,7 +177,13 @@ def implied_by_rows(values: Values, kind: str) -> Iterator[tuple[str, str, Any]]
     yield "implied", "epoch_tail", "drop" if values.get("dataloader_drop_last") else "short"
     if values.get("weight_decay"):
         yield "implied", "optimizer_config.weight_decay_on", "matrices"
-    if kind == "sft":
-        if "assistant_only_loss" not in values:
-            yield "assistant_only_loss", "train_on_what", "all_tokens"
-        yield "implied", "too_long", "truncate"  # sft_trainer.py:1439; reward_trainer.py:734 leaves such rows out
+
+
+def implied_by_chats(values: Values) -> Iterator[tuple[str, str, Any]]:
+    """The same for fine-tuning, which cuts long rows (sft_trainer.py:1439): a reward model leaves them out
+    (reward_trainer.py:734).
+    """
+    yield from implied_by_rows(values)
+    if "assistant_only_loss" not in values:
+        yield "assistant_only_loss", "train_on_what", "all_tokens"
+    yield "implied", "too_long", "truncate"
