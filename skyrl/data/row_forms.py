@@ -54,6 +54,8 @@ class SupervisedForms:
         """`tokenizer` has the run's chat template."""
         self._tokenizer, self._run, self._has_chats = tokenizer, run, False
         self._masks = ChatMasks(tokenizer, all_messages=learns_all(run), arguments=run.chat_template_kwargs)
+        self._completions = ChatMasks(tokenizer, all_messages=True, arguments=run.chat_template_kwargs)
+        """Masks of the chats whose first messages are a prompt, if all tokens of the others are learned."""
 
     @property
     def turn_end(self) -> tuple[str, int | None] | None:
@@ -63,7 +65,7 @@ class SupervisedForms:
     @property
     def behind_other_headers(self) -> int:
         """Number of chats so far whose answer does not follow the generation prompt."""
-        return self._masks.behind_other_headers
+        return self._masks.behind_other_headers + self._completions.behind_other_headers
 
     def __call__(self, row: Row) -> tuple[Ids, Weights]:
         """Token ids and the weight of each in the loss, 0 if it is not learned. Raises `DataError`."""
@@ -91,9 +93,14 @@ class SupervisedForms:
         run = self._run
         chat = with_system(messages, row.get(run.system_key))
         tools = tools_of(row.get(run.tools_key), run.tools_key)
-        tokens = self._masks.weighted(chat, tools, allow_dropped=bool(row.get(ALLOW_DROPPED)))
+        learns_tokens = run.train_on_what == "all_tokens"
+        begins_with_prompt = learns_tokens and messages[0].get("weight") == 0
+        masks = self._completions if begins_with_prompt else self._masks
+        ids, weights = masks.weighted(chat, tools, allow_dropped=bool(row.get(ALLOW_DROPPED)))
         self._has_chats = True
-        return tokens
+        if learns_tokens:
+            weights[int(np.argmax(weights > 0)) if begins_with_prompt else 0 :] = 1.0
+        return ids, weights
 
     def _text(self, before: str, learned: str) -> tuple[Ids, Weights]:
         """Plain text, preceded by the tokenizer's beginning-of-sequence tokens and followed by an end-of-sequence

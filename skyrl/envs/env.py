@@ -41,6 +41,17 @@ class EnvStep:
     """Details that are only logged."""
 
 
+@frozen(kw_only=True)
+class Sampled:
+    """Tokens of an answer, and the version of the weights that it was drawn with."""
+
+    token_ids: tuple[int, ...] = ()
+    """The tokens as the policy drew them."""
+
+    version: int = 0
+    """Version of the weights that the sample was scheduled with: the number of training steps before it."""
+
+
 class Env:
     """A single-use environment: one instance for one trajectory. Subclass it and write `step`.
 
@@ -74,3 +85,13 @@ class Env:
 
     def close(self) -> None:
         """Release what the environment holds; called once, even after an error."""
+
+
+class ReadsSample(Env):
+    """An environment that is told what else is known of each answer, before `step` judges it."""
+
+    sampled = Sampled()
+
+    def reads(self, sampled: Sampled) -> None:
+        """Keep it for the next `step`."""
+        self.sampled = sampled

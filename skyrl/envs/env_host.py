@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from skyrl.envs.coroutines import settled
-from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.env import Env, EnvStep, ReadsSample, Sampled
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.registry import MakeEnv, find_env
 from skyrl.envs.reward_functions import PlainReward, asked_of_rows, taken
@@ -59,7 +59,10 @@ class _Episode:
             case "tool_schemas":
                 return [dict(schema) for schema in self._env.tool_schemas()]
             case "step":
-                return _stepped(settled(self._env.step(given)))
+                if isinstance(self._env, ReadsSample):
+                    about = given["sampled"]
+                    self._env.reads(Sampled(token_ids=tuple(about["token_ids"]), version=about["version"]))
+                return _stepped(settled(self._env.step(given["action"])))
             case "get_metrics":
                 return {str(name): _plain(value) for name, value in settled(self._env.get_metrics()).items()}
             case _:

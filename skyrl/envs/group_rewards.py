@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 from attrs import frozen
 
 from skyrl.envs.coroutines import settled
-from skyrl.envs.env import Env, EnvStep
-from skyrl.envs.reward_functions import ground_truth, taken
+from skyrl.envs.env import Env, EnvStep, Sampled
+from skyrl.envs.reward_functions import from_the_trainer, ground_truth, taken
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -68,10 +68,20 @@ class GroupReward:
         return {**lists, "prompts": prompts, "completions": chats}
 
     def rewards(
-        self, prompt: Sequence[Mapping[str, str]], answers: Sequence[str], extras: Mapping[str, Any]
+        self,
+        prompt: Sequence[Mapping[str, str]],
+        answers: Sequence[str],
+        extras: Mapping[str, Any],
+        sampled: Sequence[Sampled] = (),
+        measured: dict[str, float] | None = None,
     ) -> Sequence[Any]:
-        """The function's rewards, one for each answer. Raises `TypeError` if it returns anything else."""
-        given = settled(self.function(**self.arguments(prompt, answers, extras)))
+        """The function's rewards, one for each answer. `sampled` is what else is known of the answers; numbers that the
+        function logs are put into `measured`. Raises `TypeError` if it returns anything else.
+        """
+        columns = self.arguments(prompt, answers, extras)
+        known = sampled or [Sampled() for _ in answers]
+        columns |= from_the_trainer(self.function, known, {} if measured is None else measured)
+        given = settled(self.function(**columns))
         given = given.tolist() if hasattr(given, "tolist") else given
         if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != len(answers):
             raise TypeError(

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from skyrl.config import SkyRLGymConfig
 from skyrl.config.foundation.import_paths import absolute
-from skyrl.envs.env import Env, EnvStep, Message
+from skyrl.envs.env import Env, EnvStep, Message, ReadsSample
 from skyrl.errors import RewardError, SkipSample, TaskError, WorkerEnded
 from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
 from skyrl.sandbox.tiers import Tier
@@ -27,7 +27,7 @@ _MOST = 32 << 20
 """Largest number of bytes of one answer of the process, whose answers are shorter unless it is compromised."""
 
 
-class IsolatedEnv(Env):
+class IsolatedEnv(ReadsSample):
     """Forwards calls to the environment `name`, which runs in another process."""
 
     def __init__(
@@ -54,7 +54,8 @@ class IsolatedEnv(Env):
         return tuple(self._ask("tool_schemas", None))
 
     def step(self, action: str) -> EnvStep:
-        given = self._ask("step", action)
+        about = {"token_ids": list(self.sampled.token_ids), "version": self.sampled.version}
+        given = self._ask("step", {"action": action, "sampled": about})
         if not isinstance(given, Mapping):
             return given  # type: ignore[no-any-return]  # a description, which the caller refuses
         return EnvStep(**given)

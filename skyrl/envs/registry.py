@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from skyrl.config import SkyRLGymConfig
 from skyrl.config.foundation.import_paths import is_import_path
-from skyrl.config.settings.environment import ENVIRONMENTS
+from skyrl.config.settings.environment import ENVIRONMENTS, weighted_names
 from skyrl.envs.builtin.aime import AIMEEnv
 from skyrl.envs.builtin.code import CodeEnv
 from skyrl.envs.builtin.gsm8k import GSM8kEnv, GSM8kMultiTurnEnv
@@ -38,6 +38,7 @@ from skyrl.envs.services.remote_sandbox import TOKEN_VARIABLE as CODE_TOKEN
 from skyrl.envs.services.remote_sandbox import RemoteSandbox, RunsPrograms
 from skyrl.envs.skyrl_gym_text import SkyRLGymTextEnv, is_of_skyrl_gym
 from skyrl.envs.text2sql import Text2SQLEnv
+from skyrl.envs.weighted_rewards import WeightedPart, WeightedRewards
 from skyrl.errors import TaskError
 from skyrl.processes.credentials import api_key
 from skyrl.sandbox.sandbox import Sandbox
@@ -96,6 +97,10 @@ _REGISTERED: dict[str, MakeEnv] = {}
 
 def uses_sandbox(name: str, gym: SkyRLGymConfig) -> bool:
     """Whether any part of this environment runs in a sandbox."""
+    parts = weighted_names(name)
+    if len(parts) > 1:
+        return any(uses_sandbox(part, gym) for _, part in parts)
+    name = parts[0][1]
     if name not in ENVIRONMENTS:
         return is_import_path(name) and gym.isolate_user_env
     facts, is_elsewhere = ENVIRONMENTS[name], ENVIRONMENTS[name].service == "code_url" and bool(gym.code_url)
@@ -124,6 +129,9 @@ def find_env(name: str, settings: SkyRLGymConfig | None = None) -> MakeEnv:
     An import path is followed: pass only names from the user's configuration. `settings` are the settings of the
     built-in environments; None: their defaults. Raises `TaskError`, which says what was looked for and where.
     """
+    parts = weighted_names(name)
+    if len(parts) > 1 or parts[0][0] != 1:
+        return _several(parts, settings)
     if name in _BUILT_IN:
         return _built_in(name, settings or SkyRLGymConfig())
     if settings is not None and settings.isolate_user_env and is_import_path(name):
@@ -131,6 +139,18 @@ def find_env(name: str, settings: SkyRLGymConfig | None = None) -> MakeEnv:
     if name in _REGISTERED:
         return _REGISTERED[name]
     return _imported(name)
+
+
+def _several(parts: Sequence[tuple[float, str]], settings: SkyRLGymConfig | None) -> WeightedRewards:
+    """Factory of the weighted sum of several rewards. Raises `TaskError`."""
+    shown = [name.rpartition(":")[2] for _, name in parts]
+    found = []
+    for (weight, name), short in zip(parts, shown, strict=True):
+        make = find_env(name, settings)
+        if isinstance(make, GroupReward):
+            raise TaskError(f"{name} compares the answers of a group, and cannot be one of several rewards")
+        found.append(WeightedPart(name=short if shown.count(short) == 1 else name, weight=weight, make=make))
+    return WeightedRewards(tuple(found))
 
 
 @cache
@@ -172,8 +192,8 @@ def _makes_environments(target: Callable[..., Any]) -> bool:
 def find_task(name: str, user_env_class: str | None, settings: SkyRLGymConfig | None = None) -> MakeEnv:
     """Factory of the environments of a prompt, whose row may name a registered environment or `user_env_class`.
 
-    `user_env_class` is `environment.env_class`, the only import path that is ever followed. `settings` are the settings
-    of the built-in environments; None: their defaults. Raises `TaskError`.
+    `user_env_class` is `environment.task`, the only text whose import paths are ever followed. `settings` are the
+    settings of the built-in environments; None: their defaults. Raises `TaskError`.
     """
     if name != user_env_class and name not in registered_names():
         raise TaskError(
@@ -190,6 +210,9 @@ def left_out(make: MakeEnv, columns: Iterable[str]) -> tuple[str, ...]:
             names = taken(function)
         case IsolatedTask(taken=names):
             pass
+        case WeightedRewards(parts=parts):
+            given = [*columns]
+            return tuple(dict.fromkeys(name for part in parts for name in left_out(part.make, given)))
         case _:
             return ()
     return tuple(sorted(names & {*columns}))

@@ -5,8 +5,9 @@
     verl    function(data_source=..., solution_str=..., ground_truth=..., extra_info=...) -> number or dict with `score`
     OpenRLHF    function(queries=[...], prompts=[...], labels=[...]) -> dict with `rewards`, `scores`, `extra_logs`
 
-The signature is recognised by its parameters: TRL's has `completions`, verl's `solution_str`. Each may be `async def`.
-A TRL function is called with one sample at a time; `group_rewards.py` passes all samples of a prompt.
+The signature is recognised by its parameters: TRL's has `completions` or `completion_ids`, verl's `solution_str`. Each
+may be `async def`. A TRL function is called with one sample at a time; `group_rewards.py` passes all samples of a
+prompt.
 """
 
 from __future__ import annotations
@@ -19,14 +20,24 @@ from typing import Any, Literal
 from attrs import frozen
 
 from skyrl.envs.coroutines import settled
-from skyrl.envs.env import Env, EnvStep, Message
+from skyrl.envs.env import Env, EnvStep, Message, ReadsSample, Sampled
 from skyrl.envs.rows import ground_truths
 from skyrl.errors import SkipSample
 
 Signature = Literal["skyrl", "trl", "verl", "openrlhf"]
 
 
-class RewardFunctionEnv(Env):
+class TrainerState:
+    """State of the trainer for a reward function of TRL's form: the number of training steps before the sample."""
+
+    def __init__(self, global_step: int) -> None:
+        self.global_step = global_step
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"trainer_state has only global_step here, and no {name}")
+
+
+class RewardFunctionEnv(ReadsSample):
     """One turn, rewarded by a plain function."""
 
     def __init__(self, extras: Mapping[str, Any], function: Callable[..., Any]) -> None:
@@ -42,7 +53,10 @@ class RewardFunctionEnv(Env):
 
     def step(self, action: str) -> EnvStep:
         answers, columns = arguments(self._function, action, self._prompt, self.extras)
+        if signature_of(self._function) == "trl":
+            columns |= from_the_trainer(self._function, [self.sampled], self._measured)
         given = settled(self._function(*answers, **columns))
+        given = given.tolist() if hasattr(given, "tolist") else given  # an array or a tensor
         components: Mapping[str, float] = {}
         match signature_of(self._function):
             case "trl":
@@ -135,6 +149,32 @@ def ground_truth(extras: Mapping[str, Any]) -> object:
     return next(iter(ground_truths(extras).values()), None)
 
 
+def from_the_trainer(
+    function: Callable[..., Any], sampled: Sequence[Sampled], measured: dict[str, float]
+) -> dict[str, Any]:
+    """Arguments that TRL's trainer adds, of those that the function takes: tokens, the trainer's state, and functions
+    whose numbers are put into `measured`, as means over the samples.
+    """
+
+    def log_metric(name: str, value: Any) -> None:
+        measured[str(name)] = float(value)
+
+    def log_extra(column: str, values: Sequence[Any]) -> None:
+        numbers = [float(value) for value in values if isinstance(value, int | float)]
+        if numbers and len(numbers) == len(values):
+            measured[str(column)] = sum(numbers) / len(numbers)
+
+    added = {
+        "completion_ids": [list(each.token_ids) for each in sampled],
+        "trainer_state": TrainerState(min(each.version for each in sampled)),
+        "log_metric": log_metric,
+        "log_extra": log_extra,
+    }
+    parameters = inspect.signature(function).parameters
+    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    return added if takes_all else {name: value for name, value in added.items() if name in parameters}
+
+
 OF_THE_TRAINER = (
     *("prompts", "completions", "completion", "completion_ids", "environments"),
     *("trainer_state", "log_extra", "log_metric"),
@@ -172,7 +212,7 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
 
 _ALWAYS_GIVEN = {
     "skyrl": ("data_source",),  # never passed: calling the function reports it
-    "trl": ("data_source", "prompts", "completions"),
+    "trl": ("data_source", "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"),
     "verl": ("data_source", "solution_str", "extra_info"),
     "openrlhf": ("data_source", "queries", "prompts"),
 }
@@ -211,4 +251,4 @@ def signature_of(function: Callable[..., Any]) -> Signature:
         return "verl"
     if "queries" in names:
         return "openrlhf"
-    return "trl" if "completions" in names else "skyrl"
+    return "trl" if {"completions", "completion_ids"} & {*names} else "skyrl"

@@ -21,6 +21,7 @@ from skyrl.envs.reference_answers import misread
 from skyrl.envs.registry import MakeEnv, find_task
 from skyrl.envs.reward_functions import PlainReward, asked_of_rows, lacking
 from skyrl.envs.rows import differing, ground_truths
+from skyrl.envs.weighted_rewards import WeightedRewards
 from skyrl.errors import DataError, Problem, TaskError
 from skyrl.tree.frames import defined_at
 
@@ -42,7 +43,7 @@ def what_rows_lack(run: SkyRLTrainConfig) -> Refuses:
     @cache
     def task_of(name: str) -> tuple[MakeEnv | None, tuple[str, ...], str]:
         try:
-            make = find_task(name, settings.env_class, settings.skyrl_gym)
+            make = find_task(name, settings.task, settings.skyrl_gym)
         except TaskError:  # another check reports it
             return None, (), ""
         return make, asked_by(make), name_of(make, name)
@@ -68,6 +69,8 @@ def asked_by(make: MakeEnv) -> tuple[str, ...]:
             return asked_of_rows(function)
         case IsolatedTask(asks=asks):
             return asks or ()
+        case WeightedRewards(parts=parts):
+            return tuple(dict.fromkeys(name for part in parts for name in asked_by(part.make)))
     return ()
 
 
@@ -126,7 +129,7 @@ def _reason(run: SkyRLTrainConfig, row: Row | BadRow, columns: Columns, refuses:
         whole = answered(row, 0, "", columns)
     except DataError:
         return None
-    task = whole.get("env_class") or run.environment.env_class
+    task = whole.get("env_class") or run.environment.task
     return refuses(task, extras_of(whole, columns)) if isinstance(task, str) else None
 
 

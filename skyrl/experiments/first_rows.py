@@ -29,12 +29,13 @@ from skyrl.data.conversations import refuse_media, tools_of, with_system, withou
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
 from skyrl.data.row_forms import chat_in, learns_all, preference_chat
 from skyrl.data.sources import FILES, BadRow, Columns, Row, answered, chat_of, first_row, in_table, iterate_rows
-from skyrl.envs.env import Env
+from skyrl.envs.env import Env, Sampled
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
 from skyrl.envs.reference_answers import ANSWERS
 from skyrl.envs.registry import MakeEnv, find_env, find_task, left_out, told_of
-from skyrl.envs.reward_functions import PlainReward, arguments, ground_truth, lacking
+from skyrl.envs.reward_functions import PlainReward, arguments, from_the_trainer, ground_truth, lacking, signature_of
+from skyrl.envs.weighted_rewards import WeightedRewards
 from skyrl.errors import ConfigError, DataError, Problem, TaskError
 from skyrl.experiments.asked_rows import asked_by, lacking_rows, name_of
 from skyrl.experiments.model_checks import readable_files
@@ -109,7 +110,7 @@ def prompts_of(run: SkyRLTrainConfig) -> Judge:
     def judge(row: Row, place: int, source: str) -> None:
         whole = answered(row, place, source, columns)
         chat_of(whole, place, source, columns)
-        if not isinstance(whole.get("env_class") or run.environment.env_class, str):
+        if not isinstance(whole.get("env_class") or run.environment.task, str):
             raise DataError(f"{source}, row {place} names no env_class, and environment.env_class gives no default")
 
     return judge
@@ -288,7 +289,7 @@ def _read(run: SkyRLTrainConfig, field: str, source: str) -> FirstRow:
     columns = Columns(prompt=run.data.prompt_column, answer=run.data.answer_column)
     row = first_row(source, columns, skip=run.data.bad_rows == "skip")
     extras = {"data_source": data_source_of(row), **extras_of(row, columns)}
-    named = row.get("env_class") or run.environment.env_class
+    named = row.get("env_class") or run.environment.task
     return FirstRow(
         source=source, field=field, env_class=named, messages=chat_of(row, 0, source, columns), extras=extras
     )
@@ -353,12 +354,12 @@ def _judged(run: SkyRLTrainConfig, row: FirstRow, *, call: bool) -> Iterator[Pro
         )
         return
     try:
-        if row.env_class == run.environment.env_class:
+        if row.env_class == run.environment.task:
             find_env(row.env_class)
     except TaskError:  # another check reports the configuration's own
         return
     try:
-        make = find_task(row.env_class, run.environment.env_class, run.environment.skyrl_gym)
+        make = find_task(row.env_class, run.environment.task, run.environment.skyrl_gym)
         is_built_in = isinstance(make, type) and issubclass(make, Env) and make.__module__.startswith("skyrl.envs.")
         if is_built_in and row.env_class not in ANSWERS:  # another check reports those
             make(deepcopy(row.extras))
@@ -378,8 +379,14 @@ def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
     match make:
         case PlainReward(function=function):
             answers, columns = arguments(function, "", row.messages, row.extras)
+            columns |= from_the_trainer(function, [Sampled()], {}) if signature_of(function) == "trl" else {}
         case GroupReward(function=function):
             answers, columns = (), make.arguments(row.messages, [""], row.extras)
+            columns |= from_the_trainer(function, [Sampled()], {})
+        case WeightedRewards(parts=parts):
+            for part in parts:
+                yield from _signature_problems(row, part.make)
+            return
         case _:
             return
     try:
@@ -405,7 +412,7 @@ def _called(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Pro
     """Judge an empty answer, and then the ground truth as an answer, as a rollout does: with its deadline, and in a
     sandbox if that is configured.
     """
-    if not (isinstance(make, PlainReward | GroupReward) or (isinstance(make, IsolatedTask) and make.is_reward)):
+    if not _is_reward(make):
         return
     truth = ground_truth(row.extras)
     spoken = str(truth) if isinstance(truth, str | int | float) and truth != "" else "1"
@@ -425,6 +432,16 @@ def _called(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Pro
                 hint = _OF_ITS_VALUE if error.outcome.kind in ("wrong_type", "not_finite") else hint or _OF_ANY_ANSWER
                 yield Problem(path="environment.env_class", message=error.outcome.reason, hint=hint)
                 return
+
+
+def _is_reward(make: MakeEnv) -> bool:
+    """Whether the task is a reward function, or several."""
+    match make:
+        case WeightedRewards(parts=parts):
+            return all(_is_reward(part.make) for part in parts)
+        case IsolatedTask():
+            return make.is_reward
+    return isinstance(make, PlainReward | GroupReward)
 
 
 def _judgement(make: MakeEnv, row: FirstRow, answer: str) -> Callable[[], Sequence[Any]]:

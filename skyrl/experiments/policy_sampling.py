@@ -155,7 +155,7 @@ class PolicySampling(BaseExp):
             self.cfg.environment.skyrl_gym,
             self.client,
             self.tokenizer,
-            user_env_class=self.cfg.environment.env_class,
+            user_env_class=self.cfg.environment.task,
             agent=self.get_agent(),
             seed=self.cfg.trainer.seed,
         )

@@ -232,7 +232,7 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
     def the_judge_has_its_key(run: SkyRLTrainConfig) -> Iterator[Problem]:
         """OpenAI answers no request without a key; another service may."""
         path = "environment.skyrl_gym.llm_as_a_judge.base_url"
-        judges = run.environment.env_class == "llm_as_a_judge"
+        judges = "llm_as_a_judge" in run.environment.names
         if judges and run.environment.skyrl_gym.llm_as_a_judge.base_url is None and not environ.get("OPENAI_API_KEY"):
             hint = "set the variable OPENAI_API_KEY, or choose another service that speaks OpenAI's protocol"
             yield Problem(path=path, message="OpenAI, the judge's service, requires a key, but none is set", hint=hint)
@@ -300,8 +300,8 @@ def data_files_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def the_task_can_be_imported(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The environment or reward function of the configuration exists, if it is used."""
     try:
-        if run.environment.env_class is not None and samples(run):
-            find_env(run.environment.env_class)
+        if run.environment.task is not None and samples(run):
+            find_env(run.environment.task)
     except TaskError as error:
         yield Problem(path="environment.env_class", message=str(error))
     try:

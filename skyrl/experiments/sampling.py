@@ -28,7 +28,7 @@ def read_prompts(
     return load_prompts(
         sources,
         tokenizer,
-        env_class=env_class or run.environment.env_class,
+        env_class=env_class or run.environment.task,
         max_prompt_length=run.trainer.max_prompt_length,
         chat_template_kwargs=run.generator.chat_template_kwargs,
         columns=Columns(prompt=run.data.prompt_column, answer=run.data.answer_column),

@@ -20,7 +20,8 @@ _MOST = 10_000
 
 
 def flat_file(name: str, *, of: str = "") -> dict[str, Any]:
-    """A YAML, JSON or TOML file as dotted keys. Raises `ConfigError`, also for a file of another program.
+    """A YAML, JSON or TOML file as dotted keys; for TRL, whose arguments may be tables, by its own keys. Raises
+    `ConfigError`, also for a file of another program.
 
     `of` is the program that the file belongs to (areal, verl, trl), by its name in `skyrl config convert --from`.
     """
@@ -32,6 +33,8 @@ def flat_file(name: str, *, of: str = "") -> dict[str, Any]:
     refuse_other_tables(name, value, of=of)
     if not isinstance(value, Mapping):
         raise ConfigError([Problem(path=name, message="contains no table of settings")], title="Nothing was converted")
+    if of == "trl":
+        return {str(key): setting for key, setting in value.items()}
     return flat_lists(value) if of == "areal" else dict(flat(value))
 
 

@@ -22,6 +22,7 @@ from skyrl.chats.rendering import Message, Template
 from skyrl.config import GeneratorConfig, SamplingParams
 from skyrl.envs import Env, EnvStep
 from skyrl.envs.coroutines import settled
+from skyrl.envs.env import ReadsSample, Sampled
 from skyrl.envs.registry import MakeEnv
 from skyrl.envs.rows import fewest_turns
 from skyrl.errors import DataError, DroppedPartsError, TextError
@@ -162,7 +163,8 @@ class Episode:
         who = self._who("judging an answer to", completion.text)
         assert self._env is not None, "play() comes after begin()"
         last = self._turns + 1 >= self._context.config.max_turns
-        step, metrics = await self._in_env(who, _stepped, self._env, completion.text, last)
+        sampled = Sampled(token_ids=completion.token_ids, version=self.key.weight_version)
+        step, metrics = await self._in_env(who, _stepped, self._env, completion.text, sampled, last)
         if not isinstance(step, EnvStep):
             raise _wrong(f"{who} returned {step!r:.200} from step() instead of an EnvStep")
         _refuse_unreadable(step.observations, who)
@@ -269,8 +271,10 @@ def _started(make: MakeEnv, extras: dict[str, Any], messages: tuple[Message, ...
     return env, tuple(started[0]), env.tool_schemas()
 
 
-def _stepped(env: Env, answer: str, last: bool) -> tuple[Any, Any]:
+def _stepped(env: Env, answer: str, sampled: Sampled, last: bool) -> tuple[Any, Any]:
     """One step of the environment, and its metrics if the step is the last."""
+    if isinstance(env, ReadsSample):
+        env.reads(sampled)
     step = settled(env.step(answer))
     ends = last or not isinstance(step, EnvStep) or step.done
     return step, settled(env.get_metrics()) if ends else {}

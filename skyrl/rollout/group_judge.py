@@ -9,6 +9,7 @@ from typing import Any
 from attrs import evolve
 
 from skyrl.config import SkyRLGymConfig
+from skyrl.envs.env import Sampled
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.rollout.env_calls import EpisodeError, number
 from skyrl.rollout.episode import EpisodeContext
@@ -26,16 +27,16 @@ class GroupJudge:
     async def together(self, prompt: Prompt, reward: GroupReward, rows: Sequence[Trajectory]) -> list[Trajectory]:
         """The samples with their rewards. Those that failed before, or never had a turn, are not compared."""
         judged = [row for row in rows if _waits(row)]
-        outcome = await self._outcome(prompt, reward, judged) if judged else ()
+        outcome = await self._outcome(prompt, reward, judged) if judged else ((), {})
         if isinstance(outcome, Mapping):
             return [_without(row, **outcome) if _waits(row) else row for row in rows]
-        rewards = iter(outcome)
-        return [self._rewarded(row, next(rewards)) if _waits(row) else row for row in rows]
+        rewards, measured = iter(outcome[0]), outcome[1]
+        return [self._rewarded(row, next(rewards), measured) if _waits(row) else row for row in rows]
 
     async def _outcome(
         self, prompt: Prompt, reward: GroupReward, rows: Sequence[Trajectory]
-    ) -> tuple[float | None, ...] | Mapping[str, Any]:
-        """A reward or None for each row; or the fields of a trajectory that say why there is none."""
+    ) -> tuple[tuple[float | None, ...], Mapping[str, float]] | Mapping[str, Any]:
+        """A reward or None for each row, and the group's metrics; or fields of a trajectory that say why not."""
         failures: list[Failure] = []
         while True:
             try:
@@ -50,20 +51,24 @@ class GroupJudge:
 
     async def _rewards(
         self, prompt: Prompt, reward: GroupReward, rows: Sequence[Trajectory]
-    ) -> tuple[float | None, ...]:
+    ) -> tuple[tuple[float | None, ...], Mapping[str, float]]:
         who = f"{prompt.env_class}, judging the group of prompt {prompt.id},"
         decode = self._context.tokenizer.decode
         answers = [prompt.whole(decode(row.response_ids, skip_special_tokens=True)) for row in rows]
         extras: dict[str, Any] = {"data_source": prompt.data_source, **deepcopy(dict(prompt.extras))}
-        rewards, _ = await self._context.call(who, reward.rewards, prompt.asked, answers, extras)
-        return tuple(None if each is None else number(each, f"{who} gave the reward") for each in rewards)
+        sampled = [Sampled(token_ids=row.response_ids, version=row.weight_versions[0]) for row in rows]
+        measured: dict[str, float] = {}
+        given, _ = await self._context.call(who, reward.rewards, prompt.asked, answers, extras, sampled, measured)
+        numbers = {name: number(value, f"{who} measured {name} =") for name, value in measured.items()}
+        rewards = (None if each is None else number(each, f"{who} gave the reward") for each in given)
+        return tuple(rewards), numbers
 
-    def _rewarded(self, row: Trajectory, reward: float | None) -> Trajectory:
+    def _rewarded(self, row: Trajectory, reward: float | None, measured: Mapping[str, float]) -> Trajectory:
         if reward is None:
             return _without(row, skipped="the reward function gives None: it has no reward for this sample")
         if row.stop_reason != "stop" and self._context.config.zero_reward_on_non_stop:
             reward = 0.0
-        return evolve(row, rewards=(evolve(row.rewards[-1], reward=reward),))
+        return evolve(row, rewards=(evolve(row.rewards[-1], reward=reward),), metrics={**row.metrics, **measured})
 
 
 def _waits(row: Trajectory) -> bool:

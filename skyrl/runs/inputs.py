@@ -34,7 +34,7 @@ def check_data(run: SkyRLTrainConfig, train: PromptDataset | None, evaluation: P
         if dataset is None:
             continue
         for env_class in {prompt.env_class for prompt in dataset.prompts}:
-            find_task(env_class, run.environment.env_class, run.environment.skyrl_gym)
+            find_task(env_class, run.environment.task, run.environment.skyrl_gym)
         if dataset.too_long:
             notice(f"{dataset.too_long} {name} prompts are longer than trainer.max_prompt_length and left out")
         if dataset.bad_rows:
@@ -50,7 +50,7 @@ def check_data(run: SkyRLTrainConfig, train: PromptDataset | None, evaluation: P
 
 def _report_unread_fields(run: SkyRLTrainConfig, prompts: Sequence[Prompt]) -> None:
     """Report defaults for rows that have no effect because every row has its own value."""
-    env_class, column = run.environment.env_class, run.data.answer_column
+    env_class, column = run.environment.task, run.data.answer_column
     own = sorted({prompt.env_class for prompt in prompts})
     if env_class not in (*own, None, EnvironmentConfig().env_class):
         notice(f"environment.env_class = {env_class} has no effect: every row names its own ({', '.join(own)})")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from skyrl.checkpoint.store import Checkpoint
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.settings.environment import weighted_names
 from skyrl.config.settings.models import ModelConfig
 from skyrl.envs.text2sql import database
 from skyrl.errors import ResumeError, TaskError
@@ -86,11 +87,11 @@ def of_many(key: str, files: Iterable[Path]) -> dict[str, str]:
 def judged_with(run: SkyRLTrainConfig, prompts: Sequence[Prompt]) -> dict[str, str]:
     """Digests of what the environments of these prompts read: a reward model, databases, folders of Harbor tasks."""
     found, gym = dict[str, str](), run.environment.skyrl_gym
-    tasks = {prompt.env_class for prompt in prompts}
+    tasks = {name for prompt in prompts for _, name in weighted_names(prompt.env_class)}
     if "reward_model" in tasks and gym.reward_model.url is None and gym.reward_model.path is not None:
         place, path = "environment.skyrl_gym.reward_model.path", gym.reward_model.path
         found |= of_model(place, path, (*CONFIGURATION, *TOKENIZER, INDEX, *_weights(path)))
-    names = {prompt.extras.get("db_id") for prompt in prompts if prompt.env_class == "text2sql"}
+    names = {prompt.extras.get("db_id") for prompt in prompts if "text2sql" in tasks}
     found |= of_many("environment.skyrl_gym.text2sql.db_path", _databases(Path(gym.text2sql.db_path), names))
     folders = {str(prompt.extras[HARBOR_TASK]) for prompt in prompts if HARBOR_TASK in prompt.extras}
     tasks_files = (file for folder in folders for file in files_below(Path(folder)))

@@ -27,7 +27,12 @@ from skyrl.runs.stored_runs import Run, checkpoints_of, run_of, stored_run
 from skyrl.tree import required
 from skyrl.tree.files import is_stored_form, stored_text
 
-WITHOUT_ENVIRONMENT = ("environment.env_class=null", "environment.agent.command=[]", "environment.agent.function=null")
+WITHOUT_ENVIRONMENT = (
+    "environment.env_class=null",
+    "environment.reward_weights=null",
+    "environment.agent.command=[]",
+    "environment.agent.function=null",
+)
 """Overrides that disable the task's code: a stored configuration may name code that the user has not approved."""
 
 

@@ -172,6 +172,15 @@ def test_a_completion_is_learned_and_the_answers_before_it_are_not(tmp_path: Pat
     assert learned == "yes<|im_end|>"
 
 
+def test_all_tokens_of_a_chat_are_learned_and_of_a_completion_only_its_own(tmp_path: Path) -> None:
+    prompt = [*CHAT, {"role": "user", "content": "more"}]
+    completion = [CHAT[1], CHAT[0], {"role": "assistant", "content": "yes"}]
+    rows = [{"messages": CHAT}, {"prompt": prompt, "completion": completion}]
+    [(whole, first), (text, second)] = said(load(tmp_path, rows, train_on_what="all_tokens"))
+    assert first == whole.removeprefix("<|im_start|>") and "hi" in first  # nothing predicts the first token
+    assert second == text[text.rindex("yo") :] and second.count("hi") == 1
+
+
 def test_plain_text_is_learned_without_a_template(tmp_path: Path) -> None:
     rows = load(tmp_path, [{"prompt": "2+2=", "completion": "4"}, {"text": "ab<|im_end|>"}])
     assert said(rows) == [("2+2=4<|im_end|>", "4<|im_end|>"), ("ab<|im_end|>", "b<|im_end|>")]

@@ -79,7 +79,7 @@ def _judged(make: Any, extras: Mapping[str, Any], action: str) -> object:
 
 @observable("the requests of the environment, its messages, and its reward")
 def step(scene: Scene) -> object:
-    services, printed, name = _Services(), StringIO(), scene.run.environment.env_class
+    services, printed, name = _Services(), StringIO(), scene.run.environment.task or ""
     _database(Path("databases") / "numbers.sqlite")
     truth = "SELECT 4" if name == "text2sql" else "4"
     extras = {"reward_spec": {"ground_truth": truth}, "db_id": "numbers", "max_turns": 2}
@@ -139,6 +139,7 @@ PROBES: tuple[Probe, ...] = (
     Probe(f"{GYM}code_url", "http://localhost:1/run", program, env(of="code", sandbox_tier="process")),
     Probe(f"{GYM}isolate_user_env", True, functions),
     Probe(f"{GYM}user_env_memory_gb", 1.0, functions, {f"{GYM}isolate_user_env": True}),
+    Probe("environment.reward_weights", [1.0, 0.5], step, {"environment.env_class": ["gsm8k", "aime"]}),
     Probe(f"{GYM}math_equivalence", True, step, env(of="gsm8k")),
     Probe(f"{GYM}text2sql.db_path", "databases", step, env(of="text2sql")),
     Probe(f"{JUDGE}model", "another", step, env(of="llm_as_a_judge")),

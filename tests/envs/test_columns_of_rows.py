@@ -40,7 +40,7 @@ def trl(completions: Any, ground_truth: Any, **columns: Any) -> list[float]:
 
 
 def trl_prompts(prompts: Any, completions: Any, ground_truth: Any, completion_ids: Any = None, **_: Any) -> list[float]:
-    assert (prompts, completion_ids) == ([[{"role": "user", "content": "?"}]], None)
+    assert (prompts, completion_ids) == ([[{"role": "user", "content": "?"}]], [[]])
     return [noted(completions, {})] * len(completions)
 
 
@@ -112,7 +112,8 @@ def test_no_column_stands_in_for_what_the_policy_said(form: str) -> None:
 
 def test_columns_with_other_names_are_passed() -> None:
     RewardFunctionEnv({"level": 3, "ground_truth": "7"}, trl).step("mine")
-    assert given[1] == {"level": [3], "prompts": [[]]}
+    assert given[1].keys() == {"level", "prompts", "completion_ids", "trainer_state", "log_metric", "log_extra"}
+    assert (given[1]["level"], given[1]["prompts"]) == ([3], [[]])
     assert RewardFunctionEnv({"prompts": "theirs", "ground_truth": "7"}, ours).step("mine").reward == 1.0
     assert given[1] == {"prompts": "theirs"}  # no argument of this form has the name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,11 @@ def areal_files(folder: Path, name: str = "areal_yaml_keys_2026_05.json") -> tup
 @cache
 def option_sets(system: str) -> tuple[Converted, ...]:
     """Settings of examples of verl or of TRL, as their scripts and programs give them."""
-    file, convert = {
+    known: dict[str, tuple[str, Callable[[Mapping[str, Any], str], Conversion]]] = {
         "verl": ("verl_options_2026_01.json", verl.convert_keys),
         "trl": ("trl_options_2026_07.json", trl.convert_keys),
-    }[system]
+    }
+    file, convert = known[system]
     sets = json.loads((RECORDED / file).read_text())
     return tuple(Converted(name=name, facts=keys, conversion=convert(keys, name)) for name, keys in sets.items())
 

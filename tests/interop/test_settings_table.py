@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -51,8 +51,9 @@ def rows() -> Iterator[list[str]]:
 
 
 def converted(system: str, key: str, value: Any, beside: Mapping[str, Any] = FrozenDict()) -> Conversion:
-    convert = {"verl": verl.convert_keys, "TRL": trl.convert_keys}[system]
-    return convert({**BASES[system], **beside, key: value})
+    converters: dict[str, Callable[[Mapping[str, Any]], Conversion]]
+    converters = {"verl": verl.convert_keys, "TRL": trl.convert_keys}
+    return converters[system]({**BASES[system], **beside, key: value})
 
 
 def test_every_path_of_the_table_is_a_field() -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 
 from skyrl.interop.areal import convert as areal
 from skyrl.interop.areal import keys, learner_keys, rollout_keys, supervised
+from skyrl.interop.peer_trees import peer_trees
 from skyrl.interop.report import Conversion
 from skyrl.interop.skyrl import sft
 from skyrl.interop.trl import convert as trl
 from skyrl.interop.trl import dependent as trl_dependent
 from skyrl.interop.trl import keys as trl_keys
+from skyrl.interop.trl.kinds import CONVERTED
 from skyrl.interop.verl import convert as verl
 from skyrl.interop.verl import keys as verl_keys
 from skyrl.interop.verl import layout as verl_layout
@@ -29,6 +32,10 @@ AREAL = {
     "actor.use_lora": True,
 }  # fmt: skip
 SUPERVISED = {"model.path": "a/b", "train_dataset.type": "sft", "model.backend": "fsdp:d1"}
+
+
+TURNED_ON = ("use_peft", "use_vllm", "sync_ref_model", "beta", "eval_strategy", "reward_funcs")
+"""Settings of TRL that turn others on: any value but an empty one does."""
 
 
 def _keys(*tables: Mapping[str, Any]) -> list[str]:
@@ -49,6 +56,14 @@ SYSTEMS: dict[str, tuple[Callable[[Mapping[str, Any]], Conversion], Mapping[str,
         _keys(supervised._DEPENDENT, supervised.KEYS, supervised._SAME),
     ),
     "trl": (trl.convert_keys, BASES["TRL"], _keys(trl_dependent.DEPENDENT, trl_keys.KEYS)),
+    **{
+        f"trl, {kind}": (
+            partial(trl.convert_keys, kind=kind),
+            {"model_name_or_path": "a/b"} | dict.fromkeys(TURNED_ON, True),
+            sorted({key for tree in peer_trees("trl", kind) for key in tree.defaults} - {*TURNED_ON}),
+        )
+        for kind in CONVERTED
+    },
     "verl": (verl.convert_keys, BASES["verl"], _keys(verl_keys.KEYS, verl_layout.LAYOUT, verl_objective.OBJECTIVE)),
     "skyrl, supervised": (
         lambda values: sft.convert_sft(values, "file"),

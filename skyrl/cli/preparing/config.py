@@ -230,11 +230,23 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
 @click.option(
     "--command", "number", type=click.IntRange(min=1), help="Which of a script's training commands to convert."
 )
+@click.option(
+    "--kind",
+    type=click.Choice(["grpo", "rloo", "sft", "reward"]),
+    help="Which of TRL's trainers arguments are for, where a file does not tell.",
+)
 @click.option("--keep-going", is_flag=True, help="Write the other settings even if some are refused.")
 @click.option("--keep-engine", is_flag=True, help="Keep SGLang as the engine of an AReaL file, instead of vLLM.")
 @click.option("--force", is_flag=True, help="Overwrite existing output files.")
 def convert(
-    source: str, house: str, output: str | None, number: int | None, keep_going: bool, keep_engine: bool, force: bool
+    source: str,
+    house: str,
+    output: str | None,
+    number: int | None,
+    kind: str | None,
+    keep_going: bool,
+    keep_engine: bool,
+    force: bool,
 ) -> None:
     """Convert a configuration of SkyRL, AReaL, verl or TRL to our TOML, and report the outcome of each setting.
 
@@ -250,12 +262,14 @@ def convert(
     refuse_other_sources(source, house)
     if number and not is_script(source):
         raise UserError(f"--command chooses among the commands of a script, and {source} is none")
+    if kind and house != "trl":
+        raise UserError(f"--kind works only with --from trl, not --from {house}")
     if keep_engine and house != "areal":
         raise UserError(f"--keep-engine works only with --from areal, not --from {house}")
     from skyrl.tree.imports import following
 
     with following("nothing"):
-        converted = _converter(house, number, keep_engine=keep_engine)(source)
+        converted = _converter(house, number, kind, keep_engine=keep_engine)(source)
     if not converted.lines:
         raise UserError(f"{source} contains no settings of {house}: nothing was converted")
     is_written = keep_going or not converted.refused
@@ -279,7 +293,7 @@ def convert(
         sys.exit(1)
 
 
-def _converter(house: str, number: int | None, *, keep_engine: bool) -> Callable[[str], Conversion]:
+def _converter(house: str, number: int | None, kind: str | None, *, keep_engine: bool) -> Callable[[str], Conversion]:
     """The converter of files of one system. `number` chooses among the commands of a script."""
     from functools import partial
 
@@ -290,7 +304,9 @@ def _converter(house: str, number: int | None, *, keep_engine: bool) -> Callable
     if house == "verl":
         from skyrl.interop.verl.convert import convert_verl as convert_file
     elif house == "trl":
-        from skyrl.interop.trl.convert import convert_trl as convert_file
+        from skyrl.interop.trl.convert import convert_trl
+
+        return partial(convert_trl, number=number, kind=kind)
     else:
         from skyrl.interop.skyrl.scripts import convert_skyrl as convert_file
     return partial(convert_file, number=number)

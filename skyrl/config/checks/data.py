@@ -40,8 +40,9 @@ def recorded_samples_exclude_evaluation(run: SkyRLTrainConfig) -> Iterator[Probl
 
 def environment_is_known(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A plain name is that of a built-in environment, or of one that the user's own program registers."""
-    name = run.environment.env_class
-    if name is not None and not is_import_path(name) and name not in ENVIRONMENTS:
+    for name in run.environment.names:
+        if is_import_path(name) or name in ENVIRONMENTS:
+            continue
         near = nearest(name, tuple(ENVIRONMENTS))
         hint = f"did you mean {near}? " if near else ""
         yield Problem(
@@ -52,10 +53,22 @@ def environment_is_known(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
+def rewards_have_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Each reward of a list has a weight, or none has; those that are built in end after one turn."""
+    names, weights = run.environment.names, run.environment.reward_weights
+    if weights is not None and len(weights) != len(names):
+        message = f"{len(weights)} weights for {len(names)} rewards"
+        yield Problem(path="environment.reward_weights", message=message, hint="one for each item of env_class")
+    for name in names if isinstance(run.environment.env_class, tuple) else ():
+        if name in ENVIRONMENTS and not ENVIRONMENTS[name].single_turn:
+            message = f"{name} has several turns, and cannot be one of several rewards"
+            yield Problem(path="environment.env_class", message=message)
+
+
 def reward_model_has_one_location(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The environment reward_model has exactly one of `path` and `url` for its model."""
     settings, path = run.environment.skyrl_gym.reward_model, "environment.skyrl_gym.reward_model"
-    if run.environment.env_class != "reward_model":
+    if "reward_model" not in run.environment.names:
         return
     if not settings.path and not settings.url:
         hint = "set path to its folder, or url to the address of `skyrl serve-reward`"

@@ -63,7 +63,7 @@ def several_turns_have_room(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def second_turns_are_allowed(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A built-in environment that answers a wrong solution needs a turn for the next one."""
-    name, generator = run.environment.env_class, run.generator
+    name, generator = run.environment.task, run.generator
     facts = ENVIRONMENTS.get(name) if name else None
     if facts is None or facts.single_turn or generator.max_turns > 1 or run.environment.agent.plays:
         return

@@ -160,7 +160,7 @@ def _turns_are_stopped(run: SkyRLTrainConfig) -> bool:
 
 @condition("the policy samples, and environment.env_class takes more than one turn")
 def _may_have_turns(run: SkyRLTrainConfig) -> bool:
-    single = run.environment.env_class in environments_that(lambda facts: facts.single_turn)
+    single = run.environment.task in environments_that(lambda facts: facts.single_turn)
     return samples(run) and (not single or _turns_are_stopped(run))  # the mode decides how a stopped turn is closed
 
 
@@ -254,7 +254,7 @@ def _environment_is(suits: Callable[[EnvironmentFacts], bool], words: str = "") 
     """The environment is one that suits, or each row names its own."""
     names = environments_that(suits)
     sentence = f"environment.env_class is {' or '.join(names)}{words}"
-    return Condition(sentence, lambda run: run.environment.env_class in (*names, None))
+    return Condition(sentence, lambda run: not run.environment.names or bool({*names} & {*run.environment.names}))
 
 
 def _environment_reads(table: str) -> Condition:
@@ -263,7 +263,12 @@ def _environment_reads(table: str) -> Condition:
 
 @condition("environment.env_class is an import path")
 def _is_users(run: SkyRLTrainConfig) -> bool:
-    return run.environment.env_class is not None and is_import_path(run.environment.env_class)
+    return any(map(is_import_path, run.environment.names))
+
+
+@condition("environment.env_class is a list")
+def _has_several_rewards(run: SkyRLTrainConfig) -> bool:
+    return isinstance(run.environment.env_class, tuple)
 
 
 @condition("environment.env_class is an import path and isolate_user_env is true")
@@ -277,12 +282,11 @@ def _is_isolated(run: SkyRLTrainConfig) -> bool:
     "isolate_user_env or environment.agent.isolate acts"
 )
 def _uses_sandbox(run: SkyRLTrainConfig) -> bool:
-    gym, name = run.environment.skyrl_gym, run.environment.env_class
-    facts = ENVIRONMENTS.get(name or "", EnvironmentFacts())
+    gym, names = run.environment.skyrl_gym, run.environment.names
+    facts = [ENVIRONMENTS.get(name, EnvironmentFacts()) for name in names]
     return (
-        name is None
-        or facts.sandboxed
-        or (gym.math_equivalence and facts.compares)
+        not names
+        or any(each.sandboxed or (gym.math_equivalence and each.compares) for each in facts)
         or _is_isolated.holds(run)
         or (run.environment.agent.plays and run.environment.agent.isolate)
     )
@@ -292,9 +296,11 @@ def _uses_sandbox(run: SkyRLTrainConfig) -> bool:
     "environment.env_class asks a service (reward_model.url, code_url, a judge, a retriever), or is each row's own"
 )
 def _asks_a_service(run: SkyRLTrainConfig) -> bool:
-    name = run.environment.env_class
-    service = ENVIRONMENTS.get(name or "", EnvironmentFacts()).service
-    return name is None or service == "always" or bool(service and get_at(run.environment.skyrl_gym, service))
+    names = run.environment.names
+    services = [ENVIRONMENTS.get(name, EnvironmentFacts()).service for name in names]
+    return not names or any(
+        service == "always" or bool(service and get_at(run.environment.skyrl_gym, service)) for service in services
+    )
 
 
 @condition("a prompt has several samples (generator.n_samples_per_prompt)")
@@ -326,6 +332,7 @@ _ENVIRONMENT_EFFECTS: tuple[Effect, ...] = (
         *fields_in("environment.agent", "timeout_seconds isolate"),
     ),
     Effect("environment.agent.kwargs", _FUNCTION_AGENT),
+    Effect("environment.reward_weights", _has_several_rewards),
     *effects(_ISOLATED_AGENT, *fields_in("environment.agent", "readable memory_gb")),
     *(
         Effect(f"environment.skyrl_gym.{table}", _environment_reads(table))

@@ -16,8 +16,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from skyrl.config.foundation.entry import RunConfig
-from skyrl.config.foundation.import_paths import is_import_path
-from skyrl.config.loading.stored_code import IMPORTED, value_at
+from skyrl.config.loading.stored_code import IMPORTED, imported_by, value_at
 from skyrl.errors import Problem
 from skyrl.tree.files import stored_file, stored_text
 from skyrl.tree.python_source import parsed_program
@@ -36,8 +35,7 @@ def code_digests(run: RunConfig) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for field in IMPORTED:
-        name = value_at(run, field)
-        if isinstance(name, str) and is_import_path(name):
+        for name in imported_by(value_at(run, field)):
             root, files = _sources(name.rpartition(":")[0])
             found |= {f"{field}: {file.relative_to(root).as_posix()}": _digest(file) for file in files}
     return found
@@ -46,8 +44,7 @@ def code_digests(run: RunConfig) -> dict[str, str]:
 def unimported_code(run: RunConfig) -> Iterator[Problem]:
     """A warning for each import path of the run, which is looked up as a file and not followed."""
     for field in IMPORTED:
-        name = value_at(run, field)
-        if isinstance(name, str) and is_import_path(name):
+        for name in imported_by(value_at(run, field)):
             file = _file_of(name.rpartition(":")[0])
             found = f"it is in {file}" if file else "no file of it was found from this working directory"
             yield Problem(path=field, message=f"not checked: {name} is not imported; {found}", severity="warning")

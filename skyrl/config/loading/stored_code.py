@@ -48,7 +48,7 @@ def named_code(run: RunConfig) -> Iterator[tuple[str, Any, str]]:
     """Path, value and danger of each place of the tree that names code."""
     for path in IMPORTED:
         value = value_at(run, path)
-        if isinstance(value, str) and is_import_path(value):
+        if imported_by(value):
             yield path, value, "reading it runs it"
     if command := value_at(run, _COMMAND):
         yield _COMMAND, list(command), "it is a program that would be started"
@@ -57,6 +57,12 @@ def named_code(run: RunConfig) -> Iterator[tuple[str, Any, str]]:
     for path in _CLUSTERS:
         if value := value_at(run, path):
             yield path, value, "a Ray cluster hands over pickles, which run code"
+
+
+def imported_by(value: object) -> list[str]:
+    """The import paths in the value of such a field: one name, or a list of names."""
+    names = value if isinstance(value, tuple) else (value,)
+    return [name for name in names if isinstance(name, str) and is_import_path(name)]
 
 
 def value_at(run: RunConfig, path: str) -> Any:

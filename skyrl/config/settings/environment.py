@@ -1,6 +1,7 @@
 """Environments, which answer the policy and score it."""
 
 from collections.abc import Callable, Mapping
+from math import isfinite
 from typing import Any, ClassVar, Literal
 
 import attrs
@@ -8,7 +9,7 @@ import attrs
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
 from skyrl.tree.types import Gigabytes, Seconds, WholeSeconds
-from skyrl.tree.validators import fraction, non_negative, positive
+from skyrl.tree.validators import fraction, non_negative, positive, rule_of_one_field
 
 FailureKind = Literal["raised", "timeout", "wrong_type", "not_finite", "too_large"]
 """Way in which an environment fails."""
@@ -235,18 +236,57 @@ class AgentConfig(BaseConfig):
         return bool(self.command) or self.function is not None
 
 
+_AND, _TIMES = " + ", " * "
+
+
+def weighted_names(task: str) -> tuple[tuple[float, str], ...]:
+    """Weight and name of each reward of a task, whose text is `EnvironmentConfig.task`."""
+    parts = [part.rpartition(_TIMES) for part in task.split(_AND)]
+    return tuple((float(weight) if weight else 1.0, name) for weight, _, name in parts)
+
+
+_tasks = rule_of_one_field(
+    lambda value: (
+        value is None
+        or isinstance(value, str)
+        or (len(value) == len({*value}) > 0 and all(name and _AND not in name and _TIMES not in name for name in value))
+    ),
+    "a name, or a list of different names",
+)
+_all_finite = rule_of_one_field(lambda value: all(map(isfinite, value)), "finite numbers")
+
+
 @frozen
 class EnvironmentConfig(BaseConfig):
     """Choice of the environment that a prompt is played in."""
 
     named_by: ClassVar[str] = "env_class"
 
-    env_class: str | None = field(default="gsm8k", metadata=IDENTITY)
+    env_class: str | tuple[str, ...] | None = field(default="gsm8k", validator=_tasks, metadata=IDENTITY)
     """Name of a registered environment, or an import path (`my_package.envs:MyEnv`), for prompts whose row names none
-    in its `env_class` column. None: every row must name one."""
+    in its `env_class` column; a list of reward functions or environments of one turn is rewarded by the sum of their
+    rewards. None: every row must name one."""
+
+    reward_weights: tuple[float, ...] | None = field(default=None, validator=_all_finite, metadata=IDENTITY)
+    """Weight of each reward of a list in `env_class`. None: 1 for each."""
 
     agent: AgentConfig = AgentConfig()
     """An agent that plays the episodes. Without a command or function, the policy answers the prompts itself."""
 
     skyrl_gym: SkyRLGymConfig = SkyRLGymConfig()
     """Settings of the built-in environments."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in `env_class`: one, several, or none."""
+        named = self.env_class
+        return () if named is None else (named,) if isinstance(named, str) else named
+
+    @property
+    def task(self) -> str | None:
+        """`env_class` as one text: that of a list has the form `0.5 * rewards.py:one + rewards.py:other`."""
+        if not self.names:
+            return None
+        weights = self.reward_weights or (1.0,) * len(self.names)
+        pairs = zip(weights, self.names, strict=False)  # a check compares their numbers
+        return _AND.join(name if weight == 1 else f"{weight!r}{_TIMES}{name}" for weight, name in pairs)

@@ -22,8 +22,8 @@ SCORE = "score"
 _OWN_NAMES = {"use_sample_packing": "use_sequence_packing", "resume_mode": "resume_from", "resume_path": "resume_from"}
 """Fields of `RunBasics` that are derived from fields of other names."""
 
-TrainOnWhat = Literal["last_assistant_message", "all_assistant_messages"]
-"""Messages of a chat that are learned."""
+TrainOnWhat = Literal["last_assistant_message", "all_assistant_messages", "all_tokens"]
+"""Part of a chat that is learned."""
 
 _sources = rule_of_one_field(lambda value: all(value), "names that are not empty")
 _weights = rule_of_one_field(lambda value: all(weight > 0 for weight in value), "positive numbers")
@@ -165,7 +165,9 @@ class SFTConfig(SupervisedConfig):
     """Kind of run, which decides the tree that a file is read into."""
 
     train_on_what: TrainOnWhat = "last_assistant_message"
-    """Messages that are learned, with the text by which the template ends them."""
+    """Part of a chat that is learned. Assistant messages: with the text by which the template ends them; all_tokens:
+    everything up to the end of the last of them, as TRL does by default; of a row of prompt and completion, only the
+    completion."""
 
     use_torch_compile: bool = False
     """Compile parts of an update by `torch.compile`: on CUDA the decoder layers, each kind of layer once for all

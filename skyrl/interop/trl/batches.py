@@ -21,7 +21,7 @@ _SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps", "generat
 _COMPUTED = "a batch size is not a number in the file: replace it with its value"
 
 
-def _are_known(values: Values) -> bool:
+def are_known(values: Values) -> bool:
     """Whether all batch sizes in the file have known values."""
     names = (*_SIZES, "num_generations", "num_iterations", "num_processes")
     return all(isinstance(values.get(name), int | float | None) for name in names)
@@ -58,7 +58,7 @@ def batches(values: Values) -> Mapping[str, Any]:
     group = count(values.get("num_generations"), default=8)
     used = samples_per_update(values)
     drawn = max(samples_per_batch(values), used)  # an optimizer step may use several generated batches
-    if not _are_known(values) or drawn % group or used % group:
+    if not are_known(values) or drawn % group or used % group:
         return {}
     return {"trainer.train_batch_size": drawn // group, "trainer.policy_mini_batch_size": used // group}
 
@@ -67,7 +67,7 @@ def _batch(key: str, value: object, values: Values) -> Translation:
     """Convert a batch size; all of TRL's batch sizes together determine ours."""
     if value is None:
         return redundant("not set: derived from the other batch sizes")
-    if not _are_known(values):
+    if not are_known(values):
         return refused(_COMPUTED)
     group = count(values.get("num_generations"), default=8)
     if not batches(values):
@@ -85,7 +85,7 @@ def _steps(path: str) -> Dependent:
     def become(key: str, value: object, values: Values) -> Translation:
         if is_off(value) or value == -1:
             return redundant("no effect at this value")
-        if not _are_known(values):
+        if not are_known(values):
             return refused(_COMPUTED)
         updates, steps = updates_per_batch(values), real(value)
         if not float(steps).is_integer():

@@ -1,36 +1,39 @@
-"""Converts TRL's arguments of GRPO to our tables, for TRL 1.10 of July 2026 and transformers 5.17."""
+"""Converts TRL's arguments of GRPO, RLOO, SFT and reward models to our tables, for TRL 1.16, TRL 0.18 and open-r1."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attrs import evolve
 
+from skyrl.config import RewardModelConfig, SFTConfig, SkyRLTrainConfig
+from skyrl.interop.peer_trees import PeerTree
 from skyrl.interop.report import Conversion
 from skyrl.interop.systems import System, convert_settings
-from skyrl.interop.translation import Values
+from skyrl.interop.translation import Values, is_off, number
+from skyrl.interop.trl import supervised
 from skyrl.interop.trl.dependent import DEPENDENT, implied
 from skyrl.interop.trl.keys import KEYS
+from skyrl.interop.trl.kinds import kinds_with, tree_of
+from skyrl.interop.trl.rloo import RLOO, implied_by_rloo
 from skyrl.interop.trl.sources import settings_of
+from skyrl.interop.trl.switches import SWITCHES
 from skyrl.interop.writing import Writing
 
-_ALWAYS: dict[str, Any] = {
-    "per_device_train_batch_size": 8,
-    "num_generations": 8,
-    "max_completion_length": 512,
-    "num_train_epochs": 3.0,
-    "lr_scheduler_type": "linear",
-    "weight_decay": 0.0,
-    "beta": 0.0,
-    "loss_type": "dapo",
-    "use_vllm": False,
-    "save_steps": 500,
-    "eval_strategy": "no",
-    "eval_on_start": False,
+_RELIED_ON = (
+    "per_device_train_batch_size", "num_generations", "max_completion_length", "max_prompt_length", "num_train_epochs",
+    "learning_rate", "lr_scheduler_type", "weight_decay", "beta", "loss_type", "scale_rewards", "temperature", "bf16",
+    "use_vllm", "vllm_importance_sampling_mode", "vllm_gpu_memory_utilization", "lora_r", "lora_alpha", "lora_dropout",
+    "max_length", "save_steps", "eval_strategy", "eval_on_start",
+)  # fmt: skip
+"""Settings whose defaults are written where a complete run leaves them out."""
+
+_SUPERVISED = {
+    "sft": (SFTConfig, supervised.KEYS, supervised.implied_by_chats),
+    "reward": (RewardModelConfig, supervised.OF_REWARDS, supervised.implied_by_rows),
 }
-_WITH_VLLM: dict[str, Any] = {"vllm_importance_sampling_mode": "sequence_mask", "vllm_gpu_memory_utilization": 0.3}
-_WITH_ADAPTERS: dict[str, Any] = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
+"""Trainer -> the class of our tree, the settings that convert independently, and what follows from several."""
 
 _PROCESSES = (
     "TRL gets the number of GPUs, which determines batch sizes, from the command that starts it; 1 was assumed. "
@@ -42,40 +45,88 @@ _PROMPTS = (
 )
 _REWARDS = (
     "TRL's trainer receives reward functions from the program: set environment.env_class to one of them "
-    "(rewards.py:my_reward), which may keep TRL's signature."
+    "(rewards.py:my_reward), or to a list, which may keep TRL's signature."
+)
+_SERVERS = (
+    "TRL 0.18 samples from servers of `trl vllm-serve`, unless vllm_mode is colocate; here engines share the GPUs "
+    "of the learners."
+)
+_BIAS_CORRECTION = (
+    "TRL multiplies the KL divergence by the ratio of probabilities, since use_bias_correction_kl is on by default; "
+    "here, as in its earlier versions, it is added as it is."
 )
 
 
-def convert_trl(name: str, *, number: int | None = None) -> Conversion:
-    """Convert a Python program, a shell script, or a YAML file. `number` chooses among several commands of a script.
-    Raises `ConfigError` if the file cannot be read, or trains something else than GRPO.
+def convert_trl(name: str, *, number: int | None = None, kind: str | None = None) -> Conversion:
+    """Convert a Python program, a shell script, or a YAML file. `number` chooses among several commands of a script,
+    and `kind` is the trainer (grpo, rloo, sft, reward) where the file does not name it. Raises `ConfigError` if the
+    file cannot be read, or trains something else.
     """
-    keys, launch = settings_of(name, number)
-    converted = convert_keys(keys, name)
+    keys, launch, found = settings_of(name, number, kind)
+    converted = convert_keys(keys, name, kind=found)
     return launch.finished(converted) if launch else converted
 
 
-def convert_keys(keys: Mapping[str, Any], where: str = "arguments") -> Conversion:
-    """Convert TRL's arguments, given as a mapping from name to value."""
-    system = System(
+def convert_keys(keys: Mapping[str, Any], where: str = "arguments", *, kind: str = "grpo") -> Conversion:
+    """Convert the arguments of one of TRL's trainers, given as a mapping from name to value."""
+    tree, notice = tree_of(kind, keys)
+    system = _system(kind, tree)
+    root = _SUPERVISED[kind][0] if kind in _SUPERVISED else SkyRLTrainConfig
+    converted = convert_settings(system, keys, Writing(where, root))
+    return evolve(converted, notice=notice, remarks=tuple(_remarks(kind, keys, tree)))
+
+
+def _system(kind: str, tree: PeerTree) -> System:
+    def defaults(values: Values) -> Values:
+        return _left_out(values, tree)
+
+    def unknown(key: str, writing: Writing) -> str:
+        others = [other for other in kinds_with(key) if other != kind]
+        whose = (
+            f"an argument of TRL's {' and '.join(others)}; its"
+            if others
+            else "not an argument of TRL 1.16 or 0.18: its"
+        )
+        return f"{whose} {kind} does not have it"
+
+    if kind in _SUPERVISED:
+        _, keys, implied_by = _SUPERVISED[kind]
+        return System(
+            keys=keys,
+            dependent=(supervised.SUPERVISED,),
+            switches=SWITCHES,
+            unknown=unknown,
+            defaults=defaults,
+            implied=implied_by,
+        )
+    return System(
         keys=KEYS,
-        dependent=(DEPENDENT,),
-        unknown=lambda key, writing: "not known to this converter, which covers the settings of TRL 1.10",
-        defaults=_left_out,
-        implied=implied,
+        dependent=(RLOO, DEPENDENT) if kind == "rloo" else (DEPENDENT,),
+        switches=SWITCHES,
+        unknown=unknown,
+        defaults=defaults,
+        implied=lambda values: [*implied(values), *(implied_by_rloo() if kind == "rloo" else ())],
     )
-    outside = {"num_processes": _PROCESSES, "max_prompt_length": _PROMPTS, "reward_funcs": _REWARDS}
-    remarks = tuple(remark for key, remark in outside.items() if key not in keys)
-    return evolve(convert_settings(system, keys, Writing(where)), remarks=remarks)
 
 
-def _left_out(values: Values) -> dict[str, Any]:
+def _left_out(values: Values, tree: PeerTree) -> dict[str, Any]:
     """TRL's defaults on which a complete run relies."""
-    if "model_name_or_path" not in values:
-        return {}
-    defaults = dict(_ALWAYS)
-    if values.get("use_vllm"):
-        defaults |= _WITH_VLLM
-    if values.get("use_peft"):
-        defaults |= _WITH_ADAPTERS
-    return {key: value for key, value in defaults.items() if key not in values}
+    relied_on = _RELIED_ON if "model_name_or_path" in values else ("num_generations",) if tree.kind == "rloo" else ()
+    return {key: tree.defaults[key] for key in relied_on if key in tree.defaults and key not in values}
+
+
+def _remarks(kind: str, keys: Mapping[str, Any], tree: PeerTree) -> Iterable[str]:
+    if "num_processes" not in keys:
+        yield _PROCESSES
+    if kind in _SUPERVISED:
+        return
+    if "max_prompt_length" not in keys:
+        yield _PROMPTS
+    if keys.get("use_vllm") and "vllm_mode" not in keys and tree.defaults.get("vllm_mode") == "server":
+        yield _SERVERS
+    if "reward_funcs" not in keys:
+        yield _REWARDS
+    has_divergence = not is_off(number(keys.get("beta", tree.defaults.get("beta"))))
+    by_default = "use_bias_correction_kl" not in keys and tree.defaults.get("use_bias_correction_kl")
+    if has_divergence and by_default:
+        yield _BIAS_CORRECTION

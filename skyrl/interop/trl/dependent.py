@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from skyrl.interop.dropout import dropout
@@ -27,9 +27,17 @@ from skyrl.interop.trl.batches import BATCHES, processes
 from skyrl.interop.trl.objective import OBJECTIVE
 
 _BUILT_IN_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+_OPEN_R1_REWARDS = {
+    "accuracy": "accuracy_reward", "format": "format_reward", "reasoning_steps": "reasoning_steps_reward",
+    "tag_count": "tag_count_reward",
+}  # fmt: skip
+"""Names of open-r1's rewards that are functions; it makes the others from further settings."""
+
+_SPLIT_OFF = "splitting off rows for evaluation; see data.val_data"
+_OF_A_DATASET = ("path", "id", "name", "config", "split", "columns")
 _TRACKERS = ("wandb", "tensorboard", "mlflow", "swanlab")
 _ATTENTION = ("sdpa", "eager", "flash_attention_2")
-_GPUS_OF_A_NODE = 8
+GPUS_OF_A_NODE = 8
 
 
 def _mode(key: str, value: object, values: Values) -> Translation:
@@ -57,19 +65,74 @@ def _warm_up(key: str, value: object, values: Values) -> Translation:
     return Translation(writes={OPTIMIZER + name: amount})
 
 
+def _reward(name: str) -> str:
+    """The import path of a reward; empty for one that only the program itself can make."""
+    name = name.removeprefix("trl.rewards.")
+    if name in _BUILT_IN_REWARDS:
+        return f"trl.rewards:{name}"
+    if name in _OPEN_R1_REWARDS:
+        return f"open_r1.rewards:{_OPEN_R1_REWARDS[name]}"
+    module, _, function = name.rpartition(".")
+    return f"{module}:{function}" if module and "/" not in name else ""
+
+
 def _rewards(key: str, value: object, values: Values) -> Translation:
+    """Convert reward functions; several, or one with a weight, become a list."""
     if is_off(value):
         return redundant("not set: environment.env_class decides")
-    names = value if isinstance(value, list) else [value]
-    if len(names) != 1:
-        return unsupported("several reward functions; write one that adds them up (docs/environments.md)")
-    name = str(names[0]).removeprefix("trl.rewards.")
-    if name in _BUILT_IN_REWARDS:
-        return Translation(writes={"environment.env_class": f"trl.rewards:{name}"}, note="requires the package trl")
-    module, _, function = name.rpartition(".")
-    if not module or "/" in name:
-        return unsupported(f"reward {name}; set environment.env_class to FILE.py:NAME or reward_model")
-    return Translation(writes={"environment.env_class": f"{module}:{function}"})
+    names = [str(name) for name in (value if isinstance(value, list) else [value])]
+    found = {name: _reward(name) for name in names}
+    if unnamed := [name for name, path in found.items() if not path]:
+        return unsupported(
+            f"reward {', '.join(unnamed)}, which has no import path: write it as a function in a file, and set "
+            "environment.env_class to FILE.py:NAME, or to reward_model"
+        )
+    weights = values.get("reward_weights")
+    several = len(names) > 1 or (not is_off(weights) and weights != [1.0])
+    packages = [package for package in ("trl", "open_r1") if any(path.startswith(package) for path in found.values())]
+    return Translation(
+        writes={"environment.env_class": [*found.values()] if several else found[names[0]]},
+        note=f"requires the package {' and '.join(packages)}" if packages else "",
+    )
+
+
+def _weights(key: str, value: object, values: Values) -> Translation:
+    if is_off(value):
+        return redundant("not set: each reward has weight 1")
+    if is_off(values.get("reward_funcs")):
+        return redundant("no effect: there are no reward_funcs in the file; environment.reward_weights are ours")
+    if not _rewards(key, values["reward_funcs"], values).writes:
+        return unsupported("weights of reward_funcs that are refused")
+    return (
+        redundant("one reward of weight 1")
+        if value == [1.0]
+        else Translation(writes={"environment.reward_weights": value})
+    )
+
+
+def _mixture_of_open_r1(key: str, value: object, values: Values) -> Translation:
+    """Convert open-r1's `dataset_mixture`, which shuffles the rows of its datasets by a seed of its own."""
+    mixture = table(value)
+    if mixture.get("test_split_size") is not None:
+        return unsupported(_SPLIT_OFF)
+    return _mixture(key, mixture.get("datasets"), values)
+
+
+def _mixture(key: str, value: object, values: Values) -> Translation:
+    """Convert a list of datasets: TRL's `datasets`, or open-r1's `dataset_mixture.datasets`."""
+    if is_off(value):
+        return redundant("not set")
+    if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
+        raise UnexpectedValue("expected a list of tables")
+    found = []
+    for each in value:
+        rest = {name for name, setting in each.items() if setting is not None} - {*_OF_A_DATASET}
+        rest -= {"weight"} if each.get("weight") in (1, 1.0) else set()
+        names = [each.get("path") or each.get("id"), each.get("name") or each.get("config"), each.get("split", "train")]
+        if rest or not names[0]:
+            return unsupported(f"{', '.join(sorted(map(str, rest))) or 'no path'} of a dataset in a mixture")
+        found.append(":".join(str(name) for name in names if name))
+    return Translation(writes={"data.train_data": found})
 
 
 def _dataset(key: str, value: object, values: Values) -> Translation:
@@ -77,6 +140,8 @@ def _dataset(key: str, value: object, values: Values) -> Translation:
     path = "data.val_data" if key.startswith("eval_") else "data.train_data"
     if value is None:
         return redundant("not set")
+    if not is_off(values.get("datasets")) or not is_off(values.get("dataset_mixture")):
+        return redundant("no effect: the list of datasets takes its place")
     if key == "eval_dataset_name" or ":" in str(value):
         return Translation(writes={path: [value]})
     config = values.get("dataset_config")
@@ -119,6 +184,13 @@ def _targets(key: str, value: object, values: Values) -> Translation | None:
     return _adapter("trainer.policy.model.lora.target_modules")(key, "all-linear" if whole_model else value, values)
 
 
+def _precision(key: str, value: object, values: Values) -> Translation:
+    """Convert bf16, without which a model that is loaded in bfloat16 computes in it all the same."""
+    if value is False and "bfloat16" in (values.get("dtype"), values.get("torch_dtype")):
+        return Translation(writes={"trainer.bf16": True}, note="the model is loaded in bfloat16")
+    return redundant("not set") if value is None else Translation(writes={"trainer.bf16": value})
+
+
 _LORA = "trainer.policy.model.lora."
 
 DEPENDENT: dict[str, Dependent] = {
@@ -130,9 +202,14 @@ DEPENDENT: dict[str, Dependent] = {
     "vllm_gpu_memory_utilization": _of_vllm(ENGINE + "gpu_memory_utilization"),
     "vllm_tensor_parallel_size": _of_vllm(ENGINE + "tensor_parallel_size"),
     "vllm_max_model_length": _of_vllm(ENGINE + "engine_init_kwargs.max_model_len"),
+    "bf16": _precision,
     "warmup_steps": _warm_up,
     "warmup_ratio": _warm_up,
     "reward_funcs": _rewards,
+    "reward_weights": _weights,
+    "datasets": _mixture,
+    "dataset_mixture": _mixture_of_open_r1,
+    "test_split_size": lambda key, value, values: redundant("not set") if value is None else unsupported(_SPLIT_OFF),
     "dataset_name": _dataset,
     "eval_dataset_name": _dataset,
     "report_to": _trackers,
@@ -153,8 +230,8 @@ def implied(values: Values) -> Iterator[tuple[str, str, Any]]:
     if "model_name_or_path" not in values:
         return
     ranks = processes(values)
-    nodes = -(-ranks // _GPUS_OF_A_NODE)
-    device = "cpu" if values.get("use_cpu") else "cuda"
+    nodes = -(-ranks // GPUS_OF_A_NODE)
+    device = "cpu" if values.get("use_cpu") or values.get("no_cuda") else "cuda"
     paths: dict[str, Any] = {"trainer.device": device, "trainer.placement.colocate_all": True}
     for model in ("policy", "ref") if values.get("beta") else ("policy",):
         paths[f"trainer.placement.{model}_num_nodes"] = nodes

@@ -1,4 +1,6 @@
-"""TRL's settings that convert independently: those of `GRPOConfig`, and of its base class `TrainingArguments`."""
+"""TRL's settings that convert independently: those of `GRPOConfig`, `RLOOConfig` and their base `TrainingArguments`, of
+TRL 1.16 and 0.18 and of open-r1's recipes.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,16 @@ from typing import Any
 from skyrl.interop.translation import (
     OPTIMIZER,
     SAMPLING,
+    SHAPING,
     Entry,
     Translation,
     fixed,
+    is_off,
     maps_to,
     missing,
+    number,
     numeric,
+    real,
     redundant,
     refused,
     table,
@@ -26,7 +32,10 @@ _SHARDED = "models are sharded across ranks by trainer.strategy"
 _KERNELS = "affects speed, not results; learners choose their own kernels"
 _CACHES = "engines choose their own cache"
 _PEFT = "adapters are plain LoRA"
-_VESPO = "only used with loss_type = vespo, which is not implemented"
+_OLD = "read by no trainer of TRL, or only by older versions for other hardware"
+_OF_EXPERTS = (
+    "acts only on a mixture of experts, with the coefficient of its own: then set trainer.policy.router_aux_loss_coef"
+)
 _SCHEDULES = (
     "linear", "cosine", "constant", "constant_with_warmup", "cosine_with_min_lr", "cosine_with_restarts", "polynomial",
     "inverse_sqrt", "warmup_stable_decay",
@@ -90,6 +99,16 @@ def _model_arguments(value: object) -> Translation:
     )
 
 
+def _reward_bounds(value: object) -> Translation:
+    """Convert the bounds of RLOO's rewards, which are one number here."""
+    if value is None:
+        return redundant("not set")
+    low, high = (real(each) for each in value) if isinstance(value, list | tuple) and len(value) == 2 else (1.0, 1.0)
+    if low != -high or high <= 0:
+        return unsupported("bounds of rewards other than -x and x")
+    return Translation(writes={SHAPING + "clip": high})
+
+
 _GENERATION: dict[str, Entry] = {
     "num_generations": "generator.n_samples_per_prompt",
     "num_generations_eval": "generator.eval_n_samples_per_prompt",
@@ -114,34 +133,44 @@ _GENERATION: dict[str, Entry] = {
     **{f"vllm_{name}": redundant("the run starts its own engines") for name in (
         "server_base_url", "server_host", "server_port", "server_timeout", "group_port",
     )},
+    "vllm_guided_decoding_regex": missing("structured outputs that match a regular expression"),
+    "vllm_device": redundant("engines share the learners' GPUs"),
+    "vllm_dtype": redundant("set by generator.inference_engine.model_dtype"),
+    "vllm_enable_prefix_caching": "generator.inference_engine.enable_prefix_caching",
 }  # fmt: skip
 
 _OBJECTIVE: dict[str, Entry] = {
     "num_iterations": "trainer.update_epochs_per_batch",
     "mask_truncated_completions": "generator.apply_overlong_filtering",
-    "reward_weights": fixed(
-        None, [1.0], does="there is one reward function", otherwise="weights of several reward functions"
-    ),
     "multi_objective_aggregation": fixed(
-        "sum_then_normalize", does="there is one reward function", otherwise="normalizing several rewards separately"
+        "sum_then_normalize", does="rewards are added first", otherwise="normalizing several rewards separately"
     ),
     "sync_ref_model": fixed(
         False, does="off", otherwise="syncing the reference model; see trainer.update_ref_every_epoch"
     ),
-    "ref_model_mixup_alpha": redundant("only used with sync_ref_model, which is not implemented"),
-    "ref_model_sync_steps": redundant("only used with sync_ref_model, which is not implemented"),
+    **dict.fromkeys(("ref_model_mixup_alpha", "ref_model_sync_steps"), unsupported("syncing the reference model")),
     "top_entropy_quantile": fixed(
         1.0, 1, does="the loss covers all tokens", otherwise="a loss on high-entropy tokens only"
     ),
     "use_adaptive_entropy": fixed(False, does="off", otherwise="an adaptive entropy coefficient"),
     **dict.fromkeys(
         ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"),
-        redundant("only used with use_adaptive_entropy, which is not implemented"),
+        unsupported("an adaptive entropy coefficient"),
     ),
-    **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), redundant(_VESPO)),
+    **dict.fromkeys(
+        ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), unsupported("the loss vespo")
+    ),
     "off_policy_mask_threshold": missing("masking off-policy sequences with negative advantages"),
     "use_bias_correction_kl": fixed(False, does="off", otherwise="a KL divergence weighted by importance ratios"),
-    "router_aux_loss_coef": missing("a load-balancing loss for experts", 0.0, 0.001),
+    "router_aux_loss_coef": lambda value: (
+        Translation(writes={"trainer.policy.router_aux_loss_coef": number(value)})
+        if value is not None
+        else redundant(_OF_EXPERTS)
+    ),
+    "normalize_advantages": fixed(
+        False, does="off", otherwise="normalizing advantages over answers; advantage_norm weighs them by tokens"
+    ),
+    "reward_clip_range": _reward_bounds,
     "cast_lm_head_to_fp32": "trainer.fp32_lm_head",
 }
 
@@ -152,6 +181,7 @@ _OPTIMIZATION: dict[str, Entry] = {
     "optim": _optimizer,
     "optim_args": missing("additional optimizer arguments"),
     "optim_target_modules": missing("low-rank optimizers"),
+    "adafactor": fixed(False, does="off", otherwise="the optimizer Adafactor"),
     "weight_decay": numeric(OPTIMIZER + "weight_decay"),
     "adam_beta1": numeric(OPTIMIZER + "adam_betas.0"),
     "adam_beta2": numeric(OPTIMIZER + "adam_betas.1"),
@@ -161,7 +191,6 @@ _OPTIMIZATION: dict[str, Entry] = {
     "label_smoothing_factor": fixed(0, 0.0, does="off", otherwise="label smoothing"),
     "neftune_noise_alpha": missing("noise on embeddings (NEFTune)"),
     "average_tokens_across_devices": redundant("the loss is always averaged over all ranks"),
-    "bf16": "trainer.bf16",
     "fp16": lambda value: (
         Translation(writes={"trainer.policy.fsdp_config.mixed_precision.param_dtype": "float16"})
         if value
@@ -172,6 +201,7 @@ _OPTIMIZATION: dict[str, Entry] = {
     "fp16_full_eval": redundant("set by generator.inference_engine.model_dtype"),
     "gradient_checkpointing": "trainer.gradient_checkpointing",
     "gradient_checkpointing_kwargs": _checkpointing,
+    "gradient_checkpointing_use_reentrant": "trainer.gradient_checkpointing_use_reentrant",
     "torch_compile": "trainer.policy.use_torch_compile",
     "torch_compile_backend": missing("other torch.compile backends"),
     "torch_compile_mode": missing("other torch.compile modes"),
@@ -185,13 +215,46 @@ _OPTIMIZATION: dict[str, Entry] = {
     "full_determinism": "trainer.deterministic",
     "seed": "trainer.seed",
     "data_seed": fixed(None, does="derived from trainer.seed", otherwise="a separate seed for the order of prompts"),
-    "use_cpu": lambda value: (
-        Translation(writes={"trainer.device": "cpu"}) if value else redundant("models run on GPUs")
+    **dict.fromkeys(
+        ("use_cpu", "no_cuda"),
+        lambda value: Translation(writes={"trainer.device": "cpu"}) if value else redundant("models run on GPUs"),
     ),
+    **dict.fromkeys(("use_mps_device", "use_ipex", "jit_mode_eval"), fixed(False, does="off", otherwise="this device")),
+    "torchdynamo": missing("other torch.compile backends"),
+    **dict.fromkeys(
+        ("per_gpu_train_batch_size", "per_gpu_eval_batch_size"),
+        missing("an older name of a batch size; write per_device_train_batch_size"),
+    ),
+    **dict.fromkeys(
+        (
+            "tpu_*",
+            "fp16_backend",
+            "fp16_opt_level",
+            "half_precision_backend",
+            "mp_parameters",
+            "past_index",
+            "ray_scope",
+            "use_legacy_prediction_loop",
+            "save_safetensors",
+        ),
+        redundant(_OLD),
+    ),
+    "use_liger_loss": redundant(_KERNELS),
 }
 
 _RUN: dict[str, Entry] = {
     "output_dir": "trainer.run_path",
+    "overwrite_output_dir": redundant("trainer.resume_mode decides about a run that exists"),
+    "wandb_project": "trainer.project_name",
+    "wandb_entity": "trainer.trackers.wandb.entity",
+    "wandb_run_group": "trainer.trackers.group",
+    "benchmarks": missing("benchmarks after the training; `skyrl eval` evaluates the model", []),
+    "callbacks": lambda value: (
+        redundant("exports go to trainer.export_path")
+        if is_off(value) or value == ["push_to_hub_revision"]
+        else unsupported("callbacks of the program")
+    ),
+    "env": missing("variables of the environment in the file; export them before `skyrl run`", {}),
     "run_name": "trainer.run_name",
     "project": "trainer.project_name",
     "save_total_limit": "trainer.max_ckpts_to_keep",
@@ -215,15 +278,19 @@ _RUN: dict[str, Entry] = {
         "logging_steps", "logging_strategy", "logging_first_step", "logging_dir", "log_completions", "log_multimodal",
         "num_completions_to_print", "log_unique_prompts", "log_on_each_node", "logging_nan_inf_filter", "log_level",
         "log_level_replica", "disable_tqdm", "include_num_input_tokens_seen", "include_for_metrics", "debug",
-        "skip_memory_metrics", "batch_eval_metrics", "trackio_*",
+        "skip_memory_metrics", "batch_eval_metrics", "trackio_*", "wandb_log_unique_prompts",
+        "include_inputs_for_metrics", "include_tokens_per_second",
     ), redundant(_LOGS)),
-    **dict.fromkeys(("push_to_hub", "push_to_hub_*", "hub_*", "log_completions_hub_repo"), redundant(_HUB)),
+    **dict.fromkeys(
+        ("push_to_hub", "push_to_hub_*", "hub_*", "log_completions_hub_repo", "overwrite_hub_revision"), redundant(_HUB)
+    ),
     **dict.fromkeys((
         "dataloader_*", "remove_unused_columns", "label_names", "length_column_name", "dataset_streaming",
-        "ignore_bias_buffers", "dataset_num_proc", "train_sampling_strategy", "accelerator_config",
+        "ignore_bias_buffers", "dataset_num_proc", "train_sampling_strategy", "accelerator_config", "streaming",
+        "group_by_length",
     ), redundant(_LOADING)),
     **dict.fromkeys((
-        "ddp_*", "fsdp", "fsdp_config", "deepspeed", "accelerate_config", "config_file", "local_rank",
+        "ddp_*", "fsdp", "fsdp_*", "deepspeed", "accelerate_config", "config_file", "local_rank",
         "save_on_each_node", "restore_callback_states_from_checkpoint",
     ), redundant(_SHARDED)),
     **dict.fromkeys((
@@ -262,4 +329,18 @@ _MODEL: dict[str, Entry] = {
     ),
 }
 
-KEYS: dict[str, Entry] = _GENERATION | _OBJECTIVE | _OPTIMIZATION | _RUN | _MODEL
+SHARED: dict[str, Entry] = _OPTIMIZATION | _RUN | _MODEL
+"""Settings that every kind of run has."""
+
+_RECIPES: dict[str, Entry] = {
+    "dataset_prompt_column": "data.prompt_column",
+    "system_prompt": missing("a system prompt for all rows; write it into the prompts of the rows"),
+    "chat_template": missing("a template in the settings; write it to a file, and set generator.chat_template"),
+    **dict.fromkeys((
+        "cosine_*", "repetition_*", "code_*", "parallel_code_exec_per_proc", "e2b_router_url", "morph_router_url",
+        "ioi_provider", "max_completion_len", "soft_punish_cache",
+    ), redundant("only read by rewards of open-r1 that are refused by their names")),
+}  # fmt: skip
+"""Settings that open-r1 adds to those of TRL."""
+
+KEYS: dict[str, Entry] = _GENERATION | _OBJECTIVE | SHARED | _RECIPES

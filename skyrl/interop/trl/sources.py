@@ -1,7 +1,8 @@
 """Reads TRL's arguments from a Python program, which is not run, from a command line, or from a YAML file.
 
-The settings are those of `GRPOConfig`, `ModelConfig`, `ScriptArguments` and peft's `LoraConfig` by their own names; the
-latter's get the names that `ModelConfig` has for them (`lora_r`). `num_processes` is that of `accelerate launch`.
+The settings are those of a trainer (`GRPOConfig`), `ModelConfig`, `ScriptArguments` and peft's `LoraConfig` by their
+own names; the latter's get the names that `ModelConfig` has for them (`lora_r`). `num_processes` is that of `accelerate
+launch`.
 """
 
 from __future__ import annotations
@@ -15,28 +16,41 @@ from typing import Any
 from skyrl.errors import ConfigError, Problem
 from skyrl.interop.launches import RUNS, Known, Launch, Launcher, aside, launch_of, unconverted
 from skyrl.interop.systems import ProgramValue
+from skyrl.interop.trl.kinds import CONVERTED, trainers_with
 from skyrl.interop.values import flat_file, is_script, text_of, yaml_value
 from skyrl.tree.python_source import parsed_program
 
 _TITLE = "Nothing was converted"
 _PREFERENCES = "preference training without a reward model, which skyrl does not have yet"
-_SUPERVISED = 'supervised training, which is not converted: kind = "sft" is ours'
-_REWARD = 'a reward model, whose training is not converted: kind = "reward_model" is ours'
-_LEAVE_ONE_OUT = 'RLOO, whose arguments are not converted: trainer.algorithm.advantage_estimator = "rloo" is ours'
 _DISTILLATION = "distillation from a teacher, which is not converted"
+_OF_STEPS = "a model of rewards for steps, which skyrl does not train"
+_ASYNCHRONOUS = "asynchronous GRPO, whose arguments are not converted: trainer.fully_async is ours"
 _IMAGES = "rows with images, which skyrl does not train on yet"
+_OWN_PPO = "PPO with a reward model of its own, whose arguments are not converted"
+_REFUSED: dict[str, str] = {
+    **dict.fromkeys(("dpo", "kto", "bco", "cpo", "orpo", "tpo"), _PREFERENCES),
+    **dict.fromkeys(("online_dpo", "nash_md", "xpo", "mpo"), _PREFERENCES),
+    **dict.fromkeys(("gkd", "gold", "sdft", "sdpo", "ssd", "distillation"), _DISTILLATION),
+    "prm": _OF_STEPS,
+    "ppo": _OWN_PPO,
+    "async_grpo": _ASYNCHRONOUS,
+}
+"""Trainer that is not converted -> why."""
+
 _KINDS: dict[str, Known] = {
-    "grpo": RUNS,
-    "sft": unconverted(_SUPERVISED),
-    "reward": unconverted(_REWARD),
-    "rloo": unconverted(_LEAVE_ONE_OUT),
-    **dict.fromkeys(("dpo", "kto", "bco", "cpo", "orpo", "tpo"), unconverted(_PREFERENCES)),
-    **dict.fromkeys(("online_dpo", "nash_md", "xpo", "mpo"), unconverted(_PREFERENCES)),
-    **dict.fromkeys(("gkd", "gold", "sdft", "sdpo", "ssd", "distillation"), unconverted(_DISTILLATION)),
-    "prm": unconverted(_REWARD),
-    "ppo": unconverted("PPO with a reward model of its own, whose arguments are not converted"),
+    **dict.fromkeys(CONVERTED, RUNS),
+    **{kind: unconverted(why) for kind, why in _REFUSED.items()},
 }
 """Subcommand of `trl`, and name of its script -> whether its runs are converted."""
+
+_PROGRAMS = {
+    **{kind: kind for kind in CONVERTED},
+    **dict.fromkeys(("gspo", "grpo_agent", "grpo_2048", "grpo_continuous_batching"), "grpo"),
+    **dict.fromkeys(("sft_gemma3", "sft_gpt_oss", "sft_nemotron_3", "sft_diffusion_gemma"), "sft"),
+    "sft_tiny_aya_tool_calling": "sft",
+    "reward_modeling": "reward",
+}
+"""Script of TRL or open-r1 -> the trainer that it runs."""
 
 _KNOWN: dict[str, Known] = {
     **{f"trl {kind}": known for kind, known in _KINDS.items()},
@@ -44,30 +58,29 @@ _KNOWN: dict[str, Known] = {
     "trl env": aside("it only prints versions"),
     **_KINDS,
     **{f"{kind}_vlm": unconverted(_IMAGES) for kind in (*_KINDS, "gspo")},
-    **dict.fromkeys(("gspo", "grpo_agent", "grpo_2048", "grpo_continuous_batching", "async_grpo"), RUNS),
-    **dict.fromkeys(("sft_gemma3", "sft_gpt_oss", "sft_nemotron_3", "sft_diffusion_gemma"), unconverted(_SUPERVISED)),
-    "sft_tiny_aya_tool_calling": unconverted(_SUPERVISED),
+    **dict.fromkeys(_PROGRAMS, RUNS),
     "sft_vlm_gemma3": unconverted(_IMAGES),
-    "reward_modeling": unconverted(_REWARD),
-    "ppo.ppo_tldr": unconverted("PPO with a reward model of its own, whose arguments are not converted"),
+    "ppo.ppo_tldr": unconverted(_OWN_PPO),
 }
-_ONLY_OF_GRPO = {
+_MARKS = {
     "num_generations", "max_completion_length", "reward_funcs", "use_vllm", "vllm_mode", "num_iterations", "epsilon",
     "epsilon_high", "importance_sampling_level", "scale_rewards", "mask_truncated_completions", "loss_type", "delta",
     "steps_per_generation", "generation_batch_size", "reward_weights", "top_entropy_quantile", "num_generations_eval",
     "max_prompt_length", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "beta", "temperature",
+    "model_name_or_path", "packing", "assistant_only_loss", "completion_only_loss", "center_rewards_coefficient",
 }  # fmt: skip
-_ONLY_OF_OTHERS = {
-    **dict.fromkeys(("packing", "packing_strategy", "eval_packing", "assistant_only_loss", "completion_only_loss",
-                     "dataset_text_field", "padding_free"), _SUPERVISED),
-    **dict.fromkeys(("precompute_ref_log_probs", "reference_free", "label_smoothing", "f_divergence_type", "rpo_alpha",
-                     "use_weighting", "ld_alpha", "desirable_weight", "undesirable_weight"), _PREFERENCES),
-    "center_rewards_coefficient": _REWARD,
-}  # fmt: skip
-"""Arguments that tell the trainer, where no program does -> what it trains."""
+"""Arguments by which a program that is not known is taken for one of TRL's."""
 
-_CONFIGS = ("GRPOConfig",)
-_ARGUMENTS = ("ModelConfig", "ScriptArguments", "GRPOScriptArguments")
+_CLASSES = {
+    "GRPOConfig": "grpo", "RLOOConfig": "rloo", "SFTConfig": "sft", "RewardConfig": "reward", "DPOConfig": "dpo",
+    "AsyncGRPOConfig": "async_grpo", "KTOConfig": "kto", "BCOConfig": "bco", "CPOConfig": "cpo", "ORPOConfig": "orpo",
+    "TPOConfig": "tpo", "OnlineDPOConfig": "online_dpo", "NashMDConfig": "nash_md", "XPOConfig": "xpo",
+    "GKDConfig": "gkd", "GOLDConfig": "gold", "SDFTConfig": "sdft", "SDPOConfig": "sdpo", "SSDConfig": "ssd",
+    "DistillationConfig": "distillation", "PRMConfig": "prm", "PPOConfig": "ppo",
+}  # fmt: skip
+"""Class of a trainer's arguments -> the trainer."""
+
+_ARGUMENTS = ("ModelConfig", "ScriptArguments", "GRPOScriptArguments", "RLOOScriptArguments")
 _OF_LORA = {
     "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "target_modules": "lora_target_modules",
     "modules_to_save": "lora_modules_to_save", "task_type": "lora_task_type", "use_rslora": "use_rslora",
@@ -77,7 +90,8 @@ _DEFAULTS_OF_LORA = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 """Defaults of peft's `LoraConfig`, which differ from TRL's."""
 
 _TRAINER = {"model": "model_name_or_path", "reward_funcs": "reward_funcs"}
-_TRAINERS = ("GRPOTrainer",)
+_TRAINERS = {"GRPOTrainer": "grpo", "RLOOTrainer": "rloo", "SFTTrainer": "sft",
+             "RewardTrainer": "reward"}  # fmt: skip
 _DATASETS = {"train_dataset": "dataset_name", "eval_dataset": "eval_dataset_name"}
 _LONGEST = 1_000_000
 _ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
@@ -89,43 +103,96 @@ _IN_PROGRAM = (
 )
 
 
-def settings_of(name: str, number: int | None = None) -> tuple[dict[str, Any], Launch | None]:
-    """The settings of a file, and the command of a script that gives them; `number` chooses among several. Raises
-    `ConfigError` if the file cannot be read, or contains no settings of TRL's GRPO.
+def settings_of(
+    name: str, number: int | None = None, kind: str | None = None
+) -> tuple[dict[str, Any], Launch | None, str]:
+    """The settings of a file, the command of a script that gives them, and the trainer that they are for. `number`
+    chooses among several commands, and `kind` is the trainer where the file does not name it. Raises `ConfigError` if
+    the file cannot be read, or is for a trainer that is not converted.
     """
     if Path(name).suffix.lower() == ".py":
-        return _in_program(text_of(name), name), None
+        found, own = _in_program(text_of(name), name, kind)
+        return found, None, own
     if is_script(name):
-        return _on_command_line(text_of(name), name, number)
+        found, launch = _on_command_line(text_of(name), name, number)
+        own = _kind_of(launch.program)
+        if own and kind and own != kind:
+            raise _refusal(name, f"line {launch.line} starts {launch.program}, which trains {own}, not {kind}")
+        return found, launch, own or kind or _recognised(found, name)
     found = flat_file(name, of="trl")
-    _refuse_others(found, name)
-    return found, None
+    return found, None, kind or _recognised(found, name)
 
 
-def _refuse_others(found: Mapping[str, Any], name: str) -> None:
-    """Raise `ConfigError` for arguments that another trainer has and GRPO has not."""
-    other = next((key for key in found if key in _ONLY_OF_OTHERS), None)
-    if other and not _ONLY_OF_GRPO & {*found} - {"loss_type", "beta"}:
-        message = f"has arguments of another trainer ({other}): {_ONLY_OF_OTHERS[other]}"
-        raise ConfigError([Problem(path=name, message=message)], title=_TITLE)
+def _kind_of(program: str) -> str:
+    """The trainer of a known program; empty for any other."""
+    name = program.removeprefix("trl ").rpartition(".")[2]
+    return _PROGRAMS.get(name, "")
 
 
-def _in_program(text: str, name: str) -> dict[str, Any]:
+def _refusal(name: str, message: str, hint: str = "") -> ConfigError:
+    return ConfigError([Problem(path=name, message=message, hint=hint)], title=_TITLE)
+
+
+def _recognised(found: Mapping[str, Any], name: str) -> str:
+    """The trainer that arguments are for, by those that only it has. Raises `ConfigError` if it is not converted, or if
+    the arguments do not tell.
+    """
+    trainers = trainers_with(key.partition(".")[0] for key in found)
+    if {*trainers} <= {"grpo", "rloo"}:
+        return trainers[0]  # with rloo alike: the one that most files are for, as the report says
+    if not {*trainers} & {*CONVERTED}:
+        whys = dict.fromkeys(_REFUSED[trainer] for trainer in trainers)
+        raise _refusal(name, f"has arguments of another trainer ({' or '.join(trainers)}): {' or '.join(whys)}")
+    if len(trainers) == 1:
+        return trainers[0]
+    raise _refusal(
+        name,
+        f"does not say which of TRL's trainers its arguments are for ({', '.join(trainers)} have them all)",
+        f"name it: --kind {'|'.join(CONVERTED)}",
+    )
+
+
+def _in_program(text: str, name: str, kind: str | None) -> tuple[dict[str, Any], str]:
     try:
         tree = parsed_program(text[:_LONGEST])
     except SyntaxError as error:
-        message = f"cannot be read as Python: {error}"
-        raise ConfigError([Problem(path=name, message=message)], title=_TITLE) from None
+        raise _refusal(name, f"cannot be read as Python: {error}") from None
     known = _Constants(tree)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    trainers = [*dict.fromkeys(_CLASSES[_called(call)] for call in calls if _called(call) in _CLASSES)]
+    if not trainers:
+        raise _refusal(
+            name,
+            "has no GRPOConfig(...), RLOOConfig(...), SFTConfig(...) or RewardConfig(...), whose arguments would be "
+            "converted",
+            "for a program that parses arguments, convert the script that starts it, or its YAML file",
+        )
+    if len(trainers) > 1 and kind is None:
+        raise _refusal(name, f"has arguments of several trainers ({', '.join(trainers)})", "choose one: --kind NAME")
+    trainer = kind or trainers[0]
+    if trainer not in trainers:
+        raise _refusal(name, f"has arguments of {', '.join(trainers)}, and none of {trainer}")
+    if trainer not in CONVERTED:
+        raise _refusal(name, f"has arguments of {trainer}: {_REFUSED[trainer]}")
+    if "_vlm" in Path(name).stem or any(map(_is_image, ast.walk(tree))):
+        raise _refusal(name, _IMAGES)
     settings: dict[str, Any] = {}
     for call in calls:
-        settings |= known.arguments_of(call)
-    if not any(_called(call) in _CONFIGS for call in calls):
-        message = "has no GRPOConfig(...), whose arguments would be converted"
-        hint = "for a program that parses arguments, convert the script that starts it, or its YAML file"
-        raise ConfigError([Problem(path=name, message=message, hint=hint)], title=_TITLE)
-    return settings
+        if _CLASSES.get(_called(call), trainer) == trainer and _TRAINERS.get(_called(call), trainer) == trainer:
+            settings |= known.arguments_of(call)
+    return settings, trainer
+
+
+def _is_image(node: ast.AST) -> bool:
+    """Whether it is a part of a message with an image: `{"type": "image", ...}`."""
+    if not isinstance(node, ast.Dict):
+        return False
+    return any(
+        isinstance(key, ast.Constant)
+        and isinstance(value, ast.Constant)
+        and (key.value, value.value) == ("type", "image")
+        for key, value in zip(node.keys, node.values, strict=True)
+    )
 
 
 class _Constants:
@@ -154,7 +221,7 @@ class _Constants:
         """The settings that a call gives; none for a call of anything else."""
         name = _called(call)
         given = {each.arg: each.value for each in call.keywords if each.arg}
-        if name in (*_CONFIGS, *_ARGUMENTS):
+        if name in _CLASSES or name in _ARGUMENTS:
             rest = {
                 f"**{ast.unparse(each.value)}": ProgramValue(ast.unparse(each.value))
                 for each in call.keywords
@@ -220,7 +287,7 @@ def _called(call: ast.Call) -> str:
 
 def _is_argument(word: str) -> bool:
     name = word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else ""
-    return name in ("model_name_or_path", *_ONLY_OF_GRPO)
+    return name in _MARKS
 
 
 _LAUNCHER = Launcher(name="TRL", programs=_KNOWN, is_setting=_is_argument, commands=("trl",))
@@ -230,8 +297,6 @@ def _on_command_line(text: str, name: str, number: int | None) -> tuple[dict[str
     launch = launch_of(text, name, _LAUNCHER, number)
     found = dict(_flags(launch.texts)) | _processes([*launch.before, *launch.texts])
     found = _file_beside(found.pop("config", None), name) | found
-    if launch.known is None:
-        _refuse_others(found, name)
     return found, launch.without(_stray(launch.words))
 
 

@@ -1,0 +1,101 @@
+"""Several rewards of one answer, added up with weights: `environment.env_class` as a list.
+
+    environment.env_class = ["rewards.py:correct", "rewards.py:brief"]
+    environment.reward_weights = [1.0, 0.2]
+
+Each part is a reward function, or an environment that ends after one turn. A part without a reward for a sample
+(`SkipSample`, or None in TRL's form) adds nothing; a sample for which no part has one is skipped. The same as in TRL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from copy import deepcopy
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.envs.coroutines import settled
+from skyrl.envs.env import Env, EnvStep, Message, ReadsSample, Sampled
+from skyrl.errors import SkipSample
+
+
+@frozen(kw_only=True)
+class WeightedPart:
+    """One of the rewards."""
+
+    name: str
+    """Name of the component in metrics."""
+
+    weight: float
+    make: Callable[[Mapping[str, Any]], Env]
+
+
+@frozen
+class WeightedRewards:
+    """Makes the environments of a list of rewards."""
+
+    parts: tuple[WeightedPart, ...]
+
+    def __call__(self, extras: Mapping[str, Any]) -> Env:
+        return WeightedRewardsEnv(extras, self.parts)
+
+
+class WeightedRewardsEnv(ReadsSample):
+    """One turn, rewarded by the weighted sum of several environments."""
+
+    def __init__(self, extras: Mapping[str, Any], parts: tuple[WeightedPart, ...]) -> None:
+        super().__init__(extras)
+        self._parts: list[tuple[WeightedPart, Env]] = []
+        try:
+            self._parts += ((part, part.make(deepcopy(dict(extras)))) for part in parts)
+        except BaseException:
+            self.close()  # parts that were made may have processes
+            raise
+
+    def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
+        for part, env in self._parts:
+            messages, _ = settled(env.init(prompt))
+            if tuple(messages) != tuple(prompt) or env.tool_schemas():
+                raise TypeError(f"{part.name} changes the prompt, and cannot be one of several rewards")
+        return super().init(prompt)
+
+    def reads(self, sampled: Sampled) -> None:
+        super().reads(sampled)
+        for _, env in self._parts:
+            if isinstance(env, ReadsSample):
+                env.reads(sampled)
+
+    def step(self, action: str) -> EnvStep:
+        components: dict[str, float] = {}
+        rewarded, total, answer, skipped = False, 0.0, None, ""
+        for part, env in self._parts:
+            try:
+                step = settled(env.step(action))
+            except SkipSample as error:
+                skipped = str(error)
+                continue
+            if not isinstance(step, EnvStep) or not step.done:
+                raise TypeError(f"{part.name} asks for another turn, and cannot be one of several rewards")
+            components |= {f"{part.name}/{name}": value for name, value in step.components.items()}
+            components[part.name] = step.reward
+            rewarded, total = True, total + part.weight * step.reward
+            answer = step.answer if answer is None else answer
+        if not rewarded:
+            raise SkipSample(skipped)
+        return EnvStep(reward=total, done=True, answer=answer, components=components)
+
+    def get_metrics(self) -> dict[str, float]:
+        measured = [(part.name, settled(env.get_metrics())) for part, env in self._parts]
+        return {f"{name}/{metric}": value for name, each in measured for metric, value in each.items()}
+
+    def close(self) -> None:
+        with ExitStack() as closing:  # the others are closed even if one raises
+            for _, env in self._parts:
+                closing.callback(_close, env)
+
+
+def _close(env: Env) -> None:
+    closing: Any = env.close  # may be a coroutine
+    settled(closing())

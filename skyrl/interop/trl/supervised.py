@@ -1,0 +1,189 @@
+"""Converts TRL's `SFTConfig` to `kind = "sft"`, and its `RewardConfig` to `kind = "reward_model"`.
+
+Lines are those of TRL 1.16.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import evolve
+
+from skyrl.interop.dropout import dropout
+from skyrl.interop.translation import (
+    Dependent,
+    Entry,
+    Translation,
+    Values,
+    fixed,
+    is_off,
+    maps_to,
+    missing,
+    redundant,
+    translate,
+    unsupported,
+)
+from skyrl.interop.trl.batches import are_known, processes, samples_per_update
+from skyrl.interop.trl.dependent import DEPENDENT, GPUS_OF_A_NODE
+from skyrl.interop.trl.keys import SHARED
+
+_NAMES = {
+    "trainer.epochs": "num_epochs",
+    "trainer.max_training_steps": "num_steps",
+    "trainer.export_path": "export_path",
+    "data.train_data": "train_datasets",
+    "data.val_data": "eval_datasets",
+    "generator.chat_template_kwargs": "chat_template_kwargs",
+}
+"""Our paths in an RL run -> those in a supervised one, where more than `trainer` or `trainer.policy` is left out."""
+
+
+def of_one_model(translation: Translation) -> Translation:
+    """The outcome in a tree with one model, from that in an RL run."""
+    writes = {_own_path(path): value for path, value in translation.writes.items()}
+    if "trainer.resume_mode" in translation.writes:
+        writes = {"resume_from": {"latest": "latest"}.get(translation.writes["trainer.resume_mode"], "")}
+    return evolve(translation, writes=writes)
+
+
+def _own_path(path: str) -> str:
+    return _NAMES.get(path, path.removeprefix("trainer.").removeprefix("policy."))
+
+
+def _entry(entry: Entry) -> Entry:
+    return lambda value: of_one_model(translate(entry, value))
+
+
+def _dependent(convert: Dependent) -> Dependent:
+    def become(key: str, value: object, values: Values) -> Translation | None:
+        found = convert(key, value, values)
+        return None if found is None else of_one_model(found)
+
+    return become
+
+
+def _batch(key: str, value: object, values: Values) -> Translation:
+    if not are_known(values):
+        return unsupported("a batch size that is not a number in the file")
+    if key == "per_device_train_batch_size":
+        writes = {"batch_size": samples_per_update(values), "micro_train_batch_size_per_gpu": value}
+        return Translation(writes=writes)
+    return redundant("batch_size is derived from it")
+
+
+def _packing(key: str, value: object, values: Values) -> Translation:
+    """Refuse batches that are counted in packed blocks: here `batch_size` counts rows, however they are laid out."""
+    if is_off(value):
+        return redundant("off")
+    return unsupported(
+        "batches of packed blocks (sft_trainer.py:1436); without packing, rows are laid end to end anyway, and "
+        "batch_size counts rows"
+    )
+
+
+def _order(key: str, value: object, values: Values) -> Translation:
+    match value:
+        case "random":
+            return Translation(writes={"sampler": "random"})
+        case "sequential" if not values.get("shuffle_dataset"):
+            return Translation(writes={"sampler": "sequential"})
+    return unsupported(f"rows in the order {value!r}")
+
+
+def _loss_on_all(key: str, value: object, values: Values) -> Translation:
+    """Convert the choice of learned tokens (sft_trainer.py:961): by default, the completion of a row that has one."""
+    if value is False:
+        return unsupported("a loss on prompts, too; only completions are learned")
+    return redundant("the completion of a row of prompt and completion is learned")
+
+
+def _template(key: str, value: object, values: Values) -> Translation:
+    if is_off(value):
+        return redundant("not set: the tokenizer's own")
+    if not str(value).endswith((".jinja", ".j2")):
+        return unsupported("the chat template of another tokenizer; write it to a file ending in .jinja")
+    return Translation(writes={"chat_template.source": "file", "chat_template.name_or_path": value})
+
+
+_OF_EVERY_TRAINER = (
+    "max_steps", "save_strategy", "eval_strategy", "save_steps", "eval_steps", "warmup_steps", "warmup_ratio",
+    "dataset_name", "datasets", "dataset_mixture", "test_split_size", "report_to", "attn_implementation", "bf16",
+)  # fmt: skip
+
+SUPERVISED: dict[str, Dependent] = {
+    **{key: _dependent(convert) for key, convert in DEPENDENT.items() if key in _OF_EVERY_TRAINER or "lora_" in key},
+    "per_device_train_batch_size": _batch,
+    "gradient_accumulation_steps": _batch,
+    "disable_dropout": dropout("use_dropout", "model_name_or_path"),
+    "train_sampling_strategy": _order,
+    "group_by_length": lambda key, value, values: (
+        redundant("off") if is_off(value) else unsupported("batches of rows of similar length")
+    ),
+    "chat_template_path": _template,
+    **dict.fromkeys(("packing", "eval_packing"), _packing),
+    "completion_only_loss": _loss_on_all,
+}  # fmt: skip
+"""Settings whose meaning depends on others."""
+
+KEYS: dict[str, Entry] = {
+    **{key: _entry(entry) for key, entry in SHARED.items()},
+    **dict.fromkeys(
+        ("gradient_checkpointing_kwargs", "gradient_checkpointing_use_reentrant"),
+        redundant("it affects memory, not results"),
+    ),
+    "shuffle_dataset": redundant("rows are shuffled in every epoch anyway, unless sampler is sequential"),
+    "router_aux_loss_coef": fixed(
+        None, 0, 0.0, does="experts have no load-balancing loss", otherwise="a load-balancing loss for experts in SFT"
+    ),
+    "lora_task_type": fixed("CAUSAL_LM", "SEQ_CLS", does="set by kind", otherwise="other task types"),
+    "bf16_full_eval": redundant("set by bf16"),
+    "fp16_full_eval": redundant("set by bf16"),
+    "dataset_text_field": fixed("text", does="the column of plain text", otherwise="another column of plain text"),
+    "dataset_kwargs": missing("a way to prepare rows of its own; rows may be tokenized already (docs/sft.md)", {}),
+    "eos_token": missing("another end-of-sequence token; chats end as their template ends them"),
+    "pad_token": redundant("rows are laid end to end without padding"),
+    "padding_free": redundant("rows are laid end to end without padding"),
+    "pad_to_multiple_of": redundant("rows are laid end to end without padding"),
+    **dict.fromkeys(("max_length", "max_seq_length"), "max_length"),
+    "truncation_mode": fixed("keep_start", does="too_long cuts the end off", otherwise="cutting off the beginning"),
+    "assistant_only_loss": maps_to(
+        "train_on_what", convert=lambda on: "all_assistant_messages" if on else "all_tokens"
+    ),
+    "loss_type": fixed("nll", "chunked_nll", does="the likelihood of the learned tokens", otherwise="the loss dft"),
+    "activation_offloading": "offload_activations",
+    "center_rewards_coefficient": missing("rewards drawn towards 0 (arXiv:2312.09244)"),
+    "system_prompt": redundant("only used for benchmarks"),
+    "chat_template": missing("a template in the settings; write it to a file, and set chat_template"),
+}
+"""Settings that convert independently."""
+
+OF_REWARDS: dict[str, Entry] = {
+    **KEYS,
+    "torch_compile": fixed(False, does="off", otherwise="compiling a reward model by torch.compile"),
+}
+"""The same for a reward model."""
+
+
+def implied_by_rows(values: Values) -> Iterator[tuple[str, str, Any]]:
+    """Our paths of a supervised run that follow from several settings."""
+    if "model_name_or_path" not in values:
+        return
+    ranks = processes(values)
+    nodes = -(-ranks // GPUS_OF_A_NODE)
+    yield "implied", "device", "cpu" if values.get("use_cpu") or values.get("no_cuda") else "cuda"
+    yield "implied", "placement.num_nodes", nodes
+    yield "implied", "placement.num_gpus_per_node", -(-ranks // nodes)
+    yield "implied", "epoch_tail", "drop" if values.get("dataloader_drop_last") else "short"
+    if values.get("weight_decay"):
+        yield "implied", "optimizer_config.weight_decay_on", "matrices"
+
+
+def implied_by_chats(values: Values) -> Iterator[tuple[str, str, Any]]:
+    """The same for fine-tuning, which cuts long rows (sft_trainer.py:1439): a reward model leaves them out
+    (reward_trainer.py:734).
+    """
+    yield from implied_by_rows(values)
+    if "assistant_only_loss" not in values:
+        yield "assistant_only_loss", "train_on_what", "all_tokens"
+    yield "implied", "too_long", "truncate"
