@@ -64,7 +64,7 @@ class FaultServer:
         # first, two turns of the loop later.
         for listener in self._server.sockets:
             asyncio.get_running_loop().remove_reader(listener.fileno())
-        for _ in range(3):
+        for _turn in range(3):
             await asyncio.sleep(0)
         self._server.close()
         for task in self._tasks:
