@@ -47,7 +47,7 @@ class Output:
             waiting.wait(_EVERY)
 
     def _rest(self, file: Path) -> str:
-        """What was appended to a file since the last call, of which at most the last `MOST_STORED` bytes."""
+        """Text appended to a file since the last call: at most its last `MOST_STORED` bytes."""
         if file not in self._decoders:  # a letter may be written in two parts
             self._decoders[file] = codecs.getincrementaldecoder("utf-8")(errors="replace")
         try:

@@ -130,7 +130,7 @@ class Canary:
 
 
 def _all_drawn(outcomes: Mapping[int, list[Sampled] | BaseException]) -> list[list[Sampled]]:
-    """What each engine has drawn. If all numbers that came are not finite, the model is at fault and no engine."""
+    """Samples of each engine. If no engine gives finite numbers, the model is at fault and no engine."""
     failed = {number: outcome for number, outcome in outcomes.items() if isinstance(outcome, BaseException)}
     for number, error in sorted(failed.items(), key=lambda each: not isinstance(each[1], ProcessError)):
         if isinstance(error, ProcessError) or (isinstance(error, NonFiniteError) and len(failed) < len(outcomes)):
