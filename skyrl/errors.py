@@ -22,6 +22,7 @@
         +-- ServiceGone         a service of environments that has been away for longer than the run waits
         +-- ProcessError        a process that could not be started, died, or gave no sign of life
             +-- ProcessLost     ... a rank or an engine that ran and is gone: `process` is its name
+            +-- EngineFailed    ... an engine that gave the canary no usable answer: `number` and `cause`
             +-- NoRoomError     a cluster that has too few machines or GPUs free: `pool` is the pool without a place
             +-- WorkerEnded     a sandboxed worker that was late, said too much, or ended
 
@@ -212,6 +213,15 @@ class ProcessLost(ProcessError):
     def role(self) -> str:
         """Role of the process in the run: policy, critic, ref or engine."""
         return self.process.rpartition("-")[0]
+
+
+class EngineFailed(ProcessError):
+    """One of several engines failed in a call that was not made through their client."""
+
+    def __init__(self, number: int, cause: RunError) -> None:
+        """`number` is the engine's in the run."""
+        self.number, self.cause = number, cause
+        super().__init__(str(cause))
 
 
 class NoRoomError(ProcessError):

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Literal
 
+from skyrl.tree.files import MOST_STORED
 from skyrl.tree.names import nearest
 
 Kind = Literal["model", "dataset"]
@@ -51,6 +53,23 @@ def hub_failure(name: str, kind: Kind = "model", deadline: float | None = None) 
     except Empty:
         return _unreachable(f"gave no answer within {seconds:g} s")
     return None if error is None else _in_words(error)
+
+
+def large_text(name: str, suffixes: Collection[str]) -> str | None:
+    """Name of a text of a model on the hub that is too large to be read (`MOST_STORED`), by the hub's own list, so that
+    it is not downloaded; None if there is none, if a copy is in the cache, or if the hub does not list its files.
+    `suffixes` are those of texts.
+    """
+    from huggingface_hub import HfApi, constants
+
+    if constants.is_offline_mode() or cached_folder(name) is not None:
+        return None
+    try:
+        files = HfApi().model_info(name, files_metadata=True, timeout=DEADLINE).siblings or ()
+    except Exception:  # noqa: BLE001 - errors of the client and of the network below it; a download reports them
+        return None
+    texts = (each for each in files if Path(each.rfilename).suffix in suffixes)
+    return next((each.rfilename for each in texts if (each.size or 0) > MOST_STORED), None)
 
 
 def cached_folder(name: str, kind: Kind = "model") -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,9 +12,11 @@ import pytest
 from huggingface_hub import constants
 
 from skyrl.data.hugging_face import read_dataset
-from skyrl.errors import DataError
+from skyrl.errors import DataError, ModelError
 from skyrl.hub import hub_failure
-from skyrl.models.files.paths import model_failure
+from skyrl.models.files.loading import model_source
+from skyrl.models.files.paths import INDEX, large_text_failure, model_failure
+from skyrl.tree.files import MOST_STORED
 
 
 class Hub:
@@ -22,6 +25,7 @@ class Hub:
     def __init__(self, status: int | None) -> None:
         """`status` answers every request; None: no request is answered before `close`."""
         asked: list[str] = []
+        files: list[dict[str, object]] = []
         closing = threading.Event()
 
         class Handler(BaseHTTPRequestHandler):
@@ -37,12 +41,21 @@ class Hub:
                     self.send_header("X-Error-Code", "RepoNotFound")
                 self.end_headers()
 
-            do_GET = do_HEAD
+            def do_GET(self) -> None:
+                if status != 200:
+                    self.do_HEAD()
+                    return
+                asked.append(self.path)
+                body = json.dumps({"id": "a/b", "siblings": files}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
                 """Nothing is printed."""
 
-        self.asked, self._closing = asked, closing
+        self.asked, self.files, self._closing = asked, files, closing
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever)
@@ -92,6 +105,19 @@ def test_a_name_that_the_hub_does_not_have_is_reported_as_such(hub: Hub, kind: s
 @pytest.mark.parametrize("hub", [200], indirect=True)
 def test_a_name_that_the_hub_has_passes(hub: Hub) -> None:
     assert hub_failure("somebody/something", deadline=60.0) is None
+
+
+@pytest.mark.parametrize("hub", [200], indirect=True)
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", INDEX, "tokenizer.json", "merges.txt", "a.jinja"]
+)
+def test_a_text_of_a_model_on_the_hub_without_end_is_not_downloaded(hub: Hub, name: str) -> None:
+    hub.files += [{"rfilename": "model.safetensors", "size": 1 << 40}, {"rfilename": name, "size": MOST_STORED}]
+    assert large_text_failure("a/b") is None
+    hub.files[-1]["size"] = MOST_STORED + 1
+    with pytest.raises(ModelError, match=rf"a/b/{name} is larger than 64 MiB, .* it is not downloaded"):
+        model_source("a/b")
+    assert {path.partition("?")[0] for path in hub.asked} == {"/a/b/resolve/main/config.json", "/api/models/a/b"}
 
 
 def test_without_a_network_the_cache_is_looked_at_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

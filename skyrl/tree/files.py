@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path as FilePath
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from attrs import evolve
 
@@ -260,13 +260,18 @@ def stored_text(path: FilePath) -> str:
     Raises `OSError` for one that is missing or unreadable, and `ValueError` for one that is not UTF-8, not a regular
     file, or larger than `MOST_STORED`.
     """
-    if kind := _other_kind(path):
-        raise ValueError(f"it is {kind}, not a regular file")
-    with path.open("rb") as file:
+    with open_stored(path) as file:
         content = file.read(MOST_STORED + 1)
     if len(content) > MOST_STORED:
         raise ValueError(f"it is larger than {MOST_STORED // 2**20} MiB")
     return content.decode("utf-8")
+
+
+def open_stored(path: FilePath) -> BinaryIO:
+    """A file that a program wrote, open for reading. Raises `OSError`, and `ValueError` for one that is not regular."""
+    if kind := _other_kind(path):
+        raise ValueError(f"it is {kind}, not a regular file")
+    return path.open("rb")
 
 
 def _other_kind(path: FilePath) -> str:

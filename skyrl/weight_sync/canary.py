@@ -20,9 +20,10 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import SamplingParams
-from skyrl.errors import WeightSyncError
+from skyrl.errors import EngineFailed, NonFiniteError, ProcessError, WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, SampleKey
 from skyrl.models.routers import joined_choices
+from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.weight_sync.transports import WeightSource
 from skyrl.weight_sync.yardstick import ScoredSample, Scores, Tokens, Verdict, Yardstick, mean
 
@@ -67,9 +68,11 @@ class Canary:
         engines have accepted the weights of `version`, and cannot show that they loaded them.
 
         Raises `WeightSyncError`, which names the engine, if the mean of one exceeds the bound, or if it still computes
-        with the weights of an earlier version.
+        with the weights of an earlier version, and `EngineFailed` if one gives no answer, or numbers that are not
+        finite where another one's are.
         """
-        drawn = await asyncio.gather(*(self._continue(engine) for engine in engines.values()))
+        outcomes = await asyncio.gather(*map(self._continue, engines.values()), return_exceptions=True)
+        drawn = _all_drawn(dict(zip(engines, outcomes, strict=True)))
         scores = await _scored(source, [pair for each in drawn for pair in each])
         answers = [
             [ScoredSample(prompt=prompt, completion=one, learner=scores[prompt, one.token_ids]) for prompt, one in each]
@@ -107,8 +110,8 @@ class Canary:
         start, more = 0, FIRST_PROMPTS
         while more and start < len(self.prompts):
             some = self.prompts[start : start + more]
-            requests = (engine.generate(self._request(prompt, start + number)) for number, prompt in enumerate(some))
-            drawn = await asyncio.gather(*requests)
+            requests = [engine.generate(self._request(prompt, start + number)) for number, prompt in enumerate(some)]
+            drawn = await gather_or_cancel(requests)
             samples += [(prompt, answer) for prompt, (answer,) in zip(some, drawn, strict=True) if answer.token_ids]
             start += len(some)
             tokens = sum(len(answer.token_ids) for _, answer in samples)
@@ -124,6 +127,16 @@ class Canary:
             sampling=SamplingParams(temperature=self.temperature, max_generate_length=self.new_tokens),
             keys=(SampleKey(run_seed=0, weight_version=0, prompt_id=f"canary-{number}", sample_index=0),),
         )
+
+
+def _all_drawn(outcomes: Mapping[int, list[Sampled] | BaseException]) -> list[list[Sampled]]:
+    """Samples of each engine. If no engine gives finite numbers, the model is at fault and no engine."""
+    failed = {number: outcome for number, outcome in outcomes.items() if isinstance(outcome, BaseException)}
+    for number, error in sorted(failed.items(), key=lambda each: not isinstance(each[1], ProcessError)):
+        if isinstance(error, ProcessError) or (isinstance(error, NonFiniteError) and len(failed) < len(outcomes)):
+            raise EngineFailed(number, error) from error
+        raise error
+    return [outcome for outcome in outcomes.values() if not isinstance(outcome, BaseException)]
 
 
 def refuse_far(distances: Sequence[Tensor], engine: str, version: int, bound: float) -> None:

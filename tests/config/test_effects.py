@@ -76,9 +76,13 @@ OFF: dict[str, dict[str, Any]] = {
 
 CUDA = {"trainer.device": "cuda"}
 ELSEWHERE = tuple(f"trainer.{model}." for model in ("policy", "critic", "ref"))
-"""Tables whose conditions `test_effects_of_models.py` tests."""
+"""Tables whose conditions `test_effects_of_models.py` or `tests/effects/test_bounds_of_the_ratio.py` test."""
 
-TESTED = [effect for effect in EFFECTS if not effect.path.startswith(ELSEWHERE)]
+TESTED = [
+    effect
+    for effect in EFFECTS
+    if not effect.path.startswith(ELSEWHERE) and not effect.condition.words.startswith("the ratio pi / pi_old")
+]
 
 
 def leaf_in(path: str) -> str:
@@ -119,6 +123,7 @@ RUNS: tuple[dict[str, Any], ...] = (
     {"trainer.device": "cuda", "trainer.placement.executor": "ray", "trainer.placement.colocate_all": False},
     {"trainer.strategy": "megatron", "trainer.device": "cuda"},
     {"trainer.max_tokens_per_microbatch": 4096, "trainer.fully_async.enabled": True},
+    {"trainer.algorithm.policy_loss_type": "dual_clip"},
     {"trainer.algorithm.policy_loss_type": "decoupled", "trainer.max_ckpts_to_keep": 3, "trainer.ckpt_keep_best": 1},
     {"environment.env_class": "reward_model", "generator.max_turns": 2, "environment.agent.command": ["python"]},
     {"environment.env_class": "code", "generator.sampling_params.max_tokens": 9, EVALUATION + "max_tokens": 9},

@@ -120,7 +120,7 @@ def test_an_explanation_and_the_warning_of_idle_fields_agree(backend: str) -> No
     ],
 )
 def test_the_estimators_and_losses_that_read_a_field_are_named(field: str, when: str) -> None:
-    assert explained(f"trainer.algorithm.{field}").acts_when == when
+    assert explained(f"trainer.algorithm.{field}").acts_when.startswith(when)
 
 
 def test_a_key_of_a_free_form_table_is_explained() -> None:

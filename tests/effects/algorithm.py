@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from skyrl.training.objective import policy_objective
 from skyrl.training.shaping import reward_shaping
 from skyrl.training.trainer import update
 from skyrl.trajectory import Prompt
+from skyrl.tree import FrozenDict
 from tests.effects.observables import plain
 from tests.effects.probe import Observable, Probe, Scene, observable
 from tests.learners.updating import CriticWorker, PolicyWorker
@@ -139,16 +141,22 @@ def filtered(scene: Scene) -> object:
     return [batches, len(generator.asked)]
 
 
+def _path(name: str) -> str:
+    return name if name.startswith("trainer.") else A + name.replace("__", ".")
+
+
 def on(probe_of: Observable, context: dict[str, Any], **fields: Any) -> list[Probe]:
     """Probes of fields of `trainer.algorithm` that one observable shows in one context; `__` stands for a dot."""
-    where = {A + path.replace("__", "."): value for path, value in context.items()}
-    named = {A + path.replace("__", "."): value for path, value in fields.items()}
+    where = {_path(name): value for name, value in context.items()}
+    named = {_path(name): value for name, value in fields.items()}
     return [Probe(path, value, probe_of, where) for path, value in named.items()]
 
 
-def loss(name: str, **fields: Any) -> list[Probe]:
+def loss(name: str, context: Mapping[str, Any] = FrozenDict(), **fields: Any) -> list[Probe]:
     """Probes of a loss's own table."""
-    return on(policy_loss, {"policy_loss_type": name}, **{f"{name}__{path}": each for path, each in fields.items()})
+    return on(
+        policy_loss, {"policy_loss_type": name, **context}, **{f"{name}__{path}": each for path, each in fields.items()}
+    )
 
 
 def correction(context: dict[str, Any], **fields: Any) -> list[Probe]:
@@ -167,6 +175,9 @@ def norms(table: str, seen_in: Observable) -> list[Probe]:
         *on(seen_in, both, **{f"{table}__{path}": value for path, value in own.items()}),
     ]
 
+
+TWICE = {"trainer.update_epochs_per_batch": 2}
+"""A second optimizer step, before which the policy is no longer the old one."""
 
 IN_REWARD = {"use_kl_in_reward": True}
 OWN = "tests.effects.own:"
@@ -194,17 +205,19 @@ LOSSES: tuple[Probe, ...] = (
     *on(policy_loss, {"policy_loss_type": f"{OWN}ScaledLoss"}, policy_loss={"factor": 2.0}),
     *on(policy_loss, {"loss_reduction": "seq_mean_token_sum_norm"}, max_seq_len=7),
     *on(policy_loss, {"use_kl_loss": True}, kl_loss_coef=0.5, kl_estimator_type="k1"),
-    *on(policy_loss, {}, use_entropy_loss=True, eps_clip_low=0.5, eps_clip_high=0.5),
+    *on(policy_loss, {}, use_entropy_loss=True),
+    *on(policy_loss, TWICE, eps_clip_low=0.5, eps_clip_high=0.5),
     *on(policy_loss, {"use_entropy_loss": True}, entropy_loss_coef=0.5),
-    *on(policy_loss, {"policy_loss_type": "dual_clip"}, clip_ratio_c=1.5),
+    *on(policy_loss, {"policy_loss_type": "dual_clip", **TWICE}, clip_ratio_c=1.5),
     *loss("sapo", tau_pos=2.0, tau_neg=2.0),
     *on(policy_loss, {"policy_loss_type": "clip_cov", "clip_cov__clip_cov_lb": -5.0}, clip_cov__clip_ratio=0.5),
     *on(policy_loss, HALF_CUT, clip_cov__clip_cov_lb=-5.0),
     *on(policy_loss, {**HALF_CUT, "clip_cov__clip_cov_lb": -5.0}, clip_cov__clip_cov_ub=0.0),
-    *loss("kl_cov", kl_cov_frac=0.5, ppo_kl_coef=0.5),
-    *loss("cispo", cispo_eps_clip_low=0.1, cispo_eps_clip_high=0.1, cispo_anchor="rollout"),
+    *loss("kl_cov", TWICE, kl_cov_frac=0.5, ppo_kl_coef=0.5),
+    *loss("cispo", TWICE, cispo_eps_clip_low=0.1, cispo_eps_clip_high=0.1),
+    *loss("cispo", cispo_anchor="rollout"),
     *loss("dppo", dppo_type="binary_kl", delta_low=0.01, delta_high=0.01),
-    *loss("gmpo", log_clip_low=0.1, log_clip_high=0.1),
+    *loss("gmpo", TWICE, log_clip_low=0.1, log_clip_high=0.1),
     *loss("decoupled", behav_imp_weight_cap=1.5),
     *on(policy_loss, CAPPED, decoupled__cap_mode="clamp"),
     *on(policy_loss, {"policy_loss_type": "decoupled", "clip_ratio_c": 1.1}, decoupled__dual_clip=True),

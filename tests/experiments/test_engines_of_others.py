@@ -154,7 +154,10 @@ def test_a_server_that_reports_no_version_is_refused_for_training(nano: Path, tm
 
     model = AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32)
     engine = TorchEngine(model, load_tokenizer(str(nano / "model")), max_num_seqs=64)
-    with Nameless(engine, nano / "model") as server, pytest.raises(UserError, match="does not report the version"):
+    with (
+        Nameless(engine, nano / "model") as server,
+        pytest.raises(UserError, match="does not report their version at /model_info"),
+    ):
         train(nano, tmp_path, **over(server))
 
 

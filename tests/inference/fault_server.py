@@ -55,11 +55,17 @@ class FaultServer:
         """Headers of the requests for samples, with their names in lower case."""
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port, ssl=self._tls)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port, ssl=self._tls)
         self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        # A server that closes loses connections that the loop has accepted and not given to `_accept` yet: they come
+        # first, two turns of the loop later.
+        for listener in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+        for _turn in range(3):
+            await asyncio.sleep(0)
         self._server.close()
         for task in self._tasks:
             task.cancel()
@@ -73,11 +79,14 @@ class FaultServer:
         """Answer new requests, and none of those that came meanwhile."""
         self._silent = False
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection. It is closed here and not in `_serve`, which does not run if it is cancelled at once."""
+        task = asyncio.create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: writer.transport.abort())
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -87,10 +96,6 @@ class FaultServer:
                 await self._answer(first.split()[1].partition("?")[0], headers, json.loads(body or b"{}"), writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             return
-        except asyncio.CancelledError:
-            return  # or the loop reports it
-        finally:
-            writer.transport.abort()
 
     async def _answer(
         self, path: str, headers: dict[str, str], body: dict[str, Any], writer: asyncio.StreamWriter

@@ -112,7 +112,9 @@ class MisbehavingServer(FaultServer):
         route, wrong = "samples" if draws else "control", self._wrong
         count = self._counts[route]
         self._counts[route] += 1
-        content = b""
+        status, content = "200 OK", b""
+        if body.get("method") == "skyrl_prepare":  # a server without the extension reads weights from files
+            status, answer = "500 X", {"error": "the worker has no attribute 'skyrl_prepare'"}
         if wrong is not None and wrong.route == route and path != "/health" and wrong.happens(count):
             chance = random.Random(f"{wrong.seed} {count}")
             match wrong.kind:
@@ -121,8 +123,8 @@ class MisbehavingServer(FaultServer):
                 case "raw":
                     content = chance.choice(BODIES)
                 case "status":
-                    status, wait = chance.randint(200, 599), chance.choice(WAITS)
-                    head = f"HTTP/1.1 {status} X\r\nretry-after: {wait}\r\ncontent-length: 2\r\n\r\n{{}}"
+                    code, wait = chance.randint(200, 599), chance.choice(WAITS)
+                    head = f"HTTP/1.1 {code} X\r\nretry-after: {wait}\r\ncontent-length: 2\r\n\r\n{{}}"
                     writer.write(head.encode("latin-1"))
                     return
                 case "cut":
@@ -135,7 +137,7 @@ class MisbehavingServer(FaultServer):
         content = content or text_of(answer).encode(errors="surrogatepass")
         if draws:
             self.sent[seed_of(body)].append(sent_in(content))
-        head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
         writer.write(head.encode() + content)
 
     async def _swapped(self, answer: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from attrs import evolve
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
-from skyrl.errors import ProcessError, ProcessLost, RunError, WeightSyncError
+from skyrl.errors import EngineFailed, ProcessError, ProcessLost, RunError, WeightSyncError
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight, SampleKey
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.inference.pool.routing import ConversationRoutes
@@ -468,6 +468,34 @@ async def test_an_engine_that_dies_while_it_is_looked_at_is_lost_and_the_others_
 
     assert await door.inspect(look) == {1: "b"}
     assert door.in_service == (b,)
+
+
+async def test_an_engine_that_fails_only_where_it_is_looked_at_is_lost() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    door = client(a, b)
+    await door.pause()
+
+    async def look(engines: Mapping[int, InferenceEngine]) -> tuple[int, ...]:
+        if 0 in engines:
+            raise EngineFailed(0, ProcessError("it answers no samples"))
+        return tuple(engines)
+
+    assert await door.inspect(look) == (1,)
+    assert door.in_service == (b,)
+
+
+async def test_the_last_engine_that_fails_where_it_is_looked_at_ends_the_run_with_its_error() -> None:
+    a = SlowEngine("a")
+    door = client(a)
+    await door.pause()
+
+    async def look(engines: Mapping[int, InferenceEngine]) -> None:
+        raise EngineFailed(0, ProcessError("it answers no samples"))
+
+    with pytest.raises(ProcessError, match=r"it answers no samples\. No engine is left") as caught:
+        await door.inspect(look)
+    assert type(caught.value) is ProcessError
+    assert a.events == ["pause", "resume", "pause"]
 
 
 async def test_an_error_of_a_look_at_engines_that_live_is_raised() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from skyrl.cli.main import cli
+from skyrl.errors import UserError
 from skyrl.launchers import output
 from skyrl.launchers.job import Launch
 from skyrl.launchers.output import Output
@@ -50,6 +53,35 @@ def test_several_files_are_told_apart(tmp_path: Path) -> None:
     launch = launched(tmp_path / "two", **{"job-1": "first\n", "job-2": "second\n", "job-3": ""})
     seen: Any = Output(launch, Growing(tmp_path))  # type: ignore[arg-type]  # its state is not asked
     assert seen.new() == "==> job-1.log <==\nfirst\n==> job-2.log <==\nsecond\n"
+
+
+def test_a_letter_that_is_written_in_two_parts_is_printed_whole(tmp_path: Path) -> None:
+    launch = launched(tmp_path / "one", local="")
+    seen: Any = Output(launch, Growing(tmp_path))  # type: ignore[arg-type]  # its state is not asked
+    file = launch.folder / "logs" / "local.log"
+    file.write_bytes("ü".encode()[:1])
+    assert seen.new() == ""
+    file.write_bytes("ü\n".encode())
+    assert seen.new() == "ü\n"
+
+
+def test_of_more_output_than_is_read_at_once_the_end_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "MOST_STORED", 7)
+    launch = launched(tmp_path / "one", local="step 1\nstep 2\n")
+    seen: Any = Output(launch, Growing(tmp_path))  # type: ignore[arg-type]  # its state is not asked
+    file = launch.folder / "logs" / "local.log"
+    assert seen.new() == f"(7 bytes are left out: see {file})\nstep 2\n"
+    assert seen.new() == ""
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda file: file.symlink_to("/dev/zero")])
+def test_output_that_never_ends_is_refused(make: Callable[[Path], object], tmp_path: Path) -> None:
+    launch = launched(tmp_path / "one")
+    make(launch.folder / "logs" / "local.log")
+    with pytest.raises(UserError, match=r"local.log cannot be read: it is a (pipe|device), not a regular file"):
+        Output(launch, Growing(tmp_path)).new()  # type: ignore[arg-type]  # its state is not asked
 
 
 def test_the_output_is_followed_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

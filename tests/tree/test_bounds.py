@@ -195,17 +195,21 @@ def test_a_configuration_and_its_fingerprint_are_the_stored_form_with_or_without
 
 WHOLE = {
     # what reads a whole file without a bound, and whose file it is
+    "confinement": "/proc",
     "code_digests": "code that the user's own configuration names",
     "foreign_names": "of the package",
     "imports": "code that the user's own configuration names",
     "incoming_weights": "of weights, which this run wrote",
     "installation": "of installed packages",
     "lifetimes": "/proc",
+    "logs": "the end of the log of a process of this run",
     "machine_facts": "of installed packages, and /proc",
+    "memory_use": "/proc",
     "memory_groups": "control groups",
     "names_on_disk": "in a folder that is refused if another user owns it",
     "onednn": "/proc",
     "orphans": "/proc",
+    "peer_trees": "of the package",
     "report": "of the package",
     "row_store": "in a folder of this user's cache",
     "sglang_engine": "the log of a process of this run",
@@ -219,7 +223,7 @@ WHOLE = {
 
 def test_what_strangers_may_have_written_is_read_up_to_a_bound() -> None:
     """Runs, checkpoints and models may be a stranger's: their texts are read by `stored_text`."""
-    reads = re.compile(r"\.read_text\(|\.read_bytes\(|json\.load\(")
+    reads = re.compile(r"\.read_text\(|\.read_bytes\(|json\.load\(|\b(stream|file)\.read\(\)")
     package = Path(skyrl.__file__).parent
     found = {file.stem for file in package.rglob("*.py") if reads.search(file.read_text(encoding="utf-8"))}
     assert found == WHOLE.keys()

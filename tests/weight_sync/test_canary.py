@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.errors import WeightSyncError
+from skyrl.errors import EngineFailed, NonFiniteError, ProcessError, RunError, WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.weight_sync.canary import Canary
 
@@ -104,6 +104,31 @@ async def test_any_engine_that_computes_with_other_weights_is_named(wrong: int) 
     engines[wrong].logprobs = (-1.0, -1.9)
     with pytest.raises(WeightSyncError, match=f"^engine {wrong} does not compute with the weights of version 3"):
         await compare(*engines)
+
+
+class Fails(Answers):
+    """An engine whose every answer is an error."""
+
+    def __init__(self, error: RunError) -> None:
+        super().__init__()
+        self.error = error
+
+    async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [ProcessError("it is silent"), NonFiniteError("it answers nan")])
+async def test_an_engine_that_gives_no_answer_is_named_for_the_client_to_lose(error: RunError) -> None:
+    with pytest.raises(EngineFailed, match=str(error)) as caught:
+        await compare(Answers(-1.0), Fails(error), first=4)
+    assert (caught.value.number, caught.value.cause) == (5, error)
+
+
+async def test_numbers_that_are_not_finite_in_any_engine_are_the_models() -> None:
+    with pytest.raises(NonFiniteError, match="in both"):
+        await compare(*[Fails(NonFiniteError("in both"))] * 2)
+    with pytest.raises(EngineFailed, match="it is silent"):  # first, since the other one may still be at fault
+        await compare(Fails(NonFiniteError("nan")), Fails(ProcessError("it is silent")))
 
 
 DAMAGES: dict[str, Callable[[list[float]], list[float]]] = {

@@ -54,7 +54,8 @@ def algorithm_settings_are_plausible(run: SkyRLTrainConfig) -> Iterator[Problem]
     for field, (largest, effect, usual) in LARGEST.items():
         path = f"trainer.algorithm.{field}"
         value = get_at(run, path)
-        if value > largest and all(acts(run) for table, acts in _ACTS.items() if f"{path}.".startswith(f"{table}.")):
+        covering = [effect for effect in ALGORITHM_EFFECTS if f"{path}.".startswith(f"{effect.path}.")]
+        if value > largest and all(effect.condition.holds(run) for effect in covering):
             yield _warning(path, f"{value}: {effect}", usual)
 
 
@@ -152,7 +153,5 @@ def run_name_is_folder_name(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def _warning(path: str, message: str, hint: str) -> Problem:
     return Problem(path=path, message=message, hint=hint, severity="warning")
 
-
-_ACTS = {effect.path: effect.condition.holds for effect in ALGORITHM_EFFECTS}
 
 PLAUSIBLE_CHECKS = checks_in(__name__)

@@ -21,6 +21,18 @@ def _compares_with_an_old_policy(run: SkyRLTrainConfig) -> bool:
     return algorithm.old_logprobs != "learner" or scores_old_logprobs(algorithm, POLICY.updates(run))
 
 
+@condition(
+    "the ratio pi / pi_old can differ from 1 (several optimizer steps for a batch, pi_old of the engine or scored for "
+    "a KL term in the reward, a loss of your own or that compares with the engine)"
+)
+def _ratio_can_differ_from_1(run: SkyRLTrainConfig) -> bool:
+    # With one optimizer step, pi_old is the very forward pass that is learned from (`training/objective.py`), so that
+    # the ratio is exactly 1: bounds around 1 hold nothing, whatever they are. The ratio to the engine is another one.
+    algorithm = run.trainer.algorithm
+    is_of_old = algorithm.policy_loss_type in POLICY_LOSSES and loss_facts(algorithm).reads_old_logprobs
+    return not is_of_old or _compares_with_an_old_policy.holds(run)
+
+
 @condition("the estimator is gae or reinforce++, or there is a critic")
 def _discounts(run: SkyRLTrainConfig) -> bool:
     return "gamma" in estimator_facts(run.trainer.algorithm).fields or has_critic(run)
@@ -65,6 +77,25 @@ _UNDER_SETTINGS = {"clip_ratio_c": ", or decoupled with decoupled.dual_clip"}
 """What else reads a field, beside the losses that always do."""
 
 _FILTERS = is_one("dynamic_sampling.type", "filter", name="dynamic_sampling.type")
+
+_BOUNDS_IN_TABLES = (
+    *("gmpo.log_clip_low", "gmpo.log_clip_high"),
+    *("cispo.cispo_eps_clip_low", "cispo.cispo_eps_clip_high", "kl_cov.kl_cov_frac", "kl_cov.ppo_kl_coef"),
+)
+"""Fields in tables of losses that limit, or penalize, a distance of the ratio from 1."""
+
+_BOUNDS = {
+    **dict.fromkeys(("eps_clip_low", "eps_clip_high"), _ratio_can_differ_from_1),
+    # Equal terms share the gradient: a bound of 1 takes half of it even where the ratio is 1.
+    "clip_ratio_c": is_one("trainer.algorithm.clip_ratio_c", 1) | _ratio_can_differ_from_1,
+}
+"""Other such fields, with the condition beside their loss's."""
+
+
+def _of_the_tree(effect: Effect) -> Effect:
+    whole, bound = effect.below("trainer.algorithm"), _BOUNDS.get(effect.path)
+    return whole if bound is None else Effect(whole.path, whole.condition & bound)
+
 
 _OF_THE_TABLE: tuple[Effect, ...] = (
     Effect("kl_ctrl", is_on("use_kl_in_reward")),
@@ -121,5 +152,6 @@ ALGORITHM_EFFECTS: tuple[Effect, ...] = (
     *effects(_CRITIC, *fields_in("trainer.algorithm", "value_clip value_head_prefix normalize_values")),
     Effect("trainer.algorithm.max_importance_ratio", _compares_with_an_old_policy),
     Effect("trainer.algorithm.gamma", _discounts),
-    *(effect.below("trainer.algorithm") for effect in _OF_THE_TABLE),
+    *effects(_ratio_can_differ_from_1, *fields_in("trainer.algorithm", " ".join(_BOUNDS_IN_TABLES))),
+    *map(_of_the_tree, _OF_THE_TABLE),
 )

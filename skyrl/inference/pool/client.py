@@ -22,7 +22,7 @@ from attrs import evolve, frozen
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
-from skyrl.errors import NonFiniteError, ProcessError, RunError, WeightSyncError
+from skyrl.errors import EngineFailed, NonFiniteError, ProcessError, RunError, WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
 from skyrl.inference.pool.admission import Admission, Served
 from skyrl.inference.pool.restarts import EngineRestarts
@@ -333,20 +333,24 @@ class InferenceEngineClient:
 
         Called while paused, and leaves everything paused: an error of `look` is raised before the first token is
         sampled or, if samples are in flight, before any of them is finished and returned. If an engine is lost
-        meanwhile, `look` is repeated with the others.
+        meanwhile, or `look` raises `EngineFailed` for it, `look` is repeated with the others.
         """
         while True:
             await self._everywhere(lambda engine: engine.resume())
             self._refuse_where_none_serves()
-            serving = {served.number: served.engine for served in self._serving}
+            serving = {served.number: served for served in self._serving}
+            engines = {number: served.engine for number, served in serving.items()}
             try:
-                return await look(serving)
+                return await look(engines)
+            except EngineFailed as error:
+                failed = error.cause
+                self._lose(serving[error.number], failed)
             except ProcessError as error:
                 failed = error
             finally:
                 await self._everywhere(lambda engine: engine.pause(self._in_flight))
-            if self.in_service == tuple(serving.values()) or not self._serving:
-                raise failed  # the error of another process, of an engine that still serves, or of the last one
+            if self.in_service == tuple(engines.values()) or not self._serving:
+                raise failed  # the error of another process, or of the last engine
 
     async def sleep(self) -> None:
         """Let every engine free the memory that it can. Called while paused."""

@@ -14,7 +14,6 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.errors import WeightSyncError
 from skyrl.inference import stop_strings
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, SampleKey, asked_logprobs
 from skyrl.processes.answers import BadAnswer, read, shown
@@ -31,6 +30,10 @@ _ROUNDING = 1e-3
 
 class NotFinite(BadAnswer):
     """An answer with a log-probability that is not finite."""
+
+
+class OtherWeights(BadAnswer):
+    """An answer of weights that this run did not give the server: asking again does not help."""
 
 
 @frozen(kw_only=True)
@@ -79,8 +82,8 @@ class RequestedSample:
 def completion(drawn: DrawnSample, requested: RequestedSample, tokenizer: ChatTokenizer) -> Completion:
     """Converts a server's sample, after comparing it with the request.
 
-    Raises `BadAnswer` for a mismatch, `NotFinite` for non-finite log-probabilities, and `WeightSyncError` for tokens
-    drawn by weights that the server was not given.
+    Raises `BadAnswer` for a mismatch, `NotFinite` for non-finite log-probabilities, and `OtherWeights` for tokens drawn
+    by weights that the server was not given.
     """
     sampling = requested.request.sampling
     _refuse_shape(drawn, requested)
@@ -132,9 +135,7 @@ def _versions(drawn: DrawnSample, requested: RequestedSample) -> tuple[int, ...]
         return (0,) * count
     if drawn.versions is None:
         if len(requested.versions) != 1:
-            raise WeightSyncError(
-                "weights changed while a sample was drawn, and the server does not say at which token"
-            )
+            raise OtherWeights("with a sample during which its weights changed, and does not say at which token")
         return tuple(requested.versions) * count
     if len(drawn.versions) != count:
         raise BadAnswer(f"with {count} tokens, but weight versions for {len(drawn.versions)}")
@@ -142,9 +143,7 @@ def _versions(drawn: DrawnSample, requested: RequestedSample) -> tuple[int, ...]
     strange = [version for version in versions if version not in requested.versions]
     if strange:
         held = " or ".join(map(str, sorted(requested.versions)))
-        raise WeightSyncError(
-            f"a token was drawn by weights of version {strange[0]}, where the server was given {held}"
-        )
+        raise OtherWeights(f"with a token drawn by weights of version {strange[0]}, where it was given {held}")
     return versions
 
 
@@ -214,12 +213,10 @@ def _samples_of(text: object, name: str) -> list[float]:
 
 
 def version_number(value: object) -> int:
-    """The version of weights, which servers keep as text. Raises `WeightSyncError` for text that no run has set."""
+    """The version of weights, which servers keep as text. Raises `OtherWeights` for text that no run has set."""
     text = str(value) if isinstance(value, str | int) else ""
     if not text.isdecimal() or len(text) > _DIGITS:
-        raise WeightSyncError(
-            f"the server reports weight version {shown(value)}, which is not a version that this run has set"
-        )
+        raise OtherWeights(f"with weight version {shown(value)}, which is not a version that this run has set")
     return int(text)
 
 

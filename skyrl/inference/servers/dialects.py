@@ -15,7 +15,7 @@ from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import ServerRefusal, WeightSyncError
 from skyrl.inference.adapters import Adapter, write_adapter
 from skyrl.inference.engine import EngineLoad, InFlight
-from skyrl.inference.servers.answers import DrawnSample, RequestedSample
+from skyrl.inference.servers.answers import DrawnSample, OtherWeights, RequestedSample, version_number
 from skyrl.inference.servers.http_connection import ATTEMPTS, Connection
 from skyrl.inference.vllm.model import ExpectedWeights
 from skyrl.weight_receiver.incoming_weights import Folder, IncomingWeights
@@ -85,6 +85,11 @@ class Dialect(ABC):
         """Path of the route that draws samples, for messages."""
 
     @property
+    @abstractmethod
+    def version_route(self) -> str:
+        """Path of the route that reports the version of the weights, for messages."""
+
+    @property
     def reads_back(self) -> bool:
         """Whether this library's code receives weights in the server, and finds them in the parameters."""
         return False
@@ -113,7 +118,11 @@ class Dialect(ABC):
 
     @abstractmethod
     async def version(self) -> int:
-        """Version of the weights that the server holds."""
+        """Version of the weights that the server holds. Raises `WeightSyncError` for one that no run has set."""
+
+    def other_weights(self, error: OtherWeights, path: str) -> WeightSyncError:
+        """The error that names the server and the route that gave such an answer."""
+        return WeightSyncError(f"the inference server {self.url} answers {error} at {path}")
 
     @abstractmethod
     async def load_weights(
@@ -163,6 +172,12 @@ class Dialect(ABC):
                 f"--enable-lora, {needs}: {error}"
             ) from error
         return name
+
+    def _version_of(self, reported: object) -> int:
+        try:
+            return version_number(reported)
+        except OtherWeights as error:
+            raise self.other_weights(error, self.version_route) from error
 
     async def _post(
         self,

@@ -44,7 +44,7 @@ from skyrl.inference.engine import (
     temperature_of,
 )
 from skyrl.inference.gate import Gate
-from skyrl.inference.servers.answers import NotFinite, RequestedSample, completion
+from skyrl.inference.servers.answers import NotFinite, OtherWeights, RequestedSample, completion
 from skyrl.inference.servers.dialects import Dialect
 from skyrl.inference.servers.pulse import Pulse
 from skyrl.inference.vllm.model import expected_weights, model_facts, refuse_unfit
@@ -192,8 +192,9 @@ class HttpEngine:
         held = await self._called(self._server.version())
         if held != self._weight_version:
             raise WeightSyncError(
-                f"the inference server {self._server.url} holds weights of version {held}, and this run gave it "
-                f"version {self._weight_version}: does another run use it?"
+                f"the inference server {self._server.url} reports weights of version {held} at "
+                f"{self._server.version_route}, and this run gave it version {self._weight_version}: does another run "
+                "use it?"
             )
         if isinstance(incoming, Adapter):
             problem = await self._called(self._server.load_adapter(incoming, version, self._in_flight))
@@ -259,9 +260,9 @@ class HttpEngine:
                 )
             if self._expected is not None and not facts.is_versioned:
                 raise UserError(
-                    f"the inference server {self._server.url} takes no weights and does not report the version "
-                    "of its own: start vLLM with VLLM_SERVER_DEV_MODE=1, or use it with weight_sync_backend = none, "
-                    "for skyrl eval and skyrl generate"
+                    f"the inference server {self._server.url} takes no weights, or does not report their version at "
+                    f"{self._server.version_route}: start vLLM with VLLM_SERVER_DEV_MODE=1, or use it with "
+                    "weight_sync_backend = none, for skyrl eval and skyrl generate"
                 )
             if facts.max_model_len and facts.max_model_len < self._needed:
                 _log.warning(
@@ -331,8 +332,9 @@ class HttpEngine:
             await _cancelled(attempts)
 
     async def _fitting(self, requested: RequestedSample, session: str, seconds: float) -> Completion:
-        """Draws the sample. Raises `ProcessError` if no attempt gives an answer that matches the request, and
-        `NonFiniteError` if the last one has log-probabilities that are not finite.
+        """Draws the sample. Raises `ProcessError` if no attempt gives an answer that matches the request,
+        `NonFiniteError` if the last one has log-probabilities that are not finite, and `WeightSyncError` for tokens of
+        other weights.
         """
         until = asyncio.get_running_loop().time() + seconds
         for attempt in range(1, ATTEMPTS + 1):
@@ -340,6 +342,8 @@ class HttpEngine:
             try:
                 drawn = await self._server.draw(requested, session, min(seconds, max(left, self._heartbeat)))
                 return completion(drawn, requested, self._tokenizer)
+            except OtherWeights as error:
+                raise self._server.other_weights(error, self._server.route) from error
             except BadAnswer as error:
                 kind = NonFiniteError if isinstance(error, NotFinite) else ProcessError
                 last: RunError = kind(

@@ -7,7 +7,7 @@ version of its weights in `meta_info`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from attrs import frozen
@@ -24,7 +24,6 @@ from skyrl.inference.servers.answers import (
     ids,
     load_of_metrics,
     numbers,
-    version_number,
     versions_of_spans,
 )
 from skyrl.inference.servers.dialects import Dialect, ServerFacts
@@ -90,13 +89,15 @@ class SGLangServer(Dialect):
 
     async def connect(self, *, claim: bool) -> ServerFacts:
         self.has_answered, self._adapter = False, ""
-        info = await self._get_first(_ModelInfo, "/model_info", "/get_model_info")
+        info = await self._either(
+            lambda path: self._control.first(_ModelInfo, path, seconds=self.deadlines.start), "model_info"
+        )
         self.has_answered = True
         if info.is_generation is False:
-            raise UserError(f"the model of the inference server {self.url} does not generate")
+            raise UserError(f"the model of the inference server {self.url} does not generate (/model_info)")
         if claim:
             if self._workers is not None:
-                size = (await self._get_first(_ServerInfo, "/server_info", "/get_server_info")).tp_size
+                size = (await self._info(_ServerInfo, "server_info")).tp_size
                 if size != self._workers:
                     raise UserError(
                         f"the inference server {self.url} has tp_size = {size}, but the sizes in "
@@ -133,7 +134,7 @@ class SGLangServer(Dialect):
         self._samples.resume()
 
     async def version(self) -> int:
-        return version_number((await self._get_first(_ModelInfo, "/model_info", "/get_model_info")).weight_version)
+        return self._version_of((await self._info(_ModelInfo, "model_info")).weight_version)
 
     async def load_weights(
         self, incoming: IncomingWeights, version: int, expected: ExpectedWeights, in_flight: InFlight
@@ -161,7 +162,7 @@ class SGLangServer(Dialect):
             answer = await self._done("/update_weights_from_disk", body)
         except ServerRefusal as error:
             return str(error)
-        return "" if answer.success is True else shown(answer.message)
+        return "" if answer.success is True else f"{shown(answer.message)} (/update_weights_from_disk)"
 
     async def _join_and_receive(self, incoming: UpdateGroup, version: int, in_flight: InFlight) -> str:
         """Has the server's workers join the learner's group and receive its weights. Returns as `load_weights`."""
@@ -221,14 +222,21 @@ class SGLangServer(Dialect):
     def route(self) -> str:
         return _GENERATE
 
-    async def _get_first(self, kind: type[T], path: str, older: str) -> T:
-        """The answer of the route `path`, or of its older name if the server does not have it."""
+    @property
+    def version_route(self) -> str:
+        return "/model_info"
+
+    async def _info(self, kind: type[T], name: str) -> T:
+        return await self._either(lambda path: self._control.read(kind, path, seconds=self.deadlines.call), name)
+
+    async def _either(self, ask: Callable[[str], Awaitable[T]], name: str) -> T:
+        """The answer of the route of this name, or of its older one if the server does not have it."""
         try:
-            return await self._control.first(kind, path, seconds=self.deadlines.start)
+            return await ask(f"/{name}")
         except ServerRefusal as error:
             if error.status != 404:
                 raise
-            return await self._control.read(kind, older, seconds=self.deadlines.start)
+            return await ask(f"/get_{name}")
 
     async def _done(self, path: str, body: Mapping[str, object]) -> _Done:
         """The outcome of a request that changes weights, and is not repeated."""

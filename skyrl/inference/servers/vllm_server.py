@@ -30,7 +30,6 @@ from skyrl.inference.servers.answers import (
     load_of_metrics,
     numbers,
     refuse_other_prompt,
-    version_number,
     versions_of_spans,
 )
 from skyrl.inference.servers.dialects import Dialect, ServerDeadlines, ServerFacts
@@ -190,7 +189,8 @@ class VLLMServer(Dialect):
         self.has_answered = True
         wanted = self._configured_model
         if not models or (wanted and wanted not in [model.id for model in models]):
-            raise UserError(f"the inference server {self.url} has no model called {wanted or 'anything'}")
+            called = wanted or "anything"
+            raise UserError(f"the inference server {self.url} lists no model called {called} at /v1/models")
         model = next((model for model in models if model.id == wanted), models[0])
         self._model = model.id
         longest = model.max_model_len
@@ -241,8 +241,8 @@ class VLLMServer(Dialect):
         self._samples.resume()
 
     async def version(self) -> int:
-        info = await self._control.read(_WeightInfo, "/weight_info", seconds=self.deadlines.call)
-        return version_number(info.weight_version)
+        info = await self._control.read(_WeightInfo, self.version_route, seconds=self.deadlines.call)
+        return self._version_of(info.weight_version)
 
     async def load_weights(
         self, incoming: IncomingWeights, version: int, expected: ExpectedWeights, in_flight: InFlight
@@ -263,7 +263,7 @@ class VLLMServer(Dialect):
         if self._has_extension:
             problem = why_not_loaded(outcomes or ("",), incoming)
         if problem:
-            return problem
+            return f"{problem} (/collective_rpc)"
         return await self._forget(version, in_flight)
 
     async def load_adapter(self, adapter: Adapter, version: int, in_flight: InFlight) -> str:
@@ -291,9 +291,13 @@ class VLLMServer(Dialect):
     def route(self) -> str:
         return self._route
 
+    @property
+    def version_route(self) -> str:
+        return "/weight_info"
+
     async def _is_versioned(self) -> bool:
         try:
-            await self._control.get("/weight_info", seconds=self.deadlines.call)
+            await self._control.get(self.version_route, seconds=self.deadlines.call)
         except ServerRefusal as error:
             if error.status not in _LACKING:
                 raise
@@ -359,7 +363,7 @@ class VLLMServer(Dialect):
             query, seconds = {"reset_running_requests": running}, self.deadlines.call
             cache = await self._control.read(_Cache, "/reset_prefix_cache", {}, query=query, seconds=seconds)
             if cache.success is not True:
-                return "vLLM could not drop what it had computed with the old weights"
+                return "vLLM could not drop what it had computed with the old weights (/reset_prefix_cache)"
         await self._post("/update_weight_version", {"new_version": str(version)})
         return ""
 

@@ -17,6 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.hub import cached_file
 
 from skyrl.errors import ModelError
+from skyrl.models.files.paths import large_text_failure
 from skyrl.tree.files import stored_text
 
 _FILES = ("config.json", "generation_config.json")
@@ -34,6 +35,8 @@ def refuse_foreign_code(source: str) -> None:
 
 @cache
 def _refuse_on_the_hub(source: str) -> None:
+    if why := large_text_failure(source):
+        raise ModelError(why)
     for name in _FILES:
         try:
             file = cached_file(source, name, _raise_exceptions_for_missing_entries=False)

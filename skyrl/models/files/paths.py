@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from skyrl.hub import HUB_NAME, beside, hub_failure
+from skyrl.hub import HUB_NAME, beside, hub_failure, large_text
 from skyrl.tree.files import MOST_STORED, stored_text
 
 _TEXTS = frozenset({".json", ".jinja", ".txt"})
@@ -76,8 +76,18 @@ def _unbounded(folder: Path) -> str | None:
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
             return f"{file} is a pipe or a device, which may never end: remove it from the model's folder"
         if file.suffix in _TEXTS and status.st_size > MOST_STORED:
-            return f"{file} is larger than {MOST_STORED >> 20} MiB, which no text of a model is: copy the model again"
+            return _too_large(file, "copy the model again")
     return None
+
+
+def large_text_failure(name: str) -> str | None:
+    """A sentence on a text of a model on the hub that is larger than any model's, or None. Asks the hub for a list."""
+    large = large_text(name, _TEXTS)
+    return None if large is None else _too_large(f"{name}/{large}", "it is not downloaded; use another copy of it")
+
+
+def _too_large(file: object, remedy: str) -> str:
+    return f"{file} is larger than {MOST_STORED >> 20} MiB, which no text of a model is: {remedy}"
 
 
 def weight_files(folder: Path) -> set[str]:
