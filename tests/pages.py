@@ -15,7 +15,7 @@ from skyrl.config.settings.alarms import DEFAULT_ALARMS
 from skyrl.tracking import metric_table
 from tests import field_pages, guarantees
 from tests.effects.table import page as page_of_fields
-from tests.interop import figures
+from tests.interop import figures, settings_pages
 from tests.interop.foreign_names import foreign_names
 from tests.models import family_cells
 from tests.sandbox import attacks
@@ -90,8 +90,14 @@ PAGES: Mapping[str, Callable[[str], str]] = {
     "docs/architecture.md": lambda page: with_table(page, layers()),
     "docs/alarms.md": lambda page: with_table(page, default_alarms()),
     "docs/coming-from/README.md": lambda page: with_table(page, figures.settings_table()),
-    "docs/coming-from/skyrl.md": lambda page: with_table(page, figures.scripts_table()),
-    "docs/coming-from/areal.md": lambda page: with_table(page, figures.refusals_table()),
+    "docs/coming-from/skyrl.md": lambda page: settings_pages.with_settings(
+        with_table(page, figures.scripts_table()), "skyrl"
+    ),
+    "docs/coming-from/areal.md": lambda page: settings_pages.with_settings(
+        with_table(page, figures.refusals_table()), "areal"
+    ),
+    "docs/coming-from/verl.md": lambda page: settings_pages.with_settings(page, "verl"),
+    "docs/coming-from/trl.md": lambda page: settings_pages.with_settings(page, "trl"),
     "docs/gpu.md": lambda page: measurements.with_measurements(page, measurements.markdown(measurements.stored())),
     "docs/guarantees.md": lambda page: with_sections(page, "## Promises and tests\n\n" + guarantees.page()),
     "skyrl/config/foundation/foreign_names.json": lambda text: foreign_names(),

@@ -11,7 +11,16 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from skyrl.interop.translation import Entry, Translation, Values, redundant, refused, translate, unsupported
+from skyrl.interop.translation import (
+    Entry,
+    Translation,
+    UnexpectedValue,
+    Values,
+    redundant,
+    refused,
+    translate,
+    unsupported,
+)
 
 _VARIABLE = "variables."
 _CONTAINER = "slurm.container."
@@ -41,9 +50,7 @@ _OF_A_SPEC: dict[str, Entry] = {
     "reservation": lambda value: _option("--reservation", value),
     "cmd": lambda value: _command(value),
     "srun_additional_args": lambda value: _srun(value),
-    "additional_bash_cmds": lambda value: (
-        Translation(cluster={"prologue": list(value)}) if value else redundant("no commands")
-    ),
+    "additional_bash_cmds": lambda value: _prologue(value),
 }
 """Settings of `scheduling_spec` that do not depend on others."""
 
@@ -168,6 +175,12 @@ def _srun(value: object) -> Translation:
         else:  # the value of the preceding option
             options[-1] += f"={word}"
     return Translation(cluster={"slurm.srun_options": options}) if options else redundant("no options")
+
+
+def _prologue(value: object) -> Translation:
+    if not isinstance(value, list | None):
+        raise UnexpectedValue("expected a list of commands")
+    return Translation(cluster={"prologue": value}) if value else redundant("no commands")
 
 
 def _option(name: str, value: object) -> Translation:

@@ -28,6 +28,7 @@ from skyrl.interop.translation import (
     sources,
     translate,
     unsupported,
+    word,
 )
 from skyrl.interop.verl.features import SWITCHES
 from skyrl.interop.verl.keys import KEYS
@@ -219,13 +220,14 @@ def _truncation(key: str, value: object, values: Values) -> Translation:
 
 
 def _resume(key: str, value: object, values: Values) -> Translation:
-    mode, path = values.get("trainer.resume_mode", "auto"), values.get("trainer.resume_from_path")
+    path = values.get("trainer.resume_from_path")
     if key.endswith("resume_from_path"):
         return redundant("not set" if is_off(value) else "set by resume_mode")
     ours = {"auto": "latest", "disable": "", "resume_path": path or ""}
+    mode = word(values.get("trainer.resume_mode", "auto"), ours)
     if mode not in ours:
         return refused(f"unknown resume_mode {mode!r}; verl supports: {', '.join(ours)}")
-    return Translation(writes={"resume_from": ours[str(mode)]})
+    return Translation(writes={"resume_from": ours[mode]})
 
 
 def _nodes(key: str, value: object, values: Values) -> Translation:
@@ -368,9 +370,9 @@ def with_torchrun(words: Iterable[str]) -> tuple[int, int] | None:
     """
     given: dict[str, str] = {}
     each = iter(words)
-    for word in each:
-        name, equals, text = word.lstrip("-").replace("_", "-").partition("=")
-        if word.startswith("--") and name in ("nnodes", "nproc-per-node"):
+    for option in each:
+        name, equals, text = option.lstrip("-").replace("_", "-").partition("=")
+        if option.startswith("--") and name in ("nnodes", "nproc-per-node"):
             given[name] = text if equals else next(each, "")
     numbers: Mapping[str, int] = {name: int(text) for name, text in given.items() if text.isdigit()}
     return (numbers.get("nnodes", 1), numbers.get("nproc-per-node", 1)) if numbers else None

@@ -1,0 +1,155 @@
+"""Tables of docs/coming-from: where each setting of another system is here, asked of the converters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import ModuleType
+from unittest.mock import patch
+
+from attrs import evolve
+
+from skyrl.interop.areal import convert as areal
+from skyrl.interop.areal import supervised as areal_supervised
+from skyrl.interop.peer_trees import PeerTree, peer_trees
+from skyrl.interop.skyrl.scripts import convert_overrides
+from skyrl.interop.skyrl.sft import convert_sft
+from skyrl.interop.systems import System
+from skyrl.interop.translation import Translation, Values
+from skyrl.interop.trl import convert as trl
+from skyrl.interop.verl import convert as verl
+from skyrl.interop.verl import supervised as verl_supervised
+
+A_KEY = "a_key"
+OTHERS = (8, 0.5, "a", ["a"], True, False, {A_KEY: 1})
+"""Values that are tried of a setting whose default is no value, or has no counterpart."""
+
+
+class _Found(Exception):
+    def __init__(self, system: System, values: Values) -> None:
+        self.system, self.values = system, values
+
+
+def tables_of(module: ModuleType, convert: Callable[[], object]) -> tuple[System, Values]:
+    """The tables by which `module` converts in a call, and the settings as it hands them to these tables."""
+
+    def found(system: System, values: Values, *rest: object) -> None:
+        raise _Found(system, values)
+
+    with patch.object(module, "convert_settings", found):
+        try:
+            convert()
+        except _Found as answer:
+            return evolve(answer.system, switches=()), answer.values
+    raise AssertionError("it converted nothing")
+
+
+def outcomes(system: System, given: Values) -> Iterator[tuple[str, list[Translation]]]:
+    """Each setting with its translations, for its default and for other values."""
+    for key, default in given.items():
+        others = [not default] if isinstance(default, bool) else OTHERS
+        tried = [value for value in (default, *others) if value is not None]
+        translations = (system.translated(key, value, {**given, key: value}) for value in tried)
+        yield key, [each for each in translations if each is not None]
+
+
+def table(head: str, system: System, given: Values) -> str:
+    """One row for each setting that has a counterpart; one for each missing capability, with its settings."""
+    rows: list[str] = []
+    missing: dict[str, list[str]] = {}
+    for key, translations in outcomes(system, given):
+        written = [path for each in translations for path in each.writes]
+        written += [f"cluster.toml:{path}" for each in translations for path in each.cluster]
+        lacking = next((each.unsupported for each in translations if each.unsupported), "")
+        if written:
+            paths = dict.fromkeys(path.removesuffix(f".{A_KEY}") for path in written)
+            rows.append(f"| `{key}` | {', '.join(f'`{path}`' for path in paths)} |")
+        elif lacking:
+            missing.setdefault(lacking, []).append(key)
+    lacks = [f"| {', '.join(f'`{key}`' for key in keys)} | not here: {what} |" for what, keys in missing.items()]
+    return "\n".join([f"| {head} | here |", "|---|---|", *rows, *lacks])
+
+
+def newest(system: str, kind: str) -> PeerTree:
+    return peer_trees(system, kind)[-1]
+
+
+def _verl(kind: str) -> tuple[System, Values]:
+    given = {**newest("verl", kind).defaults, "actor_rollout_ref.model.path": "a/b"}
+    return tables_of(verl, lambda: verl.convert_keys(given))
+
+
+def _areal(kind: str, module: ModuleType, **given: str) -> tuple[System, Values]:
+    named = {key.replace("_path", ".path").replace("_type", ".type"): value for key, value in given.items()}
+    return tables_of(module, lambda: areal.convert_keys({**newest("areal", kind).defaults, **named}))
+
+
+def _trl(kind: str) -> tuple[System, Values]:
+    given = {**newest("trl", kind).defaults, "model_name_or_path": "a/b"}
+    return tables_of(trl, lambda: trl.convert_keys(given, kind=kind))
+
+
+TABLES: Mapping[tuple[str, str], Callable[[], tuple[System, Values]]] = {
+    ("verl", "fsdp"): partial(_verl, "fsdp"),
+    ("verl", "megatron"): partial(_verl, "megatron"),
+    ("verl", "fully_async"): partial(_verl, "fully_async"),
+    ("verl", "one_step_off"): partial(_verl, "one_step_off"),
+    ("verl", "sft"): lambda: tables_of(verl_supervised, lambda: verl.convert_keys(newest("verl", "sft").defaults)),
+    ("areal", "GRPOConfig"): partial(_areal, "GRPOConfig", areal, actor_path="a/b"),
+    ("areal", "SFTConfig"): partial(_areal, "SFTConfig", areal_supervised, train_dataset_type="sft"),
+    ("areal", "RWConfig"): partial(_areal, "RWConfig", areal_supervised, train_dataset_type="rw"),
+    **{("trl", kind): partial(_trl, kind) for kind in ("grpo", "rloo", "sft", "reward")},
+}
+"""System and kind of run -> the tables that convert it, and all settings of its newest tree."""
+
+SHOWN = {
+    ("verl", "fsdp"): "a run",
+    ("verl", "sft"): "`sft_trainer`",
+    ("areal", "GRPOConfig"): "`GRPOConfig`",
+    ("areal", "SFTConfig"): "`SFTConfig`",
+    ("trl", "grpo"): "`GRPOConfig`",
+    ("trl", "rloo"): "`RLOOConfig`",
+    ("trl", "sft"): "`SFTConfig`",
+    ("trl", "reward"): "`RewardConfig`",
+}
+"""System and kind of run -> its name on the page of the system."""
+
+NAMES = {"verl": "verl", "areal": "AReaL", "trl": "TRL"}
+
+
+def settings_of(system: str) -> str:
+    """The tables of a page."""
+    if system == "skyrl":
+        return of_skyrl()
+    kinds = [kind for name, kind in SHOWN if name == system]
+    heads = [f"{NAMES[system]} {newest(system, kind).version}, {SHOWN[system, kind]}" for kind in kinds]
+    return "\n\n".join(table(head, *TABLES[system, kind]()) for head, kind in zip(heads, kinds, strict=True))
+
+
+def with_settings(page: str, system: str) -> str:
+    """The page of a system with its tables between the marks."""
+    before, begin, rest = page.partition("<!-- settings:begin -->\n")
+    end = rest[rest.index("<!-- settings:end -->") :]
+    return f"{before}{begin}\n{settings_of(system)}\n\n{end}"
+
+
+def of_skyrl() -> str:
+    """The settings that have another name here: most keep theirs."""
+
+    def one(kind: str, name: str) -> str:
+        tree = newest("skyrl", kind)
+        values = {key: next(filter(None, (value, *OTHERS))) for key, value in tree.defaults.items()}
+        conversion = convert_sft(values, "") if kind == "sft" else convert_overrides(values_as_words(values))
+        rows = [
+            f"| `{line.source}` | {', '.join(f'`{path}`' for path in line.targets)} |"
+            for line in conversion.lines
+            if line.outcome == "renamed"
+        ]
+        return "\n".join([f"| SkyRL {tree.version}, {name} | here under another name |", "|---|---|", *rows])
+
+    return "\n\n".join([one("rl", "a run"), one("sft", "`main_sft`")])
+
+
+def values_as_words(values: Values) -> list[str]:
+    return [f"{key}={json.dumps(value)}" for key, value in values.items()]
