@@ -9,6 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.interop.translation import Values, is_off
+from skyrl.tree.types import shown
 
 
 @frozen(kw_only=True)
@@ -45,6 +46,7 @@ def why_idle(setting: str, values: Values, switches: Iterable[Switch]) -> str:
     """Why a setting has no effect beside the others, `values`; empty if no switch is off."""
     for switch in switches:
         key = switch.key_for(setting)
-        if key and switch.is_off(values.get(key, switch.default)):
-            return f"only read with {key}, which is off"
+        value = values.get(key, switch.default)
+        if key and switch.is_off(value):
+            return f"only read with {key}, which is off" if is_off(value) else f"not read with {key} = {shown(value)}"
     return ""

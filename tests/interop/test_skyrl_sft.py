@@ -69,7 +69,7 @@ def test_a_file_is_recognised_by_its_names(tmp_path: Path) -> None:
     ("override", "outcome", "said"),
     [
         ("strategy=megatron", "not yet", "Megatron learners"),
-        ("megatron_config.tensor_model_parallel_size=2", "needless", "only read with strategy, which is off"),
+        ("megatron_config.tensor_model_parallel_size=2", "needless", "not read with strategy = 'fsdp'"),
         ("resume_from=", "kept", ""),
         ("ckpt_path=", "needless", "empty, so the default applies"),
         ("dummy_run_max_steps=5", "needless", "dummy_run_full_ctx is off"),

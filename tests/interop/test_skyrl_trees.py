@@ -76,7 +76,7 @@ def test_a_feature_of_megatron_is_refused_by_name_under_megatron_alone(name: str
     under = line_of(path, "trainer.strategy=megatron", *beside, f"{path}=1")
     assert (under.outcome, name in under.why) == ("not yet", True)
     elsewhere = line_of(path, "trainer.strategy=fsdp", *beside, f"{path}=1")
-    assert (elsewhere.outcome, elsewhere.why) == ("needless", "only read with trainer.strategy, which is off")
+    assert (elsewhere.outcome, elsewhere.why) == ("needless", "not read with trainer.strategy = 'fsdp'")
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,11 @@ SWITCHES = (PROFILER, ADAPTER, SHARDED)
         ("model.adapter_path", {"model.rank": 8}, ""),
         ("model.rank", {}, ""),
         ("policy.pipelines.size", {}, ""),
-        ("policy.pipelines.size", {"strategy": "fsdp"}, "strategy"),
     ],
 )
 def test_a_setting_is_idle_while_its_switch_is_off(setting: str, values: Values, switch: str) -> None:
     assert why_idle(setting, values, SWITCHES) == (f"only read with {switch}, which is off" if switch else "")
+
+
+def test_the_reason_names_a_value_that_is_a_word() -> None:
+    assert why_idle("policy.pipelines.size", {"strategy": "fsdp"}, SWITCHES) == "not read with strategy = 'fsdp'"
