@@ -58,7 +58,7 @@ class Fsdp2(DataParallel):
         self._ranks, self._device, self._mover = context.ranks, context.device, context.mover
         self._sharded = max(context.ranks.size, context.degrees.tensor, context.degrees.expert) > 1
         self._tensor_parallel = context.degrees.tensor
-        self._rests_on_host = config.cpu_offload and self._sharded
+        self._stored_on_host = config.cpu_offload and self._sharded
         self._compute_dtype = (
             DTYPES[config.mixed_precision.param_dtype] if config.mixed_precision else context.compute_dtype
         )
@@ -91,7 +91,7 @@ class Fsdp2(DataParallel):
     def scoring(self) -> Iterator[None]:
         with torch.no_grad():
             yield
-        self._rest()
+        self._reshard()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of the sum of all ranks' `loss`, a scalar that is the same within a tensor-parallel group.
@@ -129,15 +129,15 @@ class Fsdp2(DataParallel):
 
     def named_shapes(self) -> dict[str, Tensor]:
         """Every weight by name, tied ones once: tensors with the shape and type of the whole weight."""
-        return dict(self._resting_weights())
+        return dict(self._stored_weights())
 
     def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Every weight by name, in its whole shape, one at a time, while the next ones are being gathered. Weights are
         rounded before they are sent.
         """
-        sent = ((name, _sent(weight, dtype)) for name, weight in self._resting_weights())
-        for name, weight in ahead(sent, lambda named: named[1].nbytes, IN_FLIGHT_BYTES):
-            yield name, _arrived(weight)
+        gathered = ((name, _start_gather(weight, dtype)) for name, weight in self._stored_weights())
+        for name, weight in prefetched(gathered, lambda named: named[1].nbytes, IN_FLIGHT_BYTES):
+            yield name, _wait_for(weight)
 
     def tensor_shards(self) -> Iterator[TensorShard]:
         copy = self._ranks.rank % self._tensor_parallel
@@ -147,7 +147,7 @@ class Fsdp2(DataParallel):
     def load_state(self, source: TensorSource) -> None:
         names = check_complete(source, self.named_shapes())
         with torch.no_grad():
-            for name, weight in self._resting_weights():
+            for name, weight in self._stored_weights():
                 read_into(weight, source, f"model.{name}")
         if self.optimizer is None:
             return
@@ -163,7 +163,7 @@ class Fsdp2(DataParallel):
                 self.optimizer.state[parameter][slot] = value
 
     def offload(self, *, model: bool, optimizer: bool) -> int:
-        self._rest()
+        self._reshard()
         moved = self._move(HOST, model=model, optimizer=optimizer)
         self._mover.settle(self._device)
         return moved
@@ -188,7 +188,7 @@ class Fsdp2(DataParallel):
         complete = source.load(HOST) if self._ranks.rank == 0 else None
         ties = tied_names(model)
         _shard_modules(model, config, self._fsdp_options(config))
-        model.to_empty(device=HOST if self._rests_on_host else self._device)
+        model.to_empty(device=HOST if self._stored_on_host else self._device)
         for second, first in ties.items():  # materialising unties them
             module, _, name = second.rpartition(".")
             setattr(model.get_submodule(module), name, model.get_parameter(first))
@@ -220,7 +220,7 @@ class Fsdp2(DataParallel):
     def _write_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Write rank 0's `weights` into the shards of every rank, one whole weight at a time."""
         with torch.no_grad():
-            for name, weight in self._resting_weights():
+            for name, weight in self._stored_weights():
                 write_into(weight, whole(weights.get(name), weight, self._device, self._ranks))
 
     def _fill_buffers(self, buffers: Mapping[str, Tensor]) -> None:
@@ -233,19 +233,19 @@ class Fsdp2(DataParallel):
             dist.broadcast(value, 0)
             setattr(self.model.get_submodule(module), leaf, value)
 
-    def _resting_weights(self) -> Iterator[tuple[str, Tensor]]:
-        self._rest()
+    def _stored_weights(self) -> Iterator[tuple[str, Tensor]]:
+        self._reshard()
         return named_weights(self.model)
 
     def _named_state(self) -> Iterator[tuple[str, Tensor]]:
-        for name, weight in self._resting_weights():
+        for name, weight in self._stored_weights():
             yield f"model.{name}", weight.detach()
         if self.optimizer is not None:
             for name, parameter in self.model.named_parameters():
                 for slot, value in self.optimizer.state.get(parameter, {}).items():
                     yield f"optimizer.{name}.{slot}", value
 
-    def _rest(self) -> None:
+    def _reshard(self) -> None:
         """Free gathered weights, so that the next reads and writes go to the shards."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
@@ -262,7 +262,7 @@ class Fsdp2(DataParallel):
                 moved += count
             return done[id(tensor)]
 
-        if self._rests_on_host or self._mover.is_host(self._device):
+        if self._stored_on_host or self._mover.is_host(self._device):
             return 0
         if model:
             self.model._apply(move)
@@ -294,7 +294,7 @@ def _convert_buffers(model: nn.Module, precision: MixedPrecisionConfig) -> None:
             setattr(model.get_submodule(module), leaf, buffer.to(DTYPES[precision.buffer_dtype]))
 
 
-def _sent(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
+def _start_gather(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
     """The weight, of any shape, in `dtype`; begins to gather it if it is sharded.
 
     On a CPU the gathering is complete on return: gloo's background collectives corrupt the heap of a process that
@@ -307,13 +307,13 @@ def _sent(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
     return rounded.redistribute(placements=[Replicate()] * rounded.device_mesh.ndim, async_op=in_background)
 
 
-def _arrived(weight: Tensor) -> Tensor:
+def _wait_for(weight: Tensor) -> Tensor:
     """The whole weight, after waiting for all its shards."""
     local = weight.to_local() if isinstance(weight, DTensor) else weight
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
-def ahead(items: Iterable[T], bytes_of: Callable[[T], int], limit: int) -> Iterator[T]:
+def prefetched(items: Iterable[T], bytes_of: Callable[[T], int], limit: int) -> Iterator[T]:
     """The items in order, taken from `items` ahead of their use as long as they need at most `limit` bytes together."""
     waiting: deque[T] = deque()
     held = 0

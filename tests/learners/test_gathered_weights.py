@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from skyrl.learners.fsdp2 import ahead
+from skyrl.learners.fsdp2 import prefetched
 from tests.learners.spreading import CUT_BY_DEEPSPEED, STEPS, WAYS, Spread, copies, mini_batch, weights_of
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -60,7 +60,7 @@ def test_weights_are_on_their_way_as_far_as_the_bytes_go() -> None:
             taken.append(size)
             yield size
 
-    flying = ahead(items(), lambda size: size, 6)
+    flying = prefetched(items(), lambda size: size, 6)
     seen = [(item, list(taken)) for item in flying]
     assert [item for item, _ in seen] == [3, 4, 2, 9, 1]
     assert seen[0] == (3, [3, 4])  # the second is on its way while the first is used

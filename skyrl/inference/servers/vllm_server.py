@@ -264,7 +264,7 @@ class VLLMServer(Dialect):
             problem = why_not_loaded(outcomes or ("",), incoming)
         if problem:
             return f"{problem} (/collective_rpc)"
-        return await self._forget(version, in_flight)
+        return await self._drop_caches(version, in_flight)
 
     async def load_adapter(self, adapter: Adapter, version: int, in_flight: InFlight) -> str:
         assert in_flight == "finish", "a sample keeps the adapter that it began with"
@@ -273,7 +273,7 @@ class VLLMServer(Dialect):
         self._model = self._adapter = await self._add_adapter(adapter, version, "/v1/load_lora_adapter", needs=needs)
         if before:
             await self._post("/v1/unload_lora_adapter", {"lora_name": before})
-        return await self._forget(version, in_flight)
+        return await self._drop_caches(version, in_flight)
 
     async def load(self) -> EngineLoad | None:
         metrics = await self._control.get("/metrics", seconds=self.deadlines.heartbeat, attempts=1)
@@ -354,7 +354,7 @@ class VLLMServer(Dialect):
         seconds = self.deadlines.call
         return await self._control.read(_Results, "/collective_rpc", call, seconds=seconds, attempts=1)
 
-    async def _forget(self, version: int, in_flight: InFlight) -> str:
+    async def _drop_caches(self, version: int, in_flight: InFlight) -> str:
         """Drops what was computed from the old weights, and sets the version of the new ones. Returns an empty string,
         or the reason why that stopped halfway.
         """

@@ -93,7 +93,7 @@ class Backend(ABC):
         if not await self._ask("add_lora", adapter):
             raise RunError("vLLM does not accept the adapter")
 
-    async def forget(self, version: int) -> bool:
+    async def drop_caches(self, version: int) -> bool:
         """Drop every cache of computed prompts, except for what the last pause keeps, and set the version of the
         weights. Returns False if a cache was still in use.
         """

@@ -249,7 +249,7 @@ class VLLMEngine:
     async def _replace(self, replacing: Coroutine[Any, Any, str], version: int) -> None:
         try:
             problem = await replacing
-            if not problem and not await self._backend.forget(version):
+            if not problem and not await self._backend.drop_caches(version):
                 problem = "vLLM could not drop what it had computed with the old weights"
         except Exception as error:  # noqa: BLE001 - after any error the weights are incomplete
             problem = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -305,7 +305,7 @@ async def _start(
         raise UserError(f"vLLM does not start: {type(error).__name__}: {message[:_MESSAGE_CHARACTERS]}") from error
     try:
         await backend.call_workers("skyrl_prepare", drawable.count, drawable.holes)
-        if not await backend.forget(0):
+        if not await backend.drop_caches(0):
             raise ProcessError("a vLLM engine that has just started could not empty its caches")
         return backend, await _loaded(backend, adapters)
     except BaseException:
