@@ -203,7 +203,7 @@ async def refusal(folder: Path, tied: bool, name: str, fault: str) -> tuple[str,
             patch.setattr(vllm_worker, "under_all_names", lambda weights, tied, copied: weights)
             patch.setattr(vllm_worker.WeightReceiver, "_skyrl_renew_heads", lambda self: None)
         if fault == "cache not reset":
-            patch.setattr(between.engine._backend, "forget", pretend_to_forget)
+            patch.setattr(between.engine._backend, "drop_caches", pretend_to_drop)
             for prompt in CANARY.prompts:
                 await between.client.generate(request(prompt))
         try:
@@ -220,7 +220,7 @@ async def refusal(folder: Path, tied: bool, name: str, fault: str) -> tuple[str,
     return problem, said == before
 
 
-async def pretend_to_forget(version: int) -> bool:
+async def pretend_to_drop(version: int) -> bool:
     return True
 
 
