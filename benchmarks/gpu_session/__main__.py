@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from skyrl.errors import SkyRLError
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -39,7 +41,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return _stage(options)
     try:
         return _prepare(options) if options.command != "merge" else _merge(options)
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, SkyRLError) as error:
         parser.error(str(error))
 
 

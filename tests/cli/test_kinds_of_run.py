@@ -132,6 +132,7 @@ ELSEWHERE: Mapping[str, str] = {
     "templates check": "reads a model",
     "templates show": "reads a model",
     "model check": "reads a model",
+    "model from-gguf": "makes a model",
     "publish": "starts a program",
     "serve-code": "reads no run",
     "serve-retriever": "reads documents",

@@ -1,15 +1,18 @@
-"""`skyrl model`: what a model of one's own can do here."""
+"""`skyrl model`: what a model of one's own can do here, and models from files of other programs."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import click
 
 from skyrl.cli.command_line.commands import Commands
+from skyrl.cli.command_line.extras import require_packages
 
 
 @click.group(cls=Commands)
 def model() -> None:
-    """Check a model before a run."""
+    """Check or convert a model before a run."""
 
 
 @model.command()
@@ -27,3 +30,28 @@ def check(folder: str, longest_row: int | None) -> None:
 
     for line in model_report(folder, longest=longest_row):
         click.echo(line)
+
+
+@model.command("from-gguf")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="Type of the stored weights; float32 keeps every value, bfloat16 takes half the space.",
+)
+def from_gguf(file: Path, folder: Path, dtype: str) -> None:
+    """Store the model in a GGUF FILE as a new Hugging Face FOLDER, from which runs can start.
+
+    Quantized weights are dequantized. Architectures are those that transformers reads from GGUF.
+    """
+    require_packages("skyrl model from-gguf", "gguf", "gguf", "torch", "transformers")
+    import torch
+
+    from skyrl.models.saving.gguf_file import convert_gguf
+
+    for line in convert_gguf(file, folder, dtype=getattr(torch, dtype)):
+        click.echo(line)
+    click.echo(f"model in {folder}")

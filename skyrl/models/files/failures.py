@@ -15,6 +15,10 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "does not recognize this architecture",
         "the installed transformers does not know its architecture; a newer version may",
     ),
+    (
+        "GGUF model with architecture",
+        "the installed transformers does not read its architecture from GGUF files; a newer version may",
+    ),
     ("Unrecognized configuration class", "it is not a causal language model"),
     ("custom code", "it needs to run its own code, which is not allowed"),
     ("FlashAttention2", "FlashAttention is not installed: set {flash_attn} = false, or install flash-attn"),

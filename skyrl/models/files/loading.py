@@ -28,7 +28,8 @@ from skyrl.models.files.overrides import with_overrides
 from skyrl.models.files.paths import local_folder, model_failure
 from skyrl.tree import FrozenDict, joined
 
-_PROBE = "Sort: hgdbha, 12 + 34 = 46!\n\tÜber naïve 東京 #### 7.5  end"
+SAMPLE_TEXT = "Sort: hgdbha, 12 + 34 = 46!\n\tÜber naïve 東京 #### 7.5  end"
+"""Text on which tokenizers that read differently differ."""
 
 
 def load_causal_lm(
@@ -177,7 +178,7 @@ def _require_what_chats_need(tokenizer: PreTrainedTokenizerBase, path: str) -> N
     """Refuse a tokenizer without vocabulary, chat template or end token. For a folder without a tokenizer, transformers
     silently makes an empty one.
     """
-    if not tokenizer.encode(_PROBE, add_special_tokens=False):
+    if not tokenizer.encode(SAMPLE_TEXT, add_special_tokens=False):
         raise ModelError(
             f"the tokenizer of {path} has no vocabulary: copy tokenizer.json and related files next to the model"
         )
@@ -195,8 +196,8 @@ def _compare_with_file(tokenizer: PreTrainedTokenizerBase, file: str, path: str)
     stored = Tokenizer.from_file(file)
     stored.no_truncation()
     stored.no_padding()
-    ids = stored.encode(_PROBE, add_special_tokens=False).ids
-    loaded = tokenizer.encode(_PROBE, add_special_tokens=False)
+    ids = stored.encode(SAMPLE_TEXT, add_special_tokens=False).ids
+    loaded = tokenizer.encode(SAMPLE_TEXT, add_special_tokens=False)
     text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
     if loaded != ids or text != stored.decode(ids, skip_special_tokens=False):
         raise ModelError(

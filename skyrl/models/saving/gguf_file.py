@@ -1,0 +1,192 @@
+"""Turns a GGUF file, llama.cpp's format of one file for weights, configuration and tokenizer, into a model folder.
+
+transformers reads the file. What it would pass over in silence, and what changes the model's numbers, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from gguf import GGUFReader
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.utils.logging import disable_progress_bar
+
+from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.errors import ModelError, UserError
+from skyrl.models.files.failures import model_error
+from skyrl.models.files.loading import SAMPLE_TEXT, end_tokens
+from skyrl.models.saving.storing import save_pretrained
+
+_ROTATION = "rope_freqs.weight"
+"""Divisors of the rotary frequencies of Llama 3.1 and later, (head size / 2,)."""
+
+_LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""What all published Llamas that have these divisors were made with, besides the largest divisor."""
+
+_GPT2_RULES = frozenset(
+    {
+        "codeshell", "command-r", "default", "exaone", "gpt-2", "granite-docling", "jais", "minerva-7b", "mpt", "olmo",
+        "refact", "smollm", "starcoder",
+    }
+)  # fmt: skip
+"""llama.cpp's names of rules that split text before its tokens are looked up: GPT-2's rule, or GPT-2's with each digit
+alone, which differs only for a vocabulary with tokens of several digits. transformers has GPT-2's rule for all of them.
+"""
+
+
+def convert_gguf(file: Path, folder: Path, *, dtype: torch.dtype = torch.float32) -> list[str]:
+    """Store the causal language model in `file` as the new `folder`: weights of type `dtype`, configuration, generation
+    defaults, tokenizer and chat template. float32 holds every value of any GGUF file exactly; all weights are in the
+    host's memory at once. Returns sentences on what the user should know of the result.
+
+    Raises `UserError` if `folder` is not new, `ModelError` for a file that transformers cannot read or would read as
+    another model, and `RunError` if writing fails; the folder is complete or does not exist.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists: name a new folder")
+    held = _opened(file)
+    tokenizer = _tokenizer(file, held)
+    disable_progress_bar()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=dtype, output_loading_info=True
+        )
+    except Exception as error:  # transformers and gguf each raise types of their own
+        raise model_error("model", str(file), error) from error
+    read, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(f"{file} is incomplete: it has no weights for {missing[0]}")
+    config = read.config
+    del config.quantization_config  # the stored weights are not quantized
+    _rotate_as(held, config, file)
+    _refuse_unread(held, read, file)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.generation_config = GenerationConfig(
+        bos_token_id=_value(held, "tokenizer.ggml.bos_token_id"),
+        eos_token_id=_end_tokens(held, config) or None,
+        pad_token_id=_value(held, "tokenizer.ggml.padding_token_id"),
+    )
+    _refuse_changed(tokenizer, config, file)
+    save_pretrained(read.state_dict(), model, tokenizer, folder)
+    return list(_remarks(tokenizer, _value(held, "tokenizer.ggml.pre")))
+
+
+def _opened(file: Path) -> GGUFReader:
+    """The file's keys and its tensors, which are read when they are used."""
+    try:
+        held = GGUFReader(file)
+    except Exception as error:  # gguf raises whatever numpy does with the bytes that it finds
+        with file.open("rb") as opened:
+            magic = opened.read(4)
+        why = "is damaged or incomplete: copy it again" if magic == b"GGUF" else "is not a GGUF file"
+        raise ModelError(f"{file} {why}") from error
+    if (parts := int(_value(held, "split.count") or 1)) > 1:
+        raise ModelError(f"{file} is one of {parts} parts: join them first, with llama-gguf-split --merge")
+    if _value(held, "general.architecture") is None:
+        raise ModelError(f"{file} does not say which architecture its model has")
+    return held
+
+
+def _value(held: GGUFReader, key: str) -> str | int | None:
+    """The value of a key; None if the file does not have it."""
+    field = held.get_field(key)
+    content: str | int | None = None if field is None else field.contents()
+    return content
+
+
+def _tokenizer(file: Path, held: GGUFReader) -> ChatTokenizer:
+    if _value(held, "tokenizer.ggml.model") is None:
+        raise ModelError(f"{file} has no tokenizer, without which its model reads no text")
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except Exception as error:  # as above
+        raise model_error("tokenizer of", str(file), error) from error
+    named: ChatTokenizer = tokenizer
+    return named
+
+
+def _rotate_as(held: GGUFReader, config: PretrainedConfig, file: Path) -> None:
+    """Give `config` the stretched rotary embeddings of the file, which transformers does not read for most models.
+    Raises `ModelError` for those that it cannot be given.
+    """
+    table: Any = getattr(config, "rope_parameters", None) or {}
+    tables = [table] if "rope_type" in table else [each for each in table.values() if isinstance(each, Mapping)]
+    if any(each.get("rope_type") != "default" for each in tables):
+        return  # read by transformers
+    kind = _value(held, f"{_value(held, 'general.architecture')}.rope.scaling.type")
+    if kind not in (None, "none"):
+        raise ModelError(
+            f"{file} stretches rotary embeddings by {kind}, which transformers does not read from GGUF: use the model "
+            "in Hugging Face format"
+        )
+    divisors = next((torch.tensor(each.data) for each in held.tensors if each.name == _ROTATION), None)
+    if divisors is None:
+        return
+    config.rope_parameters = {**table, **_LLAMA_3, "rope_type": "llama3", "factor": float(divisors.max())}
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    unstretched = table["rope_theta"] ** -(torch.arange(0, size, 2) / size)
+    stretched, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    if not torch.allclose(stretched * divisors, unstretched, rtol=1e-4, atol=0):
+        raise ModelError(
+            f"{file} divides rotary frequencies in a way of its own ({_ROTATION}): use the model in Hugging Face format"
+        )
+
+
+def _refuse_unread(held: GGUFReader, read: torch.nn.Module, file: Path) -> None:
+    """Refuse a file with weights that the model has no place for, such as biases: without them it is another model."""
+    config: Any = read.config
+    passed_over = {_ROTATION} | ({"output.weight"} if config.tie_word_embeddings else set())
+    beyond = f"blk.{config.num_hidden_layers}."  # a block that predicts further tokens, which training does not use
+    tensors = [each for each in held.tensors if each.name not in passed_over and not each.name.startswith(beyond)]
+    in_file = sum(int(each.n_elements) for each in tensors)
+    in_model = sum(each.numel() for each in _distinct(read))
+    if in_file != in_model:
+        raise ModelError(
+            f"{file} has {in_file:,} weights, of which transformers reads {in_model:,}: use the model in Hugging Face "
+            "format"
+        )
+
+
+def _distinct(model: torch.nn.Module) -> Iterator[Tensor]:
+    """The model's stored tensors, tied ones once."""
+    yield from {tensor.data_ptr(): tensor for tensor in model.state_dict().values()}.values()
+
+
+def _end_tokens(held: GGUFReader, config: PretrainedConfig) -> list[int]:
+    """Tokens at which generation stops: the end of the text, and the ends of a turn and of a message, if there are."""
+    ends = list(end_tokens(config.get_text_config()))
+    for name in ("eos", "eot", "eom"):
+        token = _value(held, f"tokenizer.ggml.{name}_token_id")
+        if token is not None and int(token) not in ends:
+            ends.append(int(token))
+    return ends
+
+
+def _refuse_changed(tokenizer: ChatTokenizer, config: PretrainedConfig, file: Path) -> None:
+    """Refuse a tokenizer that reads text differently once it is stored: transformers chooses its class by the model."""
+    with TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        stored: Any = AutoTokenizer.from_pretrained(folder)
+    if stored.encode(SAMPLE_TEXT) != tokenizer.encode(SAMPLE_TEXT):
+        raise ModelError(
+            f"the tokenizer of {file} cannot be stored: for a model of type {config.model_type}, transformers builds a "
+            f"{type(stored).__name__} whatever is stored"
+        )
+
+
+def _remarks(tokenizer: ChatTokenizer, rule: str | int | None) -> Iterator[str]:
+    """Sentences on what the tokenizer lacks; `rule` is the file's name of how text is split before tokens are found."""
+    if not tokenizer.chat_template:
+        yield "It has no chat template: a run needs a chat_template.jinja in the folder."
+    fast: Any = tokenizer
+    by_default = type(fast.backend_tokenizer.pre_tokenizer).__name__ == "ByteLevel"
+    if rule is not None and by_default and rule not in _GPT2_RULES:
+        yield f"Its tokenizer splits text by the rule {rule}, for which transformers takes GPT-2's: compare token ids."
