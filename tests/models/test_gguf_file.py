@@ -30,7 +30,7 @@ from skyrl.models.files.loading import load_tokenizer
 F32, F16, Q8_0 = GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MERGED = ["Ġt", "he", "Ġthe"]
+MERGED = ["Ġt", "he", "Ġthe", "ĠĠ", "12"]
 VOCABULARY = [*SPECIAL, *sorted(ByteLevel.alphabet()), *MERGED]
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -108,7 +108,7 @@ def write(
         writer.add_tokenizer_pre(rule)
         writer.add_token_list(VOCABULARY)
         writer.add_token_types([TokenType.CONTROL if each in SPECIAL else TokenType.NORMAL for each in VOCABULARY])
-        writer.add_token_merges(["Ġ t", "h e", "Ġt he"])
+        writer.add_token_merges(["Ġ t", "h e", "Ġt he", "Ġ Ġ", "1 2"])
         writer.add_bos_token_id(1)
         writer.add_eos_token_id(2)
         writer.add_pad_token_id(2)
@@ -203,6 +203,17 @@ def test_the_rotation_of_llama_3_is_recognized_in_its_divisors(tmp_path: Path) -
     stored = AutoModelForCausalLM.from_pretrained(tmp_path / "lm")
     assert stored.config.rope_parameters == LLAMA_3
     assert torch.equal(logits(stored), logits(stretched))
+
+
+@pytest.mark.parametrize(
+    ("rule", "tokens"),
+    [("gpt-2", ["a", "Ġ", "Ġ", "12"]), ("smollm", ["a", "ĠĠ", "1", "2"]), ("starcoder", ["a", "ĠĠ", "1", "2"])],
+)
+def test_text_is_split_by_the_rule_that_the_file_names(rule: str, tokens: list[str], tmp_path: Path) -> None:
+    said = convert(write(tmp_path / "model.gguf", llama(), rule=rule), tmp_path / "lm")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "lm")
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("a  12")) == tokens
+    assert "splits text" not in said
 
 
 def test_what_the_tokenizer_lacks_is_said(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from gguf import GGUFReader
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -29,14 +30,12 @@ _ROTATION = "rope_freqs.weight"
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """What all published Llamas that have these divisors were made with, besides the largest divisor."""
 
-_GPT2_RULES = frozenset(
-    {
-        "codeshell", "command-r", "default", "exaone", "gpt-2", "granite-docling", "jais", "minerva-7b", "mpt", "olmo",
-        "refact", "smollm", "starcoder",
-    }
-)  # fmt: skip
-"""llama.cpp's names of rules that split text before its tokens are looked up: GPT-2's rule, or GPT-2's with each digit
-alone, which differs only for a vocabulary with tokens of several digits. transformers has GPT-2's rule for all of them.
+_GPT2_RULES = frozenset({"default", "gpt-2", "granite-docling", "jais", "mpt", "olmo"})
+"""llama.cpp's names of GPT-2's rule of splitting text before its tokens are looked up."""
+
+_DIGIT_RULES = frozenset({"codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"})
+"""llama.cpp's names of the rule that cuts out each digit, then splits by GPT-2's rule. transformers takes GPT-2's rule
+alone for them, which gives other tokens where several spaces come before a number.
 """
 
 
@@ -108,6 +107,9 @@ def _tokenizer(file: Path, held: GGUFReader) -> ChatTokenizer:
         tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:  # as above
         raise model_error("tokenizer of", str(file), error) from error
+    if _value(held, "tokenizer.ggml.pre") in _DIGIT_RULES:
+        split = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(split)
     named: ChatTokenizer = tokenizer
     return named
 
@@ -187,6 +189,6 @@ def _remarks(tokenizer: ChatTokenizer, rule: str | int | None) -> Iterator[str]:
     if not tokenizer.chat_template:
         yield "It has no chat template: a run needs a chat_template.jinja in the folder."
     fast: Any = tokenizer
-    by_default = type(fast.backend_tokenizer.pre_tokenizer).__name__ == "ByteLevel"
+    by_default = isinstance(fast.backend_tokenizer.pre_tokenizer, ByteLevel)
     if rule is not None and by_default and rule not in _GPT2_RULES:
         yield f"Its tokenizer splits text by the rule {rule}, for which transformers takes GPT-2's: compare token ids."
