@@ -23,6 +23,8 @@ REF_DTYPES = "actor_rollout_ref.ref.fsdp_config.mixed_precision."
 WHOLE: dict[str, Any] = {"actor_rollout_ref.model.path": "a/b", "algorithm.adv_estimator": "grpo"}
 """The least that is a run."""
 
+PPO = {"algorithm.adv_estimator": "gae"}
+
 SCRIPT = """#!/bin/bash
 # python3 -m verl.trainer.main_ppo trainer.total_epochs=99
 model=Qwen/Qwen2.5-0.5B-Instruct
@@ -160,6 +162,17 @@ def test_cispos_bounds_are_those_of_its_weight(tmp_path: Path) -> None:
         ({ACTOR + "tau_pos": 2.0}, ACTOR + "tau_pos", "needless", "no effect: the loss is vanilla"),
         ({ROLLOUT + "name": "trtllm"}, ROLLOUT + "name", "not yet", "engine 'trtllm'"),
         ({BYPASS: False}, BYPASS, "needless", "off"),
+        *(
+            (PPO | {"critic.loss_agg_mode": mode}, "critic.loss_agg_mode", outcome, why)
+            for mode, outcome, why in (
+                ("token-mean", "needless", "the value loss is averaged over tokens"),
+                ("${oc.select:actor_rollout_ref.actor.loss_agg_mode,token-mean}", "needless", "averaged over tokens"),
+                ("seq-mean-token-mean", "not yet", "a value loss reduced by 'seq-mean-token-mean'"),
+                ("seq-mean-token-sum", "not yet", "a value loss reduced by 'seq-mean-token-sum'"),
+                ("seq-mean-token-sum-norm", "not yet", "a value loss reduced by 'seq-mean-token-sum-norm'"),
+            )
+        ),
+        ({"critic.loss_agg_mode": "seq-mean-token-sum"}, "critic.loss_agg_mode", "needless", "no critic is trained"),
         (
             {BYPASS: True, CORRECTION + "loss_type": "reinforce"},
             CORRECTION + "loss_type",
@@ -204,6 +217,21 @@ def test_every_setting_that_is_left_out_has_its_reason(
     line = line_of(keys, source)
     assert (line.outcome, line.targets) == (outcome, ())
     assert why in line.why
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_told"),
+    [
+        (PPO | {ACTOR + "loss_agg_mode": "seq-mean-token-sum"}, True),
+        (PPO | {ACTOR + "loss_agg_mode": "seq-mean-token-sum-norm"}, True),
+        (PPO | {ACTOR + "loss_agg_mode": "seq-mean-token-mean"}, True),
+        (PPO | {ACTOR + "loss_agg_mode": "token-mean"}, False),
+        (PPO | {ACTOR + "loss_agg_mode": "seq-mean-token-sum", "critic.loss_agg_mode": "token-mean"}, False),
+        ({ACTOR + "loss_agg_mode": "seq-mean-token-sum"}, False),
+    ],
+)
+def test_a_reduction_that_verls_critic_takes_over_is_told(keys: dict[str, Any], is_told: bool) -> None:
+    assert ("the critic's loss" in line_of(keys, ACTOR + "loss_agg_mode").why) == is_told
 
 
 def test_a_reward_function_of_verls_is_called_as_it_is(tmp_path: Path) -> None:

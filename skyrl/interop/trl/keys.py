@@ -291,8 +291,9 @@ _RUN: dict[str, Entry] = {
     ), redundant(_LOADING)),
     **dict.fromkeys((
         "ddp_*", "fsdp", "fsdp_*", "deepspeed", "accelerate_config", "config_file", "local_rank",
-        "save_on_each_node", "restore_callback_states_from_checkpoint",
+        "save_on_each_node",
     ), redundant(_SHARDED)),
+    "restore_callback_states_from_checkpoint": redundant("there are no callbacks of transformers, so none has a state"),
     **dict.fromkeys((
         "per_device_eval_batch_size", "eval_accumulation_steps", "eval_do_concat_batches", "eval_use_gather_object",
     ), redundant("set by trainer.eval_batch_size; it does not affect results")),

@@ -152,6 +152,7 @@ KEYS: dict[str, Entry] = {
     ),
     "loss_type": fixed("nll", "chunked_nll", does="the likelihood of the learned tokens", otherwise="the loss dft"),
     "activation_offloading": "offload_activations",
+    "dataloader_drop_last": redundant("epoch_tail is derived from it"),
     "center_rewards_coefficient": missing("rewards drawn towards 0 (arXiv:2312.09244)"),
     "system_prompt": redundant("only used for benchmarks"),
     "chat_template": missing("a template in the settings; write it to a file, and set chat_template"),

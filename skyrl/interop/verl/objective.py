@@ -31,6 +31,8 @@ LOSSES = {
 }  # fmt: skip
 """Losses that exist here -> their names here."""
 
+_VALUE_REDUCTION = "critic.loss_agg_mode"
+
 _OF_WHOLE_ANSWERS = ("gspo", "sapo", "geo_mean")
 """Losses that verl averages over each answer first, regardless of `loss_agg_mode`."""
 
@@ -120,18 +122,33 @@ def _reduction(key: str, value: object, values: Values) -> Translation:
             note = "verl before 0.8 averages each micro-batch separately, which is token_mean_legacy here"
             return Translation(writes={ALGORITHM + "loss_reduction": "token_mean"}, note=note)
         case "seq-mean-token-mean":
-            return Translation(writes={ALGORITHM + "loss_reduction": "sequence_mean"})
+            return Translation(writes={ALGORITHM + "loss_reduction": "sequence_mean"}, note=_note_on_values(values))
         case "seq-mean-token-sum":
-            return _by_length(1)
+            return _by_length(1, _note_on_values(values))
         case "seq-mean-token-sum-norm":
             length = values.get(ACTOR + "loss_scale_factor") or values.get("data.max_response_length", 512)
-            return _by_length(length)
+            return _by_length(length, _note_on_values(values))
     return unsupported(f"loss reduction {value!r}")
 
 
-def _by_length(length: object) -> Translation:
+def _by_length(length: object, note: str) -> Translation:
     writes = {"loss_reduction": "seq_mean_token_sum_norm", "max_seq_len": length}
-    return Translation(writes={ALGORITHM + name: setting for name, setting in writes.items()})
+    return Translation(writes={ALGORITHM + name: setting for name, setting in writes.items()}, note=note)
+
+
+def _note_on_values(values: Values) -> str:
+    """What becomes of the critic's reduction, which is the policy's unless a file sets it (critic.yaml of verl)."""
+    if not has_critic(values) or _VALUE_REDUCTION in values:
+        return ""
+    return "the critic's loss, which is reduced alike in verl, is averaged over tokens here"
+
+
+def _value_reduction(key: str, value: object, values: Values) -> Translation:
+    """Judge the critic's `loss_agg_mode`; in a file of defaults it is a reference to the policy's."""
+    reduction = values.get(ACTOR + "loss_agg_mode", "token-mean") if "${" in str(value) else value
+    if reduction == "token-mean":
+        return redundant("the value loss is averaged over tokens")
+    return unsupported(f"a value loss reduced by {reduction!r}")
 
 
 def _entropy(key: str, value: object, values: Values) -> Translation:
@@ -264,6 +281,7 @@ OBJECTIVE: dict[str, Dependent] = {
     BYPASS: _bypass,
     "algorithm.rollout_correction.loss_type": _bypassing_loss,
     "critic.enable": _critic,
+    _VALUE_REDUCTION: _value_reduction,
     **{ACTOR + name: _setting_of_a_loss for name in _SETTINGS_OF},
     ACTOR + "policy_loss.loss_mode": _loss_mode,
     ACTOR + "clip_ratio": _clip_ratio,
