@@ -88,8 +88,8 @@ def not_installed() -> str:
 
 
 def task_problems(task: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the package refuses, as pairs (setting, reason); the setting is empty for the task itself. Imports the
-    package.
+    """The settings that the package refuses, as pairs (setting, reason); an empty setting stands for the task. Imports
+    the package.
     """
     from reasoning_gym.factory import DATASETS
 
