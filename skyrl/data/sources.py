@@ -1,4 +1,5 @@
-"""Datasets as rows: parquet, JSONL, JSON or CSV files, or a Hugging Face dataset, from a folder or the hub.
+"""Datasets as rows: parquet, JSONL, JSON or CSV files, a Hugging Face dataset from a folder or the hub, or a task of
+reasoning-gym.
 
 A row has SkyRL's columns: `prompt` (a chat: list of {"role", "content"}), and optionally `env_class`, `reward_spec`,
 `data_source`, `extra_info`. Every other column goes to the environment as it is. `Columns` names the columns of prompt
@@ -18,9 +19,11 @@ from typing import Any
 
 from attrs import frozen
 
+from skyrl.config.foundation.reasoning_tasks import SCHEME
 from skyrl.data.bounds import DEEPEST, ELEMENT_BYTES, LONGEST_LINE, Expansion, is_too_deep, size_of
 from skyrl.data.harbor_tasks import holds_tasks, read_tasks
 from skyrl.data.hugging_face import read_dataset
+from skyrl.data.reasoning_rows import read_reasoning_rows
 from skyrl.errors import DataError
 
 Row = Mapping[str, Any]
@@ -51,7 +54,8 @@ class Columns:
 
 
 def read_rows(source: str, columns: Columns | None = None) -> list[Row | BadRow]:
-    """Every row of one source: a `.parquet`, `.jsonl`, `.json` or `.csv` file, a folder, or a hub name.
+    """Every row of one source: a `.parquet`, `.jsonl`, `.json` or `.csv` file, a folder, a hub name, or a task of
+    reasoning-gym.
 
     Raises `DataError` for a source that is missing, unreadable, empty, or without the columns.
     """
@@ -71,6 +75,8 @@ def iterate_rows(source: str, columns: Columns | None = None) -> Iterator[Row | 
     path = Path(source).expanduser()
     rows: Iterable[Row | BadRow]
     match path.suffix:
+        case _ if source.startswith(SCHEME):
+            rows = read_reasoning_rows(source)
         case ".parquet":
             rows = _read_parquet(_existing(path), columns)
         case ".jsonl":

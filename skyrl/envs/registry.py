@@ -1,6 +1,7 @@
 """Finds a task by its name: a registered environment, or an import path from the user's configuration.
 
     gsm8k                       a registered environment
+    reasoning_gym:chain_sum     a task of the package reasoning-gym
     my_pkg.tasks:MyEnv          a subclass of `Env`, or a plain reward function, from an importable module
     rewards.py:my_reward        the same from a file; subclasses of SkyRL-Gym's `BaseTextEnv` work unchanged
 
@@ -19,13 +20,14 @@ from typing import Any, Literal
 
 from skyrl.config import SkyRLGymConfig
 from skyrl.config.foundation.import_paths import is_import_path
-from skyrl.config.settings.environment import ENVIRONMENTS, weighted_names
+from skyrl.config.settings.environment import ENVIRONMENTS, built_in_name, weighted_names
 from skyrl.envs.builtin.aime import AIMEEnv
 from skyrl.envs.builtin.code import CodeEnv
 from skyrl.envs.builtin.gsm8k import GSM8kEnv, GSM8kMultiTurnEnv
 from skyrl.envs.builtin.llm_judge import LLMJudgeEnv
 from skyrl.envs.builtin.math_equal import math_equal
 from skyrl.envs.builtin.multiply import MultiplyEnv
+from skyrl.envs.builtin.reasoning_gym import ReasoningGymEnv
 from skyrl.envs.builtin.reward_model import TOKEN_VARIABLE as REWARD_TOKEN
 from skyrl.envs.builtin.reward_model import RewardModelEnv
 from skyrl.envs.builtin.search_code import SearchCodeEnv
@@ -78,6 +80,7 @@ _BUILT_IN: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
         extras, gym.llm_as_a_judge, api_key("OPENAI_API_KEY"), gym.service_patience_seconds
     ),
     "multiply": lambda extras, gym: MultiplyEnv(extras),
+    "reasoning_gym": lambda extras, gym: ReasoningGymEnv(extras, gym.sandbox_tier),
     "reward_model": lambda extras, gym: RewardModelEnv(
         extras, gym.reward_model, api_key(REWARD_TOKEN), gym.service_patience_seconds
     ),
@@ -100,7 +103,7 @@ def uses_sandbox(name: str, gym: SkyRLGymConfig) -> bool:
     parts = weighted_names(name)
     if len(parts) > 1:
         return any(uses_sandbox(part, gym) for _, part in parts)
-    name = parts[0][1]
+    name = built_in_name(parts[0][1])
     if name not in ENVIRONMENTS:
         return is_import_path(name) and gym.isolate_user_env
     facts, is_elsewhere = ENVIRONMENTS[name], ENVIRONMENTS[name].service == "code_url" and bool(gym.code_url)
@@ -132,8 +135,8 @@ def find_env(name: str, settings: SkyRLGymConfig | None = None) -> MakeEnv:
     parts = weighted_names(name)
     if len(parts) > 1 or parts[0][0] != 1:
         return _several(parts, settings)
-    if name in _BUILT_IN:
-        return _built_in(name, settings or SkyRLGymConfig())
+    if (own := built_in_name(name)) in _BUILT_IN:
+        return _built_in(own, settings or SkyRLGymConfig())
     if settings is not None and settings.isolate_user_env and is_import_path(name):
         return isolated(name, settings)
     if name in _REGISTERED:

@@ -20,6 +20,7 @@ from skyrl.config.derive.engine_backends import backend_of, server_urls
 from skyrl.config.derive.every_kind import evaluates, has_flash_attention
 from skyrl.config.derive.sizes import on_ray, samples, sizes_of, starts_engines
 from skyrl.config.foundation.import_paths import is_import_path
+from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
 from skyrl.config.loading.kinds import kind_of
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
@@ -131,7 +132,7 @@ def missing_packages(wanted: Iterable[tuple[str, str, str]]) -> Iterator[Problem
 
 
 def missing_data(field: str, sources: Iterable[str]) -> Iterator[Problem]:
-    """Each source is an existing file or folder, or a name on the hub."""
+    """Each source is an existing file or folder, a name on the hub, or a task of reasoning-gym."""
     for source in sources:
         try:
             why = _missing(source)
@@ -142,6 +143,8 @@ def missing_data(field: str, sources: Iterable[str]) -> Iterator[Problem]:
 
 
 def _missing(source: str) -> str | None:
+    if source.startswith(SCHEME):
+        return refusal(source)
     why = no_path(source)
     if why or Path(source).suffix not in FILES:
         return why or dataset_failure(source)

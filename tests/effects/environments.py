@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sqlite3
+import sys
 from collections.abc import Mapping
 from contextlib import redirect_stderr
 from io import BytesIO, StringIO
@@ -13,6 +15,8 @@ from typing import Any
 from unittest import mock
 from urllib.error import URLError
 
+from skyrl.config import SkyRLTrainConfig, resolve
+from skyrl.data.sources import read_rows
 from skyrl.envs import Env, find_env
 from skyrl.errors import SkyRLError
 from tests.effects.probe import Probe, Scene, observable
@@ -131,6 +135,27 @@ def functions(scene: Scene) -> object:
     return [each.replace(str(file), "tasks.py") if isinstance(each, str) else each for each in found]
 
 
+@observable("the sources of rows, their weights, and what the environment is given in its first row")
+def reasoning_rows(scene: Scene) -> object:
+    data = resolve(SkyRLTrainConfig(environment=scene.run.environment)).data  # the scene's names files of its own
+    with mock.patch.object(sys, "path", [STAND_IN, *sys.path]):
+        importlib.invalidate_caches()
+        try:
+            first = [read_rows(source)[0] for source in (*data.train_data, *data.val_data)]
+        except SkyRLError as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "reasoning_gym"]:
+                del sys.modules[name]
+    return data.train_weights, first
+
+
+STAND_IN = str(Path(__file__).parents[1] / "envs" / "stand_in")
+REASONING: Mapping[str, Any] = {
+    **env(of="reasoning_gym:chain_sum"),
+    f"{GYM}reasoning_gym.train_rows": 9,
+    f"{GYM}reasoning_gym.eval_rows": 3,
+}
 REWARD_MODEL, JUDGE, SEARCH = f"{GYM}reward_model.", f"{GYM}llm_as_a_judge.", f"{GYM}search."
 SERVICE = "http://localhost:1/score"
 
@@ -151,5 +176,15 @@ PROBES: tuple[Probe, ...] = (
     Probe(f"{REWARD_MODEL}path", "{nano}/model", step, {**env(of="reward_model"), f"{REWARD_MODEL}path": "nowhere"}),
     Probe(f"{GYM}service_patience_seconds", 30.0, outage, {**env(of="reward_model"), f"{REWARD_MODEL}url": SERVICE}),
     Probe(f"{REWARD_MODEL}url", "http://localhost:2", step, {**env(of="reward_model"), f"{REWARD_MODEL}url": SERVICE}),
+    *(
+        Probe(f"{GYM}reasoning_gym.{name}", value, reasoning_rows, REASONING)
+        for name, value in {
+            "tasks": {"chain_sum": {"most": 50}},
+            "train_rows": 8,
+            "eval_rows": 4,
+            "seed": 1,
+            "system_prompt": "simple",
+        }.items()
+    ),
     Probe(f"{REWARD_MODEL}timeout", 7, step, {**env(of="reward_model"), f"{REWARD_MODEL}url": SERVICE}),
 )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from math import inf
 
 from skyrl.config.checks import checks_in
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import samples
 from skyrl.config.foundation.import_paths import is_import_path
-from skyrl.config.settings.environment import ENVIRONMENTS
+from skyrl.config.foundation.reasoning_tasks import is_installed, prompt_refusal, task_problems
+from skyrl.config.settings.data import DataConfig
+from skyrl.config.settings.environment import ENVIRONMENTS, built_in_name
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.names import nearest
@@ -41,7 +44,7 @@ def recorded_samples_exclude_evaluation(run: SkyRLTrainConfig) -> Iterator[Probl
 def environment_is_known(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A plain name is that of a built-in environment, or of one that the user's own program registers."""
     for name in run.environment.names:
-        if is_import_path(name) or name in ENVIRONMENTS:
+        if is_import_path(name) or built_in_name(name) in ENVIRONMENTS:
             continue
         near = nearest(name, tuple(ENVIRONMENTS))
         hint = f"did you mean {near}? " if near else ""
@@ -75,6 +78,33 @@ def reward_model_has_one_location(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path=f"{path}.path", message="no reward model is given", hint=hint)
     if settings.path and settings.url:
         yield Problem(path=f"{path}.url", message="both path and url say where the model is", hint="leave one out")
+
+
+def reasoning_tasks_are_valid(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The tasks of reasoning-gym exist and accept their settings, as far as the package is installed."""
+    table, environment = "environment.skyrl_gym.reasoning_gym.tasks", run.environment
+    played = environment.reasoning_tasks
+    if environment.env_class == "reasoning_gym" and not played and run.data.train_data == DataConfig().train_data:
+        hint = "set environment.env_class to reasoning_gym:TASK, or give a table for each task"
+        yield Problem(path=table, message="no task is given", hint=hint)
+    if played and is_installed() and (reason := prompt_refusal(environment.skyrl_gym.reasoning_gym.system_prompt)):
+        yield Problem(path="environment.skyrl_gym.reasoning_gym.system_prompt", message=reason)
+    for task, settings in played.items():
+        if not isinstance(settings, Mapping):
+            yield Problem(path=f"{table}.{task}", message=f"{settings!r} is not a table of settings")
+            continue
+        weight = settings.get("weight", 1)
+        if not isinstance(weight, int | float) or not 0 < weight < inf:
+            yield Problem(path=f"{table}.{task}.weight", message=f"{weight!r} is not a positive number")
+        own = {name: value for name, value in settings.items() if name != "weight"}
+        fixed = [name for name in own if name in ("seed", "size")]
+        for name in fixed:
+            hint = "set environment.skyrl_gym.reasoning_gym.seed, train_rows and eval_rows"
+            yield Problem(path=f"{table}.{task}.{name}", message="a task has no such setting here", hint=hint)
+        if is_installed() and not fixed:
+            for name, reason in task_problems(task, own):
+                place = f"{table}.{task}" if settings else "environment.env_class"
+                yield Problem(path=f"{place}.{name}" if name else place, message=reason)
 
 
 def data_sources_are_distinct(run: SkyRLTrainConfig) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from skyrl.config.checks import checks_in
 from skyrl.config.derive.chosen_facts import estimator_facts
 from skyrl.config.derive.engine_options import given_length, length_option
 from skyrl.config.derive.rl_models import has_critic
-from skyrl.config.settings.environment import ENVIRONMENTS
+from skyrl.config.settings.environment import ENVIRONMENTS, built_in_name
 from skyrl.config.settings.generator import CHAT_TEMPLATES
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
@@ -64,7 +64,7 @@ def several_turns_have_room(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def second_turns_are_allowed(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A built-in environment that answers a wrong solution needs a turn for the next one."""
     name, generator = run.environment.task, run.generator
-    facts = ENVIRONMENTS.get(name) if name else None
+    facts = ENVIRONMENTS.get(built_in_name(name)) if name else None
     if facts is None or facts.single_turn or generator.max_turns > 1 or run.environment.agent.plays:
         return
     yield Problem(

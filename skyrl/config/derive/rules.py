@@ -7,6 +7,7 @@ Each rule fills one path that was left unset, names the paths that it reads, and
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 import attrs
@@ -17,6 +18,8 @@ from skyrl.config.derive.engine_backends import GROUP_TRANSPORTS, backend_of, en
 from skyrl.config.derive.engine_options import given_length
 from skyrl.config.derive.every_kind import EVERY_KIND_RULES
 from skyrl.config.derive.sizes import grid_of, models_of, samples, starts_engines
+from skyrl.config.foundation.reasoning_tasks import TaskRows
+from skyrl.config.settings.data import DataConfig
 from skyrl.config.settings.generator import SamplingParams
 from skyrl.config.settings.losses import asks_for_correction
 from skyrl.config.settings.root import SkyRLTrainConfig
@@ -76,6 +79,54 @@ def executor_follows_process_count(run: SkyRLTrainConfig) -> str:
     embedded = not starts_engines(run) or (backend_of(engine).is_embedded and engine.num_engines == 1)
     grouped = samples(run) and not starts_engines(run) and engine.weight_sync_backend in GROUP_TRANSPORTS
     return "in_process" if embedded and alone and not grouped else "ray"
+
+
+_REASONING = ("environment.env_class", "environment.skyrl_gym.reasoning_gym")
+
+
+@rule(writes="data.train_data", reads=_REASONING, unset=DataConfig().train_data, placeholder=False)
+def training_rows_of_reasoning_tasks(run: SkyRLTrainConfig) -> tuple[str, ...]:
+    """A task of reasoning-gym makes its own rows."""
+    gym = run.environment.skyrl_gym.reasoning_gym
+    return _reasoning_rows(run, gym.eval_rows, gym.train_rows) or DataConfig().train_data
+
+
+@rule(writes="data.val_data", reads=_REASONING, unset=DataConfig().val_data, placeholder=False)
+def evaluation_rows_of_reasoning_tasks(run: SkyRLTrainConfig) -> tuple[str, ...]:
+    """Evaluation takes the first questions that the seed draws, and training the ones that follow."""
+    return _reasoning_rows(run, 0, run.environment.skyrl_gym.reasoning_gym.eval_rows) or DataConfig().val_data
+
+
+@rule(writes="data.train_weights", reads=(*_REASONING, "data.train_data"))
+def weights_of_reasoning_tasks(run: SkyRLTrainConfig) -> tuple[float, ...] | None:
+    """Tasks of reasoning-gym are mixed by their weights."""
+    gym, tasks = run.environment.skyrl_gym.reasoning_gym, run.environment.reasoning_tasks
+    if len(tasks) < 2 or run.data.train_data != _reasoning_rows(run, gym.eval_rows, gym.train_rows):
+        return None
+    weights = tuple(table.get("weight", 1) for table in tasks.values())
+    return None if len({*weights}) == 1 or not all(_is_weight(each) for each in weights) else tuple(map(float, weights))
+
+
+def _is_weight(value: object) -> bool:
+    return isinstance(value, int | float) and 0 < value < inf
+
+
+def _reasoning_rows(run: SkyRLTrainConfig, skip: int, rows: int) -> tuple[str, ...]:
+    """A source of rows for each task; empty in another environment, and for tables that a check refuses."""
+    gym, tasks = run.environment.skyrl_gym.reasoning_gym, run.environment.reasoning_tasks
+    if not all(isinstance(table, Mapping) for table in tasks.values()):
+        return ()
+    stream = {"seed": gym.seed, "size": 4 * (gym.train_rows + gym.eval_rows)}
+    return tuple(
+        TaskRows(
+            task=task,
+            skip=skip,
+            rows=rows,
+            system_prompt=gym.system_prompt,
+            settings={name: value for name, value in table.items() if name != "weight"} | stream,
+        ).source()
+        for task, table in tasks.items()
+    )
 
 
 @rule(writes="trainer.ref.model.path", reads=("trainer.policy.model.path",))

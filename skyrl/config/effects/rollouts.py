@@ -17,7 +17,7 @@ from skyrl.config.derive.sizes import (
     starts_engines,
 )
 from skyrl.config.foundation.import_paths import is_import_path
-from skyrl.config.settings.environment import ENVIRONMENTS, EnvironmentFacts, environments_that
+from skyrl.config.settings.environment import ENVIRONMENTS, EnvironmentFacts, built_in_name, environments_that
 from skyrl.config.settings.generator import SamplingParams
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.tree import get_at
@@ -160,7 +160,7 @@ def _turns_are_stopped(run: SkyRLTrainConfig) -> bool:
 
 @condition("the policy samples, and environment.env_class takes more than one turn")
 def _may_have_turns(run: SkyRLTrainConfig) -> bool:
-    single = run.environment.task in environments_that(lambda facts: facts.single_turn)
+    single = built_in_name(run.environment.task or "") in environments_that(lambda facts: facts.single_turn)
     return samples(run) and (not single or _turns_are_stopped(run))  # the mode decides how a stopped turn is closed
 
 
@@ -254,7 +254,10 @@ def _environment_is(suits: Callable[[EnvironmentFacts], bool], words: str = "") 
     """The environment is one that suits, or each row names its own."""
     names = environments_that(suits)
     sentence = f"environment.env_class is {' or '.join(names)}{words}"
-    return Condition(sentence, lambda run: not run.environment.names or bool({*names} & {*run.environment.names}))
+    return Condition(
+        sentence,
+        lambda run: not run.environment.names or bool({*names} & {*map(built_in_name, run.environment.names)}),
+    )
 
 
 def _environment_reads(table: str) -> Condition:
@@ -283,7 +286,7 @@ def _is_isolated(run: SkyRLTrainConfig) -> bool:
 )
 def _uses_sandbox(run: SkyRLTrainConfig) -> bool:
     gym, names = run.environment.skyrl_gym, run.environment.names
-    facts = [ENVIRONMENTS.get(name, EnvironmentFacts()) for name in names]
+    facts = [ENVIRONMENTS.get(built_in_name(name), EnvironmentFacts()) for name in names]
     return (
         not names
         or any(each.sandboxed or (gym.math_equivalence and each.compares) for each in facts)

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from skyrl.config.foundation.reasoning_tasks import ENVIRONMENT
 from skyrl.tree.imports import import_object
 
 
@@ -21,8 +22,8 @@ def built_in(path: str) -> Any:
 
 
 def is_import_path(name: str) -> bool:
-    """Whether the name is an import path."""
-    return ":" in name
+    """Whether the name is an import path: `reasoning_gym:chain_sum` is a task of that package."""
+    return ":" in name and not name.startswith(f"{ENVIRONMENT}:")
 
 
 def absolute(name: str) -> str:

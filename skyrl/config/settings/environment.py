@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from skyrl.config.foundation.entry import BaseConfig
+from skyrl.config.foundation.reasoning_tasks import ENVIRONMENT
 from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
 from skyrl.tree.types import Gigabytes, Seconds, WholeSeconds
 from skyrl.tree.validators import fraction, non_negative, positive, rule_of_one_field
@@ -45,12 +46,20 @@ ENVIRONMENTS: Mapping[str, EnvironmentFacts] = {
     "lcb": _PROGRAMS,
     "llm_as_a_judge": EnvironmentFacts(table="llm_as_a_judge", single_turn=True, service="always"),
     "multiply": EnvironmentFacts(),
+    "reasoning_gym": EnvironmentFacts(table="reasoning_gym", single_turn=True, sandboxed=True),
     "reward_model": EnvironmentFacts(table="reward_model", single_turn=True, service="reward_model.url"),
     "search": EnvironmentFacts(table="search", service="always"),
     "searchcode": EnvironmentFacts(table="search", sandboxed=True, service="always"),
     "text2sql": EnvironmentFacts(table="text2sql", sandboxed=True),
 }
 """Facts about each built-in environment, keyed by the value of `env_class`. `skyrl.envs.registry` makes them."""
+
+
+def built_in_name(name: str) -> str:
+    """The name in `ENVIRONMENTS`, if `name` is the value of an `env_class` that has one: `reasoning_gym` of
+    `reasoning_gym:chain_sum`.
+    """
+    return ENVIRONMENT if name.startswith(f"{ENVIRONMENT}:") else name
 
 
 def environments_that(suit: Callable[[EnvironmentFacts], bool]) -> tuple[str, ...]:
@@ -108,6 +117,33 @@ class RewardModelEnvConfig(BaseConfig):
 
     timeout: WholeSeconds = field(default=60, validator=positive)
     """Seconds that the service may take for one answer."""
+
+
+@frozen
+class ReasoningGymEnvConfig(BaseConfig):
+    """Tasks of the package reasoning-gym (`env_class = "reasoning_gym:TASK"`, or `"reasoning_gym"` for all of `tasks`).
+
+    Rows are drawn from the seed. Each question occurs once in a task, in training or in evaluation.
+    """
+
+    tasks: Mapping[str, Any] = FrozenDict()
+    """For each task by name, a table of its settings, such as `{chain_sum = {min_terms = 2}}`. The entry `weight` is
+    its share of an epoch relative to the others, 1 by default (`data.train_weights`)."""
+
+    train_rows: int = field(default=1000, validator=positive)
+    """Number of training prompts of each task."""
+
+    eval_rows: int = field(default=100, validator=positive)
+    """Number of evaluation prompts of each task: the first questions that the seed draws. Changing it changes the
+    training prompts, too."""
+
+    seed: int = field(default=0, validator=non_negative)
+    """Seed of the questions."""
+
+    system_prompt: str | None = "default"
+    """Name of the package's system prompt, which asks for the answer between `<answer>` and `</answer>`: default,
+    simple, direct, DeepSeekZero or chain_of_draft. None: no system message. Without the tags, the whole answer after
+    the thoughts is judged."""
 
 
 @frozen
@@ -179,6 +215,9 @@ class SkyRLGymConfig(BaseConfig):
 
     reward_model: RewardModelEnvConfig = RewardModelEnvConfig()
     """Settings of the environment `reward_model`."""
+
+    reasoning_gym: ReasoningGymEnvConfig = ReasoningGymEnvConfig()
+    """Settings of the environment `reasoning_gym`."""
 
 
 @frozen
@@ -265,7 +304,7 @@ class EnvironmentConfig(BaseConfig):
     env_class: str | tuple[str, ...] | None = field(default="gsm8k", validator=_tasks, metadata=IDENTITY)
     """Name of a registered environment, or an import path (`my_package.envs:MyEnv`), for prompts whose row names none
     in its `env_class` column; a list of reward functions or environments of one turn is rewarded by the sum of their
-    rewards. None: every row must name one."""
+    rewards. None: every row must name one. `reasoning_gym:TASK` also makes the rows."""
 
     reward_weights: tuple[float, ...] | None = field(default=None, validator=_all_finite, metadata=IDENTITY)
     """Weight of each reward of a list in `env_class`. None: 1 for each."""
@@ -290,3 +329,11 @@ class EnvironmentConfig(BaseConfig):
         weights = self.reward_weights or (1.0,) * len(self.names)
         pairs = zip(weights, self.names, strict=False)  # a check compares their numbers
         return _AND.join(name if weight == 1 else f"{weight!r}{_TIMES}{name}" for weight, name in pairs)
+
+    @property
+    def reasoning_tasks(self) -> Mapping[str, Mapping[str, Any]]:
+        """Tables of the tasks of reasoning-gym that are played, by name; empty in another environment."""
+        if not isinstance(self.env_class, str) or built_in_name(self.env_class) != ENVIRONMENT:
+            return {}
+        tables, (_, _, task) = self.skyrl_gym.reasoning_gym.tasks, self.env_class.partition(":")
+        return {task: tables.get(task, {})} if task else tables

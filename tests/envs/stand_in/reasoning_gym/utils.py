@@ -1,0 +1,1 @@
+SYSTEM_PROMPTS = {"default": "Answer between <answer> and </answer>.\n", "simple": "Answer."}
