@@ -29,7 +29,6 @@ from skyrl.tree.files import is_stored_form, stored_text
 
 WITHOUT_ENVIRONMENT = (
     "environment.env_class=null",
-    "environment.reward_weights=null",
     "environment.agent.command=[]",
     "environment.agent.function=null",
 )

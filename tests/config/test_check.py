@@ -18,6 +18,7 @@ from tests.config.leaves import LEAVES, RUNNABLE
 SEARCH_URL = "environment.skyrl_gym.search.search_url"
 PATHS = set(LEAVES) | set(table_paths(SkyRLTrainConfig))
 FREE_FORM = (
+    "environment.skyrl_gym.reasoning_gym.tasks.",
     "generator.inference_engine.engine_init_kwargs.",
     "trainer.policy.megatron_config.transformer_config_kwargs.",
 )

@@ -27,7 +27,7 @@ WIDER = {
     "trainer.eval_interval": {"str", "List[int]", "List[str]"},  # "1 epoch", "30m", and several
     "trainer.ckpt_interval": {"str", "List[int]", "List[str]"},
     "trainer.hf_save_interval": {"str", "List[int]", "List[str]"},
-    "environment.env_class": {"None"},  # real scripts write null: every row names its own
+    "environment.env_class": {"None", "List[str]"},  # null: every row names its own; several rewards
 }
 """What some fields of ours take beyond the seeds' type, by the end of their path."""
 

@@ -127,9 +127,9 @@ def start(scene: Scene) -> object:
         return [begun(lambda again=again: find_start(scene.run, store, folder, again=again)) for again in (False, True)]
 
 
-@observable("where a run begins whose checkpoint is of other clipping")
+@observable("where a run begins whose checkpoint is of another temperature")
 def start_after_a_change(scene: Scene) -> object:
-    other = evolve_at(scene.run, "trainer.algorithm.eps_clip_low", 0.35)
+    other = evolve_at(scene.run, "generator.sampling_params.temperature", 0.35)
     with store_of(scene.run) as store:
         store.save(evolve(checkpoint(scene.run, 1), config=stored_tree(other)))
         return begun(lambda: find_start(scene.run, store, RunFolder(Path("out/run"))))

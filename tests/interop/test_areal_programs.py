@@ -14,7 +14,7 @@ from skyrl.errors import ConfigError
 from skyrl.interop.areal.convert import convert_areal
 from skyrl.interop.report import Conversion
 
-GRPO = """
+EXPERIMENT = """
 experiment_name: e
 trial_name: t
 total_train_epochs: 3
@@ -38,7 +38,7 @@ train_dataset: {path: x/y, batch_size: 64}
 """
 
 
-def convert(folder: Path, text: str, yaml: str = GRPO, **options: int) -> Conversion:
+def convert(folder: Path, text: str, yaml: str = EXPERIMENT, **options: int) -> Conversion:
     """The conversion of a script two folders below the file that it names."""
     (folder / "config.yaml").write_text(yaml)
     script = folder / "examples" / "math" / "run.sh"
@@ -76,7 +76,7 @@ def test_the_file_that_a_command_names_is_converted(
     ("program", "root"), [("gsm8k_sft", SFTConfig), ("hhrlhf_rw", RewardModelConfig), ("gsm8k_rl", SkyRLTrainConfig)]
 )
 def test_the_program_decides_the_kind_of_run(program: str, root: type[RunConfig], tmp_path: Path) -> None:
-    yaml = GRPO if root is SkyRLTrainConfig else SUPERVISED
+    yaml = EXPERIMENT if root is SkyRLTrainConfig else SUPERVISED
     yaml = yaml.replace("{path: a/b,", "{path: a/b, is_critic: true,") if root is RewardModelConfig else yaml
     conversion = convert(tmp_path, f"python3 examples/{program}.py --config config.yaml", yaml)
     assert (conversion.root, conversion.refused) == (root, ())
@@ -120,7 +120,7 @@ def test_code_of_a_programs_own_is_remarked_upon(program: str, what: str, tmp_pa
 )
 def test_files_with_images_are_refused_without_their_program(rows: str, model: str, tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
-    file.write_text(GRPO.replace("x/y", rows).replace("a/b", model))
+    file.write_text(EXPERIMENT.replace("x/y", rows).replace("a/b", model))
     with pytest.raises(ConfigError, match="rows with images"):
         convert_areal(str(file))
 
@@ -177,19 +177,19 @@ def test_a_change_merges_as_hydra_merges_it(change: str, path: str, value: objec
 
 
 def test_files_that_hydra_reads_first_are_read_first(tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text(GRPO)
+    (tmp_path / "base.yaml").write_text(EXPERIMENT)
     file = tmp_path / "a.yaml"
     file.write_text("defaults:\n  - base@_global_\n  - _self_\nactor: {optimizer: {lr: 3.0e-6}, adv_norm: null}\n")
     trainer = convert_areal(str(file)).tables["trainer"]
     assert trainer["policy"]["optimizer_config"]["lr"] == 3e-6 and trainer["epochs"] == 3
     assert "advantage_norm" not in trainer["algorithm"]
-    file.write_text("defaults:\n  - other: way\n  - gone\n  - _self_\n" + GRPO.strip())
+    file.write_text("defaults:\n  - other: way\n  - gone\n  - _self_\n" + EXPERIMENT.strip())
     assert [line.value for line in convert_areal(str(file)).refused] == [[{"other": "way"}, "gone"]]
 
 
 def test_a_reference_to_a_setting_that_is_left_out_has_areals_default(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
-    file.write_text(GRPO.replace("  kl_ctl: 0.0", "  kl_ctl: 0.0\n  temperature: ${gconfig.temperature}"))
+    file.write_text(EXPERIMENT.replace("  kl_ctl: 0.0", "  kl_ctl: 0.0\n  temperature: ${gconfig.temperature}"))
     conversion = convert_areal(str(file))
     assert conversion.refused == ()
     assert not any(line.source == "gconfig.temperature" for line in conversion.lines)
@@ -213,6 +213,6 @@ def test_two_trials_never_share_their_checkpoints(tmp_path: Path) -> None:
     found = []
     for trial in ("one", "two"):
         file = tmp_path / f"{trial}.yaml"
-        file.write_text(GRPO.replace("trial_name: t", f"trial_name: {trial}"))
+        file.write_text(EXPERIMENT.replace("trial_name: t", f"trial_name: {trial}"))
         found.append(convert_areal(str(file)).tables["trainer"]["ckpt_path"])
     assert found == ["experiments/checkpoints/e/one", "experiments/checkpoints/e/two"]

@@ -141,7 +141,7 @@ def test_a_launch_that_is_refused_leaves_no_folder(nano: Path, here: Path) -> No
     ("field", "value", "said"),
     [
         ("trainer.seed", 7, "trainer.seed .* 42 there, 7 here"),
-        ("trainer.algorithm.eps_clip_low", 0.1, "eps_clip_low .* 0.2 there, 0.1 here"),
+        ("generator.sampling_params.temperature", 0.5, "temperature .* there, 0.5 here"),
         ("trainer.run_name", "another", None),
     ],
 )

@@ -210,6 +210,7 @@ WHOLE = {
     "onednn": "/proc",
     "orphans": "/proc",
     "peer_trees": "of the package",
+    "reasoning_rows": "what the run itself writes to this process",
     "report": "of the package",
     "row_store": "in a folder of this user's cache",
     "sglang_engine": "the log of a process of this run",

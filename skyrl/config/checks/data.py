@@ -58,14 +58,16 @@ def environment_is_known(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def rewards_have_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Each reward of a list has a weight, or none has; those that are built in end after one turn."""
+    if not isinstance(run.environment.env_class, tuple):
+        return
     names, weights = run.environment.names, run.environment.reward_weights
     if weights is not None and len(weights) != len(names):
         message = f"{len(weights)} weights for {len(names)} rewards"
         yield Problem(path="environment.reward_weights", message=message, hint="one for each item of env_class")
-    for name in names if isinstance(run.environment.env_class, tuple) else ():
+    for name in names:
         if name in ENVIRONMENTS and not ENVIRONMENTS[name].single_turn:
             message = f"{name} has several turns, and cannot be one of several rewards"
-            yield Problem(path="environment.env_class", message=message)
+            yield Problem(path="environment.env_class", message=message, hint="leave it out of the list")
 
 
 def reward_model_has_one_location(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -91,11 +93,13 @@ def reasoning_tasks_are_valid(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="environment.skyrl_gym.reasoning_gym.system_prompt", message=reason)
     for task, settings in played.items():
         if not isinstance(settings, Mapping):
-            yield Problem(path=f"{table}.{task}", message=f"{settings!r} is not a table of settings")
+            message = f"{settings!r} is not a table of settings"
+            yield Problem(path=f"{table}.{task}", message=message, hint="write {} for the task's own defaults")
             continue
         weight = settings.get("weight", 1)
         if not isinstance(weight, int | float) or not 0 < weight < inf:
-            yield Problem(path=f"{table}.{task}.weight", message=f"{weight!r} is not a positive number")
+            message, hint = f"{weight!r} is not a positive number", "leave the task out to play it never"
+            yield Problem(path=f"{table}.{task}.weight", message=message, hint=hint)
         own = {name: value for name, value in settings.items() if name != "weight"}
         fixed = [name for name in own if name in ("seed", "size")]
         for name in fixed:

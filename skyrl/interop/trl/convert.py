@@ -16,7 +16,7 @@ from skyrl.interop.trl import supervised
 from skyrl.interop.trl.dependent import DEPENDENT, implied
 from skyrl.interop.trl.keys import KEYS
 from skyrl.interop.trl.kinds import kinds_with, tree_of
-from skyrl.interop.trl.rloo import RLOO, implied_by_rloo
+from skyrl.interop.trl.rloo import OF_RLOO, implied_by_rloo
 from skyrl.interop.trl.sources import settings_of
 from skyrl.interop.trl.switches import SWITCHES
 from skyrl.interop.writing import Writing
@@ -101,7 +101,7 @@ def _system(kind: str, tree: PeerTree) -> System:
         )
     return System(
         keys=KEYS,
-        dependent=(RLOO, DEPENDENT) if kind == "rloo" else (DEPENDENT,),
+        dependent=(OF_RLOO, DEPENDENT) if kind == "rloo" else (DEPENDENT,),
         switches=SWITCHES,
         unknown=unknown,
         defaults=defaults,

@@ -36,7 +36,7 @@ def _several_updates(key: str, value: object, values: Values) -> Translation | N
     return unsupported(_RATIO) if value is not None and updates_per_batch(values) > 1 else None
 
 
-RLOO: dict[str, Dependent] = {
+OF_RLOO: dict[str, Dependent] = {
     "beta": _divergence,
     "epsilon": _clip,
     "epsilon_high": _clip,

@@ -137,7 +137,7 @@ def _by_length(length: object, note: str) -> Translation:
 
 
 def _note_on_values(values: Values) -> str:
-    """What becomes of the critic's reduction, which is the policy's unless a file sets it (critic.yaml of verl)."""
+    """Remark on the critic's reduction, which is the policy's unless a file sets it (critic.yaml of verl)."""
     if not has_critic(values) or _VALUE_REDUCTION in values:
         return ""
     return "the critic's loss, which is reduced alike in verl, is averaged over tokens here"

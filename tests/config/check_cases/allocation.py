@@ -24,7 +24,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "allocation_degrees_are_supported": [
         ({PATH: "vllm:d4+fsdp:d2p2"}, PATH),
-        ({PATH: "vllm:d4+fsdp:(attn:d2|ffn:e2)"}, PATH),
+        ({PATH: "vllm:d4+fsdp:(attn:d1t2|ffn:e1t2)"}, PATH),
         ({PATH: "vllm[rollout]:d4+fsdp[actor]:d4|megatron[critic]:d4"}, PATH),
     ],
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+REASONING = "environment.skyrl_gym.reasoning_gym.tasks"
+
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "trained_model_is_named": [
         ({"trainer.policy.model.path": None}, "trainer.policy.model.path"),
@@ -32,9 +34,29 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ),
     ],
     "environment_is_known": [({"environment.env_class": "rlm"}, "environment.env_class")],
+    "rewards_have_weights": [
+        (
+            {"environment.env_class": ["a.py:a", "b.py:b"], "environment.reward_weights": [1.0]},
+            "environment.reward_weights",
+        ),
+        ({"environment.env_class": ["gsm8k", "search"]}, "environment.env_class"),
+    ],
+    "reasoning_tasks_are_valid": [
+        ({"environment.env_class": "reasoning_gym"}, REASONING),
+        (
+            {"environment.env_class": "reasoning_gym:chain_sum", REASONING: {"chain_sum": {"weight": 0}}},
+            f"{REASONING}.chain_sum.weight",
+        ),
+        ({"environment.env_class": "reasoning_gym:chain_sum", REASONING: {"chain_sum": 3}}, f"{REASONING}.chain_sum"),
+    ],
 }
 
 SILENT: dict[str, dict[str, Any]] = {
+    "rewards_have_weights": {
+        "environment.env_class": ["a.py:a", "b.py:b"],
+        "environment.reward_weights": [1.0, 0.5],
+    },
+    "reasoning_tasks_are_valid": {"environment.env_class": "reasoning_gym:chain_sum"},
     "environment_is_known": {"environment.env_class": "mine.py:Mine"},
     "evaluation_has_data": {"data.val_data": [], "trainer.eval_interval": 0, "trainer.eval_before_train": False},
     "recorded_samples_exclude_evaluation": {
