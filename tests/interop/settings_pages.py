@@ -21,9 +21,13 @@ from skyrl.interop.trl import convert as trl
 from skyrl.interop.verl import convert as verl
 from skyrl.interop.verl import supervised as verl_supervised
 
-A_KEY = "a_key"
-OTHERS = (8, 0.5, "a", ["a"], True, False, {A_KEY: 1})
+A_KEY, A_WORD = "a_key", "a_word"
+OTHERS = (8, 0.5, A_WORD, [A_WORD], True, False, {A_KEY: 1})
 """Values that are tried of a setting whose default is no value, or has no counterpart."""
+
+
+TRIED = (A_KEY, A_WORD, " 8", "'8'", " 0.5", "'0.5'")
+"""Parts of reasons that name a value that was tried."""
 
 
 class _Found(Exception):
@@ -45,13 +49,13 @@ def tables_of(module: ModuleType, convert: Callable[[], object]) -> tuple[System
     raise AssertionError("it converted nothing")
 
 
-def outcomes(system: System, given: Values) -> Iterator[tuple[str, list[Translation]]]:
-    """Each setting with its translations, for its default and for other values."""
+def outcomes(system: System, given: Values) -> Iterator[tuple[str, list[tuple[object, Translation]]]]:
+    """Each setting with its default and other values, each with its translation."""
     for key, default in given.items():
         others = [not default] if isinstance(default, bool) else OTHERS
         tried = [value for value in (default, *others) if value is not None]
-        translations = (system.translated(key, value, {**given, key: value}) for value in tried)
-        yield key, [each for each in translations if each is not None]
+        translations = ((value, system.translated(key, value, {**given, key: value})) for value in tried)
+        yield key, [(value, each) for value, each in translations if each is not None]
 
 
 def table(head: str, system: System, given: Values) -> str:
@@ -59,12 +63,15 @@ def table(head: str, system: System, given: Values) -> str:
     rows: list[str] = []
     missing: dict[str, list[str]] = {}
     for key, translations in outcomes(system, given):
-        written = [path for each in translations for path in each.writes]
-        written += [f"cluster.toml:{path}" for each in translations for path in each.cluster]
-        lacking = next((each.unsupported for each in translations if each.unsupported), "")
+        written = [
+            path.removesuffix(f".{A_KEY}").removesuffix(f".{value}")
+            for value, each in translations
+            for path in [*each.writes, *(f"cluster.toml:{place}" for place in each.cluster)]
+        ]
+        reasons = (each.unsupported for _, each in translations)
+        lacking = next((why for why in reasons if why and not any(value in why for value in TRIED)), "")
         if written:
-            paths = dict.fromkeys(path.removesuffix(f".{A_KEY}") for path in written)
-            rows.append(f"| `{key}` | {', '.join(f'`{path}`' for path in paths)} |")
+            rows.append(f"| `{key}` | {', '.join(f'`{path}`' for path in dict.fromkeys(written))} |")
         elif lacking:
             missing.setdefault(lacking, []).append(key)
     lacks = [f"| {', '.join(f'`{key}`' for key in keys)} | not here: {what} |" for what, keys in missing.items()]
