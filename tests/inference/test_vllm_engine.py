@@ -147,7 +147,7 @@ async def what_fails(folder: Path, fault: str) -> list[str]:
         async def keeps_its_cache(version: int) -> bool:
             return False
 
-        engine._backend.forget = keeps_its_cache  # type: ignore[method-assign]  # replaced for the test
+        engine._backend.drop_caches = keeps_its_cache  # type: ignore[method-assign]  # replaced for the test
     await engine.pause()
     said = []
     for incoming in (Breaking(weights) if fault == "cut off" else Shared(weights), Shared(weights)):

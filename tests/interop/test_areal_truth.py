@@ -514,3 +514,9 @@ def test_supervised_files_are_read_with_their_variables(kind: str) -> None:
     assert (conversion.tables["seed"], conversion.tables["ckpt_path"]) == (7, "/x/checkpoints/e/t")
     unknown = convert_keys(keys | {"experiment_name": "e", "trial_name": "${oc.env:T}", "cluster.fileroot": "/x"})
     assert "ckpt_path" not in unknown.tables
+
+
+@pytest.mark.parametrize(("length", "outcome"), [(512, "needless"), (256, "refused")])
+def test_prompts_of_evaluation_have_the_length_of_those_of_training(length: int, outcome: str) -> None:
+    line = line_of({"train_dataset.max_length": 512, "valid_dataset.max_length": length}, "valid_dataset.max_length")
+    assert line.outcome == outcome

@@ -175,6 +175,12 @@ def test_a_reward_model_leaves_long_pairs_out_as_in_trl(tmp_path: Path) -> None:
         ("sft", {"router_aux_loss_coef": 0.01}, "router_aux_loss_coef", "load-balancing"),
         ("sft", {"dataset_kwargs": {"skip_prepare_dataset": True}}, "dataset_kwargs", "prepare rows"),
         ("sft", {"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy", "rows in the order"),
+        (
+            "sft",
+            {"average_tokens_across_devices": False, "num_processes": 2},
+            "average_tokens_across_devices",
+            "each rank averages over its own tokens",
+        ),
         ("reward", {"center_rewards_coefficient": 0.01}, "center_rewards_coefficient", "drawn towards 0"),
         ("reward", {"torch_compile": True}, "torch_compile", "torch.compile"),
         ("rloo", {"num_iterations": 2}, "num_iterations", "ratios of whole answers"),

@@ -174,6 +174,12 @@ def test_cispos_bounds_are_those_of_its_weight(tmp_path: Path) -> None:
         ),
         ({"critic.loss_agg_mode": "seq-mean-token-sum"}, "critic.loss_agg_mode", "needless", "no critic is trained"),
         (
+            PPO | {ACTOR + "policy_loss.loss_mode": "gspo", ACTOR + "loss_agg_mode": "seq-mean-token-sum"},
+            ACTOR + "loss_agg_mode",
+            "not yet",
+            "a value loss reduced by 'seq-mean-token-sum'",
+        ),
+        (
             {BYPASS: True, CORRECTION + "loss_type": "reinforce"},
             CORRECTION + "loss_type",
             "not yet",

@@ -88,6 +88,7 @@ _COPIES = {
     "critic.gradient_checkpointing": "actor.gradient_checkpointing",
     "rollout.agent.engine_max_tokens": "gconfig.max_tokens",
     "sglang.model_path": "actor.path",
+    "valid_dataset.max_length": "train_dataset.max_length",
 }
 """Settings that must equal another one, because there is a single field for both here."""
 

@@ -193,7 +193,7 @@ KEYS: dict[str, Entry] = {
     "valid_dataset.shuffle": redundant("evaluation uses every prompt, so order does not matter"),
     "*_dataset.pin_memory": redundant("prompts are text, so pinned memory does not apply"),
     "valid_dataset.drop_last": fixed(False, does="evaluation uses every prompt", otherwise="dropping prompts"),
-    "valid_dataset.max_length": redundant("one setting for all data: trainer.max_prompt_length"),
+    "valid_dataset.max_length": missing("a separate maximum length for evaluation"),
     "*_dataset.reward_fn": missing("a reward in the dataset's table; set environment.env_class instead"),
     "*_dataset.type": fixed("rl", None, does="rows are prompts", otherwise="this type of rows in an RL run"),
     "success_rate_lb": success_rate("min_success_rate", everything=0.0),

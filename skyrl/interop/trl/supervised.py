@@ -106,6 +106,12 @@ def _template(key: str, value: object, values: Values) -> Translation:
     return Translation(writes={"chat_template.source": "file", "chat_template.name_or_path": value})
 
 
+def _averaging(key: str, value: object, values: Values) -> Translation | None:
+    if value is False and values.get("num_processes", 1) != 1:
+        return unsupported("a loss that each rank averages over its own tokens")
+    return None
+
+
 _OF_EVERY_TRAINER = (
     "max_steps", "save_strategy", "eval_strategy", "save_steps", "eval_steps", "warmup_steps", "warmup_ratio",
     "dataset_name", "datasets", "dataset_mixture", "test_split_size", "report_to", "attn_implementation", "bf16",
@@ -123,6 +129,7 @@ SUPERVISED: dict[str, Dependent] = {
     "chat_template_path": _template,
     **dict.fromkeys(("packing", "eval_packing"), _packing),
     "completion_only_loss": _loss_on_all,
+    "average_tokens_across_devices": _averaging,
 }  # fmt: skip
 """Settings whose meaning depends on others."""
 

@@ -116,6 +116,8 @@ def _clip_ratio(key: str, value: object, values: Values) -> Translation:
 
 def _reduction(key: str, value: object, values: Values) -> Translation:
     if _loss(values) in _OF_WHOLE_ANSWERS:
+        if value != "token-mean" and _note_on_values(values):
+            return unsupported(f"a value loss reduced by {value!r}")
         return redundant(f"no effect: the loss {_loss(values)} is averaged over each response")
     match value:
         case "token-mean":
