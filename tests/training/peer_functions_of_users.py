@@ -141,6 +141,17 @@ def verl_leave_one_out(
     return advantages, advantages
 
 
+def skyrl_ranks(
+    token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    """Each answer's place among those to its prompt, from -1 to 1."""
+    scores = token_level_rewards.sum(-1)
+    same = torch.from_numpy(index[:, None] == index[None, :])
+    ahead = (same & (scores[:, None] > scores[None, :])).sum(1) - (same & (scores[:, None] < scores[None, :])).sum(1)
+    advantages = (ahead / (same.sum(1) - 1).clamp(min=1))[:, None] * response_mask
+    return advantages, advantages
+
+
 # Those below are refused.
 
 

@@ -20,7 +20,7 @@ from tests.nano_run import all_metrics, config, train
 
 FILE = Path(__file__).parent / "peer_functions_of_users.py"
 LOSSES = ("skyrl_ppo", "skyrl_reinforce", "skyrl_gspo", "verl_vanilla", "verl_of_2025")
-ESTIMATORS = ("skyrl_grpo", "skyrl_baseline", "verl_returns", "verl_leave_one_out")
+ESTIMATORS = ("skyrl_grpo", "skyrl_baseline", "skyrl_ranks", "verl_returns", "verl_leave_one_out")
 SUMS = ("token_mean", "sequence_mean", "prompt_mean", "seq_mean_token_sum_norm")
 
 
@@ -126,7 +126,7 @@ def test_an_estimator_of_another_system_equals_the_built_in_one(
 
 
 REFUSED = {
-    "takes_two": ("token_mean", "py:147 takes_two(first, second) has no known form"),
+    "takes_two": ("token_mean", "py:158 takes_two(first, second) has no known form"),
     "asks_for_entropy": ("token_mean", "asks for entropy: SkyRL's form has log_probs,"),
     "reduces_nothing": ("token_mean", "gives one number that depends on the log-probabilities, not a tensor (5, 5)"),
     "counts_padding": ("token_mean", "neither a sum over the tokens of its mask nor their token_mean"),
@@ -176,7 +176,7 @@ def test_an_objective_reaches_another_process_with_its_loss() -> None:
     assert descent(pickle.loads(pickle.dumps(made)), 2)[0] == descent(made, 2)[0]
 
 
-@pytest.mark.parametrize(("loss", "estimator"), list(zip(LOSSES, (*ESTIMATORS, "verl_leave_one_out"), strict=True)))
+@pytest.mark.parametrize(("loss", "estimator"), list(zip(LOSSES, ESTIMATORS, strict=True)))
 def test_it_trains(nano: Path, tmp_path: Path, loss: str, estimator: str) -> None:
     train(
         nano,
