@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import combinations
 from typing import Any, TypeVar
 
 import torch
@@ -273,17 +274,31 @@ class Fsdp2(DataParallel):
 
 
 def _shard_modules(model: nn.Module, config: FSDPConfig, options: dict[str, Any]) -> None:
-    """Make each layer a unit that is gathered and freed as a whole, and everything outside the layers another one."""
+    """Make each layer a unit that is gathered and freed as a whole, and everything outside the layers another one, to
+    which layers with common weights (Zamba) belong.
+    """
     named = config.wrap_policy.get("transformer_layer_cls_to_wrap") or getattr(model, "_no_split_modules", None) or ()
     classes = {named} if isinstance(named, str) else set(named)
-    layers = [module for module in model.modules() if type(module).__name__ in classes]
+    layers = {name: module for name, module in model.named_modules() if type(module).__name__ in classes}
     if classes and not layers:
         raise ModelError(
             f"fsdp_config.wrap_policy names {', '.join(sorted(classes))}, but the model has no such module: "
             "use the class name of its decoder layers"
         )
-    for module in (*reversed(layers), model):  # those within another one first
+    common = _with_common_weights(layers)
+    units = [layer for name, layer in layers.items() if name not in common]
+    for module in (*reversed(units), model):  # those within another one first
         fully_shard(module, **options)
+
+
+def _with_common_weights(layers: Mapping[str, nn.Module]) -> set[str]:
+    """Names of the layers that have a weight which another layer has, too, unless one is within the other."""
+    holders: dict[int, list[str]] = {}
+    for name, layer in layers.items():
+        for weight in layer.parameters():
+            holders.setdefault(id(weight), []).append(name)
+    pairs = {pair for names in holders.values() for pair in combinations(names, 2)}
+    return {name for outer, inner in pairs if not inner.startswith(f"{outer}.") for name in (outer, inner)}
 
 
 def _convert_buffers(model: nn.Module, precision: MixedPrecisionConfig) -> None:

@@ -17,7 +17,7 @@ from skyrl.config import AlgorithmConfig, SamplingParams, SkyRLTrainConfig, load
 from skyrl.config.derive.rules import RULES
 from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.config.loading.stored import stored_form
-from skyrl.tree import differences, evolve_at, frozen, get_at, thaw
+from skyrl.tree import FrozenDict, differences, evolve_at, frozen, get_at, thaw
 from skyrl.tree.classes import table_paths
 from skyrl.tree.rules import Rule, paths_read
 from tests.config.leaves import LEAVES, OTHERS, RUNNABLE
@@ -50,6 +50,8 @@ ALLOCATED: dict[str, dict[str, Any]] = {
 }
 """Allocation strings with the fields that they stand for."""
 
+GYM = "environment.skyrl_gym.reasoning_gym"
+
 EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
     *(
         ({"trainer.placement.allocation": text}, path, value)
@@ -57,6 +59,21 @@ EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
         for path, value in fields.items()
     ),
     # written, path, derived
+    (
+        {"environment.env_class": "reasoning_gym:chain_sum", f"{GYM}.train_rows": 10, f"{GYM}.eval_rows": 5},
+        "data.train_data",
+        ("reasoning_gym://chain_sum?skip=5&rows=10&system_prompt=default&seed=0&size=60",),
+    ),
+    (
+        {"environment.env_class": "reasoning_gym:chain_sum", f"{GYM}.train_rows": 10, f"{GYM}.eval_rows": 5},
+        "data.val_data",
+        ("reasoning_gym://chain_sum?skip=0&rows=5&system_prompt=default&seed=0&size=60",),
+    ),
+    (
+        {"environment.env_class": "reasoning_gym", f"{GYM}.tasks": {"chain_sum": {}, "dice": {"weight": 2}}},
+        "data.train_weights",
+        (1.0, 2.0),
+    ),
     ({"trainer.device": "cpu"}, "generator.inference_engine.enforce_eager", True),
     ({"trainer.device": "cuda"}, "generator.inference_engine.enforce_eager", False),
     (
@@ -295,16 +312,22 @@ def written(values: dict[str, Any]) -> SkyRLTrainConfig:
     return load([], values).config
 
 
+VARIED = OTHERS | {
+    "environment.env_class": "reasoning_gym",
+    f"{GYM}.tasks": FrozenDict({"chain_sum": FrozenDict(), "dice": FrozenDict({"weight": 2})}),
+}
+
+
 def variants(rule: Rule[Any]) -> list[SkyRLTrainConfig]:
     """Trees that differ in up to three of the values that the rule reads, so that all its branches are taken. A table
     that may be absent has no other value of its own.
     """
     trees = [SkyRLTrainConfig(), resolve(SkyRLTrainConfig()), resolve(written(RUNNABLE | {"trainer.device": "cuda"}))]
     changed = chain.from_iterable(
-        combinations([path for path in rule.reads if path in OTHERS], count) for count in range(4)
+        combinations([path for path in rule.reads if path in VARIED], count) for count in range(4)
     )
     return [
-        reduce(lambda run, path: evolve_at(run, path, OTHERS[path]), paths, tree) for paths in changed for tree in trees
+        reduce(lambda run, path: evolve_at(run, path, VARIED[path]), paths, tree) for paths in changed for tree in trees
     ]
 
 

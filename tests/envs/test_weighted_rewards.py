@@ -118,7 +118,10 @@ def problems(*arguments: str) -> list[str]:
     ("arguments", "message"),
     [
         (['environment.env_class=["gsm8k","aime"]', "environment.reward_weights=[1]"], "1 weights for 2 rewards"),
-        (["environment.env_class=gsm8k", "environment.reward_weights=[1,2]"], "2 weights for 1 rewards"),
+        (
+            ["environment.env_class=gsm8k", "environment.reward_weights=[1,2]"],
+            "acts only when environment.env_class",
+        ),
         (['environment.env_class=["gsm8k","multiply"]'], "multiply has several turns"),
         (['environment.env_class=["gsm8k","gsm9k"]'], "no environment 'gsm9k' is built in"),
         (['environment.env_class=["reward_model","gsm8k"]'], "no reward model is given"),

@@ -24,7 +24,7 @@ from skyrl.config.settings.generator import SamplingParams
 from skyrl.config.settings.losses import asks_for_correction
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.trackers import lacks_of
-from skyrl.tree.rules import Rule, rule
+from skyrl.tree.rules import Rule, fields_in, rule
 
 _KIND_OF_ENGINE = tuple(
     f"generator.inference_engine.{name}"
@@ -81,7 +81,10 @@ def executor_follows_process_count(run: SkyRLTrainConfig) -> str:
     return "in_process" if embedded and alone and not grouped else "ray"
 
 
-_REASONING = ("environment.env_class", "environment.skyrl_gym.reasoning_gym")
+_REASONING = (
+    "environment.env_class",
+    *fields_in("environment.skyrl_gym.reasoning_gym", "tasks seed train_rows eval_rows system_prompt"),
+)
 
 
 @rule(writes="data.train_data", reads=_REASONING, unset=DataConfig().train_data, placeholder=False)
