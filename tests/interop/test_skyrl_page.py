@@ -12,6 +12,7 @@ from skyrl.config import compose
 from skyrl.envs import find_env
 from skyrl.experiments.preflight import own_algorithms_can_be_called
 from tests.interop.corpora import RECORDED
+from tests.page_files import write_files
 
 PAGE = (RECORDED.parents[1] / "docs" / "coming-from" / "skyrl.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^skyrl run run\.toml (.+)$", PAGE, re.MULTILINE)
@@ -20,12 +21,7 @@ COMMANDS = re.findall(r"^skyrl run run\.toml (.+)$", PAGE, re.MULTILINE)
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files that the page shows, by the name in their first line."""
-    for name, source in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL):
-        (tmp_path / name).write_text(source, encoding="utf-8")
-    (tmp_path / "run.toml").write_text(
-        '[data]\ntrain_data = ["train.jsonl"]\n[trainer]\ndevice = "cpu"\nlogger = "console"\neval_interval = -1\n'
-        '[generator.inference_engine]\nbackend = "torch"\n'
-    )
+    write_files(PAGE, tmp_path)
     monkeypatch.chdir(tmp_path)
 
 
