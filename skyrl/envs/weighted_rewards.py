@@ -10,7 +10,7 @@ Each part is a reward function, or an environment that ends after one turn. A pa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from copy import deepcopy
 from typing import Any
 
@@ -79,8 +79,8 @@ class WeightedRewardsEnv(ReadsSample):
             if not isinstance(step, EnvStep) or not step.done:
                 raise TypeError(f"{part.name} asks for another turn, and cannot be one of several rewards")
             components |= {f"{part.name}/{name}": value for name, value in step.components.items()}
-            components[part.name] = step.reward
-            rewarded, total = True, total + part.weight * step.reward
+            components[part.name] = reward = _number(step.reward, part.name)
+            rewarded, total = True, total + part.weight * reward
             answer = step.answer if answer is None else answer
         if not rewarded:
             raise SkipSample(skipped)
@@ -94,6 +94,14 @@ class WeightedRewardsEnv(ReadsSample):
         with ExitStack() as closing:  # the others are closed even if one raises
             for _, env in self._parts:
                 closing.callback(_close, env)
+
+
+def _number(reward: object, name: str) -> float:
+    with suppress(TypeError, ValueError):
+        if not isinstance(reward, str | bytes):
+            value: Any = reward
+            return float(value)
+    raise TypeError(f"{name} gave the reward {reward!r:.100}, which is not a number")
 
 
 def _close(env: Env) -> None:

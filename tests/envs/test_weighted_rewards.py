@@ -98,6 +98,13 @@ def test_a_sample_without_any_reward_is_skipped(file: Path) -> None:
         judged(environment(file, "unsure", weights=[2.0]).task)
 
 
+def test_a_part_that_is_no_number_is_named(file: Path) -> None:
+    file.write_text("def word(completion, **columns):\n    return 'good'\n")
+    env = find_env(environment(file, "word", "gsm8k").task or "")(ROW)
+    with pytest.raises(TypeError, match=r"word gave the reward 'good', which is not a number"):
+        env.step("4")
+
+
 def test_a_reward_that_compares_a_group_is_refused(file: Path) -> None:
     with pytest.raises(TaskError, match="compares the answers of a group"):
         find_env(environment(file, "right", "compared").task or "")

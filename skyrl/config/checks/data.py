@@ -10,7 +10,7 @@ from skyrl.config.checks import checks_in
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import samples
 from skyrl.config.foundation.import_paths import is_import_path
-from skyrl.config.foundation.reasoning_tasks import is_installed, prompt_refusal, task_problems
+from skyrl.config.foundation.reasoning_tasks import ENVIRONMENT, SCHEME, is_installed, prompt_refusal, task_problems
 from skyrl.config.settings.data import DataConfig
 from skyrl.config.settings.environment import ENVIRONMENTS, built_in_name
 from skyrl.config.settings.root import SkyRLTrainConfig
@@ -89,6 +89,14 @@ def reasoning_tasks_are_valid(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if environment.env_class == "reasoning_gym" and not played and run.data.train_data == DataConfig().train_data:
         hint = "set environment.env_class to reasoning_gym:TASK, or give a table for each task"
         yield Problem(path=table, message="no task is given", hint=hint)
+    if any(built_in_name(name) == ENVIRONMENT for name in environment.names):
+        for name in ("train_data", "val_data") if evaluates(run.trainer) else ("train_data",):
+            others = [source for source in getattr(run.data, name) if not source.startswith(SCHEME)]
+            is_derived = getattr(run.data, name) == getattr(DataConfig(), name)  # where a task is broken
+            if others and not is_derived:
+                message = f"reasoning_gym judges rows of its own tasks, and {others[0]} has others"
+                hint = f"leave it out, write {SCHEME}TASK, or let its rows name their environment"
+                yield Problem(path=f"data.{name}", message=message, hint=hint, severity="warning")
     if played and is_installed() and (reason := prompt_refusal(environment.skyrl_gym.reasoning_gym.system_prompt)):
         yield Problem(path="environment.skyrl_gym.reasoning_gym.system_prompt", message=reason)
     for task, settings in played.items():

@@ -42,6 +42,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"environment.env_class": ["gsm8k", "search"]}, "environment.env_class"),
     ],
     "reasoning_tasks_are_valid": [
+        ({"environment.env_class": "reasoning_gym:chain_sum", "data.train_data": ["a.jsonl"]}, "data.train_data"),
         ({"environment.env_class": "reasoning_gym"}, REASONING),
         (
             {"environment.env_class": "reasoning_gym:chain_sum", REASONING: {"chain_sum": {"weight": 0}}},
