@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from functools import cache
 from pathlib import Path
@@ -87,6 +88,20 @@ def refusal(text: str) -> str:
     except ConfigError as error:
         return str(error)
     return ""
+
+
+@pytest.mark.parametrize("letter", ["\xa0", "\xa1", "\xc0", "\xff", "\u0416", "\u6f22", "\U0001f600", "\U0010fffd"])
+def test_letters_beyond_ascii_are_kept(letter: str) -> None:
+    """The grammar's scanner crashes at them: the text that it gets has none above 255."""
+    one, two = f"{letter}{letter}a{letter}", f"\xa1\xc0{letter}\xff"
+    text = f"A={one}\nrun '{two}' \"$A b\" --x={one} ${{A/{letter}/-}} <<EOF\n{letter}\nEOF\n"
+    assert words_of(text) == [["run", two, f"{one} b", f"--x={one}", f"-{letter}a{letter}"]]
+
+
+@pytest.mark.parametrize("script", ["echo ${00}", "echo ${0\u00b2}", "shift \u00b2", "exit \u00b2", "echo ${\u0661}"])
+def test_what_only_looks_like_a_number_is_read_or_refused(script: str) -> None:
+    with contextlib.suppress(ConfigError):
+        assert isinstance(read_script(script), Script)
 
 
 def test_at_least_as_many_forms_as_public_scripts_use() -> None:

@@ -31,6 +31,11 @@ _MOST_STEPS = 50_000
 _MOST_ROUNDS = 200
 """Largest number of rounds of one loop."""
 
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
+_DISGUISE = re.compile("[\u00a1-\u00a5][\u00c0-\u00ff]{3}")
+_LETTERS = ((0xA1, 18), (0xC0, 12), (0xC0, 6), (0xC0, 0))
+"""First letter of a range, and the place of six bits of a character's number in it."""
+
 _COMMENT = re.compile(r"(?<=\s)`[ \t]*#[^`\n]*`(?=\s|$)")
 """A comment between the arguments of a command: a command substitution that holds only a comment."""
 
@@ -131,7 +136,7 @@ def _parsed(text: str, name: str) -> Node:
             ],
             title=_TITLE,
         ) from None
-    return Parser(Language(tree_sitter_bash.language())).parse(text.encode()).root_node
+    return Parser(Language(tree_sitter_bash.language())).parse(_disguised(text).encode()).root_node
 
 
 def _broken(node: Node) -> Node | None:
@@ -143,8 +148,28 @@ def _broken(node: Node) -> Node | None:
     return next((found for child in node.children if (found := _broken(child))), None)
 
 
+def _disguised(text: str) -> str:
+    """The text with four letters from \u00a1 to \u00ff for each character beyond ASCII. The grammar's scanner looks
+    characters up in C's table of 256 (`isalnum`), and crashes at higher ones (tree-sitter-bash 0.25).
+    """
+
+    def letters(found: re.Match[str]) -> str:
+        return "".join(chr(base + (ord(found[0]) >> shift & 63)) for base, shift in _LETTERS)
+
+    return _BEYOND_ASCII.sub(letters, text)
+
+
+def _written(source: bytes | None) -> str:
+    """The text of a part of the tree, without disguise."""
+
+    def character(found: re.Match[str]) -> str:
+        return chr(sum(ord(letter) - base << shift for letter, (base, shift) in zip(found[0], _LETTERS, strict=True)))
+
+    return _DISGUISE.sub(character, (source or b"").decode("utf-8", "replace"))
+
+
 def _source(node: Node) -> str:
-    return (node.text or b"").decode("utf-8", "replace")
+    return _written(node.text)
 
 
 def _beginning(text: str) -> str:
@@ -523,7 +548,7 @@ class _Shell:
             self.variables.set_array(variable, self._items(value, variable), adds=adds)
             return 0
         start = next(child.end_byte for child in node.children if child.type in ("=", "+=")) - node.start_byte
-        raw = (node.text or b"")[start:].decode("utf-8", "replace")
+        raw = _written((node.text or b"")[start:])
         text = self.words.text(raw + more)
         if name.type == "subscript":
             index = _source(name)[len(variable) + 1 : -1]
@@ -762,7 +787,7 @@ class _Shell:
         return 0
 
     def _shift(self, node: Node, words: list[str]) -> Status:
-        count = int(words[0]) if words and words[0].isdigit() else 1
+        count = int(words[0]) if words and words[0].isdecimal() else 1
         if count > len(self.variables.arguments):
             return 1
         self.variables.arguments = self.variables.arguments[count:]
@@ -782,9 +807,9 @@ class _Shell:
 
     def _leave(self, how: str, node: Node, words: list[str]) -> Status:
         number = words[0] if words else ""
-        if number.isdigit():
+        if number.isdecimal():
             self.status = int(number)
-        raise _Leaves(how, self.line, int(number) if number.isdigit() and how in ("break", "continue") else 1)
+        raise _Leaves(how, self.line, int(number) if number.isdecimal() and how in ("break", "continue") else 1)
 
     def _read(self, node: Node, words: list[str]) -> Status:
         """`read` and `mapfile`: the words of `<<< "text"`; what comes from elsewhere is unknown."""
@@ -956,7 +981,7 @@ def _between(before: Node | None, node: Node) -> str:
     if before is None or whole is None or before.parent != whole or before.next_sibling != node:
         return " "
     start, end = before.end_byte - whole.start_byte, node.start_byte - whole.start_byte
-    return (whole.text or b"")[start:end].decode("utf-8", "replace").replace("\\\n", "")
+    return _written((whole.text or b"")[start:end]).replace("\\\n", "")
 
 
 def _after(node: Node) -> str:
@@ -964,7 +989,7 @@ def _after(node: Node) -> str:
     root = node
     while root.parent is not None:
         root = root.parent
-    rest = (root.text or b"")[node.end_byte : node.end_byte + 100].decode("utf-8", "replace")
+    rest = _written((root.text or b"")[node.end_byte : node.end_byte + 100])
     found = re.match(r"(?:[ \t]*\\[ \t])+|[ \t]+-(?=[ \t]+<)", rest)
     return found[0] if found else ""
 

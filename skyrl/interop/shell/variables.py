@@ -49,7 +49,7 @@ class Variables:
         """The value of a variable or an argument; None if it is not set. What the script does not set is unknown,
         unless it was assumed to be unset.
         """
-        if name.isdigit() and name != "0":
+        if name.isascii() and name.isdigit() and int(name):
             number = int(name) - 1
             return self.arguments[number] if number < len(self.arguments) else self._no_argument(name)
         value = self.values.get(name)

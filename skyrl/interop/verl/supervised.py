@@ -374,5 +374,5 @@ def with_torchrun(words: Iterable[str]) -> tuple[int, int] | None:
         name, equals, text = option.lstrip("-").replace("_", "-").partition("=")
         if option.startswith("--") and name in ("nnodes", "nproc-per-node"):
             given[name] = text if equals else next(each, "")
-    numbers: Mapping[str, int] = {name: int(text) for name, text in given.items() if text.isdigit()}
+    numbers: Mapping[str, int] = {name: int(text) for name, text in given.items() if text.isdecimal()}
     return (numbers.get("nnodes", 1), numbers.get("nproc-per-node", 1)) if numbers else None
