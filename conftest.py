@@ -6,6 +6,7 @@ import argparse
 import gc
 import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
@@ -133,6 +134,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return group_scheduling(config, log)
 
 
+_CRASHED: list[str] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Notes how a process of `pytest -n` ended that should not have ended, for the summary."""
+    if error:
+        status = node.gateway._io.popen.wait(timeout=60)
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with {status}"
+        _CRASHED.append(f"{node.gateway.id} {how}")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Notes which tier of the sandbox a test is about, for the summary."""
     params: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
@@ -147,6 +160,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         _record_guarantees(terminalreporter)
     noted = Counter(pair for report in reports for pair in report.user_properties if pair[0] in MACHINE)
     skipped = len(terminalreporter.stats.get("skipped", []))
+    if _CRASHED:
+        terminalreporter.section("processes of pytest that crashed")
+        terminalreporter.line("\n".join(_CRASHED))
     if noted or skipped:
         terminalreporter.section("what this machine has")
         for (what, which), count in sorted(noted.items()):

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from skyrl.config import compose
-from skyrl.experiments.experiment import experiment_class
-from tests.experiments.forked import run_of
+from tests.experiments.forked import RunSession, run_of
 from tests.experiments.phases import Fault
 from tests.experiments.sameness import assert_same_learning
 from tests.supervised_run import records, settings, toml_file, train
@@ -28,11 +26,12 @@ def losses(folder: Path) -> list[float]:
 def assert_one_file_has_the_same_losses_on_two_ranks(nano: Path, folder: Path, kind: str, strategy: str) -> None:
     values = {name: value for name, value in settings(nano, folder, kind).items() if name != "run_path"}
     file = toml_file(folder / "run.toml", {**values, "num_epochs": 1})
-    on_ray = ["placement.num_gpus_per_node=2", f"strategy={strategy}"]
-    for name, words in {"alone": [], "together": on_ray}.items():
-        config: Any = compose([file], [*words, f"run_path={folder / name / 'run'}"]).config
-        assert config.placement.executor == ("ray" if words else "in_process")
-        experiment_class(config)(config).run()
+    on_ray = {"placement.num_gpus_per_node": 2, "strategy": strategy}
+    for name, changes in {"alone": {}, "together": on_ray}.items():
+        session = RunSession({**changes, "run_path": str(folder / name / "run")}, folder / name, files=[file])
+        assert session.ends() == 0, session.said
+        logs = [log.name for log in (folder / name / "run").rglob("*-1.log")]
+        assert logs == (["policy-1.log"] if changes else [])
     assert losses(folder / "together") == pytest.approx(losses(folder / "alone"), abs=1e-5)
     assert len(losses(folder / "alone")) == 4
 
