@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,17 @@ def host() -> Iterator[Host]:
     """The process that has imported vLLM; its tests carry the mark `xdist_group("vllm")`, so that there is one."""
     with Host() as host:
         yield host
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that refuses connections. It is bound, so that no other test's server gets it meanwhile; a server that
+    allows the address to be reused, as asyncio's do, may still listen there.
+    """
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

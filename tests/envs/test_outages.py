@@ -110,12 +110,6 @@ def clock() -> Iterator[Clock]:
         yield made
 
 
-def closed_port() -> str:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{bound.getsockname()[1]}"
-
-
 def scored(url: str, patience: float = 240.0) -> float:
     env = RewardModelEnv({}, RewardModelEnvConfig(url=url, timeout=60), patience=patience)
     env.init(({"role": "user", "content": "2+2?"},))
@@ -170,17 +164,17 @@ def test_an_outage_that_goes_on_stops_the_clock() -> None:
     assert calls._left(call, outages, 2001.0) == 289.0
 
 
-def test_a_service_that_does_not_come_back_ends_the_run_and_is_named(clock: Clock) -> None:
-    url = closed_port()
+def test_a_service_that_does_not_come_back_ends_the_run_and_is_named(clock: Clock, closed_port: int) -> None:
+    url = f"http://127.0.0.1:{closed_port}"
     with pytest.raises(ServiceGone, match=rf"the service {url} has been away for 240 s \(environment\..*patience_seco"):
         scored(url)
     assert clock.now == pytest.approx(240.0)
 
 
-async def test_an_outage_is_no_failure_of_the_sample_that_waits() -> None:
+async def test_an_outage_is_no_failure_of_the_sample_that_waits(closed_port: int) -> None:
     calls = EnvCalls(1, None)
     with pytest.raises(ServiceGone):
-        await calls("an environment", scored, closed_port(), 0.0)
+        await calls("an environment", scored, f"http://127.0.0.1:{closed_port}", 0.0)
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -104,9 +104,8 @@ def test_a_finished_run_ends_with_0_though_ray_has_died(nano: Path, tmp_path: Pa
     assert seen.exists()
 
 
-def test_an_address_where_no_cluster_is_ends_a_run_at_once(nano: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+def test_an_address_where_no_cluster_is_ends_a_run_at_once(nano: Path, tmp_path: Path, closed_port: int) -> None:
+    address = f"127.0.0.1:{closed_port}"
     ending = Ending(exit_code=1, saved=[])
     session = end(
         nano, tmp_path, ending, {}, trainer__placement__executor="ray", trainer__placement__ray_address=address

@@ -9,7 +9,6 @@ import logging
 import os
 import random
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -505,13 +504,6 @@ async def test_a_sign_of_life_may_take_all_of_its_time(folder: Path) -> None:
         await made.close()
 
 
-def closed_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-        return port
-
-
 class Told(logging.Handler):
     """Collects what is said, and sets `once` with the first of it."""
 
@@ -525,8 +517,8 @@ class Told(logging.Handler):
         self.once.set()
 
 
-async def test_a_server_that_is_not_there_is_waited_for_and_said_to_be_once(folder: Path) -> None:
-    port, told = closed_port(), Told()
+async def test_a_server_that_is_not_there_is_waited_for_and_said_to_be_once(folder: Path, closed_port: int) -> None:
+    port, told = closed_port, Told()
     http_connection._log.addHandler(told)
     try:
         made, asked = engine(folder, f"http://127.0.0.1:{port}"), request(prompts(5)[0])
@@ -543,8 +535,8 @@ async def test_a_server_that_is_not_there_is_waited_for_and_said_to_be_once(fold
     assert said.endswith("start it, or correct generator.inference_engine.external_server_urls")
 
 
-async def test_a_server_that_does_not_come_is_named_with_what_to_do(folder: Path) -> None:
-    url = f"http://127.0.0.1:{closed_port()}"
+async def test_a_server_that_does_not_come_is_named_with_what_to_do(folder: Path, closed_port: int) -> None:
+    url = f"http://127.0.0.1:{closed_port}"
     for dialect in (SGLangServer, VLLMServer):
         server = dialect(Connection(url), Connection(url), ServerDeadlines(start=0.5))
         made = HttpEngine(server, model_path=str(folder), heartbeat=PATIENT, tokenizer=nano_tokenizer())

@@ -18,11 +18,10 @@ def test_the_interface_of_an_address_is_found() -> None:
     assert interface_of("192.0.2.1") is None
 
 
-def test_an_address_that_nobody_listens_at_is_told_from_one_that_answers() -> None:
+def test_an_address_that_nobody_listens_at_is_told_from_one_that_answers(closed_port: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        assert why_unreachable("127.0.0.1", port) is None
-    assert "refused" in (why_unreachable("127.0.0.1", port) or "")
+        assert why_unreachable("127.0.0.1", listener.getsockname()[1]) is None
+    assert "refused" in (why_unreachable("127.0.0.1", closed_port) or "")
 
 
 @pytest.mark.parametrize(

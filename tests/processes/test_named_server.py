@@ -79,16 +79,16 @@ def test_a_server_whose_name_is_taken_is_ended(tmp_path: Path) -> None:
         socket.create_connection(("127.0.0.1", port), 1)
 
 
-def test_a_server_that_accepts_no_connections_is_reported_and_ended(tmp_path: Path) -> None:
-    url = f"http://127.0.0.1:{free_port()}"
+def test_a_server_that_accepts_no_connections_is_reported_and_ended(tmp_path: Path, closed_port: int) -> None:
+    url = f"http://127.0.0.1:{closed_port}"
     command = [sys.executable, "-c", "import signal; signal.pause()", str(tmp_path)]
     with pytest.raises(ProcessError, match=f"accepted no connection at {url} within 0.1 s"):
         run_under_a_name(NamesOnDisk(tmp_path), "a", url, command, start_seconds=0.1, say=print)
     assert [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in (each.info["cmdline"] or ())] == []
 
 
-def test_a_server_that_ends_before_it_accepts_connections_is_reported(tmp_path: Path) -> None:
-    store, url, said = NamesOnDisk(tmp_path), f"http://127.0.0.1:{free_port()}", list[str]()
+def test_a_server_that_ends_before_it_accepts_connections_is_reported(tmp_path: Path, closed_port: int) -> None:
+    store, url, said = NamesOnDisk(tmp_path), f"http://127.0.0.1:{closed_port}", list[str]()
     command = [sys.executable, "-c", "raise SystemExit(3)"]
     assert run_under_a_name(store, "a", url, command, start_seconds=60, say=said.append) == 3
     assert said == [f"{sys.executable} ended before it accepted a connection at {url}, with exit code 3"]

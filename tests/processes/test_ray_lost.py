@@ -105,11 +105,13 @@ def test_the_watch_looks_at_ray_without_being_asked(
     assert len(told) == 1 and "gcs_server" in told[0]
 
 
-def test_a_head_that_is_gone_counts_as_lost_once_it_was_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_is_gone_counts_as_lost_once_it_was_silent_for_long(
+    monkeypatch: pytest.MonkeyPatch, closed_port: int
+) -> None:
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    address = f"127.0.0.1:{closed_port}"
+    with socket.create_server(("127.0.0.1", closed_port)):
         monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
         monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
         cluster = Cluster()
