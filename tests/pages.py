@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from benchmarks import results
 from benchmarks.gpu_session import page as measurements
 from skyrl.config.settings.alarms import DEFAULT_ALARMS
 from skyrl.tracking import metric_table
@@ -102,6 +103,7 @@ PAGES: Mapping[str, Callable[[str], str]] = {
     "docs/guarantees.md": lambda page: with_sections(page, "## Promises and tests\n\n" + guarantees.page()),
     "skyrl/config/foundation/foreign_names.json": lambda text: foreign_names(),
     "docs/models.md": lambda page: with_table(page, family_cells.table()),
+    "docs/results.md": lambda page: with_table(page, results.table()),
     "docs/metrics.md": lambda page: with_sections(page, metric_table.page()),
     "tests/effects/fields.md": lambda page: page_of_fields(),
 }

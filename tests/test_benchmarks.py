@@ -27,6 +27,7 @@ SHORTEST: Mapping[str, str] = {
     "linear_logprobs": "",
     "masks": "10",
     "memory": "tiny",
+    "results": "",
     "ray_step": "--steps 3 --prompts 2 --samples 2 --tokens 4",
     "parity": "--steps 3 --sets 1",
     "rollouts": "--trajectories 8 --workers 4 --milliseconds 1",

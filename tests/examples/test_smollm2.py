@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+from benchmarks import results
+from benchmarks.results import RECIPES
 from skyrl.config import compose
 from skyrl.models.files.loading import load_tokenizer
 from tests.models.test_gguf_file import llama, write
@@ -83,3 +85,41 @@ def test_a_missing_file_and_one_that_is_no_model_are_named(tmp_path: Path, monke
         with pytest.raises(SystemExit, match=why):
             called(["--gguf", str(tmp_path / name), "--out", str(tmp_path / "base")], monkeypatch)
     assert not (tmp_path / "base").exists()
+
+
+SHORTER = [
+    "trainer.max_training_steps=2",
+    "trainer.max_prompt_length=128",
+    "trainer.eval_interval=1",
+]
+"""What shortens a run of reinforcement learning; the prompts have a token for each letter."""
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder to run in, with the examples, the sums and a model of 100,000 random weights."""
+    folder = tmp_path_factory.mktemp("recipes")
+    (folder / "examples").symlink_to(FOLDER.parent)
+    file = write(folder / "model.gguf", llama(heads=2))  # of 32 dimensions, which vLLM computes on a CPU
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        called(["--gguf", str(file), "--out", str(folder / "runs" / "smollm2-base")], monkeypatch)
+    return folder
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_a_valid_file_without_a_warning(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FOLDER.parents[1])
+    assert compose([str(FOLDER / RECIPES[name].file)]).warnings == ()
+    assert (FOLDER / RECIPES[name].file).parent.joinpath("README.md").is_file()
+
+
+@pytest.mark.long
+def test_every_recipe_runs_in_a_shortened_form(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order, since some go on from the model of the one before."""
+    monkeypatch.setattr(results, "ROOT", prepared)
+    for name, recipe in RECIPES.items():
+        supervised = recipe.file.startswith(("sft/sft", "reward_model/reward"))
+        changes = ["num_epochs=1"] if supervised else SHORTER
+        changes = [*changes, *(["generator.max_input_length=640"] if name == "agent" else [])]
+        result = results.run(name, 1, changes)
+        assert result["training"] and (supervised or len(result["evaluations"]) == 3), name

@@ -61,15 +61,15 @@ LLAMA_3 = {
 TEXT = "the answer to 12 + 34\n is Ü"
 
 
-def llama(*, tied: bool = True, rotation: Mapping[str, object] | None = None) -> LlamaForCausalLM:
+def llama(*, tied: bool = True, heads: int = 4, rotation: Mapping[str, object] | None = None) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(VOCABULARY),
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
         tie_word_embeddings=tied,
         max_position_embeddings=131072,
         rope_parameters=None if rotation is None else dict(rotation),
