@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from threading import Thread
 
+from skyrl.errors import ProcessError
+
 MOST_CONNECTIONS = 64
 """Most simultaneous connections of one program; further ones are closed."""
 
@@ -23,11 +25,26 @@ _PIECE = 1 << 16
 
 @contextmanager
 def forwarding(listener: socket.socket, service: tuple[str, int]) -> Iterator[None]:
-    """Forward connections to `listener` to the service (host, port) while the block runs."""
+    """Forward connections to `listener` to the service (host, port) while the block runs.
+
+    Raises ProcessError if it cannot begin, as where the process has no descriptor left.
+    """
     begun: Future[Callable[[], object]] = Future()
-    thread = Thread(target=lambda: asyncio.run(_forward(listener, service, begun)), name="forwarding", daemon=True)
+
+    def forward() -> None:
+        try:
+            asyncio.run(_forward(listener, service, begun))
+        except BaseException as error:
+            if begun.done():
+                raise
+            begun.set_exception(error)
+
+    thread = Thread(target=forward, name="forwarding", daemon=True)
     thread.start()
-    stop = begun.result()
+    try:
+        stop = begun.result()
+    except Exception as error:
+        raise ProcessError(f"the network of a sandboxed process could not be forwarded: {error}") from error
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ import pytest
 from skyrl.errors import ProcessError
 from skyrl.sandbox.fork_client import Command
 from skyrl.sandbox.fork_server import SERVICE_PORT
-from skyrl.sandbox.forwarding import MOST_CONNECTIONS
+from skyrl.sandbox.forwarding import MOST_CONNECTIONS, forwarding
 from skyrl.sandbox.sandbox import Ran, ResourceLimits, Sandbox
 from skyrl.sandbox.tiers import TIERS, has_namespaces
 from tests.processes.clusters import soon
@@ -199,3 +199,12 @@ def test_a_command_has_the_limits_of_a_program(
     verdict = verdicts[TIERS.index(made.tier)]
     open_here = is_open(verdict, made.record())
     assert (b"escaped" in ran.stdout) == open_here, ran
+
+
+def test_forwarding_that_cannot_begin_says_so_instead_of_waiting() -> None:
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as no_listener,
+        pytest.raises(ProcessError, match="could not be forwarded"),
+        forwarding(no_listener, ("127.0.0.1", 1)),
+    ):
+        pass
