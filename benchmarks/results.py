@@ -61,8 +61,8 @@ RECIPES: Mapping[str, Recipe] = {
         ("agent/data.py",),
     ),
     "reward-model": Recipe(
-        "Reward model", "right and wrong sums", "reward model, 192 pairs", "reward_model/reward_model.toml",
-        ("reward_model/data.py",), "eval/all/accuracy",
+        "Reward model", "right and wrong answers", "reward model, pairs of its own answers",
+        "reward_model/reward_model.toml", ("reward_model/data.py",), "eval/all/accuracy",
     ),
     "reward-grpo": Recipe("GRPO on its scores", SUMS, "GRPO, rewarded by the model", "reward_model/grpo.toml"),
     "too-fast": Recipe("Mistake: 30 times the rate", SUMS, "GRPO, lr 3e-4", "mistakes/too_fast.toml"),
