@@ -54,7 +54,7 @@ RECIPES: Mapping[str, Recipe] = {
     "lora": Recipe("GRPO with LoRA", SUMS, "GRPO, an adapter of rank 16", "lora/grpo.toml"),
     "vllm": Recipe("vLLM on Ray", SUMS, "GRPO; vLLM samples, Ray runs both", "vllm/grpo.toml"),
     "async": Recipe("Asynchronous", SUMS, "GRPO, samples up to 2 versions old", "async/grpo.toml"),
-    "sft": Recipe("SFT", WORKED, "SFT on 320 made chats", "sft/sft.toml", ("sft/data.py",), "train/loss"),
+    "sft": Recipe("SFT", WORKED, "SFT on 144 made chats", "sft/sft.toml", ("sft/data.py",), "train/loss"),
     "sft-grpo": Recipe("GRPO after SFT", WORKED, "GRPO from the model of SFT", "sft/grpo.toml"),
     "agent": Recipe(
         "An agent with a calculator", "products and differences", "GRPO over two turns", "agent/grpo.toml",

@@ -27,6 +27,10 @@ ILL: dict[str, tuple[str, dict[str, Any]]] = {
         "kl_blow_up",
         {"trainer.policy.optimizer_config.lr": 2e-2, "trainer.algorithm.use_kl_loss": True},
     ),
+    "a learning rate times 100, and no KL term": (
+        "reward_collapse",
+        {"trainer.policy.optimizer_config.lr": 2e-2},
+    ),
     "a reward for length": (
         "length_explosion",
         {

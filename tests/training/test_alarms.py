@@ -31,6 +31,7 @@ ILL: dict[str, tuple[list[dict[str, float]], int]] = {
     "entropy_collapse": (course("policy/policy_entropy", [1.0] * 5 + [0.05] * 5), 10),
     "entropy_explosion": (course("policy/policy_entropy", [0.5] * 5 + [2.1] * 5), 10),
     "kl_blow_up": (course("policy/policy_kl", [0.1, 0.2, 0.5, 1.0, 2.0, 4.0]), 6),
+    "reward_collapse": (course("reward/avg_raw_reward", [0.33, 0.09, 0.11, 0.02] + [0.0] * 6), 10),
     "kl_penalty_blow_up": (course("loss/avg_kl", [0.1, 0.2, 0.5, 1.0, 2.0, 4.0]), 6),
     "length_explosion": (course("generate/avg_assistant_tokens", [100.0] * 5 + [301.0] * 5), 10),
     "truncated_answers": (course("generate/truncated_ratio", [0.6] * 5), 5),

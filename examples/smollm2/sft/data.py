@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path("runs/smollm2-sft-base")
-SFT_ROWS, TRAINING_ROWS, VALIDATION_ROWS = 320, 192, 32
+SFT_ROWS, TRAINING_ROWS, VALIDATION_ROWS = 144, 192, 32
 
 
 def question(a: int, b: int) -> list[dict[str, str]]:

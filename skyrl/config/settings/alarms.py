@@ -77,6 +77,10 @@ DEFAULT_ALARMS: Mapping[str, DefaultAlarm] = {
             "The policy is far from its reference: lower the learning rate, or raise kl_loss_coef.",
         ),
         DefaultAlarm(
+            AlarmConfig(name="reward_collapse", metric="reward/avg_raw_reward", when="falls", threshold=0.2),
+            "The policy has lost what it could do: lower the learning rate, or clip gradients (max_grad_norm).",
+        ),
+        DefaultAlarm(
             AlarmConfig(
                 name="evaluation_falls",
                 metric="eval/all/avg_score",
