@@ -217,6 +217,7 @@ def draw(stored: Sequence[Mapping[str, Any]]) -> None:
     """One panel for each recipe: evaluations with their intervals, and the rewards or losses of training."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     grey: Any = dict.fromkeys(
         ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#808080"
@@ -238,10 +239,11 @@ def draw(stored: Sequence[Mapping[str, Any]]) -> None:
                     panel.plot([step, step], [low, high], color=color, linewidth=1)
             panel.set_title(RECIPES[name].title)
             panel.set_xlabel("step")
+            panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
             panel.set_facecolor("none")
             panel.spines[["top", "right"]].set_visible(False)
             if all(0 <= value <= 1 for each in stored if each["recipe"] == name for _, value in each["training"]):
-                panel.set_ylim(0, 1)
+                panel.set_ylim(0, 1.02)
         for panel in panels:
             panel.set_visible(False)
         figure.savefig(STORED / "curves.svg", transparent=True, metadata={"Date": None})
