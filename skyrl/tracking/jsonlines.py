@@ -79,10 +79,13 @@ def sample_records(
 def sample_record(
     step: int, number: int, group: TrajectoryGroup, trajectory: Trajectory, decode: Callable[[Sequence[int]], str]
 ) -> dict[str, Any]:
-    """A trajectory as a record: prompt, answer, reward, and why sampling ended or why it was not judged.
+    """A trajectory as a record: prompt, the row's other columns, answer, reward, and why sampling ended or why it was
+    not judged.
 
     `number` is the index of the group in the step; `decode` turns token ids into text.
     """
+    from skyrl.tracking.row_columns import kept_columns  # here: who reads records needs no environments
+
     earlier = [{"response": decode(s.response_ids), "response_ids": [*s.response_ids]} for s in trajectory.earlier]
     turns = [turn for step in trajectory.steps for turn in step.rewards]
     metrics = {name: _number(value) for name, value in trajectory.metrics.items()}
@@ -93,6 +96,7 @@ def sample_record(
         "prompt_id": group.prompt.id,
         "sample": trajectory.sample_index,
         "prompt": [dict(message) for message in group.prompt.messages],
+        **kept_columns(group.prompt.extras),
         "response": decode(trajectory.response_ids),
         "reward": _number(trajectory.reward),
         **({"components": dict(trajectory.components)} if trajectory.components else {}),
