@@ -21,7 +21,7 @@ from skyrl.viewer.pages import Pages
 from skyrl.viewer.report import report
 from skyrl.viewer.sample_filter import SampleFilter
 from skyrl.viewer.sample_index import SampleIndex
-from skyrl.viewer.server import IndexUpdater, view_app
+from skyrl.viewer.server import RunFollower, view_app
 from tests.browser import Browser, browser
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -57,10 +57,12 @@ def take_view(window: Browser, run: Path, file: Path) -> None:
 @contextmanager
 def served(run: Path, index: SampleIndex) -> Iterator[str]:
     """The service, whose index is complete."""
-    updater = IndexUpdater(index)
-    updater.complete = True
+    pages = Pages(run.absolute(), index, TokenFiles(run / "tokens"))
+    follower = RunFollower(index, pages.metrics, run)
+    while not follower.complete:
+        follower.look()
     with listen("127.0.0.1", 0, None, "") as bound:
-        server = server_of(view_app(Pages(run.absolute(), index, TokenFiles(run / "tokens")), index, updater, "key"))
+        server = server_of(view_app(pages, follower, "key"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         try:

@@ -27,6 +27,7 @@ def group(
             token_ids=(1, 2),
             env_class="e",
             data_source=source,
+            extras={"reward_spec": {"ground_truth": f"{prompt} in order"}, "level": prompt},
         ),
         trajectories=tuple(_trajectory(name, step, sample, text) for sample, text in enumerate(texts)),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -58,6 +59,36 @@ def lines_with_records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             else:
                 yield line, record
     report_damaged(path, damaged)
+
+
+class GrowingLines:
+    """A file of JSON lines that another process appends to. Each complete line that is not damaged is returned once.
+    After the file is replaced, as when a run returns to a checkpoint, all lines are returned again.
+    """
+
+    def __init__(self, path: Path, *, of_steps: bool = True) -> None:
+        """`of_steps`: each record has the number of its `step`."""
+        self._path, self._of_steps = path, of_steps
+        self._offset, self._inode = 0, 0
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the file was replaced since it was last read."""
+        return bool(self._offset) and self._path.is_file() and self._path.stat().st_ino != self._inode
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Lines that were completed since the last call. A file that does not exist has no lines yet."""
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as lines:
+            inode = os.fstat(lines.fileno()).st_ino
+            self._offset, self._inode = self._offset if inode == self._inode else 0, inode
+            lines.seek(self._offset)
+            for line in complete_lines(lines):
+                self._offset += len(line)
+                record = record_of(line, of_steps=self._of_steps)
+                if record is not None:
+                    yield record
 
 
 def report_damaged(path: Path, lines: Sequence[int]) -> None:

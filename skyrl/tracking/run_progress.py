@@ -69,12 +69,31 @@ class Now:
         return cls(waits=waits, **{name: value for name, value in plain.items() if name in known})
 
 
+def now_in(folder: Path) -> Now | None:
+    """Activity of the run in this folder, `GONE` if its process has ended without a report; None before it wrote
+    that.
+    """
+    try:
+        for _ in range(2):  # again if its process is gone: it may have ended properly after the first look
+            now = Now.read(stored_text(folder / FILE))
+            if not _is_gone(now):
+                return now
+    except (OSError, ValueError, TypeError):
+        return None
+    return attrs.evolve(now, state=GONE)
+
+
+def _is_gone(now: Now) -> bool:
+    is_here = bool(now.process) and now.host == socket.gethostname()
+    return now.state == "running" and is_here and not lives(now.process)
+
+
 class RunProgress:
     """Progress of a run, read from the files in its folder. `look` reads what was written since the last call."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._metrics, self._file, self._clock = folder / "metrics.jsonl", folder / FILE, clock
-        self._place, self._inode, self._text, self._changed = 0, 0, "", clock()
+        self._folder, self._metrics, self._clock = folder, folder / "metrics.jsonl", clock
+        self._place, self._inode, self._changed = 0, 0, clock()
         self.now = Now()
         self.on_step: Callable[[], None] = lambda: None
         """Called after each new record of the metrics is read."""
@@ -92,10 +111,10 @@ class RunProgress:
 
     def look(self) -> bool:
         """Read what was written since the last call; returns whether there was anything new."""
-        before = self._place, self._text
-        self._read_now()
+        before = self._place, self.now
+        self.now = now_in(self._folder) or self.now
         self._read_metrics()
-        if (self._place, self._text) != before:
+        if (self._place, self.now) != before:
             self._changed = self._clock()
             return True
         return False
@@ -130,24 +149,6 @@ class RunProgress:
             name: value for name, value in self.last.items() if name.startswith("timing/") and name not in outside
         }
         return {name.removeprefix("timing/"): float(value) for name, value in timings.items()}
-
-    def _read_now(self) -> None:
-        """Read `progress.json`, again if its process is gone: it may have ended properly after the first look."""
-        try:
-            for _ in range(2):
-                text = stored_text(self._file)
-                self.now = Now.read(text)
-                self._text = text
-                if not self._is_gone():
-                    return
-            self.now = attrs.evolve(self.now, state=GONE)
-        except (OSError, ValueError, TypeError):
-            return  # not written yet
-
-    def _is_gone(self) -> bool:
-        now = self.now
-        is_here = bool(now.process) and now.host == socket.gethostname()
-        return now.state == "running" and is_here and not lives(now.process)
 
     def _read_metrics(self) -> None:
         """Read the new complete lines; a file that was replaced, as by a resumed run, is read again from the start."""

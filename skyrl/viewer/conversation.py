@@ -1,35 +1,57 @@
-"""A stored sample as a conversation: messages of the prompt, then sampled text and the text inserted between."""
+"""A stored sample as a conversation: messages of the prompt, then the turns of the policy and what came between them.
+
+Markup of the chat template is told apart from content: from the tokens where they are stored, else from the text alone.
+"""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from attrs import evolve, frozen
 
 from skyrl.tracking.token_file import TokenTable
+from skyrl.viewer.template_markup import Stretch, is_special, stretches
 from skyrl.viewer.token_shades import Token, shades
 
-_HEADER = re.compile(
-    r"<\|im_start\|>(\w+)|<\|start_header_id\|>(\w+)|<start_of_turn>(\w+)|<\|(tool|user|observation)\|>"
-)
-"""The beginning of a message in chat templates, with its role."""
+_POLICY = ("", "assistant")
+"""Roles of stretches of an answer that the policy wrote; it begins without a header."""
+
+
+@frozen(kw_only=True)
+class Fragment:
+    """A part of a message: a stretch of text, or one token."""
+
+    text: str
+    is_markup: bool = False
+    shade: str = ""
+    """Class of a token in the style sheet; empty for text."""
+
+    title: str = ""
+    """Numbers of a token."""
 
 
 @frozen(kw_only=True)
 class Message:
-    """A message of the prompt, or a part of the answer: text, or tokens if these are stored."""
+    """A message of the prompt, a turn of the policy, or what the environment or the template put between turns."""
 
     role: str
-    text: str = ""
+    fragments: tuple[Fragment, ...] = ()
     details: str = ""
     """Tool calls and other keys of a message, as JSON."""
 
-    tokens: tuple[tuple[Token, str], ...] = ()
-    """Tokens of a part of the answer, each with its shade."""
+    turn: int | None = None
+    """Number of the policy's turn, counted from 1; None for what the policy did not write."""
+
+    reward: float | str | None = None
+    """Reward of the turn, where each turn has its own."""
+
+    @property
+    def text(self) -> str:
+        """The content, without markup."""
+        return "".join(fragment.text for fragment in self.fragments if not fragment.is_markup)
 
 
 def prompt_messages(record: Mapping[str, Any]) -> list[Message]:
@@ -37,9 +59,31 @@ def prompt_messages(record: Mapping[str, Any]) -> list[Message]:
     return [_message(message) for message in record.get("prompt", ()) if isinstance(message, Mapping)]
 
 
+def last_prompt(record: Mapping[str, Any]) -> str:
+    """The text of the last message of the prompt that is not the assistant's: the question, as a rule."""
+    asked = [message for message in prompt_messages(record) if message.role != "assistant"]
+    return asked[-1].text if asked else ""
+
+
+def expected_answer(record: Mapping[str, Any]) -> str:
+    """The row's ground truth as text; empty if it has none, or if the run was made by a version that kept none."""
+    truth = record.get("ground_truth")
+    return "" if truth is None else truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False)
+
+
+def other_columns(record: Mapping[str, Any]) -> dict[str, str]:
+    """The row's other columns as text: `ground_truth` is shown on its own."""
+    columns = record.get("columns")
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in (columns.items() if isinstance(columns, Mapping) else ())
+        if name != "ground_truth"
+    }
+
+
 def answer_tokens(record: Mapping[str, Any], table: TokenTable | None) -> list[list[Token]]:
-    """Tokens of each row of the sample, from the first turn; empty if they are not stored, or belong to another attempt
-    at the step.
+    """Tokens of each row of the sample, from the first turn: what its prompt adds to the row before, then its answer.
+    Empty if they are not stored, or belong to another attempt at the step.
     """
     if table is None:
         return []
@@ -52,15 +96,39 @@ def answer_tokens(record: Mapping[str, Any], table: TokenTable | None) -> list[l
     rows = [*record.get("earlier", ()), record]
     if [columns["response_ids"][number] for number in numbers] != [row.get("response_ids") for row in rows]:
         return []
-    return [_tokens(table, number) for number in numbers]
+    return [[*_shown_before(table, numbers, place), *_tokens(table, number)] for place, number in enumerate(numbers)]
 
 
 def answer_parts(record: Mapping[str, Any], rows: Sequence[Sequence[Token]], mode: str) -> list[Message]:
-    """The answer, split into sampled parts and parts inserted between them; as text if no tokens are stored."""
-    if not rows:
-        texts = [str(row.get("response", "")) for row in (*record.get("earlier", ()), record)]
-        return [Message(role="assistant", text=text) for text in texts]
-    return [part for row in rows for part in _parts(row, mode)]
+    """The answer as turns of the policy and the messages between them; from its text if no tokens are stored."""
+    if rows:
+        return _numbered((part for row in rows for part in _token_parts(row, mode)), record)
+    return answer_messages(record)
+
+
+def answer_messages(record: Mapping[str, Any]) -> list[Message]:
+    """The answer as turns of the policy and the messages between them, told from its text alone."""
+    texts = [str(row.get("response", "")) for row in (*record.get("earlier", ()), record)]
+    return _numbered((part for text in texts for part in text_parts(text)), record)
+
+
+def text_parts(text: str) -> list[Message]:
+    """The messages of an answer's text, split at the headers of a chat template."""
+    parts = []
+    for role, own in groupby(stretches(text), key=lambda stretch: stretch.role):
+        fragments = tuple(Fragment(text=each.text, is_markup=each.is_markup) for each in own)
+        if role in _POLICY or not all(fragment.is_markup for fragment in fragments):
+            parts.append(Message(role="assistant" if role in _POLICY else role, fragments=fragments))
+    return parts or [Message(role="assistant")]
+
+
+def excerpt(text: str, most: int) -> str:
+    """The beginning of an answer on one line: its content, and the roles of others who speak in it."""
+    turns = []
+    for part in text_parts(text[: 4 * most]):
+        words = " ".join(part.text.split())
+        turns.append(words if part.role == "assistant" else f"{part.role}: {words}")
+    return " ▸ ".join(turns)[:most]
 
 
 def window(rows: Sequence[Sequence[Token]], first: int, most: int) -> list[list[Token]]:
@@ -72,6 +140,31 @@ def window(rows: Sequence[Sequence[Token]], first: int, most: int) -> list[list[
             cut.append(part)
         before += len(row)
     return cut
+
+
+def _numbered(parts: Iterable[Message], record: Mapping[str, Any]) -> list[Message]:
+    """The parts with the numbers of the policy's turns, and the rewards of turns if each has one."""
+    found = list(parts)
+    turns = [part for part in found if part.role == "assistant"]
+    rewards = record.get("turn_rewards", ())
+    fitting = rewards if isinstance(rewards, Sequence) and len(rewards) == len(turns) else [None] * len(turns)
+    of_turns = iter(zip(range(1, len(turns) + 1), fitting, strict=True))
+    return [
+        evolve(part, turn=turn, reward=reward)
+        for part in found
+        for turn, reward in [next(of_turns) if part.role == "assistant" else (None, None)]
+    ]
+
+
+def _shown_before(table: TokenTable, numbers: Sequence[int], place: int) -> list[Token]:
+    """Tokens that the prompt of a row adds to the row before it, where each turn is a row of its own."""
+    prompts = table.columns["prompt_ids"]
+    if place == 0:
+        return []
+    before, ids = numbers[place - 1], prompts[numbers[place]]
+    known = [*prompts[before], *table.columns["response_ids"][before]]
+    same = next((n for n, (one, other) in enumerate(zip(known, ids, strict=False)) if one != other), len(known))
+    return [Token(text=table.pieces.get(id, "�"), id=id, sampled=False) for id in ids[same:]]
 
 
 def _tokens(table: TokenTable, number: int) -> list[Token]:
@@ -102,25 +195,52 @@ def _tokens(table: TokenTable, number: int) -> list[Token]:
     ]
 
 
-def _parts(row: Sequence[Token], mode: str) -> list[Message]:
+def _token_parts(row: Sequence[Token], mode: str) -> Iterator[Message]:
+    """Turns of the policy, and between them the messages of inserted tokens. Inserted tokens without content, and those
+    that begin the policy's answer for it, belong to the turn that follows.
+    """
     shaded = list(zip(row, shades(row, mode), strict=True))
-    parts = []
+    waiting: tuple[Fragment, ...] = ()
     for sampled, run in groupby(shaded, key=lambda pair: pair[0].sampled):
-        tokens = tuple(run)
-        role = "assistant" if sampled else _role("".join(token.text for token, _ in tokens))
-        parts.append(Message(role=role, tokens=tokens))
-    return parts
+        own = tuple(run)
+        if sampled:
+            turn = tuple(_fragment(token, shade, is_special(token.text)) for token, shade in own)
+            yield Message(role="assistant", fragments=waiting + turn)
+            waiting = ()
+            continue
+        for role, fragments in _inserted(own):
+            if role == "assistant" or all(fragment.is_markup for fragment in fragments):
+                waiting = waiting + fragments
+            else:
+                yield Message(role=role or "environment", fragments=waiting + fragments)
+                waiting = ()
+    if waiting:
+        yield Message(role="environment", fragments=waiting)
 
 
-def _role(text: str) -> str:
-    """Role of an inserted text: the first one that a template's header names, else `environment`."""
-    match = _HEADER.search(text)
-    name = next((name for name in match.groups() if name), "") if match else ""
-    return name if name and name != "assistant" else "environment"
+def _inserted(tokens: Sequence[tuple[Token, str]]) -> Iterator[tuple[str, tuple[Fragment, ...]]]:
+    """Role and fragments of each message in inserted tokens. A token belongs to the stretch that its text begins in."""
+    ends: list[tuple[int, Stretch]] = []
+    for stretch in stretches("".join(token.text for token, _ in tokens)):
+        ends.append((len(stretch.text) + (ends[-1][0] if ends else 0), stretch))
+    place, number, marked = 0, 0, []
+    for token, shade in tokens:
+        while number < len(ends) - 1 and ends[number][0] <= place:
+            number += 1
+        stretch = ends[number][1] if ends else Stretch(text="")
+        marked.append((stretch.role, _fragment(token, shade, stretch.is_markup)))
+        place += len(token.text)
+    for role, own in groupby(marked, key=lambda pair: pair[0]):
+        yield role, tuple(fragment for _, fragment in own)
+
+
+def _fragment(token: Token, shade: str, is_markup: bool) -> Fragment:
+    return Fragment(text=token.text, is_markup=is_markup, shade=shade, title=token.title)
 
 
 def _message(message: Mapping[str, Any]) -> Message:
     role, content = str(message.get("role", "?")), message.get("content")
     rest = {key: value for key, value in message.items() if key not in ("role", "content") and value is not None}
-    shown = Message(role=role, text=content if isinstance(content, str) else json.dumps(content, ensure_ascii=False))
-    return evolve(shown, details=json.dumps(rest, ensure_ascii=False, indent=1)) if rest else shown
+    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    details = json.dumps(rest, ensure_ascii=False, indent=1) if rest else ""
+    return Message(role=role, fragments=(Fragment(text=text),), details=details)

@@ -1,126 +1,164 @@
-"""Curves of one or several runs as Plotly figures: defines which metrics share a chart, and its title."""
+"""Curves of runs as Plotly figures: one for each panel, with each run's name at the end of its line."""
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
-from typing import Any
 
 import plotly.graph_objects as go
+import plotly.io as pio
 from attrs import frozen
 
-Records = Sequence[Mapping[str, Any]]
-"""The lines of a `metrics.jsonl`."""
+from skyrl.viewer.panels import Panel, Runs, panels, phases
+from skyrl.viewer.run_metrics import Series
 
-CHARTS: tuple[tuple[str, str], ...] = (
-    ("Reward", r"reward/avg_raw_reward|reward/component/.+|train/(accuracy|margin)"),
-    ("Evaluation", r"eval/.+/(avg_score|loss)|eval/all/pass_at_([2-9]|\d\d+)"),
-    ("Loss", r"policy/(final_loss|policy_loss)|critic/critic_loss|train/loss"),
-    ("KL", r"policy/policy_kl|loss/avg_kl"),
-    ("Engine and learner", r"policy/rollout_train_logprobs_abs_diff_mean|weight_sync/parity_mean"),
-    ("Entropy", r"policy/policy_entropy"),
-    ("Clip share", r"policy/clip_ratio|policy/.+_clip_high_ratio|policy/.+_masked_ratio"),
-    ("Gradient norm", r"(policy|critic|train)/grad_norm"),
-    ("Learning rate", r"(policy|critic)/.+_lr|train/lr"),
-    ("Lengths", r"generate/(avg|max|min)_num_tokens"),
-    ("Truncated, repeated, without contrast", r"generate/(truncated|repeated)_ratio|reward/zero_variance_groups"),
-    ("Staleness", r"async/staleness_(mean|max|ratio)"),
-    ("Tokens per second", r"trainer/tokens_per_second"),
-    ("Memory", r"memory/.+"),
-    ("Engines", r"inference/engines_(in_service|lost)"),
-)
-"""Title of each chart, and pattern of its metrics. A chart without a metric in any run is left out."""
+COLOURS = ("#2f74d0", "#d0661a", "#12907a", "#a45bb8", "#7b8591", "#a98a12", "#c43c68", "#5a68d6")
+"""Colours of runs, or of the lines of one run, legible on white and on black: those of `look.css`."""
 
-_WHOLE_TIMES = ("timing/step", "timing/all_steps")
-_COLOURS = (
-    "#1f77b4",
-    "#d62728",
-    "#2ca02c",
-    "#9467bd",
-    "#ff7f0e",
-    "#17becf",
-    "#8c564b",
-    "#e377c2",
-    "#7f7f7f",
-    "#bcbd22",
-)
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+MOST_POINTS = 2000
+"""Largest number of points of a line in a report."""
+
+_MOST_PHASES = 10
+_APART = 0.09
+"""Least distance between the labels of two lines, as a share of the height of a chart."""
 
 
 @frozen(kw_only=True)
 class Chart:
-    """One figure, as JSON for Plotly."""
+    """One figure, as JSON for Plotly, and the texts around it."""
 
+    section: str
     title: str
+    unit: str
+    metrics: tuple[str, ...]
     figure: str
+    smooth: bool = True
 
 
-def charts(runs: Mapping[str, Records]) -> Iterator[Chart]:
-    """All charts of these named runs, with a colour for each run and a dash style for each metric."""
-    for title, pattern in CHARTS:
-        names = _names(runs, re.compile(pattern))
-        if names:
-            yield Chart(title=title, figure=_figure(_lines(runs, names)).to_json())
-    for run, records in runs.items():
-        phases = [name for name in _names({run: records}, re.compile("timing/.+")) if name not in _WHOLE_TIMES]
-        if phases:
-            title = "Time by phase, s" + (f": {run}" if len(runs) > 1 else "")
-            yield Chart(title=title, figure=_figure(_areas(records, phases)).to_json())
+def charts(runs: Runs) -> Iterator[Chart]:
+    """All charts of these runs: those of one title have the same axes for all runs."""
+    for panel in panels(runs):
+        yield Chart(
+            section=panel.section,
+            title=panel.title,
+            unit=panel.unit,
+            metrics=panel.metrics,
+            figure=_figure(_lines(panel, runs), _labels(panel, runs)).to_json(),
+        )
+    parts = {run: phases(series) for run, series in runs.items()}
+    highest = max((_height(own) for own in parts.values()), default=0.0)
+    for run, own in parts.items():
+        if own:
+            figure = _figure(_areas(own), [])
+            figure.update_layout(showlegend=True, yaxis={"range": [0, 1.05 * highest]}, height=300)
+            yield Chart(
+                section="Time",
+                title="Time by phase" + (f": {run}" if len(runs) > 1 else ""),
+                unit="seconds of a step",
+                metrics=("timing/...",),
+                figure=figure.to_json(),
+                smooth=False,
+            )
 
 
-def _names(runs: Mapping[str, Records], pattern: re.Pattern[str]) -> list[str]:
-    """Metrics that match, in the order of their first occurrence."""
-    return list(dict.fromkeys(n for records in runs.values() for line in records for n in line if pattern.fullmatch(n)))
+def templates() -> dict[str, object]:
+    """Plotly's own templates for a light and for a dark page, with the page's ground behind the curves."""
+    clear = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)"}
+    named = (("light", "plotly_white"), ("dark", "plotly_dark"))
+    plain = {name: json.loads(json.dumps(pio.templates[own].to_plotly_json())) for name, own in named}
+    return {name: own | {"layout": own["layout"] | clear} for name, own in plain.items()}
 
 
-def _lines(runs: Mapping[str, Records], names: Sequence[str]) -> Iterator[go.Scatter]:
-    for number, (run, records) in enumerate(runs.items()):
-        for which, name in enumerate(names):
-            steps, values = _series(records, name)
-            if steps:
-                single = len(runs) == 1
-                colour = _COLOURS[(which if single else number) % len(_COLOURS)]
-                yield go.Scatter(
-                    x=steps,
-                    y=values,
-                    name=name if single else f"{run}: {name}",
-                    mode="lines" if len(steps) > 1 else "markers",
-                    line={"color": colour, "dash": "solid" if single else _DASHES[which % len(_DASHES)]},
-                )
+def _colour(panel: Panel, number: int, runs: Runs) -> str:
+    place = number if len(runs) == 1 else list(runs).index(panel.lines[number].run)
+    return COLOURS[place % len(COLOURS)]
 
 
-def _areas(records: Records, names: Sequence[str]) -> Iterator[go.Scatter]:
-    steps = [line["step"] for line in records]
-    for number, name in enumerate(names):
-        values = [_number(line.get(name)) or 0.0 for line in records]
-        colour = _COLOURS[number % len(_COLOURS)]
+def _lines(panel: Panel, runs: Runs) -> Iterator[go.Scatter]:
+    for number, line in enumerate(panel.lines):
+        steps, values = line.series.thinned(MOST_POINTS)
+        dash = {"max": "dot", "min": "dot"}.get(line.label, "solid")
         yield go.Scatter(
             x=steps,
             y=values,
-            name=name.removeprefix("timing/"),
-            stackgroup="time",
-            line={"color": colour, "width": 0.5},
+            name=_name(panel, number, runs),
+            mode="lines" if len(steps) > 1 else "markers",
+            line={"color": _colour(panel, number, runs), "width": 2, "dash": dash},
         )
 
 
-def _series(records: Records, name: str) -> tuple[list[int], list[float]]:
-    points = [(line["step"], value) for line in records if (value := _number(line.get(name))) is not None]
-    return [step for step, _ in points], [value for _, value in points]
+def _name(panel: Panel, number: int, runs: Runs) -> str:
+    line = panel.lines[number]
+    return " ".join(part for part in (line.run if len(runs) > 1 or not line.label else "", line.label) if part)
 
 
-def _number(value: Any) -> float | None:
-    return value if isinstance(value, (int, float)) and isfinite(value) else None
+def _labels(panel: Panel, runs: Runs) -> list[dict[str, object]]:
+    """The name of each line at its end, moved up or down where it would cover another one."""
+    if len(panel.lines) < 2:
+        return []
+    values = [value for line in panel.lines for value in line.series.values]
+    low, height = min(values), (max(values) - min(values)) or 1.0
+    ends = sorted((line.series.values[-1], number) for number, line in enumerate(panel.lines))
+    places, below = [], -1.0
+    for value, _ in ends:
+        below = max((value - low) / height, below + _APART)
+        places.append(below)
+    too_high = max(0.0, places[-1] - 1.0)
+    return [
+        {
+            "x": panel.lines[number].series.steps[-1],
+            "y": low + (place - too_high) * height,
+            "text": f" {_plain(_name(panel, number, runs))}",
+            "showarrow": False,
+            "xanchor": "left",
+            "font": {"color": _colour(panel, number, runs), "size": 12},
+        }
+        for place, (_, number) in zip(places, ends, strict=True)
+    ]
 
 
-def _figure(traces: Iterator[go.Scatter]) -> go.Figure:
+def _plain(text: str) -> str:
+    """The text without what Plotly reads as markup."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")[:24]
+
+
+def _areas(own: Mapping[str, Series]) -> Iterator[go.Scatter]:
+    steps = sorted({step for series in own.values() for step in series.steps})
+    by_length = sorted(own.items(), key=lambda pair: -sum(pair[1].values))
+    rest = by_length[_MOST_PHASES:]
+    for number, (name, series) in enumerate(by_length[:_MOST_PHASES]):
+        yield _area(name, COLOURS[number % len(COLOURS)], steps, [series])
+    if rest:
+        yield _area(f"{len(rest)} others", "#999999", steps, [series for _, series in rest])
+
+
+def _area(name: str, colour: str, steps: Sequence[int], summed: Sequence[Series]) -> go.Scatter:
+    values = [dict(zip(series.steps, series.values, strict=True)) for series in summed]
+    heights = [sum(each.get(step, 0.0) for each in values) for step in steps]
+    return go.Scatter(x=steps, y=heights, name=_plain(name), stackgroup="time", line={"color": colour, "width": 0.5})
+
+
+def _height(own: Mapping[str, Series]) -> float:
+    """Seconds of the longest step."""
+    total: dict[int, float] = {}
+    for series in own.values():
+        for step, value in zip(series.steps, series.values, strict=True):
+            total[step] = total.get(step, 0.0) + value
+    return max(total.values(), default=0.0)
+
+
+def _figure(traces: Iterator[go.Scatter], labels: Sequence[Mapping[str, object]]) -> go.Figure:
     figure = go.Figure(list(traces))
+    room = 8 + 7 * max((len(str(label["text"])) for label in labels), default=0)
     figure.update_layout(
-        template="none",
-        height=320,
-        margin={"l": 56, "r": 12, "t": 8, "b": 24},
+        template=None,
+        height=230,
+        margin={"l": 52, "r": room, "t": 8, "b": 34},
         hovermode="x unified",
-        legend={"orientation": "h", "y": -0.1, "font": {"size": 11}},
-        showlegend=True,
+        showlegend=False,
+        legend={"orientation": "h", "y": -0.2, "font": {"size": 11}},
+        annotations=list(labels),
+        xaxis={"title": {"text": "step", "font": {"size": 11}, "standoff": 4}},
+        yaxis={"exponentformat": "power", "automargin": True},
     )
     return figure

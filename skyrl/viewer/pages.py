@@ -1,20 +1,31 @@
-"""The pages of `skyrl view`, from addresses to HTML. Jinja escapes all text, because answers are untrusted."""
+"""The pages of `skyrl view`, from addresses to HTML."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-from urllib.parse import urlencode
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from skyrl.errors import DataError
 from skyrl.tracking.token_file import TokenFiles
-from skyrl.viewer.conversation import answer_parts, answer_tokens, prompt_messages, window
+from skyrl.viewer.conversation import (
+    answer_messages,
+    answer_parts,
+    answer_tokens,
+    expected_answer,
+    other_columns,
+    prompt_messages,
+    window,
+)
+from skyrl.viewer.panels import constants, panels, phases
+from skyrl.viewer.rendering import environment
+from skyrl.viewer.run_card import run_card
+from skyrl.viewer.run_metrics import RunMetrics
 from skyrl.viewer.sample_filter import ORDERS, SampleFilter
 from skyrl.viewer.sample_index import SampleIndex
+from skyrl.viewer.small_charts import SmallChart, short, small_charts
 from skyrl.viewer.token_shades import MODES
 
 ON_A_PAGE = 50
@@ -28,10 +39,8 @@ class Pages:
 
     def __init__(self, run: Path, index: SampleIndex, tokens: TokenFiles) -> None:
         self._run, self._index, self._tokens = run, index, tokens
-        self._templates = Environment(
-            loader=PackageLoader("skyrl.viewer"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-        )
-        self._templates.filters["query"] = lambda values: urlencode(values)
+        self.metrics = RunMetrics(run)
+        self._templates = environment()
 
     def samples(self, query: Mapping[str, str]) -> str:
         """The page with the list of samples. Raises `ValueError` for an invalid filter."""
@@ -45,9 +54,25 @@ class Pages:
             count=count,
             page=page,
             pages=-(-count // ON_A_PAGE),
+            narrowed=wanted.is_narrow,
             orders=list(ORDERS),
             choices=self._index.choices(),
+            **self._scale(),
         )
+
+    def run(self) -> str:
+        """The page of the run: its card and its curves."""
+        with self.metrics.lock:
+            runs = {self._name: self.metrics.series}
+            seconds = {name: fmean(series.values) for name, series in phases(self.metrics.series).items()}
+            return self._rendered(
+                "run.html",
+                card=run_card(self._run, self._name, self.metrics),
+                charts=[(section, list(own)) for section, own in groupby(small_charts(panels(runs)), _section)],
+                constants=[(name, short(value)) for name, value in constants(runs)],
+                phases=sorted(seconds.items(), key=lambda pair: -pair[1]),
+                longest=max(seconds.values(), default=0.0),
+            )
 
     def sample(self, number: int, query: Mapping[str, str]) -> str | None:
         """One sample as a conversation; None if it does not exist."""
@@ -66,6 +91,8 @@ class Pages:
             number=number,
             record=record,
             prompt=prompt_messages(record),
+            expected=expected_answer(record),
+            columns=other_columns(record),
             parts_of_answer=answer_parts(record, shown, mode),
             mode=mode,
             modes=MODES,
@@ -74,9 +101,10 @@ class Pages:
             problem=problem,
             first=first,
             total=total,
-            most=TOKENS_ON_A_PAGE,
+            most_tokens=TOKENS_ON_A_PAGE,
             before=before,
             after=after,
+            **self._scale(),
         )
 
     def group(self, number: int) -> str | None:
@@ -86,13 +114,31 @@ class Pages:
         if not result:
             return None
         names = sorted({name for _, record in result for name in record.get("components", {})})
-        prompt = prompt_messages(result[0][1])
-        return self._rendered("group.html", number=number, found=result, components=names, prompt=prompt)
+        rewards = [row["reward"] for row, _ in result if row["reward"] is not None]
+        return self._rendered(
+            "group.html",
+            number=number,
+            found=[(row, record, answer_messages(record)) for row, record in result],
+            components=names,
+            prompt=prompt_messages(result[0][1]),
+            expected=expected_answer(result[0][1]),
+            mean=fmean(rewards) if rewards else None,
+            equal=len(set(rewards)) == 1 and len(result) > 1,
+            **self._scale(),
+        )
 
     def prompt(self, prompt: str) -> str:
         """The samples of one prompt over the steps."""
         rows = self._index.rows(SampleFilter(prompt=prompt, order="oldest"), most=1000)
-        return self._rendered("prompt.html", prompt_id=prompt, steps=_by_step(rows))
+        record = self._index.record(rows[-1]["id"]) if rows else None
+        return self._rendered(
+            "prompt.html",
+            prompt_id=prompt,
+            steps=_by_step(rows),
+            messages=prompt_messages(record or {}),
+            expected=expected_answer(record or {}),
+            **self._scale(),
+        )
 
     def mistake(self, text: str) -> str:
         """A page with an error message."""
@@ -109,7 +155,19 @@ class Pages:
         return rows, "" if rows else "The step has no tokens yet, or was sampled again since."
 
     def _rendered(self, name: str, **values: Any) -> str:
-        return self._templates.get_template(name).render(run=self._run.name or str(self._run), **values)
+        return self._templates.get_template(name).render({"run": self._name, "here": "", **values})
+
+    @property
+    def _name(self) -> str:
+        return self._run.name or str(self._run)
+
+    def _scale(self) -> dict[str, float]:
+        least, most = self._index.reward_range()
+        return {"least": least, "most": most}
+
+
+def _section(chart: SmallChart) -> str:
+    return chart.panel.section
 
 
 def _by_step(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

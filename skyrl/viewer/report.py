@@ -10,21 +10,27 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from skyrl.errors import UserError
 from skyrl.storage.json_files import record_of
-from skyrl.tracking.jsonlines import JsonLines
-from skyrl.viewer.conversation import Message, prompt_messages
-from skyrl.viewer.curves import Records, charts
+from skyrl.tracking.jsonlines import is_sample
+from skyrl.viewer.conversation import Message, answer_messages, expected_answer, last_prompt, prompt_messages
+from skyrl.viewer.curves import charts, templates
+from skyrl.viewer.panels import constants
+from skyrl.viewer.rendering import environment
+from skyrl.viewer.run_card import RunCard, run_card
 from skyrl.viewer.run_events import RunEvent, events
+from skyrl.viewer.run_metrics import RunMetrics
 from skyrl.viewer.settings import settings
+from skyrl.viewer.small_charts import short
 
 LONGEST_TEXT = 4000
 """Largest number of characters of a message in a report."""
@@ -35,48 +41,91 @@ class ReportedRun:
     """One run of a report."""
 
     name: str
-    records: Records
+    metrics: RunMetrics
+    card: RunCard
     events: Sequence[RunEvent]
-    samples: Sequence[tuple[Mapping[str, Any], Sequence[Message]]]
-    """Records of samples, each with its prompt."""
+    samples: Sequence[ReportedSample]
 
 
-def report(folders: Sequence[Path], *, samples: int, layouts: Mapping[Path, str] | None = None) -> str:
+@frozen(kw_only=True)
+class ReportedSample:
+    """A sample of a run, as a conversation."""
+
+    record: Mapping[str, Any]
+    question: str
+    expected: str
+    messages: Sequence[Message]
+
+
+def report(
+    folders: Sequence[Path],
+    *,
+    samples: int,
+    layouts: Mapping[Path, str] | None = None,
+    gpus: Mapping[Path, int] | None = None,
+) -> str:
     """The HTML of these runs, with at most `samples` samples of each. `layouts` are SVG pictures of the runs' layouts,
-    by folder. Raises `UserError` for a folder without metrics.
+    and `gpus` the numbers of their GPUs, by folder. Raises `UserError` for a folder without metrics.
     """
-    runs = [_read(folder, name, samples) for folder, name in zip(folders, _names(folders), strict=True)]
-    figures = list(charts({run.name: run.records for run in runs}))
-    scripts = {"plotly": get_plotlyjs(), "glue": Path(__file__).with_name("static").joinpath("report.js").read_text()}
-    environment = Environment(
-        loader=PackageLoader("skyrl.viewer"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template("report.html").render(
-        title=", ".join(run.name for run in runs),
-        policy=_policy(list(scripts.values())),
-        scripts={name: Markup(text) for name, text in scripts.items()},
-        charts=figures,
-        figures=Markup(_as_data([json.loads(chart.figure) for chart in figures])),
-        runs=runs,
-        layouts=[Markup((layouts or {}).get(folder, "")) for folder in folders],
-        settings=settings(folders),
-        numbers=[_numbers(run.records) for run in runs],
-        longest=LONGEST_TEXT,
+    named = zip(folders, _names(folders), strict=True)
+    runs = [_read(folder, name, samples, (gpus or {}).get(folder)) for folder, name in named]
+    series = {run.name: run.metrics.series for run in runs}
+    figures = list(charts(series))
+    static = Path(__file__).with_name("static")
+    scripts = {"plotly": get_plotlyjs(), "glue": static.joinpath("report.js").read_text(encoding="utf-8")}
+    fields = settings(folders)
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            title=", ".join(run.name for run in runs),
+            policy=_policy(list(scripts.values())),
+            style=Markup(static.joinpath("look.css").read_text(encoding="utf-8")),
+            scripts={name: Markup(text) for name, text in scripts.items()},
+            charts=[(section, list(own)) for section, own in groupby(figures, key=lambda chart: chart.section)],
+            figures=Markup(
+                _as_data({"figures": [json.loads(chart.figure) for chart in figures], "templates": templates()})
+            ),
+            constants=[(name, short(value)) for name, value in constants(series)],
+            runs=runs,
+            layouts=[Markup((layouts or {}).get(folder, "")) for folder in folders],
+            settings=fields,
+            differences=[field for field in fields if field.differs and not field.is_place],
+            places=[field for field in fields if field.differs and field.is_place],
+            numbers=[_numbers(run.metrics) for run in runs],
+            least=min(0.0, *(_reward(each) for run in runs for each in run.samples), 0.0),
+            most=max(1.0, *(_reward(each) for run in runs for each in run.samples), 1.0),
+            longest=LONGEST_TEXT,
+        )
     )
 
 
-def _read(folder: Path, name: str, samples: int) -> ReportedRun:
-    lines = JsonLines(folder / "metrics.jsonl")
-    records = [line for line in lines.read() if isinstance(line.get("step"), int)]
-    if not records:
+def _read(folder: Path, name: str, samples: int, gpus: int | None) -> ReportedRun:
+    metrics = RunMetrics(folder)
+    metrics.look()
+    if not metrics.lines:
         raise UserError(f"{folder} has nothing to report: metrics.jsonl is not there, or is empty")
-    chosen = _spread(folder / "trajectories.jsonl", samples)
     return ReportedRun(
         name=name,
-        records=records,
-        events=events(folder, records),
-        samples=[(record, prompt_messages(record)) for record in chosen],
+        metrics=metrics,
+        card=run_card(folder, name, metrics, gpus=gpus),
+        events=events(folder, metrics.series),
+        samples=[_sample(record) for record in _spread(folder / "trajectories.jsonl", samples)],
     )
+
+
+def _sample(record: Mapping[str, Any]) -> ReportedSample:
+    return ReportedSample(
+        record=record,
+        question=" ".join(last_prompt(record).split())[:120],
+        expected=expected_answer(record)[:LONGEST_TEXT],
+        messages=[*prompt_messages(record), *answer_messages(record)],
+    )
+
+
+def _reward(sample: ReportedSample) -> float:
+    value = sample.record.get("reward")
+    return float(value) if isinstance(value, int | float) and isfinite(value) else 0.0
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -96,18 +145,14 @@ def _spread(file: Path, most: int) -> Iterator[dict[str, Any]]:
         lines.seek(0)
         for number, line in enumerate(lines):
             record = record_of(line) if number in wanted and line.endswith(b"\n") else None
-            if record is not None:
+            if record is not None and is_sample(record):
                 yield record
 
 
-def _numbers(records: Records) -> list[tuple[str, float, float, float, float]]:
+def _numbers(metrics: RunMetrics) -> list[tuple[str, float, float, float, float]]:
     """Name, first, last, least and largest value of each metric."""
-    values: dict[str, list[float]] = {}
-    for line in records:
-        for name, value in line.items():
-            if name != "step" and isinstance(value, (int, float)):
-                values.setdefault(name, []).append(value)
-    return [(name, own[0], own[-1], min(own), max(own)) for name, own in values.items()]
+    own = ((name, series.values) for name, series in metrics.series.items())
+    return [(name, values[0], values[-1], min(values), max(values)) for name, values in own]
 
 
 def _policy(scripts: Sequence[str]) -> str:

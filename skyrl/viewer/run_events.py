@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from attrs import frozen
 
-from skyrl.checkpoint.names import step_of
-from skyrl.errors import SkyRLError
-from skyrl.runs.stored_runs import checkpoints_of
 from skyrl.tracking.jsonlines import JsonLines
+from skyrl.viewer.run_metrics import Series
 
 MOST = 500
 """Largest number of events in a report."""
@@ -26,13 +23,18 @@ class RunEvent:
     words: str
 
 
-def events(run: Path, records: Sequence[Mapping[str, Any]]) -> list[RunEvent]:
+def events(run: Path, series: Mapping[str, Series]) -> list[RunEvent]:
     """Events of a run in the order of its steps, the first `MOST` of them."""
+    return sorted([*_checkpoints(run), *troubles(run, series)])[:MOST]
+
+
+def troubles(run: Path, series: Mapping[str, Series]) -> list[RunEvent]:
+    """The events that may be a reason to look: all but checkpoints."""
     alarms = [
         RunEvent(step=int(line["step"]), kind="alarm", words=f"{line.get('name')}: {line.get('reason')}")
         for line in JsonLines(run / "alarms.jsonl").read()
     ]
-    return sorted([*_checkpoints(run), *_of_metrics(records), *_engines(records), *alarms])[:MOST]
+    return sorted([*_of_metrics(series), *_engines(series), *alarms])
 
 
 _COUNTED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -45,25 +47,28 @@ _COUNTED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 
 
-def _of_metrics(records: Sequence[Mapping[str, Any]]) -> Iterator[RunEvent]:
-    for line in records:
-        for name, kind, words in _COUNTED:
-            value = line.get(name)
-            if isinstance(value, (int, float)) and value > 0:
-                yield RunEvent(step=line["step"], kind=kind, words=words(value))
+def _of_metrics(series: Mapping[str, Series]) -> Iterator[RunEvent]:
+    for name, kind, words in _COUNTED:
+        if name in series:
+            for step, value in zip(series[name].steps, series[name].values, strict=True):
+                if value > 0:
+                    yield RunEvent(step=step, kind=kind, words=words(value))
 
 
-def _engines(records: Sequence[Mapping[str, Any]]) -> Iterator[RunEvent]:
-    before = 0.0
-    for line in records:
-        lost = line.get("inference/engines_lost", before)
-        if lost != before:
-            yield RunEvent(step=line["step"], kind="engines", words=f"{lost:g} out of service, {before:g} before")
-        before = lost
+def _engines(series: Mapping[str, Series]) -> Iterator[RunEvent]:
+    before, lost = 0.0, series.get("inference/engines_lost", Series())
+    for step, count in zip(lost.steps, lost.values, strict=True):
+        if count != before:
+            yield RunEvent(step=step, kind="engines", words=f"{count:g} out of service, {before:g} before")
+        before = count
 
 
 def _checkpoints(run: Path) -> Iterator[RunEvent]:
     """Checkpoints that exist now; older ones may have been deleted."""
+    from skyrl.checkpoint.names import step_of  # here: a page of `skyrl view` does not wait for the configuration
+    from skyrl.errors import SkyRLError
+    from skyrl.runs.stored_runs import checkpoints_of
+
     try:
         folder = checkpoints_of(str(run))
     except SkyRLError:

@@ -18,6 +18,7 @@ ORDERS: Mapping[str, str] = {
 }
 """Orders by the name that a page shows, as SQL."""
 
+_MIXED = "SELECT step, prompt_id, grp FROM samples GROUP BY step, prompt_id, grp HAVING min(reward) < max(reward)"
 _WORDS = re.compile(r'"([^"]*)"|(\S+)')
 
 
@@ -36,11 +37,19 @@ class SampleFilter:
     failed: bool | None = None
     """Whether the environment failed or did not judge the sample."""
 
+    mixed: bool | None = None
+    """Whether the rewards of the sample's group differ: only such a group says which answer is better."""
+
     least_reward: float | None = None
     most_reward: float | None = None
     least_length: int | None = None
     most_length: int | None = None
     order: str = "newest"
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether there are conditions besides words, step, order and the group's rewards."""
+        return bool(set(self.query()) - {"words", "step", "order", "mixed", "prompt"})
 
     def condition(self) -> tuple[str, tuple[Any, ...]]:
         """An SQL condition and its values."""
@@ -50,6 +59,7 @@ class SampleFilter:
             ("prompt_id = ?", self.prompt or None),
             ("stop_reason = ?", self.stop or None),
             ("failed = ?", self.failed),
+            (f"((step, prompt_id, grp) IN ({_MIXED})) = ?", self.mixed),
             ("reward >= ?", self.least_reward),
             ("reward <= ?", self.most_reward),
             ("length >= ?", self.least_length),
@@ -84,6 +94,7 @@ class SampleFilter:
             most_reward=_number(query, "most_reward"),
             least_length=_whole(query, "least_length"),
             most_length=_whole(query, "most_length"),
+            mixed={"0": False, "1": True}.get(query.get("mixed", "")),
             failed={"0": False, "1": True}.get(query.get("failed", "")),
             order=order,
         )

@@ -19,17 +19,19 @@ from typing import Any, BinaryIO
 from skyrl.errors import DataError
 from skyrl.storage.json_files import complete_lines, record_of
 from skyrl.tracking.jsonlines import is_sample
+from skyrl.viewer.conversation import excerpt, expected_answer, last_prompt
 from skyrl.viewer.sample_filter import SampleFilter
 
-VERSION = 1
+VERSION = 2
 """Version of the tables. An index of another version is rebuilt."""
 
 _TABLES = """
 CREATE TABLE samples (
     id INTEGER PRIMARY KEY, offset INTEGER, size INTEGER, step INTEGER, grp INTEGER, prompt_id TEXT, sample INTEGER,
-    source TEXT, reward REAL, length INTEGER, stop_reason TEXT, failed INTEGER, excerpt TEXT
+    source TEXT, reward REAL, length INTEGER, stop_reason TEXT, failed INTEGER, excerpt TEXT,
+    prompt TEXT, expected TEXT
 );
-CREATE INDEX by_step ON samples (step, prompt_id, grp);
+CREATE INDEX by_step ON samples (step, prompt_id, grp, reward);
 CREATE INDEX by_prompt ON samples (prompt_id, step);
 CREATE INDEX by_reward ON samples (reward);
 CREATE INDEX by_length ON samples (length);
@@ -39,6 +41,7 @@ CREATE TABLE state (inode INTEGER, position INTEGER, last_offset INTEGER, last_d
 INSERT INTO state VALUES (0, 0, 0, x'');
 """
 _EXCERPT = 160
+"""Number of characters of a prompt, an answer and an expected answer that a list shows."""
 
 
 class SampleIndex:
@@ -94,6 +97,12 @@ class SampleIndex:
             sources = connection.execute("SELECT DISTINCT source FROM samples ORDER BY source LIMIT 200")
             steps = connection.execute("SELECT min(step), max(step) FROM samples").fetchone()
             return {"sources": [source for (source,) in sources], "steps": list(steps)}
+
+    def reward_range(self) -> tuple[float, float]:
+        """Least and largest reward, and at least from 0 to 1."""
+        with self._connected() as connection:
+            least, most = connection.execute("SELECT min(reward), max(reward) FROM samples").fetchone()
+        return min(least or 0.0, 0.0), max(most or 0.0, 1.0)
 
     def neighbours(self, number: int) -> tuple[int | None, int | None]:
         """Numbers of the samples before and after one, in the order of the file."""
@@ -197,8 +206,14 @@ def _columns(record: Mapping[str, Any]) -> dict[str, Any]:
         "length": sum(len(row.get("response_ids", ())) for row in rows),
         "stop_reason": _storable(str(record.get("stop_reason", ""))),
         "failed": int(bool(record.get("failures") or record.get("skipped"))),
-        "excerpt": _storable(" ".join(str(record.get("response", ""))[: 2 * _EXCERPT].split())[:_EXCERPT]),
+        "excerpt": _storable(" ▸ ".join(excerpt(str(row.get("response", "")), _EXCERPT) for row in rows)[:_EXCERPT]),
+        "prompt": _storable(_on_one_line(last_prompt(record))),
+        "expected": _storable(_on_one_line(expected_answer(record))),
     }
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text[: 2 * _EXCERPT].split())[:_EXCERPT]
 
 
 def _storable(text: str) -> str:

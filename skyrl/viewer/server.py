@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from zlib import adler32
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -23,7 +24,10 @@ from starlette.staticfiles import StaticFiles
 
 from skyrl.errors import RequestError
 from skyrl.processes.service_app import service_app
+from skyrl.tracking.run_progress import now_in
 from skyrl.viewer.pages import Pages
+from skyrl.viewer.run_card import state_of
+from skyrl.viewer.run_metrics import RunMetrics
 from skyrl.viewer.sample_filter import SampleFilter
 from skyrl.viewer.sample_index import SampleIndex
 
@@ -38,18 +42,23 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-PAUSE = 1.0
-"""Seconds between two checks of a file without new lines."""
+PAUSE = 0.5
+"""Seconds between two checks of files without new lines. Pages ask every second (`static/view.js`), so what the run has
+written is shown within two."""
 
 
-class IndexUpdater:
-    """Keeps an index up to date on a separate thread, until it is closed."""
+class RunFollower:
+    """Keeps the index and the metrics of a run up to date on a separate thread, until it is closed."""
 
-    def __init__(self, index: SampleIndex) -> None:
-        self._index, self._closed = index, threading.Event()
+    def __init__(self, index: SampleIndex, metrics: RunMetrics, run: Path) -> None:
+        self._index, self._metrics, self._folder, self._closed = index, metrics, run, threading.Event()
         self._thread = threading.Thread(target=self._run, name="skyrl-index", daemon=True)
         self.complete = False
         """Whether all lines were indexed at the last check of the file."""
+
+        self.samples = 0
+        self.state = ""
+        """How the run ended, or that it continues."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -60,9 +69,23 @@ class IndexUpdater:
         self._closed.set()
         self._thread.join()
 
+    def look(self) -> None:
+        """Read what the run has written since the last call, at most some hundred samples of it."""
+        new = self._index.update()
+        if new or not self.complete:
+            self.samples = self._index.count(SampleFilter())
+        self._metrics.look()
+        self.state, _ = state_of(now_in(self._folder), self._metrics.last_step)
+        self.complete = new == 0
+
+    @property
+    def version(self) -> str:
+        """A text that changes with everything that a page shows of the run."""
+        return f'"{self.samples}-{self._metrics.lines}-{int(self.complete)}-{adler32(self.state.encode()):x}"'
+
     def _run(self) -> None:
         while not self._closed.is_set():
-            self.complete = self._index.update() == 0
+            self.look()
             if self.complete:
                 self._closed.wait(PAUSE)
 
@@ -94,7 +117,7 @@ def _refusal(error: RequestError) -> Response:
     return PlainTextResponse(f"{error}\n", error.status)
 
 
-def view_app(pages: Pages, index: SampleIndex, updater: IndexUpdater, key: str) -> Starlette:
+def view_app(pages: Pages, follower: RunFollower, key: str) -> Starlette:
     """The service, for any ASGI server; a browser must send `key`, as `?key=...`."""
 
     async def samples(request: Request) -> Response:
@@ -111,14 +134,22 @@ def view_app(pages: Pages, index: SampleIndex, updater: IndexUpdater, key: str) 
     async def prompt(request: Request) -> Response:
         return await _page(pages, lambda query: pages.prompt(query.get("id", "")), request)
 
+    async def run(request: Request) -> Response:
+        return await _page(pages, lambda query: pages.run(), request)
+
     async def status(request: Request) -> Response:
-        count = await run_in_threadpool(index.count, SampleFilter())
-        return JSONResponse({"samples": count, "complete": updater.complete})
+        """Number of samples and state of the run, without reading a file; 304 for a page that shows them already."""
+        version = follower.version
+        if request.headers.get("if-none-match") == version:
+            return Response(status_code=304, headers={"ETag": version})
+        known = {"samples": follower.samples, "complete": follower.complete, "state": follower.state}
+        return JSONResponse(known, headers={"ETag": version})
 
     routes = [
         Route("/", samples, methods=["GET"]),
         Route("/sample/{number:int}", sample, methods=["GET"]),
         Route("/group/{number:int}", group, methods=["GET"]),
+        Route("/run", run, methods=["GET"]),
         Route("/prompt", prompt, methods=["GET"]),
         Route("/status", status, methods=["GET"]),
         Mount("/static", StaticFiles(directory=Path(__file__).with_name("static"))),

@@ -32,6 +32,12 @@ class FieldRow:
         return len(set(self.values)) > 1
 
     @property
+    def is_place(self) -> bool:
+        """Whether the field names the run or says where its files lie, which no two runs share."""
+        name = self.path.rpartition(".")[2]
+        return name in ("run_name", "run_path", "ckpt_path", "export_path", "log_path")
+
+    @property
     def is_default(self) -> bool:
         """Whether every run uses the default."""
         return set(self.origins) == {"default"}

@@ -37,7 +37,7 @@ from skyrl.sandbox.sandbox import Sandbox
 from skyrl.tracking.token_file import TokenFiles
 from skyrl.viewer.pages import Pages
 from skyrl.viewer.sample_index import SampleIndex
-from skyrl.viewer.server import IndexUpdater, view_app
+from skyrl.viewer.server import RunFollower, view_app
 from tests.endpoint.serving import Script
 
 TOKEN = "token-of-this-test"
@@ -64,7 +64,8 @@ def endpoint(token: str | None, folder: Path) -> Starlette:
 def viewer(token: str | None, folder: Path) -> Starlette:
     (folder / "trajectories.jsonl").touch()
     index = SampleIndex(folder / "trajectories.jsonl", folder / "index")
-    return view_app(Pages(folder, index, TokenFiles(folder / "tokens")), index, IndexUpdater(index), TOKEN)
+    pages = Pages(folder, index, TokenFiles(folder / "tokens"))
+    return view_app(pages, RunFollower(index, pages.metrics, folder), TOKEN)
 
 
 SERVICES: Mapping[str, Make] = {

@@ -14,11 +14,12 @@ import pyarrow as pa
 import pytest
 
 from skyrl.errors import DataError
+from skyrl.storage.json_files import GrowingLines
 from skyrl.sweeps.results import _best
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tracking.recording import _rows
 from skyrl.tracking.run_progress import RunProgress
-from skyrl.tracking.services.run_files import GrowingLines, SampleTables
+from skyrl.tracking.services.run_files import SampleTables
 from skyrl.tracking.timeline import chrome_trace
 from skyrl.tracking.token_file import VERSION, TokenFiles
 from skyrl.viewer.report import _spread

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from skyrl.storage.json_files import GrowingLines
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tracking.services.follow import Delivery
 from skyrl.tracking.services.offline_sessions import closed, opened, resumable
-from skyrl.tracking.services.run_files import LONGEST, GrowingLines, SampleTables
+from skyrl.tracking.services.run_files import LONGEST, SampleTables
 from skyrl.tracking.services.service import Known, ServiceRun, ServiceTable
 from tests.tracking.made_runs import REWARD, Listed, append, deliver, listed, make_run, sample, service_run
 

@@ -14,7 +14,7 @@ from skyrl.tracking.token_file import TokenFiles
 from skyrl.viewer.pages import Pages
 from skyrl.viewer.report import report
 from skyrl.viewer.sample_index import SampleIndex
-from skyrl.viewer.server import IndexUpdater, view_app
+from skyrl.viewer.server import RunFollower, view_app
 from tests.browser import END, ENTER, Browser, browser
 from tests.viewer.test_report import LINES, STORED
 from tests.viewer_run import HOSTILE, group, write
@@ -45,9 +45,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def address(run: Path, window: Browser) -> Iterator[str]:
     """The service, on a port of its own."""
     index = SampleIndex(run / "trajectories.jsonl", run / "trajectories.index")
-    updater = IndexUpdater(index)
+    pages = Pages(run, index, TokenFiles(run / "tokens"))
+    updater = RunFollower(index, pages.metrics, run)
     with listen("127.0.0.1", 0, None, "") as bound:
-        server = server_of(view_app(Pages(run, index, TokenFiles(run / "tokens")), index, updater, "key"))
+        server = server_of(view_app(pages, updater, "key"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         updater.start()

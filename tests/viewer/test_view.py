@@ -13,8 +13,9 @@ from starlette.testclient import TestClient
 
 from skyrl.tracking.token_file import TokenFiles
 from skyrl.viewer.pages import Pages
+from skyrl.viewer.run_metrics import RunMetrics
 from skyrl.viewer.sample_index import SampleIndex
-from skyrl.viewer.server import IndexUpdater, view_app
+from skyrl.viewer.server import RunFollower, view_app
 from tests.viewer_run import HOSTILE, group, write
 
 KEY = "a-key"
@@ -25,8 +26,10 @@ def client_of(run: Path, index: Path) -> TestClient:
     found = SampleIndex(run / "trajectories.jsonl", index)
     while found.update():
         pass
-    app = view_app(Pages(run, found, TokenFiles(run / "tokens")), found, IndexUpdater(found), KEY)
-    client = TestClient(app, base_url="http://127.0.0.1:8008")
+    pages = Pages(run, found, TokenFiles(run / "tokens"))
+    follower = RunFollower(found, pages.metrics, run)
+    follower.look()
+    client = TestClient(view_app(pages, follower, KEY), base_url="http://127.0.0.1:8008")
     client.get("/", params={"key": KEY})
     return client
 
@@ -78,6 +81,17 @@ def test_a_list_is_filtered_and_a_filter_that_cannot_be_is_answered_in_words(cli
     assert wrong.status_code == 400 and "step is a whole number" in wrong.text
 
 
+def tokens_of(html: str) -> list[dict[str, str | None]]:
+    """The elements of tokens, without those of the legend."""
+    page = Elements(re.sub(r'(?s)<p class="legend">.*?</p>', "", html))
+    return [each for each in page.of("span") if (each.get("class") or "").startswith("t ")]
+
+
+def headings(html: str) -> list[str]:
+    """The texts of all headings of the third level."""
+    return [" ".join(re.sub(r"<.*?>", " ", heading).split()) for heading in re.findall(r"(?s)<h3>(.*?)</h3>", html)]
+
+
 @pytest.mark.parametrize(
     ("mode", "shades"),
     [
@@ -90,27 +104,34 @@ def test_a_list_is_filtered_and_a_filter_that_cannot_be_is_answered_in_words(cli
 )
 def test_tokens_are_coloured_by(client: TestClient, mode: str, shades: list[str]) -> None:
     """e^-0.25 is 0.78; the learner has -0.5, a quarter of a nat less."""
-    html = client.get(f"/sample/1?colour={mode}").text
-    tokens = Elements(re.sub(r'(?s)<p class="legend">.*?</p>', "", html)).of("span")
+    tokens = tokens_of(client.get(f"/sample/1?colour={mode}").text)
     assert [(each["class"] or "").removeprefix("t ") for each in tokens] == shades
     hint = "id 97, log-probability -0.25, learner -0.5, difference -0.25, advantage 1, weights 0"
     assert tokens[0]["title"] == hint
 
 
 def test_an_answer_is_cut_where_the_environment_speaks(client: TestClient) -> None:
-    roles = re.findall(r"<h3>(.*?)</h3>", client.get("/sample/1").text)
-    assert roles == ["system", "user", "assistant", "environment", "assistant"]
+    shown = headings(client.get("/sample/1").text)
+    assert shown == ["expected answer", "system", "user", "assistant", "environment", "assistant · turn 2"]
 
 
 def test_the_samples_of_a_group_stand_beside_each_other_with_their_rewards_by_component(client: TestClient) -> None:
     page = Elements(client.get("/group/2").text)
     assert len(page.of("article")) == 2 and "abc~~d" in page.text
-    assert re.findall(r"<th>(.*?)</th>", client.get("/group/2").text)[1:4] == ["reward", "correct", "format"]
+    heads = re.findall(r'<th class="number">(.*?)</th>', client.get("/group/2").text)
+    assert heads == ["reward", "correct", "format"]
 
 
 def test_a_prompt_is_followed_over_the_steps(client: TestClient) -> None:
     page = client.get("/prompt?id=0:0").text
-    assert re.findall(r"<h3>(.*?)</h3>", page) == ["step 1, mean reward 0.5", "step 2, mean reward 0.5"]
+    assert headings(page) == [
+        "system",
+        "user",
+        "expected answer",
+        "step 1, mean reward 0.5",
+        "step 2, mean reward 0.5",
+    ]
+    assert "sort this" in page and "in order" in page
 
 
 @pytest.mark.parametrize(
@@ -192,11 +213,11 @@ def test_tokens_of_another_attempt_at_the_step_are_not_shown_for_a_sample(tmp_pa
 def test_long_answers_are_shown_in_parts(tmp_path: Path) -> None:
     write(tmp_path, [[group(1, 0, ["a" * 4000 + "b" * 10])]])
     with client_of(tmp_path, tmp_path / "index") as client:
-        first, rest = (Elements(client.get(f"/sample/1?colour=version&from={start}").text) for start in (0, 4000))
-    assert (len(first.of("span")), len(rest.of("span"))) == (4000, 10)
+        first, rest = (tokens_of(client.get(f"/sample/1?colour=version&from={start}").text) for start in (0, 4000))
+    assert (len(first), len(rest)) == (4000, 10)
 
 
-def test_the_updater_of_the_index_adds_lines_until_it_is_closed(tmp_path: Path) -> None:
+def test_the_follower_of_a_run_adds_lines_until_it_is_closed(tmp_path: Path) -> None:
     write(tmp_path, [[group(1, 0, ["first"])]])
     looked = threading.Semaphore(0)
 
@@ -205,8 +226,8 @@ def test_the_updater_of_the_index_adds_lines_until_it_is_closed(tmp_path: Path) 
             looked.release()
             return super().update(most)
 
-    updater = IndexUpdater(Watched(tmp_path / "trajectories.jsonl", tmp_path / "index"))
-    updater.start()
-    assert looked.acquire(timeout=60) and looked.acquire(timeout=60)
-    updater.close()
-    assert updater.complete
+    follower = RunFollower(Watched(tmp_path / "trajectories.jsonl", tmp_path / "index"), RunMetrics(tmp_path), tmp_path)
+    follower.start()
+    assert looked.acquire(timeout=600) and looked.acquire(timeout=600)
+    follower.close()
+    assert follower.complete and follower.samples == 1

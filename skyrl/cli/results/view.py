@@ -38,7 +38,7 @@ def view(run: Path, port: int, index: Path | None) -> None:
     from skyrl.tracking.token_file import FOLDER, TokenFiles
     from skyrl.viewer.pages import Pages
     from skyrl.viewer.sample_index import SampleIndex
-    from skyrl.viewer.server import IndexUpdater, view_app
+    from skyrl.viewer.server import RunFollower, view_app
 
     with ExitStack() as held:
         bound = held.enter_context(listen(_HOST, port, None, ""))
@@ -46,12 +46,12 @@ def view(run: Path, port: int, index: Path | None) -> None:
             folder = run if os.access(run, os.W_OK) else Path(held.enter_context(tempfile.TemporaryDirectory()))
             index = folder / "trajectories.index"
         samples_index = SampleIndex(samples, index)
-        updater = IndexUpdater(samples_index)
-        samples_index.update()  # so that the first page has something to show
-        updater.start()
-        held.callback(updater.close)
+        pages = Pages(run.absolute(), samples_index, TokenFiles(run / FOLDER))
+        follower = RunFollower(samples_index, pages.metrics, run)
+        follower.look()  # so that the first page has something to show
+        follower.start()
+        held.callback(follower.close)
         key = secrets.token_urlsafe(16)
         click.echo(f"{run} at http://{_HOST}:{bound.getsockname()[1]}/?key={key} (Ctrl-C to stop)")
-        pages = Pages(run.absolute(), samples_index, TokenFiles(run / FOLDER))
-        serve(view_app(pages, samples_index, updater, key), bound)
+        serve(view_app(pages, follower, key), bound)
     click.echo("The viewer has stopped.")

@@ -23,7 +23,8 @@ import attrs
 from skyrl.config.foundation.import_paths import built_in
 from skyrl.config.settings.trackers import TRACKERS
 from skyrl.processes.redaction import RedactedStream
-from skyrl.tracking.services.run_files import GrowingLines, SampleTables, evaluation_tables, stored_configuration
+from skyrl.storage.json_files import GrowingLines
+from skyrl.tracking.services.run_files import SampleTables, evaluation_tables, stored_configuration
 from skyrl.tracking.services.service import Known, Service, ServiceRun
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from skyrl.errors import UserError
-from skyrl.storage.json_files import complete_lines, record_of
+from skyrl.storage.json_files import GrowingLines
 from skyrl.tracking.jsonlines import is_sample
 from skyrl.tracking.services.service import ServiceTable
 from skyrl.tree.files import stored_text
@@ -21,36 +20,6 @@ COLUMNS = ("step", "prompt_id", "sample", "reward", "stop_reason", "prompt", "re
 
 LONGEST = 4_000
 """Largest number of characters of a text in a table."""
-
-
-class GrowingLines:
-    """A file of JSON lines that another process appends to. Each complete line that is not damaged is returned once.
-    After the file is replaced, as when a run returns to a checkpoint, all lines are returned again.
-    """
-
-    def __init__(self, path: Path, *, of_steps: bool = True) -> None:
-        """`of_steps`: each record has the number of its `step`."""
-        self._path, self._of_steps = path, of_steps
-        self._offset, self._inode = 0, 0
-
-    @property
-    def is_replaced(self) -> bool:
-        """Whether the file was replaced since it was last read."""
-        return bool(self._offset) and self._path.is_file() and self._path.stat().st_ino != self._inode
-
-    def new(self) -> Iterator[dict[str, Any]]:
-        """Lines that were completed since the last call. A file that does not exist has no lines yet."""
-        if not self._path.is_file():
-            return
-        with self._path.open("rb") as lines:
-            inode = os.fstat(lines.fileno()).st_ino
-            self._offset, self._inode = self._offset if inode == self._inode else 0, inode
-            lines.seek(self._offset)
-            for line in complete_lines(lines):
-                self._offset += len(line)
-                record = record_of(line, of_steps=self._of_steps)
-                if record is not None:
-                    yield record
 
 
 class SampleTables:

@@ -1,9 +1,10 @@
 "use strict";
-// Draws the figures of the page with Plotly, smooths them, and sets the steps that all of them show.
+// Draws the figures of the page with Plotly for a light or a dark page, smooths them, and sets the steps that all of them show.
 
-const figures = JSON.parse(document.getElementById("figures").textContent);
+const { figures, templates } = JSON.parse(document.getElementById("figures").textContent);
 const places = [...document.querySelectorAll(".chart")];
-const raw = figures.map((figure) => figure.data.map((trace) => Array.from(trace.y)));
+const raw = figures.map(({ data }) => data.map((trace) => Array.from(trace.y)));
+const dark = matchMedia("(prefers-color-scheme: dark)");
 
 // Exponential moving average from the first value, with its start corrected (Kingma and Ba 2015, section 3).
 function smoothed(values, weight) {
@@ -29,8 +30,10 @@ function zoom() {
   places.forEach((place) => Plotly.relayout(place, range));
 }
 
+const template = () => templates[dark.matches ? "dark" : "light"];
 Plotly.setPlotConfig({ displayModeBar: false, responsive: true });
-places.forEach((place, number) => Plotly.newPlot(place, figures[number].data, figures[number].layout));
+places.forEach((place, number) => Plotly.newPlot(place, figures[number].data, { ...figures[number].layout, template: template() }));
+dark.addEventListener("change", () => places.forEach((place) => Plotly.relayout(place, { template: template() })));
 document.getElementById("smoothing").addEventListener("input", smooth);
 for (const id of ["from", "to"]) document.getElementById(id).addEventListener("input", zoom);
 document.documentElement.dataset.drawn = String(places.length);

@@ -1,0 +1,231 @@
+"""The head of a report and of the page of a run: what was trained, its scores, its cost and its troubles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import fmean
+
+from attrs import frozen
+
+from skyrl.errors import UserError
+from skyrl.tracking.run_progress import GONE, Now, now_in
+from skyrl.tree.files import stored_text
+from skyrl.viewer.run_events import RunEvent, troubles
+from skyrl.viewer.run_metrics import RunMetrics, Series
+
+CONFIG = "config.json"
+
+_NEAR = 5
+"""Number of steps at each end of a run whose rewards are averaged: one step's reward is noisy."""
+
+_MANY = 0.5
+"""Share of answers that were cut off, and of groups without contrast, from which it is worth a look."""
+
+_OUTSIDE = ("timing/eval", "timing/save_checkpoints")
+"""Times that are measured outside of a step's own time."""
+
+_GOOD_IF_LOW = ("loss",)
+_SUPERVISED = {"sft": "supervised fine-tuning", "reward_model": "reward model"}
+
+
+@frozen(kw_only=True)
+class Score:
+    """A number that the run is about: at its start, at its end, and at its best."""
+
+    name: str
+    first: float
+    first_at: str
+    last: float
+    last_at: str
+    best: float | None = None
+    best_at: str = ""
+    low_is_good: bool = False
+
+    @property
+    def change(self) -> str:
+        """`better`, `worse` or `same`: what a reader looks for first."""
+        gain = (self.first - self.last) if self.low_is_good else (self.last - self.first)
+        return "same" if abs(gain) < 0.005 * max(1.0, abs(self.first)) else "better" if gain > 0 else "worse"
+
+
+@frozen(kw_only=True)
+class RunCard:
+    """Summary of a run: how it ended, its scores, its cost and its troubles."""
+
+    name: str
+    state: str
+    """How the run ended, or that it continues."""
+
+    tone: str
+    """Class of the state in the style sheet: `good`, `bad`, `live` or `plain`."""
+
+    trained: tuple[tuple[str, str], ...]
+    """Labels and values: algorithm, model, data and the like."""
+
+    scores: tuple[Score, ...]
+    cost: tuple[tuple[str, str], ...]
+    troubles: tuple[str, ...]
+    notes: tuple[str, ...]
+    """Observations that are no trouble, but worth a look."""
+
+
+def run_card(folder: Path, name: str, metrics: RunMetrics, *, gpus: int | None = None) -> RunCard:
+    """The card of the run in `folder`. `gpus` is the number of its GPUs, None if it is not known."""
+    now = now_in(folder)
+    state, tone = state_of(now, metrics.last_step)
+    resumed = [f"resumed from step {now.first_step}"] if now and _whole(now.first_step) else []
+    warned = [f"warning: {now.warning}"] if now and now.warning else []
+    stored = stored_configuration(folder)
+    return RunCard(
+        name=name,
+        state=state,
+        tone=tone,
+        trained=tuple(_trained(stored)),
+        scores=tuple(_scores(metrics)),
+        cost=tuple(_cost(metrics, gpus, "cpu" if _text(stored, "trainer.device", "device") == "cpu" else "")),
+        troubles=(*resumed, *_counted(troubles(folder, metrics.series)), *warned),
+        notes=tuple(_notes(metrics)),
+    )
+
+
+def stored_configuration(folder: Path) -> Mapping[str, object]:
+    """The resolved configuration of a run, as plain data; empty if it cannot be read."""
+    try:
+        stored = json.loads(stored_text(folder / CONFIG))["config"]
+    except (OSError, UserError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return stored if isinstance(stored, dict) else {}
+
+
+def state_of(now: Now | None, step: int) -> tuple[str, str]:
+    """How a run ended that has reached `step`, or that it continues, in words; and the tone of this news."""
+    total = _whole(now.total_steps) if now else 0
+    at = f"step {step:,} of {total:,}" if total else f"step {step:,}"
+    match now.state if now else None:
+        case None:
+            return f"at {at}; how it ended is not recorded", "plain"
+        case "running":
+            return f"running, {at}", "live"
+        case "finished":
+            return f"finished, {at}", "good"
+        case state if state == GONE:
+            return f"ended without a word at {at}: its process or its machine was killed", "bad"
+        case "failed":
+            return f"failed at {at}: its log says why", "bad"
+        case other:
+            return f"{other} at {at}", "plain"
+
+
+def _whole(value: object) -> int:
+    """The number, or 0 for what a damaged file has in its place."""
+    return value if type(value) is int and value > 0 else 0
+
+
+def _trained(stored: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    kind = _text(stored, "kind") or "rl"
+    estimator = _text(stored, "trainer.algorithm.advantage_estimator")
+    loss = _text(stored, "trainer.algorithm.policy_loss_type")
+    yield "method", _SUPERVISED.get(kind, f"{estimator}, loss {loss}" if loss else "reinforcement learning")
+    for label, *paths in (
+        ("model", "trainer.policy.model.path", "model.path"),
+        ("task", "environment.env_class"),
+        ("data", "data.train_data", "train_datasets"),
+        ("learning rate", "trainer.policy.optimizer_config.lr", "optimizer_config.lr"),
+    ):
+        if text := _text(stored, *paths):
+            yield label, text
+    prompts = _text(stored, "trainer.train_batch_size", "batch_size")
+    samples = _text(stored, "generator.n_samples_per_prompt")
+    if prompts:
+        yield "each step", f"{prompts} prompts x {samples} samples" if samples else f"{prompts} rows"
+
+
+def _text(stored: Mapping[str, object], *paths: str) -> str:
+    """The value at the first of these dotted paths that has one, as text."""
+    for path in paths:
+        value: object = stored
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if isinstance(value, list):
+            value = ", ".join(str(each.get("path", each) if isinstance(each, Mapping) else each) for each in value)
+        if value not in (None, ""):
+            return f"{value:g}" if isinstance(value, float) else str(value)
+    return ""
+
+
+def _scores(metrics: RunMetrics) -> Iterator[Score]:
+    evaluations = ("eval/all/avg_score", "eval/all/loss")
+    for name, title in zip(evaluations, ("evaluation score", "evaluation loss"), strict=True):
+        if name in metrics.series:
+            yield _score(title, metrics.series[name], low_is_good=title.endswith(_GOOD_IF_LOW))
+    for name, title in (("reward/avg_raw_reward", "training reward"), ("train/loss", "training loss")):
+        if name in metrics.series:
+            yield _averaged(title, metrics.series[name], low_is_good=title.endswith(_GOOD_IF_LOW))
+
+
+def _score(title: str, series: Series, *, low_is_good: bool) -> Score:
+    best = (min if low_is_good else max)(range(len(series)), key=series.values.__getitem__)
+    return Score(
+        name=title,
+        first=series.values[0],
+        first_at=f"step {series.steps[0]}",
+        last=series.values[-1],
+        last_at=f"step {series.steps[-1]}",
+        best=series.values[best],
+        best_at=f"step {series.steps[best]}",
+        low_is_good=low_is_good,
+    )
+
+
+def _averaged(title: str, series: Series, *, low_is_good: bool) -> Score:
+    near = max(1, min(_NEAR, len(series) // 2))
+    return Score(
+        name=title,
+        first=fmean(series.values[:near]),
+        first_at=f"first {near} steps" if near > 1 else f"step {series.steps[0]}",
+        last=fmean(series.values[-near:]),
+        last_at=f"last {near} steps" if near > 1 else f"step {series.steps[-1]}",
+        low_is_good=low_is_good,
+    )
+
+
+def _cost(metrics: RunMetrics, gpus: int | None, device: str) -> Iterator[tuple[str, str]]:
+    seconds = (metrics.last("timing/all_steps") or metrics.total("timing/step")) + sum(map(metrics.total, _OUTSIDE))
+    yield "time", f"{_duration(seconds)} in steps, evaluation and checkpoints"
+    if device == "cpu" or gpus == 0:
+        yield "GPUs", "none"
+    elif gpus:
+        yield "GPU hours", f"{gpus * seconds / 3600:.2f} ({gpus} GPU{'s' if gpus > 1 else ''})"
+    for name, label in (("trainer/samples_seen", "samples"), ("trainer/tokens_seen", "tokens")):
+        if (count := metrics.last(name)) is not None:
+            yield label, f"{count:,.0f}"
+    if "memory/process_bytes" in metrics.series:
+        yield "peak memory", f"{max(metrics.series['memory/process_bytes'].values) / 2**30:.1f} GiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _counted(found: list[RunEvent]) -> Iterator[str]:
+    """A sentence for each kind of event, and for each alarm: how often, and in which steps first and last."""
+    kinds: dict[str, list[RunEvent]] = {}
+    for event in found:
+        kinds.setdefault(f"alarm {event.words}" if event.kind == "alarm" else event.kind, []).append(event)
+    for kind, own in kinds.items():
+        where = f"step {own[0].step}" if len(own) == 1 else f"{len(own)} times, steps {own[0].step} to {own[-1].step}"
+        yield f"{kind} ({where})"
+
+
+def _notes(metrics: RunMetrics) -> Iterator[str]:
+    for name, words in (
+        ("generate/truncated_ratio", "of the last step's answers were cut off at the length limit"),
+        ("reward/zero_variance_groups", "of the last step's groups had equal rewards, which teach nothing"),
+    ):
+        share = metrics.last(name)
+        if share is not None and share >= _MANY:
+            yield f"{share:.0%} {words}"
