@@ -40,6 +40,8 @@ PAGES: Mapping[str, str] = {
     "sample": "/sample/{middle}",
     "group": "/group/{middle}",
     "prompt over the steps": "/prompt?id=0:7",
+    "groups with different rewards": "/?mixed=1",
+    "run and curves": "/run",
 }
 
 
@@ -78,6 +80,8 @@ def sample(number: int, text: str, draw: random.Random) -> dict[str, Any]:
         "prompt_id": f"0:{group % 4096}",
         "sample": number % 8,
         "prompt": [{"role": "user", "content": f"Question {group % 4096}?"}],
+        "ground_truth": str(group % 4096),
+        "columns": {"reward_spec": {"ground_truth": str(group % 4096)}},
         "response": text,
         "reward": round(draw.random(), 3),
         "stop_reason": "stop",

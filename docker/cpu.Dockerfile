@@ -14,7 +14,7 @@ RUN pip install --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
 
 COPY pyproject.toml README.md LICENSE ./
 COPY skyrl skyrl
-RUN pip install ".[train,serve,view,report]" -c constraints.txt
+RUN pip install ".[train,serve]" -c constraints.txt
 
 RUN useradd --create-home --uid 10001 skyrl && mkdir -p /work && chown skyrl /work
 USER 10001

@@ -22,7 +22,7 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY skyrl skyrl
 # hadolint ignore=DL3013
-RUN pip install ".[train,data,ray,vllm,serve,view,report,tensorboard,wandb]"
+RUN pip install ".[train,data,ray,vllm,serve,tensorboard,wandb]"
 
 RUN useradd --create-home --uid 10001 skyrl && mkdir -p /work && chown skyrl /work
 USER 10001

@@ -15,6 +15,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
+AXE = Path(__file__).parent / "viewer" / "axe.min.js"
+"""axe-core 4.14.1 as its authors publish it (Mozilla Public License 2.0)."""
+
 SECONDS = 120
 """How long a page may take; a test waits for what it looks for and not for a time."""
 
@@ -42,6 +45,20 @@ class Browser:
 
     def value(self, script: str) -> Any:
         return self.driver.execute_script(f"return {script}")
+
+    def emulate(self, *, width: int = 1280, height: int = 860, dark: bool = False) -> None:
+        """Show all further pages in a window of this size, for a system with light or with dark windows."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    def violations(self) -> list[str]:
+        """Rules of accessibility that the page breaks, as axe-core finds them, each with the first element."""
+        self.driver.execute_script(AXE.read_text(encoding="utf-8"))
+        script = "axe.run().then(found => arguments[0](found.violations.map(v => `${v.id}: ${v.nodes[0].html}`)))"
+        found: list[str] = self.driver.execute_async_script(script)
+        return found
 
     def save(self, file: Path, *, height: int) -> None:
         """A picture of the top of the page."""
@@ -78,6 +95,7 @@ def browser(folder: Path, *, width: int = 1280, height: int = 860) -> Iterator[B
     driver = webdriver.Chrome(options, service)
     try:
         driver.set_page_load_timeout(SECONDS)
+        driver.set_script_timeout(SECONDS)
         yield Browser(driver)
     finally:
         driver.quit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -10,6 +11,12 @@ import torch
 from skyrl.runs.run_folder import RunFolder
 from skyrl.tracking.recording import Computed
 from skyrl.trajectory import Failure, Prompt, Trajectory, TrajectoryGroup, TurnReward
+
+SPECIAL = {"▶": "<|im_start|>", "■": "<|im_end|>"}
+"""Texts of special tokens, by the character that stands for each."""
+
+TURNS = "8■{\n▶user\nhigher■\n▶assistant\n}9■"
+"""An answer of two turns in ChatML, with what the environment said between them."""
 
 HOSTILE = """<script>document.title = "taken"</script><img src=x onerror="document.title='taken'">"</pre></span>'"""
 """A text that runs in every page that does not escape it."""
@@ -34,8 +41,11 @@ def group(
 
 
 def _trajectory(prompt: str, step: int, sample: int, text: str) -> Trajectory:
-    ids = tuple(map(ord, text))
-    given = tuple(0 if character == "~" else 1 for character in text)
+    """Characters between braces, and each `~`, were not sampled."""
+    braces = list(accumulate({"{": 1, "}": -1}.get(character, 0) for character in text))
+    marked = [(c, depth) for c, depth in zip(text, braces, strict=True) if c not in "{}"]
+    ids = tuple(ord(character) for character, _ in marked)
+    given = tuple(0 if character == "~" or depth else 1 for character, depth in marked)
     return Trajectory(
         prompt_id=prompt,
         sample_index=sample,
@@ -52,7 +62,7 @@ def _trajectory(prompt: str, step: int, sample: int, text: str) -> Trajectory:
 
 
 def decode(ids: Sequence[int]) -> str:
-    return "".join(map(chr, ids))
+    return "".join(SPECIAL.get(chr(each), chr(each)) for each in ids)
 
 
 def write(folder: Path, steps: Sequence[Sequence[TrajectoryGroup]], *, most: int = -1, first: int = 1) -> RunFolder:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 from attrs import evolve, frozen
@@ -164,7 +164,19 @@ def _shown_before(table: TokenTable, numbers: Sequence[int], place: int) -> list
     before, ids = numbers[place - 1], prompts[numbers[place]]
     known = [*prompts[before], *table.columns["response_ids"][before]]
     same = next((n for n, (one, other) in enumerate(zip(known, ids, strict=False)) if one != other), len(known))
-    return [Token(text=table.pieces.get(id, "�"), id=id, sampled=False) for id in ids[same:]]
+    tokens = [Token(text=table.pieces.get(id, "�"), id=id, sampled=False) for id in ids[same:]]
+    return tokens if same == len(known) else _after_the_policy(tokens)
+
+
+def _after_the_policy(tokens: Sequence[Token]) -> list[Token]:
+    """The tokens after the policy's last message: earlier turns, which a template rewrote, are shown already."""
+    end = last = 0
+    for stretch in stretches("".join(token.text for token in tokens)):
+        end += len(stretch.text)
+        if stretch.role in _POLICY and not stretch.is_markup:
+            last = end
+    places = accumulate((len(token.text) for token in tokens), initial=0)
+    return [token for token, place in zip(tokens, places, strict=False) if place >= last]
 
 
 def _tokens(table: TokenTable, number: int) -> list[Token]:

@@ -10,7 +10,7 @@ import pytest
 from skyrl.errors import DataError
 from skyrl.viewer.sample_filter import SampleFilter, match_of
 from skyrl.viewer.sample_index import SampleIndex
-from tests.viewer_run import group, write
+from tests.viewer_run import TURNS, group, write
 
 
 @pytest.fixture
@@ -41,6 +41,8 @@ def indexed(folder: Path) -> SampleIndex:
         ({"source": "numbers"}, [3, 4]),
         ({"prompt": "0:0", "order": "oldest"}, [1, 2, 5, 6]),
         ({"failed": True}, [6]),
+        ({"mixed": True, "step": 2}, [5, 6, 7, 8]),
+        ({"mixed": False}, []),
         ({"failed": False, "step": 2}, [5, 7, 8]),
         ({"stop": "length", "order": "oldest"}, [2, 4, 6, 8]),
         ({"least_reward": 1.0, "order": "oldest"}, [2, 4, 6, 8]),
@@ -120,6 +122,23 @@ def test_a_damaged_index_is_made_anew(folder: Path) -> None:
 def test_an_index_that_cannot_be_written_is_named(folder: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere/index cannot be created: .*; see --index"):
         SampleIndex(folder / "trajectories.jsonl", folder / "nowhere" / "index")
+
+
+def test_a_row_of_the_list_has_question_answer_and_expected_answer(tmp_path: Path) -> None:
+    write(tmp_path, [[group(1, 0, [TURNS], prompt="which  digit,\nfrom 0 to 9?"), group(1, 1, ["same", "{}same"])]])
+    first, *others = indexed(tmp_path).rows(SampleFilter(order="oldest"))
+    assert (first["prompt"], first["excerpt"]) == ("which digit, from 0 to 9?", "8 ▸ user: higher ▸ 9")
+    assert first["expected"] == "which digit, from 0 to 9? in order"
+    assert [row["excerpt"] for row in others] == ["same", "same"]
+
+
+def test_groups_whose_rewards_differ_are_told_from_others(tmp_path: Path) -> None:
+    """The n-th sample of a group has the reward n, so a group of one sample has no contrast."""
+    write(tmp_path, [[group(1, 0, ["a", "b"]), group(1, 1, ["c"])], [group(2, 0, ["d"])]])
+    index = indexed(tmp_path)
+    filters = {mixed: SampleFilter(mixed=mixed, order="oldest") for mixed in (True, False)}
+    found = {mixed: [row["excerpt"] for row in index.rows(wanted)] for mixed, wanted in filters.items()}
+    assert found == {True: ["a", "b"], False: ["c", "d"]}
 
 
 def test_lines_that_are_no_samples_are_passed_over(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -169,7 +170,7 @@ def test_the_key_of_the_printed_address_becomes_a_cookie_that_no_script_reads(cl
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/sample/0", "/status", "/static/view.js", "/?key=", "/?key=another", "/nothing"]
+    "path", ["/", "/sample/0", "/run", "/status", "/static/view.js", "/?key=", "/?key=another", "/nothing"]
 )
 def test_who_has_no_key_sees_nothing(client: TestClient, path: str) -> None:
     answer = TestClient(client.app, base_url="http://127.0.0.1:8008").get(path)
@@ -177,17 +178,60 @@ def test_who_has_no_key_sees_nothing(client: TestClient, path: str) -> None:
     assert "set-cookie" not in answer.headers and "default-src 'none'" in answer.headers["content-security-policy"]
 
 
+def test_a_page_that_shows_everything_is_told_so_in_a_few_bytes(tmp_path: Path) -> None:
+    write(tmp_path, [[group(1, 0, ["first"])]])
+    index = SampleIndex(tmp_path / "trajectories.jsonl", tmp_path / "index")
+    pages = Pages(tmp_path, index, TokenFiles(tmp_path / "tokens"))
+    follower = RunFollower(index, pages.metrics, tmp_path)
+    client = TestClient(view_app(pages, follower, KEY), base_url="http://127.0.0.1:8008")
+    client.get("/", params={"key": KEY})
+    seen = [client.get("/status").headers["etag"]]
+
+    def is_new() -> bool:
+        for _ in range(2):  # samples are read in parts, and the second look finds no more
+            follower.look()
+        answer = client.get("/status", headers={"if-none-match": seen[-1]})
+        seen.append(answer.headers["etag"])
+        assert (answer.status_code, bool(answer.content)) in [(304, False), (200, True)]
+        return answer.status_code == 200
+
+    changes: dict[str, Callable[[], object]] = {
+        "nothing": lambda: None,
+        "samples": lambda: write(tmp_path, [[group(2, 0, ["second"])]], first=2),
+        "a step": lambda: (tmp_path / "metrics.jsonl").write_text('{"step": 2, "a": 1}\n', encoding="utf-8"),
+        "an end": lambda: (tmp_path / "progress.json").write_text('{"state": "finished"}', encoding="utf-8"),
+    }
+    assert is_new()
+    told = {}
+    for what, change in changes.items():
+        change()
+        told[what] = is_new()
+    assert told == {"nothing": False, "samples": True, "a step": True, "an end": True}
+
+
+def test_the_page_of_a_run_has_its_card_and_its_curves(tmp_path: Path) -> None:
+    write(tmp_path, [[group(1, 0, ["first"])]])
+    with client_of(tmp_path, tmp_path / "index") as client:
+        assert "No step is recorded yet." in client.get("/run").text
+    lines = [{"step": 1, "reward/avg_raw_reward": 0.25, f"reward/component/{HOSTILE}": 1.0, "timing/generate": 2.0}]
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(lines[0]) + "\n", encoding="utf-8")
+    with client_of(tmp_path, tmp_path / "index") as client:
+        page = Elements(client.get("/run").text)
+    assert len(page.of("svg")) == 2 and page.of("img") == [] and len(page.of("script")) == 1
+    assert "0.25 → 0.25" in page.text and "generate" in page.text and "document.title" in page.text
+
+
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8008", "127.0.0.1.evil.example", "0.0.0.0:8008", ""])
 def test_a_request_for_another_host_is_refused(client: TestClient, host: str) -> None:
     """A site whose name was pointed at this machine sends its own name."""
-    for path in ("/", "/sample/1", "/status", "/static/view.js"):
+    for path in ("/", "/sample/1", "/run", "/status", "/static/view.js"):
         response = client.get(path, headers={"host": host})
         assert response.status_code == 400 and "sample" not in response.text
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 def test_no_route_writes(client: TestClient, method: str) -> None:
-    for path in ("/", "/sample/1", "/group/1", "/prompt", "/status", "/static/view.js"):
+    for path in ("/", "/sample/1", "/group/1", "/prompt", "/run", "/status", "/static/view.js"):
         assert client.request(method, path).status_code == 405
 
 

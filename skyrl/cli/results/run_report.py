@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from contextlib import chdir
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from skyrl.cli.command_line.extras import require_packages
 from skyrl.errors import SkyRLError, UserError
+
+if TYPE_CHECKING:
+    from skyrl.cli.planning.plan_table import Plan
 
 
 @click.command("report")
@@ -26,7 +30,7 @@ from skyrl.errors import SkyRLError, UserError
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def report(runs: tuple[Path, ...], output: Path, samples: int, force: bool) -> None:
-    """Write curves, events, layouts, configurations and samples of RUNS into one HTML file that needs no network.
+    """Write a summary, curves, events, layouts, configurations and samples of RUNS into one HTML file.
 
     RUNS are folders of runs, finished or not. Several runs are drawn into the same charts, and their configurations are
     compared.
@@ -34,11 +38,14 @@ def report(runs: tuple[Path, ...], output: Path, samples: int, force: bool) -> N
     require_packages("report", "report", "plotly", "jinja2", "numpy")
     if output.exists() and not force:
         raise UserError(f"{output} already exists: choose another --output, or pass --force")
+    from skyrl.cli.planning.plan_picture import picture
     from skyrl.storage.atomic import write_file
     from skyrl.viewer.report import report as html_of
 
-    layouts = {folder: drawn for folder in runs if (drawn := _layout(folder))}
-    html = html_of(runs, samples=samples, layouts=layouts)
+    plans = {folder: plan for folder in runs if (plan := _plan(folder))}
+    layouts = {folder: picture(plan) for folder, plan in plans.items()}
+    gpus = {folder: plan["gpus"] for folder, plan in plans.items()}
+    html = html_of(runs, samples=samples, layouts=layouts, gpus=gpus)
     try:
         write_file(output, html)
     except OSError as error:
@@ -46,12 +53,9 @@ def report(runs: tuple[Path, ...], output: Path, samples: int, force: bool) -> N
     click.echo(f"{output}: {len(html.encode()) / 1e6:.1f} MB")
 
 
-def _layout(folder: Path) -> str | None:
-    """The picture of `skyrl plan --svg` for the run; None if the run has no engines, or if this version cannot read its
-    configuration.
-    """
+def _plan(folder: Path) -> Plan | None:
+    """The plan of the run; None if the run has no engines, or if this version cannot read its configuration."""
     from skyrl.cli.planning.plan import plan_of
-    from skyrl.cli.planning.plan_picture import picture
     from skyrl.config.loading.kinds import samples_rollouts
     from skyrl.runs.stored_runs import started_in, stored_run
 
@@ -62,4 +66,4 @@ def _layout(folder: Path) -> str | None:
     if not samples_rollouts(run):
         return None
     with chdir(started_in(folder, run)):  # where the models lie whose sizes the plan needs
-        return picture(plan_of(run))
+        return plan_of(run)
