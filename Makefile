@@ -90,13 +90,14 @@ pages: .venv/dev.stamp
 peer-trees: .venv/dev.stamp
 	$(BIN)/python -m tests.interop.peer_trees $(PEERS)
 
-# Pictures of docs/seeing-a-run.md, of two short runs of the quick start; needs Chromium and its driver.
+# Pictures of docs/seeing-a-run.md, of two short runs of the quick start and one of two turns; needs Chromium and its driver.
 RUN_SEEN = $(BIN)/skyrl run examples/quickstart/grpo.toml trainer.policy_mini_batch_size=8 trainer.max_training_steps=45
 pictures: .venv/dev.stamp
 	$(BIN)/python examples/quickstart/prepare.py
 	$(RUN_SEEN) trainer.run_path=runs/lr-2e-4
 	$(RUN_SEEN) trainer.run_path=runs/lr-5e-5 trainer.policy.optimizer_config.lr=5e-5
-	$(BIN)/python -m tests.pictures runs/lr-2e-4 runs/lr-5e-5
+	$(BIN)/python examples/multi_turn/train.py
+	$(BIN)/python -m tests.pictures runs/lr-2e-4 runs/lr-5e-5 runs/multi-turn
 
 # Resolves everything anew in an environment of its own; run `make test` afterwards. Local build tags (+cpu) are cut off.
 constraints: .venv/made.stamp

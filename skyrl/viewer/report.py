@@ -102,7 +102,8 @@ def report(
 
 def _read(folder: Path, name: str, samples: int, gpus: int | None) -> ReportedRun:
     metrics = RunMetrics(folder)
-    metrics.look()
+    while metrics.look():
+        pass
     if not metrics.lines:
         raise UserError(f"{folder} has nothing to report: metrics.jsonl is not there, or is empty")
     return ReportedRun(

@@ -193,7 +193,7 @@ def _averaged(title: str, series: Series, *, low_is_good: bool) -> Score:
 
 def _cost(metrics: RunMetrics, gpus: int | None, device: str) -> Iterator[tuple[str, str]]:
     seconds = (metrics.last("timing/all_steps") or metrics.total("timing/step")) + sum(map(metrics.total, _OUTSIDE))
-    yield "time", f"{_duration(seconds)} in steps, evaluation and checkpoints"
+    yield "time", f"{_duration(seconds)}, without start-up"
     if device == "cpu" or gpus == 0:
         yield "GPUs", "none"
     elif gpus:

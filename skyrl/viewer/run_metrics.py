@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from threading import Lock
@@ -13,6 +14,9 @@ from skyrl.storage.json_files import GrowingLines
 
 MOST_POINTS = 20_000
 """Largest number of points kept of a series. A longer one keeps every second point, and so on."""
+
+MOST_LINES = 500
+"""Largest number of lines that one look reads, so that no page waits long for the lock."""
 
 
 @frozen(eq=False)
@@ -59,16 +63,20 @@ class RunMetrics:
 
         self.last_step = 0
 
-    def look(self) -> None:
-        """Read the lines that were written since the last call; all again if the run went back to a checkpoint."""
+    def look(self) -> int:
+        """Read up to `MOST_LINES` more lines, from the first again if the run went back to a checkpoint. Returns their
+        number; 0 if all complete lines are read.
+        """
         with self.lock:
             if self._lines.is_replaced:
                 self.series, self.lines = {}, 0
-            for line in self._lines.new():
+            before = self.lines
+            for line in islice(self._lines.new(), MOST_LINES):
                 self.lines, self.last_step = self.lines + 1, line["step"]
                 for name, value in line.items():
                     if name != "step" and isinstance(value, int | float) and _is_finite(value):
                         self.series.setdefault(name, Series()).add(line["step"], float(value))
+            return self.lines - before
 
     def last(self, name: str) -> float | None:
         """The last value of a metric; None if there is none."""

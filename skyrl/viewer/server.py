@@ -70,13 +70,13 @@ class RunFollower:
         self._thread.join()
 
     def look(self) -> None:
-        """Read what the run has written since the last call, at most some hundred samples of it."""
+        """Read what the run has written since the last call, at most some hundred lines of each file."""
         new = self._index.update()
         if new or not self.complete:
             self.samples = self._index.count(SampleFilter())
-        self._metrics.look()
+        steps = self._metrics.look()
         self.state, _ = state_of(now_in(self._folder), self._metrics.last_step)
-        self.complete = new == 0
+        self.complete = new == steps == 0
 
     @property
     def version(self) -> str:

@@ -12,7 +12,7 @@ import pytest
 from skyrl.viewer.panels import constants, panels
 from skyrl.viewer.rendering import meter
 from skyrl.viewer.run_card import run_card
-from skyrl.viewer.run_metrics import MOST_POINTS, RunMetrics, Series
+from skyrl.viewer.run_metrics import MOST_LINES, MOST_POINTS, RunMetrics, Series
 from skyrl.viewer.small_charts import short, small_charts
 
 CONFIG = {
@@ -61,7 +61,7 @@ def test_a_card_says_what_was_trained_and_what_it_cost(tmp_path: Path) -> None:
         "each step": "16 prompts x 8 samples",
     }
     assert dict(card.cost) == {
-        "time": "2 min in steps, evaluation and checkpoints",
+        "time": "2 min, without start-up",
         "GPUs": "none",
         "tokens": "1,234",
         "peak memory": "1.0 GiB",
@@ -200,6 +200,12 @@ def test_lines_that_are_damaged_or_no_numbers_are_left_out_of_series(tmp_path: P
         "a": ([1, 3], [1.5, 2.0]),
         "c": ([1], [1.0]),
     }
+
+
+def test_a_look_reads_so_many_lines_and_the_next_one_the_others(tmp_path: Path) -> None:
+    metrics = seen(tmp_path, rewards(*range(MOST_LINES + 3)))
+    assert (metrics.lines, metrics.look(), metrics.look()) == (MOST_LINES, 3, 0)
+    assert list(metrics.series["reward/avg_raw_reward"].values) == [*range(MOST_LINES + 3)]
 
 
 def test_series_go_on_with_a_run_and_begin_anew_where_it_went_back(tmp_path: Path) -> None:
