@@ -29,7 +29,7 @@ class Kind:
     unit: str
     pattern: str
     together: bool = False
-    """Whether the metrics share one panel, and each line is labelled by what the group matched."""
+    """Whether the metrics of a single run share one panel, and each line is labelled by what the group matched."""
 
 
 KINDS: tuple[Kind, ...] = (
@@ -46,7 +46,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("Optimization", "Clipped: {}", "share of tokens", r"policy/(clip_ratio|.+_clip_high_ratio|.+_masked_ratio)"),
     Kind("Optimization", "Gradient norm of {}", "before clipping", r"(policy|critic)/grad_norm|(train)/grad_norm"),
     Kind("Optimization", "Learning rate of {}", "", r"(policy|critic)/.+_lr|(train)/lr"),
-    Kind("Sampling", "Length of answers", "tokens", r"generate/(avg|max|min)_num_tokens", together=True),
+    Kind("Sampling", "Length of answers: {}", "tokens", r"generate/(avg|max|min)_num_tokens", together=True),
     Kind("Sampling", "Answers that were {}", "share", r"generate/(truncated|repeated)_ratio"),
     Kind("Sampling", "Groups without contrast", "share with equal rewards", r"reward/zero_variance_groups()"),
     Kind("Sampling", "Staleness: {}", "versions of the weights", r"async/staleness_(mean|max|ratio)"),
@@ -104,8 +104,8 @@ def _all_panels(runs: Runs) -> Iterator[Panel]:
         pattern = re.compile(kind.pattern)
         names = {name: found for series in runs.values() for name in series if (found := pattern.fullmatch(name))}
         labels = {name: next((part for part in found.groups() if part), "") for name, found in names.items()}
-        if kind.together and names:
-            yield _panel(kind, kind.title, list(names), runs, labels)
+        if kind.together and names and len(runs) == 1:
+            yield _panel(kind, kind.title.removesuffix(": {}"), list(names), runs, labels)
             continue
         for same in _equal(list(names), runs):
             title = kind.title.format(" = ".join(dict.fromkeys(labels[name].replace("_", " ") for name in same)))

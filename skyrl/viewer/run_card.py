@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from math import hypot, sqrt
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from attrs import frozen
 
@@ -42,12 +44,15 @@ class Score:
     best: float | None = None
     best_at: str = ""
     low_is_good: bool = False
+    error: float = 0.0
+    """Standard error of the difference between the last number and the first, so far as it is known."""
 
     @property
     def change(self) -> str:
-        """`better`, `worse` or `same`: what a reader looks for first."""
+        """`better` or `worse`; `same` where the difference is within two standard errors, or small."""
         gain = (self.first - self.last) if self.low_is_good else (self.last - self.first)
-        return "same" if abs(gain) < 0.005 * max(1.0, abs(self.first)) else "better" if gain > 0 else "worse"
+        unclear = max(2 * self.error, 0.005 * max(1.0, abs(self.first)))
+        return "same" if abs(gain) <= unclear else "better" if gain > 0 else "worse"
 
 
 @frozen(kw_only=True)
@@ -159,13 +164,15 @@ def _scores(metrics: RunMetrics) -> Iterator[Score]:
     evaluations = ("eval/all/avg_score", "eval/all/loss")
     for name, title in zip(evaluations, ("evaluation score", "evaluation loss"), strict=True):
         if name in metrics.series:
-            yield _score(title, metrics.series[name], low_is_good=title.endswith(_GOOD_IF_LOW))
+            error = metrics.series.get(f"{name}_stderr")
+            yield _score(title, metrics.series[name], error, low_is_good=title.endswith(_GOOD_IF_LOW))
     for name, title in (("reward/avg_raw_reward", "training reward"), ("train/loss", "training loss")):
         if name in metrics.series:
             yield _averaged(title, metrics.series[name], low_is_good=title.endswith(_GOOD_IF_LOW))
 
 
-def _score(title: str, series: Series, *, low_is_good: bool) -> Score:
+def _score(title: str, series: Series, error: Series | None, *, low_is_good: bool) -> Score:
+    """The scores of evaluations, with their own standard errors where each has one."""
     best = (min if low_is_good else max)(range(len(series)), key=series.values.__getitem__)
     return Score(
         name=title,
@@ -175,6 +182,7 @@ def _score(title: str, series: Series, *, low_is_good: bool) -> Score:
         last_at=f"step {series.steps[-1]}",
         best=series.values[best],
         best_at=f"step {series.steps[best]}",
+        error=hypot(error.values[0], error.values[-1]) if error and len(error) == len(series) else _spread(series),
         low_is_good=low_is_good,
     )
 
@@ -188,7 +196,15 @@ def _averaged(title: str, series: Series, *, low_is_good: bool) -> Score:
         last=fmean(series.values[-near:]),
         last_at=f"last {near} steps" if near > 1 else f"step {series.steps[-1]}",
         low_is_good=low_is_good,
+        error=_spread(series) * sqrt(2 / near),
     )
+
+
+def _spread(series: Series) -> float:
+    """Standard deviation of the noise of one step, from the median difference of neighbouring steps, which a trend
+    hardly moves; 0 for a single step. The median of |x - y| of two normal numbers is 0.954 standard deviations.
+    """
+    return median(abs(later - value) for value, later in pairwise(series.values)) / 0.954 if len(series) > 1 else 0.0
 
 
 def _cost(metrics: RunMetrics, gpus: int | None, device: str) -> Iterator[tuple[str, str]]:

@@ -75,6 +75,8 @@ def test_a_card_says_what_was_trained_and_what_it_cost(tmp_path: Path) -> None:
         ([0.0, 0.0, 1.0, 1.0], 0.0, 1.0, "better"),
         ([1.0, 1.0, 0.0, 0.0], 1.0, 0.0, "worse"),
         ([0.5, 0.5, 0.501, 0.501], 0.5, 0.501, "same"),
+        ([0.1, 0.2, 0.0, 0.2, 0.1, 0.3], 0.1, 0.2, "same"),
+        ([0.1, 0.2, 0.1, 0.9, 0.8, 0.9], 0.4 / 3, 2.6 / 3, "better"),
         ([0.5], 0.5, 0.5, "same"),
         ([0.0] * 5 + [9.0] * 20 + [0.5] * 5, 0.0, 0.5, "better"),
     ],
@@ -87,10 +89,24 @@ def test_a_training_reward_is_averaged_over_the_steps_at_each_end(
     assert score.change == change
 
 
-def test_a_loss_that_falls_is_better_and_the_best_is_the_least(tmp_path: Path) -> None:
-    lines = [{"step": step, "eval/all/loss": value} for step, value in ((0, 2.0), (5, 0.5), (9, 1.0))]
+@pytest.mark.parametrize(
+    ("first", "last", "error", "change"),
+    [(0.25, 0.31, 0.02, "better"), (0.25, 0.30, 0.02, "same"), (0.31, 0.25, 0.02, "worse"), (0.25, 0.31, 0.03, "same")],
+)
+def test_a_score_within_two_standard_errors_is_no_change(
+    tmp_path: Path, first: float, last: float, error: float, change: str
+) -> None:
+    """The error of a difference of two is 1.41 times that of one: 0.057 for twice 0.02."""
+    name = "eval/all/avg_score"
+    lines = [{"step": step, name: value, f"{name}_stderr": error} for step, value in ((0, first), (9, last))]
     [score] = run_card(tmp_path, "mine", seen(tmp_path, lines)).scores
-    assert (score.first, score.last, score.best, score.best_at, score.change) == (2.0, 1.0, 0.5, "step 5", "better")
+    assert score.change == change
+
+
+def test_a_loss_that_falls_is_better_and_the_best_is_the_least(tmp_path: Path) -> None:
+    lines = [{"step": step, "eval/all/loss": value} for step, value in ((0, 9.0), (5, 0.5), (7, 0.75), (9, 1.0))]
+    [score] = run_card(tmp_path, "mine", seen(tmp_path, lines)).scores
+    assert (score.first, score.last, score.best, score.best_at, score.change) == (9.0, 1.0, 0.5, "step 5", "better")
 
 
 def test_a_card_says_what_went_wrong(tmp_path: Path) -> None:
@@ -160,6 +176,16 @@ def test_metrics_that_are_equal_in_one_run_alone_have_panels_of_their_own(tmp_pa
     assert [(panel.title, [line.run for line in panel.lines]) for panel in drawn] == [
         ("Evaluation: a", ["one", "two"]),
         ("Evaluation: b", ["one", "two"]),
+    ]
+
+
+def test_the_lengths_of_one_run_share_a_panel_and_those_of_several_do_not(tmp_path: Path) -> None:
+    lines = [{"step": step, "generate/avg_num_tokens": step, "generate/max_num_tokens": 2 * step} for step in (1, 2)]
+    own = seen(tmp_path, lines).series
+    assert [(panel.title, len(panel.lines)) for panel in panels({"one": own})] == [("Length of answers", 2)]
+    assert [(panel.title, len(panel.lines)) for panel in panels({"one": own, "two": own})] == [
+        ("Length of answers: avg", 2),
+        ("Length of answers: max", 2),
     ]
 
 
