@@ -62,7 +62,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "reward-model": Recipe(
         "Reward model", "right and wrong answers", "reward model, pairs of its own answers",
-        "reward_model/reward_model.toml", ("reward_model/data.py",), "eval/all/accuracy",
+        "reward_model/reward_model.toml", ("reward_model/data.py",), "eval/all/loss",
     ),
     "reward-grpo": Recipe("GRPO on its scores", SUMS, "GRPO, rewarded by the model", "reward_model/grpo.toml"),
     "too-fast": Recipe("Mistake: 30 times the rate", SUMS, "GRPO, lr 3e-4", "mistakes/too_fast.toml"),
