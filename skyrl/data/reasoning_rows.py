@@ -71,7 +71,7 @@ def _rows(wanted: TaskRows) -> Iterator[Mapping[str, Any]]:
         truth = {} if entry["answer"] is None else {"reward_spec": {"method": "rule", "ground_truth": entry["answer"]}}
         yield {
             "prompt": [{"role": role, "content": content} for role, content in chat],
-            "env_class": ENVIRONMENT,
+            **({"env_class": ENVIRONMENT} if wanted.names_environment else {}),
             "data_source": wanted.task,
             **truth,
             ENVIRONMENT: {"task": wanted.task, "settings": wanted.settings, "entry": repr(_literal(entry))},

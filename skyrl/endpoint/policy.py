@@ -60,6 +60,9 @@ class ServedPolicy:
 
     template_arguments: Mapping[str, Any] = field(factory=dict)
 
+    scores_prompts: bool = False
+    """Whether the engines compute the probabilities of a prompt."""
+
     adapters: tuple[str, ...] = ()
     """Additional model names: adapters of the same base model, which the engines have loaded."""
 
@@ -103,14 +106,22 @@ class Policy:
         return name or self.served.names[0]
 
     def settings(
-        self, body: Fields, trajectory: PlayedTrajectory | None, *, lengths: tuple[str, ...], stops: str = "stop"
+        self,
+        body: Fields,
+        trajectory: PlayedTrajectory | None,
+        *,
+        lengths: tuple[str, ...],
+        stops: str = "stop",
+        shortest: int = 1,
     ) -> RequestSampling:
-        """Model and sampling settings of a request; `lengths` and `stops` as in `read_sampling`. Raises
+        """Model and sampling settings of a request; `lengths`, `stops` and `shortest` as in `read_sampling`. Raises
         `RequestError`.
         """
         model = self.refuse_other_models(body.text("model"))
         ours = self.served.sampling if trajectory is None else trajectory.sampling
-        return read_sampling(body, ours, model, fixed=trajectory is not None, lengths=lengths, stops=stops)
+        return read_sampling(
+            body, ours, model, fixed=trajectory is not None, lengths=lengths, stops=stops, shortest=shortest
+        )
 
     def ends_by(self, ids: Sequence[int]) -> bool:
         """Whether the end-of-sequence token is one of `ids`."""
@@ -118,12 +129,19 @@ class Policy:
 
     def stop_text(self, completion: Completion, sampling: SamplingParams) -> str | None:
         """The stop text that ended an answer. None if a token or the length did, even if the text ends like a stop
-        text: with `min_tokens`, an answer may hold one.
+        text: with `min_tokens`, an answer may hold one. A stop text that is spelled like the last token counts.
         """
-        ended_by_token = {*self._tokenizer.all_special_ids, *(sampling.stop_token_ids or ())}
-        if completion.stop_reason != "stop" or ended_by_token.intersection(completion.token_ids[-1:]):
+        if completion.stop_reason != "stop":
             return None
-        return next((stop for stop in sampling.stop or () if completion.text.endswith(stop)), None)
+        tokenizer = self._tokenizer
+        spelled = dict.fromkeys(sampling.stop_token_ids or (), "")
+        spelled |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+        last = completion.token_ids[-1:]
+        stops = sampling.stop or ()
+        if last and last[0] in spelled:  # which engines leave out of the text, unless it completes a stop text
+            name = spelled[last[0]]
+            stops = tuple(stop for stop in stops if name and stop.endswith(name))
+        return next((stop for stop in stops if completion.text.endswith(stop)), None)
 
     @contextmanager
     def admitted(self, samples: int, trajectory: PlayedTrajectory | None) -> Iterator[None]:
@@ -184,9 +202,12 @@ class Policy:
         count: int,
         trajectory: PlayedTrajectory | None,
         on_tokens: Callable[[NewTokens], None] | None = None,
+        *,
+        scores_prompt: bool = False,
     ) -> tuple[Completion, ...]:
-        """Sample `count` answers to a prompt; `on_tokens` receives their tokens as they are sampled. Raises
-        `RequestError` for a prompt that is empty or fills the model's context.
+        """Sample `count` answers to a prompt; `on_tokens` receives their tokens as they are sampled. With
+        `scores_prompt`, they hold the probabilities of the prompt. Raises `RequestError` for a prompt that is empty or
+        fills the model's context.
         """
         with _cut_off(trajectory):
             sampling = self._fitting(prompt.ids, settings)
@@ -202,7 +223,12 @@ class Policy:
         try:
             return await self._generate(
                 GenerationRequest(
-                    prompt_ids=prompt.ids, sampling=sampling, keys=keys, on_tokens=on_tokens, adapter=adapter
+                    prompt_ids=prompt.ids,
+                    sampling=sampling,
+                    keys=keys,
+                    on_tokens=on_tokens,
+                    adapter=adapter,
+                    scores_prompt=scores_prompt,
                 )
             )
         except RunError as error:

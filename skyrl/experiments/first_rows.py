@@ -24,6 +24,7 @@ from skyrl.chats.text import Message
 from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import samples
+from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
 from skyrl.config.loading.kinds import reads_chats, reads_pairs
 from skyrl.data.conversations import refuse_media, tools_of, with_system, without_nulls
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
@@ -74,12 +75,13 @@ Judge = Callable[[Row, int, str], None]
 
 
 def count_rows(source: str, judge: Judge, *, whole: bool) -> CountedRows | None:
-    """The rows of a file; None if they cannot be counted quickly and `whole` does not ask for it.
+    """The rows of a file or of a task of reasoning-gym; None if they cannot be counted quickly and `whole` does not ask
+    for it.
 
     Raises `DataError` for a file that cannot be read.
     """
     path = Path(source).expanduser()
-    if not whole and os.path.getsize(path) > QUICK_BYTES:
+    if not whole and not source.startswith(SCHEME) and os.path.getsize(path) > QUICK_BYTES:
         return CountedRows(rows=_rows_of_parquet(path)) if path.suffix == ".parquet" else None
     rows, bad = 0, []
     for row in iterate_rows(source):
@@ -271,13 +273,23 @@ def _write_chat(chat: Sequence[Message], row: Row, run: SFTConfig) -> None:
 
 
 def _sources(run: SkyRLTrainConfig, *, training: bool) -> Iterator[tuple[str, str]]:
-    """Dotted path and name of each source that is a file; another check reports those that are missing."""
+    """Dotted path and name of each source that is a file or an installed task of reasoning-gym; another check reports
+    those that are missing.
+    """
     fields = {"data.train_data": run.data.train_data if training and samples(run) else ()}
     fields["data.val_data"] = run.data.val_data if samples(run) and evaluates(run.trainer) else ()
     for field, sources in fields.items():
         for source in sources:
-            if _is_file(source):
+            if _is_file(source) or (source.startswith(SCHEME) and not _refused(source)):
                 yield field, source
+
+
+def _refused(source: str) -> bool:
+    """Whether a source of reasoning-gym is one that another check reports."""
+    try:
+        return refusal(source) is not None
+    except DataError:
+        return True
 
 
 def _is_file(source: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.derive.engine_backends import backend_of
 from skyrl.endpoint.client_access import TOKEN_VARIABLE, Address, ClientAccess
 from skyrl.endpoint.policy import ServedPolicy
 from skyrl.experiments.collaborators import longest_sequence
@@ -26,6 +27,7 @@ def served_policy(run: SkyRLTrainConfig, *, name: str | None = None, adapters: S
         max_model_len=longest_sequence(run),
         most_samples=2 * engine.max_num_seqs * engine.num_engines,
         template_arguments=run.generator.chat_template_kwargs,
+        scores_prompts=backend_of(engine).scores_prompts,
         adapters=tuple(adapters),
     )
 

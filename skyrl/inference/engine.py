@@ -56,6 +56,20 @@ class NewTokens:
 
 
 @frozen(kw_only=True)
+class PromptScores:
+    """The probabilities that the model gives a prompt of P tokens: P - 1 values, for the tokens after the first.
+
+    Log-probabilities are natural, of the softmax of the logits: no sampling setting changes them.
+    """
+
+    logprobs: tuple[float, ...]
+    likeliest: tuple[int, ...]
+    """The likeliest token at each place."""
+
+    likeliest_logprobs: tuple[float, ...]
+
+
+@frozen(kw_only=True)
 class GenerationRequest:
     """One prompt and the samples requested from it. The prompt is prefilled once for all of them."""
 
@@ -71,6 +85,9 @@ class GenerationRequest:
     on_tokens: Callable[[NewTokens], None] | None = field(default=None, eq=False, repr=False)
     """Called with tokens as they are drawn, in order for each sample, from any thread; it must return at once. If
     samples are drawn again, by another engine or because an answer was lost, `start` begins at 0 again."""
+
+    scores_prompt: bool = False
+    """Whether completions hold the `prompt_scores`. Only engines with `BACKENDS[...].scores_prompts` compute them."""
 
     elsewhere: Callable[[int], Awaitable[Completion]] | None = field(default=None, eq=False, repr=False)
     """Has another engine draw the sample of this index of `keys`, for an engine whose answer may be lost. Raises
@@ -98,6 +115,9 @@ class Completion:
     routed_experts: RoutedExperts | None = None
     """Experts of the prompt's tokens and of all drawn tokens but the last, which the engine did not compute. None if
     the engine does not return them (`enable_return_routed_experts`), and for an answer without tokens."""
+
+    prompt_scores: PromptScores | None = None
+    """Probabilities of the prompt, if the request asks for them."""
 
     engine: int = field(default=0, eq=False, repr=False)
     """Number of the engine, among those of a run, that sampled it; draws do not depend on it."""

@@ -84,6 +84,13 @@ def choose(
     return tokens, token_logprobs(logits, tokens, temperature=settings.divisor if settings.any_tempered else 1.0)
 
 
+def scored(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of `tokens` in nats, the likeliest tokens, and theirs: (T, V), (T,) -> three of (T,)."""
+    likeliest = logits.argmax(-1)
+    theirs = token_logprobs(logits, likeliest, temperature=1.0)
+    return token_logprobs(logits, tokens, temperature=1.0), likeliest, theirs
+
+
 def penalised(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
     """Logits of tokens that occurred are divided by the penalty where positive, multiplied by it where negative.
 

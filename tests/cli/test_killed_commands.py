@@ -223,6 +223,7 @@ WRITERS = {
     "tracking/token_file.py": "into an atomic file",
     "tools/rehearsal.py": "working files of a rehearsal, made anew by each",
     "starter/tiny_chat.py": "a temporary folder",
+    "starter/pretrained.py": "a temporary folder",
     "inference/adapters.py": "a temporary folder",
     "weight_sync/senders.py": "weights on their way to engines",
     "learners/cpu_adam.py": "a lock of DeepSpeed's compiler",

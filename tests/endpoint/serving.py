@@ -102,6 +102,7 @@ async def served(
     max_model_len: int = 512,
     control: EngineControl | None = None,
     adapters: tuple[str, ...] = (),
+    scores_prompts: bool = False,
 ) -> AsyncIterator[Served]:
     """An endpoint for the length of the block."""
     policy = ServedPolicy(
@@ -110,6 +111,7 @@ async def served(
         max_model_len=max_model_len,
         most_samples=most_samples,
         adapters=adapters,
+        scores_prompts=scores_prompts,
     )
     async with serving(policy, tokenizer, generate, Address(access=access or ClientAccess()), control) as endpoint:
         yield Served(endpoint, tokenizer)
@@ -121,7 +123,7 @@ async def tiny_engine(**changes: Any) -> AsyncIterator[Served]:
     tokenizer = chat_tokenizer(TOOLS_CHATML)
     engine = TorchEngine(nano_model(), tokenizer, max_num_seqs=64)
     try:
-        async with served(engine.generate, tokenizer, **changes) as running:
+        async with served(engine.generate, tokenizer, scores_prompts=True, **changes) as running:
             yield running
     finally:
         await engine.close()

@@ -110,6 +110,24 @@ async def test_a_stop_text_is_cut_from_the_text_and_stays_in_the_ids() -> None:
     assert script.requests[0].sampling.stop == ("STOP",)
 
 
+@pytest.mark.parametrize(
+    ("text", "ends", "stop", "shown"),
+    [
+        ("one <|im_end|>", "", "<|im_end|>", "one "),  # as engines give it: the stop text is in the text
+        ("<|im_end|>", "", "<|im_end|>", ""),
+        ("one STOP", "<|im_end|>", "STOP", "one STOP"),  # the end of the turn ended it, after a stop text that stands
+        ("one", "<|im_end|>", "STOP", "one"),
+        ("one<|im_start|>", "", "<|im_start|>", "one"),
+    ],
+)
+async def test_a_stop_text_may_spell_a_special_token(text: str, ends: str, stop: str, shown: str) -> None:
+    script = Script([text, text], ends=ends)
+    async with served(script.generate, script.tokenizer) as there, client(there.url) as ask:
+        chat = await ask.chat.completions.create(model="tiny", messages=HELLO, stop=["\n", stop])
+        plain = await ask.completions.create(model="tiny", prompt="a", stop=["\n", stop])
+    assert (chat.choices[0].message.content, plain.choices[0].text) == (shown, shown)
+
+
 async def test_a_special_token_in_a_message_is_the_letters_that_spell_it() -> None:
     script = Script(["fine"])
     async with served(script.generate, script.tokenizer) as there, client(there.url) as ask:

@@ -23,6 +23,7 @@ from skyrl.envs import find_env
 from skyrl.envs.builtin import reasoning_gym
 from skyrl.envs.builtin.reasoning_gym import answer_in
 from skyrl.errors import DataError, Problem, TaskError
+from skyrl.experiments.first_rows import first_rows_can_be_used
 from skyrl.experiments.preflight import data_files_exist
 
 STAND_IN = str(Path(__file__).parent / "stand_in")
@@ -88,6 +89,56 @@ def test_tasks_are_mixed_by_their_weights() -> None:
     )
 
 
+SEVERAL = ["reasoning_gym:chain_sum", "rewards.py:brief"]
+
+
+@pytest.mark.parametrize(
+    ("named", "tasks"),
+    [
+        (SEVERAL, ["chain_sum"]),
+        (["rewards.py:brief", "reasoning_gym:chain_sum"], ["chain_sum"]),
+        (["rewards.py:brief", "reasoning_gym", "gsm8k"], ["chain_sum", "picked_letter"]),
+        (["rewards.py:brief", "gsm8k"], []),
+        ("reasoning_gym", ["chain_sum", "picked_letter"]),
+    ],
+)
+def test_a_task_makes_the_rows_wherever_it_is_named(named: Any, tasks: list[str]) -> None:
+    tables = {"chain_sum": {"most": 30}, "picked_letter": {"weight": 2}}
+    data = run(**{"environment.env_class": named, f"{GYM}tasks": tables}).data
+    for sources in (data.train_data, data.val_data):
+        made = [task_rows(source) for source in sources if source.startswith("reasoning_gym://")]
+        assert [each.task for each in made] == tasks
+        assert all(each.names_environment == isinstance(named, str) for each in made)
+    assert data.train_weights == ((1.0, 2.0) if len(tasks) == 2 else None)
+
+
+def test_each_of_several_rewards_judges_the_rows_of_a_task(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("def brief(completion, **columns):\n    return 1 / len(completion)\n")
+    several = ["reasoning_gym:chain_sum", f"{tmp_path / 'rewards.py'}:brief"]
+    composed = run(**{"environment.env_class": several, "environment.reward_weights": [1.0, 0.5]})
+    row = rows(*composed.data.train_data)[0]
+    assert "env_class" not in row and composed.environment.task is not None
+    right = row["reward_spec"]["ground_truth"]
+    assert find_env(composed.environment.task)(row).step(right).reward == pytest.approx(1 + 0.5 / len(right))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"environment.env_class": ["reasoning_gym:a", "reasoning_gym:b"]}, "would each score every answer"),
+        ({"environment.env_class": ["reasoning_gym", "reasoning_gym:b"]}, "would each score every answer"),
+        ({"environment.env_class": ["reasoning_gym", "gsm8k"]}, "no task is given"),
+        (
+            {"environment.env_class": SEVERAL, "data.train_data": ["reasoning_gym://chain_sum"]},
+            "its rows name reasoning_gym, which alone rewards them",
+        ),
+        ({"environment.env_class": SEVERAL, "data.train_data": ["mine.jsonl"]}, "and mine.jsonl has others"),
+    ],
+)
+def test_a_list_of_rewards_that_would_not_do_what_it_says_is_reported(changes: dict[str, Any], said: str) -> None:
+    assert said in " ".join(problem.message for problem in reasoning_tasks_are_valid(run(**changes)))
+
+
 def test_sources_that_are_written_are_kept() -> None:
     data = run(**{"data.train_data": ["mine.jsonl"]}).data
     assert data.train_data == ("mine.jsonl",)
@@ -96,8 +147,10 @@ def test_sources_that_are_written_are_kept() -> None:
 
 @pytest.mark.parametrize("value", [3, 2.5, True, None, "plain", "3", "a b&c=d", ["+", "-"], {"a": [1]}])
 def test_a_source_keeps_the_settings_of_its_task(value: object) -> None:
-    wanted = TaskRows(task="t", skip=1, rows=2, system_prompt="simple", settings={"seed": 0, "size": 9, "x": value})
-    assert task_rows(wanted.source()) == wanted
+    for named in (True, False):
+        settings = {"seed": 0, "size": 9, "x": value}
+        wanted = TaskRows(task="t", skip=1, rows=2, system_prompt="simple", settings=settings, names_environment=named)
+        assert task_rows(wanted.source()) == wanted
 
 
 @pytest.mark.parametrize(
@@ -195,3 +248,21 @@ def test_the_last_tagged_text_is_the_answer() -> None:
     assert answer_in("<answer>1</answer> <answer> 2 </answer> 3") == "2"
     assert answer_in("<think>1</think>\n2\n") == "2"
     assert answer_in(" 1 ") == "1"
+
+
+@pytest.mark.parametrize("judge", [True, False])
+def test_the_rows_of_a_task_are_counted_before_the_start(judge: bool) -> None:
+    sizes = {"trainer.train_batch_size": 8, "trainer.policy_mini_batch_size": 8}
+    problems = [*first_rows_can_be_used(judge=judge)(run(**sizes))]
+    assert [(problem.path, problem.message) for problem in problems if problem.severity == "error"] == [
+        ("trainer.train_batch_size", "8 prompts, but the training data has 6")
+    ]
+    fits = dict.fromkeys(sizes, 6)
+    assert [each for each in first_rows_can_be_used(judge=judge)(run(**fits)) if each.severity == "error"] == []
+
+
+@pytest.mark.parametrize("source", ["reasoning_gym://nothing", "reasoning_gym://chain_sum?rows=none"])
+def test_a_task_that_cannot_be_drawn_is_reported_once(source: str) -> None:
+    wrong = run(**{"data.train_data": [source]})
+    assert not [each for each in first_rows_can_be_used(judge=True)(wrong) if each.path == "data.train_data"]
+    assert [each.path for each in data_files_exist(wrong)] == ["data.train_data"]

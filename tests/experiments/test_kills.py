@@ -107,6 +107,24 @@ def test_an_asynchronous_run_that_is_killed_trains_on_no_prompt_too_often_or_not
 
 
 @pytest.mark.long
+def test_a_run_on_a_task_of_reasoning_gym_that_is_killed_ends_like_one_that_was_not(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "envs" / "stand_in"))
+    source = "reasoning_gym://chain_sum?seed=3&most=30&names_environment=false"
+    changes: dict[str, Any] = {
+        "data__train_data": [f"{source}&skip=4&rows=24"],
+        "data__val_data": [f"{source}&rows=4"],
+        "environment__env_class": ["reasoning_gym:chain_sum", f"{nano / 'reward.py'}:in_ascii"],
+        "trainer__max_prompt_length": 200,
+    }
+    status, said = run(nano, tmp_path / "whole", **changes)
+    assert status == 0, said
+    faults = [Fault(phase=phase, nth=3) for phase in ("generation", "optimizer", "sync")]
+    assert_kills_change_nothing(nano, tmp_path / "killed", tmp_path / "whole", faults, **changes)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_an_asynchronous_run_on_ray_that_is_killed_trains_on_no_prompt_too_often_or_not_at_all(
     nano: Path, tmp_path: Path, seed: int

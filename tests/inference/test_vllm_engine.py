@@ -18,7 +18,7 @@ from transformers import MambaConfig
 
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ConfigError, ModelError, NonFiniteError, ProcessError, SkyRLError, UserError, WeightSyncError
-from skyrl.inference.engine import NewTokens
+from skyrl.inference.engine import NewTokens, PromptScores
 from skyrl.inference.vllm.engine import VLLMEngine
 from skyrl.inference.vllm.environment import import_vllm
 from skyrl.inference.vllm.model import expected_weights, model_facts, overridden
@@ -28,6 +28,7 @@ from skyrl.weight_receiver.incoming_weights import Shared, WeightInfo
 from tests.inference.nano import VOCABULARY as TOKENS
 from tests.inference.nano import full_forward_logprobs, nano_tokenizer, prompts, request
 from tests.inference.test_drawable import favoured
+from tests.inference.test_prompt_scores import assert_scores
 from tests.inference.test_reported_tokens import together
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import changed, saved, small_model
@@ -228,6 +229,20 @@ def test_weights_that_are_no_numbers_are_no_completion(host: Host, folder: Path)
 def test_a_request_that_vllm_refuses_is_the_users_and_does_no_harm(host: Host, folder: Path) -> None:
     asked = {"additional_kwargs": {"allowed_token_ids": [10**6]}}
     assert host.run(draw_from, folder, sampling=asked).startswith(f"{UserError.__name__}: prompt 'of 2 tokens': vLLM")
+
+
+async def scored_prompts(folder: Path) -> list[tuple[tuple[int, ...], PromptScores | None]]:
+    engine, asked = start(folder), prompts(1, 2, 30)
+    drawn = await asyncio.gather(*(engine.generate(evolve(request(each), scores_prompt=True)) for each in asked))
+    await engine.close()
+    return [(prompt, first.prompt_scores) for prompt, (first, *_) in zip(asked, drawn, strict=True)]
+
+
+@pytest.mark.long
+def test_a_prompt_is_scored_as_by_transformers(host: Host, folder: Path) -> None:
+    model = load_causal_lm(str(folder), dtype=torch.float32, attention="sdpa", device=torch.device("cpu"))
+    for prompt, scores in host.run(scored_prompts, folder):
+        assert_scores(model, prompt, scores)
 
 
 async def reported_and_drawn(folder: Path, async_engine: bool) -> list[Any]:

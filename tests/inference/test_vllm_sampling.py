@@ -12,7 +12,14 @@ import torch
 from skyrl.config import SamplingParams
 from skyrl.errors import NonFiniteError, RunError, UserError
 from skyrl.inference.draws import sample_seed
-from skyrl.inference.vllm.sampling_arguments import check_sampling, completion, sampling_arguments, versions_of_tokens
+from skyrl.inference.engine import PromptScores
+from skyrl.inference.vllm.sampling_arguments import (
+    check_sampling,
+    completion,
+    prompt_scores,
+    sampling_arguments,
+    versions_of_tokens,
+)
 from skyrl.inference.vllm.worker import gather_without_ranks, report_tempered_logprobs
 from skyrl.models.routers import restored_choices
 from skyrl.tree import evolve_at
@@ -149,9 +156,47 @@ def test_a_sampler_reports_the_tempered_distribution_before_the_cut() -> None:
 
 def test_log_probabilities_of_drawn_tokens_come_without_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm.v1.outputs", SimpleNamespace(LogprobsTensors=lambda *parts: parts))
-    sampler: Any = SimpleNamespace(gather_logprobs=lambda *asked: "vLLM's")
+    sampler: Any = SimpleNamespace(gather_logprobs=lambda *asked: asked)
     gather_without_ranks(sampler)
     scores, drawn = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]]), torch.tensor([2, 0])
     tokens, logprobs, ranks = sampler.gather_logprobs(scores, 0, drawn)
     assert (tokens.tolist(), logprobs.tolist(), ranks.tolist()) == ([[2], [0]], [[-3.0], [-4.0]], [0, 0])
-    assert sampler.gather_logprobs(scores, 5, drawn) == "vLLM's"
+
+
+@pytest.mark.parametrize("logits", [[[1.0, 2.0, 3.0]], [[-4.0, 9.0, 0.0]]])
+def test_what_vllm_gathers_of_a_prompt_is_normalized_once(
+    logits: list[list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.v1.outputs", SimpleNamespace(LogprobsTensors=None))
+    sampler: Any = SimpleNamespace(gather_logprobs=lambda scores, *_: scores)
+    gather_without_ranks(sampler)
+    expected = torch.tensor(logits).log_softmax(-1)
+    for given in (torch.tensor(logits), expected):  # a prompt's logits, and the log-probabilities of drawn tokens
+        torch.testing.assert_close(sampler.gather_logprobs(given, 1, torch.tensor([0])), expected)
+
+
+def entry(**logprobs: float) -> dict[int, Any]:
+    """What vLLM reports for one place of a prompt; the names are `t` and the token's id."""
+    return {int(name[1:]): SimpleNamespace(logprob=value) for name, value in logprobs.items()}
+
+
+def test_scores_of_a_prompt_are_those_of_its_tokens_and_of_the_likeliest() -> None:
+    reported = [None, entry(t5=-3.0, t9=-0.5), entry(t7=-0.25)]
+    assert prompt_scores((4, 5, 7), reported) == PromptScores(
+        logprobs=(-3.0, -0.25), likeliest=(9, 7), likeliest_logprobs=(-0.5, -0.25)
+    )
+    assert prompt_scores((4,), [None]) == PromptScores(logprobs=(), likeliest=(), likeliest_logprobs=())
+
+
+@pytest.mark.parametrize(
+    ("reported", "error", "said"),
+    [
+        ([], RunError, "scored 0 tokens of a prompt of 2"),
+        ([None], RunError, "scored 1 tokens of a prompt of 2"),
+        ([None, entry(t5=math.nan)], NonFiniteError, "not finite"),
+        ([None, entry(t5=-math.inf, t6=0.0)], NonFiniteError, "not finite"),
+    ],
+)
+def test_scores_that_cannot_be_a_prompts_are_refused(reported: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        prompt_scores((4, 5), reported)

@@ -86,16 +86,25 @@ def reasoning_tasks_are_valid(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The tasks of reasoning-gym exist and accept their settings, as far as the package is installed."""
     table, environment = "environment.skyrl_gym.reasoning_gym.tasks", run.environment
     played = environment.reasoning_tasks
-    if environment.env_class == "reasoning_gym" and not played and run.data.train_data == DataConfig().train_data:
+    named = [name for name in environment.names if built_in_name(name) == ENVIRONMENT]
+    if ENVIRONMENT in named and not played and run.data.train_data == DataConfig().train_data:
         hint = "set environment.env_class to reasoning_gym:TASK, or give a table for each task"
         yield Problem(path=table, message="no task is given", hint=hint)
-    if any(built_in_name(name) == ENVIRONMENT for name in environment.names):
+    if len(named) > 1:
+        message, hint = f"{' and '.join(named)} would each score every answer", "set it to reasoning_gym, with a table"
+        yield Problem(path="environment.env_class", message=message, hint=f"{hint} for each task in {table}")
+    if named:
         for name in ("train_data", "val_data") if evaluates(run.trainer) else ("train_data",):
             others = [source for source in getattr(run.data, name) if not source.startswith(SCHEME)]
             is_derived = getattr(run.data, name) == getattr(DataConfig(), name)  # where a task is broken
             if others and not is_derived:
                 message = f"reasoning_gym judges rows of its own tasks, and {others[0]} has others"
                 hint = f"leave it out, write {SCHEME}TASK, or let its rows name their environment"
+                yield Problem(path=f"data.{name}", message=message, hint=hint, severity="warning")
+            tasks = [source for source in getattr(run.data, name) if source.startswith(SCHEME)]
+            if len(environment.names) > 1 and any("names_environment=false" not in source for source in tasks):
+                message = f"its rows name {ENVIRONMENT}, which alone rewards them"
+                hint = "add names_environment=false to its parameters, or leave it out"
                 yield Problem(path=f"data.{name}", message=message, hint=hint, severity="warning")
     if played and is_installed() and (reason := prompt_refusal(environment.skyrl_gym.reasoning_gym.system_prompt)):
         yield Problem(path="environment.skyrl_gym.reasoning_gym.system_prompt", message=reason)

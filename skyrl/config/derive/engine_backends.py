@@ -37,6 +37,9 @@ class EngineBackend:
     serves_adapters: bool = False
     """Whether it can be started with several adapters, of which a request names one."""
 
+    scores_prompts: bool = False
+    """Whether it computes the probabilities of a prompt (`GenerationRequest.scores_prompt`)."""
+
     sleeps: bool = False
     """Whether the engine gives up its weights and cache, with `colocate_all`, whenever learners need the GPU."""
 
@@ -142,6 +145,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
         made_by="skyrl.experiments.collaborators:vllm_maker",
         adapters="files",
         serves_adapters=True,
+        scores_prompts=True,
         sleeps=True,
         shares_prefixes=True,
         transports=("nccl", "gloo", "disk", "delta"),
@@ -157,6 +161,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
         is_embedded=True,
         adapters="tensors",
         serves_adapters=True,
+        scores_prompts=True,
         has_the_learners_dtype=True,
         repeats_on_a_cpu=True,
     ),

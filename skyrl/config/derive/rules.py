@@ -126,6 +126,7 @@ def _reasoning_rows(run: SkyRLTrainConfig, skip: int, rows: int) -> tuple[str, .
             skip=skip,
             rows=rows,
             system_prompt=gym.system_prompt,
+            names_environment=len(run.environment.names) == 1,
             settings={name: value for name, value in table.items() if name != "weight"} | stream,
         ).source()
         for task, table in tasks.items()

@@ -26,7 +26,7 @@ ENVIRONMENT = "reasoning_gym"
 
 SCHEME = f"{ENVIRONMENT}://"
 
-_OWN = {"skip": 0, "rows": 1000, "system_prompt": None}
+_OWN = {"skip": 0, "rows": 1000, "system_prompt": None, "names_environment": True}
 """Parameters of a source that are not settings of its task, with their defaults."""
 
 _OF_THE_STREAM = ("seed", "size")
@@ -46,9 +46,14 @@ class TaskRows:
     settings: Mapping[str, Any]
     """Settings of the task, `seed` and `size` among them. `size` is the largest number of rows of the stream."""
 
+    names_environment: bool = True
+    """Whether the rows name `reasoning_gym` as their environment. False if it is one of several rewards, which a row
+    that names its environment would leave out."""
+
     def source(self) -> str:
         """The address under which `data.train_data` names these rows."""
-        own = {"skip": self.skip, "rows": self.rows, "system_prompt": self.system_prompt}
+        own: dict[str, object] = {"skip": self.skip, "rows": self.rows, "system_prompt": self.system_prompt}
+        own |= {} if self.names_environment else {"names_environment": False}
         written = (f"{name}={quote(_text(value))}" for name, value in {**own, **self.settings}.items())
         return f"{SCHEME}{self.task}?{'&'.join(written)}"
 
@@ -61,6 +66,8 @@ def task_rows(source: str) -> TaskRows:
     for name in ("skip", "rows"):
         if not isinstance(own[name], int) or own[name] < (name == "rows"):
             raise DataError(f"{source}: {name} is {own[name]!r}, not a number of rows")
+    if not isinstance(own["names_environment"], bool):
+        raise DataError(f"{source}: names_environment is {own['names_environment']!r}, not true or false")
     size = 4 * (own["skip"] + own["rows"])
     return TaskRows(task=task, settings={"seed": 0, "size": size, **given}, **own)
 

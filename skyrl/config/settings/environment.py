@@ -333,7 +333,7 @@ class EnvironmentConfig(BaseConfig):
     @property
     def reasoning_tasks(self) -> Mapping[str, Mapping[str, Any]]:
         """Tables of the tasks of reasoning-gym that are played, by name; empty in another environment."""
-        if not isinstance(self.env_class, str) or built_in_name(self.env_class) != ENVIRONMENT:
-            return {}
-        tables, (_, _, task) = self.skyrl_gym.reasoning_gym.tasks, self.env_class.partition(":")
-        return {task: tables.get(task, {})} if task else tables
+        tables, played = self.skyrl_gym.reasoning_gym.tasks, dict[str, Mapping[str, Any]]()
+        for _, _, task in (name.partition(":") for name in self.names if built_in_name(name) == ENVIRONMENT):
+            played |= {task: tables.get(task, {})} if task else tables
+        return played

@@ -1,7 +1,9 @@
 """OpenAI's `POST /v1/completions`: a prompt as text or token ids in, `n` continuations out.
 
-A list of prompts is answered with `n` choices for each, in order. `return_token_ids` adds `prompt_token_ids` and
-`token_ids` to each choice, as in vLLM, and `weight_versions`.
+A list of prompts is answered with `n` choices for each, in order. With `echo` the text begins with the prompt, and
+`logprobs` then covers the prompt's tokens, too, each beside the likeliest one at its place; `max_tokens = 0` scores the
+prompt alone. `return_token_ids` adds `prompt_token_ids` and `token_ids` to each choice, as in vLLM, and
+`weight_versions`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 from attrs import frozen
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.endpoint.fields import Fields
 from skyrl.endpoint.live import LiveAnswers
 from skyrl.endpoint.messages import SampledMessage, answer_of
@@ -24,9 +27,13 @@ from skyrl.endpoint.reply import Event, Events, Json, Reply, now
 from skyrl.endpoint.request_sampling import RequestSampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
+from skyrl.inference.engine import PromptScores
 from skyrl.processes.gather_or_cancel import gather_or_cancel
 
 MOST_PROMPTS = 128
+
+MOST_SCORED = 2**18
+"""Largest number of tokens of prompts that one request scores, over all answers: 128 prompts of 2,048."""
 
 
 @frozen(kw_only=True)
@@ -40,6 +47,14 @@ class _CompletionRequest:
     usage_in_stream: bool
     logprobs: bool
     token_ids: bool
+    echo: bool
+    nothing_new: bool
+    """Whether only the prompt is returned (`max_tokens = 0`)."""
+
+    @property
+    def scores(self) -> bool:
+        """Whether the probabilities of the prompts are returned."""
+        return self.echo and self.logprobs
 
 
 async def complete(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
@@ -56,16 +71,19 @@ async def _sample(
 ) -> tuple[list[dict[str, Any]], Json]:
     """The choices and the token counts."""
     with policy.admitted(request.n * len(request.prompts), trajectory):
+        prompts = await gather_or_cancel([_prompt(each, policy, trajectory) for each in request.prompts])
+        before = sum(len(prompt.ids) for prompt in prompts)
+        if request.scores and before * request.n > MOST_SCORED:
+            raise RequestError(
+                f"the prompts have {before} tokens, of which at most {MOST_SCORED // request.n} are scored: send fewer",
+                param="prompt",
+            )
         answered = await gather_or_cancel(
-            [_answers(index, request, policy, trajectory, live) for index in range(len(request.prompts))]
+            [_answers(*numbered, request, policy, trajectory, live) for numbered in enumerate(prompts)]
         )
-        pairs = [(prompt, answer) for prompt, answers in answered for answer in answers]
-        choices = [
-            _choice(index, *pair, request, await _logprobs(policy, pair[1]) if request.logprobs else None)
-            for index, pair in enumerate(pairs)
-        ]
-    before = sum(len(prompt.ids) for prompt, _ in answered)
-    sampled = sum(len(answer.completion.token_ids) for _, answer in pairs)
+        pairs = [(prompt, answer) for prompt, answers in zip(prompts, answered, strict=True) for answer in answers]
+        choices = [await _choice(index, *pair, request, policy) for index, pair in enumerate(pairs)]
+    sampled = 0 if request.nothing_new else sum(len(answer.completion.token_ids) for _, answer in pairs)
     return choices, {"prompt_tokens": before, "completion_tokens": sampled, "total_tokens": before + sampled}
 
 
@@ -79,9 +97,13 @@ def _head(request: _CompletionRequest) -> dict[str, Any]:
 
 
 def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _CompletionRequest:
-    settings = policy.settings(body, trajectory, lengths=("max_tokens",))
+    echo = body.boolean("echo")
+    if echo and trajectory is not None:
+        raise RequestError("agents get sampled tokens only", param="echo", code="unsupported_value")
+    if echo and body.boolean("stream"):
+        raise RequestError("a stream does not repeat the prompt", param="echo", code="unsupported_value")
+    settings = policy.settings(body, trajectory, lengths=("max_tokens",), shortest=0 if echo else 1)
     body.refuse("best_of", "ask for n answers and choose", harmless=(1,))
-    body.refuse("echo", "only sampled tokens are returned", harmless=(False,))
     body.refuse("suffix", "text cannot be inserted before a suffix", harmless=("",))
     body.ignore(*BOOKKEEPING)
     request = _CompletionRequest(
@@ -92,14 +114,20 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
         usage_in_stream=bool(body.mapping("stream_options").get("include_usage")),
         logprobs=_wants_logprobs(body),
         token_ids=body.boolean("return_token_ids"),
+        echo=echo,
+        nothing_new=body.any("max_tokens") == 0,
     )
+    if request.scores and not policy.served.scores_prompts:
+        raise RequestError(
+            "these engines return log-probabilities of sampled tokens only", param="echo", code="unsupported_value"
+        )
     body.finish()
     return request
 
 
 def _wants_logprobs(body: Fields) -> bool:
     """Whether `logprobs` is set: it is a number of alternatives, where 0 and 1 both mean only the sampled token."""
-    body.refuse("logprobs", "the engines return log-probabilities of sampled tokens only", harmless=(0, 1, False, True))
+    body.refuse("logprobs", "only the sampled or given token has one, and the likeliest", harmless=(0, 1, False, True))
     return body.any("logprobs", False) is not False
 
 
@@ -127,46 +155,82 @@ def _is_id(item: object) -> bool:
     return isinstance(item, int) and not isinstance(item, bool) and item >= 0
 
 
+async def _prompt(given: str | tuple[int, ...], policy: Policy, trajectory: PlayedTrajectory | None) -> PromptTokens:
+    return await (policy.text(given, trajectory) if isinstance(given, str) else policy.tokens(given, trajectory))
+
+
 async def _answers(
     index: int,
+    prompt: PromptTokens,
     request: _CompletionRequest,
     policy: Policy,
     trajectory: PlayedTrajectory | None,
     live: LiveAnswers | None,
-) -> tuple[PromptTokens, list[SampledMessage]]:
+) -> list[SampledMessage]:
     """The answers to one prompt of the request."""
-    text = request.prompts[index]
-    prompt = await (policy.text(text, trajectory) if isinstance(text, str) else policy.tokens(text, trajectory))
     listener = None if live is None else live.listener(prompt, index * request.n)
-    completions = await policy.sample(prompt, request.settings, request.n, trajectory, listener)
+    completions = await policy.sample(
+        prompt, request.settings, request.n, trajectory, listener, scores_prompt=request.scores
+    )
     for completion in completions:
         policy.record(trajectory, prompt, completion)
     stops = [policy.stop_text(each, request.settings.sampling) for each in completions]
-    return prompt, [answer_of(each, stop, tools=False) for each, stop in zip(completions, stops, strict=True)]
+    return [answer_of(each, stop, tools=False) for each, stop in zip(completions, stops, strict=True)]
 
 
-async def _logprobs(policy: Policy, answer: SampledMessage) -> Json:
-    """Log-probabilities of the tokens, in nats, in the form of this protocol."""
-    texts = await policy.decoded(answer.completion.token_ids)
-    offsets = list(accumulate(map(len, texts), initial=0))[:-1]
-    return {
-        "tokens": texts,
-        "token_logprobs": list(answer.completion.logprobs),
-        "top_logprobs": None,
-        "text_offset": offsets,
-    }
-
-
-def _choice(
-    index: int, prompt: PromptTokens, answer: SampledMessage, request: _CompletionRequest, logprobs: Json | None
+async def _choice(
+    index: int, prompt: PromptTokens, answer: SampledMessage, request: _CompletionRequest, policy: Policy
 ) -> dict[str, Any]:
+    drawn = answer.completion
     choice = {
         "index": index,
-        "text": answer.text,
-        "finish_reason": answer.completion.stop_reason,
-        "logprobs": logprobs,
+        "text": "" if request.nothing_new else answer.text,
+        "finish_reason": "length" if request.nothing_new else drawn.stop_reason,
+        "logprobs": None,
     }
-    return choice | (tokens_of(answer) | {"prompt_token_ids": list(prompt.ids)} if request.token_ids else {})
+    ids, logprobs = ((), ()) if request.nothing_new else (drawn.token_ids, drawn.logprobs)
+    if request.echo:
+        given = request.prompts[index // request.n]
+        text = given if isinstance(given, str) else await policy.with_tokenizer(_text, given)
+        choice["text"] = text + str(choice["text"])
+    if request.logprobs:
+        choice["logprobs"] = await _logprobs(policy, ids, logprobs, prompt.ids, drawn.prompt_scores)
+    if request.token_ids:
+        choice |= tokens_of(answer) | {"prompt_token_ids": list(prompt.ids)}
+        choice |= {"token_ids": [], "weight_versions": []} if request.nothing_new else {}
+    return choice
+
+
+def _text(tokenizer: ChatTokenizer, ids: Sequence[int]) -> str:
+    return tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+async def _logprobs(
+    policy: Policy, ids: Sequence[int], logprobs: Sequence[float], prompt: Sequence[int], scores: PromptScores | None
+) -> Json:
+    """Log-probabilities of the tokens, in nats, in the form of this protocol: of the sampled ones and, with `scores`,
+    of those of the prompt before them. The first token of a prompt has none.
+    """
+    if scores is None:
+        texts = await policy.decoded(ids)
+        offsets = list(accumulate(map(len, texts), initial=0))[:-1]
+        return {"tokens": texts, "token_logprobs": list(logprobs), "top_logprobs": None, "text_offset": offsets}
+    texts, best = await policy.decoded([*prompt, *ids]), await policy.decoded(scores.likeliest)
+    values = [None, *scores.logprobs, *logprobs]
+    # The likeliest comes last: where both tokens have the same text, such as two parts of a character, its value stays.
+    top: list[Json | None] = [
+        {text: own, likely: theirs}
+        for text, own, likely, theirs in zip(
+            texts[1 : len(prompt)], scores.logprobs, best, scores.likeliest_logprobs, strict=True
+        )
+    ]
+    sampled = [{text: value} for text, value in zip(texts[len(prompt) :], logprobs, strict=True)]
+    return {
+        "tokens": texts,
+        "token_logprobs": values,
+        "top_logprobs": [None, *top, *sampled],
+        "text_offset": list(accumulate(map(len, texts), initial=0))[:-1],
+    }
 
 
 async def _events(request: _CompletionRequest, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:

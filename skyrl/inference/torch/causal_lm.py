@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from skyrl.errors import ModelError
 from skyrl.inference.torch import attention, paged_attention
-from skyrl.inference.torch.fused_decoder import FusedDecoder, Prefix
+from skyrl.inference.torch.fused_decoder import FusedDecoder, Prefix, scored_blocks
 from skyrl.inference.torch.kv_cache import RowCache
 from skyrl.inference.torch.paged_cache import PagedCache, PagePool
 from skyrl.inference.torch.paged_decoder import PagedDecoder, padded
@@ -44,6 +44,9 @@ _COMMON = 64
 
 _PREFILL_TOKENS = 4096
 """Largest prefill in one forward pass, in tokens, padding included; a longer prompt is computed alone."""
+
+_SCORED_TOKENS = 256
+"""Number of tokens whose logits are in memory at once while a prompt is scored."""
 
 _UNPADDED_ON_CUDA = 2 * _PREFILL_TOKENS
 """The same without padding on CUDA, where the calls of a pass take the host longer than the device needs for fewer."""
@@ -168,6 +171,23 @@ class CausalLM:
         for bucket in _by_length([len(prompt) for prompt in prompts], prefixes, most=most, padded=padded_pass):
             done.update(zip(bucket, self._computed([(prompts[i], prefixes[i]) for i in bucket]), strict=True))
         return [done[i] for i in range(len(prompts))]
+
+    def score(self, prompt: Sequence[int]) -> Prefix:
+        """Computes a prompt whole, with its scores."""
+        if self._fused is not None:
+            return self._fused.score(prompt, _SCORED_TOKENS)
+        ids, experts = torch.tensor([prompt], device=self.device), []
+        cache: Any = DynamicCache()
+
+        def blocks() -> Iterator[Tensor]:
+            for part in ids.split(_SCORED_TOKENS, dim=1):
+                yield self.model(input_ids=part, past_key_values=cache, use_cache=True).logits[0]
+                if self.choices is not None:
+                    experts.append(self.choices.take())
+
+        logits, scores = scored_blocks(blocks(), ids[0])
+        layers = tuple((layer.keys[0], layer.values[0]) for layer in cache.layers)
+        return Prefix(layers=layers, logits=logits, scores=scores, experts=torch.cat(experts) if experts else None)
 
     def _computed(self, starts: Sequence[tuple[Sequence[int], Kept | None]]) -> Iterator[Prefix]:
         prompts, kept = [prompt for prompt, _ in starts], [beginning for _, beginning in starts]

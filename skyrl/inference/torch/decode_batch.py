@@ -7,6 +7,7 @@ with stop strings and rows whose tokens are reported as they are drawn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 
 import torch
@@ -17,9 +18,10 @@ from skyrl.errors import NonFiniteError
 from skyrl.inference import stop_strings
 from skyrl.inference.drawable import Drawable
 from skyrl.inference.draws import sample_seed, uniforms
-from skyrl.inference.engine import Completion, NewTokens
+from skyrl.inference.engine import Completion, NewTokens, PromptScores
 from skyrl.inference.sampling import choose, less_frequent, not_ending, penalised
 from skyrl.inference.torch.causal_lm import CausalLM
+from skyrl.inference.torch.fused_decoder import Prefix
 from skyrl.inference.torch.kv_cache import PlacedPrompt
 from skyrl.inference.torch.rows import Job, Row, RowTensors
 from skyrl.models.routers import restored_choices
@@ -80,7 +82,7 @@ class DecodeBatch:
         starts = [(job, ids, indices) for job in jobs for ids, indices in job.starts()]
         samples, joined = sum(len(indices) for _, _, indices in starts), len(self.rows)
         longest, ahead = max(len(ids) for _, ids, _ in starts), max(job.limit for job in jobs)
-        prefixes = self._model.prefill([ids for _, ids, _ in starts])
+        prefixes = self._prefixes([(job, ids) for job, ids, _ in starts])
         self._reserve(samples, before=longest, ahead=ahead)
         placed = [
             PlacedPrompt(
@@ -105,6 +107,22 @@ class DecodeBatch:
         self._sample(logits, joined, RowTensors.of(self.rows[joined:], self._model.device, self._eos_ids))
         self._describe_rows()
         self._report(joined)
+
+    def _prefixes(self, starts: Sequence[tuple[Job, Sequence[int]]]) -> list[Prefix]:
+        """Prefill of the token sequences. A prompt that is to be scored is computed alone, and whole, once."""
+        scored: dict[int, Prefix] = {}
+        for place, (job, ids) in enumerate(starts):
+            if job.scores_prompt and job.prompt_scores is None:
+                scored[place] = self._model.score(ids)
+                logprobs, likeliest, theirs = (part.tolist() for part in scored[place].scores or ())
+                if not all(map(math.isfinite, logprobs)):
+                    raise NonFiniteError(f"prompt {job.keys[0].prompt_id!r}: the model's logits in it are not finite")
+                job.prompt_scores = PromptScores(
+                    logprobs=tuple(logprobs), likeliest=tuple(likeliest), likeliest_logprobs=tuple(theirs)
+                )
+        rest = [ids for place, (_, ids) in enumerate(starts) if place not in scored]
+        others = iter(self._model.prefill(rest) if rest else ())
+        return [scored[place] if place in scored else next(others) for place in range(len(starts))]
 
     def _remember_begun(self, joined: int) -> None:
         """Restore log-probabilities, versions and experts of the tokens that interrupted rows had drawn. The tokens
@@ -243,6 +261,7 @@ class DecodeBatch:
             weight_versions=tuple(versions),
             stop_reason="stop" if eos or stopped else "length",
             routed_experts=self._routed_experts(place),
+            prompt_scores=row.job.prompt_scores,
         )
 
     def _routed_experts(self, place: int) -> RoutedExperts | None:

@@ -140,6 +140,7 @@ class TorchEngine:
                 limit=limit,
                 first_index=start,
                 on_tokens=request.on_tokens,
+                scores_prompt=request.scores_prompt,
             )
             for start in range(0, len(request.keys), self._max_num_seqs)
         ]

@@ -12,7 +12,7 @@ one of a few sizes (`projections.filled`); keys, values and logits are those of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from threading import Lock
 from typing import Any
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
+from skyrl.inference.sampling import scored
 from skyrl.inference.torch import projections
 from skyrl.inference.torch.kv_cache import RowCache
 from skyrl.inference.torch.prefix_cache import Kept, Layers
@@ -52,6 +53,9 @@ class Prefix:
 
     experts: Tensor | None = None
     """Experts of each token, (P, layers, K) int16; None if they are not recorded."""
+
+    scores: tuple[Tensor, Tensor, Tensor] | None = None
+    """What `sampling.scored` gives for the tokens after the first, (P - 1,) each; None if it was not asked for."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -170,11 +174,24 @@ class FusedDecoder:
         ends = torch.tensor(lengths, device=device).cumsum(0)
         fits = self._norm.dtype.itemsize == 2 and self._width % 8 == 0 and self._width <= LARGEST_HEAD
         attend = _together if fits and has_varlen_kernels(device) else _span_by_span
-        logits, layers = self._computed(ids, positions, attend(lengths, kept, device), ends - 1)
+        last, layers = self._computed(ids, positions, attend(lengths, kept, device), ends - 1)
+        logits = self._logits(last)[: len(ends)]
         split = [tuple(part.transpose(0, 1).split(lengths, dim=1) for part in layer) for layer in layers]
         for place, past in enumerate(kept):
             own = tuple((keys[place], values[place]) for keys, values in split)
             yield Prefix(layers=own if past is None else _continued(past.layers, own), logits=logits[place])
+
+    def score(self, prompt: Sequence[int], block: int) -> Prefix:
+        """Computes a prompt with its scores; logits of at most `block` tokens are in memory at once."""
+        self._prepare()
+        ids = torch.tensor([prompt], device=self._norm.device)
+        places = torch.arange(len(prompt), device=ids.device)
+        attend = _span_by_span([len(prompt)], [None], ids.device)
+        x, layers = self._computed(ids, places, attend, places)
+        blocks = (self._logits(filled(part))[: len(part)] for part in x[: len(prompt)].split(block))
+        logits, scores = scored_blocks(blocks, ids[0])
+        own = tuple((keys.transpose(0, 1), values.transpose(0, 1)) for keys, values in layers)
+        return Prefix(layers=own, logits=logits, scores=scores)
 
     def decode(self, cache: RowCache, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         """Logits (R, V) after one more token per row, whose keys and values are added in column `end` of the cache.
@@ -207,7 +224,7 @@ class FusedDecoder:
     def _computed(
         self, ids: Tensor, positions: Tensor, attend: Attention, ends: Tensor
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Logits at `ends`, and keys and values per layer, (T, kv_heads, D) each."""
+        """Last hidden states at `ends`, and keys and values per layer, (T, kv_heads, D) each."""
         tokens, x, rotation = len(positions), filled(self._embed(ids)[0]), self._rotation(positions)
         layers: list[tuple[Tensor, Tensor]] = []
         for layer in self._layers:
@@ -220,7 +237,7 @@ class FusedDecoder:
             if len(layers) == len(self._layers):
                 mixed, x = mixed[ends], filled(x[ends])
             x = self._rest(layer, filled(mixed), x)
-        return self._logits(x)[: len(ends)], layers
+        return x, layers
 
     def _queries_keys_values(self, layer: _Layer, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
         """(T, heads, D) queries, (T, kv_heads, D) keys and values; queries and keys are rotated."""
@@ -284,6 +301,17 @@ class FusedDecoder:
 
     def _projection(self, layers: Sequence[nn.Linear], base: Projection | None) -> Projection:
         return Quantized(*layers) if self._int8 else projections.projection(*layers, base=base)
+
+
+def scored_blocks(blocks: Iterable[Tensor], ids: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """The logits after the last token, (V,), and the scores of the prompt `ids`, from its logits, block by block."""
+    parts, done = [], 0
+    for logits in blocks:
+        following = ids[done + 1 : done + 1 + len(logits)]
+        parts.append(scored(logits[: len(following)], following))
+        done += len(logits)
+    first, second, third = (torch.cat(each) for each in zip(*parts, strict=True))
+    return logits[-1], (first, second, third)
 
 
 def _spans(lengths: Sequence[int], kept: Sequence[Kept | None]) -> Iterator[_Span]:

@@ -13,7 +13,7 @@ from attrs import asdict, define, evolve, field, frozen
 from torch import Tensor
 
 from skyrl.config import SamplingParams
-from skyrl.inference.engine import Completion, NewTokens, SampleKey
+from skyrl.inference.engine import Completion, NewTokens, PromptScores, SampleKey
 from skyrl.inference.sampling import RowSettings
 from skyrl.inference.stop_strings import tail_length
 
@@ -30,6 +30,10 @@ class Job:
 
     first_index: int = 0
     """Index of the job's first sample in its request."""
+
+    scores_prompt: bool = False
+    prompt_scores: PromptScores | None = None
+    """Scores of the prompt, once they are computed."""
 
     on_tokens: Callable[[NewTokens], None] | None = None
     """Callback for new tokens, see `GenerationRequest.on_tokens`."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from skyrl.errors import ProcessError, RunError
 from skyrl.inference.engine import EngineLoad, InFlight
-from skyrl.inference.vllm.backend import Backend, Heard, Output, first_line, request_maker
+from skyrl.inference.vllm.backend import Backend, FinishedRequest, Heard, first_line, request_maker
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class AsyncBackend(Backend):
         sampling: Mapping[str, Any],
         heard: Heard | None = None,
         adapter: object = None,
-    ) -> Output:
+    ) -> FinishedRequest:
         prompt, params = self._make(prompt_ids, sampling, heard is not None)
         self._running += 1
         if self._watch is None or self._watch.done():
@@ -95,16 +95,15 @@ class AsyncBackend(Backend):
                 child.kill()
                 child.join(5.0)
 
-    async def _last(self, outputs: AsyncIterator[Any], heard: Heard | None) -> Output:
-        last = None
+    async def _last(self, outputs: AsyncIterator[Any], heard: Heard | None) -> FinishedRequest:
+        last: FinishedRequest | None = None
         async for output in outputs:
             last = output
             if heard is not None:
                 heard(output.outputs[0].token_ids)
         if last is None or not last.finished:
             raise RunError("vLLM ended a request without an answer")
-        answer: Output = last.outputs[0]
-        return answer
+        return last
 
     async def _alive(self, call: Awaitable[T]) -> T:
         """The call's result. vLLM's errors become `ProcessError` if its process is gone, `RunError` for one request."""

@@ -32,6 +32,17 @@ class Output(Protocol):
     """An array (tokens, layers, experts of a token), or None."""
 
 
+class FinishedRequest(Protocol):
+    """The part of vLLM's `RequestOutput` that is read here."""
+
+    outputs: Sequence[Output]
+    """One, since each sample is a request."""
+
+    finished: bool
+    prompt_logprobs: Sequence[Mapping[int, Any] | None] | None
+    """Log-probabilities of each token of the prompt and of the likeliest one, by token; the first token has none."""
+
+
 Heard = Callable[[Sequence[int]], None]
 
 
@@ -60,8 +71,8 @@ class Backend(ABC):
         sampling: Mapping[str, Any],
         heard: Heard | None = None,
         adapter: object = None,
-    ) -> Output:
-        """vLLM's finished `CompletionOutput`. Cancelling the call cancels the sample. `heard` is called with all tokens
+    ) -> FinishedRequest:
+        """vLLM's finished `RequestOutput`. Cancelling the call cancels the sample. `heard` is called with all tokens
         so far whenever there are more. `adapter` draws the sample instead of the adopted one.
         """
 

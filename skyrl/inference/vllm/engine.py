@@ -22,6 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+from attrs import evolve
+
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ModelError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
@@ -42,7 +44,7 @@ from skyrl.inference.vllm.backend import ADAPTER, Backend, adapter_request, firs
 from skyrl.inference.vllm.environment import import_ahead, import_vllm, set_variables
 from skyrl.inference.vllm.keyed_draws import by_key
 from skyrl.inference.vllm.model import expected_weights, model_facts, overridden, refuse_unfit
-from skyrl.inference.vllm.sampling_arguments import check_sampling, completion, sampling_arguments
+from skyrl.inference.vllm.sampling_arguments import check_sampling, completion, prompt_scores, sampling_arguments
 from skyrl.inference.vllm.stepped import SteppedBackend
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.models.files.stored_adapter import stored_settings
@@ -211,17 +213,24 @@ class VLLMEngine:
     async def _sample(self, request: GenerationRequest, index: int, limit: int) -> Completion:
         key = request.keys[index]
         arguments = sampling_arguments(request.sampling, key, limit=limit, eos_ids=self._eos_ids)
+        if request.scores_prompt:
+            arguments["prompt_logprobs"] = 1  # of each token, and of the likeliest
         if not self._speculates:
             arguments = by_key(arguments)
         try:
             listener = None if request.on_tokens is None else reporter(request.on_tokens, index)
             adapter = None if request.adapter is None else self._adapters[request.adapter]
-            output = await self._backend.generate(
+            answer = await self._backend.generate(
                 str(next(self._numbers)), request.prompt_ids, arguments, listener, adapter
             )
         except refusals() as error:
             raise UserError(f"prompt {key.prompt_id!r}: vLLM refuses the request: {error}") from error
-        return completion(output, key, request.sampling, self._tokenizer, prompt_tokens=len(request.prompt_ids))
+        drawn = completion(
+            answer.outputs[0], key, request.sampling, self._tokenizer, prompt_tokens=len(request.prompt_ids)
+        )
+        if not request.scores_prompt:
+            return drawn
+        return evolve(drawn, prompt_scores=prompt_scores(request.prompt_ids, answer.prompt_logprobs or ()))
 
     async def _pause(self, in_flight: InFlight) -> None:
         await self._gate.shut(keep=in_flight != "finish")

@@ -6,7 +6,7 @@ vLLM receives and returns token ids. Text is decoded from them here, in the same
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from skyrl.config.derive.engine_backends import BACKENDS
 from skyrl.errors import NonFiniteError, RunError, UserError
 from skyrl.inference import stop_strings
 from skyrl.inference.draws import sample_seed
-from skyrl.inference.engine import Completion, SampleKey, asked_logprobs, temperature_of
+from skyrl.inference.engine import Completion, PromptScores, SampleKey, asked_logprobs, temperature_of
 from skyrl.inference.vllm.backend import Output
 from skyrl.models.routers import packed_choices
 from skyrl.trajectory import RoutedExperts
@@ -108,6 +108,24 @@ def completion(
         stop_reason="stop" if output.finish_reason == "stop" else "length",
         routed_experts=_routed_experts(output.routed_experts, prompt_tokens + len(ids) - 1),
     )
+
+
+def prompt_scores(prompt: Sequence[int], logprobs: Sequence[Mapping[int, Any] | None]) -> PromptScores:
+    """Probabilities of a prompt from vLLM's answer, which has an entry for each token. Raises `RunError` and, for
+    log-probabilities that are not finite, `NonFiniteError`.
+    """
+    if len(logprobs) != len(prompt):
+        raise RunError(f"vLLM scored {len(logprobs)} tokens of a prompt of {len(prompt)}")
+    places = [{token: float(each.logprob) for token, each in (place or {}).items()} for place in list(logprobs)[1:]]
+    best = [max(place, key=lambda token: place[token]) for place in places]
+    scores = PromptScores(
+        logprobs=tuple(place[token] for token, place in zip(prompt[1:], places, strict=True)),
+        likeliest=tuple(best),
+        likeliest_logprobs=tuple(place[token] for token, place in zip(best, places, strict=True)),
+    )
+    if not all(map(math.isfinite, scores.logprobs)):
+        raise NonFiniteError("the model's logits in a prompt are not finite")
+    return scores
 
 
 def _routed_experts(chosen: NDArray[Any] | None, tokens: int) -> RoutedExperts | None:

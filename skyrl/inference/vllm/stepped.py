@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from skyrl.errors import ProcessError
 from skyrl.inference.engine import EngineLoad, InFlight
-from skyrl.inference.vllm.backend import Backend, Heard, Output, first_line, request_maker
+from skyrl.inference.vllm.backend import Backend, FinishedRequest, Heard, first_line, request_maker
 
 
 class Core(Protocol):
@@ -37,7 +37,7 @@ class SteppedBackend(Backend):
             self._engine.model_executor, "workers"
         )
         self._make = request_maker(vllm)
-        self._futures: dict[str, asyncio.Future[Output]] = {}
+        self._futures: dict[str, asyncio.Future[FinishedRequest]] = {}
         self._heard: dict[str, Heard] = {}
         self._stepping: asyncio.Task[None] | None = None
         self._dead = ""
@@ -50,14 +50,14 @@ class SteppedBackend(Backend):
         sampling: Mapping[str, Any],
         heard: Heard | None = None,
         adapter: object = None,
-    ) -> Output:
+    ) -> FinishedRequest:
         prompt, params = self._make(prompt_ids, sampling, heard is not None)
         if self._dead:
             raise ProcessError(self._dead)
         self._engine.add_request(
             request_id, prompt, params, lora_request=adapter or self._adapter
         )  # a refused request does not change the engine
-        future: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[FinishedRequest] = asyncio.get_running_loop().create_future()
         self._futures[request_id] = future
         if heard is not None:
             self._heard[request_id] = heard
@@ -133,7 +133,7 @@ class SteppedBackend(Backend):
                     listener(output.outputs[0].token_ids)
                 future = self._futures.get(output.request_id)
                 if output.finished and future is not None and not future.done():
-                    future.set_result(output.outputs[0])
+                    future.set_result(output)
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a call on the engine. After an exception its state is unknown: it counts as dead, and every waiting

@@ -202,13 +202,16 @@ def report_tempered_logprobs(sampler: Sampler, drawable: Drawable | None = None)
 def gather_without_ranks(sampler: Sampler) -> None:
     """Makes a vLLM sampler that is asked for log-probabilities of the drawn tokens alone not count how many tokens are
     likelier: nothing reads these ranks, and vLLM compiles a function for them at its start.
+
+    Asked for more, which the tokens of a prompt are, it normalizes what it is given: of a prompt, vLLM passes logits in
+    the mode of `arguments.py`. Log-probabilities of drawn tokens stay what they are, because they are normalized.
     """
     gather = sampler.gather_logprobs
     kind = importlib.import_module("vllm.v1.outputs").LogprobsTensors
 
     def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> tuple[Tensor, ...]:
         if num_logprobs:
-            gathered: tuple[Tensor, ...] = gather(logprobs, num_logprobs, token_ids)
+            gathered: tuple[Tensor, ...] = gather(logprobs.log_softmax(-1), num_logprobs, token_ids)
             return gathered
         drawn = token_ids.unsqueeze(-1)
         made: tuple[Tensor, ...] = kind(drawn.int(), logprobs.gather(-1, drawn), torch.zeros_like(token_ids))
