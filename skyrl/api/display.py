@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from skyrl.api.run import Run
+from pathlib import Path
+from typing import Any
 
 Points = Sequence[tuple[float, float]]
 
@@ -22,13 +20,12 @@ _CURVES = (
 _WIDTH, _HEIGHT = 360, 110
 
 
-def run_html(run: Run) -> str:
-    """A table with the facts of the run, and its curve."""
-    records = run.metrics
+def run_html(folder: Path, status: str, records: Sequence[Mapping[str, Any]]) -> str:
+    """A table with the facts of a run, and its curve; `records` are its metrics."""
     last = records[-1]["step"] if records else 0
     curves = [(label, colour, points_of(records, name)) for name, label, colour in _CURVES]
     curves = [curve for curve in curves if curve[2]]
-    rows = {"folder": str(run.folder), "status": f"{run.status}, step {last}"}
+    rows = {"folder": str(folder), "status": f"{status}, step {last}"}
     for label, _, points in curves:
         (first, before), (end, after) = points[0], points[-1]
         rows[label] = f"{after:.3f} at step {end:g}" if first == end else f"{before:.3f} → {after:.3f}"

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyrl.api.brief_errors import brief_errors
+from skyrl.api.commands import evaluated, trained
+from skyrl.api.display import run_html
 from skyrl.api.source import Source, of_folder
 from skyrl.config.loading.kinds import kind_of
 from skyrl.errors import ResumeError, UserError
@@ -121,16 +123,15 @@ class Run:
             ResumeError: There is no checkpoint, or a change would make it another run.
             UserError, RunError, Stopped: As in `train`.
         """
-        from skyrl.api.training import trained
-
-        return trained(self.source.given({**_from_a_checkpoint(self.config), **overrides}))
+        source = self.source.given({**_from_a_checkpoint(self.config), **overrides})
+        return Run(trained(source), source)
 
     @brief_errors
-    def evaluate(self, **overrides: object) -> dict[str, Any]:
-        """Evaluate the trained model: `skyrl.evaluate` of this run."""
-        from skyrl.api.sampling import evaluate
-
-        return evaluate(self, **overrides)  # type: ignore[arg-type]  # keywords are fields, or evaluate's own
+    def evaluate(
+        self, *, step: int | None = None, to: str | PathLike[str] | None = None, **overrides: object
+    ) -> dict[str, Any]:
+        """Evaluate the run on `data.val_data`: `skyrl.evaluate` of this run, with the same arguments and errors."""
+        return evaluated(str(self.folder), self.source.given(overrides), step, None if to is None else Path(to))
 
     @brief_errors
     def report(self, to: str | PathLike[str] | None = None, *, beside: Sequence[Run] = (), samples: int = 60) -> Path:
@@ -166,9 +167,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Folder, status, curve and score before and after, as notebooks show them."""
-        from skyrl.api.display import run_html
-
-        return run_html(self)
+        return run_html(self.folder, self.status, self.metrics)
 
 
 def _from_a_checkpoint(run: Tree) -> dict[str, object]:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import AbstractContextManager
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from skyrl.api.brief_errors import brief_errors
+from skyrl.api.commands import evaluated, generated
 from skyrl.api.run import Run
-from skyrl.api.source import Config, Source, source_of, warn
-from skyrl.processes.torch_environment import set_torch_environment
-from skyrl.tools.sampling_alone import prepared
-from skyrl.tools.sampling_target import Target, find_target
-
-if TYPE_CHECKING:
-    from skyrl.experiments.standalone import StandaloneSampling
+from skyrl.api.source import Config, Source, source_of
 
 Model: TypeAlias = Run | str | PathLike[str]
 """A run, its folder, a checkpoint, or a model: a folder in Hugging Face format or a name on its hub."""
@@ -51,11 +44,7 @@ def evaluate(
     Example:
         skyrl.evaluate(run)["metrics"]["eval/all/avg_score"]
     """
-    target = _target(model, step)
-    with _prepared(model, target, config, overrides, to, rewarded=True) as (sampling, _):
-        from skyrl.tools.evaluating import evaluate as evaluated
-
-        return evaluated(target, sampling)
+    return evaluated(_name(model), _source(model, config, overrides), step, _folder(to))
 
 
 @brief_errors
@@ -88,32 +77,19 @@ def generate(
     """
     if prompts is not None:
         overrides["data.val_data"] = [fspath(each) for each in (prompts if isinstance(prompts, list) else [prompts])]
-    target = _target(model, step)
-    with _prepared(model, target, config, overrides, to, rewarded=False) as (sampling, _):
-        from skyrl.tools.generating import ANSWERS
-        from skyrl.tools.generating import generate as generated
-
-        generated(target, sampling)
-        text = (sampling.folder.path / ANSWERS).read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines()]
+    return generated(_name(model), _source(model, config, overrides), step, _folder(to))
 
 
-def _target(model: Model, step: int | None) -> Target:
-    return find_target(str(model.folder) if isinstance(model, Run) else fspath(model), step)
+def _name(model: Model) -> str:
+    return str(model.folder) if isinstance(model, Run) else fspath(model)
 
 
-def _prepared(
-    model: Model,
-    target: Target,
-    config: Config,
-    overrides: dict[str, object],
-    to: str | PathLike[str] | None,
-    *,
-    rewarded: bool,
-) -> AbstractContextManager[tuple[StandaloneSampling, Path]]:
-    """The sampling of the target. A run that was trained in this program is sampled with the code that it was given."""
-    set_torch_environment()
-    given = config if config != () or not isinstance(model, Run) else model.source
-    source = given.given(overrides) if isinstance(given, Source) else source_of(given, overrides)
-    folder = None if to is None else Path(to)
-    return prepared(target, source.files, source.assignments, rewarded=rewarded, to=folder, warn=warn)
+def _source(model: Model, config: Config, overrides: dict[str, object]) -> Source:
+    """The configuration of the sampling. A run that was trained in this program keeps the code that it was given."""
+    if config == () and isinstance(model, Run):
+        return model.source.given(overrides)
+    return source_of(config, overrides)
+
+
+def _folder(to: str | PathLike[str] | None) -> Path | None:
+    return None if to is None else Path(to)

@@ -1,4 +1,4 @@
-"""What a run is made from in Python: files, a mapping or a tree, and the values that replace some of theirs."""
+"""Sources of a run in Python: files, a mapping or a tree, and the values that replace some of theirs."""
 
 from __future__ import annotations
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
+
 from skyrl.api.brief_errors import brief_errors
+from skyrl.api.commands import trained
 from skyrl.api.run import Run
-from skyrl.api.source import Config, Source, source_of
-from skyrl.config.derive.run_kind import RunKind
-from skyrl.processes.torch_environment import set_torch_environment
+from skyrl.api.source import Config, source_of
 from skyrl.training.callbacks import Callback
 
 
@@ -38,26 +39,5 @@ def train(config: Config, *, callbacks: Sequence[Callback] = (), **overrides: ob
     Example:
         run = skyrl.train("run.toml", trainer__run_path="runs/short", trainer__max_training_steps=20)
     """
-    source = source_of(config, overrides)
-    return trained(Source(files=source.files, assignments=source.assignments, callbacks=tuple(callbacks)))
-
-
-def trained(source: Source) -> Run:
-    """Train the run of a source, again after failures that its configuration allows. Raises as `train` does."""
-    composed = source.composed(RunKind.preflight_checks)
-    set_torch_environment()
-    from skyrl.experiments.experiment import experiment_class
-    from skyrl.runs.inputs import notice
-    from skyrl.runs.recovery import attempts
-    from skyrl.runs.session import RunSession
-
-    make, is_trained = experiment_class(composed.config), False
-    for attempt in attempts(composed.config):
-        experiment = make(attempt.run)
-        experiment.is_another_try, experiment.places = attempt.is_another_try, composed.places
-        experiment.more_callbacks = source.callbacks
-        with attempt:
-            is_trained = RunSession(experiment).run()
-    if not is_trained:
-        notice(f"The run in {experiment.folder.path} is already finished: nothing was trained.")
-    return Run(experiment.folder.path, source)
+    source = attrs.evolve(source_of(config, overrides), callbacks=tuple(callbacks))
+    return Run(trained(source), source)

@@ -178,7 +178,7 @@ def _of_file(name: str) -> MakeEnv:
 
 
 @cache
-def _maker(name: str, target: Any) -> MakeEnv:
+def _maker(name: str, target: object) -> MakeEnv:
     if isinstance(target, type) and issubclass(target, Env):
         return target
     if callable(target) and not isinstance(target, type):
@@ -186,7 +186,7 @@ def _maker(name: str, target: Any) -> MakeEnv:
             made: MakeEnv = target
             return made
         return GroupReward(target) if is_group_reward(target) else PlainReward(target)
-    if is_of_skyrl_gym(target):
+    if isinstance(target, type) and is_of_skyrl_gym(target):
         return lambda extras: SkyRLGymTextEnv(extras, target)
     raise TaskError(
         f"{name} is neither a subclass of skyrl.envs.Env, nor an environment of SkyRL-Gym (init, step, close, and a "

@@ -14,7 +14,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
 
@@ -22,6 +22,8 @@ from skyrl.errors import CallbackError, ConfigError, Problem, UserError
 from skyrl.tree.frames import described
 from skyrl.tree.imports import import_object
 from skyrl.tree.names import nearest
+
+R = TypeVar("R")
 
 if TYPE_CHECKING:
     from skyrl.trajectory import TrajectoryGroup
@@ -103,14 +105,21 @@ EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 """Names of the events."""
 
 
+class HasEpoch(Protocol):
+    """A position in the data."""
+
+    @property
+    def epoch(self) -> int:
+        """Passes over the data that are complete."""
+
+
 class Watched(Protocol):
-    """What callbacks see of a trainer."""
+    """A trainer, as callbacks see it."""
 
     version: int
 
     @property
-    def position(self) -> Any:
-        """Its position in the data, with the `epoch`."""
+    def position(self) -> HasEpoch: ...
 
 
 class Callbacks:
@@ -241,7 +250,7 @@ def _refuse_unusable(found: object, name: str, field: str) -> None:
         raise ConfigError(problems)
 
 
-def _called(name: str, event: str, method: Callable[..., Any], *given: object) -> Any:
+def _called(name: str, event: str, method: Callable[..., R], *given: object) -> R:
     try:
         return method(*given)
     except Exception as error:

@@ -9,6 +9,7 @@ import pytest
 
 import skyrl
 from skyrl.training.callbacks import EVENTS
+from skyrl.tree import get_at
 from tests.api.python_cells import run_cells, write_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
@@ -23,7 +24,7 @@ def test_the_examples_of_the_page_run(nano: Path, tmp_path: Path, monkeypatch: p
     early = skyrl.load("runs/early")
     assert [record["step"] for record in early.metrics] == [0, 1, 2, 3]
     assert {0 <= sample["reward"] <= 1 for sample in early.samples()} == {True}
-    assert early.config.environment.env_class == "__main__:starts_early"  # type: ignore[union-attr]
+    assert get_at(early.config, "environment.env_class") == "__main__:starts_early"
     assert isinstance(values[3], str)
     last = values[4]
     assert isinstance(last, skyrl.Run) and last.status == "finished"

@@ -32,7 +32,7 @@ def test_a_public_name_is_typed_and_documented(name: str) -> None:
 
 def test_another_name_does_not_exist() -> None:
     with pytest.raises(AttributeError, match="module 'skyrl' has no attribute 'trian'"):
-        skyrl.trian  # type: ignore[attr-defined]  # noqa: B018
+        skyrl.trian  # type: ignore[attr-defined]  # noqa: B018  # a mistake that a checker sees, too
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:

@@ -15,6 +15,7 @@ import skyrl
 from skyrl.config import SkyRLTrainConfig, compose
 from skyrl.errors import CallbackError, ConfigError, ResumeError, UserError
 from skyrl.trajectory import TrajectoryGroup
+from skyrl.tree import get_at
 from tests.nano_run import as_words, overrides
 from tests.supervised_run import settings
 from tests.tree.test_code_names import reward
@@ -89,7 +90,7 @@ def test_the_trained_model_is_loaded_by_transformers(trained: skyrl.Run) -> None
 
 
 def test_the_name_of_the_reward_is_in_the_configuration(trained: skyrl.Run) -> None:
-    assert trained.config.environment.env_class == "tests.tree.test_code_names:reward"  # type: ignore[union-attr]
+    assert get_at(trained.config, "environment.env_class") == "tests.tree.test_code_names:reward"
 
 
 def test_objects_hear_what_collaborators_do(trained: skyrl.Run) -> None:
