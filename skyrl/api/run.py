@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyrl.api.brief_errors import brief_errors
 from skyrl.api.commands import evaluated, trained
-from skyrl.api.display import run_html
+from skyrl.api.display import from_here, run_html
 from skyrl.api.source import Source, of_folder
 from skyrl.config.loading.kinds import kind_of
 from skyrl.errors import ResumeError, UserError
@@ -163,7 +163,7 @@ class Run:
 
     def __repr__(self) -> str:
         steps = self.metrics
-        return f"<Run {self.folder}: {self.status}, step {steps[-1]['step'] if steps else 0}>"
+        return f"<Run {from_here(self.folder)}: {self.status}, step {steps[-1]['step'] if steps else 0}>"
 
     def _repr_html_(self) -> str:
         """Folder, status, curve and score before and after, as notebooks show them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +14,7 @@ import pytest
 from skyrl.config import ConfigError, TrainerConfig
 from skyrl.tracking.factory import trackers_of
 from skyrl.tracking.tracker import TrackedRun, Tracker
+from tests.other_environments import python_with
 
 NOTES = """
 class Notes:
@@ -85,10 +88,36 @@ def test_what_is_no_tracker_is_refused(tmp_path: Path, source: str, message: str
     assert [problem.path for problem in refused.value.problems] == ["trainer.logger"]
 
 
-def test_the_tracker_of_the_page_hands_metrics_to_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+PROGRAM = """
+import sqlite3, sys, types
+from trackio_run import Trackio
+for first, steps in ((0, (0, 1, 2)), (2, (3,))):
+    tracker = Trackio(types.SimpleNamespace(project="p", name="r", first_step=first))
+    for step in steps:
+        tracker.log(step, {"loss": 0.5})
+    tracker.close()
+stored = sqlite3.connect(sys.argv[1]).execute("select run_name, step from metrics order by step").fetchall()
+assert stored == [("r", 0), ("r", 1), ("r", 2), ("r", 3)], stored
+"""
+
+
+@pytest.mark.long
+def test_the_tracker_of_the_page_continues_one_run_of_trackio(tmp_path: Path) -> None:
+    (tmp_path / "trackio_run.py").write_text(of_the_page())
+    folder = tmp_path / "trackio"
+    python = python_with("trackers-trackio", ["trackio==0.43.0"])
+    environ = {**os.environ, "TRACKIO_DIR": str(folder), "PYTHONPATH": str(tmp_path)}
+    subprocess.run([python, "-c", PROGRAM, folder / "p.db"], env=environ, check=True)
+
+
+def of_the_page() -> str:
+    """The module that docs/tracking.md prints."""
     page = (Path(__file__).parents[2] / "docs" / "tracking.md").read_text(encoding="utf-8")
-    source = page.partition("# trackio_run.py\n")[2].partition("```")[0]
-    (tmp_path / "trackio_run.py").write_text(source)
+    return page.partition("# trackio_run.py\n")[2].partition("```")[0]
+
+
+def test_the_tracker_of_the_page_hands_metrics_to_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trackio_run.py").write_text(of_the_page())
     calls: list[tuple[object, ...]] = []
     package: Any = ModuleType("trackio")
     package.init = lambda **given: calls.append(("init", given))
