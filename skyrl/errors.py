@@ -17,6 +17,7 @@
         +-- NonFiniteError      NaN or infinity where a finite number is required
         |   +-- BatchError      ... in a batch, before any update from it
         +-- RewardError         an environment or reward function that failed while it judged an answer
+        +-- CallbackError       a callback that failed while it heard of an event
         +-- WeightSyncError     an engine that does not hold the learner's weights
         +-- StorageError        a disk that is full or broken
         +-- ServiceGone         a service of environments that has been away for longer than the run waits
@@ -183,6 +184,10 @@ class StorageError(RunError):
 
 class RewardError(RunError):
     """An environment or reward function failed while it judged an answer."""
+
+
+class CallbackError(RunError):
+    """A callback failed while it heard of an event of the training loop."""
 
 
 class ServiceGone(RunError):

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
+__version__ = "0.1.0"
+
 DISTRIBUTION = "skyrl-attrs"
 FORMER = "skyrl"
 """Name of this distribution until it was changed, and of another project on the package index."""

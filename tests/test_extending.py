@@ -187,11 +187,6 @@ class Offline:
         ),
         Edit(
             "skyrl/config/settings/trackers.py",
-            ', "swanlab"]\n',
-            ', "listed"',
-        ),
-        Edit(
-            "skyrl/config/settings/trackers.py",
             '    "mlflow": TrackerFacts(',
             '    "listed": TrackerFacts(made_by="skyrl.tracking.offline:Offline", package="json", extra="listed"),\n',
         ),

@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
-from skyrl import __version__
 from skyrl.checkpoint.names import step_of
 from skyrl.checkpoint.validation import LARGEST_MANIFEST, check_body, is_count
 from skyrl.errors import ResumeError
+from skyrl.installation import __version__
 from skyrl.storage.disk import Storage, digest_of
 from skyrl.tree.dump import SCHEMA_VERSION
 

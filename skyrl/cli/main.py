@@ -14,10 +14,9 @@ from typing import NoReturn, TextIO, cast
 
 import click
 
-from skyrl import __version__
 from skyrl.cli.command_line.commands import Commands
 from skyrl.errors import EXIT_INTERRUPTED, SkyRLError, Stopped
-from skyrl.installation import conflict
+from skyrl.installation import __version__, conflict
 from skyrl.processes.redaction import RedactedStream
 from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT, handled_signals, stop_command
 

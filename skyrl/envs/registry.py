@@ -45,6 +45,7 @@ from skyrl.errors import TaskError
 from skyrl.processes.credentials import api_key
 from skyrl.sandbox.sandbox import Sandbox
 from skyrl.sandbox.tiers import Tier
+from skyrl.tree.code_names import OF_PROGRAM
 from skyrl.tree.imports import import_object
 
 MakeEnv = Callable[[Mapping[str, Any]], Env]
@@ -161,14 +162,23 @@ def _built_in(name: str, gym: SkyRLGymConfig) -> MakeEnv:
     return lambda extras: _BUILT_IN[name](extras, gym)
 
 
-@cache
 def _imported(name: str) -> MakeEnv:
+    """Factory of what an import path names. What a program or notebook defines again replaces what it was."""
+    return _maker(name, import_object(name, TaskError)) if name.startswith(OF_PROGRAM) else _of_file(name)
+
+
+@cache
+def _of_file(name: str) -> MakeEnv:
     if ":" not in name:
         known = ", ".join(registered_names())
         raise TaskError(
             f"there is no environment named {name!r}. Registered: {known}; your own: file.py:name or module:name"
         )
-    target = import_object(name, TaskError)
+    return _maker(name, import_object(name, TaskError))
+
+
+@cache
+def _maker(name: str, target: object) -> MakeEnv:
     if isinstance(target, type) and issubclass(target, Env):
         return target
     if callable(target) and not isinstance(target, type):
@@ -176,7 +186,7 @@ def _imported(name: str) -> MakeEnv:
             made: MakeEnv = target
             return made
         return GroupReward(target) if is_group_reward(target) else PlainReward(target)
-    if is_of_skyrl_gym(target):
+    if isinstance(target, type) and is_of_skyrl_gym(target):
         return lambda extras: SkyRLGymTextEnv(extras, target)
     raise TaskError(
         f"{name} is neither a subclass of skyrl.envs.Env, nor an environment of SkyRL-Gym (init, step, close, and a "

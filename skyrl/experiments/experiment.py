@@ -5,7 +5,7 @@ Each part is made by its `get_...` method when it is first needed, and then kept
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +45,7 @@ from skyrl.tracking.timeline import Timeline
 from skyrl.tracking.timing import Clock
 from skyrl.tracking.tracker import LastMetrics, Tracker
 from skyrl.training.alarms import Alarms, RaisedAlarm
+from skyrl.training.callbacks import Callback, Callbacks, callbacks_by_name
 from skyrl.training.loop import TrainingLoop
 from skyrl.training.time_sharing import TimeSharing
 from skyrl.tree import required
@@ -101,6 +102,8 @@ class BaseExp:
         """Whether this command ran it before and failed. It then continues from the newest good checkpoint."""
         self.places: Mapping[str, str] = {}
         """Dotted path -> place that gave its value, such as `run.toml:14`, kept in the run's folder for reports."""
+        self.more_callbacks: Sequence[Callback] = ()
+        """Callbacks that the program gave as objects, besides those that the configuration names."""
         self.last = LastMetrics()
         self.held: ExitStack[bool | None] = HeldResources()
         self.started_processes: Processes | None = None
@@ -139,6 +142,11 @@ class BaseExp:
     @cached_property
     def time_sharing(self) -> TimeSharing:
         return self.get_time_sharing()
+
+    @cached_property
+    def callbacks(self) -> Callbacks:
+        """The callbacks of the configuration and of the program."""
+        return self.get_callbacks()
 
     @cached_property
     def saving(self) -> CheckpointManager:
@@ -202,6 +210,12 @@ class BaseExp:
         """The alarms of the configuration."""
         trainer = self.cfg.trainer
         return Alarms(alarms_of(trainer.alarms, defaults=trainer.default_alarms))
+
+    def get_callbacks(self) -> Callbacks:
+        """The callbacks that the configuration names, then `more_callbacks`. Raises `ConfigError`."""
+        trainer = self.cfg.trainer
+        found = callbacks_by_name(trainer.callbacks, self.more_callbacks, field=trainer.path_of("callbacks"))
+        return Callbacks(found, total_steps=self.total_steps, folder=self.folder.path, say=notice)
 
     def report_alarm(self, raised: RaisedAlarm) -> None:
         """Report a raised alarm on the console and in the run's folder."""

@@ -54,6 +54,7 @@ def _traceless(trainer: RunBasics) -> dict[str, Any]:
     return {
         **dict.fromkeys(("eval_interval", "ckpt_interval", "hf_save_interval"), -1),
         "eval_before_train": False,
+        "callbacks": (),
         "run_path": folder,
         "ckpt_path": f"{folder}/checkpoints",
         "export_path": f"{folder}/exports",

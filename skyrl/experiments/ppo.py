@@ -317,6 +317,7 @@ class BasePPOExp(PolicySampling):
                         recorded,
                         trace.sampled,
                         profiled.sampled,
+                        self.callbacks.rollouts,
                     ],
                 ),
                 metrics=rollouts.metrics,
@@ -332,6 +333,7 @@ class BasePPOExp(PolicySampling):
                     trace.before_publishing,
                     in_context(partial(clock.measure, "sync_weights")),
                     run_before(partial(turns.for_transfer, "policy")),
+                    on_result=[self.callbacks.weights_sent],
                 )
             ),
             shape=trace.shaping(numbers.shaping(shaping)),
@@ -355,6 +357,7 @@ class BasePPOExp(PolicySampling):
                 guard=NonFiniteGuard(self.cfg.trainer.faults, trainer),
                 alarms=self.get_alarms(),
                 report_alarm=self.report_alarm,
+                callbacks=self.callbacks,
             ),
             total_steps=self.total_steps,
             tracker=tracker,

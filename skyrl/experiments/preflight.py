@@ -24,7 +24,7 @@ from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
 from skyrl.config.loading.kinds import kind_of
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
-from skyrl.config.settings.trackers import lacks_of
+from skyrl.config.settings.trackers import TRACKERS, lacks_of, names_of
 from skyrl.data.hugging_face import dataset_failure
 from skyrl.data.sources import FILES
 from skyrl.endpoint.client_access import TOKEN_VARIABLE
@@ -55,6 +55,8 @@ from skyrl.processes.addresses import is_loopback
 from skyrl.rollout.agent_runner import agent_of
 from skyrl.runs.run_tree import AnyRun
 from skyrl.tracking.metric_table import METRICS, unknown
+from skyrl.tracking.own_tracker import found_tracker
+from skyrl.training.callbacks import found_callback
 from skyrl.tree import get_at
 from skyrl.tree.names import nearest
 from skyrl.tree.rules import Check
@@ -116,8 +118,14 @@ def alarms_watch_logged_metrics(run: AnyRun) -> Iterator[Problem]:
             )
 
 
-Names = str | tuple[str, ...]
-"""One name, or several."""
+def the_callbacks_exist(run: AnyRun) -> Iterator[Problem]:
+    """Each callback of the configuration exists, and its methods are events."""
+    for name in run.trainer.callbacks:
+        try:
+            found_callback(name, run.trainer.path_of("callbacks"))
+        except ConfigError as error:
+            yield from error.problems
+
 
 # One setting of any kind of run.
 
@@ -177,14 +185,16 @@ def trackers_can_be_had(run: RunBasics, environ: Mapping[str, str]) -> Iterator[
     if own is not None and not (Path(own).expanduser().is_file() and os.access(Path(own).expanduser(), os.X_OK)):
         hint = "set it to a Python interpreter"
         yield Problem(path=run.path_of("trackers.python"), message=f"there is no program {own}", hint=hint)
-    for name in _each(run.logger):
+    for name in names_of(run.logger):
+        if name not in TRACKERS:
+            try:
+                found_tracker(name, path)
+            except ConfigError as error:
+                yield from error.problems
+            continue
         mode = getattr(getattr(settings, name, None), "mode", None)
         for lack, remedy in lacks_of(name, mode=mode, environ=environ, elsewhere=own is not None):
             yield Problem(path=path, message=lack, hint=f"{remedy}, or set {path} = console")
-
-
-def _each(names: Names) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else names
 
 
 # Reinforcement learning.
@@ -369,6 +379,7 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     the_checkpoint_exists,
     the_recording_exists,
     alarms_watch_logged_metrics,
+    the_callbacks_exist,
     disk_holds_checkpoints,
     code_is_unchanged,
     own_algorithms_can_be_called,
@@ -429,6 +440,7 @@ _SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
     folders_belong_to_run,
     the_named_checkpoint_exists,
     alarms_watch_logged_metrics,
+    the_callbacks_exist,
 )
 
 SUPERVISED_PREFLIGHT = (*_SUPERVISED_PREFLIGHT, supervised_rows_can_be_used(whole=False))

@@ -204,6 +204,7 @@ class SupervisedExp(BaseExp):
                 export=lambda step: self.export(self.exports / f"global_step_{step}" / "model"),
                 alarms=self.get_alarms(),
                 report_alarm=self.report_alarm,
+                callbacks=self.callbacks,
             ),
             total_steps=self.total_steps,
             tracker=tracker,

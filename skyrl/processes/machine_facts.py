@@ -17,7 +17,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from skyrl import __version__
+from skyrl.installation import __version__
 
 PACKAGES = ("torch", "ray", "transformers", "vllm", "deepspeed")
 """Packages whose versions have to agree, beside skyrl's own."""

@@ -16,6 +16,7 @@ from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.run_tree import AnyRun
 from skyrl.tracking.tracker import LastMetrics, Tracker
 from skyrl.training.alarms import Alarms
+from skyrl.training.callbacks import Callbacks
 from skyrl.training.loop import TrainingLoop
 
 
@@ -61,6 +62,10 @@ class Experiment(Protocol):
     @property
     def started_processes(self) -> Processes | None:
         """Processes of models and engines, or None before any was started."""
+
+    @property
+    def callbacks(self) -> Callbacks:
+        """The user's callbacks."""
 
     @property
     def saving(self) -> CheckpointManager:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from skyrl import __version__
 from skyrl.errors import DataError
+from skyrl.installation import __version__
 from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker
 from skyrl.tracking.recording import FOLDER, Recording, Sampled

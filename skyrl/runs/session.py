@@ -103,12 +103,15 @@ class RunSession:
         return carried_on(checkpoint, now)
 
     def _is_last(self, checkpoint: Checkpoint) -> bool:
-        """Whether the checkpoint is final: it is of the last step, or an alarm ended the run there."""
-        alarms = self._experiment.get_alarms()
-        alarms.load_state(checkpoint.state["trainer"].get("alarms", {}))
+        """Whether the checkpoint is final: of the last step, or one where an alarm or a callback ended the run."""
+        state, alarms = checkpoint.state["trainer"], self._experiment.get_alarms()
+        alarms.load_state(state.get("alarms", {}))
         if alarms.stopped_by:
             notice(f"Alarm {alarms.stopped_by} ended this run at step {checkpoint.step}; change the alarm to continue.")
-        return bool(alarms.stopped_by) or checkpoint.step >= self._experiment.total_steps
+        callback = self._experiment.callbacks.stopping(state.get("callbacks", {}))
+        if callback:
+            notice(f"Callback {callback} ended this run at step {checkpoint.step}; leave it out to continue.")
+        return bool(alarms.stopped_by or callback) or checkpoint.step >= self._experiment.total_steps
 
     def _make_locks(self) -> tuple[RunLock, ...]:
         """One lock for every folder that this run writes into, the run's own first."""

@@ -40,7 +40,7 @@ _RESULTS = {
 def prepared(
     target: Target,
     files: Sequence[str],
-    overrides: Sequence[str],
+    overrides: Sequence[str | tuple[str, Any]],
     *,
     rewarded: bool,
     to: Path | None,

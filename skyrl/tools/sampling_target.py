@@ -142,12 +142,14 @@ def stored_configuration(target: Target) -> list[str]:
 
 
 def compose_sampling(
-    files: Sequence[str], overrides: Sequence[str], also: Callable[[RunKind], Sequence[Any]] | None = None
+    files: Sequence[str],
+    overrides: Sequence[str | tuple[str, Any]],
+    also: Callable[[RunKind], Sequence[Any]] | None = None,
 ) -> Composed[SkyRLTrainConfig]:
     """The configuration of sampling, resolved and checked; `also` gives further checks. Raises `ConfigError`, and
     `UserError` for another kind of run.
     """
-    composed = compose(files, overrides, also=also, environ=os.environ)
+    composed = compose(files, [*overrides, ("trainer.callbacks", ())], also=also, environ=os.environ)
     if not samples_rollouts(composed.config):
         raise UserError(f"kind = {composed.config.kind}: pass a reinforcement-learning configuration")
     return composed

@@ -1,4 +1,6 @@
-"""Progress of a run on the console: a live panel on a terminal, plain lines anywhere else."""
+"""Progress of a run on the console: a live panel on a terminal, an output of the cell in a notebook, plain lines
+anywhere else.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
 
+from skyrl.tracking.notebook import NotebookPanel, is_notebook
 from skyrl.tracking.run_progress import clock
 from skyrl.tracking.tracker import TrackedRun
 
@@ -29,6 +32,7 @@ class Console:
         self._stream = stream or sys.stderr
         self._started = time.monotonic()
         self._live = _live_panel(folder) if folder is not None and self._stream.isatty() else None
+        self._notebook = NotebookPanel(total_steps) if stream is None and is_notebook() else None
 
     @classmethod
     def of_run(cls, run: TrackedRun) -> Self:
@@ -37,7 +41,10 @@ class Console:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         text = self._describe(step, metrics)
-        if self._live is None or metrics.keys() & {"eval/all/avg_score", "eval/all/loss"}:
+        is_evaluated = bool(metrics.keys() & {"eval/all/avg_score", "eval/all/loss"})
+        if self._notebook is not None:
+            self._notebook.show(step, text, keep=is_evaluated)
+        elif self._live is None or is_evaluated:
             self._say(text)
 
     def close(self) -> None:

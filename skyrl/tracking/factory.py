@@ -11,9 +11,9 @@ import attrs
 from skyrl.config import TrackersConfig
 from skyrl.config.foundation.import_paths import built_in
 from skyrl.config.settings.run_basics import RunBasics
-from skyrl.config.settings.trackers import TRACKERS
-from skyrl.errors import ConfigError, Problem
+from skyrl.config.settings.trackers import TRACKERS, names_of
 from skyrl.processes.redaction import redacted
+from skyrl.tracking.own_tracker import OwnTracker, own_tracker
 from skyrl.tracking.services.follower import Follower
 from skyrl.tracking.services.service import ServiceRun
 from skyrl.tracking.tracker import TrackedRun, Tracker
@@ -26,14 +26,9 @@ def _print(text: str) -> None:
 def trackers_of(
     trainer: RunBasics, *, total_steps: int, first_step: int, say: Callable[[str], None] = _print
 ) -> list[Tracker]:
-    """The trackers that the configuration names; `say` prints messages about a service. Raises `ConfigError` for an
-    unknown tracker.
+    """The trackers that the configuration names; `say` prints messages about them. Raises `ConfigError` for one of the
+    user's own that cannot be made.
     """
-    names = (trainer.logger,) if isinstance(trainer.logger, str) else trainer.logger
-    for name in names:
-        if name not in TRACKERS:
-            hint = f"available: {', '.join(TRACKERS)}"
-            raise ConfigError([Problem(path="trainer.logger", message=f"no tracker {name!r}", hint=hint)])
     folder = _absolute(trainer.folder("run_path"))
     run = TrackedRun(
         project=trainer.project_name,
@@ -42,12 +37,15 @@ def trackers_of(
         total_steps=total_steps,
         first_step=first_step,
     )
-    return [
-        _made(name, run)
-        if TRACKERS[name].in_run
-        else Follower(service_run(trainer, name, folder, first_step=first_step), say)
-        for name in dict.fromkeys(names)
-    ]
+    trackers: list[Tracker] = []
+    for name in dict.fromkeys(names_of(trainer.logger)):
+        if name not in TRACKERS:
+            trackers.append(OwnTracker(name, own_tracker(name, run, trainer.path_of("logger")), say))
+        elif TRACKERS[name].in_run:
+            trackers.append(_made(name, run))
+        else:
+            trackers.append(Follower(service_run(trainer, name, folder, first_step=first_step), say))
+    return trackers
 
 
 def service_run(trainer: RunBasics, name: str, folder: Path, *, first_step: int | None = None) -> ServiceRun:

@@ -20,6 +20,7 @@ from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.tracking.timing import Clock
 from skyrl.tracking.tracker import Tracker
 from skyrl.training.alarms import Alarms, RaisedAlarm
+from skyrl.training.callbacks import Callbacks
 from skyrl.training.describe import Metrics
 
 
@@ -157,6 +158,9 @@ class Hooks:
     report_alarm: Callable[[RaisedAlarm], None] = lambda raised: None
     """Reports a raised alarm."""
 
+    callbacks: Callbacks = field(factory=lambda: Callbacks({}))
+    """The user's callbacks, which hear of every event."""
+
 
 class TrainingLoop:
     """Runs a trainer from its current step to the last, with evaluation, checkpoints and export."""
@@ -176,7 +180,8 @@ class TrainingLoop:
         """`total_steps` counts batches, including those of earlier sessions."""
         self.trainer, self.total_steps = trainer, total_steps
         self.tracker, self.clock, self.shutdown = tracker, clock, shutdown
-        self._hooks, self._checkpoints = hooks, checkpoints
+        self._hooks, self._checkpoints, self._callbacks = hooks, checkpoints, hooks.callbacks
+        self._callbacks.watch(trainer)
         self._evaluates_first = config.eval_before_train
         self._saved = 0
         self._before: dict[str, Any] | None = None  # the position at the beginning of the step in progress
@@ -194,8 +199,9 @@ class TrainingLoop:
         saved.
         """
         try:
+            self._callbacks.tell("on_train_begin")
             await self._begin()
-            while self.trainer.version < self.total_steps and not self._hooks.alarms.stopped_by:
+            while self.trainer.version < self.total_steps and not self._is_ended():
                 try:
                     metrics = await self.step()
                     timings = self.clock.take()
@@ -206,12 +212,21 @@ class TrainingLoop:
                         "trainer/tokens_per_second": metrics.get(self.trainer.tokens, 0) / seconds,
                         "memory/process_bytes": float(resident_bytes()),
                     }
-                    await self._conclude(metrics, evaluate=self._is_due("evaluate"))
+                    is_due = self._is_due("evaluate")
+                    self._callbacks.tell("on_step_end", metrics)
+                    await self._conclude(metrics, evaluate=is_due or self._callbacks.control.should_evaluate)
                 except NonFiniteError as error:
                     await self._go_back(error)
             await self._checkpoints.finish()
         except Stopped as stop:
-            raise await self._saved_before_the_end(stop) from None
+            stopped = await self._saved_before_the_end(stop)
+            self._callbacks.tell("on_train_end")
+            raise stopped from None
+        self._callbacks.tell("on_train_end")
+
+    def _is_ended(self) -> bool:
+        """Whether an alarm or a callback has ended the run."""
+        return bool(self._hooks.alarms.stopped_by or self._callbacks.stopped_by)
 
     async def _begin(self) -> None:
         """Get the trainer ready, and finish the evaluation that an earlier session left undone."""
@@ -233,6 +248,7 @@ class TrainingLoop:
             self.shutdown.request_before_deadline()
         self.shutdown.check()
         before = self._before = self.trainer.position.state()
+        self._callbacks.tell("on_step_begin")
         began = self.shutdown.now()
         with self.clock.measure("step"):
             try:
@@ -283,7 +299,10 @@ class TrainingLoop:
         self._unrecorded = None
         metrics, wants_saving = self._raise_alarms(metrics)
         self.tracker.log(self.trainer.version, metrics | self.clock.take())
-        save = self._is_due("save") or wants_saving
+        control = self._callbacks.control
+        ends = bool(self._callbacks.stopped_by) and self._triggers["save"].ever
+        save = self._is_due("save") or wants_saving or control.should_save or ends
+        control.should_save = control.should_evaluate = False
         if self._is_due("export"):
             await self._hooks.export(self.trainer.version)
         if save and self.trainer.version > self._saved:
@@ -302,6 +321,7 @@ class TrainingLoop:
         with self.clock.measure("save_checkpoints"):
             await self._checkpoints.save(self.trainer.version, self.state())
         self._saved = self.trainer.version
+        self._callbacks.tell("on_save")
 
     async def _saved_before_the_end(self, stop: Stopped) -> Stopped:
         """Save the last step if checkpoints are enabled; it is reported as saved only once it is."""
@@ -317,7 +337,9 @@ class TrainingLoop:
         if self._hooks.evaluate is None:
             return {}
         with self.clock.measure("eval"):
-            return await self._hooks.evaluate(self.trainer.version)
+            metrics = await self._hooks.evaluate(self.trainer.version)
+        self._callbacks.tell("on_evaluate", metrics)
+        return metrics
 
     def _is_due(self, what: str) -> bool:
         version = self.trainer.version
@@ -331,6 +353,7 @@ class TrainingLoop:
             **(self._before or self.trainer.position.state()),
             "triggers": {what: trigger.state() for what, trigger in self._triggers.items()},
             "alarms": self._hooks.alarms.state(),
+            "callbacks": self._callbacks.state(),
             "unrecorded": self._unrecorded,  # metrics of the last step, if its evaluation is still to come
         }
 
@@ -342,5 +365,6 @@ class TrainingLoop:
         for what, trigger in self._triggers.items():
             trigger.load_state(state.get("triggers", {}).get(what, {}))
         self._hooks.alarms.load_state(state.get("alarms", {}))
+        self._callbacks.load_state(state.get("callbacks", {}))
         self._unrecorded = state.get("unrecorded")
         self._before = None

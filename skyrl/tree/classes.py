@@ -45,7 +45,7 @@ def frozen(cls: type[C]) -> type[C]:
     ours: Any = {"init": False, "eq": False, "repr": False, "slots": False}
     made: type[C] = attrs.frozen(kw_only=True, field_transformer=_checked_fields, **ours)(cls)
     for name, method in _SHARED_METHODS.items():
-        if name not in vars(cls):
+        if not any(name in vars(base) for base in cls.__mro__[:-1] if base is cls or not is_config(base)):
             setattr(made, name, method)
     cast(Any, made).__configuration__ = True  # a mark on the class, since a class sent to another process keeps it
     _BY_NAME[class_name(made)] = made

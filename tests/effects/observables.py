@@ -28,6 +28,7 @@ from skyrl.planning.sizes import layout
 from skyrl.tracking.factory import trackers_of
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tracking.metric_table import depends_on_machine
+from skyrl.training.callbacks import callbacks_by_name
 from tests.effects.probe import Scene, observable
 
 
@@ -86,6 +87,13 @@ def trackers(scene: Scene) -> object:
 def alarms(scene: Scene) -> object:
     trainer = scene.run.trainer
     return [str(alarm) for alarm in alarms_of(trainer.alarms, defaults=trainer.default_alarms)]
+
+
+@observable("the callbacks that hear the events of the loop")
+def callbacks(scene: Scene) -> object:
+    trainer = scene.run.trainer
+    found = callbacks_by_name(trainer.callbacks, [], field=trainer.path_of("callbacks"))
+    return {name: type(callback).__name__ for name, callback in found.items()}
 
 
 @observable("a short run: its metrics, files and messages", long=True)

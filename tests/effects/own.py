@@ -7,6 +7,7 @@ from torch import Tensor
 
 from skyrl.algorithms.losses import LossInputs
 from skyrl.batch import TrainingBatch
+from skyrl.training.callbacks import Callback
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree import frozen
 
@@ -36,3 +37,7 @@ class ScaledReturns:
 def every_second(group: TrajectoryGroup) -> bool:
     """Accepts the groups of prompts with an even number."""
     return group.prompt.token_ids[0] % 2 == 0
+
+
+class Heard(Callback):
+    """Hears every event, and does nothing."""

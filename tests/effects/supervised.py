@@ -29,7 +29,7 @@ from skyrl.runs.session import RunSession
 from skyrl.tree import evolve_at, get_at
 from tests.effects.boundaries import Reached, given_to_deepspeed, learner_of, worker_of
 from tests.effects.models import REWARD_PLACE, SFT_PLACE, batch_for
-from tests.effects.observables import alarms, planned_steps, run, trackers, what_is_left
+from tests.effects.observables import alarms, callbacks, planned_steps, run, trackers, what_is_left
 from tests.effects.passes import fusions_of, noted_activations, tokenizer
 from tests.effects.placement import processes
 from tests.effects.probe import Observable, Probe, Scene, observable
@@ -304,6 +304,7 @@ COMMON: tuple[tuple[str, Any, Observable, Values], ...] = (
     ("record_memory", True, run, {"profile_steps": [1]}),
     ("logger", "tensorboard", trackers, {}),
     ("alarms", [{"metric": "eval/all/loss", "when": "stalls"}], alarms, {}),
+    ("callbacks", ["tests.effects.own:Heard"], callbacks, {}),
     ("project_name", "other", asked, IN_WANDB),
     *((path, value, asked, where) for path, value, where in PROBED),
     ("resume_from", "", beginnings, {}),

@@ -7,7 +7,7 @@ from typing import Any
 from tests.effects.algorithm import CRITIC
 from tests.effects.checkpoints import kept, start, start_after_a_change, verified, waits
 from tests.effects.course import attempts, course, course_with_nan, grace, stall, stop
-from tests.effects.observables import alarms, placement, planned_steps, ray_arguments, run, samples, trackers
+from tests.effects.observables import alarms, callbacks, placement, planned_steps, ray_arguments, run, samples, trackers
 from tests.effects.passes import (
     compiled_functions,
     derived,
@@ -96,6 +96,7 @@ FILES: tuple[Probe, ...] = (
     *on(asked, IN_WANDB, project_name="other"),
     *on(run, {"run_path": None}, run_name="other"),
     *on(trackers, {}, logger="tensorboard"),
+    *on(callbacks, {}, callbacks=["tests.effects.own:Heard"]),
     *on(alarms, {}, alarms=[{"metric": "eval/all/avg_score", "when": "stalls"}], default_alarms=False),
     *(Probe(T + path, value, asked, {T + at: of for at, of in where.items()}) for path, value, where in PROBED),
     *on(ray_arguments, {"placement__executor": "ray"}, log_path="elsewhere"),

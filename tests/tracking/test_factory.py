@@ -18,10 +18,19 @@ def test_the_console_is_made_once_however_often_it_is_named(tmp_path: Path) -> N
     assert [type(tracker) for tracker in trackers_of(trainer, total_steps=3, first_step=0)] == [Console]
 
 
-def test_a_tracker_that_does_not_exist_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyrl.tracking.factory.TRACKERS", {"console": TRACKERS["console"]})
-    with pytest.raises(ConfigError, match=r"no tracker 'wandb'"):
-        trackers_of(TrainerConfig(logger="wandb", run_path=str(tmp_path)), total_steps=3, first_step=0)
+@pytest.mark.parametrize(
+    ("logger", "hint"),
+    [
+        ("wandbb", "did you mean wandb"),
+        (("console", "tensorbord"), "did you mean tensorboard"),
+        ("", "file.py:name"),
+        ("mine", "file.py:name"),
+        ("aim", "file.py:name"),
+    ],
+)
+def test_a_tracker_that_does_not_exist_is_refused_by_name(logger: str | tuple[str, ...], hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"is not one of: console, wandb(.|\n)*{hint}"):
+        TrainerConfig(logger=logger)
 
 
 def test_the_command_delivers_to_every_tracker_that_is_outside_of_the_run() -> None:

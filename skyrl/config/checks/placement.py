@@ -24,6 +24,8 @@ from skyrl.config.derive.sizes import (
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.planning.layout import counted
+from skyrl.tree import get_at
+from skyrl.tree.code_names import OF_PROGRAM
 
 _ENGINE = "generator.inference_engine"
 _NAMES = {"policy": "policy", "critic": "critic", "ref": "reference"}
@@ -42,6 +44,20 @@ def one_process_has_one_rank(run: SkyRLTrainConfig) -> Iterator[Problem]:
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         if name in backend_of(engine).fields:
             yield from _one(f"{_ENGINE}.{name}", getattr(engine, name), "parts of an engine do")
+
+
+def other_processes_find_code(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Code that other processes import is in a file or module: none of them has the program or notebook that runs."""
+    elsewhere = {
+        "trainer.algorithm.policy_loss_type": (on_ray(run), "the processes of Ray"),
+        "environment.env_class": (run.environment.skyrl_gym.isolate_user_env, "isolated environments"),
+    }
+    for path, (is_sent, where) in elsewhere.items():
+        value = get_at(run, path)
+        for name in (value,) if isinstance(value, str) else value or ():
+            if is_sent and name.startswith(OF_PROGRAM):
+                message = f"{name} is defined in the program or notebook that runs, where {where} do not find it"
+                yield Problem(path=path, message=message, hint="write it into a file, and import it from there")
 
 
 def run_fits_cluster(run: SkyRLTrainConfig) -> Iterator[Problem]:

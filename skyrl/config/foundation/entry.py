@@ -109,6 +109,18 @@ class RunConfig(BaseConfig):
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        """A line for each value that differs from the default."""
+        from skyrl.tree.display import as_text
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        """A table of what was written and derived, as notebooks show it."""
+        from skyrl.tree.display import as_html
+
+        return as_html(self)
+
     @classmethod
     def from_cli_overrides(cls, overrides: Sequence[str] | Mapping[str, Any]) -> Self:
         """`["trainer.epochs=2"]` as on a command line, or `{"trainer.epochs": 2}`. Raises `ConfigError`."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.stored_code import IMPORTED, imported_by, value_at
 from skyrl.errors import Problem
+from skyrl.tree.code_names import OF_PROGRAM, source_of_program
 from skyrl.tree.files import stored_file, stored_text
 from skyrl.tree.python_source import parsed_program
 
@@ -31,11 +32,16 @@ _MOST = 200
 
 def code_digests(run: RunConfig) -> dict[str, str]:
     """Digests of every file that an import path of the run names, and of the files that those import from their own
-    folder or package. A file that cannot be read has no digest: importing it reports why.
+    folder or package. A file that cannot be read has no digest: importing it reports why. What is defined in the
+    program or notebook that runs has the digest of its own source.
     """
     found: dict[str, str] = {}
     for field in IMPORTED:
         for name in imported_by(value_at(run, field)):
+            if name.startswith(OF_PROGRAM):
+                source = source_of_program(name)
+                found[f"{field}: {name}"] = sha256(source.encode()).hexdigest() if source else ""
+                continue
             root, files = _sources(name.rpartition(":")[0])
             found |= {f"{field}: {file.relative_to(root).as_posix()}": _digest(file) for file in files}
     return found

@@ -37,8 +37,8 @@ from skyrl.tree.types import shown
 C = TypeVar("C", bound=RunConfig, default=SkyRLTrainConfig)
 
 Files = Sequence[str | PathLike[str]] | str | PathLike[str]
-Overrides = Sequence[str] | Mapping[str, Any]
-"""`["trainer.epochs=2"]` as on a command line, or `{"trainer.epochs": 2}` from Python."""
+Overrides = Sequence[str | tuple[str, Any]] | Mapping[str, Any]
+"""`["trainer.epochs=2"]` as on a command line, or `{"trainer.epochs": 2}` or a list of such pairs from Python."""
 
 MOST_OVERRIDES = 5_000
 """Maximum number of overrides of one configuration: five times the leaves of the largest tree."""

@@ -22,8 +22,12 @@ IMPORTED = (
     "trainer.fully_async.accept",
     "trainer.algorithm.advantage_estimator",
     "trainer.algorithm.policy_loss_type",
+    "trainer.callbacks",
+    "trainer.logger",
+    "callbacks",
+    "logger",
 )
-"""Fields whose import path is followed when a run starts."""
+"""Fields whose import path is followed when a run starts: of reinforcement learning, then of supervised runs."""
 
 _COMMAND = "environment.agent.command"
 _ENGINE = "generator.inference_engine.engine_init_kwargs"

@@ -18,6 +18,7 @@ from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLos
 from skyrl.config.settings.rewards import NormConfig, RewardShapingConfig
 from skyrl.errors import Problem
 from skyrl.tree import IDENTITY, FrozenDict, field, frozen
+from skyrl.tree.code_names import named_code
 from skyrl.tree.types import ClassOf
 from skyrl.tree.validators import at_least, fraction, non_negative, positive, positive_or_off
 
@@ -72,7 +73,7 @@ class AlgorithmConfig(BaseConfig):
 
     named_by: ClassVar[str] = "advantage_estimator"
 
-    advantage_estimator: str = field(default="grpo", metadata=IDENTITY)
+    advantage_estimator: str = field(default="grpo", converter=named_code, metadata=IDENTITY)
     """How rewards become advantages: grpo, rloo, maxrl, reinforce++, reinforce++-baseline, gae (needs a critic), remax
     (samples one additional greedy answer per prompt), opo, gpg, or one of your own, by import path
     (`my_package.advantages:Mine`, `advantages.py:Mine`) or by the name that it is registered under."""
@@ -80,7 +81,7 @@ class AlgorithmConfig(BaseConfig):
     advantage: _EstimatorSettings = FrozenDict()
     """Settings of an estimator of your own: the fields of its class."""
 
-    policy_loss_type: str = field(default="regular", metadata=IDENTITY)
+    policy_loss_type: str = field(default="regular", converter=named_code, metadata=IDENTITY)
     """How advantages become a loss: regular (PPO), dual_clip, gspo, gmpo, cispo, sapo, clip_cov, kl_cov, rollout_is,
     dppo, decoupled, importance_sampling, cross_entropy, or one of your own, by import path
     (`my_package.losses:Mine`, `losses.py:Mine`) or by the name that it is registered under."""

@@ -9,6 +9,7 @@ import attrs
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.config.foundation.reasoning_tasks import ENVIRONMENT
 from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
+from skyrl.tree.code_names import named_code
 from skyrl.tree.types import Gigabytes, Seconds, WholeSeconds
 from skyrl.tree.validators import fraction, non_negative, positive, rule_of_one_field
 
@@ -230,7 +231,7 @@ class AgentConfig(BaseConfig):
     """Program and arguments, started once for each trajectory: the task is a JSON object on its standard input, and
     OPENAI_BASE_URL and OPENAI_API_KEY lead to the policy. Empty: the agent is not a program."""
 
-    function: str | None = field(default=None, metadata=IDENTITY)
+    function: str | None = field(default=None, converter=named_code, metadata=IDENTITY)
     """Import path of a function that is the agent, plain or `async`: of `task`, `base_url`, `api_key` and `model`, it
     is passed the ones that it has parameters for. None: the agent is not a function."""
 
@@ -301,7 +302,9 @@ class EnvironmentConfig(BaseConfig):
 
     named_by: ClassVar[str] = "env_class"
 
-    env_class: str | tuple[str, ...] | None = field(default="gsm8k", validator=_tasks, metadata=IDENTITY)
+    env_class: str | tuple[str, ...] | None = field(
+        default="gsm8k", converter=named_code, validator=_tasks, metadata=IDENTITY
+    )
     """Name of a registered environment, or an import path (`my_package.envs:MyEnv`), for prompts whose row names none
     in its `env_class` column; a list of reward functions or environments of one turn is rewarded by the sum of their
     rewards. None: every row must name one. `reasoning_gym:TASK` also makes the rows."""

@@ -2,6 +2,7 @@
 
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.tree import FREE, field, frozen
+from skyrl.tree.code_names import named_code
 from skyrl.tree.types import Seconds
 from skyrl.tree.validators import non_negative, positive
 
@@ -40,7 +41,7 @@ class FullyAsyncConfig(BaseConfig):
     steps_per_sync: int = field(default=1, validator=positive)
     """Training steps between new weights for the engines; at most `max_staleness_steps + 1`."""
 
-    accept: str | None = None
+    accept: str | None = field(default=None, converter=named_code)
     """Import path of a function that decides whether a `TrajectoryGroup` may be trained on (`my_pkg.groups:accept`,
     `groups.py:accept`); a rejected group is replaced by another prompt's. None: all are accepted."""
 

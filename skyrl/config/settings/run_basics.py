@@ -12,8 +12,9 @@ from skyrl.config.settings.alarms import AlarmConfig
 from skyrl.config.settings.faults import FaultsConfig
 from skyrl.config.settings.placement import ProcessesConfig
 from skyrl.config.settings.tracker_settings import TrackersConfig
-from skyrl.config.settings.trackers import Tracker
+from skyrl.config.settings.trackers import known_trackers
 from skyrl.tree import FREE, IDENTITY, field, frozen, required
+from skyrl.tree.code_names import named_code
 from skyrl.tree.validators import all_positive, non_negative, positive, positive_or_minus_one
 
 
@@ -182,8 +183,11 @@ class RunBasics(RunDefaults, LocatedConfig):
     run_name: str = field(default="skyrl_sft_run", metadata=FREE)
     """Name of this run for trackers, and of its folder."""
 
-    logger: Tracker | tuple[Tracker, ...] = field(default="console", metadata=FREE)
-    """Trackers of metrics besides the run's folder: one name, or a list."""
+    logger: str | tuple[str, ...] = field(
+        default="console", converter=named_code, validator=known_trackers, metadata=FREE
+    )
+    """Trackers of metrics besides the run's folder: console, wandb, tensorboard, mlflow, swanlab, or one of your own
+    by import path (`my_package.trackers:Mine`, `trackers.py:Mine`; docs/tracking.md); one name, or a list."""
 
     trackers: TrackersConfig = TrackersConfig()
     """Settings of trackers other than the console."""
@@ -191,6 +195,10 @@ class RunBasics(RunDefaults, LocatedConfig):
     alarms: tuple[AlarmConfig, ...] = field(default=(), metadata=FREE)
     """Conditions on metrics, each with an action: a warning, a checkpoint, or the end of the run (early stopping).
     Written as `[[trainer.alarms]]`, in a supervised run as `[[alarms]]`; see docs/alarms.md."""
+
+    callbacks: tuple[str, ...] = field(default=(), converter=named_code, metadata=FREE)
+    """Import paths of classes derived from `skyrl.Callback`, which hear the events of the training loop and may ask it
+    to evaluate, save or stop (`my_package.callbacks:Mine`, `callbacks.py:Mine`); see docs/python.md."""
 
     profile_steps: tuple[int, ...] = field(default=(), validator=all_positive, metadata=FREE)
     """Training steps that are profiled. `skyrl timeline RUN` writes a Chrome trace of when each phase and each call of

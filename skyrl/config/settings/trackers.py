@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import attrs
 
+from skyrl.config.foundation.import_paths import is_import_path
+from skyrl.errors import ConfigError, Problem
 from skyrl.installation import install_command
-
-Tracker = Literal["console", "wandb", "tensorboard", "mlflow", "swanlab"]
-"""Names of trackers."""
+from skyrl.tree.names import nearest
 
 
 @attrs.frozen(kw_only=True)
@@ -64,6 +63,21 @@ TRACKERS: Mapping[str, TrackerFacts] = {
     ),
 }
 """Facts about each tracker, keyed by its name."""
+
+
+def names_of(trackers: str | Sequence[str]) -> tuple[str, ...]:
+    """The names in `logger`: one, or several."""
+    return (trackers,) if isinstance(trackers, str) else tuple(trackers)
+
+
+def known_trackers(_: object, attribute: attrs.Attribute[str], value: str | Sequence[str]) -> None:
+    """Validator of names of trackers. Raises `ConfigError` for one that is neither in `TRACKERS` nor an import path."""
+    for name in names_of(value):
+        if name not in TRACKERS and not is_import_path(name):
+            near = nearest(name, tuple(TRACKERS))
+            hint = f"did you mean {near}?" if near else "one of your own has the form module:name or file.py:name"
+            message = f"{name!r} is not one of: {', '.join(TRACKERS)}"
+            raise ConfigError([Problem(path=attribute.name, message=message, hint=hint)])
 
 
 def lacks_of(

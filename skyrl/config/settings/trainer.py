@@ -9,8 +9,9 @@ from skyrl.config.settings.fully_async import FullyAsyncConfig
 from skyrl.config.settings.learners import CriticConfig, PolicyConfig, RefConfig
 from skyrl.config.settings.placement import PlacementConfig
 from skyrl.config.settings.run_basics import RunBasics
-from skyrl.config.settings.trackers import Tracker
+from skyrl.config.settings.trackers import known_trackers
 from skyrl.tree import FREE, IDENTITY, field, frozen
+from skyrl.tree.code_names import named_code
 from skyrl.tree.validators import non_negative, positive, positive_or_minus_one, positive_or_off
 
 
@@ -159,9 +160,12 @@ class TrainerConfig(RunBasics):
     """Folder of the logs of engines and learners on Ray, one file for each process; each node writes those of its own
     processes. If not set, it is `logs` in the run's folder."""
 
-    logger: Tracker | tuple[Tracker, ...] = field(default="wandb", metadata=FREE)
-    """Trackers of metrics besides the run's folder: one name, or a list. If it is left at its default and the package
-    `wandb` or its key is missing, it is the console."""
+    logger: str | tuple[str, ...] = field(
+        default="wandb", converter=named_code, validator=known_trackers, metadata=FREE
+    )
+    """Trackers of metrics besides the run's folder: console, wandb, tensorboard, mlflow, swanlab, or one of your own
+    by import path (`my_package.trackers:Mine`, `trackers.py:Mine`; docs/tracking.md); one name, or a list. If it is
+    left at its default and the package `wandb` or its key is missing, it is the console."""
 
     default_alarms: bool = field(default=True, metadata=FREE)
     """Whether the default alarms are on, such as for collapsed entropy and exploding lengths. They only warn; an entry

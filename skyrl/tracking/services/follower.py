@@ -17,7 +17,6 @@ from pathlib import Path
 
 import attrs
 
-import skyrl
 from skyrl.processes.logs import last_line
 from skyrl.tracking.services.service import Known, ServiceRun
 from skyrl.tracking.tracker import Tracker, Trackers
@@ -188,5 +187,5 @@ def environment(run: ServiceRun) -> dict[str, str]:
     """Environment of that process: the environment of the run, where the services' packages find their keys."""
     if run.settings.python:
         return dict(os.environ)
-    root = str(Path(skyrl.__file__).parents[1])
+    root = str(Path(__file__).parents[3])
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}

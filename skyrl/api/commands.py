@@ -1,0 +1,69 @@
+"""Trains, evaluates and samples from a `Source`: what the public functions have in common with the methods of a run."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skyrl.api.source import Source, warn
+from skyrl.config.derive.run_kind import RunKind
+from skyrl.processes.torch_environment import set_torch_environment
+from skyrl.runs.inputs import notice
+from skyrl.tools.sampling_alone import prepared
+from skyrl.tools.sampling_target import Target, find_target
+
+if TYPE_CHECKING:
+    from skyrl.experiments.standalone import StandaloneSampling
+
+
+def trained(source: Source) -> Path:
+    """Train the run of a source, again after failures that its configuration allows. Returns the run's folder. Raises
+    as `skyrl.train` does.
+    """
+    composed = source.composed(RunKind.preflight_checks)
+    set_torch_environment()
+    from skyrl.experiments.experiment import experiment_class
+    from skyrl.runs.recovery import attempts
+    from skyrl.runs.session import RunSession
+
+    make, is_trained = experiment_class(composed.config), False
+    for attempt in attempts(composed.config):
+        experiment = make(attempt.run)
+        experiment.is_another_try, experiment.places = attempt.is_another_try, composed.places
+        experiment.more_callbacks = source.callbacks
+        with attempt:
+            is_trained = RunSession(experiment).run()
+    if not is_trained:
+        notice(f"The run in {experiment.folder.path} is already finished: nothing was trained.")
+    return experiment.folder.path
+
+
+def evaluated(model: str, source: Source, step: int | None, to: Path | None) -> dict[str, Any]:
+    """Scores of a model, run or checkpoint, under the configuration of the source or its own. Raises as
+    `skyrl.evaluate` does.
+    """
+    target = find_target(model, step)
+    with _prepared(target, source, to, rewarded=True) as (sampling, _):
+        from skyrl.tools.evaluating import evaluate
+
+        return evaluate(target, sampling)
+
+
+def generated(model: str, source: Source, step: int | None, to: Path | None) -> list[dict[str, Any]]:
+    """Answers of a model, run or checkpoint to the prompts of the source. Raises as `skyrl.generate` does."""
+    target = find_target(model, step)
+    with _prepared(target, source, to, rewarded=False) as (sampling, _):
+        from skyrl.tools.generating import ANSWERS, generate
+
+        generate(target, sampling)
+        text = (sampling.folder.path / ANSWERS).read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines()]
+
+
+def _prepared(
+    target: Target, source: Source, to: Path | None, *, rewarded: bool
+) -> AbstractContextManager[tuple[StandaloneSampling, Path]]:
+    set_torch_environment()
+    return prepared(target, source.files, source.assignments, rewarded=rewarded, to=to, warn=warn)

@@ -1,0 +1,92 @@
+"""Sources of a run in Python: files, a mapping or a tree, and the values that replace some of theirs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+import attrs
+
+from skyrl.config.foundation.entry import RunConfig
+from skyrl.config.loading.load import Composed, compose
+from skyrl.config.loading.resolve import derived
+from skyrl.errors import Problem, UserError, render
+from skyrl.runs.inputs import notice
+from skyrl.runs.run_tree import AnyRun
+from skyrl.runs.stored_runs import place_of, stored_run
+from skyrl.tree.sparse import sparse
+
+if TYPE_CHECKING:
+    from skyrl.config.derive.run_kind import RunKind
+    from skyrl.training.callbacks import Callback
+    from skyrl.tree.rules import Check
+
+Config: TypeAlias = (
+    str | PathLike[str] | Sequence[str | PathLike[str]] | Mapping[str, object] | RunConfig | Composed[Any]
+)
+"""A file, the folder of a run or `preset:NAME`; several of them; dotted paths and values; or a tree."""
+
+
+@attrs.frozen(kw_only=True)
+class Source:
+    """Files and assignments, later ones winning, and the callbacks that the caller gave as objects."""
+
+    files: tuple[str, ...] = ()
+    assignments: tuple[tuple[str, object], ...] = ()
+    callbacks: tuple[Callback, ...] = ()
+
+    def given(self, changes: Mapping[str, object]) -> Self:
+        """The same with more assignments. A keyword has two underscores for each dot of a path."""
+        more = tuple((name.replace("__", "."), value) for name, value in changes.items())
+        return attrs.evolve(self, assignments=(*self.assignments, *more))
+
+    def composed(self, also: Callable[[RunKind], Sequence[Check[Any]]]) -> Composed[AnyRun]:
+        """The run, resolved and checked, also by the checks of this machine. Warnings are printed.
+
+        Raises `ConfigError` with every problem.
+        """
+        found: Composed[AnyRun] = compose(self.files, self.assignments, also=also, environ=os.environ)
+        warn(found.warnings)
+        return found
+
+
+def source_of(config: Config, overrides: Mapping[str, object]) -> Source:
+    """The source that `config` describes, with `overrides` on top. Raises `UserError` for anything else."""
+    match config:
+        case str() | PathLike():
+            source = Source(files=(fspath(config),))
+        case Composed(written=written):
+            source = Source(assignments=tuple(sparse(written).items()))
+        case RunConfig():
+            source = Source(assignments=tuple(sparse(config, leave_out=derived(config)).items()))
+        case Mapping():
+            source = Source(assignments=tuple((str(path), value) for path, value in config.items()))
+        case [*files] if all(isinstance(each, str | PathLike) for each in files):
+            source = Source(files=tuple(fspath(each) for each in files))
+        case _:
+            raise UserError(
+                f"{config!r:.80} is no configuration: give a file, the folder of a run, preset:NAME, a list of these, "
+                "a mapping of dotted paths to values, or a tree such as SkyRLTrainConfig"
+            )
+    return source.given(overrides)
+
+
+def warn(problems: Sequence[Problem]) -> None:
+    """Print warnings."""
+    if problems:
+        notice(render(problems, "Warnings"))
+
+
+def of_folder(folder: Path) -> Source:
+    """The run stored in a folder, which continues there even if the folder was moved. Raises `UserError`, and
+    `ConfigError` for one of another version.
+    """
+    run = stored_run(folder)
+    before = {field: run.trainer.folder(field) for field in ("run_path", "ckpt_path", "export_path")}
+    if Path(before["run_path"]).expanduser().absolute() == folder:
+        return Source(files=(str(folder),))
+    moved = tuple((run.trainer.path_of(field), place_of(path, folder, run)) for field, path in before.items())
+    return Source(files=(str(folder),), assignments=moved)

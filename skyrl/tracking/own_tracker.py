@@ -1,0 +1,84 @@
+"""A tracker of the user's own, named by import path in `trainer.logger`.
+
+class MyTracker:
+def __init__(self, run): ...             # a `TrackedRun`: project, name, folder, total_steps, first_step
+def log(self, step, metrics): ...        # once for each step, in the order of the steps
+def close(self): ...                     # when the session ends
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from skyrl.errors import ConfigError, Problem, UserError
+from skyrl.tracking.tracker import TrackedRun, Tracker
+from skyrl.tree.frames import described
+from skyrl.tree.imports import import_object
+
+
+class OwnTracker:
+    """A user's tracker that never ends the run: after an exception, which is reported, it gets no more metrics."""
+
+    def __init__(self, name: str, tracker: Tracker, say: Callable[[str], None]) -> None:
+        """`name` is its import path; `say` prints a line about the run."""
+        self._name, self._say = name, say
+        self._tracker: Tracker | None = tracker
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._call("log", lambda tracker: tracker.log(step, dict(metrics)), f" step {step}")
+
+    def close(self) -> None:
+        self._call("close", lambda tracker: tracker.close())
+        self._tracker = None
+
+    def _call(self, what: str, call: Callable[[Tracker], None], where: str = "") -> None:
+        if self._tracker is None:
+            return
+        try:
+            call(self._tracker)
+        except Exception as error:  # noqa: BLE001  # a tracker may raise anything, and the run goes on
+            self._tracker = None
+            self._say(
+                f"warning: the tracker {self._name} failed in {what}{where}: {described(error)}. The run continues "
+                "without it; metrics.jsonl in the run's folder has every step"
+            )
+
+
+def found_tracker(name: str, field: str) -> object:
+    """The class, function or object that an import path names. Raises `ConfigError` if it cannot be a tracker."""
+    try:
+        found: object = import_object(name)
+    except UserError as error:
+        raise ConfigError([Problem(path=field, message=str(error))]) from error
+    if isinstance(found, type) or not callable(found):
+        _refuse_unusable(found, name, field)
+    return found
+
+
+def own_tracker(name: str, run: TrackedRun, field: str) -> Tracker:
+    """The tracker that an import path names: an object, or what a class or function makes of the run.
+
+    Raises `ConfigError` if it cannot be made, or lacks a method; `field` is the place of the import path.
+    """
+    found = found_tracker(name, field)
+    if not callable(found):
+        made = found
+    else:
+        try:
+            made = found(run)
+        except Exception as error:
+            message = f"{name} cannot be created from the run: {described(error)}"
+            raise ConfigError([Problem(path=field, message=message, hint=_HINT)]) from error
+    _refuse_unusable(made, name, field)
+    tracker: Tracker = made  # type: ignore[assignment]  # it has both methods
+    return tracker
+
+
+_HINT = "a tracker is made from a TrackedRun, and has log(step, metrics) and close(): see docs/tracking.md"
+
+
+def _refuse_unusable(found: object, name: str, field: str) -> None:
+    lacking = [method for method in ("log", "close") if not callable(getattr(found, method, None))]
+    if lacking:
+        message = f"{name} is not a tracker: it has no {' and no '.join(lacking)}"
+        raise ConfigError([Problem(path=field, message=message, hint=_HINT)])

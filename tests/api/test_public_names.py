@@ -1,0 +1,42 @@
+"""What `import skyrl` gives: a list of names, each imported when it is first used."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import skyrl
+from tests.fresh_process import run_program
+
+PUBLIC = {
+    *("Callback", "Control", "Run", "TrainingState", "__version__"),
+    *("evaluate", "generate", "load", "train"),
+}
+
+
+def test_the_public_names_are_these() -> None:
+    assert set(skyrl.__all__) == PUBLIC == set(dir(skyrl))
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC - {"__version__"}))
+def test_a_public_name_is_typed_and_documented(name: str) -> None:
+    found = getattr(skyrl, name)
+    assert inspect.getdoc(found)
+    methods = [each for name, each in inspect.getmembers(found, inspect.isfunction) if not name.startswith("_")]
+    functions = [found] if inspect.isfunction(found) else methods
+    for function in functions:
+        parameters = [each for each in inspect.signature(function).parameters.values() if each.name != "self"]
+        assert all(each.annotation is not inspect.Parameter.empty for each in parameters), function
+
+
+def test_another_name_does_not_exist() -> None:
+    with pytest.raises(AttributeError, match="module 'skyrl' has no attribute 'trian'"):
+        skyrl.trian  # type: ignore[attr-defined]  # noqa: B018  # a mistake that a checker sees, too
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    program = "import sys, skyrl; print(*sorted(sys.modules))"
+    imported = run_program(program).stdout.split()
+    assert [name for name in imported if name.startswith("skyrl")] == ["skyrl", "skyrl.installation"]
+    assert not {"attrs", "attr", "cattrs", "torch", "numpy", "click"} & {*imported}
