@@ -72,7 +72,7 @@ def convert(scene: Scene, number: int) -> None:
         f"experiment_name: e\ntrial_name: t\nseed: {number}\ncluster:\n  n_nodes: {number}\n  n_gpus_per_node: 4\n"
         f"launcher:\n  trainer_cpus_per_gpu: {number}\n  inference_server_cpus_per_gpu: {number}\n"
     )
-    words = ("--from", "areal", "--keep-going", "--force", "-o", scene.out / "run.toml")
+    words = ("--from", "areal", "--keep-going", "--force", "--to", scene.out / "run.toml")
     scene.skyrl("config", "convert", *words, source)
     assert (scene.out / "run.cluster.toml").exists(), "the table wants two files"
 
@@ -86,11 +86,11 @@ def plan_as_picture(scene: Scene, number: int) -> None:
 def plan_as_layer(scene: Scene, number: int) -> None:
     if number == 2:  # it replaces nothing
         words = ("trainer.device=cuda", "trainer.logger=console", "trainer.placement.gpu_kind=H100-80")
-        scene.skyrl("plan", "--fit", 2, *words, "--write", scene.out / "fit.toml")
+        scene.skyrl("plan", "--fit", 2, *words, "--to", scene.out / "fit.toml")
 
 
 def report(scene: Scene, number: int) -> None:
-    scene.skyrl("report", scene.run, "--samples", number, "--force", "-o", scene.out / "report.html")
+    scene.skyrl("report", scene.run, "--samples", number, "--force", "--to", scene.out / "report.html")
 
 
 def timeline(scene: Scene, number: int) -> None:
@@ -139,7 +139,7 @@ TABLE: dict[str, Write] = {
     "export --adapter": export_adapter,
     "config convert": convert,
     "plan --svg": plan_as_picture,
-    "plan --fit --write": plan_as_layer,
+    "plan --fit --to": plan_as_layer,
     "report": report,
     "timeline": timeline,
     "sweep": sweep,

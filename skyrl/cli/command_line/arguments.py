@@ -199,11 +199,3 @@ def warn(warnings: Sequence[Problem]) -> None:
     """Print warnings."""
     if warnings:
         click.echo(render(warnings, "Warnings"), err=True)
-
-
-def as_json(problems: Sequence[Problem]) -> list[dict[str, Any]]:
-    """Problems in machine-readable form. The value that was refused is left out: it may be a secret."""
-    import attrs
-
-    left_out = attrs.fields(Problem).value
-    return [attrs.asdict(problem, filter=attrs.filters.exclude(left_out)) for problem in problems]

@@ -8,13 +8,14 @@ from pathlib import Path
 import click
 
 from skyrl.cli.command_line.arguments import CHANGES, STEP, TARGET, split_words, warn
+from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.extras import require_packages
 from skyrl.cli.command_line.service_options import HOST, port_option
 from skyrl.errors import UserError
 from skyrl.processes.torch_environment import set_torch_environment
 
 
-@click.command()
+@click.command(cls=FieldsCommand, epilog=examples("skyrl serve runs/mine --port 8000"))
 @TARGET
 @CHANGES
 @STEP
@@ -37,7 +38,7 @@ def serve(
     named: tuple[str, ...],
     takes_weights: bool,
 ) -> None:
-    """Answer requests to a model over HTTP, in OpenAI's protocol.
+    """Serve a model over HTTP in OpenAI's and Anthropic's protocols.
 
     MODEL, RUN and CHECKPOINT mean the same as in `skyrl eval`. generator.sampling_params sets the sampling, unless a
     request says otherwise. An address that other machines can reach is served only with a token, in the variable
