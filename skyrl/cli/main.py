@@ -16,6 +16,7 @@ import click
 
 from skyrl import __version__
 from skyrl.cli.command_line.commands import Commands, examples
+from skyrl.cli.command_line.messages import say_error
 from skyrl.errors import EXIT_INTERRUPTED, SkyRLError, Stopped
 from skyrl.installation import conflict
 from skyrl.processes.redaction import RedactedStream
@@ -150,7 +151,8 @@ def _errors_as_exit_codes() -> Iterator[None]:
         error.show()
         sys.exit(2)
     except (Stopped, SkyRLError) as ending:
-        _explain(str(ending))
+        with contextlib.suppress(OSError):
+            say_error(ending)
         sys.exit(ending.exit_code)
     except (KeyboardInterrupt, click.Abort):
         _explain(f"Stopped. {RESUMES_FROM_LAST_CHECKPOINT}")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import click
 
 from skyrl.cli.command_line.lasting_imports import lasting_imports
-from skyrl.errors import ConfigError, Problem, UserError, render
+from skyrl.cli.command_line.messages import say_problems
+from skyrl.errors import ConfigError, Problem, UserError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -198,4 +199,4 @@ def compose_rl(arguments: Sequence[str], refusal: str) -> SkyRLTrainConfig:
 def warn(warnings: Sequence[Problem]) -> None:
     """Print warnings."""
     if warnings:
-        click.echo(render(warnings, "Warnings"), err=True)
+        say_problems(warnings, "Warnings")

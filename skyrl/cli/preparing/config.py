@@ -23,6 +23,7 @@ from skyrl.cli.command_line.arguments import (
 )
 from skyrl.cli.command_line.commands import Commands, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
+from skyrl.cli.command_line.messages import say_problems
 from skyrl.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -292,11 +293,10 @@ def convert(
 
 def _tell(converted: Conversion, files: list[str], *, is_written: bool) -> None:
     """Print the report of a conversion, what was written, and what to do next."""
-    from skyrl.errors import render
-
     click.echo(converted.report(), err=True)
     if converted.problems:
-        click.echo("\n" + render(converted.problems, "What `skyrl config check` says about it"), err=True)
+        click.echo(err=True)
+        say_problems(converted.problems, "What `skyrl config check` says about it")
     if is_written and files:
         click.echo(f"\nWrote {' and '.join(files)}. Next: skyrl doctor {files[0]}", err=True)
     if not is_written:
