@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 from skyrl.config.loading.check import has_effect
 from skyrl.config.loading.code_digests import code_digests
 from skyrl.config.loading.kinds import kind_of
+from skyrl.config.loading.own_code import record_code
 from skyrl.config.loading.stored import stored_form, stored_tree, tree_of
 from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.processes.redaction import redacted_configuration
@@ -72,6 +73,7 @@ class RunLock:
         stored = stored_form(self._run) | {"code": code_digests(self._run), "places": self._places}
         text = json.dumps(redacted_configuration(stored), indent=1, ensure_ascii=False)
         write_file(self._signature, text + "\n")
+        record_code(self._run, [str(self.folder), self._run.trainer.folder("ckpt_path")])
 
     def remove_config(self) -> None:
         """Remove `config.json` again if this session wrote it first, for a session that has kept nothing there."""

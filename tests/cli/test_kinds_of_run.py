@@ -67,7 +67,7 @@ def sampling(words: str, says: str | Refused | None, refused: str | None) -> Row
 NOT_SAMPLED = "{run} is a run of kind = {kind}, which samples nothing"
 NOT_REHEARSED = "kind = {kind}: only reinforcement-learning runs can be rehearsed"
 SCORES = Refused("{run} is a run of kind = reward_model, which scores chats: use skyrl serve-reward")
-TRUST = Refused("if you trust it, name it in this command, too: environment.env_class=")
+TRUST = Refused("if you trust it, pass --trust, or name it in this command, too: environment.env_class=")
 ON_TORCH = "generator.inference_engine.backend=torch trainer.device=cpu generator.sampling_params.max_generate_length=5"
 ANSWERS = "--prompts {nano}/validation.jsonl --to out"
 OWN_REWARD = "environment.env_class={nano}/reward.py:in_ascii --to out"
@@ -124,7 +124,7 @@ WHOLE = (
     alike("export {run} --to out", "step 2: model in out"),
     alike("report {run} --to report.html", "report.html: "),
     alike("track {run} --to tensorboard", "up to step 2"),
-    sampling("replay {run} --step 1 --import-stored", "bit-equal", NOT_SAMPLED + " and records no steps"),
+    sampling("replay {run} --step 1 --trust", "bit-equal", NOT_SAMPLED + " and records no steps"),
     sampling("rehearse {file}", "passed", None),
     alike("sweep sweep.toml", "finished"),
 )  # fmt: skip

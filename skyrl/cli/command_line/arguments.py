@@ -75,6 +75,22 @@ ARGUMENTS = click.argument(
 )
 STRICT = click.option("--strict", is_flag=True, help="Treat warnings as errors.")
 
+
+def _trust(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        from skyrl.config.loading.own_code import trusting_stored_code
+
+        context.with_resource(trusting_stored_code())
+
+
+TRUST = click.option(
+    "--trust",
+    is_flag=True,
+    expose_value=False,
+    callback=_trust,
+    help="Run the code that a stored run names. Your own run needs it only in another folder or after a change.",
+)
+
 TARGET = click.argument("target", metavar="MODEL|RUN|CHECKPOINT")
 CHANGES = click.argument(
     "arguments", nargs=-1, metavar="[FILE...] [PATH=VALUE...]", type=click.UNPROCESSED, shell_complete=complete_word

@@ -73,9 +73,10 @@ def _below_each_other(problems: Iterable[Problem], width: int) -> Iterator[Probl
         else:
             yield (("path", f"  {path}"),)
             yield (("place", f"  {place}"),)
-        for part, text in (("message", problem.message), ("hint", problem.hint)):
+        texts: tuple[tuple[ProblemPart, str], ...] = (("message", problem.message), ("hint", problem.hint))
+        for part, text in texts:
             for line in text.splitlines():
-                yield from _wrapped_parts(part, f"    {redacted(printable(line))}", width)  # type: ignore[arg-type]
+                yield from _wrapped_parts(part, f"    {redacted(printable(line))}", width)
 
 
 def _wrapped_parts(part: ProblemPart, text: str, width: int) -> Iterator[ProblemLine]:

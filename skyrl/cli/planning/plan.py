@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyrl.cli.command_line.arguments import ARGUMENTS, compose_rl, reads_code
+from skyrl.cli.command_line.arguments import ARGUMENTS, TRUST, compose_rl, reads_code
 from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=FieldsCommand, epilog=examples("skyrl plan run.toml", "skyrl plan run.toml --fit 8 --to fit.toml"))
 @ARGUMENTS
+@TRUST
 @json_option
 @click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs per machine [default: 8, or more if needed].")
 @click.option(

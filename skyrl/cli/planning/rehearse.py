@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from attrs import asdict
 
-from skyrl.cli.command_line.arguments import ARGUMENTS, compose_rl, split_words
+from skyrl.cli.command_line.arguments import ARGUMENTS, TRUST, compose_rl, split_words
 from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
 
@@ -26,6 +26,7 @@ HEAD_MULTIPLE, LARGEST_HEAD = 8, 256
 
 @click.command(cls=FieldsCommand, epilog=examples("skyrl rehearse run.toml --gpus 8"))
 @ARGUMENTS
+@TRUST
 @click.option(
     "--gpus", type=click.IntRange(min=1), help="Number of GPUs that the run will have; needing more is a failure."
 )

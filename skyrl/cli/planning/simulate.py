@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyrl.cli.command_line.arguments import ARGUMENTS, compose_rl
+from skyrl.cli.command_line.arguments import ARGUMENTS, TRUST, compose_rl
 from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
 
@@ -44,6 +44,7 @@ class _Duration(click.ParamType[Any]):
 
 @click.command(cls=FieldsCommand, epilog=examples("skyrl simulate run.toml --like runs/mine"))
 @ARGUMENTS
+@TRUST
 @click.option("--like", type=click.Path(path_type=Path), help="Take durations from this run's metrics.jsonl.")
 @click.option("--answer-seconds", type=_Duration(), help="Time that an engine takes for an answer, all turns together.")
 @click.option("--env-seconds", type=_Duration(), help="Time that an answer's environment takes once it runs.")

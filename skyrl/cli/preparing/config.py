@@ -13,6 +13,7 @@ import click
 from skyrl.cli.command_line.arguments import (
     ARGUMENTS,
     STRICT,
+    TRUST,
     complete_path,
     compose_arguments,
     load_words,
@@ -48,6 +49,7 @@ def config() -> None:
 @config.command(epilog=examples("skyrl config check run.toml trainer.epochs=2"))
 @ARGUMENTS
 @STRICT
+@TRUST
 @json_option
 @reads_code("all")
 def check(arguments: tuple[str, ...], strict: bool, as_json: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from skyrl.cli.command_line.arguments import ARGUMENTS, compose_arguments
+from skyrl.cli.command_line.arguments import ARGUMENTS, TRUST, compose_arguments
 from skyrl.cli.command_line.commands import Commands, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
 
@@ -16,6 +16,7 @@ def data() -> None:
 
 @data.command(epilog=examples("skyrl data show run.toml --row 3"))
 @ARGUMENTS
+@TRUST
 @click.option(
     "--row", "place", default=0, show_default=True, type=click.IntRange(0), help="Number of the row, counted from 0."
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from attrs import asdict
 
-from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, compose_arguments
+from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, TRUST, compose_arguments
 from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
 
@@ -31,6 +31,7 @@ _LINKS_SHOWN = 64
 @click.command(cls=FieldsCommand, epilog=examples("skyrl doctor run.toml"))
 @ARGUMENTS
 @STRICT
+@TRUST
 @click.option(
     "--cluster", is_flag=True, help="Also check every machine of the Ray cluster at trainer.placement.ray_address."
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from skyrl.cli.command_line.arguments import CHANGES, STEP, TARGET, split_words, warn
+from skyrl.cli.command_line.arguments import CHANGES, STEP, TARGET, TRUST, split_words, warn
 from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
 from skyrl.processes.torch_environment import set_torch_environment
@@ -19,6 +19,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @TARGET
 @CHANGES
 @STEP
+@TRUST
 @click.option("--to", type=_FOLDER, help="Folder for the results [default: RUN/evaluations/step_N].")
 @json_option
 def evaluate(target: str, arguments: tuple[str, ...], step: int | None, to: Path | None, as_json: bool) -> None:
@@ -54,6 +55,7 @@ def evaluate(target: str, arguments: tuple[str, ...], step: int | None, to: Path
 @CHANGES
 @click.option("--prompts", multiple=True, help="Source of prompts, instead of data.val_data; may be repeated.")
 @STEP
+@TRUST
 @click.option("--to", type=_FOLDER, help="Folder for the answers [default: RUN/generations/step_N].")
 def generate(
     target: str, arguments: tuple[str, ...], prompts: tuple[str, ...], step: int | None, to: Path | None

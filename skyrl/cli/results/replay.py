@@ -35,12 +35,8 @@ def _steps(context: click.Context, parameter: click.Parameter, value: str) -> ra
     "--step", "steps", callback=_steps, required=True, metavar="STEP", help="A step, or a range of steps: 3-7."
 )
 @click.option("--checkpoints", type=_RUN, help="Folder of the run's checkpoints [default: where the run wrote them].")
-@click.option(
-    "--import-stored",
-    is_flag=True,
-    help="Run code that the stored configuration names; use it only for runs that you trust.",
-)
-def replay(run: Path, steps: range, checkpoints: Path | None, import_stored: bool) -> None:
+@click.option("--trust", is_flag=True, help="Run the code that the stored run names.")
+def replay(run: Path, steps: range, checkpoints: Path | None, trust: bool) -> None:
     """Compute recorded steps of RUN again, and compare every bit.
 
     They start from the checkpoint before them.
@@ -49,7 +45,7 @@ def replay(run: Path, steps: range, checkpoints: Path | None, import_stored: boo
     set_torch_environment()
     from skyrl.tools.replay import Replay
 
-    again = Replay(run, checkpoints=checkpoints, import_stored=import_stored)
+    again = Replay(run, checkpoints=checkpoints, import_stored=trust)
     start = again.start_for(steps.start)
     click.echo(f"from {f'the checkpoint of step {start}' if start else 'the model that the run started from'}")
     for other in again.other_versions():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from skyrl.cli.command_line.arguments import CHANGES, STEP, TARGET, split_words, warn
+from skyrl.cli.command_line.arguments import CHANGES, STEP, TARGET, TRUST, split_words, warn
 from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.extras import require_packages
 from skyrl.cli.command_line.service_options import HOST, port_option
@@ -19,6 +19,7 @@ from skyrl.processes.torch_environment import set_torch_environment
 @TARGET
 @CHANGES
 @STEP
+@TRUST
 @HOST
 @port_option(8000)
 @click.option(

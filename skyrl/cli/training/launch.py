@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, refuse_nothing, split_words
+from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, TRUST, refuse_nothing, split_words
 from skyrl.cli.command_line.commands import Commands, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
 
@@ -55,6 +55,7 @@ def _target(name: Literal["local", "ray", "slurm"], about: str) -> None:
     )
     @ARGUMENTS
     @STRICT
+    @TRUST
     @cluster_options
     @click.option("--name", "launch_name", help="Name of the launch [default: the run's name].")
     @click.option("--after", multiple=True, metavar="LAUNCH", help="Start after this launch or Slurm job succeeds.")

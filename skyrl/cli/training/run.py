@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import click
 
-from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, compose_arguments, refuse_nothing, split_words
+from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, TRUST, compose_arguments, refuse_nothing, split_words
 from skyrl.cli.command_line.commands import FieldsCommand, examples
 
 _HELP = """\
@@ -46,6 +46,7 @@ SIGTERM or its deadline and 130 by Ctrl-C (the same command resumes).
 )
 @ARGUMENTS
 @STRICT
+@TRUST
 @click.option("--new", is_flag=True, help="Start a new run, in the next free folder beside the configured one.")
 def run(arguments: tuple[str, ...], strict: bool, new: bool) -> None:
     """Train the model."""
