@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import signal
 import sys
 import threading
@@ -127,6 +128,10 @@ def main(arguments: Sequence[str] | None = None, *, is_process: bool = False) ->
     Exit codes: 2 with a message for a user error, 1 for a failed run, 130 for Ctrl-C, and 75 for a run stopped by
     SIGTERM, SIGHUP or its deadline.
     """
+    if "_SKYRL_COMPLETE" in os.environ:
+        from skyrl.cli.command_line.bash_words import register
+
+        register()
     out, err = RedactedStream(sys.stdout), RedactedStream(sys.stderr)
     status: object = None
     with (

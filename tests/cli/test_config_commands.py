@@ -219,7 +219,7 @@ def test_paths_are_completed_name_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("shell", "line"),
-    [("bash", "[[ $value == *[.=] ]] && compopt -o nospace"), ("zsh", "compadd -S '' -U -V unsorted")],
+    [("bash", "== *[.=:/] ]] && compopt -o nospace"), ("zsh", "compadd -S '' -U -V unsorted")],
 )
 def test_no_space_is_put_behind_a_path_that_goes_on(shell: str, line: str) -> None:
     done = CliRunner().invoke(main.cli, ["completion", shell])
@@ -237,6 +237,9 @@ def test_completion_answers_without_heavy_imports(shell: str, tmp_path: Path) ->
         "_SKYRL_COMPLETE": f"{shell}_complete",
         "COMP_WORDS": words,
         "COMP_CWORD": "3" if shell != "fish" else words.rpartition(" ")[2],
+        "COMP_LINE": words,
+        "COMP_POINT": str(len(words)),
+        "COMP_WORDBREAKS": "=:@",
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     done = subprocess.run(

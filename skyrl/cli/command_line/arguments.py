@@ -28,9 +28,22 @@ T = TypeVar("T")
 
 
 def complete_word(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Completions: dotted paths of the tree, up to the next dot, and files. Imports only the classes of the tree."""
+    """Completions: dotted paths of the tree, up to the next dot, their values, presets, and files. Imports only the
+    classes of the tree.
+    """
     from click.shell_completion import CompletionItem
 
+    from skyrl.tree.files import PRESET
+
+    path, equals, value = incomplete.partition("=")
+    if equals:
+        known = [] if value.startswith("@") else values_of(path.removesuffix("+"), context.params.get("arguments"))
+        matching = [CompletionItem(f"{path}={each}") for each in known if each.startswith(value)]
+        return matching or [CompletionItem(value.removeprefix("@"), type="file")]
+    if incomplete.startswith(PRESET):
+        from skyrl.config.loading.presets import PRESETS
+
+        return [CompletionItem(each) for name in PRESETS if (each := f"{PRESET}{name}").startswith(incomplete)]
     prefix = "~" if incomplete.startswith("~") else ""
     paths = paths_from(
         incomplete.removeprefix("~"), ends="" if prefix else "=", arguments=context.params.get("arguments")
@@ -44,6 +57,22 @@ def complete_path(context: click.Context, parameter: click.Parameter, incomplete
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(path) for path in paths_from(incomplete, ends="", every_kind=True)]
+
+
+def values_of(path: str, arguments: Sequence[str] | None = None) -> list[str]:
+    """The values that a field may have, or names that it knows; empty if it has none, or does not exist.
+
+    The field is that of the kind of run that the preceding `arguments` describe.
+    """
+    from skyrl.config.loading.load import chosen_root
+    from skyrl.tree.classes import leaf_paths, names_of
+    from skyrl.tree.types import choices_of
+
+    try:
+        attribute = dict(leaf_paths(chosen_root(*split_words(arguments or ())))).get(path)
+    except ConfigError:  # words that will be refused
+        return []
+    return [] if attribute is None else [*choices_of(attribute.type), *names_of(attribute)]
 
 
 def paths_from(

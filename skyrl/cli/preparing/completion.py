@@ -14,19 +14,12 @@ def completion(context: click.Context, shell: str) -> None:
     """Print a script that makes the shell complete commands, files, dotted paths and values."""
     from click.shell_completion import get_completion_class
 
+    from skyrl.cli.command_line.bash_words import register
+
+    register()
     kind = get_completion_class(shell)
     assert kind is not None  # click knows each of the shells that may be chosen
     script = kind(context.find_root().command, {}, "skyrl", "_SKYRL_COMPLETE").source()
-    click.echo(script.replace(*_WITHOUT_SPACE[shell]) if shell in _WITHOUT_SPACE else script)
-
-
-_WITHOUT_SPACE = {
-    "bash": (
-        "COMPREPLY+=($value)",
-        "COMPREPLY+=($value)\n            [[ $value == *[.=] ]] && compopt -o nospace",
-    ),
-    "zsh": ("compadd -U -V", "compadd -S '' -U -V"),
-}
-"""Shell -> text of click's script, and its replacement that adds no space after `trainer.` and `trainer.epochs=`. Fish
-needs none.
-"""
+    if shell == "zsh":  # no space after `trainer.` and `trainer.epochs=`; fish adds none
+        script = script.replace("compadd -U -V", "compadd -S '' -U -V")
+    click.echo(script)
