@@ -20,6 +20,7 @@ from skyrl.cli.command_line.commands import Commands, examples
 from skyrl.cli.command_line.messages import say_error
 from skyrl.errors import EXIT_INTERRUPTED, SkyRLError, Stopped
 from skyrl.installation import conflict
+from skyrl.processes.linux import ANYWHERE, needs_linux
 from skyrl.processes.redaction import RedactedStream
 from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT, handled_signals, stop_command
 
@@ -79,7 +80,8 @@ Only the command that is used is imported.
     epilog=examples("skyrl init mine", "skyrl run run.toml trainer.epochs=2", "skyrl view runs/mine"),
 )
 @click.version_option(__version__, prog_name="skyrl")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Reinforcement-learning post-training of language models.
 
     A run is described by files (TOML, YAML, JSON) and PATH=VALUE arguments, such as trainer.epochs=2; what comes
@@ -87,6 +89,8 @@ def cli() -> None:
     """
     if warning := conflict():
         click.echo(warning, err=True)
+    if context.invoked_subcommand not in ANYWHERE:
+        needs_linux(f"skyrl {context.invoked_subcommand}")
 
 
 @contextlib.contextmanager
