@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 def report(runs: tuple[Path, ...], output: Path, samples: int, force: bool) -> None:
     """Write curves and samples of RUNS to one HTML file.
 
-    The file has events, layouts and configurations, too, and needs no network. RUNS are folders of runs, finished or
-    not. Several runs are drawn into the same charts, and their configurations are
-    compared.
+    The file has a summary, events, layouts and configurations, too, and needs no network. RUNS are folders of runs,
+    finished or not. Several runs are drawn into the same charts, and their configurations are compared.
     """
     require_packages("report", "report", "plotly", "jinja2", "numpy")
     if output.exists() and not force:
         raise UserError(f"{output} already exists: choose another --to, or pass --force")
+    from skyrl.cli.planning.plan_picture import picture
     from skyrl.storage.atomic import write_file
     from skyrl.viewer.report import report as html_of
 
