@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import gc
 import os
 import shutil
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
@@ -15,6 +17,10 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Runs record the code that they start with in the user's state folder, which tests leave alone.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="skyrl-tests-state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 # Set before anything imports torch or transformers.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs a network is not one

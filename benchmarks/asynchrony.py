@@ -94,7 +94,7 @@ def simulated(words: list[str], like: Path, steps: int) -> float:
     """The simulator's seconds for as many steps, from the durations of the run in turns."""
     command = [sys.executable, "-m", "skyrl.cli", "simulate", TOML, *words, "--like", str(like / "run")]
     said = subprocess.run([*command, "--steps", str(steps), "--json"], check=True, capture_output=True, text=True)
-    return round(float(json.loads(said.stdout)["seconds"]), 2)
+    return round(float(json.loads(said.stdout)["result"]["seconds"]), 2)
 
 
 if __name__ == "__main__":

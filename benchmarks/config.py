@@ -70,7 +70,8 @@ backend = "torch"
 
 COMPLETION = """
 import os
-os.environ |= {"_SKYRL_COMPLETE": "bash_complete", "COMP_WORDS": "skyrl config check trainer.pol", "COMP_CWORD": "3"}
+os.environ |= {"_SKYRL_COMPLETE": "bash_complete", "COMP_LINE": "skyrl config check trainer.pol", "COMP_POINT": "30"}
+os.environ["COMP_WORDBREAKS"] = "=:@"
 from skyrl.cli import start
 start()
 """

@@ -91,7 +91,7 @@ class SkyRLError(Exception):
     exit_code = 1
 
     def __str__(self) -> str:
-        return _printable(super().__str__())
+        return printable(super().__str__())
 
 
 class UserError(SkyRLError):
@@ -261,11 +261,21 @@ class Stopped(BaseException):
         super().__init__(message)
 
 
+ProblemPart = Literal["title", "path", "message", "place", "hint"]
+ProblemLine = tuple[tuple[ProblemPart, str], ...]
+"""A line about problems, in parts that a terminal may colour."""
+
+
 def render(problems: Iterable[Problem], title: str) -> str:
     """A table of problems: path, message, place; the hint on a line of its own."""
+    return "\n".join("".join(text for _, text in line).rstrip() for line in problem_table(problems, title))
+
+
+def problem_table(problems: Iterable[Problem], title: str) -> list[ProblemLine]:
+    """The lines of `render` in parts, which are padded."""
     rows = tuple(problems)
     if not rows:
-        return title
+        return [(("title", printable(title)),)]
     noun = "warning" if all(row.severity == "warning" for row in rows) else "problem"
     count = f"1 {noun}" if len(rows) == 1 else f"{len(rows)} {noun}s"
     columns = [_columns(row) for row in rows]
@@ -273,11 +283,14 @@ def render(problems: Iterable[Problem], title: str) -> str:
     message_width = min(
         max((len(row.message) for row, (_, place) in zip(rows, columns, strict=True) if place), default=0), 72
     )
-    lines = [f"{title} ({count}):"]
+    lines: list[ProblemLine] = [(("title", printable(f"{title} ({count}):")),)]
     for row, (path, place) in zip(rows, columns, strict=True):
-        lines.append(f"  {path:<{path_width}}  {row.message:<{message_width}}  {place}".rstrip())
-        lines += [f"  {'':<{path_width}}  {line}".rstrip() for line in row.hint.splitlines()]
-    return _printable("\n".join(lines))
+        message = f"{printable(row.message):<{message_width}}  "
+        lines.append(
+            (("path", f"  {printable(path):<{path_width}}  "), ("message", message), ("place", printable(place)))
+        )
+        lines += [(("path", f"  {'':<{path_width}}  "), ("hint", printable(line))) for line in row.hint.splitlines()]
+    return lines
 
 
 def _columns(problem: Problem) -> tuple[str, str]:
@@ -286,6 +299,6 @@ def _columns(problem: Problem) -> tuple[str, str]:
     return (problem.place, "") if of_file else (problem.path, problem.place)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """The text without control characters: a name read from a file may contain some, which a terminal would obey."""
     return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)

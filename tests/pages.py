@@ -14,7 +14,7 @@ from benchmarks import results
 from benchmarks.gpu_session import page as measurements
 from skyrl.config.settings.alarms import DEFAULT_ALARMS
 from skyrl.tracking import metric_table
-from tests import field_pages, guarantees
+from tests import command_pages, field_pages, guarantees
 from tests.effects.table import page as page_of_fields
 from tests.interop import figures, settings_pages
 from tests.interop.foreign_names import foreign_names
@@ -89,6 +89,7 @@ def whole(text: str) -> Callable[[str], str]:
 PAGES: Mapping[str, Callable[[str], str]] = {
     "SECURITY.md": lambda page: with_table(page, attacks.table()),
     "docs/architecture.md": lambda page: with_table(page, layers()),
+    "docs/commands.md": lambda page: with_sections(page, command_pages.page()),
     "docs/alarms.md": lambda page: with_table(page, default_alarms()),
     "docs/coming-from/README.md": lambda page: with_table(page, figures.settings_table()),
     "docs/coming-from/skyrl.md": lambda page: settings_pages.with_settings(

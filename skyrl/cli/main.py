@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import signal
 import sys
 import threading
@@ -14,49 +15,72 @@ from typing import NoReturn, TextIO, cast
 
 import click
 
-from skyrl.cli.command_line.commands import Commands
+from skyrl.cli.command_line.commands import Commands, examples
+from skyrl.cli.command_line.messages import say_error
 from skyrl.errors import EXIT_INTERRUPTED, SkyRLError, Stopped
 from skyrl.installation import __version__, conflict
+from skyrl.processes.linux import ANYWHERE, needs_linux
 from skyrl.processes.redaction import RedactedStream
 from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT, handled_signals, stop_command
 
-IMPORTED = {
-    "bisect": "skyrl.cli.results.replay:bisect",
-    "ckpt": "skyrl.cli.results.checkpoints:ckpt",
-    "config": "skyrl.cli.preparing.config:config",
-    "data": "skyrl.cli.preparing.data:data",
-    "doctor": "skyrl.cli.preparing.doctor:doctor",
-    "engines": "skyrl.cli.training.engines:engines",
-    "eval": "skyrl.cli.results.evaluate:evaluate",
-    "export": "skyrl.cli.results.export:export",
-    "generate": "skyrl.cli.results.evaluate:generate",
-    "init": "skyrl.cli.preparing.init:init",
-    "launch": "skyrl.cli.training.launch:launch",
-    "model": "skyrl.cli.preparing.model:model",
-    "plan": "skyrl.cli.planning.plan:plan",
-    "publish": "skyrl.cli.serving.publish:publish",
-    "rehearse": "skyrl.cli.planning.rehearse:rehearse",
-    "replay": "skyrl.cli.results.replay:replay",
-    "report": "skyrl.cli.results.run_report:report",
-    "run": "skyrl.cli.training.run:run",
-    "serve": "skyrl.cli.serving.serve:serve",
-    "serve-code": "skyrl.cli.serving.environment_services:serve_code",
-    "serve-retriever": "skyrl.cli.serving.environment_services:serve_retriever",
-    "serve-reward": "skyrl.cli.serving.environment_services:serve_reward",
-    "simulate": "skyrl.cli.planning.simulate:simulate",
-    "sweep": "skyrl.cli.training.sweep:sweep",
-    "templates": "skyrl.cli.preparing.templates:templates",
-    "timeline": "skyrl.cli.results.timeline:timeline",
-    "track": "skyrl.cli.results.track:track",
-    "view": "skyrl.cli.results.view:view",
-    "watch": "skyrl.cli.results.watch:watch",
+SECTIONS = {
+    "Start": {
+        "init": ("preparing.init:init", "Create a folder with a task that trains at once on a CPU."),
+        "config": ("preparing.config:config", "Check, show, explain, compare or convert configurations."),
+        "doctor": ("preparing.doctor:doctor", "Check in seconds whether a run would start here."),
+        "data": ("preparing.data:data", "Show rows of the data as the model gets them."),
+        "templates": ("preparing.templates:templates", "Check or show chat templates."),
+        "plan": ("planning.plan:plan", "Estimate GPUs and memory, or propose a layout."),
+        "simulate": ("planning.simulate:simulate", "Estimate throughput and age of samples, in virtual time."),
+        "rehearse": ("planning.rehearse:rehearse", "Try every phase of a large run in miniature, here."),
+        "completion": ("preparing.completion:completion", "Print the script that makes a shell complete words."),
+    },
+    "Train": {
+        "run": ("training.run:run", "Train a model; the same command resumes."),
+        "launch": ("training.launch:launch", "Train in the background, on Ray or as a Slurm job."),
+        "sweep": ("training.sweep:sweep", "Train a run with several values, and compare."),
+    },
+    "Look at runs": {
+        "watch": ("results.watch:watch", "Show the progress of a run from another terminal."),
+        "view": ("results.view:view", "Browse the samples of a run in a browser."),
+        "report": ("results.run_report:report", "Write curves and samples of runs to one HTML file."),
+        "eval": ("results.evaluate:evaluate", "Evaluate a model, a run or a checkpoint."),
+        "generate": ("results.evaluate:generate", "Write a model's answers to prompts."),
+        "timeline": ("results.timeline:timeline", "Write what each process did in a step, for a trace viewer."),
+    },
+    "Operate": {
+        "ckpt": ("results.checkpoints:ckpt", "List, verify, show or compare checkpoints."),
+        "engines": ("training.engines:engines", "List, add or drain the engines of a running run."),
+        "replay": ("results.replay:replay", "Compute recorded steps again, and compare every bit."),
+        "bisect": ("results.replay:bisect", "Find the first step at which two runs diverge."),
+        "track": ("results.track:track", "Deliver the metrics of a run to a tracker."),
+    },
+    "Convert": {
+        "export": ("results.export:export", "Store a checkpoint's model as a Hugging Face folder."),
+        "model": ("preparing.model:model", "Check a model, or convert one from GGUF."),
+    },
+    "Services": {
+        "serve": ("serving.serve:serve", "Serve a model in OpenAI's and Anthropic's protocols."),
+        "publish": ("serving.publish:publish", "Publish a server's address under a name."),
+        "serve-code": ("serving.environment_services:serve_code", "Run programs of policies in sandboxes."),
+        "serve-retriever": ("serving.environment_services:serve_retriever", "Answer searches over a corpus."),
+        "serve-reward": ("serving.environment_services:serve_reward", "Score chats with a reward model."),
+    },
 }
-"""Name of a command -> where it is defined: most uses of `skyrl` need one of them."""
+"""Title of a section of `skyrl --help` -> name of a command -> where in `skyrl.cli` it is defined, and what it does.
+Only the command that is used is imported.
+"""
 
 
-@click.group(cls=Commands, imported=IMPORTED, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands,
+    sections=SECTIONS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples("skyrl init mine", "skyrl run run.toml trainer.epochs=2", "skyrl view runs/mine"),
+)
 @click.version_option(__version__, prog_name="skyrl")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Reinforcement-learning post-training of language models.
 
     A run is described by files (TOML, YAML, JSON) and PATH=VALUE arguments, such as trainer.epochs=2; what comes
@@ -64,33 +88,8 @@ def cli() -> None:
     """
     if warning := conflict():
         click.echo(warning, err=True)
-
-
-@cli.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print a script that makes the shell complete commands, files and dotted paths.
-
-    In ~/.bashrc: eval "$(skyrl completion bash)"
-    """
-    from click.shell_completion import get_completion_class
-
-    kind = get_completion_class(shell)
-    assert kind is not None  # click knows each of the shells that may be chosen
-    script = kind(cli, {}, "skyrl", "_SKYRL_COMPLETE").source()
-    click.echo(script.replace(*_WITHOUT_SPACE[shell]) if shell in _WITHOUT_SPACE else script)
-
-
-_WITHOUT_SPACE = {
-    "bash": (
-        "COMPREPLY+=($value)",
-        "COMPREPLY+=($value)\n            [[ $value == *[.=] ]] && compopt -o nospace",
-    ),
-    "zsh": ("compadd -U -V", "compadd -S '' -U -V"),
-}
-"""Shell -> text of click's script, and its replacement that adds no space after `trainer.` and `trainer.epochs=`. Fish
-needs none.
-"""
+    if context.invoked_subcommand not in ANYWHERE:
+        needs_linux(f"skyrl {context.invoked_subcommand}")
 
 
 @contextlib.contextmanager
@@ -132,6 +131,10 @@ def main(arguments: Sequence[str] | None = None, *, is_process: bool = False) ->
     Exit codes: 2 with a message for a user error, 1 for a failed run, 130 for Ctrl-C, and 75 for a run stopped by
     SIGTERM, SIGHUP or its deadline.
     """
+    if "_SKYRL_COMPLETE" in os.environ:
+        from skyrl.cli.command_line.bash_words import register
+
+        register()
     out, err = RedactedStream(sys.stdout), RedactedStream(sys.stderr)
     status: object = None
     with (
@@ -156,7 +159,8 @@ def _errors_as_exit_codes() -> Iterator[None]:
         error.show()
         sys.exit(2)
     except (Stopped, SkyRLError) as ending:
-        _explain(str(ending))
+        with contextlib.suppress(OSError):
+            say_error(ending)
         sys.exit(ending.exit_code)
     except (KeyboardInterrupt, click.Abort):
         _explain(f"Stopped. {RESUMES_FROM_LAST_CHECKPOINT}")

@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 from skyrl.config.loading.check import has_effect
 from skyrl.config.loading.code_digests import code_digests
 from skyrl.config.loading.kinds import kind_of
+from skyrl.config.loading.own_code import record_code
 from skyrl.config.loading.stored import stored_form, stored_tree, tree_of
 from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.processes.redaction import redacted_configuration
@@ -72,6 +73,7 @@ class RunLock:
         stored = stored_form(self._run) | {"code": code_digests(self._run), "places": self._places}
         text = json.dumps(redacted_configuration(stored), indent=1, ensure_ascii=False)
         write_file(self._signature, text + "\n")
+        record_code(self._run, [str(self.folder), self._run.trainer.folder("ckpt_path")])
 
     def remove_config(self) -> None:
         """Remove `config.json` again if this session wrote it first, for a session that has kept nothing there."""
@@ -137,7 +139,11 @@ def refused_changes(stored: object, run: AnyRun, where: str) -> Changes | None:
         return None
     field = run.trainer.path_of("resume_with_changes")
     remedies = f", or keep the changes with {field}=true" if changed.keys() == numerics.keys() else ""
-    return Changes(values=_causes(changed, before, run), remedies=remedies, folders=_folders_beside(run))
+    return Changes(
+        values=_causes(changed, before, run),
+        remedies=remedies,
+        folders=" ".join(f"{path}={folder}" for path, folder in free_folders(run).items()),
+    )
 
 
 def refuse_changed(stored: object, run: AnyRun, where: str, field: str) -> None:
@@ -189,9 +195,9 @@ def values_apart(there: object, here: object) -> str:
     return f"{_short(there)} there, {_short(here)} here"
 
 
-def _folders_beside(run: AnyRun) -> str:
-    """Arguments that give the run a new folder, with everything it writes inside. The folders of checkpoints and
-    exports follow `run_path`, except for those that were set to another place.
+def free_folders(run: AnyRun) -> dict[str, str]:
+    """Path of a field -> a folder that belongs to no run, such that everything the run writes is inside. The folders of
+    checkpoints and exports follow `run_path`, except for those that were set to another place.
     """
     own = run.trainer.folder("run_path").rstrip("/")
     names = itertools.chain([own], (f"{own}-{number}" for number in itertools.count(2)))
@@ -200,7 +206,7 @@ def _folders_beside(run: AnyRun) -> str:
     for field, name in (("ckpt_path", "checkpoints"), ("export_path", "exports")):
         if getattr(run.trainer, field) != f"{own}/{name}":
             folders[field] = f"{free}/{name}"
-    return " ".join(f"{run.trainer.path_of(field)}={folder}" for field, folder in folders.items())
+    return {run.trainer.path_of(field): folder for field, folder in folders.items()}
 
 
 def _short(value: object) -> str:

@@ -17,6 +17,7 @@ from skyrl.errors import RunError, StorageError
 from skyrl.processes.event_loop import event_loop
 from skyrl.processes.garbage import lasting_objects
 from skyrl.processes.handles import Processes
+from skyrl.processes.linux import needs_linux
 from skyrl.processes.progress import Watchdog
 from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT
 from skyrl.processes.wait_reporter import WaitReporter
@@ -37,6 +38,7 @@ class RunSession:
     """Runs an experiment from the check of its inputs to its last file. Single use."""
 
     def __init__(self, experiment: Experiment) -> None:
+        needs_linux("a run")
         self._experiment = experiment
         self._cfg, self._folder = experiment.cfg, experiment.folder
         self._checkpoints, self._shutdown = experiment.checkpoints, experiment.shutdown

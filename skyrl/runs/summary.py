@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,10 +25,25 @@ def summary(run: AnyRun, folder: RunFolder) -> Iterator[str]:
     )
     for name, path in places:
         if path.exists() and (name != "checkpoints" or any(path.glob("global_step_*"))):
-            whole, here = path.absolute(), Path.cwd()
-            yield f"  {name:<14} {whole.relative_to(here) if whole.is_relative_to(here) else whole}"
+            yield f"  {name:<14} {shown(path)}"
+    for what, command in next_commands(folder.path):
+        yield f"  {what:<14} {command}"
     yield from _scores(folder)
     yield from _losses(folder)
+
+
+def next_commands(folder: Path) -> Iterator[tuple[str, str]]:
+    """What one does with a run next, and the command for it."""
+    name = shlex.quote(shown(folder))
+    if (folder / "trajectories.jsonl").exists():
+        yield "look at it", f"skyrl view {name}"
+    yield "compare it", f"skyrl report {name} OTHER_RUN..."
+
+
+def shown(path: Path) -> str:
+    """The path relative to the working directory, if it is inside."""
+    whole, here = path.absolute(), Path.cwd()
+    return str(whole.relative_to(here) if whole.is_relative_to(here) else whole)
 
 
 def _losses(folder: RunFolder) -> Iterator[str]:

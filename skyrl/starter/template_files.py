@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
 from skyrl.config.checks.texts import REFERENCE, refused_file_name
+from skyrl.config.loading.kinds import root_of
 from skyrl.errors import UserError
 from skyrl.storage.atomic import atomic_folder
+from skyrl.tree.schema import json_schema
 
 TEMPLATES = {
     "reward": "a reward function: one answer to each prompt",
@@ -18,6 +23,15 @@ TEMPLATES = {
     "lm": "a reward function for a pretrained language model, which is fetched from the package index",
 }
 """Name of each template -> what it is for."""
+
+
+_CHANGE = "Edit `{file}`, whose reward decides what is learned"
+_LOOK = "`skyrl view runs/{name}` shows what the model answered, `skyrl eval runs/{name}` scores it, and "
+_TEST = "; `pytest` runs `{test}`"
+_DEMONSTRATE = "The model learns what the assistant says in the rows: write rows of your own, as below."
+
+SCHEMA = "skyrl.schema.json"
+"""File with the schema of the configuration, which the first line of `run.toml` names."""
 
 
 def write_template(template: str, folder: Path) -> list[str]:
@@ -37,9 +51,32 @@ def write_template(template: str, folder: Path) -> list[str]:
         raise UserError(f"{name!r} cannot be the name of a run: quotes, backslashes and control characters")
     if REFERENCE.search(name):
         raise UserError(f"{name!r} cannot be the name of a run: nothing replaces the variable in it")
-    sources = files("skyrl.starter").joinpath("templates", template).iterdir()
-    texts = {source.name: source.read_text(encoding="utf-8") for source in sources if source.is_file()}
+    templates = files("skyrl.starter").joinpath("templates")
+    sources = [source for source in templates.joinpath(template).iterdir() if source.is_file()]
+    texts = {source.name: source.read_text(encoding="utf-8") for source in sources}
+    readme = templates.joinpath("README.md").read_text(encoding="utf-8")
+    look = "" if "kind =" in texts["run.toml"] else _LOOK
+    for placeholder, words in {"{about}": TEMPLATES[template], "{task}": _task(texts), "{look}": look}.items():
+        readme = readme.replace(placeholder, words)
+    texts["README.md"] = readme
+    texts[".gitignore"] = templates.joinpath("gitignore").read_text(encoding="utf-8")
+    texts[SCHEMA] = _schema(texts["run.toml"])
     with atomic_folder(folder) as scratch:
         for file, text in texts.items():
             (scratch / file).write_text(text.replace("{name}", name), encoding="utf-8")
     return sorted(texts)
+
+
+def _task(texts: Mapping[str, str]) -> str:
+    """The sentence on how to change the task: the file of it, and that of its test."""
+    tests = [name for name in texts if name.startswith("test_")]
+    own = [name for name in texts if name.endswith(".py") and name not in (*tests, "prepare.py")]
+    if not own:
+        return _DEMONSTRATE
+    return _CHANGE.format(file=own[0]) + "".join(_TEST.format(test=test) for test in tests) + "."
+
+
+def _schema(run: str) -> str:
+    """The schema of configurations of the kind of run that a file describes."""
+    kind = tomllib.loads(run).get("kind", "rl")
+    return json.dumps(json_schema(root_of(kind)), ensure_ascii=False) + "\n"

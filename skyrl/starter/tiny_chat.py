@@ -139,7 +139,8 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def make_task(
-    rows: Callable[[int, random.Random], Sequence[object]],
+    training: Sequence[object],
+    validation: Sequence[object],
     example: Callable[[random.Random], Conversation] | None = None,
     *,
     validation_rows: int = 128,
@@ -150,13 +151,14 @@ def make_task(
 ) -> None:
     """Make the folders `data` and `model` of a new task, which get their names when both are complete.
 
-    `rows` makes rows of the task; the model has learned in `steps` steps from the conversations of `example`, if any.
+    Each row of a file is drawn from those of `training` or `validation`, which have none in common. The model has
+    learned in `steps` steps from the conversations of `example`, if any.
     Ctrl-C and SIGTERM end the process with one line. Use it in the main thread only.
     """
     rng = seeded(0)
     with stopped_in_words(), made_whole(Path("data")) as data, made_whole(Path("model")) as folder:
-        write_rows(data / "train.jsonl", rows(training_rows, rng))
-        write_rows(data / "validation.jsonl", rows(validation_rows, rng))
+        write_rows(data / "train.jsonl", rng.choices(training, k=training_rows))
+        write_rows(data / "validation.jsonl", rng.choices(validation, k=validation_rows))
         tokenizer = byte_tokenizer(length=64, words=words, template=template)
         model = small_qwen2(tokenizer, hidden_size=128, layers=2)
         if example is not None:

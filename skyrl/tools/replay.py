@@ -71,8 +71,7 @@ class Replay:
         for path, value, _ in () if import_stored else named_code(run):
             if path.startswith(("trainer.algorithm.", "trainer.placement.")):
                 raise UserError(
-                    f"{folder} names code that a replay would run: {path} = {value!r}. If you trust it, "
-                    "pass --import-stored"
+                    f"{folder} names code that a replay would run: {path} = {value!r}. If you trust it, pass --trust"
                 )
         for path, setting in {
             "trainer.rollouts_from": str(folder),

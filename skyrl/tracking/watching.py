@@ -53,6 +53,20 @@ def show(folder: Path) -> None:
     Console().print(panel(run))
 
 
+def progress_of(folder: Path) -> dict[str, object]:
+    """State, step, planned steps, estimated seconds left and last metrics of a run. Raises `UserError`."""
+    run = RunProgress(folder)
+    run.look()
+    _refuse_strange(folder)
+    return {
+        "state": run.state,
+        "step": run.step,
+        "total_steps": run.now.total_steps,
+        "seconds_left": run.seconds_left,
+        "metrics": run.last,
+    }
+
+
 def _refuse_strange(folder: Path) -> None:
     if not (folder / FILE).is_file():
         raise UserError(f"{folder} contains no {FILE}: it is not the folder of a run of this version")

@@ -33,6 +33,17 @@ FREE = {"role": "free"}
 """Metadata of a field that changes no number of the run: it may differ on resume and is not in the fingerprint."""
 
 
+def named(role: Mapping[str, str], names: Iterable[str]) -> dict[str, Any]:
+    """Metadata of a field with a role, which holds one of these names or an import path."""
+    return {**role, "names": tuple(names)}
+
+
+def names_of(attribute: attrs.Attribute[Any]) -> tuple[str, ...]:
+    """The names that a field knows, besides import paths; empty for most fields."""
+    names: tuple[str, ...] = attribute.metadata.get("names", ())
+    return names
+
+
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def frozen(cls: type[C]) -> type[C]:
     """Make `cls` an immutable configuration class (see the module's docstring).

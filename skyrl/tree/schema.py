@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 import attrs
 
-from skyrl.tree.classes import fields_of, is_config, table_class
+from skyrl.tree.classes import fields_of, is_config, names_of, table_class
 from skyrl.tree.docs import docs_of
 from skyrl.tree.dump import stored_value
 from skyrl.tree.files import EXTENDS
@@ -79,11 +79,26 @@ def _of_field(attribute: attrs.Attribute[Any], value: object, definitions: dict[
         _define(item(), definitions)
         return {"type": "array", "items": {"$ref": f"#/$defs/{item.__name__}"}}
     if nested is None:
-        return _or_environment(_of_type(attribute.type, bounds_of(attribute.validator)))
+        described = _or_environment(_of_type(attribute.type, bounds_of(attribute.validator)))
+        return _with_names(described, names_of(attribute))
     inner: Any = nested() if value is None else value
     _define(inner, definitions)
     reference = {"$ref": f"#/$defs/{type(inner).__name__}"}
     return {"anyOf": [reference, _of_type(type(None), {})]} if is_union(attribute.type) else reference
+
+
+def _with_names(described: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The schema whose texts are one of the names, which an editor then suggests, or have a colon, as import paths and
+    `env:NAME` have.
+    """
+    if not names:
+        return described
+    if described == {"type": "string"}:
+        return {"anyOf": [{"enum": list(names)}, {"type": "string", "pattern": ":"}]}
+    if "items" in described:
+        return {**described, "items": _with_names(described["items"], names)}
+    arms = described.get("anyOf")
+    return {**described, "anyOf": [_with_names(arm, names) for arm in arms]} if arms else described
 
 
 def _or_environment(described: dict[str, Any]) -> dict[str, Any]:

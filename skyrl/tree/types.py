@@ -415,6 +415,18 @@ def is_union(kind: object) -> bool:
     return get_origin(kind) in (Union, types.UnionType)
 
 
+def choices_of(kind: object) -> list[str]:
+    """The words for a field of this type if they are few: those of a Literal or a bool, also as items; else empty."""
+    kind = bare(kind)
+    if kind is bool:
+        return ["true", "false"]
+    if get_origin(kind) is Literal:
+        return [each for each in get_args(kind) if isinstance(each, str)]
+    if is_union(kind):
+        return list(dict.fromkeys(choice for arm in get_args(kind) for choice in choices_of(arm)))
+    return choices_of(item_kind(kind)) if is_list(kind) else []
+
+
 def is_optional(kind: object) -> bool:
     """May the value be None?"""
     return is_union(kind) and type(None) in get_args(kind)

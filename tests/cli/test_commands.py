@@ -129,6 +129,10 @@ def test_a_run_ends_with_where_everything_is_and_what_it_achieved(
     assert again.code == 0
     assert "nothing was trained" in again.stdout
     assert again.stdout.splitlines()[-1] == lines[-1]
+    assert "  look at it     skyrl view run" in lines
+    new = skyrl("run", "run.toml", "trainer.max_training_steps=1", "--new")
+    assert (new.code, new.stderr.splitlines()[0]) == (0, f"New run in {tmp_path}/run-2.")
+    assert {"  trained model  run-2/model", "  look at it     skyrl view run-2"} < {*new.stdout.splitlines()}
 
 
 def test_show_prints_the_resolved_tree(run_toml: Path, nano: Path, tmp_path: Path, skyrl: Command) -> None:

@@ -86,7 +86,7 @@ def test_explain_is_printed_for_people_and_machines(run_toml: Path) -> None:
     assert said("explain", "trainer.epochs", "run.toml").startswith(
         "trainer.epochs = 2\n  a whole number, zero or positive\n"
     )
-    assert json.loads(said("explain", "trainer.epochs", "run.toml", "--json"))["chain"][-1] == {
+    assert json.loads(said("explain", "trainer.epochs", "run.toml", "--json"))["result"]["chain"][-1] == {
         "place": "run.toml:4",
         "value": 2,
         "because": "",
@@ -106,13 +106,16 @@ def test_two_files_a_folder_and_a_preset_are_compared_by_type_too(run_toml: Path
     assert "0.28  ->  0.2\n" in said("diff", "preset:dapo", "preset:dr-grpo", code=1)
     for name, flag in (("one", "true"), ("two", "1")):
         (run_toml / f"{name}.toml").write_text(RUN + f"[generator.chat_template_kwargs]\na = {flag}\n")
-    rows = json.loads(said("diff", "one.toml", "two.toml", "--json", code=1))
+    rows = json.loads(said("diff", "one.toml", "two.toml", "--json", code=1))["result"]
     assert rows == [{"path": "generator.chat_template_kwargs", "before": {"a": True}, "after": {"a": 1}}]
 
 
 def test_check_answers_machines_in_json(run_toml: Path) -> None:
-    assert json.loads(said("check", "run.toml", "--json")) == {"ok": True, "problems": []}
-    answer = json.loads(said("check", "run.toml", "trainer.epoch=3", "--json", code=2))
+    valid = {"command": "config check", "ok": True, "result": None, "problems": []}
+    assert json.loads(CliRunner().invoke(cli, ["config", "check", "run.toml", "--json"]).stdout) == valid
+    refused = CliRunner().invoke(cli, ["config", "check", "run.toml", "trainer.epoch=3", "--json"])
+    assert isinstance(refused.exception, ConfigError)
+    answer = json.loads(refused.stdout)
     assert answer["ok"] is False
     assert answer["problems"] == [
         {
@@ -135,42 +138,42 @@ def converted(script: str, *options: str) -> Result:
 def test_conversion_writes_a_file_that_loads_and_a_report() -> None:
     done = converted(
         "python -m skyrl.train.entrypoints.main_base generator.num_inference_engines=2 trainer.epochs=3\n",
-        "-o",
+        "--to",
         "new.toml",
     )
     assert (done.exit_code, done.stdout) == (0, "")
     assert load(["new.toml"]).config.generator.inference_engine.num_engines == 2
     assert done.stderr.startswith("kept 1, renamed 1, derived 0, needless 0, refused 0\n")
-    assert done.stderr.endswith("\nWrote new.toml.\n")
+    assert done.stderr.endswith("\nWrote new.toml. Next: skyrl doctor new.toml\n")
 
 
 @pytest.mark.usefixtures("run_toml")
 def test_conversion_replaces_a_file_only_when_asked_to() -> None:
     Path("new.toml").write_text("mine")
     script = "python -m x trainer.epochs=3\n"
-    refused = converted(script, "-o", "new.toml")
+    refused = converted(script, "--to", "new.toml")
     assert str(refused.exception) == "new.toml already exists: choose another file, or overwrite it with --force"
     assert Path("new.toml").read_text() == "mine"
-    assert converted(script, "-o", "new.toml", "--force").exit_code == 0
+    assert converted(script, "--to", "new.toml", "--force").exit_code == 0
     assert load(["new.toml"]).config.trainer.epochs == 3
 
 
 @pytest.mark.usefixtures("run_toml")
 def test_nothing_is_written_where_a_setting_is_refused() -> None:
     script = "python -m skyrl.train.entrypoints.main_base +trainer.mine=1 trainer.epochs=3\n"
-    refused = converted(script, "-o", "new.toml")
+    refused = converted(script, "--to", "new.toml")
     assert (refused.exit_code, Path("new.toml").exists()) == (1, False)
     assert refused.stderr.startswith("kept 1, renamed 0, derived 0, needless 0, refused 1 (1 may change the training)")
     assert "Of the 2 settings that need a counterpart, 50 % are in the result." in refused.stderr
     assert "because some settings were refused, 1 of which may change the training" in refused.stderr
-    written = converted(script, "--keep-going", "-o", "new.toml")
+    written = converted(script, "--keep-going", "--to", "new.toml")
     assert (written.exit_code, load(["new.toml"]).config.trainer.epochs) == (0, 3)
     assert Path("new.toml").read_text().startswith("# Refused by the conversion:\n#   trainer.mine = 1")
 
 
 @pytest.mark.usefixtures("run_toml")
 def test_a_refused_setting_that_only_watches_the_training_is_no_other_training() -> None:
-    done = converted("python -m x hydra.run.dir=x trainer.epochs=3\n", "-o", "new.toml")
+    done = converted("python -m x hydra.run.dir=x trainer.epochs=3\n", "--to", "new.toml")
     assert (done.exit_code, Path("new.toml").exists()) == (1, False)
     assert "Nothing was written, because some settings were refused. --keep-going" in done.stderr
 
@@ -178,10 +181,10 @@ def test_a_refused_setting_that_only_watches_the_training_is_no_other_training()
 @pytest.mark.usefixtures("run_toml")
 def test_what_belongs_to_the_machines_goes_into_the_description_of_a_cluster() -> None:
     Path("grpo.yaml").write_text("launcher: {trainer_cpus_per_gpu: 12}\nseed: 1\n")
-    arguments = ["convert", "grpo.yaml", "--from", "areal", "-o", "new.toml"]
+    arguments = ["convert", "grpo.yaml", "--from", "areal", "--to", "new.toml"]
     done = CliRunner().invoke(config, arguments)
     assert (done.exit_code, load_cluster("new.cluster.toml").slurm.cpus_per_gpu) == (0, 12)
-    assert done.stderr.endswith("\nWrote new.toml and new.cluster.toml.\n")
+    assert done.stderr.endswith("\nWrote new.toml and new.cluster.toml. Next: skyrl doctor new.toml\n")
     Path("new.toml").unlink()
     again = CliRunner().invoke(config, arguments)
     assert str(again.exception).startswith("new.cluster.toml already exists")
@@ -216,7 +219,7 @@ def test_paths_are_completed_name_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("shell", "line"),
-    [("bash", "[[ $value == *[.=] ]] && compopt -o nospace"), ("zsh", "compadd -S '' -U -V unsorted")],
+    [("bash", "== *[.=:/] ]] && compopt -o nospace"), ("zsh", "compadd -S '' -U -V unsorted")],
 )
 def test_no_space_is_put_behind_a_path_that_goes_on(shell: str, line: str) -> None:
     done = CliRunner().invoke(main.cli, ["completion", shell])
@@ -234,6 +237,9 @@ def test_completion_answers_without_heavy_imports(shell: str, tmp_path: Path) ->
         "_SKYRL_COMPLETE": f"{shell}_complete",
         "COMP_WORDS": words,
         "COMP_CWORD": "3" if shell != "fish" else words.rpartition(" ")[2],
+        "COMP_LINE": words,
+        "COMP_POINT": str(len(words)),
+        "COMP_WORDBREAKS": "=:@",
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     done = subprocess.run(
@@ -386,7 +392,7 @@ def test_sglang_stays_the_engine_of_an_areal_file_where_it_is_kept() -> None:
     Path("grpo.yaml").write_text(
         "allocation_mode: sglang:d4+fsdp:d4\nsglang: {attention_backend: fa3, mem_fraction_static: 0.5}\n"
     )
-    arguments = ["convert", "grpo.yaml", "--from", "areal", "-o", "new.toml"]
+    arguments = ["convert", "grpo.yaml", "--from", "areal", "--to", "new.toml"]
     done = CliRunner().invoke(config, [*arguments, "--keep-engine"])
     engine = load(["new.toml"]).config.generator.inference_engine
     assert (done.exit_code, engine.backend, engine.gpu_memory_utilization) == (0, "sglang", 0.5)
@@ -400,6 +406,6 @@ def test_sglang_stays_the_engine_of_an_areal_file_where_it_is_kept() -> None:
 
 @pytest.mark.usefixtures("run_toml")
 def test_engines_are_kept_of_areals_files_only() -> None:
-    refused = converted("python -m x trainer.epochs=3\n", "-o", "new.toml", "--keep-engine")
+    refused = converted("python -m x trainer.epochs=3\n", "--to", "new.toml", "--keep-engine")
     assert str(refused.exception) == "--keep-engine works only with --from areal, not --from skyrl-hydra"
     assert not Path("new.toml").exists()

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import runpy
 import subprocess
 import sys
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
+import jsonschema
 import pytest
 from click.testing import CliRunner
 
 from skyrl.cli.main import cli
 from skyrl.config import compose
+from skyrl.config.loading.kinds import KINDS, root_of
 from skyrl.starter.template_files import TEMPLATES
+from skyrl.tree.schema import json_schema
 from tests.experiments.phases import command
 from tests.forkserver import CONTEXT
+
+ROOT = Path(__file__).parents[2]
 
 
 def init(folder: Path, *options: str) -> str:
@@ -42,7 +52,57 @@ def test_the_files_of_a_template_are_a_run_with_the_name_of_the_folder(
     composed = compose(["run.toml"])
     names = [origins for path, origins in composed.origins.items() if path.endswith("run_name")]
     assert [origins[-1].kind for origins in names] == ["file"] and composed.warnings == ()
-    assert 'run_name = "mine"\nrun_path = "runs/mine"' in Path("run.toml").read_text()
+    text = Path("run.toml").read_text()
+    assert 'run_name = "mine"\nrun_path = "runs/mine"' in text
+    assert text.startswith("#:schema skyrl.schema.json\n")
+    schema = json.loads(Path("skyrl.schema.json").read_text())
+    assert schema == json_schema(type(composed.config))
+    jsonschema.Draft202012Validator(schema).validate(tomllib.loads(text))
+    assert {"/model/", "/runs/"} <= set(Path(".gitignore").read_text().splitlines())
+    readme = Path("README.md").read_text()
+    assert readme.startswith("# mine\n") and readme.count("\n5. ") == 1 and "{" not in readme
+    assert ("skyrl view runs/mine" in readme) == (template != "sft")
+
+
+def test_the_tests_of_a_task_pass(tmp_path: Path) -> None:
+    for template in WITH_TESTS:
+        init(tmp_path / template, "--template", template, "--no-model")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *WITH_TESTS]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+WITH_TESTS = ["reward", "environment", "tools", "agent"]
+
+
+@pytest.mark.parametrize("template", [*WITH_TESTS, "sft"])
+def test_validation_rows_are_none_that_training_sees(
+    template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init(tmp_path / "mine", "--template", template, "--no-model")
+    drawn: list[Sequence[object]] = []
+    monkeypatch.setattr("skyrl.starter.tiny_chat.make_task", lambda *rows, **_: drawn.extend(rows[:2]))
+    monkeypatch.syspath_prepend(tmp_path / "mine")
+    for module in WITH_TESTS:
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    runpy.run_path(str(tmp_path / "mine" / "prepare.py"), run_name="__main__")
+    for module in WITH_TESTS:
+        sys.modules.pop(module, None)
+    training, validation = ({json.dumps(row) for row in rows} for rows in drawn)
+    assert len(validation) >= 4 and len(training) > 3 * len(validation) and not training & validation
+
+
+def test_an_editor_finds_the_schema_of_every_example() -> None:
+    files = sorted((ROOT / "examples").rglob("*.toml"))
+    validators = {kind: jsonschema.Draft202012Validator(json_schema(root_of(kind))) for kind in KINDS}
+    assert len(files) > 10
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        run, named = tomllib.loads(text), re.match(r"#:schema (\S+)\n", text)
+        kind = run.get("kind", "rl")
+        schema = ROOT / "schemas" / f"skyrl{'' if kind == 'rl' else f'.{kind}'}.schema.json"
+        assert named is not None and (file.parent / named[1]).samefile(schema), file
+        assert [error.message for error in validators[kind].iter_errors(run)] == [], file
 
 
 SMALLER = ["trainer.train_batch_size=2", "trainer.policy_mini_batch_size=2"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import jsonschema
 import pytest
 import tomli_w
 from attrs import frozen
@@ -20,11 +21,14 @@ from skyrl.cli.main import cli
 from skyrl.config import load
 from skyrl.config.cluster import ClusterConfig
 from skyrl.config.loading.kinds import KINDS
-from skyrl.errors import ProcessError, SkyRLError
+from skyrl.errors import ProcessError, SkyRLError, UserError
 from skyrl.launchers.local import LocalLauncher
 from skyrl.launchers.ray import RayLauncher
 from tests import nano_run, supervised_run
+from tests.command_pages import contexts
 from tests.supervised_run import toml_file
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "schemas" / "commands.schema.json").read_text(encoding="utf-8"))
 
 pytestmark = pytest.mark.xdist_group("kinds_of_run")
 
@@ -63,7 +67,7 @@ def sampling(words: str, says: str | Refused | None, refused: str | None) -> Row
 NOT_SAMPLED = "{run} is a run of kind = {kind}, which samples nothing"
 NOT_REHEARSED = "kind = {kind}: only reinforcement-learning runs can be rehearsed"
 SCORES = Refused("{run} is a run of kind = reward_model, which scores chats: use skyrl serve-reward")
-TRUST = Refused("if you trust it, name it in this command, too: environment.env_class=")
+TRUST = Refused("if you trust it, pass --trust, or name it in this command, too: environment.env_class=")
 ON_TORCH = "generator.inference_engine.backend=torch trainer.device=cpu generator.sampling_params.max_generate_length=5"
 ANSWERS = "--prompts {nano}/validation.jsonl --to out"
 OWN_REWARD = "environment.env_class={nano}/reward.py:in_ascii --to out"
@@ -97,7 +101,7 @@ QUICK = (
     alike("timeline {run} --to trace.json", "1 step in trace.json"),
     alike("bisect {run} {run}", "are equal in"),
     sampling("view {run} --port 0", "{run} at http://127.0.0.1:", NOT_SAMPLED + ": skyrl report {run} shows"),
-    sampling("engines {run}", Refused("has no engines/state.json"), NOT_SAMPLED + ": it has no engines"),
+    sampling("engines list {run}", Refused("has no engines/state.json"), NOT_SAMPLED + ": it has no engines"),
     sampling("replay {run} --step 9", Refused("is not in the recording"), NOT_SAMPLED + " and records no steps"),
     alike("eval {run} --step 9", Refused("there is no checkpoint of step 9")),
     Row("eval {run}", TRUST, Refused("also give a configuration"), SCORES),
@@ -118,15 +122,35 @@ WHOLE = (
     Row(f"generate {{run}} {{rl_file}} {ANSWERS}", "6 answers in", "6 answers in", SCORES),
     Row(f"generate {{run}} {ANSWERS} {ON_TORCH}", "6 answers in", "6 answers in", SCORES),
     alike("export {run} --to out", "step 2: model in out"),
-    alike("report {run} -o report.html", "report.html: "),
+    alike("report {run} --to report.html", "report.html: "),
     alike("track {run} --to tensorboard", "up to step 2"),
-    sampling("replay {run} --step 1 --import-stored", "bit-equal", NOT_SAMPLED + " and records no steps"),
+    sampling("replay {run} --step 1 --trust", "bit-equal", NOT_SAMPLED + " and records no steps"),
     sampling("rehearse {file}", "passed", None),
     alike("sweep sweep.toml", "finished"),
 )  # fmt: skip
 """What loads or trains a model."""
 
+MACHINE = (
+    ("config check {file}", 0), ("config check {file} trainer.epoch=1", 2), ("config explain {lr} {file}", 0),
+    ("config diff {file} {other}", 1), ("config convert script.sh --from skyrl --to out.toml", 0),
+    ("config convert missing.sh --from skyrl --to out.toml", 2), ("doctor {file} {again}", 0), ("data show {file}", 0),
+    ("templates check {nano}/model", 0), ("plan {file}", 0), ("plan {file} --fit 1", 2),
+    ("simulate {file} --answer-seconds 1 --train-seconds 1 --restart-seconds 9 --checkpoint-seconds 1", 0),
+    ("launch status", 0), ("sweep sweep.toml --report", 0), ("watch {run} --once", 0), ("ckpt list {run}", 0),
+    ("ckpt verify {run}", 0), ("ckpt show {run}", 0), ("ckpt list nowhere", 2),
+    ("ckpt diff {checkpoints}/global_step_1 {checkpoints}/global_step_2", 0), ("engines list engines", 0),
+    ("bisect {run} {run}", 0),
+)  # fmt: skip
+"""Commands of a run that samples, and the exit codes."""
+
+MACHINE_WHOLE = (
+    (f"eval {{run}} {{rl_file}} {OWN_REWARD}", 0), ("rehearse {file}", 0),
+)  # fmt: skip
+"""What loads or trains a model."""
+
 ELSEWHERE: Mapping[str, str] = {
+    "engines add": "changes a run in progress: tests/inference/test_engine_changes.py",
+    "engines drain": "the same",
     "run": "makes the runs of these tests",
     "completion": "reads no run",
     "templates check": "reads a model",
@@ -233,6 +257,50 @@ def test_a_command_that_loads_or_trains_a_model_takes_the_run_or_says_why_not(
 ) -> None:
     about = stored[kind] | {"here": str(here)}
     judged(invoked(row.words, about), getattr(row, kind), row.code, about)
+
+
+def conforms(words: str, code: int, about: Mapping[str, str]) -> None:
+    """The command prints one object with --json, of the form that the schema has for it."""
+    done = invoked(f"{words} --json", about)
+    assert done.exit_code == code if code != 2 else isinstance(done.exception, UserError), (done.output, done.exc_info)
+    answer = json.loads(done.stdout)
+    jsonschema.validate(answer, SCHEMA, jsonschema.Draft202012Validator)
+    command = answer["command"]
+    assert words.startswith(command) and answer["ok"] == (code == 0)
+    refused = code == 2
+    assert (answer["result"] is None) == (refused or command == "config check")
+    assert [each for each in answer["problems"] if each["severity"] == "error"] != [] if refused else True
+
+
+@pytest.mark.parametrize(("words", "code"), MACHINE)
+def test_a_machine_reads_the_same_form_from_every_command(
+    words: str, code: int, stored: Mapping[str, dict[str, str]], here: Path
+) -> None:
+    (here / "engines" / "engines").mkdir(parents=True)
+    state = {"number": 0, "state": "serving", "samples": 1, "weight_version": 3}
+    listed = {"least": 1, "most": 1, "engines": [state], "answers": [{"asked": "add", "said": "no", "moment": 1.0}]}
+    (here / "engines" / "engines" / "state.json").write_text(json.dumps(listed))
+    (here / "script.sh").write_text("python -m skyrl.train.entrypoints.main_base trainer.epochs=3\n")
+    conforms(words, code, stored["rl"] | {"here": str(here)})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("words", "code"), MACHINE_WHOLE)
+def test_a_machine_reads_the_same_form_from_commands_that_load_a_model(
+    words: str, code: int, stored: Mapping[str, dict[str, str]], here: Path
+) -> None:
+    conforms(words, code, stored["rl"] | {"here": str(here)})
+
+
+def test_every_command_with_json_is_in_the_schema_and_in_a_test() -> None:
+    with_json = {
+        context.command_path.partition(" ")[2]
+        for context in contexts()
+        if any("--json" in parameter.opts for parameter in context.command.params)
+    }
+    tried = [words for words, _ in (*MACHINE, *MACHINE_WHOLE)]
+    assert with_json == set(SCHEMA["properties"]["command"]["enum"]) == set(SCHEMA["$defs"]) - {"problem"}
+    assert {name for name in with_json if not any(words.startswith(name) for words in tried)} == set()
 
 
 def test_every_command_has_a_cell() -> None:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from skyrl.cli.main import cli
-from skyrl.cli.preparing.doctor import doctor_report
+from skyrl.cli.preparing.doctor import machine_facts
 from skyrl.errors import ModelError
 from skyrl.tools.model_check import model_report
 from tests.models.families import FAMILIES
@@ -75,12 +75,10 @@ def test_the_command_prints_bounds_and_refuses_what_cannot_be_trained(tmp_path: 
 
 
 def test_doctor_says_what_does_not_run_as_asked(nano: Path, tmp_path: Path) -> None:
-    usual = list(doctor_report(config(nano, tmp_path)))
-    assert not [line for line in usual if "rows run" in line or "engine  " in line]
+    usual = list(machine_facts(config(nano, tmp_path)))
+    assert not [text for topic, text in usual if "rows run" in text or topic == "engine"]
     path = store("BLOOM", nano / "model", tmp_path / "bloom")
-    unusual = list(doctor_report(config(nano, tmp_path, trainer__policy__model__path=path)))
-    assert (
-        "  rows     bloom: rows run unpacked, with attention eager: BloomForCausalLM has no attention but its own"
-        in unusual
-    )
-    assert "  engine   samples with attention eager: BloomForCausalLM has no attention sdpa" in unusual
+    unusual = list(machine_facts(config(nano, tmp_path, trainer__policy__model__path=path)))
+    why = "BloomForCausalLM has no attention"
+    assert ("rows", f"bloom: rows run unpacked, with attention eager: {why} but its own") in unusual
+    assert ("engine", f"samples with attention eager: {why} sdpa") in unusual

@@ -245,7 +245,7 @@ def test_a_machine_that_is_too_small_is_refused() -> None:
 def test_the_command_prints_the_table_or_json() -> None:
     said = CliRunner().invoke(plan, RUN, catch_exceptions=False)
     assert said.output.startswith("Everything runs in the command's own process.\n\nmodel ")  # and sits nowhere else
-    data = json.loads(CliRunner().invoke(plan, [*RUN, "--json"], catch_exceptions=False).output)
+    data = json.loads(CliRunner().invoke(plan, [*RUN, "--json"], catch_exceptions=False).output)["result"]
     assert (data["executor"], data["actors"], data["batch"]["samples"]) == ("in_process", 0, 5120)
 
 
@@ -265,7 +265,7 @@ def test_the_command_prints_what_each_gpu_holds() -> None:
     assert rows[5].startswith("It does not fit H100-80, of which 75.7 GiB may be used: update of the policy takes ")
     assert rows[6].startswith("Deciding settings: trainer.placement.policy_num_gpus_per_node")
     assert rows[7].startswith("Closest change that fits: ")
-    data = json.loads(CliRunner().invoke(plan, [*words, "--json"], catch_exceptions=False).stdout)["memory"]
+    data = json.loads(CliRunner().invoke(plan, [*words, "--json"], catch_exceptions=False).stdout)["result"]["memory"]
     assert (data["fits"], len(data["phases"])) == (None, 5)
 
 
@@ -295,7 +295,7 @@ def test_layers_of_another_kind_are_counted_and_their_rows_tried(tmp_path: Path)
     words = described(tmp_path, "falcon_mamba", state_size=8)
     shown = CliRunner().invoke(plan, words, catch_exceptions=False).stdout
     assert f"{tmp_path}: packed rows would see each other, so rows are padded." in shown
-    memory = json.loads(CliRunner().invoke(plan, [*words, "--json"], catch_exceptions=False).stdout)["memory"]
+    memory = json.loads(CliRunner().invoke(plan, [*words, "--json"], catch_exceptions=False).stdout)["result"]["memory"]
     assert (memory["estimated"], memory["unpacked"]) == ([], [str(tmp_path)])
     # a layer of 96 channels: projections 64 x 192 and 96 x 64, convolution 96 x 4 + 96, x 96 x (4 + 16), dt 4 x 96
     # + 96, A 96 x 8, D 96, norm 64; embedding 256 x 64, last norm 64
@@ -354,14 +354,14 @@ def test_layouts_are_proposed_with_their_seconds_and_their_reasons() -> None:
 
 def test_a_proposal_is_written_as_a_layer_that_makes_the_run_fit(tmp_path: Path) -> None:
     layer = tmp_path / "fit.toml"
-    found = CliRunner().invoke(plan, ["--fit", "8", *FIT, "--json", "--write", str(layer)])
-    changes = json.loads(found.stdout)["proposals"][0]["changes"]
+    found = CliRunner().invoke(plan, ["--fit", "8", *FIT, "--json", "--to", str(layer)])
+    changes = json.loads(found.stdout)["result"]["proposals"][0]["changes"]
     run = resolve(load([layer], dict(word.split("=", 1) for word in FIT)))
     assert changes
     assert {path: get_at(run, path) for path in changes} == changes
     fitting = CliRunner().invoke(plan, [*FIT, str(layer)])
     assert "It fits H100-80" in fitting.stdout
-    assert "exists" in str(CliRunner().invoke(plan, ["--fit", "8", *FIT, "--write", str(layer)]).exception)
+    assert "exists" in str(CliRunner().invoke(plan, ["--fit", "8", *FIT, "--to", str(layer)]).exception)
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_a_proposal_is_written_as_a_layer_that_makes_the_run_fit(tmp_path: Path)
         ),
         (["--fit", "8", "kind=sft", "model.path=m", 'train_datasets=["rows.jsonl"]'], "this run has no engines"),
         ([*FIT, "--answer-tokens", "5"], "--answer-tokens needs --fit"),
-        ([*FIT, "--write", "x.toml"], "--write needs --fit"),
+        ([*FIT, "--to", "x.toml"], "--to needs --fit"),
     ],
 )
 def test_fit_without_a_proposal_raises_with_the_reason(words: list[str], reason: str) -> None:

@@ -61,7 +61,7 @@ def test_a_field_is_explained_with_its_place(folder: Path) -> None:
 def test_runs_of_two_kinds_differ_in_their_kind(folder: Path) -> None:
     done = invoked("config", "diff", "sft.toml", "rl.toml", "--json")
     assert done.exit_code == 1
-    assert json.loads(done.output) == [{"path": "kind", "before": "sft", "after": "rl"}]
+    assert json.loads(done.output)["result"] == [{"path": "kind", "before": "sft", "after": "rl"}]
     (folder / "other.toml").write_text(SFT + "[optimizer_config]\nlr = 0.1\n")
     assert invoked("config", "diff", "sft.toml", "other.toml").output == "optimizer_config.lr  2e-05  ->  0.1\n"
 

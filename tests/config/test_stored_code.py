@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from skyrl.cli.main import cli
 from skyrl.config import ConfigError, SkyRLTrainConfig, compose, load
+from skyrl.config.loading.code_digests import code_digests
 from skyrl.config.loading.kinds import KINDS, root_of
+from skyrl.config.loading.own_code import record_code
 from skyrl.config.loading.stored import stored_form
 from skyrl.config.loading.stored_code import IMPORTED
 from skyrl.tree import evolve_at
@@ -107,6 +114,110 @@ def test_a_checkpoint_cannot_pass_for_a_file_that_a_person_wrote(tmp_path: Path,
     for name in (place, place / "manifest.json"):
         with pytest.raises(ConfigError, match="is not the stored configuration of a run|this file was edited"):
             load([name])
+
+
+STARTED: dict[str, Any] = {"environment.env_class": "own/canary.py:thing"}
+
+
+@pytest.fixture
+def started(canary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run that this user has started, with code that imports a neighbour, and its own state folder."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    text = canary.read_text()
+    (tmp_path / "own" / "canary.py").write_text("import neighbour\n" + text)
+    (tmp_path / "own" / "neighbour.py").write_text("BONUS = 0\n")
+    run = stored_run(tmp_path / "run", STARTED)
+    record_code(run, [str(tmp_path / "run"), "s3://bucket/checkpoints"])
+    return tmp_path / "run"
+
+
+def stored_run(folder: Path, changes: Mapping[str, Any]) -> SkyRLTrainConfig:
+    """A run whose folder stores its configuration, with digests of its code."""
+    run = compose([], RUNNABLE).config
+    for path, value in changes.items():
+        run = evolve_at(run, path, value)
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(stored_form(run) | {"code": code_digests(run)}))
+    return run
+
+
+def test_code_of_a_run_that_this_user_started_need_not_be_named_again(started: Path, tmp_path: Path) -> None:
+    assert compose(["run"]).config.environment.env_class == STARTED["environment.env_class"]
+    assert compose([started]).config.environment.env_class == STARTED["environment.env_class"]
+    (tmp_path / "link").symlink_to(started)
+    compose(["link"])
+
+
+def a_line_is_added(started: Path) -> None:
+    with (started.parent / "own" / "canary.py").open("a") as file:
+        file.write("# and more")
+
+
+def other_places(started: Path) -> Path:
+    shutil.copytree(started.parent / "own", started.parent / "stranger" / "own")
+    shutil.copytree(started, started.parent / "stranger" / "run")
+    os.chdir(started.parent / "stranger")
+    return started.parent / "stranger" / "run"
+
+
+FORGERIES: dict[str, Callable[[Path], object]] = {
+    "the code has changed": a_line_is_added,
+    "what it imports has changed": lambda started: (started.parent / "own" / "neighbour.py").write_text("BONUS = 1\n"),
+    "what it imports is gone": lambda started: (started.parent / "own" / "neighbour.py").unlink(),
+    "another function of the file is named": lambda started: stored_run(
+        started, {"environment.env_class": "own/canary.py:Path"}
+    ),
+    "another module is named": lambda started: stored_run(started, {"environment.env_class": "os:system"}),
+    "another field names the code": lambda started: stored_run(
+        started, {"trainer.algorithm.policy_loss_type": "own/canary.py:thing"}
+    ),
+    "a program is named, too": lambda started: stored_run(started, STARTED | {"environment.agent.command": ("./a",)}),
+    "an engine has arguments": lambda started: stored_run(
+        started, STARTED | {"generator.inference_engine.engine_init_kwargs": {"trust_remote_code": True}}
+    ),
+    "it was moved to another folder": lambda started: started.rename(started.parent / "stranger"),
+    "a checkpoint lies in another folder": lambda started: checkpoint(started.parent, STARTED),
+    "run and code are a copy": other_places,
+    "nothing is recorded": lambda started: shutil.rmtree(started.parent / "state"),
+    "the record is damaged": lambda started: (started.parent / "state" / "skyrl" / "code_of_runs").write_bytes(
+        b"\xff\0"
+    ),
+}
+"""What may have happened to a run that was started; a path is the folder that is read."""
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_other_code_than_that_of_the_started_run_is_refused_and_not_imported(
+    started: Path, tmp_path: Path, forgery: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = FORGERIES[forgery](started)
+    with pytest.raises(ConfigError, match="is code that only the stored run names") as refused:
+        compose([found if isinstance(found, Path) else started])
+    assert "pass --trust, or name it in this command" in str(refused.value)
+    assert not list(tmp_path.rglob("imported"))
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_everything_that_a_trusted_run_names_is_followed(started: Path, forgery: str) -> None:
+    found = FORGERIES[forgery](started)
+    run = str(found if isinstance(found, Path) else started)
+    done = CliRunner().invoke(cli, ["config", "check", run, "--no-code", "--trust"])
+    assert "is code that only the stored run names" not in f"{done.output}{done.exception}"
+    with pytest.raises(ConfigError, match="is code that only the stored run names"):  # the next does not trust it
+        compose([checkpoint(started.parent, {"environment.env_class": "os:system"})])
+
+
+def test_a_state_folder_that_cannot_be_written_keeps_no_run_from_starting(
+    started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    record_code(stored_run(started, STARTED), [str(started)])
+    with pytest.raises(ConfigError, match="is code that only the stored run names"):
+        compose([started])
 
 
 def test_every_field_whose_docstring_speaks_of_an_import_path_is_among_those_that_are_refused() -> None:

@@ -34,7 +34,7 @@ def maker() -> ModuleType:
 def planned(file: Path) -> dict[str, Any]:
     done = CliRunner().invoke(cli, ["plan", str(file), "--json"])
     assert done.exit_code == 0, done.output
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)["result"]
     return found
 
 

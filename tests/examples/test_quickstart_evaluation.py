@@ -45,7 +45,7 @@ def _python(*arguments: str) -> str:
 def evaluated(out: Path, *overrides: str) -> dict[str, Any]:
     results: dict[str, Any] = json.loads(
         _python("-m", "skyrl.cli", "eval", str(out / "run"), *words(out), *overrides, "--json")
-    )
+    )["result"]
     assert results["prompts"]["all"] == 256
     metrics: dict[str, Any] = results["metrics"]
     return metrics

@@ -24,7 +24,7 @@ def found(*words: str) -> dict[str, Any]:
     result = skyrl("eval", *words, "--json")
     if result.exception is not None:
         raise result.exception
-    printed: dict[str, Any] = json.loads(result.stdout)
+    printed: dict[str, Any] = json.loads(result.stdout)["result"]
     return printed
 
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from skyrl.cli.main import cli
-from skyrl.cli.preparing.doctor import doctor_report
+from skyrl.cli.preparing.doctor import machine_facts
 from skyrl.config import SkyRLTrainConfig, check, load
 from skyrl.config.loading.kinds import kind_of
 from skyrl.config.loading.resolve import resolve_with_origins
@@ -288,7 +288,7 @@ def test_without_flash_attn_a_cuda_run_starts_and_says_what_it_takes_instead(mon
         assert (problem.path, problem.severity) == (path, "warning")
         assert problem.message == "the package flash-attn is not installed: attention falls back to PyTorch's sdpa"
         assert flash_attention_is_installed in kind_of(run).preflight_checks()
-    assert "  compute  bfloat16, attention by sdpa" in doctor_report(resolved(trainer__device="cuda"))
+    assert ("compute", "bfloat16, attention by sdpa") in machine_facts(resolved(trainer__device="cuda"))
     assert list(flash_attention_is_installed(resolved(trainer__device="cuda", trainer__flash_attn=False))) == []
     assert list(flash_attention_is_installed(resolved(trainer__device="cpu"))) == []
 
@@ -296,11 +296,11 @@ def test_without_flash_attn_a_cuda_run_starts_and_says_what_it_takes_instead(mon
 def test_doctor_names_what_the_preset_for_cuda_makes_faster() -> None:
     fast: Any = load(["preset:cuda"], {"trainer.attention": "sdpa"})
     quick: Any = resolve_with_origins(fast.config, fast.origins)[0]
-    assert not [line for line in doctor_report(quick) if "preset" in line]
+    assert not [text for _, text in machine_facts(quick) if "preset" in text]
     slow = resolved(trainer__device="cuda", trainer__max_tokens_per_microbatch=4096, trainer__flash_attn=False)
-    [line] = [line for line in doctor_report(slow) if "preset" in line]
-    assert line == '  speed    extends = "preset:cuda" has faster settings for: trainer.max_tokens_per_microbatch'
-    assert not [line for line in doctor_report(resolved(trainer__device="cpu")) if "preset" in line]
+    [line] = [text for _, text in machine_facts(slow) if "preset" in text]
+    assert line == 'extends = "preset:cuda" has faster settings for: trainer.max_tokens_per_microbatch'
+    assert not [text for _, text in machine_facts(resolved(trainer__device="cpu")) if "preset" in text]
 
 
 def test_wandb_wants_a_key_unless_it_is_offline(tmp_path: Path) -> None:

@@ -232,6 +232,6 @@ def test_published_files_go_through_every_phase(name: str, gsm8k: dict[str, Any]
 def test_a_folder_that_cannot_be_kept_is_refused(nano: Path, tmp_path: Path) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("")
-    done = rehearsed(nano, tmp_path, "--keep", str(in_the_way))
+    done = rehearsed(nano, tmp_path, "--to", str(in_the_way))
     assert isinstance(done.exception, UserError)
-    assert str(done.exception) == f"--keep {in_the_way}: the folder cannot be created: File exists"
+    assert str(done.exception) == f"--to {in_the_way}: the folder cannot be created: File exists"

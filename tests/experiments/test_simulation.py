@@ -137,7 +137,7 @@ def test_the_command_says_how_fast_and_how_old(capsys: pytest.CaptureFixture[str
     options = ["--answer-seconds", "20,40", "--train-seconds", "5", "--steps", "5", "--json"]
     with pytest.raises(SystemExit) as end:
         main(["simulate", TOML, *options])
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(capsys.readouterr().out)["result"]
     assert end.value.code == 0
     assert (told["steps"], told["trajectories"], told["groups_by_age"]) == (5, 640, {"0": 80})
 
@@ -148,7 +148,7 @@ def test_failures_cost_a_share_of_the_throughput(capsys: pytest.CaptureFixture[s
     failing = ["--failures-per-hour", "1", "--restart-seconds", "900", "--checkpoint-seconds", "5"]
     with pytest.raises(SystemExit):
         main(["simulate", TOML, *options, *failing, "trainer.ckpt_interval=50"])
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(capsys.readouterr().out)["result"]
     best, rare = str(told["failures"]["best_ckpt_interval"]), "50"
     shares, rates = told["failures"]["share_trained"], told["failures"]["trajectories_per_second"]
     assert told["failures"]["hours_between_failures"] == 1

@@ -126,7 +126,7 @@ def test_the_command_writes_a_file_that_loads_as_its_kind(tmp_path: Path) -> Non
         "recover: {mode: auto, retries: 2, freq_steps: 5, freq_secs: 600}\nevaluator: {freq_epochs: 1}\n"
         "total_train_steps: 30\n"
     )
-    said = CliRunner().invoke(cli, ["config", "convert", str(source), "--from", "areal", "-o", str(out)])
+    said = CliRunner().invoke(cli, ["config", "convert", str(source), "--from", "areal", "--to", str(out)])
     assert said.exit_code == 0 and "refused 0\n" in said.output
     run: Any = load([str(out)]).config
     assert isinstance(run, RewardModelConfig)

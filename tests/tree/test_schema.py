@@ -88,3 +88,24 @@ def test_every_field_takes_a_reference_to_the_environment(schema: Draft202012Val
 
 def test_null_is_written_none_in_toml(schema: Draft202012Validator) -> None:
     assert schema.is_valid({"generator": {"eval_sampling_params": "none"}})
+
+
+NAMED = {
+    "trainer.algorithm.advantage_estimator": ("grpo", "gpg"),
+    "trainer.algorithm.policy_loss_type": ("regular", "cispo"),
+    "environment.env_class": ("gsm8k", "text2sql"),
+}
+
+
+@pytest.mark.parametrize("path", NAMED)
+def test_names_are_suggested_and_misspelled_ones_are_marked(schema: Draft202012Validator, path: str) -> None:
+    def run(value: object) -> object:
+        for name in reversed(path.split(".")):
+            value = {name: value}
+        return value
+
+    for right in (*NAMED[path], "my_package.module:Mine", "file.py:Mine", "env:NAME"):
+        assert schema.is_valid(run(right)), right
+        assert schema.is_valid(run([right])) == (path == "environment.env_class")
+    for wrong in (f"{NAMED[path][0]}p", "", 3):
+        assert not schema.is_valid(run(wrong)), wrong

@@ -204,11 +204,11 @@ def test_the_command_writes_a_report_of_a_run_of_an_earlier_release_and_replaces
 ) -> None:
     file = tmp_path / "seen.html"
     first, again, forced = (
-        CliRunner().invoke(cli, ["report", str(STORED), "-o", str(file), *more]) for more in ([], [], ["--force"])
+        CliRunner().invoke(cli, ["report", str(STORED), "--to", str(file), *more]) for more in ([], [], ["--force"])
     )
     assert (first.exit_code, forced.exit_code) == (0, 0) and "MB" in first.output, first.output
     assert isinstance(again.exception, UserError) or again.exit_code == 2
-    assert "exists: choose another --output" in (str(again.exception) + again.output)
+    assert "exists: choose another --to" in (str(again.exception) + again.output)
     page = Page(file.read_text(encoding="utf-8"))
     assert "0:16" in page.text
     assert {"policy 0", "engine 0", "node 0"} <= set(re.findall(r"[a-z]+ \d", page.text))
@@ -237,7 +237,7 @@ def test_the_models_of_a_run_are_found_where_it_was_started(
         monkeypatch.chdir(tmp_path / place)
         if place == "moved":
             run = run.rename(tmp_path / "moved" / "b")
-        result = CliRunner().invoke(cli, ["report", str(run), "-o", str(tmp_path / f"{place}.html")])
+        result = CliRunner().invoke(cli, ["report", str(run), "--to", str(tmp_path / f"{place}.html")])
         assert result.exit_code == 0, result.output
         page = (tmp_path / f"{place}.html").read_text(encoding="utf-8")
         assert ("one process on a CPU" in page) and (("sizes of model are unknown" in page) is not sizes_known)

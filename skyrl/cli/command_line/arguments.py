@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import click
 
 from skyrl.cli.command_line.lasting_imports import lasting_imports
-from skyrl.errors import ConfigError, Problem, UserError, render
+from skyrl.cli.command_line.messages import say_problems
+from skyrl.errors import ConfigError, Problem, UserError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -27,9 +28,22 @@ T = TypeVar("T")
 
 
 def complete_word(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Completions: dotted paths of the tree, up to the next dot, and files. Imports only the classes of the tree."""
+    """Completions: dotted paths of the tree, up to the next dot, their values, presets, and files. Imports only the
+    classes of the tree.
+    """
     from click.shell_completion import CompletionItem
 
+    from skyrl.tree.files import PRESET
+
+    path, equals, value = incomplete.partition("=")
+    if equals:
+        known = [] if value.startswith("@") else values_of(path.removesuffix("+"), context.params.get("arguments"))
+        matching = [CompletionItem(f"{path}={each}") for each in known if each.startswith(value)]
+        return matching or [CompletionItem(value.removeprefix("@"), type="file")]
+    if incomplete.startswith(PRESET):
+        from skyrl.config.loading.presets import PRESETS
+
+        return [CompletionItem(each) for name in PRESETS if (each := f"{PRESET}{name}").startswith(incomplete)]
     prefix = "~" if incomplete.startswith("~") else ""
     paths = paths_from(
         incomplete.removeprefix("~"), ends="" if prefix else "=", arguments=context.params.get("arguments")
@@ -43,6 +57,22 @@ def complete_path(context: click.Context, parameter: click.Parameter, incomplete
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(path) for path in paths_from(incomplete, ends="", every_kind=True)]
+
+
+def values_of(path: str, arguments: Sequence[str] | None = None) -> list[str]:
+    """The values that a field may have, or names that it knows; empty if it has none, or does not exist.
+
+    The field is that of the kind of run that the preceding `arguments` describe.
+    """
+    from skyrl.config.loading.load import chosen_root
+    from skyrl.tree.classes import leaf_paths, names_of
+    from skyrl.tree.types import choices_of
+
+    try:
+        attribute = dict(leaf_paths(chosen_root(*split_words(arguments or ())))).get(path)
+    except ConfigError:  # words that will be refused
+        return []
+    return [] if attribute is None else [*choices_of(attribute.type), *names_of(attribute)]
 
 
 def paths_from(
@@ -73,6 +103,22 @@ ARGUMENTS = click.argument(
     "arguments", nargs=-1, metavar="FILE... [PATH=VALUE...]", type=click.UNPROCESSED, shell_complete=complete_word
 )
 STRICT = click.option("--strict", is_flag=True, help="Treat warnings as errors.")
+
+
+def _trust(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        from skyrl.config.loading.own_code import trusting_stored_code
+
+        context.with_resource(trusting_stored_code())
+
+
+TRUST = click.option(
+    "--trust",
+    is_flag=True,
+    expose_value=False,
+    callback=_trust,
+    help="Run the code that a stored run names. Your own run needs it only in another folder or after a change.",
+)
 
 TARGET = click.argument("target", metavar="MODEL|RUN|CHECKPOINT")
 CHANGES = click.argument(
@@ -198,12 +244,4 @@ def compose_rl(arguments: Sequence[str], refusal: str) -> SkyRLTrainConfig:
 def warn(warnings: Sequence[Problem]) -> None:
     """Print warnings."""
     if warnings:
-        click.echo(render(warnings, "Warnings"), err=True)
-
-
-def as_json(problems: Sequence[Problem]) -> list[dict[str, Any]]:
-    """Problems in machine-readable form. The value that was refused is left out: it may be a secret."""
-    import attrs
-
-    left_out = attrs.fields(Problem).value
-    return [attrs.asdict(problem, filter=attrs.filters.exclude(left_out)) for problem in problems]
+        say_problems(warnings, "Warnings")

@@ -10,6 +10,13 @@ import click
 
 from skyrl.cli.command_line.lasting_imports import lasting_imports
 
+Sections = Mapping[str, Mapping[str, tuple[str, str]]]
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help: worked examples, which are not wrapped."""
+    return "\n".join(["\b", "Example:" if len(lines) == 1 else "Examples:", *(f"  {line}" for line in lines)])
+
 
 class FieldsCommand(click.Command):
     """A command that looks up unknown options among the fields of the tree."""
@@ -29,26 +36,38 @@ class FieldsCommand(click.Command):
 class Commands(click.Group):
     """A group of `FieldsCommand`s. For a command of another group, the error message gives its full name.
 
-    `imported` maps the name of a command to `module:attribute`, which is imported when the command is used or listed.
+    `sections` lists commands by title: the name of each, where it is defined in `skyrl.cli`, and a sentence on what it
+    does. A command is imported when it is used.
     """
 
     command_class = FieldsCommand
     group_class = type
 
-    def __init__(self, *args: Any, imported: Mapping[str, str] | None = None, **options: Any) -> None:
+    def __init__(self, *args: Any, sections: Sections | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._imported = imported or {}
+        self._sections = sections or {}
+        self._imported = {name: where for section in self._sections.values() for name, (where, _) in section.items()}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections, whose columns are aligned with each other, in their own order."""
+        if not self._sections:
+            super().format_commands(ctx, formatter)
+            return
+        width = max(map(len, self._imported))
+        for title, section in self._sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{width}}", sentence) for name, (_, sentence) in section.items()])
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all commands, sorted."""
-        return sorted({*self.commands, *self._imported})
+        """The names of all commands: in the order of the sections, or sorted."""
+        return list(self._imported) or sorted(self.commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of this name, imported if it has not been; None if there is none."""
         if cmd_name not in self.commands and cmd_name in self._imported:
             module, _, attribute = self._imported[cmd_name].partition(":")
             with lasting_imports():
-                self.add_command(getattr(import_module(module), attribute), cmd_name)
+                self.add_command(getattr(import_module(f"skyrl.cli.{module}"), attribute), cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def each_command(self, ctx: click.Context) -> Iterator[tuple[str, click.Command]]:

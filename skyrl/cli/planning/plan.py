@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyrl.cli.command_line.arguments import ARGUMENTS, compose_rl, reads_code
+from skyrl.cli.command_line.arguments import ARGUMENTS, TRUST, compose_rl, reads_code
+from skyrl.cli.command_line.commands import FieldsCommand, examples
+from skyrl.cli.command_line.json_output import json_option, print_result
 
 if TYPE_CHECKING:
     from skyrl.cli.planning.plan_table import Plan
     from skyrl.config import SkyRLTrainConfig
 
 
-@click.command()
+@click.command(cls=FieldsCommand, epilog=examples("skyrl plan run.toml", "skyrl plan run.toml --fit 8 --to fit.toml"))
 @ARGUMENTS
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@TRUST
+@json_option
 @click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs per machine [default: 8, or more if needed].")
 @click.option(
     "--svg",
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
     help="With --fit: mean length of an answer, in tokens [default: half the maximum].",
 )
 @click.option(
-    "--write",
+    "--to",
     "file",
     type=click.Path(path_type=Path),
     help="With --fit: write the first proposal to a TOML file, to pass after the run's own.",
@@ -52,18 +55,19 @@ def plan(
     answer_tokens: float | None,
     file: Path | None,
 ) -> None:
-    """Print the GPUs and the work of each process, and the memory that each GPU needs; nothing is started."""
-    import json
+    """Print the work of each GPU, and the memory that it needs.
 
+    Nothing is started.
+    """
     from skyrl.errors import UserError
 
     if gpus is not None:
         if drawn is not None:
-            raise UserError("--svg draws one plan, but --fit proposes several: write one with --write, then draw it")
+            raise UserError("--svg draws one plan, but --fit proposes several: write one with --to, then draw it")
         _propose(arguments, gpus, answer_tokens, file, as_json=as_json)
         return
     if answer_tokens is not None or file is not None:
-        raise UserError(f"{'--write' if file else '--answer-tokens'} needs --fit GPUS")
+        raise UserError(f"{'--to' if file else '--answer-tokens'} needs --fit GPUS")
 
     from skyrl.cli.planning.plan_memory import memory_lines
     from skyrl.cli.planning.plan_table import table
@@ -80,20 +84,24 @@ def plan(
             write_file(drawn, picture(planned))
         except OSError as error:
             raise UserError(f"{drawn} cannot be written: {error.strerror}") from error
-    click.echo(json.dumps(planned, indent=2) if as_json else "\n".join([table(planned), *memory_lines(planned)]))
+    if as_json:
+        print_result(planned)
+    else:
+        click.echo("\n".join([table(planned), *memory_lines(planned)]))
 
 
 def _propose(
     arguments: tuple[str, ...], gpus: int, answer_tokens: float | None, file: Path | None, *, as_json: bool
 ) -> None:
-    import json
-
     from skyrl.cli.planning.plan_fit import fit, rendered, write_layer
 
     proposed = fit(arguments, gpus, answer_tokens)
     if file is not None:
         write_layer(proposed["proposals"][0], file)
-    click.echo(json.dumps(proposed, indent=2) if as_json else rendered(proposed))
+    if as_json:
+        print_result(proposed)
+    else:
+        click.echo(rendered(proposed))
     if file is not None:
         click.echo(f"Wrote {file}: skyrl plan {' '.join(arguments)} {file}", err=True)
 

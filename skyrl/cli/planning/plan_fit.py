@@ -66,11 +66,11 @@ def write_layer(proposal: Mapping[str, Any], file: Path) -> None:
     from skyrl.storage.atomic import write_file
 
     if file.exists():
-        raise UserError(f"--write {file}: the file already exists; choose another, or remove it")
+        raise UserError(f"--to {file}: the file already exists; choose another, or remove it")
     try:
         write_file(file, layer(proposal))
     except OSError as error:
-        raise UserError(f"--write {file}: {error.strerror}") from None
+        raise UserError(f"--to {file}: {error.strerror}") from None
 
 
 def _run(arguments: Sequence[str]) -> SkyRLTrainConfig:

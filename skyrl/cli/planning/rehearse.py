@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from itertools import chain
@@ -9,8 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from attrs import asdict
 
-from skyrl.cli.command_line.arguments import ARGUMENTS, compose_rl, split_words
+from skyrl.cli.command_line.arguments import ARGUMENTS, TRUST, compose_rl, split_words
+from skyrl.cli.command_line.commands import FieldsCommand, examples
+from skyrl.cli.command_line.json_output import json_option, print_result
 
 if TYPE_CHECKING:
     from skyrl.config import SkyRLTrainConfig
@@ -20,8 +24,9 @@ HEAD_MULTIPLE, LARGEST_HEAD = 8, 256
 """vLLM 0.32's FlashAttention supports head sizes that are multiples of `HEAD_MULTIPLE`, up to `LARGEST_HEAD`."""
 
 
-@click.command()
+@click.command(cls=FieldsCommand, epilog=examples("skyrl rehearse run.toml --gpus 8"))
 @ARGUMENTS
+@TRUST
 @click.option(
     "--gpus", type=click.IntRange(min=1), help="Number of GPUs that the run will have; needing more is a failure."
 )
@@ -33,10 +38,14 @@ HEAD_MULTIPLE, LARGEST_HEAD = 8, 256
     help="Time limit of each run, in seconds.",
 )
 @click.option(
-    "--keep", type=click.Path(path_type=Path), help="Keep the folded run in this folder, which is created if missing."
+    "--to",
+    "keep",
+    type=click.Path(path_type=Path),
+    help="Keep the folded run in this folder, which is created if missing.",
 )
-def rehearse(arguments: tuple[str, ...], gpus: int | None, timeout: float, keep: Path | None) -> None:
-    """Take the run through every phase on this machine, with its model in miniature, and report the outcome.
+@json_option
+def rehearse(arguments: tuple[str, ...], gpus: int | None, timeout: float, keep: Path | None, as_json: bool) -> None:
+    """Take a run through every phase here, with its model in miniature.
 
     Layout, memory and folders are judged as they are. Then a folded run - one process on a CPU, few prompts, short
     answers - trains, is killed, resumes and is exported. Exit code 1: at least one phase failed.
@@ -53,16 +62,23 @@ def rehearse(arguments: tuple[str, ...], gpus: int | None, timeout: float, keep:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"--keep {folder}: the folder cannot be created: {error.strerror}") from None
+            raise UserError(f"--to {folder}: the folder cannot be created: {error.strerror}") from None
         rehearsal = Rehearsal(files=files, words=words, run=run, folder=folder, timeout=timeout)
-        failed = 0
+        findings: list[Finding] = []
         for finding in chain(planned_findings(run, gpus), rehearsal.findings()):
+            findings.append(finding)
+            if as_json:
+                continue
             text = finding.text.replace("\n", "\n" + " " * 22)  # further lines below the first
             click.echo(f"{finding.phase:<12}{finding.state:<10}{text}")
-            failed += finding.state == "failed"
+    failed = sum(finding.state == "failed" for finding in findings)
+    if as_json:
+        print_result([asdict(finding) for finding in findings], ok=not failed)
     if failed:
         click.echo(f"{failed} finding{'s' if failed > 1 else ''} to fix before reserving GPUs", err=True)
         sys.exit(1)
+    if not as_json:
+        click.echo(f"Next: skyrl run {shlex.join(arguments)}")
 
 
 def planned_findings(run: SkyRLTrainConfig, gpus: int | None) -> Iterator[Finding]:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyrl.cli.command_line.arguments import ARGUMENTS, compose_rl
+from skyrl.cli.command_line.arguments import ARGUMENTS, TRUST, compose_rl
+from skyrl.cli.command_line.commands import FieldsCommand, examples
+from skyrl.cli.command_line.json_output import json_option, print_result
 
 if TYPE_CHECKING:
     from skyrl.config import SkyRLTrainConfig
@@ -40,8 +42,9 @@ class _Duration(click.ParamType[Any]):
         return Seconds(mean=mean, p90=p90, longest=longest)
 
 
-@click.command()
+@click.command(cls=FieldsCommand, epilog=examples("skyrl simulate run.toml --like runs/mine"))
 @ARGUMENTS
+@TRUST
 @click.option("--like", type=click.Path(path_type=Path), help="Take durations from this run's metrics.jsonl.")
 @click.option("--answer-seconds", type=_Duration(), help="Time that an engine takes for an answer, all turns together.")
 @click.option("--env-seconds", type=_Duration(), help="Time that an answer's environment takes once it runs.")
@@ -66,7 +69,7 @@ class _Duration(click.ParamType[Any]):
     help="Time from a failure until the run trains again; adds failures to the simulation.",
 )
 @click.option("--checkpoint-seconds", type=click.FloatRange(min=0), help="Time that training waits for a checkpoint.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@json_option
 def simulate(
     arguments: tuple[str, ...],
     steps: int,
@@ -77,9 +80,10 @@ def simulate(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Simulate the scheduler in virtual time: throughput, idle time and the age of samples. Nothing is computed."""
-    import json
+    """Simulate the scheduler in virtual time; nothing is computed.
 
+    It estimates throughput, idle time and the age of samples.
+    """
     from skyrl.tools.simulation import simulate as run
     from skyrl.tools.simulation import splits, summary
 
@@ -96,7 +100,7 @@ def simulate(
     if as_json:
         dealt = [{"engine_gpus": share, **summary(each)} for share, each in others]
         more = ({"splits": dealt} if split else {}) | ({"failures": failing} if failing else {})
-        click.echo(json.dumps(summary(outcome) | more, indent=2))
+        print_result(summary(outcome) | more)
         return
     click.echo(_render(outcome))
     if failing:

@@ -13,7 +13,7 @@ import click
 from skyrl.cli.command_line.arguments import (
     ARGUMENTS,
     STRICT,
-    as_json,
+    TRUST,
     complete_path,
     compose_arguments,
     load_words,
@@ -22,7 +22,9 @@ from skyrl.cli.command_line.arguments import (
     split_words,
     warn,
 )
-from skyrl.cli.command_line.commands import Commands
+from skyrl.cli.command_line.commands import Commands, examples
+from skyrl.cli.command_line.json_output import json_option, print_result
+from skyrl.cli.command_line.messages import say_problems
 from skyrl.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -38,18 +40,19 @@ _LANGUAGE = click.option(
 
 @click.group(cls=Commands)
 def config() -> None:
-    """Inspect a configuration without starting anything.
+    """Check, show, explain, compare or convert configurations; nothing is started.
 
     `check`, `show`, `explain` and `diff` import modules that your files name only as their help says.
     """
 
 
-@config.command()
+@config.command(epilog=examples("skyrl config check run.toml trainer.epochs=2"))
 @ARGUMENTS
 @STRICT
-@click.option("--json", "machine", is_flag=True, help="Print all problems as JSON.")
+@TRUST
+@json_option
 @reads_code("all")
-def check(arguments: tuple[str, ...], strict: bool, machine: bool) -> None:
+def check(arguments: tuple[str, ...], strict: bool, as_json: bool) -> None:
     """Report all problems of a configuration; nothing is started.
 
     Modules that your files and arguments name for a `class`, a loss or an estimator are imported, which runs them:
@@ -60,25 +63,19 @@ def check(arguments: tuple[str, ...], strict: bool, machine: bool) -> None:
 
     refuse_nothing(arguments, "check")
     also = None if follows("all") else lambda kind: (unimported_code,)
-    if not machine:
-        compose_arguments(arguments, strict=strict, also=also)
-        click.echo(
-            "The configuration is valid. Files, models and tasks are checked by `skyrl doctor` and before a run starts."
-        )
+    if as_json:
+        from skyrl.config import compose
+
+        composed = compose(*split_words(arguments), strict=strict, also=also, environ=os.environ)
+        print_result(None, problems=composed.warnings)
         return
-    from skyrl.config import compose
-
-    try:
-        problems = compose(*split_words(arguments), strict=strict, also=also, environ=os.environ).warnings
-        is_usable = True
-    except ConfigError as error:
-        problems, is_usable = error.problems, False
-    click.echo(json.dumps({"ok": is_usable, "problems": as_json(problems)}, indent=2, ensure_ascii=False))
-    if not is_usable:
-        sys.exit(2)
+    compose_arguments(arguments, strict=strict, also=also)
+    click.echo(
+        "The configuration is valid. Files, models and tasks are checked by `skyrl doctor` and before a run starts."
+    )
 
 
-@config.command()
+@config.command(epilog=examples("skyrl config show run.toml --format toml"))
 @ARGUMENTS
 @_LANGUAGE
 @click.option("--written", is_flag=True, help="As written, before anything is derived.")
@@ -91,7 +88,7 @@ def check(arguments: tuple[str, ...], strict: bool, machine: bool) -> None:
 def show(
     arguments: tuple[str, ...], language: str, written: bool, sparse: bool, with_origins: bool, only_derived: bool
 ) -> None:
-    """Print a configuration: complete, with all derived values, unless an option says otherwise."""
+    """Print a configuration, complete and with all derived values."""
     from skyrl.cli.preparing import show as forms
     from skyrl.config.loading.resolve import resolve_with_origins
     from skyrl.config.loading.standalone_file import kept_tables
@@ -112,13 +109,16 @@ def show(
         click.echo(forms.as_it_was_written(run, language) if written else forms.whole(run, language))
 
 
-@config.command()
+@config.command(epilog=examples("skyrl config explain trainer.train_batch_size run.toml"))
 @click.argument("path", shell_complete=complete_path)
 @ARGUMENTS
-@click.option("--json", "machine", is_flag=True, help="Print it as JSON.")
+@json_option
 @reads_code("classes")
-def explain(path: str, arguments: tuple[str, ...], machine: bool) -> None:
-    """Explain what PATH means, where its value came from, and what depends on it."""
+def explain(path: str, arguments: tuple[str, ...], as_json: bool) -> None:
+    """Explain what PATH means and where its value is from.
+
+    What is derived from it, and which checks read it, is listed, too.
+    """
     import attrs
 
     from skyrl.config.loading.explain import explain as explain_path
@@ -131,11 +131,10 @@ def explain(path: str, arguments: tuple[str, ...], machine: bool) -> None:
     loaded = load_words(arguments)
     run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
     explanation = explain_path(path, run, origins)
-    click.echo(
-        json.dumps(attrs.asdict(explanation), indent=2, ensure_ascii=False)
-        if machine
-        else explanation_text(explanation)
-    )
+    if as_json:
+        print_result(attrs.asdict(explanation))
+    else:
+        click.echo(explanation_text(explanation))
 
 
 def explanation_text(explanation: Explanation) -> str:
@@ -185,14 +184,16 @@ def _spelled(value: object) -> str:
     return text if len(text) <= 400 else f"{text[:380]} ..."
 
 
-@config.command()
+@config.command(epilog=examples("skyrl config diff runs/one runs/other"))
 @click.argument("before")
 @click.argument("after")
-@click.option("--json", "machine", is_flag=True, help="Print it as JSON.")
+@json_option
 @click.option("--written", is_flag=True, help="Compare before anything is derived.")
 @reads_code("classes")
-def diff(before: str, after: str, machine: bool, written: bool) -> None:
-    """Compare two configurations: files, folders of runs, or presets (preset:NAME). Exit code 1 if they differ.
+def diff(before: str, after: str, as_json: bool, written: bool) -> None:
+    """Compare two configurations; exit code 1 if they differ.
+
+    Each is a file, the folder of a run, or a preset (preset:NAME).
 
     Of two runs, the files of their own code (rewards, environments, losses) are compared, too, by digests.
     """
@@ -209,9 +210,9 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
     differing = differences(trees[0], trees[1]) if len(set(kinds)) == 1 else ("kind",)  # kinds have different fields
     changes = {path: (shown[0].get(path), shown[1].get(path)) for path in differing}
     changes |= changed_code(stored_digests(before), stored_digests(after))
-    if machine:
+    if as_json:
         rows = [{"path": path, "before": old, "after": new} for path, (old, new) in changes.items()]
-        click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_result(rows, ok=not rows)
     else:
         texts = [(path, *(json.dumps(value, ensure_ascii=False) for value in pair)) for path, pair in changes.items()]
         width = max((len(path) for path, _, _ in texts), default=0)
@@ -221,11 +222,11 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
         sys.exit(1)
 
 
-@config.command()
+@config.command(epilog=examples("skyrl config convert run_gsm8k.sh --from skyrl --to run.toml"))
 @click.argument("source", metavar="FILE|SCRIPT", type=click.Path())
 @click.option("--from", "house", type=click.Choice(["skyrl-hydra", "skyrl", "areal", "verl", "trl"]), required=True)
 @click.option(
-    "-o", "--output", type=click.Path(dir_okay=False), help="Write the TOML to this file instead of standard output."
+    "--to", "output", type=click.Path(dir_okay=False), help="Write the TOML to this file instead of standard output."
 )
 @click.option(
     "--command", "number", type=click.IntRange(min=1), help="Which of a script's training commands to convert."
@@ -238,6 +239,7 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
 @click.option("--keep-going", is_flag=True, help="Write the other settings even if some are refused.")
 @click.option("--keep-engine", is_flag=True, help="Keep SGLang as the engine of an AReaL file, instead of vLLM.")
 @click.option("--force", is_flag=True, help="Overwrite existing output files.")
+@json_option
 def convert(
     source: str,
     house: str,
@@ -247,14 +249,17 @@ def convert(
     keep_going: bool,
     keep_engine: bool,
     force: bool,
+    as_json: bool,
 ) -> None:
-    """Convert a configuration of SkyRL, AReaL, verl or TRL to our TOML, and report the outcome of each setting.
+    """Convert a configuration of SkyRL, AReaL, verl or TRL.
+
+    The result is TOML for `skyrl run`; a report tells the outcome of each setting.
 
     If a setting is refused, the exit code is 1 and nothing is written; see --keep-going. Settings of an AReaL file that
     concern machines go into a second file, run.cluster.toml beside run.toml, which `skyrl launch` reads with --cluster.
     """
     from skyrl.config.loading.recognition import refuse_other_sources
-    from skyrl.errors import UserError, render
+    from skyrl.errors import UserError
     from skyrl.interop.values import is_script
 
     if output and not force:
@@ -270,6 +275,8 @@ def convert(
 
     with following("nothing"):
         converted = _converter(house, number, kind, keep_engine=keep_engine)(source)
+    if as_json and not output:
+        raise UserError("--json prints the report instead of the TOML: write the TOML to a file with --to")
     if not converted.lines:
         raise UserError(f"{source} contains no settings of {house}: nothing was converted")
     is_written = keep_going or not converted.refused
@@ -278,11 +285,22 @@ def convert(
         if cluster and not force:
             _refuse_to_replace(cluster)
         _write_converted(converted, output, cluster)
+    if as_json:
+        print_result(_reported(converted, is_written), ok=is_written, problems=converted.problems)
+        sys.exit(0 if is_written else 1)
+    _tell(converted, [name for name in (output, cluster) if name], is_written=is_written)
+    if not is_written:
+        sys.exit(1)
+
+
+def _tell(converted: Conversion, files: list[str], *, is_written: bool) -> None:
+    """Print the report of a conversion, what was written, and what to do next."""
     click.echo(converted.report(), err=True)
     if converted.problems:
-        click.echo("\n" + render(converted.problems, "What `skyrl config check` says about it"), err=True)
-    if is_written and output:
-        click.echo(f"\nWrote {output}{f' and {cluster}' if cluster else ''}.", err=True)
+        click.echo(err=True)
+        say_problems(converted.problems, "What `skyrl config check` says about it")
+    if is_written and files:
+        click.echo(f"\nWrote {' and '.join(files)}. Next: skyrl doctor {files[0]}", err=True)
     if not is_written:
         lost = f", {len(converted.lost)} of which may change the training" if converted.lost else ""
         click.echo(
@@ -290,7 +308,27 @@ def convert(
             "--keep-going writes the others, and lists the refused ones in a comment at the top.",
             err=True,
         )
-        sys.exit(1)
+
+
+def _reported(converted: Conversion, is_written: bool) -> dict[str, object]:
+    """The report of a conversion as data, with secrets masked."""
+    from skyrl.tree.masking import masked
+
+    return {
+        "written": is_written,
+        "counts": converted.counts(),
+        "settings": [
+            {
+                "source": line.source,
+                "value": masked(line.value, line.source),
+                "outcome": line.outcome,
+                "targets": line.targets,
+                "why": line.why,
+                "changes_training": line.is_refused and line.changes_training,
+            }
+            for line in converted.lines
+        ],
+    }
 
 
 def _converter(house: str, number: int | None, kind: str | None, *, keep_engine: bool) -> Callable[[str], Conversion]:
@@ -345,10 +383,12 @@ def _write_converted(converted: Conversion, output: str | None, cluster: str | N
         raise UserError(f"{' and '.join(map(str, written))} cannot be written: {error.strerror}") from None
 
 
-@config.command()
+@config.command(epilog=examples("skyrl config schema run.toml > run.schema.json"))
 @ARGUMENTS
 def schema(arguments: tuple[str, ...]) -> None:
-    """Print the JSON schema of configuration files, for editors that complete and check them.
+    """Print the JSON schema of files, for editors.
+
+    An editor with it completes and checks a file while you type.
 
     With files: the schema of their tree, including your own classes.
     """
@@ -359,12 +399,13 @@ def schema(arguments: tuple[str, ...]) -> None:
     click.echo(json.dumps(json_schema(type(instance), instance), indent=2, ensure_ascii=False))
 
 
-@config.command()
+@config.command(epilog=examples("skyrl config docs trainer.faults"))
 @ARGUMENTS
 def docs(arguments: tuple[str, ...]) -> None:
-    """Print the reference of every field as Markdown; with files, including your own classes.
+    """Print the reference of every field as Markdown.
 
-    With paths of tables or fields, such as trainer.faults, only these are printed.
+    With files, it includes your own classes. With paths of tables or fields, such as trainer.faults, only these are
+    printed.
     """
     from skyrl.config import SkyRLTrainConfig
     from skyrl.config.loading.reference import reference_page, reference_section

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import click
 
-from skyrl.cli.command_line.arguments import ARGUMENTS, compose_arguments
-from skyrl.cli.command_line.commands import Commands
+from skyrl.cli.command_line.arguments import ARGUMENTS, TRUST, compose_arguments
+from skyrl.cli.command_line.commands import Commands, examples
+from skyrl.cli.command_line.json_output import json_option, print_result
 
 
 @click.group(cls=Commands)
 def data() -> None:
-    """Inspect the data of a run."""
+    """Show rows of the data as the model gets them."""
 
 
-@data.command()
+@data.command(epilog=examples("skyrl data show run.toml --row 3"))
 @ARGUMENTS
+@TRUST
 @click.option(
     "--row", "place", default=0, show_default=True, type=click.IntRange(0), help="Number of the row, counted from 0."
 )
@@ -25,12 +27,17 @@ def data() -> None:
     type=click.IntRange(0),
     help="Number of the training source, counted from 0.",
 )
-def show(arguments: tuple[str, ...], place: int, source: int) -> None:
-    """Print a row as the model gets it, special tokens included, with the learned tokens between ⟦ and ⟧.
+@json_option
+def show(arguments: tuple[str, ...], place: int, source: int, as_json: bool) -> None:
+    """Print a row as the model gets it, with special tokens.
 
-    A weight in the loss other than 1 follows the bracket: ⟦Four.⟧*0.5.
+    The learned tokens are between ⟦ and ⟧. A weight in the loss other than 1 follows the bracket: ⟦Four.⟧*0.5.
     """
     run = compose_arguments(arguments).config
     from skyrl.tools.row_view import row_page
 
-    click.echo(row_page(run, source, place))
+    page = row_page(run, source, place)
+    if as_json:
+        print_result({"source": source, "row": place, "text": page})
+    else:
+        click.echo(page)

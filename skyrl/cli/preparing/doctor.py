@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from attrs import asdict
 
-from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, compose_arguments
-from skyrl.cli.command_line.commands import FieldsCommand
+from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, TRUST, compose_arguments
+from skyrl.cli.command_line.commands import FieldsCommand, examples
+from skyrl.cli.command_line.json_output import json_option, print_result
 
 if TYPE_CHECKING:
     from skyrl.config.foundation.entry import RunConfig
@@ -25,9 +28,10 @@ _LINKS_SHOWN = 64
 """Largest number of pairs of machines that are printed."""
 
 
-@click.command(cls=FieldsCommand)
+@click.command(cls=FieldsCommand, epilog=examples("skyrl doctor run.toml"))
 @ARGUMENTS
 @STRICT
+@TRUST
 @click.option(
     "--cluster", is_flag=True, help="Also check every machine of the Ray cluster at trainer.placement.ray_address."
 )
@@ -38,9 +42,11 @@ _LINKS_SHOWN = 64
     show_default=True,
     help="With --cluster: seconds to wait for a machine.",
 )
-def doctor(arguments: tuple[str, ...], strict: bool, cluster: bool, timeout: float) -> None:
-    """Check in seconds whether a run would start here: packages, GPUs, keys, models, folders, disks, locks.
+@json_option
+def doctor(arguments: tuple[str, ...], strict: bool, cluster: bool, timeout: float, as_json: bool) -> None:
+    """Check in seconds whether a run would start here.
 
+    Packages, GPUs, keys, models, folders, disks and locks are checked, as the configuration needs them.
     Every row of each file is read; the first one is rendered by the chat template and scored: a reward function is
     called twice, on an empty answer and on the ground truth. Nothing is started or written. With --cluster, every
     machine of a running Ray cluster is checked, too: versions, shared folders, clocks, memory, GPUs, and the network
@@ -49,14 +55,24 @@ def doctor(arguments: tuple[str, ...], strict: bool, cluster: bool, timeout: flo
     from skyrl.config.derive.run_kind import RunKind
 
     run = compose_arguments(arguments, strict=strict, also=RunKind.doctor_checks).config
-    for line in doctor_report(run):
-        click.echo(line)
-    if cluster:
-        sys.exit(1 if examine(run, timeout) else 0)
+    facts = dict(machine_facts(run))
+    if not as_json:
+        click.echo("The configuration is valid, and this machine has what it names:")
+        for topic, text in facts.items():
+            click.echo(f"  {topic:<8} {text}")
+        click.echo(
+            "Lengths of rows, data on the hub, weights and the resources of a cluster are checked when the run starts."
+        )
+    found = examine(run, timeout, quiet=as_json) if cluster else []
+    if as_json:
+        print_result({"machine": facts, "cluster": [asdict(finding) for finding in found]}, ok=not found)
+    elif not cluster:
+        click.echo(f"Next: skyrl run {shlex.join(arguments)}")
+    sys.exit(1 if found else 0)
 
 
-def doctor_report(run: RunConfig) -> Iterator[str]:
-    """Lines on the findings, and on what is only known once the run starts. `run` has passed all checks."""
+def machine_facts(run: RunConfig) -> Iterator[tuple[str, str]]:
+    """Topic and text of each fact on how the run would run here. `run` has passed all checks."""
     from skyrl.config.loading.kinds import kind_of
     from skyrl.planning.layout import counted
     from skyrl.tree import get_at
@@ -68,20 +84,18 @@ def doctor_report(run: RunConfig) -> Iterator[str]:
     processes = kind.trained.ranks(run)
     alone = processes == 1 and trainer.placement.executor != "ray"
     how = "in one process" if alone else f"by {trainer.strategy} in {counted(processes, 'process', 'processes')}"
-    yield "The configuration is valid, and this machine has what it names:"
-    yield f"  model    {model}, trained on {trainer.device} {how}"
+    yield "model", f"{model}, trained on {trainer.device} {how}"
     yield from _rows(run)
     if trainer.device == "cuda":
-        yield f"  compute  {trainer.compute_dtype}, attention by {trainer.attention}"
+        yield "compute", f"{trainer.compute_dtype}, attention by {trainer.attention}"
     if slower := _slower_than_the_preset(run):
-        yield f'  speed    extends = "preset:cuda" has faster settings for: {", ".join(slower)}'
-    yield f"  data     {counted(sources, 'source')}, whose files were read"
-    yield f"  folder   {trainer.run_path}, free and writable"
-    yield "Lengths of rows, data on the hub, weights and the resources of a cluster are checked when the run starts."
+        yield "speed", f'extends = "preset:cuda" has faster settings for: {", ".join(slower)}'
+    yield "data", f"{counted(sources, 'source')}, whose files were read"
+    yield "folder", f"{trainer.run_path}, free and writable"
 
 
-def _rows(run: RunConfig) -> Iterator[str]:
-    """Lines about what a small copy of the model shows: how its rows run, and how the embedded engine samples. Raises
+def _rows(run: RunConfig) -> Iterator[tuple[str, str]]:
+    """Facts about what a small copy of the model shows: how its rows run, and how the embedded engine samples. Raises
     `ModelError` if they cannot.
     """
     from skyrl.config.loading.kinds import kind_of, samples_rollouts
@@ -105,12 +119,12 @@ def _rows(run: RunConfig) -> Iterator[str]:
     config = load_config(path, learner_overrides(trainer, section))
     rows = rows_of_run(trainer, config, attention)
     if rows.reason:
-        yield f"  rows     {rows.reason}"
+        yield "rows", rows.reason
     engine = run.generator.inference_engine if samples_rollouts(run) and starts_engines(run) else None
     if engine is not None and backend_of(engine).is_embedded:
         support = sampling_support(config, attention)
         if support.reason:
-            yield f"  engine   samples with attention {support.attention}: {support.reason}"
+            yield "engine", f"samples with attention {support.attention}: {support.reason}"
 
 
 def _slower_than_the_preset(run: RunConfig) -> list[str]:
@@ -127,9 +141,9 @@ def _slower_than_the_preset(run: RunConfig) -> list[str]:
     return [path for path in paths if has_effect(run, path) and get_at(run, path) != get_at(fast.config, path)]
 
 
-def examine(run: AnyRun, seconds: float) -> int:
-    """Print facts about the machines and all findings. Returns the number of findings. Raises `UserError` if the run
-    names no cluster, and `ProcessError` if the cluster does not answer.
+def examine(run: AnyRun, seconds: float, *, quiet: bool = False) -> list[ClusterFinding]:
+    """Findings on a cluster; they are printed after facts about the machines, unless `quiet`. Raises `UserError` if the
+    run names no cluster, and `ProcessError` if the cluster does not answer.
     """
     from skyrl.config.loading.kinds import kind_of
     from skyrl.errors import UserError
@@ -145,15 +159,17 @@ def examine(run: AnyRun, seconds: float) -> int:
     shared, readable = shared_folders(run), _models(run)
     result = survey(address, readable=readable, shared=list(shared), seconds=seconds, field=field)
     here = facts_here([], [])
+    unit = "GPU" if run.trainer.device == "cuda" else "slot"
+    problems = list(cluster_findings(result, here, shared, layout(kind_of(run).sizes(run)), unit))
+    if quiet:
+        return problems
     for line in _aligned(["machine", "python", "torch", "ray", "clock", "free memory", "GPUs"], _machines(result)):
         click.echo(line)
     if result.links:
         for line in ("", *_aligned(["from", "to", "round trip", "bandwidth"], _links(result))):
             click.echo(line)
-    unit = "GPU" if run.trainer.device == "cuda" else "slot"
-    problems = list(cluster_findings(result, here, shared, layout(kind_of(run).sizes(run)), unit))
     click.echo("\n".join(_told(problems)))
-    return len(problems)
+    return problems
 
 
 def shared_folders(run: AnyRun) -> dict[str, str]:

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import click
 
+from skyrl.cli.command_line.commands import examples
 from skyrl.errors import Stopped, UserError
 from skyrl.installation import install_command
 from skyrl.starter.stopping import how_it_was_stopped
 from skyrl.starter.template_files import TEMPLATES, write_template
 
 
-@click.command()
+@click.command(epilog=examples("skyrl init mine", "skyrl init shop --template tools"))
 @click.argument("name", type=click.Path(path_type=Path))
 @click.option(
     "--template", type=click.Choice(list(TEMPLATES)), default="reward", show_default=True, help="The kind of task."

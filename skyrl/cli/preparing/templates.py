@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import click
+from attrs import asdict
 
-from skyrl.cli.command_line.commands import Commands
+from skyrl.cli.command_line.commands import Commands, examples
+from skyrl.cli.command_line.json_output import json_option, print_result
 
 
 @click.group(cls=Commands)
 def templates() -> None:
-    """Inspect chat templates."""
+    """Check or show chat templates."""
 
 
-@templates.command()
+@templates.command(epilog=examples("skyrl templates check Qwen/Qwen2.5-0.5B-Instruct"))
 @click.argument("model")
 @click.option(
     "--template", metavar="NAME|FILE", help="Template to use instead of the model's own; see generator.chat_template."
 )
-def check(model: str, template: str | None) -> None:
-    """Check whether MODEL's chat template renders a conversation the same turn by turn and as a whole.
+@json_option
+def check(model: str, template: str | None, as_json: bool) -> None:
+    """Check that turns are rendered alike alone and in a chat.
 
     MODEL is a folder or a hub name. The exit code is 1 if a conversation of two turns differs or is refused.
     """
@@ -29,6 +32,10 @@ def check(model: str, template: str | None) -> None:
 
     own = ChatTemplateConfig(source="name" if template in BUILT_IN else "file", name_or_path=template)
     verdicts = check_template(with_template(load_tokenizer(model), own))
+    if as_json:
+        safe = verdicts[0].outcome == "stable"
+        print_result({"safe": safe, "dialogues": [asdict(verdict) for verdict in verdicts]}, ok=safe)
+        raise click.exceptions.Exit(0 if safe else 1)
     for verdict in verdicts:
         click.echo(f"{verdict.dialogue:<28} {verdict.outcome}")
         if verdict.outcome == "refused":
@@ -51,16 +58,16 @@ def check(model: str, template: str | None) -> None:
         raise click.exceptions.Exit(1)
 
 
-@templates.command()
+@templates.command(epilog=examples("skyrl templates show model --template qwen3_without_thinking"))
 @click.argument("model", metavar="MODEL|FILE")
 @click.option(
     "--template", metavar="NAME|FILE", help="Template to use instead of the model's own; see generator.chat_template."
 )
 def show(model: str, template: str | None) -> None:
-    """Print nine kinds of chat as a chat template renders them, with the learned tokens between ⟦ and ⟧.
+    """Print nine kinds of chat as a template renders them.
 
-    MODEL is a folder or a hub name. FILE is a template (.jinja) without a model: its special tokens are then the ones
-    that it spells out, and `<|endoftext|>` ends a sequence.
+    The learned tokens are between ⟦ and ⟧. MODEL is a folder or a hub name. FILE is a template (.jinja) without a
+    model: its special tokens are then the ones that it spells out, and `<|endoftext|>` ends a sequence.
     """
     from skyrl.chats.examples import forms_page
     from skyrl.config import ChatTemplateConfig

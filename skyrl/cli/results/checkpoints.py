@@ -10,46 +10,65 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyrl.cli.command_line.commands import Commands
+from skyrl.cli.command_line.commands import Commands, examples
+from skyrl.cli.command_line.json_output import json_option, print_result
 from skyrl.errors import ResumeError
 
 if TYPE_CHECKING:
-    from skyrl.checkpoint.store import Checkpoint, CheckpointStore
+    from torch import Tensor
+
+    from skyrl.checkpoint.store import CheckpointStore
 
 MOST = 10
 """Largest number of differing tensors that are listed: weights first, then by size of the difference."""
 
-FOLDER = click.argument("folder", metavar="FOLDER")
+FOLDER = click.argument("folder", metavar="RUN|CHECKPOINT")
 
 
 @click.group(cls=Commands)
 def ckpt() -> None:
-    """Inspect checkpoints: list, verify, show, diff.
+    """List, verify, show or compare checkpoints.
 
-    FOLDER is a run's folder, the folder of its checkpoints, or one of them (.../global_step_N); the latter two may be
-    addresses in an object store.
+    RUN is the folder of a run or of its checkpoints, CHECKPOINT one of them (.../global_step_N); both may be addresses
+    in an object store.
     """
 
 
-@ckpt.command(name="list")
+@ckpt.command(name="list", epilog=examples("skyrl ckpt list runs/mine"))
 @FOLDER
-def list_(folder: str) -> None:
-    """List checkpoints, one per line: step, size, ranks, and whether all files exist with the right size."""
+@json_option
+def list_(folder: str, as_json: bool) -> None:
+    """List checkpoints: step, size, ranks, and what is missing.
+
+    All files have to exist with the right size.
+    """
     store, steps = _found(folder)
+    if as_json:
+        listed = [_row(store, step) | {"problems": store.verify(step, "size")} for step in steps]
+        print_result({"folder": store.folder, "checkpoints": listed})
+        return
     click.echo(f"{store.folder}: {len(steps)} checkpoint{'s' if len(steps) != 1 else ''}")
     for step in steps:
         wrong = store.verify(step, "size")
         click.echo(f"  {step:>8}  {_line(store, step) if not wrong else wrong[0]}")
 
 
-@ckpt.command()
+@ckpt.command(epilog=examples("skyrl ckpt verify runs/mine"))
 @FOLDER
-def verify(folder: str) -> None:
-    """Compare every byte of every file with the manifest. Exit code 1 if anything is missing or damaged."""
+@json_option
+def verify(folder: str, as_json: bool) -> None:
+    """Compare every byte of every file with the manifest.
+
+    The exit code is 1 if anything is missing or damaged.
+    """
     store, steps = _found(folder)
     if not steps:
         raise ResumeError(f"{store.folder} contains no checkpoint")
     wrong = {step: store.verify(step) for step in steps}
+    if as_json:
+        rows = [{"step": step, "problems": wrong[step]} for step in steps]
+        print_result({"folder": store.folder, "checkpoints": rows}, ok=not any(wrong.values()))
+        sys.exit(1 if any(wrong.values()) else 0)
     for step in steps:
         click.echo(f"  {step:>8}  {'good' if not wrong[step] else 'damaged'}")
         for line in wrong[step]:
@@ -58,22 +77,42 @@ def verify(folder: str) -> None:
         sys.exit(1)
 
 
-@ckpt.command()
+@ckpt.command(epilog=examples("skyrl ckpt show runs/mine", "skyrl ckpt show checkpoints/global_step_20"))
 @FOLDER
-def show(folder: str) -> None:
-    """Show the newest checkpoint, or the named one: files, state, metrics, versions."""
+@json_option
+def show(folder: str, as_json: bool) -> None:
+    """Show the newest checkpoint, or the named one.
+
+    Its files, state, metrics and versions are shown.
+    """
     from skyrl.storage.disk_errors import readable
 
     store, steps = _found(folder)
     if not steps:
         raise ResumeError(f"{store.folder} contains no checkpoint")
     checkpoint, manifest = store.load(steps[-1]), store.manifest(steps[-1])
+    if as_json:
+        models = {
+            model: {"tensors": len(tensors), "weights": _weights(tensors)}
+            for model, tensors in checkpoint.models.items()
+        }
+        files = [{"name": file.name, "size": file.size, "digest": file.digest} for file in manifest.files]
+        about = {
+            "folder": store.folder,
+            "fingerprint": checkpoint.fingerprint,
+            "versions": manifest.versions,
+            "models": models,
+            "files": files,
+            "state": checkpoint.state,
+            "metrics": manifest.metrics,
+        }
+        print_result(_row(store, checkpoint.step) | about)
+        return
     click.echo(f"{store.folder}/global_step_{checkpoint.step}  {_line(store, checkpoint.step)}")
     click.echo(f"  fingerprint  {checkpoint.fingerprint[:16]}")
     click.echo("  versions     " + ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
     for model, tensors in checkpoint.models.items():
-        weights = sum(tensor.numel() for name, tensor in tensors.items() if name.startswith("model."))
-        click.echo(f"  {model:<12} {len(tensors)} tensors, {weights:,} weights")
+        click.echo(f"  {model:<12} {len(tensors)} tensors, {_weights(tensors):,} weights")
     for file in manifest.files:
         click.echo(f"    {file.name:<40} {readable(file.size):>10}  {file.digest}")
     click.echo("  state")
@@ -84,45 +123,62 @@ def show(folder: str) -> None:
         click.echo(f"    {name} = {number:g}")
 
 
-@ckpt.command()
+@ckpt.command(epilog=examples("skyrl ckpt diff checkpoints/global_step_20 checkpoints/global_step_40"))
 @click.argument("one")
 @click.argument("other")
-def diff(one: str, other: str) -> None:
-    """Show how two checkpoints differ: configuration, state, and the tensors that differ most."""
+@json_option
+def diff(one: str, other: str, as_json: bool) -> None:
+    """Show how two checkpoints differ.
+
+    Configuration and state are compared, and the tensors that differ most are named.
+    """
     from skyrl.checkpoint.store import load_checkpoint
 
     first, second = (load_checkpoint(_of_one(folder)) for folder in (one, other))
-    for title, before, after in (
-        ("configuration", first.config, second.config),
-        ("state", first.state, second.state),
-    ):
-        old, new = dict(_flat(before)), dict(_flat(after))
-        changed = [path for path in dict.fromkeys([*old, *new]) if old.get(path) != new.get(path)]
-        click.echo(f"{title}: {len(changed)} values differ")
-        for path in changed:
-            click.echo(f"  {path}: {_short(old.get(path))} -> {_short(new.get(path))}")
-    for model in dict.fromkeys([*first.models, *second.models]):
-        for line in _tensors_that_differ(first, second, model):
-            click.echo(line)
+    compared = {"configuration": (first.config, second.config), "state": (first.state, second.state)}
+    changes = {title: _changes(*pair) for title, pair in compared.items()}
+    models = {
+        model: _tensors_that_differ(first.models.get(model, {}), second.models.get(model, {}))
+        for model in dict.fromkeys([*first.models, *second.models])
+    }
+    if as_json:
+        whole: dict[str, object] = {**changes, "models": models}
+        print_result(whole)
+        return
+    for title, rows in changes.items():
+        click.echo(f"{title}: {len(rows)} values differ")
+        for row in rows:
+            click.echo(f"  {row['path']}: {_short(row['before'])} -> {_short(row['after'])}")
+    for model, rows in models.items():
+        tensors = first.models.get(model, {}).keys() | second.models.get(model, {}).keys()
+        click.echo(f"{model}: {len(rows)} of {len(tensors)} tensors differ")
+        for row in rows[:MOST]:
+            same_shape = row["before"] == row["after"]
+            how = f"differs by at most {row['most']:.3g}" if same_shape else f"{row['before']} -> {row['after']}"
+            click.echo(f"  {row['name']}: {how}")
+        if len(rows) > MOST:
+            click.echo(f"  and {len(rows) - MOST} more")
 
 
-def _tensors_that_differ(first: Checkpoint, second: Checkpoint, model: str) -> Iterator[str]:
+def _changes(before: object, after: object) -> list[dict[str, Any]]:
+    """Path and both values of what differs in nested data."""
+    old, new = dict(_flat(before)), dict(_flat(after))
+    changed = [path for path in dict.fromkeys([*old, *new]) if old.get(path) != new.get(path)]
+    return [{"path": path, "before": old.get(path), "after": new.get(path)} for path in changed]
+
+
+def _tensors_that_differ(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """Name, both shapes (`nothing` for an absent tensor) and largest difference of each, weights and largest first."""
     import torch
 
-    old, new = first.models.get(model, {}), second.models.get(model, {})
-    lines = []
+    rows: list[dict[str, Any]] = []
     for name in dict.fromkeys([*old, *new]):
-        if name not in old or name not in new or old[name].shape != new[name].shape:
-            lines.append(
-                (name.startswith("model."), float("inf"), f"  {name}: {_shape(old, name)} -> {_shape(new, name)}")
-            )
+        shapes = {"before": _shape(old, name), "after": _shape(new, name)}
+        if shapes["before"] != shapes["after"]:
+            rows.append({"name": name, **shapes, "most": float("inf")})
         elif not torch.equal(old[name], new[name]):
-            furthest = (old[name].double() - new[name].double()).abs().max().item()
-            lines.append((name.startswith("model."), furthest, f"  {name}: differs by at most {furthest:.3g}"))
-    yield f"{model}: {len(lines)} of {len(old.keys() | new.keys())} tensors differ"
-    yield from (line for *_, line in sorted(lines, reverse=True)[:MOST])
-    if len(lines) > MOST:
-        yield f"  and {len(lines) - MOST} more"
+            rows.append({"name": name, **shapes, "most": (old[name].double() - new[name].double()).abs().max().item()})
+    return sorted(rows, key=lambda row: (row["name"].startswith("model."), row["most"], row["name"]), reverse=True)
 
 
 def _found(folder: str) -> tuple[CheckpointStore, list[int]]:
@@ -166,6 +222,15 @@ def _line(store: CheckpointStore, step: int) -> str:
         f"{model} on {size} rank{'s' if size != 1 else ''}" for model, size in manifest.world_size.items()
     )
     return f"{readable(manifest.size):>9}  {ranks}"
+
+
+def _row(store: CheckpointStore, step: int) -> dict[str, Any]:
+    manifest = store.manifest(step)
+    return {"step": step, "size": manifest.size, "ranks": dict(manifest.world_size)}
+
+
+def _weights(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() for name, tensor in tensors.items() if name.startswith("model."))
 
 
 def _flat(data: object, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,25 +7,29 @@ from pathlib import Path
 
 import click
 
-from skyrl.cli.command_line.arguments import CHANGES, STEP, TARGET, split_words, warn
+from skyrl.cli.command_line.arguments import CHANGES, STEP, TARGET, TRUST, split_words, warn
+from skyrl.cli.command_line.commands import FieldsCommand, examples
+from skyrl.cli.command_line.json_output import json_option, print_result
 from skyrl.processes.torch_environment import set_torch_environment
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
-@click.command("eval")
+@click.command("eval", cls=FieldsCommand, epilog=examples("skyrl eval runs/mine generator.eval_n_samples_per_prompt=4"))
 @TARGET
 @CHANGES
 @STEP
+@TRUST
 @click.option("--to", type=_FOLDER, help="Folder for the results [default: RUN/evaluations/step_N].")
-@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+@json_option
 def evaluate(target: str, arguments: tuple[str, ...], step: int | None, to: Path | None, as_json: bool) -> None:
-    """Evaluate a model on data.val_data: scores, pass@k and their 95 % confidence intervals.
+    """Evaluate a model on data.val_data.
 
-    MODEL is a folder in Hugging Face format or a hub name, RUN the folder of a run, CHECKPOINT one of its checkpoints.
-    Without FILE, a run is evaluated with its own configuration. generator.eval_sampling_params and
-    generator.eval_n_samples_per_prompt set the sampling; seeds equal those of the run's own evaluation after the same
-    step. Intervals are Wilson's for shares and bootstrapped for rewards; both treat a prompt's samples as one cluster.
+    The result is scores and pass@k, with their 95 % confidence intervals. MODEL is a folder in Hugging Face format or a
+    hub name, RUN the folder of a run, CHECKPOINT one of its checkpoints. Without FILE, a run is evaluated with its own
+    configuration. generator.eval_sampling_params and generator.eval_n_samples_per_prompt set the sampling; seeds equal
+    those of the run's own evaluation after the same step. Intervals are Wilson's for shares and bootstrapped for
+    rewards; both treat a prompt's samples as one cluster.
     """
     set_torch_environment()
     from skyrl.tools.sampling_alone import prepared
@@ -39,25 +43,27 @@ def evaluate(target: str, arguments: tuple[str, ...], step: int | None, to: Path
 
         results = run(model, sampling)
     if as_json:
-        click.echo(json.dumps(results, indent=2))
+        print_result(results)
         return
     for line in (*table(results), *failures(results)):
         click.echo(line)
     click.echo(f"results and samples in {folder}")
 
 
-@click.command()
+@click.command(cls=FieldsCommand, epilog=examples("skyrl generate runs/mine --prompts data/validation.jsonl"))
 @TARGET
 @CHANGES
 @click.option("--prompts", multiple=True, help="Source of prompts, instead of data.val_data; may be repeated.")
 @STEP
+@TRUST
 @click.option("--to", type=_FOLDER, help="Folder for the answers [default: RUN/generations/step_N].")
 def generate(
     target: str, arguments: tuple[str, ...], prompts: tuple[str, ...], step: int | None, to: Path | None
 ) -> None:
-    """Write a model's answers to prompts as JSON lines, without an environment and without rewards.
+    """Write a model's answers to prompts as JSON lines.
 
-    MODEL, RUN, CHECKPOINT and FILE mean the same as in `skyrl eval`; sampling settings and seeds are the same, too.
+    There is no environment and no reward. MODEL, RUN, CHECKPOINT and FILE mean the same as in `skyrl eval`; sampling
+    settings and seeds are the same, too.
     """
     set_torch_environment()
     from skyrl.tools.sampling_alone import prepared

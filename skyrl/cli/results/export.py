@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
 
+from skyrl.cli.command_line.commands import examples
+
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-@click.command()
+@click.command(epilog=examples("skyrl export runs/mine --to model"))
 @click.argument("run", type=_FOLDER)
 @click.option("--step", type=click.IntRange(min=1), help="Step of the checkpoint to export [default: the newest].")
 @click.option(
@@ -22,10 +25,10 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     "--checkpoints", type=_FOLDER, help="Folder of the run's checkpoints [default: where the run wrote them]."
 )
 def export(run: Path, step: int | None, to: Path | None, adapter: bool, checkpoints: Path | None) -> None:
-    """Store the model of one of RUN's checkpoints as a Hugging Face folder: weights, configuration, tokenizer.
+    """Store the model of a checkpoint of RUN as a Hugging Face folder.
 
-    RUN is the folder of a run, which may still be in progress. An existing export is replaced once the new one is
-    complete.
+    The folder has weights, configuration and tokenizer. RUN is the folder of a run, which may still be in progress. An
+    existing export is replaced once the new one is complete.
     """
     from skyrl.storage.atomic import refuse_other_files
     from skyrl.tools.exporting import MODEL_FILES
@@ -35,3 +38,5 @@ def export(run: Path, step: int | None, to: Path | None, adapter: bool, checkpoi
         refuse_other_files(to, MODEL_FILES)
     saved, folder = export_checkpoint(run, step=step, to=to, adapter=adapter, checkpoints=checkpoints)
     click.echo(f"step {saved}: {'adapter' if adapter else 'model'} in {folder}")
+    if not adapter:
+        click.echo(f"Next: skyrl serve {shlex.quote(str(folder))}")

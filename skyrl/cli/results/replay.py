@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from attrs import asdict
 
+from skyrl.cli.command_line.commands import examples
+from skyrl.cli.command_line.json_output import json_option, print_result
 from skyrl.processes.torch_environment import set_torch_environment
 
 if TYPE_CHECKING:
@@ -26,26 +29,23 @@ def _steps(context: click.Context, parameter: click.Parameter, value: str) -> ra
     return range(first, last + 1)
 
 
-@click.command()
+@click.command(epilog=examples("skyrl replay runs/mine --step 3-7"))
 @click.argument("run", type=_RUN)
 @click.option(
     "--step", "steps", callback=_steps, required=True, metavar="STEP", help="A step, or a range of steps: 3-7."
 )
 @click.option("--checkpoints", type=_RUN, help="Folder of the run's checkpoints [default: where the run wrote them].")
-@click.option(
-    "--import-stored",
-    is_flag=True,
-    help="Run code that the stored configuration names; use it only for runs that you trust.",
-)
-def replay(run: Path, steps: range, checkpoints: Path | None, import_stored: bool) -> None:
-    """Run recorded steps of RUN again, from the checkpoint before them; report whether every bit is the same.
+@click.option("--trust", is_flag=True, help="Run the code that the stored run names.")
+def replay(run: Path, steps: range, checkpoints: Path | None, trust: bool) -> None:
+    """Compute recorded steps of RUN again, and compare every bit.
 
+    They start from the checkpoint before them.
     RUN is the folder of a run with trainer.recording = jsonl or jsonl.gz. The exit code is 1 if something differs.
     """
     set_torch_environment()
     from skyrl.tools.replay import Replay
 
-    again = Replay(run, checkpoints=checkpoints, import_stored=import_stored)
+    again = Replay(run, checkpoints=checkpoints, import_stored=trust)
     start = again.start_for(steps.start)
     click.echo(f"from {f'the checkpoint of step {start}' if start else 'the model that the run started from'}")
     for other in again.other_versions():
@@ -64,12 +64,14 @@ def replay(run: Path, steps: range, checkpoints: Path | None, import_stored: boo
         )
 
 
-@click.command()
+@click.command(epilog=examples("skyrl bisect runs/one runs/other"))
 @click.argument("run_a", type=_RUN)
 @click.argument("run_b", type=_RUN)
-def bisect(run_a: Path, run_b: Path) -> None:
-    """Find the first step at which two runs diverge, and in it the first token, tensor or key.
+@json_option
+def bisect(run_a: Path, run_b: Path, as_json: bool) -> None:
+    """Find the first step at which two runs diverge.
 
+    In it, the first token, tensor or key is named.
     RUN_A and RUN_B are folders of runs with recordings; without recordings their metrics are compared. The exit code is
     1 if they diverge.
     """
@@ -78,6 +80,9 @@ def bisect(run_a: Path, run_b: Path) -> None:
     from skyrl.tools.bisect import bisect as part
 
     parting = part(run_a, run_b)
+    if as_json:
+        print_result(asdict(parting), ok=not parting.found)
+        raise click.exceptions.Exit(1 if parting.found else 0)
     for path, (one, other) in parting.configuration.items():
         click.echo(f"configuration: {path} = {json.dumps(one)} in A, {json.dumps(other)} in B")
     for path, (one, other) in parting.code.items():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from skyrl.cli.command_line.commands import examples
 from skyrl.cli.command_line.extras import require_packages
 from skyrl.errors import SkyRLError, UserError
 
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
     from skyrl.cli.planning.plan_table import Plan
 
 
-@click.command("report")
+@click.command("report", epilog=examples("skyrl report runs/one runs/other --to comparison.html"))
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
-    "-o",
-    "--output",
+    "--to",
+    "output",
     default="report.html",
     show_default=True,
     type=click.Path(dir_okay=False, path_type=Path),
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def report(runs: tuple[Path, ...], output: Path, samples: int, force: bool) -> None:
-    """Write a summary, curves, events, layouts, configurations and samples of RUNS into one HTML file.
+    """Write curves and samples of RUNS to one HTML file.
 
-    RUNS are folders of runs, finished or not. Several runs are drawn into the same charts, and their configurations are
-    compared.
+    The file has a summary, events, layouts and configurations, too, and needs no network. RUNS are folders of runs,
+    finished or not. Several runs are drawn into the same charts, and their configurations are compared.
     """
     require_packages("report", "report", "plotly", "jinja2", "numpy")
     if output.exists() and not force:
-        raise UserError(f"{output} already exists: choose another --output, or pass --force")
+        raise UserError(f"{output} already exists: choose another --to, or pass --force")
     from skyrl.cli.planning.plan_picture import picture
     from skyrl.storage.atomic import write_file
     from skyrl.viewer.report import report as html_of
@@ -50,7 +51,7 @@ def report(runs: tuple[Path, ...], output: Path, samples: int, force: bool) -> N
         write_file(output, html)
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error.strerror}") from error
-    click.echo(f"{output}: {len(html.encode()) / 1e6:.1f} MB")
+    click.echo(f"{output}: {len(html.encode()) / 1e6:.1f} MB; open it in a browser")
 
 
 def _plan(folder: Path) -> Plan | None:

@@ -7,18 +7,20 @@ from pathlib import Path
 
 import click
 
+from skyrl.cli.command_line.commands import examples
 
-@click.command()
+
+@click.command(epilog=examples("skyrl timeline runs/mine --step 3"))
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--step", "steps", multiple=True, type=click.IntRange(min=1), help="Only this step; may be repeated.")
 @click.option(
     "--to", type=click.Path(dir_okay=False, path_type=Path), help="File to write [default: RUN/timeline.json]."
 )
 def timeline(run: Path, steps: tuple[int, ...], to: Path | None) -> None:
-    """Write the timeline of RUN's profiled steps (trainer.profile_steps) as a Chrome trace.
+    """Write the timeline of RUN's profiled steps as a Chrome trace.
 
-    Open the file in https://ui.perfetto.dev or chrome://tracing. The phases of the step are one track, and each process
-    is another; all times are on the clock of `skyrl run`.
+    The steps are those in trainer.profile_steps. Open the file in https://ui.perfetto.dev or chrome://tracing. The
+    phases of the step are one track, and each process is another; all times are on the clock of `skyrl run`.
     """
     from skyrl.errors import UserError
     from skyrl.runs.run_folder import RunFolder
@@ -36,4 +38,4 @@ def timeline(run: Path, steps: tuple[int, ...], to: Path | None) -> None:
         write_file(file, json.dumps(chrome_trace(records)))
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from error
-    click.echo(f"{len(records)} step{'s' if len(records) > 1 else ''} in {file}")
+    click.echo(f"{len(records)} step{'s' if len(records) > 1 else ''} in {file}: open it in https://ui.perfetto.dev")

@@ -6,20 +6,23 @@ from pathlib import Path
 
 import click
 
+from skyrl.cli.command_line.commands import examples
+
 SERVICES = ("wandb", "tensorboard", "mlflow", "swanlab")
 """Names of trackers, repeated here so that other commands need not import the configuration."""
 
 
-@click.command()
+@click.command(epilog=examples("skyrl track runs/mine --to wandb"))
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[PATH=VALUE...]")
 @click.option("--to", "service", type=click.Choice(SERVICES), required=True, help="The tracker.")
 @click.option("--new", is_flag=True, help="Create a new run there with every step, regardless of earlier deliveries.")
 def track(run: Path, overrides: tuple[str, ...], service: str, new: bool) -> None:
-    """Deliver the metrics, samples and evaluations of RUN to a tracker, from the first step that it lacks.
+    """Deliver metrics and samples of RUN to a tracker.
 
-    RUN is the folder of a run that has ended, or that used other trackers. The tracker uses the run's settings;
-    PATH=VALUE changes them, such as trainer.trackers.wandb.mode=offline.
+    Delivery starts at the first step that the tracker lacks. RUN is the folder of a run that has ended, or that used
+    other trackers. The tracker uses the run's settings; PATH=VALUE changes them, such as
+    trainer.trackers.wandb.mode=offline.
     """
     from skyrl.tools.track import deliver
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from skyrl.cli.command_line.commands import examples
 from skyrl.cli.command_line.extras import require_packages
 from skyrl.cli.command_line.service_options import port_option
 from skyrl.errors import UserError
@@ -17,15 +18,16 @@ from skyrl.errors import UserError
 _HOST = "127.0.0.1"
 
 
-@click.command()
+@click.command(epilog=examples("skyrl view runs/mine"))
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @port_option(8008)
 @click.option("--index", type=click.Path(dir_okay=False, path_type=Path), help="Index file [default: in RUN].")
 def view(run: Path, port: int, index: Path | None) -> None:
-    """Browse the samples of RUN in a browser, while the run continues or later.
+    """Browse the samples of RUN in a browser.
 
-    RUN is the folder of a run. The page is read-only and is served only to this machine, to users with the key in the
-    printed address. An index of the samples is kept in RUN/trajectories.index, and may be deleted.
+    RUN is the folder of a run, which may still be in progress. The page is read-only and is served only to this
+    machine, to users with the key in the printed address. An index of the samples is kept in RUN/trajectories.index,
+    and may be deleted.
     """
     require_packages("view", "view", "starlette", "uvicorn", "jinja2", "pyarrow")
     samples = run / "trajectories.jsonl"

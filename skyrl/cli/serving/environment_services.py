@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from skyrl.cli.command_line.commands import examples
 from skyrl.cli.command_line.extras import require_packages
 from skyrl.cli.command_line.service_options import HOST, name_options, port_option, published
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     import socket
 
 
-@click.command("serve-code")
+@click.command("serve-code", epilog=examples("skyrl serve-code --port 8002 --at-once 4"))
 @HOST
 @port_option(8002)
 @click.option(
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 )
 @name_options
 def serve_code(host: str, port: int, at_once: int | None, tier: str, name: str | None, names: str | None) -> None:
-    """Run programs that policies write, each in a sandbox, for runs on other machines.
+    """Run programs of policies, for runs on other machines.
+
+    Each runs in a sandbox.
 
     Set environment.skyrl_gym.code_url of a run to the address that is printed. An address that other machines can reach
     is served only with a token, in the variable SKYRL_CODE_TOKEN, which the run needs, too.
@@ -57,13 +60,15 @@ def serve_code(host: str, port: int, at_once: int | None, tier: str, name: str |
     click.echo("The code service has stopped.")
 
 
-@click.command("serve-retriever")
+@click.command("serve-retriever", epilog=examples("skyrl serve-retriever corpus.jsonl --port 8000"))
 @click.argument("corpus", type=click.Path(path_type=Path))
 @HOST
 @port_option(8000)
 @name_options
 def serve_retriever(corpus: Path, host: str, port: int, name: str | None, names: str | None) -> None:
-    """Answer searches over CORPUS, a JSONL file with the texts `id` and `contents` in each line, by BM25.
+    """Answer searches over CORPUS by BM25.
+
+    CORPUS is a JSONL file with the texts `id` and `contents` in each line.
 
     Set environment.skyrl_gym.search.search_url of a run to the address that is printed. An address that other machines
     can reach is served only with a token, in the variable SKYRL_RETRIEVER_TOKEN, which the run needs, too.
@@ -82,7 +87,7 @@ def serve_retriever(corpus: Path, host: str, port: int, name: str | None, names:
     click.echo("The retriever has stopped.")
 
 
-@click.command("serve-reward")
+@click.command("serve-reward", epilog=examples("skyrl serve-reward runs/reward --device cuda"))
 @click.argument("model")
 @HOST
 @port_option(8001)
@@ -91,7 +96,9 @@ def serve_retriever(corpus: Path, host: str, port: int, name: str | None, names:
 )
 @name_options
 def serve_reward(model: str, host: str, port: int, device: str, name: str | None, names: str | None) -> None:
-    """Score chats with MODEL, a sequence classifier with one label: a folder, a hub name, or a run of reward models.
+    """Score chats with MODEL, a sequence classifier.
+
+    MODEL is a folder, a hub name, or a run of reward models, and has one label.
 
     Set environment.skyrl_gym.reward_model.url of a run to the address that is printed. An address that other machines
     can reach is served only with a token, in the variable SKYRL_REWARD_TOKEN, which the run needs, too.

@@ -6,10 +6,11 @@ import sys
 
 import click
 
+from skyrl.cli.command_line.commands import examples
 from skyrl.errors import UserError
 
 
-@click.command()
+@click.command(epilog=examples("skyrl publish engines/0 http://10.0.0.7:8000 -- vllm serve MODEL --port 8000"))
 @click.argument("name")
 @click.argument("url")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
@@ -24,10 +25,10 @@ from skyrl.errors import UserError
     help="Time limit for the server to accept connections, in seconds.",
 )
 def publish(name: str, url: str, command: tuple[str, ...], names: str | None, start_seconds: float) -> None:
-    """Start a server, and publish its address under a name while it runs.
+    """Start a server, and publish its address while it runs.
 
-    For servers whose machine is not known in advance, such as an engine in a queue: skyrl publish engines/0
-    http://10.0.0.7:8000 -- vllm serve MODEL --port 8000. A run finds it as name:engines/0.
+    For servers whose machine is not known in advance, such as an engine in a queue. A run finds that of the example as
+    name:engines/0.
     """
     if not names:
         raise UserError("publish needs a name store: pass --names nfs:FOLDER, or set the variable SKYRL_NAMES")

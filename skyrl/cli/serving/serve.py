@@ -7,17 +7,19 @@ from pathlib import Path
 
 import click
 
-from skyrl.cli.command_line.arguments import CHANGES, STEP, TARGET, split_words, warn
+from skyrl.cli.command_line.arguments import CHANGES, STEP, TARGET, TRUST, split_words, warn
+from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.extras import require_packages
 from skyrl.cli.command_line.service_options import HOST, port_option
 from skyrl.errors import UserError
 from skyrl.processes.torch_environment import set_torch_environment
 
 
-@click.command()
+@click.command(cls=FieldsCommand, epilog=examples("skyrl serve runs/mine --port 8000"))
 @TARGET
 @CHANGES
 @STEP
+@TRUST
 @HOST
 @port_option(8000)
 @click.option(
@@ -37,7 +39,7 @@ def serve(
     named: tuple[str, ...],
     takes_weights: bool,
 ) -> None:
-    """Answer requests to a model over HTTP, in OpenAI's protocol.
+    """Serve a model over HTTP in OpenAI's and Anthropic's protocols.
 
     MODEL, RUN and CHECKPOINT mean the same as in `skyrl eval`. generator.sampling_params sets the sampling, unless a
     request says otherwise. An address that other machines can reach is served only with a token, in the variable

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, refuse_nothing, split_words
-from skyrl.cli.command_line.commands import Commands
+from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, TRUST, refuse_nothing, split_words
+from skyrl.cli.command_line.commands import Commands, examples
+from skyrl.cli.command_line.json_output import json_option, print_result
 
 if TYPE_CHECKING:
     from skyrl.config.cluster import ClusterConfig
@@ -43,13 +44,18 @@ def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group(cls=Commands)
 def launch() -> None:
-    """Start runs that outlive the terminal: here, on a Ray cluster, or as jobs of Slurm."""
+    """Train in the background here, on a Ray cluster, or as jobs of Slurm."""
 
 
 def _target(name: Literal["local", "ray", "slurm"], about: str) -> None:
-    @launch.command(name, help=f"{about}\n\nThe arguments are those of skyrl run.")
+    @launch.command(
+        name,
+        help=f"{about}\n\nThe arguments are those of skyrl run.",
+        epilog=examples(f"skyrl launch {name} run.toml --name long"),
+    )
     @ARGUMENTS
     @STRICT
+    @TRUST
     @cluster_options
     @click.option("--name", "launch_name", help="Name of the launch [default: the run's name].")
     @click.option("--after", multiple=True, metavar="LAUNCH", help="Start after this launch or Slurm job succeeds.")
@@ -59,8 +65,11 @@ def _target(name: Literal["local", "ray", "slurm"], about: str) -> None:
 
 
 _target("local", "Start a run in the background on this machine.")
-_target("ray", "Submit a run to a running Ray cluster, at `ray.address` of the cluster's description.")
-_target("slurm", "Submit a run as a Slurm job, which saves a checkpoint before its time limit and requeues itself.")
+_target("ray", "Submit a run to a Ray cluster.\n\nIt is at `ray.address` of the cluster's description.")
+_target(
+    "slurm",
+    "Submit a run as a Slurm job.\n\nIt saves a checkpoint before its time limit, and requeues itself.",
+)
 
 
 def _start(
@@ -99,33 +108,40 @@ def _start(
     except SkyRLError:  # nothing was submitted, or no reply came: such a job ends because its folder is missing
         withdraw(folder, made)
         raise
-    shown = _shortest(started.folder)
+    shown = shortest_path(started.folder)
     click.echo(f"{started.name} was started: {target} {started.id}, in {shown}")
     click.echo(f"  skyrl launch status {shown}\n  skyrl launch logs -f {shown}\n  skyrl launch stop {shown}")
 
 
-@launch.command()
+@launch.command(epilog=examples("skyrl launch status", "skyrl launch status launches/mine"))
 @click.argument("folders", nargs=-1, metavar="[LAUNCH]...")
 @cluster_options
-def status(folders: tuple[str, ...], cluster_file: str | None, settings: tuple[str, ...]) -> None:
-    """Show the state of launches: the named ones, or all in the folder of launches."""
+@json_option
+def status(folders: tuple[str, ...], cluster_file: str | None, settings: tuple[str, ...], as_json: bool) -> None:
+    """Show the state of launches: the named ones, or all."""
     from skyrl.errors import SkyRLError
     from skyrl.launchers.job import launches
 
     cluster = read_cluster(cluster_file, settings)
     chosen = [_found(entry, cluster) for entry in folders] or list(launches(Path(cluster.folder)))
-    if not chosen:
+    if not (chosen or as_json):
         click.echo(f"no launches in {cluster.folder}")
-    width = max((len(_shortest(entry.folder)) for entry in chosen), default=0)
+    width = max((len(shortest_path(entry.folder)) for entry in chosen), default=0)
+    rows = []
     for entry in chosen:
         try:
             state = launcher_of(entry.target, cluster).state(entry)
         except SkyRLError as error:
             state = f"unknown: {error}"
-        click.echo(f"{_shortest(entry.folder):<{width}}  {entry.target:<5}  {entry.id:<10}  {state}")
+        if as_json:
+            rows.append({"folder": str(entry.folder), "target": entry.target, "id": entry.id, "state": state})
+        else:
+            click.echo(f"{shortest_path(entry.folder):<{width}}  {entry.target:<5}  {entry.id:<10}  {state}")
+    if as_json:
+        print_result(rows)
 
 
-@launch.command()
+@launch.command(epilog=examples("skyrl launch logs -f launches/mine"))
 @click.argument("folder", metavar="LAUNCH")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing until the launch ends, or until Ctrl-C.")
 @cluster_options
@@ -140,12 +156,15 @@ def logs(folder: str, follow: bool, cluster_file: str | None, settings: tuple[st
         click.echo(text, nl=False)
 
 
-@launch.command()
+@launch.command(epilog=examples("skyrl launch stop launches/mine"))
 @click.argument("folder", metavar="LAUNCH")
 @click.option("--now", is_flag=True, help="Stop it immediately; progress since the last checkpoint is lost.")
 @cluster_options
 def stop(folder: str, now: bool, cluster_file: str | None, settings: tuple[str, ...]) -> None:
-    """Stop a launch after it has saved a checkpoint; `skyrl run` with the same configuration resumes it."""
+    """Stop a launch after it has saved a checkpoint.
+
+    `skyrl run` with the same configuration resumes it.
+    """
     cluster = read_cluster(cluster_file, settings)
     entry = _found(folder, cluster)
     click.echo(launcher_of(entry.target, cluster).stop(entry, now=now))
@@ -212,6 +231,7 @@ def _found(name: str, cluster: ClusterConfig) -> Launch:
     return Launch.read(inside if not (Path(name) / RECORD).exists() and inside.exists() else Path(name))
 
 
-def _shortest(folder: Path) -> str:
+def shortest_path(folder: Path) -> str:
+    """The path as short as it can be written here."""
     here = Path.cwd()
     return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)

@@ -5,21 +5,54 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
+import os
 import sys
 from collections.abc import Iterator
 
 import click
 
-from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, compose_arguments, refuse_nothing
-from skyrl.cli.command_line.commands import FieldsCommand
+from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, TRUST, compose_arguments, refuse_nothing, split_words
+from skyrl.cli.command_line.commands import FieldsCommand, examples
+
+_HELP = """\
+Train a model as configured.
+
+What comes later wins:
+
+\b
+FILE            TOML, YAML or JSON; or the folder of a run
+preset:NAME     settings that come with skyrl, such as preset:cuda
+PATH=VALUE      set a field; PATH=env:NAME takes an environment variable
+PATH+=VALUE     add to a list
+~PATH           back to the default, whatever came before
+PATH=@FILE      read a table from a file; @FILE alone a whole file
+
+Ctrl-C and SIGTERM save a checkpoint first. The same command resumes from the last checkpoint; a run that has ended
+is not trained again. A folder belongs to one run: changed settings need another one, or --new.
+
+Exit codes: 0 trained, 1 failed (what was saved stays), 2 a mistake of yours (nothing was started), 75 stopped by
+SIGTERM or its deadline and 130 by Ctrl-C (the same command resumes).
+"""
 
 
-@click.command(cls=FieldsCommand)
+@click.command(
+    cls=FieldsCommand,
+    help=_HELP,
+    epilog=examples(
+        "skyrl run run.toml",
+        'skyrl run run.toml trainer.epochs=2 \'data.train_data=["a.jsonl", "b.jsonl"]\'',
+        "skyrl run preset:cuda run.toml --new",
+    ),
+)
 @ARGUMENTS
 @STRICT
-def run(arguments: tuple[str, ...], strict: bool) -> None:
-    """Train a model as configured."""
+@TRUST
+@click.option("--new", is_flag=True, help="Start a new run, in the next free folder beside the configured one.")
+def run(arguments: tuple[str, ...], strict: bool, new: bool) -> None:
+    """Train the model."""
     refuse_nothing(arguments, "run")
+    if new:
+        arguments = (*arguments, *_in_free_folders(arguments))
     from skyrl.config.derive.run_kind import RunKind
     from skyrl.config.loading.kinds import kind_of
     from skyrl.config.settings.trackers import lacks_of
@@ -54,6 +87,16 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
         )
     for line in summary(experiment.cfg, experiment.folder):
         click.echo(line)
+
+
+def _in_free_folders(arguments: tuple[str, ...]) -> list[str]:
+    """Arguments that give the run folders which belong to no other one; the first is printed."""
+    from skyrl.config import compose
+    from skyrl.runs.run_lock import free_folders
+
+    folders = free_folders(compose(*split_words(arguments), environ=os.environ).config)
+    click.echo(f"New run in {next(iter(folders.values()))}.", err=True)
+    return [f"{path}={folder}" for path, folder in folders.items()]
 
 
 @contextlib.contextmanager

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyrl.cli.training.launch import cluster_options, launcher_of, read_cluster
+from skyrl.cli.command_line.commands import examples
+from skyrl.cli.command_line.json_output import json_option, print_result
+from skyrl.cli.training.launch import cluster_options, launcher_of, read_cluster, shortest_path
 from skyrl.installation import install_command
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from skyrl.sweeps.trials import Trials
 
 
-@click.command()
+@click.command(epilog=examples("skyrl sweep sweep.toml --at-once 2", "skyrl sweep sweep.toml --report"))
 @click.argument("file", metavar="SWEEP", type=click.Path(dir_okay=False))
 @click.option(
     "--on", "target", type=click.Choice(["local", "ray", "slurm"]), default="local", show_default=True, help="Launcher."
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 @click.option("--report", "only_report", is_flag=True, help="Compare the existing runs without starting any.")
 @click.option("--retry", is_flag=True, help="Also train failed runs again.")
 @cluster_options
+@json_option
 def sweep(
     file: str,
     target: str,
@@ -35,19 +38,22 @@ def sweep(
     retry: bool,
     cluster_file: str | None,
     settings: tuple[str, ...],
+    as_json: bool,
 ) -> None:
-    """Train every combination of values that SWEEP lists, and compare the runs.
+    """Train every combination of values in SWEEP, and compare the runs.
 
     The same command resumes a sweep: finished runs are not trained again, and new values add runs.
     """
     import os
 
-    from skyrl.errors import SkyRLError
+    from skyrl.errors import SkyRLError, UserError
     from skyrl.launchers.job import RECORD, absent, withdraw
     from skyrl.sweeps.results import unmeasured
     from skyrl.sweeps.sweep_file import load_sweep
     from skyrl.sweeps.trials import spelled, trials_of, waiting
 
+    if as_json and not only_report:
+        raise UserError("--json prints the comparison of existing runs: pass --report, too")
     plan = load_sweep(file)
     trials = trials_of(plan, os.environ, device=None if target == "local" else "cuda")
     for sentence in (*unmeasured(plan.metric), *trials.twice):
@@ -67,7 +73,7 @@ def sweep(
             if made and not any(trials.folder.rglob(RECORD)):
                 withdraw(trials.folder, made[1:])
             raise
-    _compare(plan, trials)
+    _compare(plan, trials, as_json=as_json)
 
 
 def _train(target: str, plan: SweepConfig, trials: Trials, chosen: list[Any], at_once: int, cluster: Any) -> bool:
@@ -93,15 +99,18 @@ def _train(target: str, plan: SweepConfig, trials: Trials, chosen: list[Any], at
     return True
 
 
-def _compare(plan: SweepConfig, trials: Trials) -> None:
-    """Print the comparison table, and write it with the curves of all runs to the sweep's folder."""
+def _compare(plan: SweepConfig, trials: Trials, *, as_json: bool) -> None:
+    """Print the comparison, and write it with the curves of all runs to the sweep's folder."""
     import json
 
     from skyrl.storage.atomic import write_files
     from skyrl.sweeps.results import as_data, results, table
 
     compared = results(trials.trials, plan.metric, plan.goal)
-    click.echo(table(compared, plan.metric))
+    if as_json:
+        print_result({"metric": plan.metric, "goal": plan.goal, "points": as_data(compared)})
+    else:
+        click.echo(table(compared, plan.metric))
     runs = [trial.run_folder for trial in trials.trials if (trial.run_folder / "metrics.jsonl").exists()]
     if not runs:
         return
@@ -109,7 +118,8 @@ def _compare(plan: SweepConfig, trials: Trials) -> None:
         trials.folder, runs
     )
     write_files(written)
-    click.echo("\n" + "\n".join(map(str, written)))
+    if not as_json:
+        click.echo("\nThe comparison is in:\n" + "\n".join(f"  {shortest_path(file)}" for file in written))
 
 
 def _curves(folder: Path, runs: list[Path]) -> dict[Path, str]:

@@ -51,7 +51,7 @@ def unimported_code(run: RunConfig) -> Iterator[Problem]:
     """A warning for each import path of the run, which is looked up as a file and not followed."""
     for field in IMPORTED:
         for name in imported_by(value_at(run, field)):
-            file = _file_of(name.rpartition(":")[0])
+            file = source_file(name.rpartition(":")[0])
             found = f"it is in {file}" if file else "no file of it was found from this working directory"
             yield Problem(path=field, message=f"not checked: {name} is not imported; {found}", severity="warning")
 
@@ -75,7 +75,7 @@ def changed_code(before: Digests, now: Digests) -> dict[str, tuple[str | None, s
 
 def _sources(where: str) -> tuple[Path, list[Path]]:
     """A folder, and the files below it: the named one, and those that it imports from there, directly or indirectly."""
-    first = _file_of(where)
+    first = source_file(where)
     if first is None:
         return Path(), []
     package = None if where.endswith(".py") else where.partition(".")[0]
@@ -89,7 +89,7 @@ def _sources(where: str) -> tuple[Path, list[Path]]:
     return root, sorted(found)
 
 
-def _file_of(where: str) -> Path | None:
+def source_file(where: str) -> Path | None:
     """The source file of a module or file that an import path names; None if there is none."""
     file = Path(where).expanduser().absolute() if where.endswith(".py") else _file_of_module(where)
     return file if file is not None and file.is_file() else None

@@ -103,9 +103,11 @@ def compose(
     written = builder.build()
     config, origins, broken = resolve_with_origins(written, builder.origins, builder.broken)
     if any(chain[-1].is_stored for chain in origins.values()):  # before any check could import what they name
+        from skyrl.config.loading.own_code import may_run
         from skyrl.config.loading.stored_code import code_that_is_only_stored
 
-        if refused := list(code_that_is_only_stored(config, origins)):
+        stored = code_that_is_only_stored(config, origins)
+        if refused := [problem for problem in stored if not may_run(config, problem.path, origins)]:
             raise ConfigError(_by_place([*builder.problems, *refused]))
     further = also(kind_of(config)) if also else ()
     found = [*builder.problems, *check(config, origins, broken), *find_problems(config, further, origins, broken)]

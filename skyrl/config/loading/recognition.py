@@ -124,7 +124,7 @@ def _of_program(name: str, program: str, what: str) -> tuple[str, str] | None:
     article = "an" if program[0] in "AO" else "a"
     message = f"this is {article} {program} {what}"
     if program in _CONVERTED:
-        return message, f"skyrl config convert {name} --from {_CONVERTED[program]} -o run.toml"
+        return message, f"skyrl config convert {name} --from {_CONVERTED[program]} --to run.toml"
     return f"{message}, which skyrl does not convert", _BY_HAND
 
 
@@ -146,7 +146,7 @@ def _script(name: str) -> tuple[str, str]:
             "this is a Python program, not a configuration",
             f"a reward function is environment.env_class={name}:NAME",
         )
-    return "this is a shell script, not a configuration", f"skyrl config convert {name} --from skyrl -o run.toml"
+    return "this is a shell script, not a configuration", f"skyrl config convert {name} --from skyrl --to run.toml"
 
 
 def _model_at(name: str, *, is_run: bool = True) -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-"""Refuses code that only a stored configuration names, unless the user's own file or argument names it as well.
+"""Finds code that only a stored configuration names, and that no file or argument of the user names as well.
 
 A checkpoint may come from somewhere else, and following an import path means running what it names.
 """
@@ -43,7 +43,7 @@ def code_that_is_only_stored(run: RunConfig, origins: Origins) -> Iterator[Probl
                 path=path,
                 message=f"{words} is code that only the stored run names, and that runs only if you name it, too: "
                 f"{why}",
-                hint=f"if you trust it, name it in this command, too: {path}={shlex.quote(words)}",
+                hint=f"if you trust it, pass --trust, or name it in this command, too: {path}={shlex.quote(words)}",
                 place=place_of(path, origins),
             )
 

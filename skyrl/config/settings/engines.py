@@ -43,10 +43,10 @@ class InferenceEngineConfig(BaseConfig):
     engine."""
 
     min_engines: int = field(default=1, validator=positive, metadata=FREE)
-    """Fewest engines that `skyrl engines RUN drain` leaves in service. At most `num_engines`."""
+    """Fewest engines that `skyrl engines drain RUN` leaves in service. At most `num_engines`."""
 
     max_engines: int | None = field(default=None, validator=positive, metadata=FREE)
-    """Most engines that `skyrl engines RUN add` may reach during the run, on free GPUs of the cluster. At least
+    """Most engines that `skyrl engines add RUN` may reach during the run, on free GPUs of the cluster. At least
     `num_engines`. None: `num_engines`."""
 
     max_engine_restarts: int = field(default=3, validator=non_negative, metadata=FREE)

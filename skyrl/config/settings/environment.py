@@ -9,6 +9,7 @@ import attrs
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.config.foundation.reasoning_tasks import ENVIRONMENT
 from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
+from skyrl.tree.classes import named
 from skyrl.tree.code_names import named_code
 from skyrl.tree.types import Gigabytes, Seconds, WholeSeconds
 from skyrl.tree.validators import fraction, non_negative, positive, rule_of_one_field
@@ -303,7 +304,7 @@ class EnvironmentConfig(BaseConfig):
     named_by: ClassVar[str] = "env_class"
 
     env_class: str | tuple[str, ...] | None = field(
-        default="gsm8k", converter=named_code, validator=_tasks, metadata=IDENTITY
+        default="gsm8k", converter=named_code, validator=_tasks, metadata=named(IDENTITY, ENVIRONMENTS)
     )
     """Name of a registered environment, or an import path (`my_package.envs:MyEnv`), for prompts whose row names none
     in its `env_class` column; a list of reward functions or environments of one turn is rewarded by the sum of their

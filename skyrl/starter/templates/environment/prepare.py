@@ -14,21 +14,25 @@ from skyrl.starter.tiny_chat import make_task
 LISTENS = 0.3
 """Share of the examples whose second guess uses the hint; in the others it is any digit."""
 
-PROMPT = {"role": "user", "content": "digit?"}
+BOXES = [(box, secret) for box in "ABCDEFGH" for secret in range(10)]
+HELD_OUT = BOXES[5::9]
+"""Boxes for validation, each with the digit in it. Training does not see them."""
 
 
-def rows(count: int, rng: random.Random) -> list[dict[str, object]]:
+def question(box: str) -> dict[str, str]:
+    """Which digit is in the box?"""
+    return {"role": "user", "content": f"{box}?"}
+
+
+def row(box: str, secret: int) -> dict[str, object]:
     """The columns of a task: a prompt, and what the environment needs."""
-    return [
-        {"data_source": "guess", "prompt": [PROMPT], "reward_spec": {"ground_truth": str(number % 10)}}
-        for number in range(count)
-    ]
+    return {"data_source": "guess", "prompt": [question(box)], "reward_spec": {"ground_truth": str(secret)}}
 
 
 def example(rng: random.Random) -> list[dict[str, str]]:
     """A guess, and after a wrong one a hint and a second guess."""
-    secret, guess = rng.randrange(10), rng.randrange(10)
-    first = [PROMPT, {"role": "assistant", "content": str(guess)}]
+    (box, secret), guess = rng.choice(BOXES), rng.randrange(10)
+    first = [question(box), {"role": "assistant", "content": str(guess)}]
     if guess == secret:
         return first
     second = secret if rng.random() < LISTENS else rng.randrange(10)
@@ -36,4 +40,9 @@ def example(rng: random.Random) -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
-    make_task(rows, example, steps=200)
+    make_task(
+        [row(*each) for each in BOXES if each not in HELD_OUT],
+        [row(*each) for each in HELD_OUT],
+        example,
+        steps=200,
+    )

@@ -5,23 +5,21 @@
 Writes data/train.jsonl, data/validation.jsonl and model/, in seconds.
 """
 
-import random
+from itertools import product
 
 from skyrl.starter.tiny_chat import make_task
 
+WORDS = ["".join(letters) for letters in product("abcdefgh", repeat=3)]
+HELD_OUT = WORDS[3::5]
+"""Words for validation. Training does not see them."""
 
-def rows(count: int, rng: random.Random) -> list[dict[str, object]]:
-    """A row is a chat; what the assistant says is learned."""
-    return [{"messages": example(rng.randrange(5), rng.randrange(5))} for _ in range(count)]
 
-
-def example(first: int, second: int) -> list[dict[str, str]]:
-    """A question with its answer."""
-    return [
-        {"role": "user", "content": f"{first}+{second}="},
-        {"role": "assistant", "content": str(first + second)},
-    ]
+def row(word: str) -> dict[str, object]:
+    """A row is a chat; what the assistant says is learned: here the word backwards."""
+    return {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": word[::-1]}]}
 
 
 if __name__ == "__main__":
-    make_task(rows, training_rows=2048)
+    make_task(
+        [row(word) for word in WORDS if word not in HELD_OUT], [row(word) for word in HELD_OUT], training_rows=2048
+    )

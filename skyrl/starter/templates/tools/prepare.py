@@ -5,23 +5,25 @@
 Writes data/train.jsonl, data/validation.jsonl and model/, in about a minute.
 """
 
-import random
-
 from tools import SHELVES
 
 from skyrl.starter.shelves import WORDS, shelf_example, shelf_row
 from skyrl.starter.tiny_chat import TOOL_TEMPLATE, make_task
 
+PAIRS = [(shelf, str(thing)) for shelf in SHELVES for thing in range(10)]
+HELD_OUT = PAIRS[5::9]
+"""Shelves for validation, each with what lies on it. Training does not see them."""
 
-def rows(count: int, rng: random.Random) -> list[dict[str, object]]:
+
+def row(shelf: str, thing: str) -> dict[str, object]:
     """The columns of a task: a prompt, the answer, and what the tool looks up."""
-    pairs = [(rng.choice(SHELVES), str(rng.randrange(10))) for _ in range(count)]
-    return [shelf_row(shelf, thing, shelves={shelf: thing}) for shelf, thing in pairs]
+    return shelf_row(shelf, thing, shelves={shelf: thing})
 
 
 if __name__ == "__main__":
     make_task(
-        rows,
+        [row(*pair) for pair in PAIRS if pair not in HELD_OUT],
+        [row(*pair) for pair in HELD_OUT],
         lambda rng: shelf_example(SHELVES, rng),
         validation_rows=64,
         steps=300,

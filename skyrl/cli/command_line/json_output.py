@@ -1,0 +1,58 @@
+"""Option --json: what a command found, as one JSON object of one form for all commands.
+
+    {"command": "ckpt list", "ok": true, "result": ..., "problems": []}
+
+`ok` is whether the exit code is 0. `result` is described by schemas/commands.schema.json for each command, and null if
+there is none. `problems` has errors and warnings. A number that is not finite is null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import click
+
+from skyrl.errors import ConfigError, Problem, SkyRLError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def json_option(command: Callable[P, T]) -> Callable[P, T]:
+    """Option --json, which the command receives as `as_json`. Errors are printed as JSON, too, beside their message."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/commands.md).")
+    @wraps(command)
+    def reporting(*args: P.args, **options: P.kwargs) -> T:
+        try:
+            return command(*args, **options)
+        except SkyRLError as error:
+            if options["as_json"]:
+                known = error.problems if isinstance(error, ConfigError) else [Problem(path="", message=str(error))]
+                print_result(None, ok=False, problems=known)
+            raise
+
+    return reporting
+
+
+def print_result(result: object, *, ok: bool = True, problems: Sequence[Problem] = ()) -> None:
+    """Print the object of the command that is running."""
+    import attrs
+
+    left_out = attrs.fields(Problem).value  # a refused value may be a secret
+    shown = [attrs.asdict(problem, filter=attrs.filters.exclude(left_out)) for problem in problems]
+    name = click.get_current_context().command_path.partition(" ")[2]
+    whole = {"command": name, "ok": ok, "result": _finite(result), "problems": shown}
+    click.echo(json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
