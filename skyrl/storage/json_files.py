@@ -28,9 +28,14 @@ def complete_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def record_of(line: bytes, *, of_steps: bool = True) -> dict[str, Any] | None:
-    """The JSON object in a line; None if the line is damaged. `of_steps`: every record has the number of its `step`."""
+    """The JSON object in a line; None if the line is damaged. `of_steps`: every record has the number of its `step`.
+
+    A lone surrogate, which no file, page or service takes, becomes a question mark.
+    """
     try:
         record = json.loads(line)
+        if b"\\u" in line:  # the only way to write one in UTF-8
+            record = json.loads(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict):
