@@ -27,12 +27,12 @@ def complete_lines(file: BinaryIO) -> Iterator[bytes]:
         yield line
 
 
-def parsed(text: str) -> Any:
+def parsed(text: str) -> object:
     """The value of a JSON text; a lone surrogate, which no file, page or service takes, becomes a question mark.
 
     Raises `ValueError` and `RecursionError`.
     """
-    value = json.loads(text)
+    value: object = json.loads(text)
     if "\\u" in text:  # the only way to write one in UTF-8
         value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     return value

@@ -46,12 +46,16 @@ class JsonLines:
         """Every complete line; one that is damaged or was cut short by a kill is left out."""
         return records_of(self._path)
 
-    def forget_after(self, step: int) -> None:
-        """Drop the records of later steps, which a run that resumes from `step` will write again."""
+    def forget_after(self, step: int) -> set[int]:
+        """Drop the records of later steps, which a run that resumes from `step` will write again.
+
+        Returns the steps that have records.
+        """
         if not self._path.exists():
-            return
-        kept = [line for line, record in lines_with_records(self._path) if record["step"] <= step]
-        write_file(self._path, b"".join(kept))
+            return set()
+        kept = [(line, record["step"]) for line, record in lines_with_records(self._path) if record["step"] <= step]
+        write_file(self._path, b"".join(line for line, _ in kept))
+        return {each for _, each in kept}
 
 
 class MetricsFile:
@@ -143,7 +147,7 @@ def sample_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**rows[0], "earlier": rows[1:]} if rows[1:] else rows[0]
 
 
-def _has_the_form(record: Mapping[str, Any]) -> bool:
+def _has_the_form(record: Mapping[str, object]) -> bool:
     return all(has_type(record[name]) for name, has_type in _FORM.items() if name in record)
 
 

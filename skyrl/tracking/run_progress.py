@@ -64,6 +64,8 @@ class Now:
     def read(cls, text: str) -> Now:
         """Parse the text of `progress.json`. Raises `ValueError` if it is malformed."""
         plain = parsed(text)
+        if not isinstance(plain, dict):
+            raise ValueError(f"{FILE} is no table")
         types = {field.name: type(field.default) for field in attrs.fields(cls)}
         known = {name: value for name, value in plain.items() if name in types and name != "waits"}
         waits = [*plain.get("waits", ())]

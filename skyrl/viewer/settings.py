@@ -90,12 +90,12 @@ def _table(places: object) -> dict[str, str]:
 
 def _stored(folder: Path) -> Mapping[str, Any]:
     try:
-        stored: Mapping[str, Any] = parsed(stored_text(folder / FILE))
-        if isinstance(stored["config"], dict):
+        stored = parsed(stored_text(folder / FILE))
+        if isinstance(stored, dict) and isinstance(stored.get("config"), dict):
             return stored
     except OSError:
         raise UserError(f"{folder} is not the folder of a run: it contains no {FILE}") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{folder / FILE} cannot be read: {error}") from error
     raise UserError(f"{folder / FILE} contains no configuration")
 

@@ -114,7 +114,7 @@ def test_a_line_that_is_half_written_waits_and_a_file_that_was_replaced_is_read_
     assert (run.step, list(run.rewards)) == (1, [0.1])
 
 
-ODD = (
+ODD: tuple[object, ...] = (
     None,
     True,
     -1,

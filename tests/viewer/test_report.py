@@ -243,15 +243,14 @@ def test_the_models_of_a_run_are_found_where_it_was_started(
         assert ("one process on a CPU" in page) and (("sizes of model are unknown" in page) is not sizes_known)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *({"derived": odd} for odd in (None, 5, "x", [[]], {"a": []})),
-        *({"places": odd} for odd in (None, 5, ["x"], {"a": []})),
-        *({"config": {"kind": odd}} for odd in (None, [], {}, 10**400, "\ud800")),
-    ],
-    ids=repr,
+ODD: tuple[dict[str, object], ...] = (
+    *[{"derived": odd} for odd in list[object]([None, 5, "x", [[]], {"a": []}])],
+    *[{"places": odd} for odd in list[object]([None, 5, ["x"], {"a": []}])],
+    *[dict[str, object](config={"kind": odd}) for odd in list[object]([None, [], {}, 10**400, "\ud800"])],
 )
+
+
+@pytest.mark.parametrize("change", ODD, ids=repr)
 def test_the_values_of_an_odd_configuration_are_shown(change: dict[str, Any], tmp_path: Path) -> None:
     stored = json.loads((STORED / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(stored | change))
