@@ -118,8 +118,12 @@ def sample_record(
 _FORM: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("group", "sample"), lambda value: type(value) is int and abs(value) < 2**53),
     **dict.fromkeys(("prompt", "earlier"), lambda value: _is_list_of(value, dict)),
-    **dict.fromkeys(("response_ids", "failures", "turn_rewards"), lambda value: _is_list_of(value, object)),
-    **dict.fromkeys(("components", "metrics"), lambda value: isinstance(value, dict)),
+    **dict.fromkeys(("response_ids", "failures"), lambda value: _is_list_of(value, object)),
+    **dict.fromkeys(
+        ("components", "metrics"), lambda value: isinstance(value, dict) and all(map(_is_number, value.values()))
+    ),
+    "turn_rewards": lambda value: isinstance(value, list) and all(map(_is_number, value)),
+    "reward": lambda value: _is_number(value),
     **dict.fromkeys(("prompt_id", "response", "stop_reason", "source"), lambda value: isinstance(value, str)),
 }
 """Fields of a sample's record -> whether a value has the field's type, as far as readers rely on it."""
@@ -149,6 +153,11 @@ def sample_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _has_the_form(record: Mapping[str, object]) -> bool:
     return all(has_type(record[name]) for name, has_type in _FORM.items() if name in record)
+
+
+def _is_number(value: object) -> bool:
+    """Whether readers can show the value; NaN and infinity are text, and a file may hold more digits than a float."""
+    return value is None or isinstance(value, str) or (isinstance(value, int | float) and -1e300 < value < 1e300)
 
 
 def _is_list_of(value: object, kind: type) -> bool:
