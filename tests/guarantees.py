@@ -44,7 +44,7 @@ GUARANTEES = (
         "What a run wrote is durable before the checkpoint of its step; lost lines are counted, damaged ones named.",
         (
             "tests/experiments/test_last_files.py::test_what_a_run_has_written_is_durable_before_its_checkpoint",
-            "tests/experiments/test_last_files.py::test_steps_that_metrics_have_lost_are_counted_when_the_run_goes_on",
+            "tests/experiments/test_last_files.py::test_steps_that_metrics_and_samples_have_lost_are_counted_when_the_run_goes_on",
             "tests/tracking/test_damaged_files.py::test_every_reader_of_lines_survives_every_damage",
         ),
     ),

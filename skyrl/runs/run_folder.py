@@ -61,14 +61,14 @@ class RunFolder:
         """The recording, which may not exist; `compress` applies to what is written."""
         return Recording(self.path / FOLDER, compress=compress)
 
-    def forget_after(self, step: int, *, recorded: bool = True) -> None:
+    def forget_after(self, step: int, *, recorded: bool = True) -> list[int]:
         """Delete the records of later steps, which will be taken again, and with `recorded` false also the record of
-        `step`.
+        `step`. Returns the steps whose samples were lost, as after a power failure, or damaged.
         """
         for lines in (self.metrics, self.alarms, self.timeline):
             lines.forget_after(step if recorded else step - 1)
-        self.samples.forget_after(step)
         self.recording().forget_after(step)
+        return self.samples.forget_after(step)
 
     def lacking_steps(self, step: int) -> list[int]:
         """Steps up to `step` whose metrics were lost, as after a power failure, or damaged.

@@ -185,10 +185,12 @@ class RunSession:
             self._folder.forget_after(-1)
         else:
             recorded = checkpoint.state["trainer"].get("unrecorded") is None
-            self._folder.forget_after(checkpoint.step, recorded=recorded)
-            if lacking := self._folder.lacking_steps(checkpoint.step if recorded else checkpoint.step - 1):
-                file = self._folder.path / "metrics.jsonl"
-                notice(f"{file} lacks {len(lacking)} steps (the first is {lacking[0]}): they were lost or damaged")
+            samples = self._folder.forget_after(checkpoint.step, recorded=recorded)
+            metrics = self._folder.lacking_steps(checkpoint.step if recorded else checkpoint.step - 1)
+            for name, lacking in (("metrics.jsonl", metrics), ("trajectories.jsonl", samples)):
+                if lacking:
+                    file = self._folder.path / name
+                    notice(f"{file} lacks {len(lacking)} steps (the first is {lacking[0]}): they were lost or damaged")
 
     def _show_progress(self, checkpoint: Checkpoint | None) -> None:
         """Keep `progress.json` in the run's folder up to date until the run ends."""

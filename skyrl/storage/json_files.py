@@ -27,10 +27,21 @@ def complete_lines(file: BinaryIO) -> Iterator[bytes]:
         yield line
 
 
+def parsed(text: str) -> object:
+    """The value of a JSON text; a lone surrogate, which no file, page or service takes, becomes a question mark.
+
+    Raises `ValueError` and `RecursionError`.
+    """
+    value: object = json.loads(text)
+    if "\\u" in text:  # the only way to write one in UTF-8
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    return value
+
+
 def record_of(line: bytes, *, of_steps: bool = True) -> dict[str, Any] | None:
     """The JSON object in a line; None if the line is damaged. `of_steps`: every record has the number of its `step`."""
     try:
-        record = json.loads(line)
+        record = parsed(line.decode())
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict):

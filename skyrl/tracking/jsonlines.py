@@ -46,12 +46,16 @@ class JsonLines:
         """Every complete line; one that is damaged or was cut short by a kill is left out."""
         return records_of(self._path)
 
-    def forget_after(self, step: int) -> None:
-        """Drop the records of later steps, which a run that resumes from `step` will write again."""
+    def forget_after(self, step: int) -> set[int]:
+        """Drop the records of later steps, which a run that resumes from `step` will write again.
+
+        Returns the steps that have records.
+        """
         if not self._path.exists():
-            return
-        kept = [line for line, record in lines_with_records(self._path) if record["step"] <= step]
-        write_file(self._path, b"".join(kept))
+            return set()
+        kept = [(line, record["step"]) for line, record in lines_with_records(self._path) if record["step"] <= step]
+        write_file(self._path, b"".join(line for line, _ in kept))
+        return {each for _, each in kept}
 
 
 class MetricsFile:
@@ -111,21 +115,53 @@ def sample_record(
     }
 
 
-_LISTS: Mapping[str, type] = {"prompt": dict, "earlier": dict, "response_ids": object, "failures": object}
-"""Lists of a sample's record, and the type of their items."""
+_FORM: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("group", "sample"), lambda value: type(value) is int and abs(value) < 2**53),
+    **dict.fromkeys(("prompt", "earlier"), lambda value: _is_list_of(value, dict)),
+    **dict.fromkeys(("response_ids", "failures"), lambda value: _is_list_of(value, object)),
+    **dict.fromkeys(
+        ("components", "metrics"), lambda value: isinstance(value, dict) and all(map(_is_number, value.values()))
+    ),
+    "turn_rewards": lambda value: isinstance(value, list) and all(map(_is_number, value)),
+    "reward": lambda value: _is_number(value),
+    **dict.fromkeys(("prompt_id", "response", "stop_reason", "source"), lambda value: isinstance(value, str)),
+}
+"""Fields of a sample's record -> whether a value has the field's type, as far as readers rely on it."""
+
+_MISSING: Mapping[str, Any] = {
+    "prompt_id": "",
+    "sample": 0,
+    "response": "",
+    "reward": None,
+    "stop_reason": "",
+    "weight_version": None,
+}
+"""What readers take for the fields that a line does not have."""
 
 
-def is_sample(record: Mapping[str, Any]) -> bool:
-    """Whether a record that was read has the form of a sample's, so far as a damaged file is told by it."""
-    if any(type(record.get(name, 0)) is not int or abs(record.get(name, 0)) >= 2**53 for name in ("group", "sample")):
-        return False
-    earlier = record.get("earlier", [])
-    rows = [record, *(earlier if isinstance(earlier, list) else ())]
-    return all(
-        isinstance(items, list) and all(isinstance(item, kind) for item in items)
-        for name, kind in _LISTS.items()
-        for items in (row.get(name, []) for row in rows if isinstance(row, dict))
-    )
+def sample_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The record of a sample as it was read, with every field that readers rely on; None if one has another type, as in
+    a damaged file.
+    """
+    rows = [{**_MISSING, **record}]
+    if _has_the_form(rows[0]):
+        rows += [{"response": "", **row} for row in record.get("earlier", ())]
+    if not all(map(_has_the_form, rows)):
+        return None
+    return {**rows[0], "earlier": rows[1:]} if rows[1:] else rows[0]
+
+
+def _has_the_form(record: Mapping[str, object]) -> bool:
+    return all(has_type(record[name]) for name, has_type in _FORM.items() if name in record)
+
+
+def _is_number(value: object) -> bool:
+    """Whether readers can show the value; NaN and infinity are text, and a file may hold more digits than a float."""
+    return value is None or isinstance(value, str) or (isinstance(value, int | float) and -1e300 < value < 1e300)
+
+
+def _is_list_of(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
 def _number(value: float) -> float | str:

@@ -6,7 +6,6 @@ progress.json     current activity of the run, replaced every second: `skyrl.run
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections import deque
@@ -18,7 +17,7 @@ from typing import Any
 import attrs
 
 from skyrl.processes.lifetimes import lives
-from skyrl.storage.json_files import complete_lines, record_of
+from skyrl.storage.json_files import complete_lines, parsed, record_of
 from skyrl.tree.files import stored_text
 
 FILE = "progress.json"
@@ -27,6 +26,7 @@ FILE = "progress.json"
 GONE = "gone"
 """State of a run whose process has ended without a report: it was killed, or its own code ended it."""
 
+_LARGEST = 1e300
 _SHOWN = 60
 """Number of steps whose rewards are kept."""
 
@@ -63,10 +63,16 @@ class Now:
     @classmethod
     def read(cls, text: str) -> Now:
         """Parse the text of `progress.json`. Raises `ValueError` if it is malformed."""
-        plain = json.loads(text)
-        known = {field.name for field in attrs.fields(cls)}
-        waits = tuple((str(what), float(seconds)) for what, seconds in plain.pop("waits", ()))
-        return cls(waits=waits, **{name: value for name, value in plain.items() if name in known})
+        plain = parsed(text)
+        if not isinstance(plain, dict):
+            raise ValueError(f"{FILE} is no table")
+        types = {field.name: type(field.default) for field in attrs.fields(cls)}
+        known = {name: value for name, value in plain.items() if name in types and name != "waits"}
+        waits = [*plain.get("waits", ())]
+        numbers = [value for name, value in known.items() if types[name] is int] + [seconds for _, seconds in waits]
+        if any(type(value) is not types[name] for name, value in known.items()) or not all(map(_is_usual, numbers)):
+            raise ValueError(f"{FILE} has a value that no run writes")
+        return cls(waits=tuple((str(what), float(seconds)) for what, seconds in waits), **known)
 
 
 def now_in(folder: Path) -> Now | None:
@@ -78,7 +84,7 @@ def now_in(folder: Path) -> Now | None:
             now = Now.read(stored_text(folder / FILE))
             if not _is_gone(now):
                 return now
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # not written yet, or damaged
         return None
     return attrs.evolve(now, state=GONE)
 
@@ -172,7 +178,7 @@ class RunProgress:
         self.last = {
             name: value
             for name, value in record.items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
+            if isinstance(value, int | float) and not isinstance(value, bool) and _is_usual(value)
         }
         reward = self.last.get("reward/avg_raw_reward", self.last.get("train/loss"))
         if reward is not None:
@@ -184,6 +190,11 @@ class RunProgress:
             seconds = sum(float(self.last.get(name, 0.0)) for name in (_WHOLE, *_BESIDE))
             self._seconds.append((self.step, seconds))
         self.on_step()
+
+
+def _is_usual(value: float) -> bool:
+    """Whether a number can be computed with and shown; a file may hold infinity, or more digits than a float takes."""
+    return -_LARGEST < value < _LARGEST
 
 
 def clock(seconds: float) -> str:

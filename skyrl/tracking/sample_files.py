@@ -94,11 +94,11 @@ class SampleFiles:
         """Write everything that is pending, and end the thread."""
         self._writer.close()
 
-    def forget_after(self, step: int) -> None:
-        """Delete the samples of later steps."""
+    def forget_after(self, step: int) -> list[int]:
+        """Delete the samples of later steps. Returns the steps whose lines were lost: only their tokens are there."""
         self._writer.finish()
-        self.lines.forget_after(step)
-        self.tokens.forget_after(step)
+        kept = self.lines.forget_after(step)
+        return sorted(self.tokens.forget_after(step) - kept)
 
 
 class SampleSink:

@@ -147,12 +147,19 @@ class TokenFiles:
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
 
-    def forget_after(self, step: int) -> None:
-        """Drop the files of later steps, which will be written again, and files that a kill left incomplete."""
+    def forget_after(self, step: int) -> set[int]:
+        """Drop the files of later steps, which will be written again, and files that a kill left incomplete.
+
+        Returns the steps that have files.
+        """
+        kept = set()
         for path in self.folder.glob("*step_*"):
             number = path.stem.removeprefix("step_")
             if path.name.startswith(".") or (number.isdecimal() and int(number) > step):
                 path.unlink()
+            elif number.isdecimal():
+                kept.add(int(number))
+        return kept
 
     def _pieces_of(self, rows: pa.RecordBatch, decode: Callable[[Sequence[int]], str]) -> dict[int, str]:
         """Text of every token id in the rows, each decoded once per run."""

@@ -21,7 +21,7 @@ from plotly.offline import get_plotlyjs
 
 from skyrl.errors import UserError
 from skyrl.storage.json_files import record_of
-from skyrl.tracking.jsonlines import is_sample
+from skyrl.tracking.jsonlines import sample_of
 from skyrl.viewer.conversation import Message, answer_messages, expected_answer, last_prompt, prompt_messages
 from skyrl.viewer.curves import charts, templates
 from skyrl.viewer.panels import constants
@@ -146,8 +146,8 @@ def _spread(file: Path, most: int) -> Iterator[dict[str, Any]]:
         lines.seek(0)
         for number, line in enumerate(lines):
             record = record_of(line) if number in wanted and line.endswith(b"\n") else None
-            if record is not None and is_sample(record):
-                yield record
+            if record is not None and (sample := sample_of(record)) is not None:
+                yield sample
 
 
 def _numbers(metrics: RunMetrics) -> list[tuple[str, float, float, float, float]]:

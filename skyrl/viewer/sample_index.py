@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from skyrl.errors import DataError
 from skyrl.storage.json_files import complete_lines, record_of
-from skyrl.tracking.jsonlines import is_sample
+from skyrl.tracking.jsonlines import sample_of
 from skyrl.viewer.conversation import excerpt, expected_answer, last_prompt
 from skyrl.viewer.sample_filter import SampleFilter
 
@@ -190,7 +190,7 @@ def _digest(line: bytes) -> bytes:
 def _parsed(line: bytes) -> dict[str, Any] | None:
     """The record of a sample; None for a line that is damaged or not one."""
     record = record_of(line)
-    return record if record is not None and is_sample(record) else None
+    return sample_of(record) if record is not None else None
 
 
 def _columns(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.errors import UserError
+from skyrl.storage.json_files import parsed
 from skyrl.tree.files import stored_text
 
 FILE = "config.json"
@@ -49,9 +50,9 @@ def settings(folders: Sequence[Path]) -> list[FieldRow]:
     """
     stored = [_stored(folder) for folder in folders]
     leaves = [dict(_leaves("", each["config"])) for each in stored]
-    derived = [set(each.get("derived", ())) for each in stored]
+    derived = [set(_texts(each.get("derived"))) for each in stored]
     places = [_table(each.get("places")) for each in stored]
-    defaults = [_defaults(each["config"].get("kind", "rl")) for each in stored]
+    defaults = [_defaults(str(each["config"].get("kind", "rl"))) for each in stored]
     paths = dict.fromkeys(path for own in leaves for path in own)
     return [
         FieldRow(
@@ -77,6 +78,10 @@ def _origin(
     return next(around, "default" if own[path] == default.get(path) else "written")
 
 
+def _texts(paths: object) -> list[str]:
+    return [path for path in paths if isinstance(path, str)] if isinstance(paths, list) else []
+
+
 def _table(places: object) -> dict[str, str]:
     """Places of values by path, longest path first; earlier versions stored none."""
     result = places if isinstance(places, dict) else {}
@@ -85,12 +90,12 @@ def _table(places: object) -> dict[str, str]:
 
 def _stored(folder: Path) -> Mapping[str, Any]:
     try:
-        stored: Mapping[str, Any] = json.loads(stored_text(folder / FILE))
-        if isinstance(stored["config"], dict):
+        stored = parsed(stored_text(folder / FILE))
+        if isinstance(stored, dict) and isinstance(stored.get("config"), dict):
             return stored
     except OSError:
         raise UserError(f"{folder} is not the folder of a run: it contains no {FILE}") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{folder / FILE} cannot be read: {error}") from error
     raise UserError(f"{folder / FILE} contains no configuration")
 

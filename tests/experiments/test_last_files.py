@@ -82,18 +82,22 @@ def test_what_a_run_has_written_is_durable_before_its_checkpoint(
     assert str(run) in flushed[manifests[-1] + 1 :], "the names of what it made at its end are durable"
 
 
-def test_steps_that_metrics_have_lost_are_counted_when_the_run_goes_on(
+def test_steps_that_metrics_and_samples_have_lost_are_counted_when_the_run_goes_on(
     nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings: dict[str, Any] = {"trainer__eval_interval": -1, "trainer__eval_before_train": False}
     train(nano, tmp_path, **settings, trainer__max_training_steps=4)
-    file = tmp_path / "run" / "metrics.jsonl"
-    lines = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(lines[0] + b"\0" * len(lines[1]) + b"\n" + lines[2])
+    metrics, samples = tmp_path / "run" / "metrics.jsonl", tmp_path / "run" / "trajectories.jsonl"
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(lines[0] + b"\0" * len(lines[1]) + b"\n" + lines[2])
+    content = samples.read_bytes()
+    rest = content.index(b'{"step": 3')
+    samples.write_bytes(content[:rest] + b"\0" * (len(content) - rest))
     capsys.readouterr()
     train(nano, tmp_path, **settings, trainer__max_training_steps=6)
     said = capsys.readouterr().err
-    assert f"{file} lacks 3 steps (the first is 1): they were lost or damaged" in said
+    assert f"{metrics} lacks 3 steps (the first is 1): they were lost or damaged" in said
+    assert f"{samples} lacks 2 steps (the first is 3): they were lost or damaged" in said
 
 
 def test_nothing_is_missing_in_a_run_that_goes_on_from_another_ones_checkpoint(

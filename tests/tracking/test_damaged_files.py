@@ -6,6 +6,7 @@ import gzip
 import json
 import logging
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,12 @@ from skyrl.tracking.run_progress import RunProgress
 from skyrl.tracking.services.run_files import SampleTables
 from skyrl.tracking.timeline import chrome_trace
 from skyrl.tracking.token_file import VERSION, TokenFiles
-from skyrl.viewer.report import _spread
+from skyrl.viewer.pages import Pages
+from skyrl.viewer.report import _spread, report
 from skyrl.viewer.sample_filter import SampleFilter
 from skyrl.viewer.sample_index import SampleIndex
+
+STORED = Path(__file__).parents[1] / "stored" / "0.1.0" / "run"
 
 LINES = [
     {
@@ -63,6 +67,13 @@ BETWEEN: dict[str, bytes] = {
     "earlier turns that are none": b'{"step": 3, "earlier": [1]}',
     "an endless group": b'{"step": 3, "group": 1000000000000000000000000000000}',
     "a lone surrogate": b'{"step": 3, "response": "\\ud800", "source": "\\ud800"}',
+    "an id that is none": b'{"step": 3, "prompt_id": ["0:1"], "sample": 1.5}',
+    "an answer that is none": b'{"step": 3, "response": 7, "stop_reason": null}',
+    "components that are none": b'{"step": 3, "components": [1], "metrics": "high"}',
+    "components of no numbers": b'{"step": 3, "components": {"a": [1], "b": null, "c": 1' + b"0" * 400 + b"}}",
+    "rewards of turns that are none": b'{"step": 3, "turn_rewards": 1, "failures": "many"}',
+    "earlier turns without an answer": b'{"step": 3, "earlier": [{}]}',
+    "an earlier answer that is none": b'{"step": 3, "earlier": [{"response": 1}]}',
     "malformed spans": b'{"step": 3, "spans": [["step", "a", 1], 7]}',
     "brackets without end": b"[" * 100_000,
     "zeros": b"\0" * 50,
@@ -149,6 +160,31 @@ def test_every_reader_of_lines_survives_every_damage(
         read = READERS[reader](folder / "metrics.jsonl")
         if number < len(BETWEEN) and reader not in ("timeline", "resume"):
             assert {1, 2, 4, 5} <= set(read), list(BETWEEN)[number]
+
+
+@pytest.fixture(scope="module")
+def with_odd_samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of an earlier release whose samples are those of `LINES`, with all the others among them."""
+    folder = tmp_path_factory.mktemp("odd") / "run"
+    shutil.copytree(STORED, folder)
+    whole = [json.dumps(line).encode() for line in LINES]
+    (folder / "trajectories.jsonl").write_bytes(b"\n".join([*whole[:2], *BETWEEN.values(), *whole[2:], b""]))
+    return folder
+
+
+def test_every_page_of_odd_samples_is_shown(with_odd_samples: Path, tmp_path: Path) -> None:
+    index = SampleIndex(with_odd_samples / "trajectories.jsonl", tmp_path / "index")
+    while index.update():
+        pass
+    pages, rows = Pages(with_odd_samples, index, TokenFiles(tmp_path)), index.rows(SampleFilter())
+    assert len(rows) > len(LINES)
+    for row in rows:
+        for page in (pages.sample(row["id"], {}), pages.group(row["id"]), pages.prompt(row["prompt_id"])):
+            assert page is not None and page.encode()
+
+
+def test_a_report_of_odd_samples_is_written(with_odd_samples: Path) -> None:
+    assert "uno" in report([with_odd_samples], samples=100).encode().decode()
 
 
 def test_damaged_lines_are_counted_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from rich.console import Console
 
@@ -20,7 +21,7 @@ from skyrl.errors import UserError
 from skyrl.processes.lifetimes import process_id
 from skyrl.processes.progress import Progress
 from skyrl.runs.progress_file import ProgressFile
-from skyrl.tracking.run_progress import RunProgress
+from skyrl.tracking.run_progress import Now, RunProgress
 from skyrl.tracking.watching import follow, panel, sparkline
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +112,39 @@ def test_a_line_that_is_half_written_waits_and_a_file_that_was_replaced_is_read_
     (tmp_path / "other").replace(tmp_path / "metrics.jsonl")
     run.look()
     assert (run.step, list(run.rewards)) == (1, [0.1])
+
+
+ODD: tuple[object, ...] = (
+    None,
+    True,
+    -1,
+    1.5,
+    10**30,
+    10**400,
+    float("inf"),
+    "x",
+    [],
+    [[]],
+    {},
+    "\ud800",
+    [["step", None]],
+    [["a", 10**400]],
+)
+
+
+@pytest.mark.parametrize(
+    "name", [*(field.name for field in attrs.fields(Now)), "", "timing/step", "reward/avg_raw_reward"]
+)
+def test_a_panel_is_drawn_whatever_a_file_of_the_run_holds(name: str, tmp_path: Path) -> None:
+    content = attrs.asdict(Now(name="mine", total_steps=9, waits=(("step", 1.0),), state="running"))
+    for value in ODD:
+        (tmp_path / "progress.json").write_text(json.dumps({**content, name: value} if name else value))
+        lines = [{"step": step, "timing/step": 1.0, "reward/avg_raw_reward": 0.5, name: value} for step in (1, 2, 3)]
+        (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        run = RunProgress(tmp_path)
+        run.look()
+        assert run.step == 3
+        assert shown(run).encode()
 
 
 def test_news_are_told_from_silence(tmp_path: Path) -> None:

@@ -243,6 +243,21 @@ def test_the_models_of_a_run_are_found_where_it_was_started(
         assert ("one process on a CPU" in page) and (("sizes of model are unknown" in page) is not sizes_known)
 
 
+ODD: tuple[dict[str, object], ...] = (
+    *[{"derived": odd} for odd in list[object]([None, 5, "x", [[]], {"a": []}])],
+    *[{"places": odd} for odd in list[object]([None, 5, ["x"], {"a": []}])],
+    *[dict[str, object](config={"kind": odd}) for odd in list[object]([None, [], {}, 10**400, "\ud800"])],
+)
+
+
+@pytest.mark.parametrize("change", ODD, ids=repr)
+def test_the_values_of_an_odd_configuration_are_shown(change: dict[str, Any], tmp_path: Path) -> None:
+    stored = json.loads((STORED / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(stored | change))
+    rows = settings([tmp_path])
+    assert rows and all("".join((row.path, *row.values, *row.origins)).encode() for row in rows)
+
+
 @pytest.mark.parametrize("lines", [None, ""])
 def test_a_folder_without_metrics_is_refused(tmp_path: Path, lines: str | None) -> None:
     if lines is not None:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from skyrl.errors import UserError
 from skyrl.storage.json_files import GrowingLines
-from skyrl.tracking.jsonlines import is_sample
+from skyrl.tracking.jsonlines import sample_of
 from skyrl.tracking.services.service import ServiceTable
 from skyrl.tree.files import stored_text
 
@@ -35,7 +35,7 @@ class SampleTables:
         the file is replaced, they are returned again.
         """
         tables: dict[int, list[Sequence[Any]]] = {}
-        for record in filter(is_sample, self._records_before(step)) if self._size else ():
+        for record in filter(sample_of, self._records_before(step)) if self._size else ():
             rows = tables.setdefault(int(record["step"]), [])
             if len(rows) < self._size:
                 rows.append(_row(record))
@@ -57,7 +57,7 @@ def evaluation_tables(folder: Path, step: int, rows: int) -> Iterator[ServiceTab
     for file in sorted((folder / f"global_step_{step}_evals").glob("*.jsonl")) if rows else ():
         if file.stem == "aggregated_results":
             continue
-        samples = filter(is_sample, GrowingLines(file, of_steps=False).new())
+        samples = filter(sample_of, GrowingLines(file, of_steps=False).new())
         records = list(islice(samples, rows))
         yield ServiceTable(
             name=f"evaluation/{unquote(file.stem)}", step=step, columns=COLUMNS, rows=[*map(_row, records)]
