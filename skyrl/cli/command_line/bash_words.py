@@ -43,6 +43,8 @@ class BashWords(BashComplete):
 
     def get_completion_args(self) -> tuple[list[str], str]:
         """The words before the cursor, and the beginning of the one at it."""
+        if "COMP_LINE" not in os.environ:  # asked by the script of an earlier version, which click wrote
+            return super().get_completion_args()
         line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
         words = split_arg_string(line)
         incomplete = words.pop() if words and not line[-1:].isspace() else ""
