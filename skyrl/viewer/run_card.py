@@ -81,7 +81,10 @@ def run_card(folder: Path, name: str, metrics: RunMetrics, *, gpus: int | None =
     now = now_in(folder)
     state, tone = state_of(now, metrics.last_step)
     resumed = [f"resumed from step {now.first_step}"] if now and _whole(now.first_step) else []
-    warned = [f"warning: {now.warning}"] if now and now.warning else []
+    found = troubles(folder, metrics.series)
+    # The newest warning of a run may be one of its alarms, which are among the troubles.
+    told = {event.words.partition(": ")[2] for event in found if event.kind == "alarm"} - {""}
+    warned = [f"warning: {now.warning}"] if now and now.warning and not now.warning.endswith(tuple(told)) else []
     stored = stored_configuration(folder)
     return RunCard(
         name=name,
@@ -90,7 +93,7 @@ def run_card(folder: Path, name: str, metrics: RunMetrics, *, gpus: int | None =
         trained=tuple(_trained(stored)),
         scores=tuple(_scores(metrics)),
         cost=tuple(_cost(metrics, gpus, "cpu" if _text(stored, "trainer.device", "device") == "cpu" else "")),
-        troubles=(*resumed, *_counted(troubles(folder, metrics.series)), *warned),
+        troubles=(*resumed, *_counted(found), *warned),
         notes=tuple(_notes(metrics)),
     )
 
@@ -135,6 +138,7 @@ def _trained(stored: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     yield "method", _SUPERVISED.get(kind, f"{estimator}, loss {loss}" if loss else "reinforcement learning")
     for label, *paths in (
         ("model", "trainer.policy.model.path", "model.path"),
+        ("agent", "environment.agent.function", "environment.agent.command"),
         ("task", "environment.env_class"),
         ("data", "data.train_data", "train_datasets"),
         ("learning rate", "trainer.policy.optimizer_config.lr", "optimizer_config.lr"),
@@ -238,9 +242,11 @@ def _counted(found: list[RunEvent]) -> Iterator[str]:
 
 
 def _notes(metrics: RunMetrics) -> Iterator[str]:
+    reward = metrics.last("reward/avg_raw_reward")
+    mean = "" if reward is None else f" (the mean reward of the step is {reward:.2g})"
     for name, words in (
         ("generate/truncated_ratio", "of the last step's answers were cut off at the length limit"),
-        ("reward/zero_variance_groups", "of the last step's groups had equal rewards, which teach nothing"),
+        ("reward/zero_variance_groups", f"of the last step's groups had equal rewards, which teach nothing{mean}"),
     ):
         share = metrics.last(name)
         if share is not None and share >= _MANY:

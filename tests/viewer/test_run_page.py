@@ -130,13 +130,40 @@ def test_a_card_says_what_went_wrong(tmp_path: Path) -> None:
     assert card.notes == ("75% of the last step's answers were cut off at the length limit",)
 
 
+def test_an_alarm_that_is_the_newest_warning_is_told_once(tmp_path: Path) -> None:
+    alarm = {"step": 6, "name": "entropy", "reason": "it fell"}
+    (tmp_path / "alarms.jsonl").write_text(json.dumps(alarm) + "\n", encoding="utf-8")
+    metrics = seen(tmp_path, rewards(1.0), warning="step 6, alarm entropy: it fell")
+    assert run_card(tmp_path, "mine", metrics).troubles == ("alarm entropy: it fell (step 6)",)
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_equal_rewards_are_told_with_what_they_are(tmp_path: Path, reward: float) -> None:
+    lines = [{"step": 1, "reward/avg_raw_reward": reward, "reward/zero_variance_groups": 1.0}]
+    [note] = run_card(tmp_path, "mine", seen(tmp_path, lines)).notes
+    assert note.endswith(f"equal rewards, which teach nothing (the mean reward of the step is {reward:g})")
+
+
+def test_an_agent_is_named(tmp_path: Path) -> None:
+    metrics = seen(tmp_path, rewards(1.0))
+    file = tmp_path / "config.json"
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    stored["config"]["environment"]["agent"] = {"function": "agent.py:solve", "command": []}
+    file.write_text(json.dumps(stored), encoding="utf-8")
+    assert dict(run_card(tmp_path, "mine", metrics).trained)["agent"] == "agent.py:solve"
+
+
 @pytest.mark.parametrize(
     ("progress", "said", "tone"),
     [
         ({}, "at step 1; how it ended is not recorded", "plain"),
         ({"state": "running", "total_steps": 1000}, "running, step 1 of 1,000", "live"),
         ({"state": "stopped", "total_steps": 5}, "stopped at step 1 of 5", "plain"),
-        ({"state": "finished", "total_steps": "many", "first_step": [1]}, "finished, step 1", "good"),
+        (
+            {"state": "finished", "total_steps": "many", "first_step": [1]},
+            "at step 1; how it ended is not recorded",
+            "plain",
+        ),
         ({"waits": 5}, "at step 1; how it ended is not recorded", "plain"),
     ],
 )

@@ -78,7 +78,7 @@ DEFAULT_ALARMS: Mapping[str, DefaultAlarm] = {
         ),
         DefaultAlarm(
             AlarmConfig(name="reward_collapse", metric="reward/avg_raw_reward", when="falls", threshold=0.2),
-            "The policy has lost what it could do: lower the learning rate, or clip gradients (max_grad_norm).",
+            "The policy has lost what it could do: lower the learning rate.",
         ),
         DefaultAlarm(
             AlarmConfig(
