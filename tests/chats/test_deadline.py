@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +68,31 @@ def test_what_comes_after_a_template_that_ends_is_not_stopped() -> None:
     with bounded("a short one"):
         pass
     assert sum(1 for _ in range(5_000_000)) == 5_000_000  # half a second of processor time
+
+
+TRACED = """
+import sys
+from skyrl.chats import deadline
+from skyrl.errors import TemplateTimeoutError
+
+deadline.CPU_SECONDS = 0.02
+for _ in range(3):
+    try:
+        with deadline.bounded("a template"):
+            while True:
+                pass
+    except TemplateTimeoutError:
+        pass
+
+def traced():
+    return "traced"
+
+sys.settrace(lambda *_: None)
+print(traced())
+"""
+
+
+def test_a_process_can_be_traced_after_a_template_was_stopped() -> None:
+    """As debuggers and coverage do. A process that cannot be traced never ends."""
+    done = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=600)
+    assert done.stdout == "traced\n", done.stderr
