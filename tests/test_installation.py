@@ -223,7 +223,7 @@ def test_extras_that_pages_install_exist() -> None:
         for extras in re.findall(r"(?:\.|skyrl-attrs)\[([a-z][a-z0-9,]*)\]", path.read_text(encoding="utf-8"))
         for extra in extras.split(",")
     }
-    assert {"train", "dev", "view", "mlflow"} <= found <= set(PROJECT["optional-dependencies"])
+    assert {"train", "dev", "mlflow"} <= found <= set(PROJECT["optional-dependencies"])
 
 
 def test_the_distribution_is_named_in_one_way() -> None:

@@ -94,14 +94,16 @@ def test_what_a_command_refuses_holds_none_of_100_canaries(
     assert [canary for canary in canaries if canary in said] == []
 
 
-def test_nothing_that_prints_or_stores_a_configuration_holds_one_of_100_canaries(tmp_path: Path) -> None:
+def test_nothing_that_prints_or_stores_a_configuration_holds_one_of_100_canaries(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     canaries, values = planted()
     assert len(canaries) == 100
     file = written(tmp_path, values)
     said = [json.dumps(stored_form(resolve(load([file]))))]
     commands = [
         ["show"], ["show", "--format", "yaml"], ["show", "--format", "toml"], ["show", "--sparse"],
-        ["show", "--origins"], ["show", "--derived"], ["show", "--written"], ["check", "--json"],
+        ["show", "--origins"], ["show", "--derived"], ["show", "--written"],
         *(["explain", path] for path in values), *(["explain", path, "--json"] for path in values),
         ["explain", f"{TABLES[0]}.hf_token"], ["explain", f"{TABLES[0]}.headers.password"],
     ]  # fmt: skip
@@ -109,6 +111,11 @@ def test_nothing_that_prints_or_stores_a_configuration_holds_one_of_100_canaries
         result = CliRunner().invoke(config, [*words, str(file)])
         assert result.exception is None or isinstance(result.exception, SystemExit), words
         said.append(result.output)
+    with pytest.raises(SystemExit):
+        main(["config", "check", "--json", str(file)])
+    answer, messages = capsys.readouterr()
+    said += [answer, messages]
+    assert json.loads(answer)["problems"]
     (tmp_path / "empty.json").write_text("{}")
     for words in (["diff"], ["diff", "--json"]):
         said.append(CliRunner().invoke(config, [*words, str(tmp_path / "empty.json"), str(file)]).output)

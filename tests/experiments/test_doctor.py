@@ -381,8 +381,8 @@ def test_doctor_imports_neither_torch_nor_transformers_and_names_no_strategy_for
     nano: Path, tmp_path: Path
 ) -> None:
     program = (
-        "import sys; from skyrl.cli.main import cli; cli.main(sys.argv[1:], standalone_mode=False);"
-        "print(*{'torch', 'transformers', 'datasets', 'ray'} & set(sys.modules))"
+        "import sys; from skyrl.cli.main import cli\ntry: cli.main(sys.argv[1:], standalone_mode=False)\n"
+        "finally: print(*{'torch', 'transformers', 'datasets', 'ray'} & set(sys.modules))"
     )
     words = as_words(overrides(nano, tmp_path))
     done = subprocess.run(

@@ -75,7 +75,10 @@ def test_results_and_samples_are_in_a_new_folder_and_the_model_of_a_checkpoint_i
     assert again.stdout.splitlines()[-1].endswith("step_6-2"), "earlier results are kept"
 
 
-def test_answers_of_a_run_need_no_word_for_the_code_that_only_its_configuration_names(trained: Path) -> None:
+def test_answers_of_a_run_need_no_word_for_the_code_that_only_its_configuration_names(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # of somebody who has not made the run
     run = str(trained / "run")
     with pytest.raises(ConfigError, match="environment.env_class"):
         found(run)
@@ -131,7 +134,10 @@ def test_greedy_answers_of_engines_on_ray_are_those_of_this_process(nano: Path, 
     assert there["metrics"] == here["metrics"]
 
 
-def test_what_cannot_be_evaluated_is_refused_with_what_to_do(nano: Path, trained: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_evaluated_is_refused_with_what_to_do(
+    nano: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # of somebody who has not made the run
     model = str(nano / "model")
     with pytest.raises(UserError, match="is a model: also give a configuration"):
         found(model)

@@ -23,7 +23,7 @@ def test_the_timeline_of_a_step_agrees_with_its_timings_and_batches_are_dumped(n
     train(nano, tmp_path, trainer__profile_steps=[2], trainer__dump_data_batch=True, **SHORT)
     run = tmp_path / "run"
     result = CliRunner().invoke(cli, ["timeline", str(run)], standalone_mode=False)
-    assert result.output == f"1 step in {run / 'timeline.json'}\n"
+    assert result.output == f"1 step in {run / 'timeline.json'}: open it in https://ui.perfetto.dev\n"
     events = json.loads((run / "timeline.json").read_text())["traceEvents"]
     tracks = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     assert {"phases", "engine-0", "policy-0"} <= {*tracks.values()}

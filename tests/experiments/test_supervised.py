@@ -212,9 +212,10 @@ def test_the_end_of_a_run_names_what_it_left_and_nothing_else(nano: Path, tmp_pa
     run: Any = compose([], values).config
     experiment = SFTExp(run)
     experiment.run()
-    *places, losses = summary(run, experiment.folder)
+    *places, next_command, losses = summary(run, experiment.folder)
     assert [line.split()[:-1] for line in places] == [["configuration"], ["metrics"], ["trained", "model"]]
     assert losses.startswith("train/loss ") and losses.endswith(" at step 4")
+    assert f"skyrl report {tmp_path / 'run'}" in next_command
 
 
 def test_too_few_rows_are_told(nano: Path, tmp_path: Path) -> None:

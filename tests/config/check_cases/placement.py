@@ -16,6 +16,13 @@ from tests.config.check_cases.settings import (
 )
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "other_processes_find_code": [
+        ({**RAY, "trainer.algorithm.policy_loss_type": "__main__:mine"}, "trainer.algorithm.policy_loss_type"),
+        (
+            {"environment.skyrl_gym.isolate_user_env": True, "environment.env_class": "__main__:mine"},
+            "environment.env_class",
+        ),
+    ],
     "colocated_models_have_equal_ranks": [
         ({**RAY, **CRITIC, f"{PLACEMENT}{role}_{count}": 2}, f"{PLACEMENT}{role}_{count}")
         for role in ("critic", "ref")
