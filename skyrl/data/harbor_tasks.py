@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from os.path import isdir  # false for a name that no folder can have, where Path.is_dir raises
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ _INSTRUCTION, _CONFIGURATION = "instruction.md", "task.toml"
 
 def holds_tasks(folder: Path) -> bool:
     """Whether a folder contains task folders."""
-    return folder.is_dir() and next(_tasks(folder), None) is not None
+    return isdir(folder) and next(_tasks(folder), None) is not None
 
 
 def read_tasks(folder: Path) -> Iterator[Mapping[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from os.path import isdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def dataset_failure(source: str) -> str | None:
     asked once. Raises `DataError` for a malformed name.
     """
     name, _, _ = _parts(source)
-    if Path(name).expanduser().is_dir():
+    if isdir(Path(name).expanduser()):
         return None
     if not HUB_NAME.fullmatch(name):
         return (

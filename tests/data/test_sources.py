@@ -127,6 +127,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_rows(str(tmp_path / "gone.parquet"))
 
 
+@pytest.mark.parametrize("name", ["x" * 4_000, "a/" * 3_000, "x\0y", "~nobody/x"])
+def test_a_name_that_no_file_can_have_is_refused_as_any_other(name: str) -> None:
+    with pytest.raises(DataError, match="neither a .parquet"):
+        list(read_rows(name))
+
+
 def test_a_source_that_is_nothing_known_says_what_there_is() -> None:
     with pytest.raises(DataError, match="neither a .parquet"):
         read_rows("data.xml")

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from attrs import evolve
 
 from benchmarks import results
 from benchmarks.results import RECIPES
@@ -116,9 +117,18 @@ def test_every_recipe_is_a_valid_file_without_a_warning(name: str, monkeypatch: 
 
 @pytest.mark.long
 def test_every_recipe_runs_in_a_shortened_form(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In their order, since some go on from the model of the one before."""
+    """In their order, since some go on from the model of the one before. The model of random weights gives no right
+    answer that the pairs of the reward model could be made of: they are written here.
+    """
     monkeypatch.setattr(results, "ROOT", prepared)
-    for name, recipe in RECIPES.items():
+    pair = {"prompt": "What is 3 + 4? Answer with a number only.", "chosen": "7", "rejected": "8"}
+    (prepared / "runs" / "smollm2-reward-base").mkdir()
+    for name in ("train", "validation"):
+        file = prepared / "runs" / "smollm2-reward-base" / f"{name}.jsonl"
+        file.write_text((json.dumps(pair) + "\n") * 16, encoding="utf-8")
+    pairs = evolve(RECIPES["reward-model"], before=())
+    for name, recipe in {**RECIPES, "reward-model": pairs}.items():
+        monkeypatch.setitem(RECIPES, name, recipe)
         supervised = recipe.file.startswith(("sft/sft", "reward_model/reward"))
         changes = ["num_epochs=1"] if supervised else SHORTER
         changes = [*changes, *(["generator.max_input_length=640"] if name == "agent" else [])]
