@@ -4,7 +4,8 @@
     run.metrics, run.samples(), run.model(), run.report()
 
 `skyrl.config` defines the fields of a run's configuration, `skyrl.training` is the loop, and `skyrl.experiments`
-assembles a run. Importing this package imports none of them: each name below is imported when it is first used.
+assembles a run. Importing this package imports none of them: each name below is imported when it is first used. A
+sandbox sees this file and few others.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from skyrl.installation import __version__
-
 if TYPE_CHECKING:
     from skyrl.api.run import Run, load
     from skyrl.api.sampling import evaluate, generate
     from skyrl.api.training import train
+    from skyrl.installation import __version__
     from skyrl.training.callbacks import Callback, Control, TrainingState
 
 __all__ = [
@@ -37,6 +37,7 @@ _PLACES = {
     "Control": "skyrl.training.callbacks",
     "Run": "skyrl.api.run",
     "TrainingState": "skyrl.training.callbacks",
+    "__version__": "skyrl.installation",
     "evaluate": "skyrl.api.sampling",
     "generate": "skyrl.api.sampling",
     "load": "skyrl.api.run",

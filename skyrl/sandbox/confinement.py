@@ -102,17 +102,18 @@ def mount_own(folder: str, owner: int, room: int) -> None:
 
 def make_reachable(paths: list[str]) -> None:
     """Make paths readable for other users, in new mounts of this process: folders that only root may enter are hidden
-    except for these paths. Raises OSError if the kernel does not allow it.
+    except for these paths. A path that is itself closed stays as it is. Raises OSError if the kernel does not allow it.
     """
-    hidden = [path for path in dict.fromkeys(paths) if os.path.exists(path) and not is_reachable(path)]
-    if not hidden:
+    gates = {path: gate for path in dict.fromkeys(paths) if os.path.exists(path) and (gate := _first_closed(path))}
+    if not gates:
         return
+    hidden = list(gates)
     why = f"programs cannot see {hidden[0]}, in a folder that only root may enter, without new mounts"
     _check(_libc.unshare(NEW_MOUNTS), why)
     _mount("", "/", "", _PRIVATE | _RECURSIVE)
     kept = {path: os.open(path, os.O_PATH) for path in hidden}
     folders = {path for path in hidden if os.path.isdir(path)}
-    for gate in sorted({_first_closed(path) for path in hidden}):
+    for gate in sorted(set(gates.values())):
         _mount("tmpfs", gate, "tmpfs", _NO_SUID | _NO_DEVICES, "size=1m,mode=755")
     for path in sorted(hidden, key=len):
         if os.path.exists(path):  # inside one that was there before
@@ -217,14 +218,14 @@ def _children_by_looking_at_all(parent: int) -> list[int]:
     return pids
 
 
-def _first_closed(path: str) -> str:
-    """The folder nearest to the root that not every user may enter; the path's own folder if it is the last."""
+def _first_closed(path: str) -> str | None:
+    """The folder above the path, nearest to the root, that not every user may enter; None if there is none."""
     parts = path.split("/")
     for length in range(2, len(parts)):
         folder = "/".join(parts[:length])
         if not os.stat(folder).st_mode & 0o001:
             return folder
-    return os.path.dirname(path)
+    return None
 
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:

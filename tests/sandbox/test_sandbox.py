@@ -14,10 +14,11 @@ from threading import Event
 import psutil
 import pytest
 
+import skyrl
 from skyrl.config.settings.trackers import TRACKERS
 from skyrl.envs import find_env
 from skyrl.errors import ProcessError, UserError
-from skyrl.sandbox import sandbox
+from skyrl.sandbox import fork_client, sandbox
 from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
 from skyrl.sandbox.tiers import Tier
 from tests.sandbox.attacks import HERE
@@ -177,3 +178,36 @@ def test_one_answer_cannot_poison_the_next() -> None:
     assert code({"reward_spec": {"ground_truth": tests}}).step(f"```\n{spoil}\n```").reward == 0.0
     look = "import os\nprint('spoiled' if 'X' in os.environ or os.path.exists('left') else 'fine')"
     assert code({"reward_spec": {"ground_truth": tests}}).step(f"```\n{look}\n```").reward == 1.0
+
+
+@pytest.mark.parametrize("tier", HERE)
+def test_a_closed_folder_of_imports_hides_nothing_that_stands_beside_it(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that holds rewards is where Python imports from; only root may enter the one of the first run."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as parent:
+        closed, own = Path(parent, "closed"), Path(parent, "own")
+        closed.mkdir(mode=0o700)
+        own.mkdir(mode=0o755)
+        (own / "reward.py").write_text("x = 1\n", encoding="utf-8")
+        Path(parent).chmod(0o755)
+        monkeypatch.syspath_prepend(str(closed))
+        sandbox = Sandbox(tier, readable=[own], modules=["json"])
+        try:
+            ran = sandbox.run(f"print(open({str(own / 'reward.py')!r}).read())")
+        finally:
+            sandbox.close()
+    assert ran.stdout == b"x = 1\n\n", ran
+
+
+def test_the_fork_server_needs_no_file_that_its_sandbox_does_not_show(tmp_path: Path) -> None:
+    """As in the tier `bwrap`, which not every machine has."""
+    root = Path(skyrl.__file__).parent
+    for name in fork_client._OURS:
+        copy = tmp_path / "skyrl" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes((root / name).read_bytes())
+    begin = "import sys; sys.path.insert(0, sys.argv[1]); from skyrl.sandbox import fork_server; print('here')"
+    words = [sys.executable, "-I", "-S", "-c", begin, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("here\n", "")
