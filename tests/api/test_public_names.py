@@ -38,5 +38,5 @@ def test_another_name_does_not_exist() -> None:
 def test_importing_the_package_imports_nothing_heavy() -> None:
     program = "import sys, skyrl; print(*sorted(sys.modules))"
     imported = run_program(program).stdout.split()
-    assert [name for name in imported if name.startswith("skyrl")] == ["skyrl", "skyrl.installation"]
+    assert [name for name in imported if name.startswith("skyrl")] == ["skyrl"]
     assert not {"attrs", "attr", "cattrs", "torch", "numpy", "click"} & {*imported}
