@@ -1,9 +1,11 @@
 """A tracker of the user's own, named by import path in `trainer.logger`.
 
-class MyTracker:
-def __init__(self, run): ...             # a `TrackedRun`: project, name, folder, total_steps, first_step
-def log(self, step, metrics): ...        # once for each step, in the order of the steps
-def close(self): ...                     # when the session ends
+    class MyTracker:
+        def __init__(self, run): ...             # a `TrackedRun`: project, name, folder, total_steps, first_step
+        def log(self, step, metrics): ...        # once for each step, in the order of the steps
+        def close(self): ...                     # when the session ends
+
+An exception of `log` or `close` is reported once, and the run goes on without it.
 """
 
 from __future__ import annotations
