@@ -48,6 +48,8 @@ def main() -> None:
     arguments = parser.parse_args()
     out: Path = arguments.out
     if (out / "validation.jsonl").is_file():
+        if arguments.gguf is not None:
+            raise SystemExit(f"{out} holds a model already, which --gguf would not replace: remove it, or give --out")
         print(f"{out} is complete already: nothing to do")
         return
     try:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import skyrl
+from skyrl.errors import ConfigError
 from tests.fresh_process import run_program
 
 PUBLIC = {
@@ -40,3 +44,9 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     imported = run_program(program).stdout.split()
     assert [name for name in imported if name.startswith("skyrl")] == ["skyrl"]
     assert not {"attrs", "attr", "cattrs", "torch", "numpy", "click"} & {*imported}
+
+
+@pytest.mark.parametrize("call", [skyrl.train, skyrl.evaluate, skyrl.generate])
+def test_a_mistake_is_placed_in_the_line_of_the_call(call: Callable[..., object], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"did you mean trainer\.epochs\?  {re.escape(__file__)}:\d+"):
+        call(str(tmp_path), trainer__epoch=2)

@@ -134,3 +134,12 @@ def test_every_recipe_runs_in_a_shortened_form(prepared: Path, monkeypatch: pyte
         changes = [*changes, *(["generator.max_input_length=640"] if name == "agent" else [])]
         result = results.run(name, 1, changes)
         assert result["training"] and (supervised or len(result["evaluations"]) == 3), name
+
+
+def test_a_file_is_refused_where_another_model_is_there_already(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = str(prepared / "runs" / "smollm2-base")
+    with pytest.raises(SystemExit, match=r"holds a model already.*remove it, or give --out"):
+        called(["--gguf", str(prepared / "model.gguf"), "--out", base], monkeypatch)
+    called(["--out", base], monkeypatch)

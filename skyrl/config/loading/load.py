@@ -342,9 +342,9 @@ def _is_path(name: str, root: type[Any]) -> bool:
 
 
 def _caller() -> str:
-    """`file:line` of the innermost caller outside of skyrl."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("skyrl", "attr"):
+    """`file:line` of the innermost caller outside of skyrl, and of what calls for it."""
+    frame, ours = sys._getframe(1), ("skyrl", "attr", "contextlib")
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
