@@ -228,6 +228,8 @@ class Trajectory:
     """Version of the weights that produced each token."""
 
     rewards: tuple[TurnReward, ...]
+    """Reward of each turn, in order. A turn is one answer of the policy; one that is not rewarded has the reward 0."""
+
     routed_experts: RoutedExperts | None = None
     """Experts that the engine chose for these tokens. None: the engine does not return them."""
 

@@ -62,9 +62,10 @@ class AgentEpisode(Episode):
         if not branches:
             message = f"{self._who('the agent for')} made no request to the policy, so there is nothing to train on"
             raise EpisodeError(Failure(kind="raised", reason=message))
-        *earlier, self._transcript = (self._row(branch) for branch in branches)
+        final = branches[-1][-1]
+        *earlier, self._transcript = (self._row(branch, final) for branch in branches)
         self._earlier = [transcript.step() for transcript in earlier]
-        last = branches[-1][-1].completion
+        last = final.completion
         match self._agent.config.reward:
             case "environment":
                 # What the agent returned or printed is judged, or its last answer if that is empty.
@@ -83,12 +84,16 @@ class AgentEpisode(Episode):
         reason: StopReason = "context" if played.cut_off else last.stop_reason
         return self._trajectory(reason)
 
-    def _row(self, branch: Sequence[Turn]) -> Transcript:
-        """A branch as a row. Tokens that another branch already trains on belong to the prompt."""
+    def _row(self, branch: Sequence[Turn], last: Turn) -> Transcript:
+        """A branch as a row. Tokens that another branch already trains on belong to the prompt. The agent is rewarded
+        once, in its last turn; each turn before it has the reward 0.
+        """
         transcript = self._transcript.restarted(branch[0].prompt_ids)
         for turn in branch:
             transcript.place(turn.prompt_ids[len(transcript.input_ids) :])
             transcript.sample(turn.completion)
+            if turn is not last:
+                transcript.credit(0.0)
         return transcript
 
 

@@ -68,7 +68,8 @@ class GroupJudge:
             return _without(row, skipped="the reward function gives None: it has no reward for this sample")
         if row.stop_reason != "stop" and self._context.config.zero_reward_on_non_stop:
             reward = 0.0
-        return evolve(row, rewards=(evolve(row.rewards[-1], reward=reward),), metrics={**row.metrics, **measured})
+        *before, last = row.rewards
+        return evolve(row, rewards=(*before, evolve(last, reward=reward)), metrics={**row.metrics, **measured})
 
 
 def _waits(row: Trajectory) -> bool:

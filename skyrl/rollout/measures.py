@@ -61,7 +61,9 @@ def _repeated(row: Trajectory) -> float:
 
 
 def _turns(rows: Sequence[Trajectory]) -> Metrics:
-    """Metrics of turns; a turn is a run of sampled tokens."""
+    """Metrics of turns. Every answer of the policy has a reward, so the rewards are as many as the turns; tokens are
+    counted by run, and answers with nothing between them are one run.
+    """
     steps = [step for row in rows for step in row.steps]
     turns = [length for step in steps for length in _runs(step.loss_mask)]
     return {

@@ -19,6 +19,8 @@ from skyrl.inference.engine import Completion
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.rollout.agent_calls import AgentCall, Returned, returned_by
 from skyrl.rollout.agent_runner import agent_of
+from skyrl.rollout.measures import measure
+from skyrl.trajectory import Prompt, TrajectoryGroup
 from tests.endpoint.serving import TOOLS_CHATML, Script
 from tests.inference.nano import full_forward_logprobs, nano_model
 from tests.rollout.agent_episodes import CALL, by, play, playing, scripted
@@ -36,6 +38,9 @@ async def test_a_conversation_is_one_row_of_the_engines_own_tokens() -> None:
     tool = "\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.decode(made.response_ids) == f"{CALL}<|im_end|>{tool}{CALL}<|im_end|>{tool}3<|im_end|>"
     assert made.metrics == {"agent_requests": 3.0, "agent_rows": 1.0, "agent_overruled_settings": 0.0}
+    ends = [turn.token for turn in made.rewards]
+    assert [tokenizer.decode([made.response_ids[token]]) for token in ends] == ["<|im_end|>"] * 3
+    assert [turn.reward for turn in made.rewards] == [0.0, 0.0, 1.0]
 
 
 async def test_later_requests_start_from_the_ids_that_were_sampled_whatever_their_text_says() -> None:
@@ -64,7 +69,7 @@ async def test_a_rewritten_history_is_a_row_of_its_own() -> None:
     made, script = await scripted(["a", "b", "c"], by("forgets"))
     (before,) = made.earlier
     assert made.reward == 0.5
-    assert before.rewards == ()
+    assert [[turn.reward for turn in row.rewards] for row in (before, made)] == [[0.0, 0.0], [0.5]]
     texts = [
         script.tokenizer.decode([i for i, mask in zip(row.response_ids, row.loss_mask, strict=True) if mask])
         for row in (before, made)
@@ -82,6 +87,13 @@ async def test_parallel_calls_are_rows_that_train_on_each_token_once() -> None:
     assert sorted(rows) == ["a<|im_end|>b<|im_end|>", "c<|im_end|>"]
     forked = next(row for row, text in zip(made.steps, rows, strict=True) if text == "c<|im_end|>")
     assert "a<|im_end|>" in script.tokenizer.decode(forked.prompt_ids)
+
+
+@pytest.mark.parametrize("name", ["talks", "forgets", "splits"])
+async def test_an_agent_has_as_many_turns_as_it_made_requests(name: str) -> None:
+    made, _ = await scripted([CALL, CALL, "3"], by(name, reward="environment"))
+    group = TrajectoryGroup(prompt=Prompt(id="p", messages=(), token_ids=(1,), env_class="e"), trajectories=(made,))
+    assert measure([group])["generate/avg_num_turns"] == made.metrics["agent_requests"] == 3
 
 
 async def test_log_probabilities_of_every_row_are_those_of_a_forward_pass() -> None:
