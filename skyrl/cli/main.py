@@ -16,6 +16,7 @@ from typing import NoReturn, TextIO, cast
 import click
 
 from skyrl.cli.command_line.commands import Commands, examples
+from skyrl.cli.command_line.json_output import print_usage_error
 from skyrl.cli.command_line.messages import say_error
 from skyrl.errors import EXIT_INTERRUPTED, SkyRLError, Stopped
 from skyrl.installation import __version__, conflict
@@ -142,20 +143,20 @@ def main(arguments: Sequence[str] | None = None, *, is_process: bool = False) ->
         contextlib.redirect_stderr(cast(TextIO, err)),
         _signals_end_it(is_process),
         _flushed((out, err)),
-        _errors_as_exit_codes(),
+        _errors_as_exit_codes(words := sys.argv[1:] if arguments is None else list(arguments)),
     ):
-        status = cli.main(
-            args=arguments if arguments is None else list(arguments), prog_name="skyrl", standalone_mode=False
-        )
+        status = cli.main(args=list(words), prog_name="skyrl", standalone_mode=False)
     sys.exit(status if isinstance(status, int) else 0)  # some commands return their exit code
 
 
 @contextlib.contextmanager
-def _errors_as_exit_codes() -> Iterator[None]:
-    """Turn errors into a message and the exit code of their kind."""
+def _errors_as_exit_codes(words: Sequence[str]) -> Iterator[None]:
+    """Turn errors into a message and the exit code of their kind; `words` are the arguments of the command."""
     try:
         yield
     except click.ClickException as error:
+        if isinstance(error, click.UsageError) and "--json" in words:
+            print_usage_error(error)
         error.show()
         sys.exit(2)
     except (Stopped, SkyRLError) as ending:

@@ -38,6 +38,16 @@ def peer_trees(system: str, kind: str) -> tuple[PeerTree, ...]:
     return tuple(sorted(found, key=lambda tree: [int(part) for part in tree.version.split(".")]))
 
 
+@cache
+def settings_by_system() -> Mapping[str, frozenset[str]]:
+    """All settings that a system has in any version and kind of run, by the name of the system."""
+    found: dict[str, set[str]] = {}
+    for path in _TREES.glob("*.json"):
+        tree = json.loads(path.read_text("utf-8"))
+        found.setdefault(tree["system"], set()).update(tree["defaults"])
+    return {system: frozenset(keys) for system, keys in found.items()}
+
+
 def versions_with(trees: Iterable[PeerTree], keys: Iterable[str]) -> list[str]:
     """Versions whose trees have the most of these keys, oldest first: the versions that a file is of."""
     written = set(keys)

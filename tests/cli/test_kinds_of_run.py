@@ -17,7 +17,7 @@ from attrs import frozen
 from click.testing import CliRunner, Result
 
 from skyrl.cli.command_line.commands import Commands
-from skyrl.cli.main import cli
+from skyrl.cli.main import cli, main
 from skyrl.config import load
 from skyrl.config.cluster import ClusterConfig
 from skyrl.config.loading.kinds import KINDS
@@ -301,6 +301,20 @@ def test_every_command_with_json_is_in_the_schema_and_in_a_test() -> None:
     tried = [words for words, _ in (*MACHINE, *MACHINE_WHOLE)]
     assert with_json == set(SCHEMA["properties"]["command"]["enum"]) == set(SCHEMA["$defs"]) - {"problem"}
     assert {name for name in with_json if not any(words.startswith(name) for words in tried)} == set()
+
+
+@pytest.mark.parametrize("wrong", ["--no-such-option", "--json=3"])
+def test_a_machine_reads_mistakes_in_arguments_of_every_command(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in SCHEMA["properties"]["command"]["enum"]:
+        with pytest.raises(SystemExit) as ended:
+            main([*name.split(), "--json", wrong])
+        assert ended.value.code == 2
+        printed = capsys.readouterr()
+        answer = json.loads(printed.out)
+        jsonschema.validate(answer, SCHEMA, jsonschema.Draft202012Validator)
+        assert (answer["command"], answer["ok"], answer["result"]) == (name, False, None)
+        [problem] = answer["problems"]
+        assert problem["message"] in printed.err and wrong.partition("=")[0] in problem["message"]
 
 
 def test_every_command_has_a_cell() -> None:

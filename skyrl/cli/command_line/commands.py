@@ -31,6 +31,9 @@ class FieldsCommand(click.Command):
             if not takes_fields or error.possibilities not in (None, [], ["--help"]):
                 raise
             raise click.UsageError(_as_field(error.option_name, words), ctx) from None
+        except click.BadOptionUsage as error:
+            error.ctx = error.ctx or ctx  # click leaves it out, and the message then lacks the command
+            raise
 
 
 class Commands(click.Group):

@@ -50,6 +50,17 @@ def print_result(result: object, *, ok: bool = True, problems: Sequence[Problem]
     click.echo(json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False))
 
 
+def print_usage_error(error: click.UsageError) -> None:
+    """Print the object for a mistake in the arguments of a command that has --json; nothing for any other command."""
+    context = error.ctx
+    if context is None or not any(parameter.name == "as_json" for parameter in context.command.params):
+        return
+    parameter = error.param if isinstance(error, click.BadParameter) else None
+    path = parameter.opts[0] if isinstance(parameter, click.Option) else ""
+    with context.scope(cleanup=False):
+        print_result(None, ok=False, problems=[Problem(path=path, message=error.format_message())])
+
+
 def _finite(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None

@@ -222,9 +222,14 @@ def diff(before: str, after: str, as_json: bool, written: bool) -> None:
         sys.exit(1)
 
 
-@config.command(epilog=examples("skyrl config convert run_gsm8k.sh --from skyrl --to run.toml"))
+@config.command(epilog=examples("skyrl config convert run_gsm8k.sh --to run.toml"))
 @click.argument("source", metavar="FILE|SCRIPT", type=click.Path())
-@click.option("--from", "house", type=click.Choice(["skyrl-hydra", "skyrl", "areal", "verl", "trl"]), required=True)
+@click.option(
+    "--from",
+    "house",
+    type=click.Choice(["skyrl-hydra", "skyrl", "areal", "verl", "trl"]),
+    help="The system that the file is of; without it, it is recognised by its settings.",
+)
 @click.option(
     "--to", "output", type=click.Path(dir_okay=False), help="Write the TOML to this file instead of standard output."
 )
@@ -242,7 +247,7 @@ def diff(before: str, after: str, as_json: bool, written: bool) -> None:
 @json_option
 def convert(
     source: str,
-    house: str,
+    house: str | None,
     output: str | None,
     number: int | None,
     kind: str | None,
@@ -260,10 +265,14 @@ def convert(
     """
     from skyrl.config.loading.recognition import refuse_other_sources
     from skyrl.errors import UserError
+    from skyrl.interop.recognised import NAMES, recognised_system
     from skyrl.interop.values import is_script
 
     if output and not force:
         _refuse_to_replace(output)
+    if house is None:
+        house = recognised_system(source)
+        click.echo(f"{source} is a file of {NAMES[house]}, by its settings; --from chooses another system.", err=True)
     refuse_other_sources(source, house)
     if number and not is_script(source):
         raise UserError(f"--command chooses among the commands of a script, and {source} is none")
@@ -286,7 +295,7 @@ def convert(
             _refuse_to_replace(cluster)
         _write_converted(converted, output, cluster)
     if as_json:
-        print_result(_reported(converted, is_written), ok=is_written, problems=converted.problems)
+        print_result(_reported(converted, house, is_written), ok=is_written, problems=converted.problems)
         sys.exit(0 if is_written else 1)
     _tell(converted, [name for name in (output, cluster) if name], is_written=is_written)
     if not is_written:
@@ -310,11 +319,12 @@ def _tell(converted: Conversion, files: list[str], *, is_written: bool) -> None:
         )
 
 
-def _reported(converted: Conversion, is_written: bool) -> dict[str, object]:
+def _reported(converted: Conversion, house: str, is_written: bool) -> dict[str, object]:
     """The report of a conversion as data, with secrets masked."""
     from skyrl.tree.masking import masked
 
     return {
+        "from": house,
         "written": is_written,
         "counts": converted.counts(),
         "settings": [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from attrs import asdict
 
-from skyrl.cli.command_line.commands import examples
+from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
 from skyrl.processes.torch_environment import set_torch_environment
 
@@ -64,7 +64,7 @@ def replay(run: Path, steps: range, checkpoints: Path | None, trust: bool) -> No
         )
 
 
-@click.command(epilog=examples("skyrl bisect runs/one runs/other"))
+@click.command(cls=FieldsCommand, epilog=examples("skyrl bisect runs/one runs/other"))
 @click.argument("run_a", type=_RUN)
 @click.argument("run_b", type=_RUN)
 @json_option

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
-from skyrl.cli.command_line.commands import examples
+from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
 
 
-@click.command(epilog=examples("skyrl watch runs/mine"))
+@click.command(cls=FieldsCommand, epilog=examples("skyrl watch runs/mine"))
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--once", is_flag=True, help="Show the current state of the run and exit.")
 @json_option

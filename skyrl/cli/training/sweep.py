@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyrl.cli.command_line.commands import examples
+from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
 from skyrl.cli.training.launch import cluster_options, launcher_of, read_cluster, shortest_path
 from skyrl.installation import install_command
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from skyrl.sweeps.trials import Trials
 
 
-@click.command(epilog=examples("skyrl sweep sweep.toml --at-once 2", "skyrl sweep sweep.toml --report"))
+@click.command(
+    cls=FieldsCommand, epilog=examples("skyrl sweep sweep.toml --at-once 2", "skyrl sweep sweep.toml --report")
+)
 @click.argument("file", metavar="SWEEP", type=click.Path(dir_okay=False))
 @click.option(
     "--on", "target", type=click.Choice(["local", "ray", "slurm"]), default="local", show_default=True, help="Launcher."

@@ -74,24 +74,25 @@ def refuse_other_files(name: str) -> None:
     _refuse(name, found)
 
 
-def refuse_other_sources(name: str, of: str = "") -> None:
+def refuse_other_sources(name: str, of: str | None = "") -> None:
     """Raise `ConfigError` for files that cannot be converted: a model, rows, or a script of a program other than `of`,
-    which is a name in `skyrl config convert --from`.
+    which is a name in `skyrl config convert --from`, or None for all that are converted.
     """
     found = _model_at(name, is_run=False) or _rows_in(name)
     if found is None and (text := _script_in(name)):
         program = _program_of_script(text)
-        found = None if _CONVERTED.get(program) == of else _of_program(name, program, "script")
+        found = None if _is_of(program, of) else _of_program(name, program, "script")
     _refuse(name, found)
 
 
-def refuse_other_tables(name: str, tables: object, *, of: str = "") -> None:
+def refuse_other_tables(name: str, tables: object, *, of: str | None = "") -> None:
     """Raise `ConfigError` for the content of a file whose top-level names are those of another program.
 
-    `of`: the program whose file it may be.
+    `of`: the program whose file it may be; None for all that are converted.
     """
     if isinstance(tables, Mapping):
-        if of and _is_ours(tables):
+        # SkyRL's names are also ours, but none of its files is TOML.
+        if (of or (of is None and name.lower().endswith(".toml"))) and _is_ours(tables):
             problem = Problem(path=name, message="is a configuration of skyrl's own already", hint=f"skyrl run {name}")
             raise ConfigError([problem], title="Nothing to convert")
         _refuse(name, _other_tables(name, tables, of))
@@ -191,14 +192,18 @@ def _script_in(name: str) -> str:
     return text if is_script else ""
 
 
-def _other_tables(name: str, tables: Mapping[Any, Any], of: str) -> tuple[str, str] | None:
+def _is_of(program: str, of: str | None) -> bool:
+    return program in _CONVERTED if of is None else _CONVERTED.get(program) == of
+
+
+def _other_tables(name: str, tables: Mapping[Any, Any], of: str | None) -> tuple[str, str] | None:
     top = {str(key).partition(".")[0] for key in tables}
     if {"architectures", "model_type"} & top and "trainer" not in top:
         return _model(name if os.path.isdir(_expanded(name)) else os.path.dirname(name) or ".", "folder")
     if {"run", "resources"} <= top:
         return "this is a task for SkyPilot", "give the configuration that the task starts"
     program = _program_of_tables(top)
-    found = None if _CONVERTED.get(program) == of else _of_program(name, program, "configuration")
+    found = None if _is_of(program, of) else _of_program(name, program, "configuration")
     return found and (found[0], _where_tables_are(program, tables) + found[1])
 
 

@@ -1,0 +1,44 @@
+"""Recognises the system that a file or a script is of, by the settings that it has."""
+
+from __future__ import annotations
+
+import re
+
+from skyrl.config.loading.recognition import refuse_other_sources, refuse_other_tables
+from skyrl.errors import ConfigError, Problem
+from skyrl.interop.peer_trees import settings_by_system
+from skyrl.interop.values import flat, is_script, text_of
+from skyrl.tree.files import read_file
+
+NAMES = {"areal": "AReaL", "skyrl": "SkyRL", "trl": "TRL", "verl": "verl"}
+"""Name of a system in `skyrl config convert --from` -> its own name."""
+
+_SETTING = re.compile(r"""(?<![\w$.{-])(?:[+~]{0,2}([a-zA-Z_]\w*(?:\.\w+)+)=|--([a-zA-Z_][\w.]*)(?=[\s=]))""")
+"""A setting of a command: `trainer.epochs=3`, `+data.seed=1`, `--learning_rate 1e-5`."""
+
+
+def recognised_system(name: str) -> str:
+    """The system that has more of the file's settings than any other; for a script without settings, the only system
+    that it mentions. Raises `ConfigError` if there is none.
+    """
+    refuse_other_sources(name, of=None)
+    keys = _settings_of(name)
+    known = {system: len(keys & settings) for system, settings in settings_by_system().items()}
+    most = max(known.values())
+    systems = [system for system, count in known.items() if count == most > 0]
+    if not keys and is_script(name):
+        systems = [system for system in NAMES if re.search(rf"(?i)\b{system}", text_of(name))]
+    if len(systems) == 1:
+        return systems[0]
+    of = " or ".join(NAMES[system] for system in sorted(systems))
+    message = f"may be of {of}" if systems else f"is not recognised as a file of {', '.join(NAMES.values())}"
+    hint = f"name the system with --from ({', '.join(sorted(systems) or NAMES)})"
+    raise ConfigError([Problem(path=name, message=message, hint=hint)], title="Nothing was converted")
+
+
+def _settings_of(name: str) -> set[str]:
+    if is_script(name):
+        return {path or option for path, option in _SETTING.findall(text_of(name))}
+    tables = read_file(name)[-1].value
+    refuse_other_tables(name, tables, of=None)
+    return {key for key, _ in flat(tables)} if isinstance(tables, dict) else set()
