@@ -148,8 +148,8 @@ def phases_of(metrics: Path, tokens: int) -> Result:
 
 def _estimate(file: Path) -> int | None:
     """Bytes that `skyrl plan` expects on the GPU in the phase that needs most."""
-    from skyrl.cli.planning.plan_memory import memory_of
     from skyrl.config import compose
+    from skyrl.tools.memory_estimate import memory_of
 
     phases = memory_of(compose([str(file)], {}).config)["phases"]
     return max(phase["bytes"] for phase in phases) if phases else None

@@ -135,7 +135,8 @@ class Run:
 
     @brief_errors
     def report(self, to: str | PathLike[str] | None = None, *, beside: Sequence[Run] = (), samples: int = 60) -> Path:
-        """Write curves, events, configuration and samples into one HTML file that needs no network.
+        """Write what `skyrl report` writes into one HTML file that needs no network: summary, curves, events, layout,
+        configuration and samples.
 
         Args:
             to: The file, which is replaced if it exists; by default `report.html` in the run's folder.
@@ -151,6 +152,7 @@ class Run:
         """
         from skyrl.installation import install_command
         from skyrl.storage.atomic import write_file
+        from skyrl.tools.plan_picture import pictures_in
 
         try:
             from skyrl.viewer.report import report
@@ -158,7 +160,9 @@ class Run:
             raise UserError(f"report needs {error.name}: {install_command('report')}") from None
 
         file = self.folder / "report.html" if to is None else Path(to)
-        write_file(file, report([self.folder, *(run.folder for run in beside)], samples=samples))
+        folders = [self.folder, *(run.folder for run in beside)]
+        layouts, gpus = pictures_in(folders)
+        write_file(file, report(folders, samples=samples, layouts=layouts, gpus=gpus))
         return file
 
     def __repr__(self) -> str:

@@ -43,13 +43,13 @@ def charts(runs: Runs) -> Iterator[Chart]:
             title=panel.title,
             unit=panel.unit,
             metrics=panel.metrics,
-            figure=_figure(_lines(panel, runs), _labels(panel, runs)).to_json(),
+            figure=_figure(list(_lines(panel, runs)), _labels(panel, runs)).to_json(),
         )
     parts = {run: phases(series) for run, series in runs.items()}
     highest = max((_height(own) for own in parts.values()), default=0.0)
     for run, own in parts.items():
         if own:
-            figure = _figure(_areas(own), [])
+            figure = _figure(list(_areas(own)), [])
             figure.update_layout(showlegend=True, yaxis={"range": [0, 1.05 * highest]}, height=300)
             yield Chart(
                 section="Time",
@@ -147,8 +147,9 @@ def _height(own: Mapping[str, Series]) -> float:
     return max(total.values(), default=0.0)
 
 
-def _figure(traces: Iterator[go.Scatter], labels: Sequence[Mapping[str, object]]) -> go.Figure:
-    figure = go.Figure(list(traces))
+def _figure(traces: Sequence[go.Scatter], labels: Sequence[Mapping[str, object]]) -> go.Figure:
+    figure = go.Figure(traces)
+    first, last = min(trace.x[0] for trace in traces), max(trace.x[-1] for trace in traces)
     room = 8 + 7 * max((len(str(label["text"])) for label in labels), default=0)
     figure.update_layout(
         template=None,
@@ -158,7 +159,13 @@ def _figure(traces: Iterator[go.Scatter], labels: Sequence[Mapping[str, object]]
         showlegend=False,
         legend={"orientation": "h", "y": -0.2, "font": {"size": 11}},
         annotations=list(labels),
-        xaxis={"title": {"text": "step", "font": {"size": 11}, "standoff": 4}},
+        xaxis={
+            "title": {
+                "text": f"step {first} to {last}" if last > first else f"step {first}",
+                "font": {"size": 11},
+                "standoff": 4,
+            }
+        },
         yaxis={"exponentformat": "power", "automargin": True},
     )
     return figure

@@ -48,7 +48,9 @@ KINDS: tuple[Kind, ...] = (
     Kind("Optimization", "Learning rate of {}", "", r"(policy|critic)/.+_lr|(train)/lr"),
     Kind("Sampling", "Length of answers: {}", "tokens", r"generate/(avg|max|min)_num_tokens", together=True),
     Kind("Sampling", "Answers that were {}", "share", r"generate/(truncated|repeated)_ratio"),
-    Kind("Sampling", "Groups without contrast", "share with equal rewards", r"reward/zero_variance_groups()"),
+    Kind(
+        "Sampling", "Groups whose rewards are all equal", "share: no learning signal", r"reward/zero_variance_groups()"
+    ),
     Kind("Sampling", "Staleness: {}", "versions of the weights", r"async/staleness_(mean|max|ratio)"),
     Kind("Sampling", "Turns", "mean of a sample", r"generate/avg_num_turns()"),
     Kind("System", "Tokens per second", "", r"trainer/tokens_per_second()"),

@@ -8,13 +8,21 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 
+ENDED = {
+    "stop": "ended by the policy (stop)",
+    "length": "cut off at the longest answer (length)",
+    "context": "cut off: no room for another turn (context)",
+}
+"""Reason why sampling ended, as it is stored -> in words."""
+
+
 def environment() -> Environment:
     """The templates, with what they call."""
     made = Environment(
         loader=PackageLoader("skyrl.viewer"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     made.filters["query"] = lambda values: urlencode(values)
-    made.globals["meter"] = meter
+    made.globals |= {"meter": meter, "ended": ENDED}
     return made
 
 

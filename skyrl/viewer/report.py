@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from math import isfinite
@@ -41,6 +42,9 @@ class ReportedRun:
     """One run of a report."""
 
     name: str
+    command: str
+    """Command that shows all samples."""
+
     metrics: RunMetrics
     card: RunCard
     events: Sequence[RunEvent]
@@ -108,6 +112,7 @@ def _read(folder: Path, name: str, samples: int, gpus: int | None) -> ReportedRu
         raise UserError(f"{folder} has nothing to report: metrics.jsonl is not there, or is empty")
     return ReportedRun(
         name=name,
+        command=f"skyrl view {shlex.quote(str(folder))}",
         metrics=metrics,
         card=run_card(folder, name, metrics, gpus=gpus),
         events=events(folder, metrics.series),

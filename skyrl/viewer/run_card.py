@@ -23,12 +23,15 @@ _NEAR = 5
 """Number of steps at each end of a run whose rewards are averaged: one step's reward is noisy."""
 
 _MANY = 0.5
-"""Share of answers that were cut off, and of groups without contrast, from which it is worth a look."""
+"""Share of answers that were cut off, and of groups with equal rewards, from which it is worth a look."""
 
 _OUTSIDE = ("timing/eval", "timing/save_checkpoints")
 """Times that are measured outside of a step's own time."""
 
 _GOOD_IF_LOW = ("loss",)
+_LOSSES = {"regular": "PPO's clipped loss"}
+"""Name of a policy loss in the configuration -> its name in the field, where they differ."""
+
 _SUPERVISED = {"sft": "supervised fine-tuning", "reward_model": "reward model"}
 
 
@@ -135,7 +138,8 @@ def _trained(stored: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     kind = _text(stored, "kind") or "rl"
     estimator = _text(stored, "trainer.algorithm.advantage_estimator")
     loss = _text(stored, "trainer.algorithm.policy_loss_type")
-    yield "method", _SUPERVISED.get(kind, f"{estimator}, loss {loss}" if loss else "reinforcement learning")
+    method = f"{estimator} advantages, {_LOSSES.get(loss, f'{loss} loss')}"
+    yield "method", _SUPERVISED.get(kind, method if loss else "reinforcement learning")
     for label, *paths in (
         ("model", "trainer.policy.model.path", "model.path"),
         ("agent", "environment.agent.function", "environment.agent.command"),
@@ -246,7 +250,10 @@ def _notes(metrics: RunMetrics) -> Iterator[str]:
     mean = "" if reward is None else f" (the mean reward of the step is {reward:.2g})"
     for name, words in (
         ("generate/truncated_ratio", "of the last step's answers were cut off at the length limit"),
-        ("reward/zero_variance_groups", f"of the last step's groups had equal rewards, which teach nothing{mean}"),
+        (
+            "reward/zero_variance_groups",
+            f"of the last step's groups have rewards that are all equal: no learning signal{mean}",
+        ),
     ):
         share = metrics.last(name)
         if share is not None and share >= _MANY:

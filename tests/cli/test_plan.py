@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from skyrl.cli.planning.plan import plan, plan_of
+from skyrl.cli.planning.plan import plan
 from skyrl.cli.planning.plan_table import table
 from skyrl.cli.planning.rehearse import planned_findings
 from skyrl.config import load, resolve
 from skyrl.errors import ConfigError, UserError
+from skyrl.tools.run_plan import plan_of
 from skyrl.tree import get_at
 from tests.fresh_process import run_program
 

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from skyrl.cli.planning.plan import plan
-from skyrl.cli.planning.plan_picture import NODES_SHOWN, picture
 from skyrl.errors import UserError
+from skyrl.tools.plan_picture import NODES_SHOWN, picture
 from tests.cli.test_plan import ENGINE, PLACEMENT, gpus, planned
 
 SVG = "{http://www.w3.org/2000/svg}"

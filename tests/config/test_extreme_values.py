@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 import pytest
 
-from skyrl.cli.planning.plan import plan_of
 from skyrl.cli.planning.plan_memory import memory_lines
 from skyrl.cli.planning.plan_table import table
 from skyrl.config import SkyRLTrainConfig, check, load
@@ -17,6 +16,7 @@ from skyrl.config.loading.explain import explain
 from skyrl.config.loading.kinds import root_of
 from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.errors import ConfigError, SkyRLError
+from skyrl.tools.run_plan import plan_of
 from skyrl.tree.classes import leaf_paths
 from tests.config.leaves import RUNNABLE, each
 

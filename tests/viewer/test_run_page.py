@@ -53,7 +53,7 @@ def test_a_card_says_what_was_trained_and_what_it_cost(tmp_path: Path) -> None:
     card = run_card(tmp_path, "mine", metrics, gpus=0)
     assert (card.state, card.tone) == ("finished, step 2 of 2", "good")
     assert dict(card.trained) == {
-        "method": "grpo, loss regular",
+        "method": "grpo advantages, PPO's clipped loss",
         "model": "tiny",
         "task": "reward.py:right",
         "data": "train.jsonl",
@@ -141,7 +141,7 @@ def test_an_alarm_that_is_the_newest_warning_is_told_once(tmp_path: Path) -> Non
 def test_equal_rewards_are_told_with_what_they_are(tmp_path: Path, reward: float) -> None:
     lines = [{"step": 1, "reward/avg_raw_reward": reward, "reward/zero_variance_groups": 1.0}]
     [note] = run_card(tmp_path, "mine", seen(tmp_path, lines)).notes
-    assert note.endswith(f"equal rewards, which teach nothing (the mean reward of the step is {reward:g})")
+    assert note.endswith(f"all equal: no learning signal (the mean reward of the step is {reward:g})")
 
 
 def test_an_agent_is_named(tmp_path: Path) -> None:

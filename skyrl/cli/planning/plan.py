@@ -1,23 +1,18 @@
 """`skyrl plan`: which process would compute on which GPU, and how much work it would do, without starting anything.
 
-`plan_of` computes the plan, as data for `--json`; `plan_table.py` and `plan_memory.py` format it for terminals;
-`plan_fit.py` proposes layouts.
+`skyrl.tools.run_plan` computes the plan, as data for `--json`; `plan_table.py` and `plan_memory.py` format it for
+terminals; `plan_fit.py` proposes layouts.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from skyrl.cli.command_line.arguments import ARGUMENTS, TRUST, compose_rl, reads_code
 from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
-
-if TYPE_CHECKING:
-    from skyrl.cli.planning.plan_table import Plan
-    from skyrl.config import SkyRLTrainConfig
 
 
 @click.command(cls=FieldsCommand, epilog=examples("skyrl plan run.toml", "skyrl plan run.toml --fit 8 --to fit.toml"))
@@ -71,14 +66,15 @@ def plan(
 
     from skyrl.cli.planning.plan_memory import memory_lines
     from skyrl.cli.planning.plan_table import table
+    from skyrl.tools.run_plan import plan_of
 
     run = compose_rl(
         arguments, "it has one model, on placement.num_nodes x num_gpus_per_node; there is nothing to lay out"
     )
     planned = plan_of(run, gpus_per_node)
     if drawn is not None:
-        from skyrl.cli.planning.plan_picture import picture
         from skyrl.storage.atomic import write_file
+        from skyrl.tools.plan_picture import picture
 
         try:
             write_file(drawn, picture(planned))
@@ -104,102 +100,3 @@ def _propose(
         click.echo(rendered(proposed))
     if file is not None:
         click.echo(f"Wrote {file}: skyrl plan {' '.join(arguments)} {file}", err=True)
-
-
-def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
-    """The plan of a resolved tree that has passed `check`, on the fewest machines of one size that hold it.
-
-    A slot is a GPU, or a place for one process on a CPU. Raises `UserError` if a machine of `gpus_per_node` GPUs is too
-    small.
-    """
-    from skyrl.cli.planning.plan_memory import memory_of
-    from skyrl.config.derive.sizes import on_ray, sizes_of
-    from skyrl.errors import UserError
-    from skyrl.planning.layout import ClusterNode, NoRoom, assign, on_machines
-    from skyrl.planning.sizes import layout
-
-    sizes = sizes_of(run, gpus_per_node)
-    laid = layout(sizes)
-    on_cuda = run.trainer.device == "cuda"
-    usual = sizes.gpus_per_node if on_cuda and on_ray(run) else 1
-    machine = gpus_per_node or max(usual, *(pool.gpus_per_node for pool in laid.pools))
-    try:
-        machines = assign(
-            laid, [ClusterNode(id=str(number), gpus=machine) for number in range(sum(p.nodes for p in laid.pools))]
-        )
-    except NoRoom as error:
-        message = f"{error.pool.name} needs {error.pool.gpus_per_node} on one node, but --gpus-per-node is {machine}"
-        raise UserError(message) from None
-    places = on_machines(laid, machines)
-    prompts, samples = run.trainer.train_batch_size, run.generator.n_samples_per_prompt
-    placements = [
-        {
-            "role": placed.role,
-            "rank": placed.rank,
-            "pool": placed.pool,
-            "places": [[int(node), gpu] for node, gpu in places[placed]],
-        }
-        for placed in laid.placements
-    ]
-    return {
-        "executor": "ray" if on_ray(run) else "in_process",
-        "device": run.trainer.device,
-        "gpus": laid.gpus if on_cuda else 0,
-        "slots": laid.gpus,
-        "nodes": len({node for nodes in machines.values() for node in nodes}),
-        "gpus_per_node": machine if on_cuda else 0,
-        "slots_per_node": machine,
-        "actors": len(placements) if on_ray(run) else 0,
-        "batch": {"prompts": prompts, "samples_per_prompt": samples, "samples": prompts * samples},
-        "pools": [
-            {
-                "name": pool.name,
-                "nodes": [int(node) for node in machines[pool.name]],
-                "gpus_per_node": pool.gpus_per_node,
-                "share": laid.share(pool.name),
-            }
-            for pool in laid.pools
-        ],
-        "models": [_model(run, model) for model in sizes.models],
-        "engines": _engines(run),
-        "seats": placements,
-        "memory": memory_of(run),
-    }
-
-
-def _engines(run: SkyRLTrainConfig) -> dict[str, int] | None:
-    from skyrl.config.derive.sizes import engines_of
-
-    engines = engines_of(run)
-    names = ("number", "gpus", "tensor", "pipeline", "data")
-    return None if engines is None else {name: getattr(engines, name) for name in names}
-
-
-def _model(run: SkyRLTrainConfig, model: Any) -> dict[str, Any]:
-    """The sizes of a model, and the work of one of its ranks in one training step."""
-    import attrs
-
-    from skyrl.config.derive.sizes import data_parallel_of, degrees_of, grid_of, work_of
-
-    trainer, work, degrees = run.trainer, work_of(run, model), degrees_of(run, model)
-    dimensions = ("pipeline", "context", "sequence", "tensor", "expert")
-    tokens = trainer.max_tokens_per_microbatch if trainer.max_tokens_per_microbatch > 0 else None
-    return {
-        "role": model,
-        "ranks": grid_of(run, model).ranks,
-        "data_parallel": data_parallel_of(run, model),
-        "model_parallel": degrees.replica,
-        **{f"{name}_parallel": getattr(degrees, name) for name in dimensions},
-        **attrs.asdict(work),
-        "gradient_accumulation": work.micro_batches,
-        "micro_batch_size": trainer.micro_train_batch_size_per_gpu if work.optimizer_steps else 0,
-        "scoring_micro_batch_size": trainer.micro_forward_batch_size_per_gpu,
-        **(_BY_TOKENS if tokens else {}),
-        "tokens_per_micro_batch": tokens,
-    }
-
-
-_BY_TOKENS = dict.fromkeys(
-    ("micro_batches", "gradient_accumulation", "scoring_micro_batches", "micro_batch_size", "scoring_micro_batch_size")
-)
-"""Null for passes that are bounded by tokens: their number depends on the answers."""

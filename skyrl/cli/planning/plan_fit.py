@@ -20,7 +20,7 @@ def fit(arguments: Sequence[str], gpus: int, answer_tokens: float | None) -> dic
     """The fastest layouts that fit and pass the check, with their reasons, as data. Raises `UserError` if none does."""
     from skyrl.autotune.reasons import reasons
     from skyrl.autotune.search import proposals
-    from skyrl.cli.planning.plan_memory import known_shape_of
+    from skyrl.tools.memory_estimate import known_shape_of
 
     run = _run(arguments)
     _refuse_unknown(run)
@@ -90,11 +90,11 @@ def _run(arguments: Sequence[str]) -> SkyRLTrainConfig:
 
 def _refuse_unknown(run: SkyRLTrainConfig) -> None:
     """Raises `UserError` for a run whose layouts cannot be estimated."""
-    from skyrl.cli.planning.plan_memory import known_shape_of
     from skyrl.config.derive.engine_backends import backend_of
     from skyrl.config.derive.sizes import starts_engines
     from skyrl.config.estimates.memory import models_without_sizes
     from skyrl.errors import UserError
+    from skyrl.tools.memory_estimate import known_shape_of
 
     engine = run.generator.inference_engine
     unknown = models_without_sizes(run, known_shape_of)
@@ -130,8 +130,8 @@ def _refusal(arguments: Sequence[str], proposal: Proposal) -> str | None:
 
 def _nothing(run: SkyRLTrainConfig, gpus: int, refusals: Sequence[str]) -> Exception:
     from skyrl.autotune.search import proposals
-    from skyrl.cli.planning.plan_memory import known_shape_of
     from skyrl.errors import UserError
+    from skyrl.tools.memory_estimate import known_shape_of
 
     if refusals:
         return UserError(f"--fit {gpus}: `skyrl config check` refuses all layouts that fit: {refusals[0]}")

@@ -1,4 +1,4 @@
-"""Formats a plan, which `plan.py` computes, as a table."""
+"""Formats a plan, which `skyrl.tools.run_plan` computes, as a table."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from skyrl.planning.layout import counted
-
-Plan = Mapping[str, Any]
-"""The plan as `skyrl plan --json` prints it."""
+from skyrl.tools.run_plan import Plan, taken
 
 
 def table(plan: Plan) -> str:
@@ -27,16 +25,6 @@ def _heading(plan: Plan) -> list[str]:
         return ["Everything runs in the command's own process."]
     note = "trainer.device is cpu: slots are counted instead of GPUs, each a place for one process."
     return [f"{taken(plan)}, {counted(plan['actors'], 'actor')} on Ray.", *([] if plan["gpus"] else [note])]
-
-
-def taken(plan: Plan, node: str = "node") -> str:
-    """The GPUs of a run and their machines; on a CPU its slots, or its only process."""
-    nodes = counted(plan["nodes"], node)
-    if plan["gpus"]:
-        return f"{counted(plan['gpus'], 'GPU')} on {nodes} of {plan['gpus_per_node']}"
-    if plan["executor"] == "in_process":
-        return "one process on a CPU"
-    return f"{counted(plan['slots'], 'slot')} on {nodes}"
 
 
 def _seats(plan: Plan, slot: str) -> list[list[str]]:

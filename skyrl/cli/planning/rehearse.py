@@ -83,9 +83,9 @@ def rehearse(arguments: tuple[str, ...], gpus: int | None, timeout: float, keep:
 
 def planned_findings(run: SkyRLTrainConfig, gpus: int | None) -> Iterator[Finding]:
     """Findings on placement, memory and engine of the run as configured."""
-    from skyrl.cli.planning.plan import plan_of
     from skyrl.cli.planning.plan_table import taken
     from skyrl.tools.rehearsal import Finding
+    from skyrl.tools.run_plan import plan_of
 
     plan = plan_of(run)
     text = taken(plan, "machine")
@@ -114,8 +114,8 @@ def _memory(memory: dict[str, object]) -> Iterator[Finding]:
 
 
 def _heads(run: SkyRLTrainConfig) -> Iterator[Finding]:
-    from skyrl.cli.planning.plan_memory import known_shape_of
     from skyrl.config.derive.engine_backends import backend_of
+    from skyrl.tools.memory_estimate import known_shape_of
     from skyrl.tools.rehearsal import Finding
 
     engine, shape = run.generator.inference_engine, known_shape_of(run.trainer.policy.model.path or "")

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import chdir
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from skyrl.cli.command_line.commands import examples
 from skyrl.cli.command_line.extras import require_packages
-from skyrl.errors import SkyRLError, UserError
-
-if TYPE_CHECKING:
-    from skyrl.cli.planning.plan_table import Plan
+from skyrl.errors import UserError
 
 
 @click.command("report", epilog=examples("skyrl report runs/one runs/other --to comparison.html"))
@@ -39,32 +34,14 @@ def report(runs: tuple[Path, ...], output: Path, samples: int, force: bool) -> N
     require_packages("report", "report", "plotly", "jinja2", "numpy")
     if output.exists() and not force:
         raise UserError(f"{output} already exists: choose another --to, or pass --force")
-    from skyrl.cli.planning.plan_picture import picture
     from skyrl.storage.atomic import write_file
+    from skyrl.tools.plan_picture import pictures_in
     from skyrl.viewer.report import report as html_of
 
-    plans = {folder: plan for folder in runs if (plan := _plan(folder))}
-    layouts = {folder: picture(plan) for folder, plan in plans.items()}
-    gpus = {folder: plan["gpus"] for folder, plan in plans.items()}
+    layouts, gpus = pictures_in(runs)
     html = html_of(runs, samples=samples, layouts=layouts, gpus=gpus)
     try:
         write_file(output, html)
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error.strerror}") from error
     click.echo(f"{output}: {len(html.encode()) / 1e6:.1f} MB; open it in a browser")
-
-
-def _plan(folder: Path) -> Plan | None:
-    """The plan of the run; None if the run has no engines, or if this version cannot read its configuration."""
-    from skyrl.cli.planning.plan import plan_of
-    from skyrl.config.loading.kinds import samples_rollouts
-    from skyrl.runs.stored_runs import started_in, stored_run
-
-    try:
-        run = stored_run(folder)
-    except SkyRLError:
-        return None  # the report itself says what the folder lacks
-    if not samples_rollouts(run):
-        return None
-    with chdir(started_in(folder, run)):  # where the models lie whose sizes the plan needs
-        return plan_of(run)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from skyrl.cli.planning.plan_table import taken
-
-if TYPE_CHECKING:
-    from skyrl.cli.planning.plan_table import Plan
+from skyrl.tools.run_plan import Plan, plan_in, taken
 
 WIDTH = 960
 NODES_SHOWN = 16
 _LINE, _EDGE, _LABEL = 18, 24, 190
 _COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#332288", "#882255", "#44aa99")
 """Colours that colour-blind readers can distinguish (Paul Tol's bright scheme, and three of his muted one)."""
+
+
+def pictures_in(folders: Iterable[Path]) -> tuple[dict[Path, str], dict[Path, int]]:
+    """SVG of the layout of each run, and the number of its GPUs, by folder, for a report; runs without engines are left
+    out.
+    """
+    plans = {folder: plan for folder in folders if (plan := plan_in(folder))}
+    return {folder: picture(plan) for folder, plan in plans.items()}, {
+        folder: plan["gpus"] for folder, plan in plans.items()
+    }
 
 
 def picture(plan: Plan) -> str:
@@ -72,7 +79,13 @@ def _draw_memory(root: Element, plan: Plan, top: int) -> int:
     if phases is None:
         _write(root, _EDGE, top + 24, f"memory: {memory['why']}")
         return top + 24
-    _write(root, _EDGE, top + 24, f"memory of one {'GPU' if plan['gpus'] else 'process'} in each phase", bold=True)
+    _write(
+        root,
+        _EDGE,
+        top + 24,
+        f"estimated memory of one {'GPU' if plan['gpus'] else 'process'} in each phase",
+        bold=True,
+    )
     top += 36
     parts = list(dict.fromkeys(part for phase in phases for part in phase["parts"]))
     limit = memory["usable_bytes"]

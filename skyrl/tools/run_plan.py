@@ -1,0 +1,137 @@
+"""Which process computes on which GPU, how much work it does and the memory that it needs, without starting anything.
+
+`skyrl plan` prints it, and reports draw it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import chdir
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from skyrl.config.derive.sizes import data_parallel_of, degrees_of, engines_of, grid_of, on_ray, sizes_of, work_of
+from skyrl.errors import SkyRLError, UserError
+from skyrl.planning.layout import ClusterNode, NoRoom, assign, counted, on_machines
+from skyrl.planning.sizes import layout
+from skyrl.tools.memory_estimate import memory_of
+
+if TYPE_CHECKING:
+    from skyrl.config import SkyRLTrainConfig
+
+Plan = Mapping[str, Any]
+"""The plan as `skyrl plan --json` prints it."""
+
+
+def taken(plan: Plan, node: str = "node") -> str:
+    """The GPUs of a run and their machines; on a CPU its slots, or its only process."""
+    nodes = counted(plan["nodes"], node)
+    if plan["gpus"]:
+        return f"{counted(plan['gpus'], 'GPU')} on {nodes} of {plan['gpus_per_node']}"
+    if plan["executor"] == "in_process":
+        return "one process on a CPU"
+    return f"{counted(plan['slots'], 'slot')} on {nodes}"
+
+
+def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
+    """The plan of a resolved tree that has passed `check`, on the fewest machines of one size that hold it.
+
+    A slot is a GPU, or a place for one process on a CPU. Raises `UserError` if a machine of `gpus_per_node` GPUs is too
+    small.
+    """
+    sizes = sizes_of(run, gpus_per_node)
+    laid = layout(sizes)
+    on_cuda = run.trainer.device == "cuda"
+    usual = sizes.gpus_per_node if on_cuda and on_ray(run) else 1
+    machine = gpus_per_node or max(usual, *(pool.gpus_per_node for pool in laid.pools))
+    try:
+        machines = assign(
+            laid, [ClusterNode(id=str(number), gpus=machine) for number in range(sum(p.nodes for p in laid.pools))]
+        )
+    except NoRoom as error:
+        message = f"{error.pool.name} needs {error.pool.gpus_per_node} on one node, but --gpus-per-node is {machine}"
+        raise UserError(message) from None
+    places = on_machines(laid, machines)
+    prompts, samples = run.trainer.train_batch_size, run.generator.n_samples_per_prompt
+    placements = [
+        {
+            "role": placed.role,
+            "rank": placed.rank,
+            "pool": placed.pool,
+            "places": [[int(node), gpu] for node, gpu in places[placed]],
+        }
+        for placed in laid.placements
+    ]
+    return {
+        "executor": "ray" if on_ray(run) else "in_process",
+        "device": run.trainer.device,
+        "gpus": laid.gpus if on_cuda else 0,
+        "slots": laid.gpus,
+        "nodes": len({node for nodes in machines.values() for node in nodes}),
+        "gpus_per_node": machine if on_cuda else 0,
+        "slots_per_node": machine,
+        "actors": len(placements) if on_ray(run) else 0,
+        "batch": {"prompts": prompts, "samples_per_prompt": samples, "samples": prompts * samples},
+        "pools": [
+            {
+                "name": pool.name,
+                "nodes": [int(node) for node in machines[pool.name]],
+                "gpus_per_node": pool.gpus_per_node,
+                "share": laid.share(pool.name),
+            }
+            for pool in laid.pools
+        ],
+        "models": [_model(run, model) for model in sizes.models],
+        "engines": _engines(run),
+        "seats": placements,
+        "memory": memory_of(run),
+    }
+
+
+def _engines(run: SkyRLTrainConfig) -> dict[str, int] | None:
+    engines = engines_of(run)
+    names = ("number", "gpus", "tensor", "pipeline", "data")
+    return None if engines is None else {name: getattr(engines, name) for name in names}
+
+
+def _model(run: SkyRLTrainConfig, model: Any) -> dict[str, Any]:
+    """The sizes of a model, and the work of one of its ranks in one training step."""
+    trainer, work, degrees = run.trainer, work_of(run, model), degrees_of(run, model)
+    dimensions = ("pipeline", "context", "sequence", "tensor", "expert")
+    tokens = trainer.max_tokens_per_microbatch if trainer.max_tokens_per_microbatch > 0 else None
+    return {
+        "role": model,
+        "ranks": grid_of(run, model).ranks,
+        "data_parallel": data_parallel_of(run, model),
+        "model_parallel": degrees.replica,
+        **{f"{name}_parallel": getattr(degrees, name) for name in dimensions},
+        **attrs.asdict(work),
+        "gradient_accumulation": work.micro_batches,
+        "micro_batch_size": trainer.micro_train_batch_size_per_gpu if work.optimizer_steps else 0,
+        "scoring_micro_batch_size": trainer.micro_forward_batch_size_per_gpu,
+        **(_BY_TOKENS if tokens else {}),
+        "tokens_per_micro_batch": tokens,
+    }
+
+
+_BY_TOKENS = dict.fromkeys(
+    ("micro_batches", "gradient_accumulation", "scoring_micro_batches", "micro_batch_size", "scoring_micro_batch_size")
+)
+"""Null for passes that are bounded by tokens: their number depends on the answers."""
+
+
+def plan_in(folder: Path) -> Plan | None:
+    """The plan of the run; None if the run has no engines, or if this version cannot read its configuration."""
+    from skyrl.config.loading.kinds import samples_rollouts
+    from skyrl.runs.stored_runs import started_in, stored_run
+
+    try:
+        run = stored_run(folder)
+    except SkyRLError:
+        return None  # the report itself says what the folder lacks
+    if not samples_rollouts(run):
+        return None
+    with chdir(started_in(folder, run)):  # where the models lie whose sizes the plan needs
+        return plan_of(run)
