@@ -1,4 +1,4 @@
-"""Completion of words and values, in a bash that a terminal talks to."""
+"""Completion of words and values, in a bash and a zsh that a terminal talks to."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import subprocess
 import sys
 import termios
@@ -44,10 +45,21 @@ def test_every_field_whose_schema_has_an_enumeration_completes(kind: str) -> Non
             assert set(texts) <= set(values_of(path, [f"kind={kind}"])), path
 
 
-class Bash:
-    """An interactive bash with the completion of skyrl, in a terminal."""
+START = {
+    "bash": (["bash", "--norc", "--noprofile", "-i"], ""),
+    "zsh": (
+        ["zsh", "-f", "-i"],
+        "unset zle_bracketed_paste; bindkey -e; setopt nolistambiguous; autoload -Uz compinit; compinit -uD; ",
+    ),
+}
+"""Shell -> its command without files of the user, and what it needs before it completes anything."""
 
-    def __init__(self, folder: Path) -> None:
+
+class Shell:
+    """An interactive shell with the completion of skyrl, in a terminal."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        command, before = START[name]
         (folder / "skyrl").write_text(f'#!/bin/sh\nexec {sys.executable} -m skyrl.cli "$@"\n')
         (folder / "skyrl").chmod(0o755)
         path = f"{folder}:/usr/bin:/bin"
@@ -59,11 +71,10 @@ class Bash:
         settings[3] &= ~termios.ECHO
         termios.tcsetattr(inside, termios.TCSANOW, settings)
         self._process = subprocess.Popen(
-            ["bash", "--norc", "--noprofile", "-i"],
-            stdin=inside, stdout=inside, stderr=inside, env=environment, cwd=folder, start_new_session=True,
-        )  # fmt: skip
+            command, stdin=inside, stdout=inside, stderr=inside, env=environment, cwd=folder, start_new_session=True
+        )
         os.close(inside)
-        os.write(self._terminal, b'eval "$(skyrl completion bash)"\n')
+        os.write(self._terminal, f'{before}eval "$(skyrl completion {name})"\n'.encode())
 
     def completed(self, line: str) -> str:
         """The line after TAB, as the command then gets its words: each in brackets."""
@@ -89,13 +100,15 @@ class Bash:
         os.close(self._terminal)
 
 
-@pytest.fixture(scope="module")
-def bash(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bash]:
-    folder = tmp_path_factory.mktemp("bash")
+@pytest.fixture(scope="module", params=START)
+def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    if shutil.which(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    folder = tmp_path_factory.mktemp(request.param)
     (folder / "training.toml").touch()
     (folder / "rows").mkdir()
     (folder / "rows" / "of mine.jsonl").touch()
-    shell = Bash(folder)
+    shell = Shell(request.param, folder)
     yield shell
     shell.close()
 
@@ -108,13 +121,15 @@ def bash(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bash]:
         ("skyrl config check preset:one", "<skyrl><config><check><preset:one-process>"),
         ("skyrl run data.train_data=training.t", "<skyrl><run><data.train_data=training.toml>"),
         ("skyrl run training.t", "<skyrl><run><training.toml>"),
+        ("skyrl run data.train_data=rows/of", "<skyrl><run><data.train_data=rows/of mine.jsonl>"),
         ("skyrl eval rows generator.inference_engine.back", "<skyrl><eval><rows><generator.inference_engine.backend=>"),
     ],
 )
-def test_a_word_is_completed_in_bash(bash: Bash, typed: str, words: str) -> None:
-    assert bash.completed(typed) == words
+def test_a_word_is_completed(shell: Shell, typed: str, words: str) -> None:
+    assert shell.completed(typed) == words
 
 
-def test_values_paths_and_files_are_offered_together_in_bash(bash: Bash) -> None:
-    assert {"trainer.", "training.toml"} <= bash.offered("skyrl run tr")
-    assert {"fsdp", "fsdp2", "deepspeed", "megatron"} <= bash.offered("skyrl run trainer.strategy=")
+def test_values_paths_and_files_are_offered_together(shell: Shell) -> None:
+    assert {"trainer.", "training.toml"} <= shell.offered("skyrl run tr")
+    values = {value.removeprefix("trainer.strategy=") for value in shell.offered("skyrl run trainer.strategy=")}
+    assert {"fsdp", "fsdp2", "deepspeed", "megatron"} <= values
