@@ -21,6 +21,7 @@ from pathlib import Path
 from PIL import Image
 
 from skyrl.processes.service import listen, server_of
+from skyrl.tools.plan_picture import pictures_in
 from skyrl.tracking.token_file import TokenFiles
 from skyrl.viewer.pages import Pages
 from skyrl.viewer.report import report
@@ -49,7 +50,8 @@ def main(run: Path, other: Path, turns: Path) -> None:
             take(window, f"{address}/sample/{telling(index, tokens=3)}?colour=probability", "view-turns", height=720)
         for name, runs in (("report", [run]), ("report-two", [run, other])):
             page = Path(folder) / f"{name}.html"
-            page.write_text(report(runs, samples=20), encoding="utf-8")
+            layouts, gpus = pictures_in(runs)
+            page.write_text(report(runs, samples=20, layouts=layouts, gpus=gpus), encoding="utf-8")
             take(window, f"file://{page}", name, height=1100)
 
 

@@ -43,8 +43,13 @@ def text_of(tokenizer: ChatTokenizer, token_ids: Sequence[int], stopped_by: Sequ
     end = _first_end(text, stopped_by, _length(tokenizer, token_ids[:least], skip_special_tokens=True))
     if end is not None:
         return text[:end]
-    whole = tokenizer.decode(token_ids, skip_special_tokens=False)
-    return text + next((stop for stop in stopped_by if stop in whole), "")
+    # The stop string has special tokens: the text is that of the tokens before it, and the stop string itself.
+    for first in range(len(token_ids) - 1, -1, -1):
+        tail = tokenizer.decode(token_ids[first:], skip_special_tokens=False)
+        if stop := next((stop for stop in stopped_by if stop in tail), None):
+            before: str = tokenizer.decode(token_ids[:first], skip_special_tokens=True)
+            return before + tail[: tail.index(stop)] + stop
+    return text
 
 
 def _first_end(text: str, stops: Sequence[str], after: int) -> int | None:

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import plotly.io as pio
 from attrs import frozen
 
-from skyrl.viewer.panels import Panel, Runs, panels, phases
+from skyrl.viewer.panels import BYTES, Panel, Runs, panels, phases
 from skyrl.viewer.run_metrics import Series
 
 COLOURS = ("#2f74d0", "#d0661a", "#12907a", "#a45bb8", "#7b8591", "#a98a12", "#c43c68", "#5a68d6")
@@ -43,7 +43,7 @@ def charts(runs: Runs) -> Iterator[Chart]:
             title=panel.title,
             unit=panel.unit,
             metrics=panel.metrics,
-            figure=_figure(list(_lines(panel, runs)), _labels(panel, runs)).to_json(),
+            figure=_figure(list(_lines(panel, runs)), _labels(panel, runs), panel.unit).to_json(),
         )
     parts = {run: phases(series) for run, series in runs.items()}
     highest = max((_height(own) for own in parts.values()), default=0.0)
@@ -147,7 +147,7 @@ def _height(own: Mapping[str, Series]) -> float:
     return max(total.values(), default=0.0)
 
 
-def _figure(traces: Sequence[go.Scatter], labels: Sequence[Mapping[str, object]]) -> go.Figure:
+def _figure(traces: Sequence[go.Scatter], labels: Sequence[Mapping[str, object]], unit: str = "") -> go.Figure:
     figure = go.Figure(traces)
     first, last = min(trace.x[0] for trace in traces), max(trace.x[-1] for trace in traces)
     room = 8 + 7 * max((len(str(label["text"])) for label in labels), default=0)
@@ -166,6 +166,6 @@ def _figure(traces: Sequence[go.Scatter], labels: Sequence[Mapping[str, object]]
                 "standoff": 4,
             }
         },
-        yaxis={"exponentformat": "power", "automargin": True},
+        yaxis={"exponentformat": "power", "automargin": True, "tickformat": ".3~s" if unit == BYTES else ""},
     )
     return figure

@@ -32,6 +32,9 @@ class Kind:
     """Whether the metrics of a single run share one panel, and each line is labelled by what the group matched."""
 
 
+BYTES = "bytes"
+"""Unit of metrics that are shown in MiB."""
+
 KINDS: tuple[Kind, ...] = (
     Kind("Outcome", "Reward", "mean of the step's samples", r"reward/avg_raw_reward()"),
     Kind("Outcome", "Evaluation: {}", "mean score", r"eval/(.+)/avg_score"),
@@ -54,7 +57,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("Sampling", "Staleness: {}", "versions of the weights", r"async/staleness_(mean|max|ratio)"),
     Kind("Sampling", "Turns", "mean of a sample", r"generate/avg_num_turns()"),
     Kind("System", "Tokens per second", "", r"trainer/tokens_per_second()"),
-    Kind("System", "Memory: {}", "bytes", r"memory/(.+)"),
+    Kind("System", "Memory: {}", BYTES, r"memory/(.+?)(?:_bytes)?"),
     Kind("System", "Engine against learner", "nats per token, mean", r"policy/rollout_train_logprobs_abs_diff_mean()"),
     Kind("System", "Weights after transfer", "nats per token, mean", r"weight_sync/parity_mean()"),
     Kind("System", "Engines: {}", "number", r"inference/engines_(in_service|lost)"),

@@ -7,7 +7,6 @@ from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-
 ENDED = {
     "stop": "ended by the policy (stop)",
     "length": "cut off at the longest answer (length)",

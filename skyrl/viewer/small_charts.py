@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from attrs import frozen
 
-from skyrl.viewer.panels import Panel
+from skyrl.viewer.panels import BYTES, Panel
 
 MOST_POINTS = 300
 """Largest number of points of a line, which is wider than the screen of most."""
@@ -44,12 +44,12 @@ def small_charts(panels: Sequence[Panel]) -> Iterator[SmallChart]:
         yield SmallChart(
             panel=panel,
             svg=_drawn(panel, first, last, least, most),
-            least=short(least),
-            most=short(most),
+            least=_shown(least, panel),
+            most=_shown(most, panel),
             first=first,
             last=last,
             ends=tuple(
-                (number, line.label or line.run, short(line.series.values[-1]))
+                (number, line.label or line.run, _shown(line.series.values[-1], panel))
                 for number, line in enumerate(panel.lines)
             ),
         )
@@ -62,10 +62,14 @@ def short(value: float) -> str:
     return f"{value:,.{max(0, 2 - floor(log10(abs(value))))}f}"
 
 
+def _shown(value: float, panel: Panel) -> str:
+    return f"{short(value / 2**20)} MiB" if panel.unit == BYTES else short(value)
+
+
 def _drawn(panel: Panel, first: int, last: int, least: float, most: float) -> str:
     root = Element("svg", {"viewBox": f"0 0 {_WIDTH:g} {_HEIGHT:g}", "preserveAspectRatio": "none", "role": "img"})
-    ends = ", ".join(f"{line.label} {short(line.series.values[-1])}".strip() for line in panel.lines)
-    root.set("aria-label", f"{panel.title}: from {short(least)} to {short(most)}, last {ends}")
+    ends = ", ".join(f"{line.label} {_shown(line.series.values[-1], panel)}".strip() for line in panel.lines)
+    root.set("aria-label", f"{panel.title}: from {_shown(least, panel)} to {_shown(most, panel)}, last {ends}")
     for height in (_TOP, _HEIGHT / 2, _HEIGHT - _TOP):
         SubElement(root, "path", {"class": "rule", "d": f"M0 {height:g}H{_WIDTH:g}"})
     for number, line in enumerate(panel.lines):

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 import skyrl
+from skyrl.cli.main import cli
 from skyrl.config import SkyRLTrainConfig, compose
 from skyrl.errors import CallbackError, ConfigError, ResumeError, UserError
 from skyrl.trajectory import TrajectoryGroup
@@ -108,7 +110,11 @@ def test_a_run_is_evaluated_sampled_and_reported(trained: skyrl.Run, tmp_path: P
     assert (results["step"], results["metrics"]["eval/all/avg_score"]) == (2, 1.0)
     answers = skyrl.generate(trained, to=tmp_path / "answers", generator__eval_n_samples_per_prompt=2)
     assert len(answers) == 12 and {*answers[0]} >= {"prompt", "response", "response_ids"}
-    assert "<html" in trained.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    told = trained.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    written = CliRunner().invoke(cli, ["report", str(trained.folder), "--to", str(tmp_path / "command.html")])
+    assert written.exit_code == 0
+    assert told == (tmp_path / "command.html").read_text(encoding="utf-8")
+    assert "estimated memory of one process in each phase" in told and f"skyrl view {trained.folder}" in told
 
 
 def test_a_run_is_loaded_and_shown(trained: skyrl.Run) -> None:

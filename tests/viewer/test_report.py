@@ -131,7 +131,8 @@ def test_a_chart_has_a_curve_for_each_run_and_metric_and_no_empty_chart_is_drawn
 def test_the_memory_of_a_run_is_a_curve() -> None:
     lines = [{"step": 1, "memory/process_bytes": 1e9}, {"step": 2, "memory/process_bytes": 2e9}]
     [chart] = charts({"a": series_of(lines)})
-    assert (chart.title, json.loads(chart.figure)["data"][0]["y"]) == ("Memory: process bytes", [1e9, 2e9])
+    assert (chart.title, json.loads(chart.figure)["data"][0]["y"]) == ("Memory: process", [1e9, 2e9])
+    assert json.loads(chart.figure)["layout"]["yaxis"]["tickformat"] == ".3~s"
 
 
 def test_time_is_stacked_by_phase() -> None:
