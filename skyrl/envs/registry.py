@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from skyrl.config import SkyRLGymConfig
+from skyrl.config import EnvironmentConfig, SkyRLGymConfig
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.environment import ENVIRONMENTS, built_in_name, weighted_names
 from skyrl.envs.builtin.aime import AIMEEnv
@@ -97,6 +97,17 @@ _BUILT_IN: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
 
 _REGISTERED: dict[str, MakeEnv] = {}
 """Environments that `register` has added."""
+
+
+ACCEPT_TIER = 'to accept the tier, set environment.skyrl_gym.sandbox_tier = "{tier}"'
+"""What to do about a tier that is weaker than others."""
+
+
+def sandboxed_parts(environment: EnvironmentConfig, tasks: Iterable[str]) -> list[str]:
+    """Those of the tasks, and the agent, that run programs in a sandbox of this machine."""
+    sandboxed = sorted(task for task in tasks if uses_sandbox(task, environment.skyrl_gym))
+    agent = environment.agent
+    return [*sandboxed, "environment.agent"] if agent.isolate and agent.plays else sandboxed
 
 
 def uses_sandbox(name: str, gym: SkyRLGymConfig) -> bool:

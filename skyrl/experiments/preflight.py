@@ -29,6 +29,7 @@ from skyrl.data.hugging_face import dataset_failure
 from skyrl.data.sources import FILES
 from skyrl.endpoint.client_access import TOKEN_VARIABLE
 from skyrl.envs import find_env
+from skyrl.envs.registry import ACCEPT_TIER, sandboxed_parts
 from skyrl.errors import ConfigError, DataError, Problem, TaskError, UserError
 from skyrl.experiments.first_rows import first_rows_can_be_used, supervised_rows_can_be_used
 from skyrl.experiments.folder_checks import (
@@ -54,6 +55,7 @@ from skyrl.planning.sizes import layout
 from skyrl.processes.addresses import is_loopback
 from skyrl.rollout.agent_runner import agent_of
 from skyrl.runs.run_tree import AnyRun
+from skyrl.sandbox.sandbox import strongest_tier, why_unavailable, why_weaker
 from skyrl.tracking.metric_table import METRICS, unknown
 from skyrl.tracking.own_tracker import found_tracker
 from skyrl.training.callbacks import found_callback
@@ -324,6 +326,21 @@ def the_task_can_be_imported(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="environment.agent", message=str(error))
 
 
+def the_sandbox_starts(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The sandbox of the policy's programs starts here, in the strongest tier or in the one that is chosen."""
+    path, tier = "environment.skyrl_gym.sandbox_tier", run.environment.skyrl_gym.sandbox_tier
+    if not samples(run) or not sandboxed_parts(run.environment, run.environment.names):
+        return
+    if tier == "auto":
+        chosen = strongest_tier()
+        if reason := why_weaker(chosen):
+            message = f"programs of the policy would run in the tier {chosen!r}: {reason}"
+            yield Problem(path=path, message=message, hint=ACCEPT_TIER.format(tier=chosen), severity="warning")
+    elif reason := why_unavailable(tier):
+        hint = f'the strongest tier that starts here is "{strongest_tier()}"'
+        yield Problem(path=path, message=f"{tier!r} does not start here: {reason}", hint=hint)
+
+
 def the_checkpoint_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The checkpoint to resume from exists, if the configuration names one."""
     if path := run.trainer.resume_path:
@@ -387,7 +404,7 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
 
 PREFLIGHT = (*_PREFLIGHT, first_rows_can_be_used(judge=False))
 
-DOCTOR = (*_PREFLIGHT, first_rows_can_be_used(judge=True))
+DOCTOR = (*_PREFLIGHT, the_sandbox_starts, first_rows_can_be_used(judge=True))
 
 
 # Supervised runs.

@@ -14,14 +14,14 @@ from skyrl.config.derive.rl_models import has_reference
 from skyrl.data.cursor import batches
 from skyrl.data.prompts import NO_SOURCE, PromptDataset
 from skyrl.data.sources import answer_in
-from skyrl.envs.registry import find_task, left_out, told_of, uses_sandbox
+from skyrl.envs.registry import ACCEPT_TIER, find_task, left_out, sandboxed_parts, told_of
 from skyrl.envs.rows import ground_truths
 from skyrl.errors import DataError
 from skyrl.inference.vllm.arguments import refuse_unsuitable
 from skyrl.inference.vllm.model import model_facts
 from skyrl.models.files.chat_templates import unread_variables
 from skyrl.models.files.loading import max_positions, refuse_small_vocabulary
-from skyrl.sandbox.sandbox import Sandbox
+from skyrl.sandbox.sandbox import Sandbox, why_weaker
 from skyrl.tracking.source_labels import source_labels
 from skyrl.trajectory import Prompt
 
@@ -98,14 +98,15 @@ def sandbox_in_force(run: SkyRLTrainConfig, *datasets: PromptDataset | None) -> 
     Raises `UserError` if the machine does not have the requested tier.
     """
     gym = run.environment.skyrl_gym
-    tasks = {prompt.env_class for dataset in datasets if dataset is not None for prompt in dataset.prompts}
-    sandboxed = sorted(task for task in tasks if uses_sandbox(task, gym))
-    if run.environment.agent.isolate and run.environment.agent.plays:
-        sandboxed.append("environment.agent")
+    sandboxed = sandboxed_parts(
+        run.environment, {prompt.env_class for dataset in datasets if dataset is not None for prompt in dataset.prompts}
+    )
     if not sandboxed:
         return None
     sandbox = Sandbox(gym.sandbox_tier)
     notice(f"{', '.join(sandboxed)}: runs in sandboxes of the tier {sandbox.tier!r} (SECURITY.md)")
+    if gym.sandbox_tier == "auto" and (reason := why_weaker(sandbox.tier)):
+        notice(f"warning: {reason}; {ACCEPT_TIER.format(tier=sandbox.tier)}")
     return {**sandbox.record(), "environments": sandboxed}
 
 

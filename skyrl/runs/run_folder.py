@@ -63,7 +63,7 @@ class RunFolder:
 
     def forget_after(self, step: int, *, recorded: bool = True) -> list[int]:
         """Delete the records of later steps, which will be taken again, and with `recorded` false also the record of
-        `step`. Returns the steps whose samples were lost, as after a power failure, or damaged.
+        `step`. Returns the steps that have lost samples, as after a power failure, or have damaged ones.
         """
         for lines in (self.metrics, self.alarms, self.timeline):
             lines.forget_after(step if recorded else step - 1)

@@ -190,7 +190,8 @@ class RunSession:
             for name, lacking in (("metrics.jsonl", metrics), ("trajectories.jsonl", samples)):
                 if lacking:
                     file = self._folder.path / name
-                    notice(f"{file} lacks {len(lacking)} steps (the first is {lacking[0]}): they were lost or damaged")
+                    what = "samples of " if name == "trajectories.jsonl" else ""
+                    notice(f"{file} lacks {what}{len(lacking)} steps (the first is {lacking[0]}): lost or damaged")
 
     def _show_progress(self, checkpoint: Checkpoint | None) -> None:
         """Keep `progress.json` in the run's folder up to date until the run ends."""

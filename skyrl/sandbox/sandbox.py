@@ -172,6 +172,12 @@ def why_unavailable(tier: Tier) -> str:
     return "" if ran.stdout == b"here\n" else f"a program that prints a word in it ended with {ran.code}"
 
 
+def why_weaker(tier: Tier) -> str:
+    """Reason why `auto` is this tier and none of the stronger ones; empty if it is the strongest."""
+    stronger = TIERS[TIERS.index(tier) + 1 :]
+    return "; ".join(f"{each!r} does not start here: {why_unavailable(each)}" for each in reversed(stronger))
+
+
 def _run(
     client: ForkClient,
     tier: Tier,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -46,16 +47,16 @@ class JsonLines:
         """Every complete line; one that is damaged or was cut short by a kill is left out."""
         return records_of(self._path)
 
-    def forget_after(self, step: int) -> set[int]:
+    def forget_after(self, step: int) -> Counter[int]:
         """Drop the records of later steps, which a run that resumes from `step` will write again.
 
-        Returns the steps that have records.
+        Returns the number of records of each step.
         """
         if not self._path.exists():
-            return set()
+            return Counter()
         kept = [(line, record["step"]) for line, record in lines_with_records(self._path) if record["step"] <= step]
         write_file(self._path, b"".join(line for line, _ in kept))
-        return {each for _, each in kept}
+        return Counter(each for _, each in kept)
 
 
 class MetricsFile:

@@ -95,10 +95,10 @@ class SampleFiles:
         self._writer.close()
 
     def forget_after(self, step: int) -> list[int]:
-        """Delete the samples of later steps. Returns the steps whose lines were lost: only their tokens are there."""
+        """Delete the samples of later steps. Returns the steps that have lost lines: there are tokens of more samples."""
         self._writer.finish()
-        kept = self.lines.forget_after(step)
-        return sorted(self.tokens.forget_after(step) - kept)
+        lines = self.lines.forget_after(step)
+        return sorted(each for each in self.tokens.forget_after(step) if lines[each] < self.tokens.samples(each))
 
 
 class SampleSink:

@@ -16,7 +16,8 @@ row is one forward pass of the policy: a trajectory, or one of its turns if the 
                                list of float32, if the run computes them: under the learner before the update, under
                                the reference model; of the critic
 
-The schema's metadata holds `skyrl.version` and `skyrl.pieces`: JSON, text of each token id in the file on its own.
+The schema's metadata holds `skyrl.version`, `skyrl.samples`, which is the number of samples, and `skyrl.pieces`: JSON,
+text of each token id in the file on its own.
 """
 
 from __future__ import annotations
@@ -109,7 +110,11 @@ class TokenFiles:
         if not kept:
             return
         rows = _rows(kept, computed)
-        metadata = {"skyrl.version": str(VERSION), "skyrl.pieces": json.dumps(self._pieces_of(rows, decode))}
+        metadata = {
+            "skyrl.version": str(VERSION),
+            "skyrl.samples": str(sum(each.samples for each in kept)),
+            "skyrl.pieces": json.dumps(self._pieces_of(rows, decode)),
+        }
         is_large = rows.nbytes >= _COMPRESSED_BYTES * len(kept)
         options = pa.ipc.IpcWriteOptions(compression="zstd" if is_large else None, use_threads=False)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -146,6 +151,16 @@ class TokenFiles:
             return None
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
+
+    def samples(self, step: int) -> int:
+        """Number of samples in the file of a step, as far as it is known: 1 if the file does not say it."""
+        import pyarrow as pa
+
+        try:
+            with pa.memory_map(str(self.path(step))) as source, pa.ipc.open_file(source) as reader:
+                return int((reader.schema.metadata or {}).get(b"skyrl.samples", 1))
+        except (OSError, ValueError, pa.ArrowException):
+            return 1
 
     def forget_after(self, step: int) -> set[int]:
         """Drop the files of later steps, which will be written again, and files that a kill left incomplete.

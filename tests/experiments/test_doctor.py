@@ -373,6 +373,7 @@ def test_a_disk_that_holds_no_checkpoint_is_named(nano: Path, tmp_path: Path, mo
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage(10**9, 0, free))
         (problem,) = problems(nano, tmp_path)
         assert (problem.path, problem.severity) == ("trainer.ckpt_path", severity)
+        assert "283.8 kB" in problem.message and f"{free / 1e3:,.1f} kB are free" in problem.message
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 0, 2 * size))
     assert problems(nano, tmp_path) == []
 

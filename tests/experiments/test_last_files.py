@@ -92,12 +92,14 @@ def test_steps_that_metrics_and_samples_have_lost_are_counted_when_the_run_goes_
     metrics.write_bytes(lines[0] + b"\0" * len(lines[1]) + b"\n" + lines[2])
     content = samples.read_bytes()
     rest = content.index(b'{"step": 3')
-    samples.write_bytes(content[:rest] + b"\0" * (len(content) - rest))
+    second = content.index(b'{"step": 2')  # of its samples, the first is damaged
+    whole = content[:second] + b"\0" + content[second + 1 : rest]
+    samples.write_bytes(whole + b"\0" * (len(content) - rest))
     capsys.readouterr()
     train(nano, tmp_path, **settings, trainer__max_training_steps=6)
     said = capsys.readouterr().err
-    assert f"{metrics} lacks 3 steps (the first is 1): they were lost or damaged" in said
-    assert f"{samples} lacks 2 steps (the first is 3): they were lost or damaged" in said
+    assert f"{metrics} lacks 3 steps (the first is 1): lost or damaged" in said
+    assert f"{samples} lacks samples of 3 steps (the first is 2): lost or damaged" in said
 
 
 def test_nothing_is_missing_in_a_run_that_goes_on_from_another_ones_checkpoint(

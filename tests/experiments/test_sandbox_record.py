@@ -8,10 +8,12 @@ import pytest
 from skyrl.config import SkyRLTrainConfig
 from skyrl.data.prompts import PromptDataset
 from skyrl.errors import UserError
+from skyrl.experiments import preflight
 from skyrl.runs.inputs import sandbox_in_force
 from skyrl.runs.run_folder import RunFolder
 from skyrl.sandbox import sandbox
 from skyrl.sandbox.sandbox import Sandbox
+from skyrl.sandbox.tiers import Tier
 from skyrl.trajectory import Prompt
 from skyrl.tree import evolve_at
 from tests.nano_run import metrics, train
@@ -43,6 +45,42 @@ def test_a_run_that_asks_for_a_tier_that_is_not_there_does_not_start(monkeypatch
     run = evolve_at(SkyRLTrainConfig(), "environment.skyrl_gym.sandbox_tier", "bwrap")
     with pytest.raises(UserError, match="'bwrap' is not available"):
         sandbox_in_force(run, dataset("code"), None)
+
+
+BROKEN = {"bwrap": "bwrap: setting up uid map: Permission denied", "namespace": "no"}
+
+
+@pytest.mark.parametrize(("tier", "lacking"), [("namespace", ["bwrap"]), ("process", ["bwrap", "namespace"])])
+def test_a_tier_that_is_weaker_than_it_could_be_is_told_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tier: Tier, lacking: list[str]
+) -> None:
+    monkeypatch.setattr(sandbox, "why_unavailable", lambda each: BROKEN[each] if each in lacking else "")
+    monkeypatch.setattr(sandbox, "strongest_tier", lambda: tier)
+    monkeypatch.setattr(preflight, "strongest_tier", lambda: tier)
+    reason = "; ".join(f"'{each}' does not start here: {BROKEN[each]}" for each in lacking)
+    remedy = f'to accept the tier, set environment.skyrl_gym.sandbox_tier = "{tier}"'
+    run = evolve_at(SkyRLTrainConfig(), "environment.env_class", "code")
+    sandbox_in_force(run, dataset("code"), None)
+    assert f"warning: {reason}; {remedy}" in capsys.readouterr().err
+    [problem] = preflight.the_sandbox_starts(run)
+    assert (problem.severity, problem.hint) == ("warning", remedy) and problem.message.endswith(reason)
+    accepted = evolve_at(run, "environment.skyrl_gym.sandbox_tier", tier)
+    sandbox_in_force(accepted, dataset("code"), None)
+    assert "warning" not in capsys.readouterr().err and [*preflight.the_sandbox_starts(accepted)] == []
+    assert [*preflight.the_sandbox_starts(evolve_at(run, "environment.env_class", "gsm8k"))] == []
+
+
+def test_doctor_names_a_chosen_tier_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "why_unavailable", BROKEN.get)
+    monkeypatch.setattr(preflight, "strongest_tier", lambda: "process")
+    chosen = {"environment.env_class": "code", "environment.skyrl_gym.sandbox_tier": "bwrap"}
+    run = SkyRLTrainConfig()
+    for path, value in chosen.items():
+        run = evolve_at(run, path, value)
+    [problem] = preflight.the_sandbox_starts(run)
+    assert problem.severity == "error"
+    assert problem.message == f"'bwrap' does not start here: {BROKEN['bwrap']}"
+    assert problem.hint == 'the strongest tier that starts here is "process"'
 
 
 def test_a_run_keeps_the_tier_that_its_programs_ran_in(nano: Path, tmp_path: Path) -> None:

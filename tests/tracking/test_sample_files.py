@@ -165,6 +165,21 @@ def test_tokens_of_later_steps_and_half_written_ones_are_forgotten(tmp_path: Pat
     assert {line["step"] for line in kept.lines.read()} == {1}
 
 
+@pytest.mark.parametrize("lost", range(4))
+def test_a_step_that_has_lost_one_of_its_lines_is_found(tmp_path: Path, lost: int) -> None:
+    kept = files(tmp_path)
+    sink = kept.sink(decode, -1)
+    for step in (1, 2, 3):
+        sink.keep(step, GROUPS)
+        sink.write_computed(computed(step))
+    assert kept.forget_after(3) == []
+    lines = (tmp_path / "trajectories.jsonl").read_bytes().splitlines(keepends=True)
+    place = 4 + lost
+    (tmp_path / "trajectories.jsonl").write_bytes(b"".join([*lines[:place], *lines[place + 1 :]]))
+    assert kept.forget_after(3) == [2]
+    kept.close()
+
+
 @pytest.mark.parametrize("content", [b"", b"ARROW1\0\0 and no more", json.dumps([1]).encode()])
 def test_a_damaged_file_of_tokens_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "step_000001.arrow").write_bytes(content)
