@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
@@ -31,6 +32,7 @@ class ProcessSettings:
     def begin(self) -> None:
         """Take the current settings for those of the run: models and engines have been made."""
         self._before = self._told = _now()
+        self._recursion = sys.getrecursionlimit()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if (now := _now()) != self._told:
@@ -41,10 +43,19 @@ class ProcessSettings:
     def close(self) -> None:
         """Does nothing: no resource is held."""
 
-    def name_in(self, error: BaseException) -> None:
-        """Raise `RunError` for a failure that no exception of skyrl explains, if a setting has changed."""
-        if isinstance(error, Exception) and not isinstance(error, SkyRLError) and (changed := self._changes()):
-            raise RunError(f"{changed}. The run then failed: {type(error).__name__}: {error}") from error
+    @contextmanager
+    def named_in_failures(self) -> Iterator[None]:
+        """Raises `RunError` for a failure that no exception of skyrl explains, if a setting has changed."""
+        try:
+            yield
+        except SkyRLError:
+            raise
+        except Exception as error:
+            changed = self._changes()
+            sys.setrecursionlimit(max(sys.getrecursionlimit(), self._recursion))  # the way to the message takes frames
+            if changed:
+                raise RunError(f"{changed}. The run then failed: {type(error).__name__}: {error}") from error
+            raise
 
     def _changes(self) -> str:
         now = _now()

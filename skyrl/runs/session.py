@@ -136,22 +136,24 @@ class RunSession:
         if checkpoint is not None:
             with self._shutdown.interruptible():
                 await experiment.saving.restore(checkpoint)
+        settings = ProcessSettings()
         if not finished:
-            loop = await self._make_loop(checkpoint, settings := ProcessSettings())
+            loop = await self._make_loop(checkpoint, settings)
             settings.begin()
-            try:
-                with lasting_objects():
-                    await loop.run()
-                await experiment.saving.finish()
-                await self._folder.samples.finished()
-            except BaseException as error:
-                await experiment.saving.finish_after(error)
-                settings.name_in(error)
-                raise
-            finally:
-                loop.tracker.close()
-                await experiment.close()
-        await experiment.finish()
+            with settings.named_in_failures():
+                try:
+                    with lasting_objects():
+                        await loop.run()
+                    await experiment.saving.finish()
+                    await self._folder.samples.finished()
+                except BaseException as error:
+                    await experiment.saving.finish_after(error)
+                    raise
+                finally:
+                    loop.tracker.close()
+                    await experiment.close()
+        with settings.named_in_failures():
+            await experiment.finish()
         self._folder.flush()
 
     async def _make_loop(self, checkpoint: Checkpoint | None, settings: ProcessSettings) -> TrainingLoop:

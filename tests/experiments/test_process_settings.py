@@ -12,6 +12,7 @@ import torch
 from skyrl.errors import RunError, UserError
 from skyrl.runs.process_settings import ProcessSettings
 from skyrl.runs.run_owner import owner, sign
+from tests.experiments.forked import run
 from tests.nano_run import train
 
 CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
@@ -45,7 +46,8 @@ def test_a_changed_setting_is_told_once_and_named_in_the_failure(name: str, caps
     restore()
     settings = ProcessSettings()
     settings.log(1, {})
-    settings.name_in(ValueError("of another cause"))
+    with pytest.raises(ValueError, match="of another cause"), settings.named_in_failures():
+        raise ValueError("of another cause")
     assert capsys.readouterr().err == ""
     try:
         change()
@@ -53,11 +55,11 @@ def test_a_changed_setting_is_told_once_and_named_in_the_failure(name: str, caps
         settings.log(3, {})
         told = capsys.readouterr().err
         assert told.count("warning: code of this run") == 1 and f"({name}: " in told
-        with pytest.raises(
-            RunError, match=rf"\({name}: .* before, .* now\). The run then failed: ValueError: of the dtype"
-        ):
-            settings.name_in(ValueError("of the dtype"))
-        settings.name_in(UserError("whose message says it"))
+        with pytest.raises(UserError, match="whose message says it"), settings.named_in_failures():
+            raise UserError("whose message says it")
+        said = rf"\({name}: .* before, .* now\). The run then failed: ValueError: of the dtype"
+        with pytest.raises(RunError, match=said), settings.named_in_failures():
+            raise ValueError("of the dtype")
     finally:
         restore()
 
@@ -72,6 +74,18 @@ def test_a_reward_that_changes_the_default_dtype_is_named_in_place_of_a_tracebac
             train(nano, tmp_path, environment__env_class=f"{tmp_path / 'reward.py'}:reward")
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_a_reward_that_leaves_no_room_for_calls_is_named_wherever_the_run_then_fails(
+    nano: Path, tmp_path: Path
+) -> None:
+    """With 60 frames, the steps may still work; what comes after them, such as the export, does not."""
+    source = "import sys\ndef reward(completion, **others):\n    sys.setrecursionlimit(60)\n    return 1.0\n"
+    (tmp_path / "reward.py").write_text(source)
+    task = f"{tmp_path / 'reward.py'}:reward"
+    status, said = run(nano, tmp_path / "out", environment__env_class=task, trainer__max_training_steps=1)
+    assert (status, "Traceback" in said) == (1, False), said
+    assert "(sys.setrecursionlimit: 1000 before, 60 now). The run then failed: RecursionError: maximum" in said
 
 
 @pytest.mark.parametrize("zone", ["XXX+30", "UTC", "Asia/Kolkata", "no such zone"])
