@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.loading.check import has_effect
+from skyrl.config.loading.load import Composed
 from skyrl.config.loading.stored import stored_form
 from skyrl.errors import Problem, RunError, UserError
 from skyrl.hub import HUB_NAME, beside
@@ -71,7 +73,7 @@ def prepared(
         with _written_beside(folder) as scratch:
             model = model_of(target, scratch / "model")
             composed = compose_sampling(files, [*overrides, f"trainer.policy.model.path={model}"], checks)
-            warn(composed.warnings)
+            warn(composed.warnings if files != own else without_old_news(composed, *own))
             stored = stored_form(_without_training(composed.config, folder))
             (scratch / "config.json").write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
             from skyrl.experiments.standalone import StandaloneSampling
@@ -81,6 +83,17 @@ def prepared(
                 shutil.rmtree(scratch / "model")
     finally:
         _remove_empty(made)
+
+
+def without_old_news(composed: Composed[SkyRLTrainConfig], stored: str) -> list[Problem]:
+    """The warnings of a configuration that continues the one in the folder `stored`, without those about values of the
+    stored one that have no effect here: their author wrote them for the run.
+    """
+    return [
+        problem
+        for problem in composed.warnings
+        if has_effect(composed.config, problem.path) or not problem.place.startswith(stored)
+    ]
 
 
 @contextmanager

@@ -10,8 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from skyrl.cli.main import cli
-from skyrl.config import SkyRLTrainConfig
+from skyrl.config import SkyRLTrainConfig, compose
+from skyrl.config.loading.stored import stored_form
 from skyrl.errors import ConfigError, ResumeError, UserError
+from skyrl.tools.sampling_alone import without_old_news
+from skyrl.tools.sampling_target import compose_sampling
 from tests.nano_run import all_metrics, as_words, overrides, train
 
 
@@ -96,6 +99,23 @@ def test_a_run_is_served_without_the_code_that_only_its_configuration_names(
         result = skyrl("serve", *words)
         assert (result.exception, result.output) == (None, "The endpoint has stopped.\n")
     assert [each.environment.env_class for each in served] == [None] * 3
+
+
+def test_an_evaluation_warns_about_the_users_words_and_not_about_what_the_run_has_written(
+    nano: Path, tmp_path: Path
+) -> None:
+    isolated = "environment.skyrl_gym.isolate_user_env=true"
+    task = f"environment.env_class={nano / 'reward.py'}:in_ascii"
+    run = compose([], [*as_words(overrides(nano, tmp_path)), task, isolated]).config
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(stored_form(run)))
+    folder = str(tmp_path / "run")
+    composed = compose_sampling([folder], ["environment.env_class=gsm8k"])
+    assert "environment.skyrl_gym.isolate_user_env" in {problem.path for problem in composed.warnings}
+    assert without_old_news(composed, folder) == []
+    written = compose_sampling([folder], ["environment.env_class=gsm8k", isolated])
+    [problem] = without_old_news(written, folder)
+    assert problem.path == "environment.skyrl_gym.isolate_user_env"
 
 
 def test_what_cannot_be_served_is_refused_before_a_checkpoint_is_written_as_a_model(
