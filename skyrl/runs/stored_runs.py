@@ -46,6 +46,13 @@ def refuse_supervised(folder: Path, instead: str) -> None:
         raise UserError(f"{folder} is a run of kind = {run.kind}, which samples nothing: {instead}")
 
 
+def runs_below(folder: Path, command: str) -> str:
+    """The end of a message for a folder that is no run but has some, newest first: how to name one. Empty if none."""
+    below = [path.parent for path in folder.glob(f"*/{_FILE}")]
+    newest = sorted(below, key=lambda each: -each.stat().st_mtime)
+    return f"; it is a folder of runs: {command} {newest[0]}" if newest else ""
+
+
 def place_of(path: str, folder: Path, run: Run) -> str:
     """Current location of a path of the run whose folder is now `folder`; the folder's contents have moved with it."""
     if "://" in path:

@@ -21,6 +21,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from skyrl.errors import UserError
+from skyrl.runs.stored_runs import runs_below
 from skyrl.storage.json_files import record_of
 from skyrl.tracking.jsonlines import sample_of
 from skyrl.viewer.conversation import Message, answer_messages, expected_answer, last_prompt, prompt_messages
@@ -109,7 +110,8 @@ def _read(folder: Path, name: str, samples: int, gpus: int | None) -> ReportedRu
     while metrics.look():
         pass
     if not metrics.lines:
-        raise UserError(f"{folder} has nothing to report: metrics.jsonl is not there, or is empty")
+        why = runs_below(folder, "skyrl report") or ", or is empty"
+        raise UserError(f"{folder} has nothing to report: metrics.jsonl is not there{why}")
     return ReportedRun(
         name=name,
         command=f"skyrl view {shlex.quote(str(folder))}",

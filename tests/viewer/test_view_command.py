@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -42,4 +43,14 @@ def test_the_page_does_not_wait_for_the_import_of_environments_and_of_the_config
 
 def test_a_folder_without_samples_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["view", str(tmp_path)])
-    assert result.exit_code != 0 and "has no trajectories.jsonl" in result.output + str(result.exception)
+    assert result.exit_code != 0 and "has no trajectories.jsonl: runs that" in result.output + str(result.exception)
+
+
+def test_a_folder_of_runs_is_refused_with_the_newest_of_them(tmp_path: Path) -> None:
+    for name, age in (("old", 1.0), ("new", 2.0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        os.utime(tmp_path / name, (age, age))
+    for command in ("view", "report"):
+        result = CliRunner().invoke(cli, [command, str(tmp_path)])
+        assert f"; it is a folder of runs: skyrl {command} {tmp_path / 'new'}" in str(result.exception)

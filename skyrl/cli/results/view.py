@@ -32,10 +32,11 @@ def view(run: Path, port: int, index: Path | None) -> None:
     require_packages("view", "view", "starlette", "uvicorn", "jinja2", "pyarrow")
     samples = run / "trajectories.jsonl"
     if not samples.is_file():
-        from skyrl.runs.stored_runs import refuse_supervised
+        from skyrl.runs.stored_runs import refuse_supervised, runs_below
 
         refuse_supervised(run, f"skyrl report {run} shows its curves")
-        raise UserError(f"{run} has no trajectories.jsonl: runs that sample write it in their first step")
+        why = runs_below(run, "skyrl view") or ": runs that sample write it in their first step"
+        raise UserError(f"{run} has no trajectories.jsonl{why}")
     from skyrl.processes.service import listen, serve
     from skyrl.tracking.token_file import FOLDER, TokenFiles
     from skyrl.viewer.pages import Pages
