@@ -100,11 +100,11 @@ _REGISTERED: dict[str, MakeEnv] = {}
 
 
 ACCEPT_TIER = 'to accept the tier, set environment.skyrl_gym.sandbox_tier = "{tier}"'
-"""What to do about a tier that is weaker than others."""
+"""Remedy for a tier that is weaker than others."""
 
 
 def sandboxed_parts(environment: EnvironmentConfig, tasks: Iterable[str]) -> list[str]:
-    """Those of the tasks, and the agent, that run programs in a sandbox of this machine."""
+    """Tasks, and the agent, that run programs in a sandbox of this machine."""
     sandboxed = sorted(task for task in tasks if uses_sandbox(task, environment.skyrl_gym))
     agent = environment.agent
     return [*sandboxed, "environment.agent"] if agent.isolate and agent.plays else sandboxed

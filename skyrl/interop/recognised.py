@@ -13,9 +13,6 @@ from skyrl.tree.files import read_file
 NAMES = {"areal": "AReaL", "skyrl": "SkyRL", "trl": "TRL", "verl": "verl"}
 """Name of a system in `skyrl config convert --from` -> its own name."""
 
-_SETTING = re.compile(r"""(?<![\w$.{-])(?:[+~]{0,2}([a-zA-Z_]\w*(?:\.\w+)+)=|--([a-zA-Z_][\w.]*)(?=[\s=]))""")
-"""A setting of a command: `trainer.epochs=3`, `+data.seed=1`, `--learning_rate 1e-5`."""
-
 
 def recognised_system(name: str) -> str:
     """The system that has more of the file's settings than any other; for a script without settings, the only system
@@ -38,7 +35,18 @@ def recognised_system(name: str) -> str:
 
 def _settings_of(name: str) -> set[str]:
     if is_script(name):
-        return {path or option for path, option in _SETTING.findall(text_of(name))}
+        return set(filter(None, map(_setting_in, text_of(name).split())))
     tables = read_file(name)[-1].value
     refuse_other_tables(name, tables, of=None)
     return {key for key, _ in flat(tables)} if isinstance(tables, dict) else set()
+
+
+def _setting_in(word: str) -> str:
+    """The name of the setting in a word of a command, such as `trainer.epochs=3`, `+data.seed=1` or
+    `--learning_rate`; empty if there is none.
+    """
+    name, equals, _ = word.strip("'\"").partition("=")
+    if name.startswith("--"):
+        return name[2:]
+    name = name.lstrip("+~")
+    return name if equals and "." in name and all(part.isidentifier() for part in name.split(".")) else ""

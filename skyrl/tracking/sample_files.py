@@ -95,7 +95,7 @@ class SampleFiles:
         self._writer.close()
 
     def forget_after(self, step: int) -> list[int]:
-        """Delete the samples of later steps. Returns the steps that have lost lines: there are tokens of more samples."""
+        """Delete the samples of later steps. Returns the steps that have lost lines: more samples have tokens."""
         self._writer.finish()
         lines = self.lines.forget_after(step)
         return sorted(each for each in self.tokens.forget_after(step) if lines[each] < self.tokens.samples(each))
