@@ -83,9 +83,8 @@ def rehearse(arguments: tuple[str, ...], gpus: int | None, timeout: float, keep:
 
 def planned_findings(run: SkyRLTrainConfig, gpus: int | None) -> Iterator[Finding]:
     """Findings on placement, memory and engine of the run as configured."""
-    from skyrl.cli.planning.plan_table import taken
     from skyrl.tools.rehearsal import Finding
-    from skyrl.tools.run_plan import plan_of
+    from skyrl.tools.run_plan import plan_of, taken
 
     plan = plan_of(run)
     text = taken(plan, "machine")
