@@ -4,8 +4,10 @@
     python benchmarks/driver.py [--tokens 2000] [--steps 20] [--kept 256] [SAMPLES ...]
 
 One JSON line. The engine and the environment answer at once, so that what is counted is the driver's own: milliseconds
-a sample by phase, and the fit `a + b * tokens` of collate, metrics and writer together, from steps of 16 tokens and of
-TOKENS; of each step KEPT samples (-1: all, which is a run's default) are written, `trainer.samples_per_step_kept`.
+a sample by phase, and the fit `a + b * tokens` of all phases together, from steps of 16 tokens and of TOKENS; of each
+step KEPT samples (-1: all, which is a run's default) are written, `trainer.samples_per_step_kept`. `collections` is
+garbage collection between the steps, as a run does it; `flat` is the largest over the smallest cost of rollouts and
+collections among the sizes.
 `growth_mb` is the resident memory after the last step less that after the second, peaks of a step left out.
 """
 
@@ -13,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import os
 import random
@@ -31,6 +32,7 @@ from skyrl.envs import Env, EnvStep, register
 from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.models.files.loading import load_tokenizer
+from skyrl.processes.garbage import Collections, lasting_objects, seldom_collected
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.tracking.jsonlines import JsonLines, sample_record
 from skyrl.tracking.sample_files import kept_groups
@@ -42,8 +44,6 @@ R = TypeVar("R")
 
 SHORT = 16
 """Tokens of the answers that the fixed cost of a sample is measured with."""
-
-AFTER_SAMPLING = ("collate", "metrics", "writer")
 
 
 class Instant:
@@ -100,11 +100,15 @@ class Driver:
             for n in range(samples // 8)
         ]
         self._lines, self._tokenizer = JsonLines(folder / "trajectories.jsonl"), tokenizer
-        self._loop = asyncio.new_event_loop()
+        self._loop, self._collections = asyncio.new_event_loop(), Collections()
         self.seconds: dict[str, float] = {}
 
     def step(self, number: int) -> None:
         """One batch."""
+        self._timed_batch(number)
+        self._timed("collections", self._collections.between_steps)
+
+    def _timed_batch(self, number: int) -> None:
         groups = self._timed("rollouts", lambda: self._loop.run_until_complete(self._sample()))
         self._timed("collate", lambda: collate(groups))
         self._timed("metrics", lambda: describe(groups))
@@ -131,11 +135,10 @@ class Driver:
 
 def run(samples: int, tokens: int, steps: int, kept: int, tokenizer: Any) -> dict[str, Any]:
     """Milliseconds of each phase for each sample, and the memory it took."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, lasting_objects(), seldom_collected():
         driver, resident = Driver(samples, tokens, kept, Path(folder), tokenizer), []
         for step in range(steps):
             driver.step(step)
-            gc.collect()
             resident.append(_resident_mb())
     taken = {name: round(1000 * seconds / samples / steps, 4) for name, seconds in driver.seconds.items()}
     return {"milliseconds_a_sample": taken, "growth_mb": round(resident[-1] - resident[min(1, steps - 1)])}
@@ -158,7 +161,8 @@ def main() -> None:
     tokenizer = load_tokenizer(str(Path(__file__).parents[1] / "runs" / "quickstart-base" / "model"))
     short = run(given.samples[0], SHORT, given.steps, given.kept, tokenizer)
     found = {samples: run(samples, given.tokens, given.steps, given.kept, tokenizer) for samples in given.samples}
-    fixed, whole = (_after_sampling(each) for each in (short, found[given.samples[0]]))
+    fixed, whole = (_sum(each) for each in (short, found[given.samples[0]]))
+    sampling = [_sum(each, ("rollouts", "collections")) for each in found.values()]
     per_token = (whole - fixed) / (given.tokens - SHORT)
     print(
         json.dumps(
@@ -169,6 +173,7 @@ def main() -> None:
                 "kept": given.kept,
                 "milliseconds_a_sample": round(fixed - SHORT * per_token, 4),
                 "microseconds_a_token": round(1000 * per_token, 4),
+                "flat": round(max(sampling) / min(sampling), 2),
                 "short": short,
                 "samples": found,
             }
@@ -176,9 +181,10 @@ def main() -> None:
     )
 
 
-def _after_sampling(result: dict[str, Any]) -> float:
+def _sum(result: dict[str, Any], phases: Sequence[str] = ()) -> float:
+    """Milliseconds a sample of these phases, or of all."""
     taken: dict[str, float] = result["milliseconds_a_sample"]
-    return sum(taken[name] for name in AFTER_SAMPLING)
+    return sum(taken[name] for name in phases or taken)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """How near rollouts come to the ideal when environments are slow.
 
-    python benchmarks/rollouts.py [--trajectories 256] [--turns 2] [--workers 32] [--milliseconds 50]
+    python benchmarks/rollouts.py [--trajectories 256] [--turns 2] [--workers 32] [--milliseconds 50] [--coroutines]
 
-Prints one JSON line. The engine answers at once; the ideal is ceil(trajectories / workers) x milliseconds x turns: what
-environments alone take.
+Prints one JSON line, with the largest number of threads and CPU-seconds. Environments sleep or, with `--coroutines`,
+await. The engine answers at once; the ideal is ceil(trajectories / workers) x milliseconds x turns: what environments
+alone take.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import asyncio
 import json
 import math
+import os
 import time
 from typing import Any
 
@@ -49,6 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure rollouts with slow environments.")
     for name, default in (("trajectories", 256), ("turns", 2), ("workers", 32), ("milliseconds", 50)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--coroutines", action="store_true")
     asked = parser.parse_args()
 
     class Slow(Env):
@@ -58,11 +61,24 @@ def main() -> None:
 
         def step(self, action: str) -> EnvStep:
             time.sleep(asked.milliseconds / 1000)
+            return self.turn()
+
+        def turn(self) -> EnvStep:
+            """The next turn, after the wait."""
+            threads.add(len(os.listdir("/proc/self/task")))
             self.taken += 1
             done = self.taken == asked.turns
             return EnvStep(reward=1.0, done=done, observations=() if done else ({"role": "user", "content": "on"},))
 
-    register("slow", Slow)
+    class Awaits(Slow):
+        """Takes its time over each turn, without a thread."""
+
+        async def step(self, action: str) -> EnvStep:  # type: ignore[override]  # either is an environment
+            await asyncio.sleep(asked.milliseconds / 1000)
+            return self.turn()
+
+    threads: set[int] = set()
+    register("slow", Awaits if asked.coroutines else Slow)
     engines: list[Any] = [Instant()]
     lora = SkyRLLoraConfig()
     tokenizer: Any = Characters()
@@ -78,15 +94,14 @@ def main() -> None:
         Prompt(id=str(number), messages=({"role": "user", "content": "?"},), token_ids=(1,), env_class="slow")
         for number in range(asked.trajectories // 8)
     ]
-    start = time.perf_counter()
+    start, began = time.perf_counter(), os.times()
     asyncio.run(generator.generate(prompts, sampling=SamplingParams(), samples_per_prompt=8, weight_version=0))
     seconds = time.perf_counter() - start
+    used = os.times()
     ideal = math.ceil(asked.trajectories / asked.workers) * asked.milliseconds / 1000 * asked.turns
-    print(
-        json.dumps(
-            {"benchmark": "rollouts", **vars(asked), "seconds": seconds, "ideal": ideal, "ratio": seconds / ideal}
-        )
-    )
+    found = {"seconds": seconds, "ideal": ideal, "ratio": seconds / ideal, "threads": max(threads)}
+    cpu = {"user": used.user - began.user, "system": used.system - began.system}
+    print(json.dumps({"benchmark": "rollouts", **vars(asked), **found, **cpu}))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.data.conversations import from_json, refuse_media, without_nulls
 from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, in_table, is_missing, read_rows
 from skyrl.errors import DataError
+from skyrl.processes.garbage import seldom_collected
 from skyrl.trajectory import Prompt
 
 _OWN_COLUMNS = ("env_class", "data_source")
@@ -69,6 +70,7 @@ def content_hash(prompts: Sequence[Prompt]) -> str:
     return digest.hexdigest()
 
 
+@seldom_collected()
 def load_prompts(
     sources: Sequence[str],
     tokenizer: ChatTokenizer,

@@ -20,6 +20,7 @@ from skyrl.data.row_store import RowFolder, StoredRows, add_to_digest, row_key, 
 from skyrl.data.sources import BadRow, Row, in_table, iterate_rows
 from skyrl.data.tokenized_rows import PreferenceRow, R, SupervisedRow
 from skyrl.errors import DataError
+from skyrl.processes.garbage import seldom_collected
 from skyrl.tree import to_dict
 
 
@@ -131,6 +132,7 @@ def preference_reader(
     return RowReader(run, tuple(sources), max_length, read, lambda row: None)
 
 
+@seldom_collected()
 def _load(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> TokenizedRows[R]:
     """Load the rows into memory, or into a folder, which is reused if an earlier run has written the same rows."""
     run = reader.run

@@ -3,8 +3,9 @@
     settled(env.step(answer))     the result, whether `step` is a function or a coroutine
 
 All coroutines of a process run on one event loop in a dedicated thread, so that a session or connection opened in
-`init` belongs to the same loop in `step`. Each caller waits in a separate thread; when it misses its deadline, the
-coroutine is cancelled. Code that blocks inside a coroutine holds up all others: write it as a plain function.
+`init` belongs to the same loop in `step`. A caller of `settled` waits in its thread; what a rollout calls itself is
+awaited without one (`rollout/env_calls.py`). When a call misses its deadline, the coroutine is cancelled. Code that
+blocks inside a coroutine holds up all others: write it as a plain function.
 """
 
 from __future__ import annotations
@@ -32,14 +33,19 @@ def settled(value: object) -> object:
     """The value, or the result of awaiting it. Raises whatever a coroutine raises."""
     if not inspect.isawaitable(value):
         return value
-    with _making:  # with `cache` alone, two threads could each make a loop
-        loop = _loop()
-    future = asyncio.run_coroutine_threadsafe(_outcome(value), loop)
+    future = begin(value)
     getattr(_caller, "begun", []).append(future)
     result, error = future.result()
     if error is not None:
         raise error
     return result
+
+
+def begin(value: Awaitable[T]) -> Future[tuple[T | None, BaseException | None]]:
+    """Begin to await `value` on the event loop of all coroutines: its result, or what it raises."""
+    with _making:  # with `cache` alone, two threads could each make a loop
+        loop = _loop()
+    return asyncio.run_coroutine_threadsafe(_outcome(value), loop)
 
 
 @contextmanager

@@ -60,7 +60,13 @@ class AgentRunner:
         self._agent = agent_of(config, tier)
         field = "environment.agent.timeout_seconds"
         pace = Pace(config.max_starts_per_second)
-        self._calls = EnvCalls(config.max_concurrent, config.timeout_seconds, field=field, pace=pace)
+        self._calls = EnvCalls(
+            config.max_concurrent,
+            config.timeout_seconds,
+            field=field,
+            limit="environment.agent.max_concurrent",
+            pace=pace,
+        )
 
     @property
     def endpoint(self) -> RunningEndpoint:
@@ -71,7 +77,7 @@ class AgentRunner:
 
     async def __call__(self, who: str, call: AgentCall) -> tuple[Returned, float]:
         """Run the agent; its result and its run time in seconds. Raises `EpisodeError`; `who` begins its message."""
-        return await self._calls(who, lambda: settled(self._agent(call)))
+        return await self._calls(who, self._agent, call)
 
 
 def agent_of(config: AgentConfig, tier: Tier | Literal["auto"]) -> Agent:

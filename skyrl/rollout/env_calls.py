@@ -8,15 +8,18 @@ silent run waits for.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from skyrl.envs.coroutines import noted, settled
+from attrs import define, field
+
+from skyrl.envs.coroutines import begin, noted
 from skyrl.envs.http_json import OUTAGES, Outages
 from skyrl.errors import RewardError, ServiceGone, SkipSample, WorkerEnded
 from skyrl.processes.redaction import redacted
@@ -104,12 +107,57 @@ class EpisodeError(RewardError):
         super().__init__(outcome.reason)
 
 
+@define(eq=False)
+class _EnvCall(ThreadCall):
+    """A call of an environment, whose result the event loop awaits."""
+
+    args: tuple[object, ...]
+    outcome: asyncio.Future[Any]
+    """Value or exception of the function, and the seconds that it ran; None if it is late."""
+
+    workers: Workers
+    mailbox: Mailbox
+    coroutines: list[Future[Any]] = field(factory=list, init=False)
+    """What is awaited for the function, which its deadline cancels."""
+
+    outages: Outages = field(factory=Outages, init=False)
+    timer: asyncio.TimerHandle | None = field(default=None, init=False)
+
+    def run(self) -> None:
+        """Call the function; in a thread. If it returns a coroutine, that is awaited without a thread."""
+        value, raised, start = None, None, time.perf_counter()
+        outer = OUTAGES.set(self.outages)
+        try:
+            with noted(self.coroutines):
+                value = self.function(*self.args)
+            if inspect.isawaitable(value):
+                self.goes_on, future = True, begin(value)
+                self.coroutines.append(future)
+                future.add_done_callback(partial(self._awaited, start))
+                return
+        except BaseException as error:  # noqa: BLE001  # any error of the user's environment goes to the caller
+            raised = error
+        finally:
+            OUTAGES.reset(outer)
+        self._report(value, raised, start)
+
+    def _awaited(self, start: float, future: Future[tuple[object, BaseException | None]]) -> None:
+        self.workers.ended(self)
+        if not future.cancelled():
+            self._report(*future.result(), start)
+
+    def _report(self, value: object, raised: BaseException | None, start: float) -> None:
+        result = (value, raised, time.perf_counter() - start)
+        self.mailbox.put(partial(_settle, self.outcome, result), self.outcome.get_loop())
+
+
 class EnvCalls:
-    """Runs calls of environments in a limited number of threads. Calls made in one turn of the event loop share a
-    thread as long as they are quick.
+    """Runs a limited number of calls of environments at a time. Calls made in one turn of the event loop share a thread
+    as long as they are quick, and coroutines need none while they wait.
 
     A coroutine that misses its deadline is cancelled. A thread cannot be killed: it is left behind, and delays neither
-    the next call nor the end of the program. Code that must be ended for certain belongs in a worker process.
+    the next call, unless all places are taken by such threads, nor the end of the program. Code that must be ended for
+    certain belongs in a worker process.
     """
 
     def __init__(
@@ -119,29 +167,30 @@ class EnvCalls:
         in_flight: SamplesInFlight | None = None,
         *,
         field: str = "environment.skyrl_gym.step_timeout_seconds",
+        limit: str = "environment.skyrl_gym.max_env_workers",
         pace: Pace | None = None,
     ) -> None:
         """`deadline` is the time limit of each call in seconds, from when it begins to run, without the time for which
-        it waits for a service that is away; None: no limit. Calls are counted in `in_flight`. `field` is the path of
-        the deadline in messages; `pace` limits how many calls begin in a second.
+        it waits for a service that is away; None: no limit. Calls are counted in `in_flight`. `field` and `limit` are
+        the paths of `deadline` and `at_a_time` in messages; `pace` limits how many calls begin in a second.
         """
-        self._field = field
+        self._field, self._limit = field, limit
         self._in_flight = in_flight or SamplesInFlight()
         self._workers, self._mailbox = Workers(_THREADS, at_a_time), Mailbox()
         self._deadline = deadline
         self._pace, self._paced = pace, asyncio.Semaphore(at_a_time)
 
-    async def __call__(self, who: str, function: Callable[..., T], *args: object) -> tuple[T, float]:
-        """Call the function; its result and its run time in seconds. Raises `EpisodeError` if it raises or is late;
-        `who` begins the message.
+    async def __call__(self, who: str, function: Callable[..., T | Awaitable[T]], *args: object) -> tuple[T, float]:
+        """Call the function, and await what it returns if that is a coroutine; the result and the run time in seconds.
+        Raises `EpisodeError` if it raises or is late; `who` begins the message.
         """
         if self._pace is None:
             return await self._called(who, function, args)
-        async with self._paced:  # so that a thread is free once the pace admits the call
+        async with self._paced:  # so that a place is free once the pace admits the call
             await self._pace()
             return await self._called(who, function, args)
 
-    async def _called(self, who: str, function: Callable[..., T], args: tuple[object, ...]) -> tuple[T, float]:
+    async def _called(self, who: str, function: Callable[..., Any], args: tuple[object, ...]) -> tuple[T, float]:
         value, error, seconds = await self._outcome(who, function, args)
         if isinstance(error, EpisodeError | ServiceGone):
             raise error
@@ -154,66 +203,48 @@ class EnvCalls:
         if error is not None:
             text = f"{who} raised {_with_place(error)}"
             raise EpisodeError(Failure(kind="raised", reason=text)) from error
-        return value, seconds  # type: ignore[return-value]  # the function's own, whatever it is
+        return value, seconds
 
     async def _outcome(
-        self, who: str, function: Callable[..., T], args: tuple[object, ...]
-    ) -> tuple[T | None, BaseException | None, float]:
+        self, who: str, function: Callable[..., Any], args: tuple[object, ...]
+    ) -> tuple[Any, BaseException | None, float]:
         """Value or exception of the function, and the seconds that it ran. Raises `EpisodeError` if it is late."""
         loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[tuple[T | None, BaseException | None, float] | None] = loop.create_future()
-        coroutines: list[Future[Any]] = []
-        outages = Outages()
-
-        call, result = ThreadCall(partial(self._report, outcome, coroutines, outages, function, args)), None
-        timer: asyncio.TimerHandle | None = None
-
-        def look() -> None:
-            nonlocal timer
-            left = self._left(call, outages, loop.time())
-            if left > 0:
-                timer = loop.call_later(left, look)
-            else:
-                _settle(outcome, None)
-
+        call, result = _EnvCall(function, args, loop.create_future(), self._workers, self._mailbox), None
         if self._deadline is not None:
-            timer = loop.call_later(self._deadline, look)
+            call.timer = loop.call_later(self._deadline, self._look, call)
         self._workers.run(call)
         try:
             with self._in_flight.in_environment(call):
-                result = await outcome
+                result = await call.outcome
         finally:
-            if timer is not None:
-                timer.cancel()
+            if call.timer is not None:
+                call.timer.cancel()
             if result is None:
                 self._workers.give_up(call)
-        if result is not None:
-            return result
-        for coroutine in coroutines:
-            coroutine.cancel()
-        text = f"{who} gave no answer within {self._deadline:g} s ({self._field})"
-        raise EpisodeError(Failure(kind="timeout", reason=text))
+                for coroutine in call.coroutines:
+                    coroutine.cancel()
+        if result is None:
+            raise EpisodeError(Failure(kind="timeout", reason=f"{who} {self._late(call)}"))
+        return result  # type: ignore[no-any-return]  # of the future, which any result can settle
 
-    def _report(
-        self,
-        outcome: asyncio.Future[Any],
-        coroutines: list[Future[Any]],
-        outages: Outages,
-        function: Callable[..., Any],
-        args: tuple[object, ...],
-    ) -> None:
-        """Call the function; runs in a thread."""
-        value, raised, start = None, None, time.perf_counter()
-        outer = OUTAGES.set(outages)
-        try:
-            with noted(coroutines):
-                value = settled(function(*args))
-        except BaseException as error:  # noqa: BLE001  # any error of the user's environment goes to the caller
-            raised = error
-        finally:
-            OUTAGES.reset(outer)
-        result = (value, raised, time.perf_counter() - start)
-        self._mailbox.put(partial(_settle, outcome, result), outcome.get_loop())
+    def _look(self, call: _EnvCall) -> None:
+        """End a call whose deadline is over, or that waits for a place which it cannot get; else look again later."""
+        loop = asyncio.get_running_loop()
+        left = self._left(call, call.outages, loop.time())
+        if left <= 0 or (call.begun is None and self._workers.are_given_up):
+            _settle(call.outcome, None)
+        else:
+            call.timer = loop.call_later(left, self._look, call)
+
+    def _late(self, call: _EnvCall) -> str:
+        if call.begun is not None:
+            return f"gave no answer within {self._deadline:g} s ({self._field})"
+        most = self._workers.most
+        return (
+            f"was not called: calls that missed their deadline still run in all {most} places ({self._limit}). Raise "
+            f"it, or let the environment end what takes longer than {self._deadline:g} s ({self._field})"
+        )
 
     def _left(self, call: ThreadCall, outages: Outages, now: float) -> float:
         """Seconds until the deadline of a call, which does not run while a service is away; for one that does not run

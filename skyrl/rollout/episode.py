@@ -8,6 +8,7 @@ from the engine together.
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,6 @@ from skyrl.chats.contents import ALLOW_DROPPED, tool_name, with_tools
 from skyrl.chats.rendering import Message, Template
 from skyrl.config import GeneratorConfig, SamplingParams
 from skyrl.envs import Env, EnvStep
-from skyrl.envs.coroutines import settled
 from skyrl.envs.env import ReadsSample, Sampled
 from skyrl.envs.registry import MakeEnv
 from skyrl.envs.rows import fewest_turns
@@ -263,21 +263,41 @@ def _naming_tools(tools: Sequence[Mapping[str, Any]]) -> Iterator[None]:
         raise DataError(f"{error}; or {remedy}") from error
 
 
-def _started(make: MakeEnv, extras: dict[str, Any], messages: tuple[Message, ...]) -> tuple[Env, Any, Any]:
+def _started(make: MakeEnv, extras: dict[str, Any], messages: tuple[Message, ...]) -> Any:
+    """A new environment, the messages to start from and its tools; of one with an `async def init`, a coroutine."""
     env = make(extras)
-    started = settled(env.init(messages))
-    if not (isinstance(started, tuple) and len(started) == 2):
-        raise TypeError(f"init() returned {started!r:.200} instead of (messages, information)")
-    return env, tuple(started[0]), env.tool_schemas()
+    started: Any = env.init(messages)
+
+    def with_tools(started: object) -> tuple[Env, Any, Any]:
+        if not (isinstance(started, tuple) and len(started) == 2):
+            raise TypeError(f"init() returned {started!r:.200} instead of (messages, information)")
+        return env, tuple(started[0]), env.tool_schemas()
+
+    return _then(started, with_tools)
 
 
-def _stepped(env: Env, answer: str, sampled: Sampled, last: bool) -> tuple[Any, Any]:
-    """One step of the environment, and its metrics if the step is the last."""
+def _stepped(env: Env, answer: str, sampled: Sampled, last: bool) -> Any:
+    """One step of the environment, and its metrics if the step is the last; of an `async def step`, a coroutine."""
     if isinstance(env, ReadsSample):
         env.reads(sampled)
-    step = settled(env.step(answer))
-    ends = last or not isinstance(step, EnvStep) or step.done
-    return step, settled(env.get_metrics()) if ends else {}
+
+    def with_metrics(step: object) -> Any:
+        ends = last or not isinstance(step, EnvStep) or step.done
+        return _then(env.get_metrics() if ends else {}, lambda metrics: (step, metrics))
+
+    return _then(env.step(answer), with_metrics)
+
+
+def _then(value: Any, finish: Callable[[Any], Any]) -> Any:
+    """`finish` of the value, or a coroutine of that if the value or the result has to be awaited."""
+    if not inspect.isawaitable(value):
+        return finish(value)
+
+    async def finished() -> Any:
+        result = finish(await value)
+        return await result if inspect.isawaitable(result) else result
+
+    return finished()
 
 
 def _refuse_unreadable(observations: object, who: str) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Lock
+from typing import Any
 
 from attrs import define, field
 
@@ -23,7 +24,7 @@ Job = Callable[[], object]
 _Jobs = SimpleQueue[Job]
 
 PATIENCE = 0.002
-"""Seconds for which calls share one thread before the waiting ones spread over more."""
+"""Seconds after which calls that still wait get one more thread, or twice as many if no call was taken meanwhile."""
 
 
 class KeptThreads:
@@ -63,40 +64,43 @@ class KeptThreads:
 
 @define(eq=False)
 class ThreadCall:
-    """A function that a thread calls."""
+    """A call of a function, which must not raise, in a thread."""
 
-    run: Job
+    function: Callable[..., Any]
     begun: float | None = field(default=None, init=False)
     """Time by the event loop's clock at which a thread took it; None while it waits."""
 
-    _turn: _Turn | None = field(default=None, init=False)
-    """The turn of a thread in which it runs; None before and after."""
+    is_over: bool = field(default=False, init=False)
+    """Whether it has returned, and its place is free."""
 
+    goes_on: bool = field(default=False, init=False)
+    """Whether it continues outside its thread, in its place, until `Workers.ended`."""
 
-@define(eq=False)
-class _Turn:
-    """Calls that one thread runs one after the other."""
-
-    is_over: bool = False
-    """Whether another thread has replaced this one, which ends with its current call, if that ever ends."""
+    def run(self) -> None:
+        """Call the function."""
+        self.function()
 
 
 class Workers:
-    """Runs calls in at most `most` threads at a time, in the order in which they came.
+    """Runs at most `most` calls at a time, in the order in which they came, in no more threads than that.
 
-    Calls that come in one turn of the event loop share a thread as long as they are quick: after `PATIENCE`, the
-    remaining ones spread over all threads that are free. Belongs to one event loop at a time.
+    Calls that come in one turn of the event loop share a thread as long as they are quick. Threads are added one by one
+    while calls wait, and by doubling while all threads stand still: thousands that wake at once would keep each other
+    from working. Belongs to one event loop at a time.
     """
 
     def __init__(self, threads: KeptThreads, most: int) -> None:
-        self._threads, self._free = threads, most
+        self._threads, self._free, self.most = threads, most, most
         self._waiting: deque[ThreadCall] = deque()
+        self._given_up: set[ThreadCall] = set()
         self._lock = Lock()
-        self._begins = False
+        self._begins = self._is_watched = False
+        self._taken = self._taken_before = 0  # calls, until now and until threads were added last
+        self._added_at = 0.0
         self._clock: Callable[[], float] = time.monotonic
 
     def run(self, call: ThreadCall) -> None:
-        """Begin the call at the end of this turn of the event loop, or when a thread is free. It must not raise."""
+        """Begin the call at the end of this turn of the event loop, or when a place is free."""
         self._waiting.append(call)
         if not self._begins:
             self._begins, loop = True, asyncio.get_running_loop()
@@ -104,23 +108,46 @@ class Workers:
             loop.call_soon(self._begin)
 
     def give_up(self, call: ThreadCall) -> None:
-        """Withdraw a waiting call, or abandon the thread of a running one, which then no longer counts as busy."""
+        """Withdraw a waiting call. A running one cannot be ended, and keeps its place until it returns."""
         with self._lock:
             if call.begun is None:
                 self._waiting.remove(call)
-            elif call._turn is not None:
-                call._turn.is_over = True
-                self._free += 1
-        self._spread()
+            elif not call.is_over:
+                self._given_up.add(call)
+
+    @property
+    def are_given_up(self) -> bool:
+        """Whether all places belong to calls that were given up and have not returned."""
+        return len(self._given_up) >= self.most
+
+    def ended(self, call: ThreadCall) -> None:
+        """Free the place of a call that went on outside its thread; from any thread."""
+        with self._lock:
+            self._leave(call)
+            self._free += 1
+        self._start(1)
 
     def _begin(self) -> None:
         self._begins = False
         self._start(1)
-        if self._waiting:  # behind a call that may not return
-            asyncio.get_running_loop().call_later(PATIENCE, self._spread)
+        self._watch()
 
-    def _spread(self) -> None:
-        self._start(len(self._waiting))
+    def _watch(self) -> None:
+        """Add threads every `PATIENCE` while calls wait, which may be behind one that does not return."""
+        if self._waiting and self._free and not self._is_watched:
+            self._is_watched = True
+            asyncio.get_running_loop().call_later(PATIENCE, self._look)
+
+    def _look(self) -> None:
+        self._is_watched = False
+        self._add()
+        self._watch()
+
+    def _add(self) -> None:
+        """Let more threads work for the calls that wait."""
+        stands_still = self._taken == self._taken_before
+        self._taken_before, self._added_at = self._taken, time.monotonic()
+        self._start(max(1, self.most - self._free) if stands_still else 1)
 
     def _start(self, number: int) -> None:
         """Let up to `number` more threads work, if there are calls for them."""
@@ -131,27 +158,34 @@ class Workers:
             self._threads.run(self._work)
 
     def _work(self) -> None:
-        turn, late = _Turn(), time.monotonic() + PATIENCE
-        call = self._next(turn)
+        late = time.monotonic() + PATIENCE
+        call = self._next()
         while call is not None:
             call.run()
-            if time.monotonic() > late:  # the event loop may have no time to notice it
-                self._spread()
-            call = self._next(turn, call)
+            if self._waiting and time.monotonic() > max(late, self._added_at + PATIENCE):
+                self._add()  # the event loop may have no time for it
+            call = self._next(call)
 
-    def _next(self, turn: _Turn, done: ThreadCall | None = None) -> ThreadCall | None:
+    def _next(self, done: ThreadCall | None = None) -> ThreadCall | None:
         """The call that a thread runs after the one that is done; None ends its turn."""
         with self._lock:
-            if done is not None:
-                done._turn = None
-            if turn.is_over:
-                return None
+            if done is not None and done.goes_on:
+                if not self._waiting or not self._free:
+                    return None
+                self._free -= 1  # its place is taken, and the next call needs another one
+            elif done is not None:
+                self._leave(done)
             if not self._waiting:
                 self._free += 1
                 return None
+            self._taken += 1
             call = self._waiting.popleft()
-            call.begun, call._turn = self._clock(), turn
+            call.begun = self._clock()
             return call
+
+    def _leave(self, call: ThreadCall) -> None:
+        call.is_over = True
+        self._given_up.discard(call)
 
 
 class Mailbox:

@@ -15,6 +15,7 @@ from attrs import field, frozen
 from skyrl.config.foundation.intervals import Interval, read_interval
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.errors import NonFiniteError, Stopped
+from skyrl.processes.garbage import Collections
 from skyrl.processes.machine_facts import resident_bytes
 from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.tracking.timing import Clock
@@ -187,6 +188,7 @@ class TrainingLoop:
         self._before: dict[str, Any] | None = None  # the position at the beginning of the step in progress
         self._unrecorded: Metrics | None = None  # metrics of a step whose evaluation has not finished
         self._longest_step = 0.0
+        self._collections = Collections()
         self._triggers = {
             "evaluate": Trigger(config.eval_interval),
             "save": Trigger(config.ckpt_interval),
@@ -217,6 +219,7 @@ class TrainingLoop:
                     await self._conclude(metrics, evaluate=is_due or self._callbacks.control.should_evaluate)
                 except NonFiniteError as error:
                     await self._go_back(error)
+                self._collections.between_steps()
             await self._checkpoints.finish()
         except Stopped as stop:
             stopped = await self._saved_before_the_end(stop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 import plotly.graph_objects as go
 import plotly.io as pio
@@ -15,8 +16,8 @@ from skyrl.viewer.run_metrics import Series
 COLOURS = ("#2f74d0", "#d0661a", "#12907a", "#a45bb8", "#7b8591", "#a98a12", "#c43c68", "#5a68d6")
 """Colours of runs, or of the lines of one run, legible on white and on black: those of `look.css`."""
 
-MOST_POINTS = 2000
-"""Largest number of points of a line in a report."""
+MOST_POINTS = 800
+"""Largest number of points of a line in a report: a chart has about as many pixels."""
 
 _MOST_PHASES = 10
 _APART = 0.09
@@ -76,15 +77,36 @@ def _colour(panel: Panel, number: int, runs: Runs) -> str:
 
 def _lines(panel: Panel, runs: Runs) -> Iterator[go.Scatter]:
     for number, line in enumerate(panel.lines):
-        steps, values = line.series.thinned(MOST_POINTS)
+        thinned, colour = line.series.thinned(MOST_POINTS), _colour(panel, number, runs)
+        steps = thinned.steps
+        if thinned.lows != thinned.highs:  # a point stands for several steps: the band is from the least to the largest
+            yield _edge(steps, thinned.lows)
+            yield _edge(steps, thinned.highs, fill="tonexty", fillcolor=_faint(colour))
         dash = {"max": "dot", "min": "dot"}.get(line.label, "solid")
         yield go.Scatter(
             x=steps,
-            y=values,
+            y=_rounded(thinned.means),
             name=_name(panel, number, runs),
             mode="lines" if len(steps) > 1 else "markers",
-            line={"color": _colour(panel, number, runs), "width": 2, "dash": dash},
+            line={"color": colour, "width": 2, "dash": dash},
         )
+
+
+def _edge(steps: Sequence[int], values: Sequence[float], **fill: str) -> go.Scatter:
+    """One edge of a band, which shows no line."""
+    return go.Scatter(
+        x=steps, y=_rounded(values), mode="lines", line={"width": 0}, hoverinfo="skip", showlegend=False, **fill
+    )
+
+
+def _faint(colour: str) -> str:
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.2)"
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    """The values with six digits, more than a chart shows."""
+    return [float(f"{value:.6g}") for value in values]
 
 
 def _name(panel: Panel, number: int, runs: Runs) -> str:
@@ -135,7 +157,10 @@ def _areas(own: Mapping[str, Series]) -> Iterator[go.Scatter]:
 def _area(name: str, colour: str, steps: Sequence[int], summed: Sequence[Series]) -> go.Scatter:
     values = [dict(zip(series.steps, series.values, strict=True)) for series in summed]
     heights = [sum(each.get(step, 0.0) for each in values) for step in steps]
-    return go.Scatter(x=steps, y=heights, name=_plain(name), stackgroup="time", line={"color": colour, "width": 0.5})
+    width = -(-len(steps) // MOST_POINTS)
+    means = [fmean(heights[place : place + width]) for place in range(0, len(steps), width)]
+    line = {"color": colour, "width": 0.5}
+    return go.Scatter(x=steps[::width], y=_rounded(means), name=_plain(name), stackgroup="time", line=line)
 
 
 def _height(own: Mapping[str, Series]) -> float:

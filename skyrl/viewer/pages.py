@@ -64,7 +64,7 @@ class Pages:
         """The page of the run: its card and its curves."""
         with self.metrics.lock:
             runs = {self._name: self.metrics.series}
-            seconds = {name: fmean(series.values) for name, series in phases(self.metrics.series).items()}
+            seconds = {name: series.mean for name, series in phases(self.metrics.series).items()}
             return self._rendered(
                 "run.html",
                 card=run_card(self._run, self._name, self.metrics),

@@ -159,8 +159,8 @@ def _spread(file: Path, most: int) -> Iterator[dict[str, Any]]:
 
 def _numbers(metrics: RunMetrics) -> list[tuple[str, float, float, float, float]]:
     """Name, first, last, least and largest value of each metric."""
-    own = ((name, series.values) for name, series in metrics.series.items())
-    return [(name, values[0], values[-1], min(values), max(values)) for name, values in own]
+    own = metrics.series.items()
+    return [(name, each.values[0], each.values[-1], min(each.lows), max(each.highs)) for name, each in own]
 
 
 def _policy(scripts: Sequence[str]) -> str:

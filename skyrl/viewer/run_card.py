@@ -226,7 +226,7 @@ def _cost(metrics: RunMetrics, gpus: int | None, device: str) -> Iterator[tuple[
         if (count := metrics.last(name)) is not None:
             yield label, f"{count:,.0f}"
     if "memory/process_bytes" in metrics.series:
-        yield "peak memory", f"{max(metrics.series['memory/process_bytes'].values) / 2**30:.1f} GiB"
+        yield "peak memory", f"{max(metrics.series['memory/process_bytes'].highs) / 2**30:.1f} GiB"
 
 
 def _duration(seconds: float) -> str:

@@ -50,14 +50,14 @@ _COUNTED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 def _of_metrics(series: Mapping[str, Series]) -> Iterator[RunEvent]:
     for name, kind, words in _COUNTED:
         if name in series:
-            for step, value in zip(series[name].steps, series[name].values, strict=True):
+            for step, value in zip(series[name].steps, series[name].highs, strict=True):
                 if value > 0:
                     yield RunEvent(step=step, kind=kind, words=words(value))
 
 
 def _engines(series: Mapping[str, Series]) -> Iterator[RunEvent]:
     before, lost = 0.0, series.get("inference/engines_lost", Series())
-    for step, count in zip(lost.steps, lost.values, strict=True):
+    for step, count in zip(lost.steps, lost.highs, strict=True):
         if count != before:
             yield RunEvent(step=step, kind="engines", words=f"{count:g} out of service, {before:g} before")
         before = count

@@ -39,8 +39,8 @@ def small_charts(panels: Sequence[Panel]) -> Iterator[SmallChart]:
     lines = [line.series for panel in panels for line in panel.lines]
     first, last = (min(s.steps[0] for s in lines), max(s.steps[-1] for s in lines)) if lines else (0, 0)
     for panel in panels:
-        least = min(min(line.series.values) for line in panel.lines)
-        most = max(max(line.series.values) for line in panel.lines)
+        least = min(min(line.series.lows) for line in panel.lines)
+        most = max(max(line.series.highs) for line in panel.lines)
         yield SmallChart(
             panel=panel,
             svg=_drawn(panel, first, last, least, most),
@@ -73,10 +73,10 @@ def _drawn(panel: Panel, first: int, last: int, least: float, most: float) -> st
     for height in (_TOP, _HEIGHT / 2, _HEIGHT - _TOP):
         SubElement(root, "path", {"class": "rule", "d": f"M0 {height:g}H{_WIDTH:g}"})
     for number, line in enumerate(panel.lines):
-        steps, values = line.series.thinned(MOST_POINTS)
+        thinned = line.series.thinned(MOST_POINTS)
         points = [
             (_placed(step, first, last, 2.0, _WIDTH - 2), _placed(value, least, most, _HEIGHT - _TOP, _TOP))
-            for step, value in zip(steps, values, strict=True)
+            for step, value in zip(thinned.steps, thinned.means, strict=True)
         ]
         # a line of one point has no length: a stroke with round ends shows it as a dot
         path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in (points if len(points) > 1 else points * 2))

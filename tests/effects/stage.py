@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import selectors
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -18,8 +17,8 @@ from skyrl.errors import SkyRLError
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.inference.pool.client import InferenceEngineClient
-from skyrl.rollout import threads
-from skyrl.rollout.threads import Workers
+from skyrl.rollout.env_calls import _EnvCall
+from skyrl.rollout.threads import ThreadCall, Workers
 from tests.effects.probe import Scene
 
 ENGINE_SECONDS = 0.25
@@ -112,21 +111,20 @@ def _works_on(stage: SimulatedRun) -> Callable[[Workers], None]:
     numbers = itertools.count()
 
     def work(workers: Workers) -> None:
-        go_on(workers, threads._Turn(), None)
+        go_on(workers, None)
 
-    def go_on(workers: Workers, turn: threads._Turn, done: threads.ThreadCall | None) -> None:
-        call = workers._next(turn, done)
+    def go_on(workers: Workers, done: ThreadCall | None) -> None:
+        call = workers._next(done)
         if call is None:
             return
-        run = call.run
-        assert isinstance(run, partial)
-        *before, function, args = run.args
-        fails = any(isinstance(arg, str) and arg == FAILING for arg in args)
-        stage.write("called", function.__name__)
+        assert isinstance(call, _EnvCall)
+        stage.write("called", call.function.__name__)
+        if any(isinstance(arg, str) and arg == FAILING for arg in call.args):
+            call.function = _raising
 
         def finish() -> None:
-            run.func(*before, _raising if fails else function, args)
-            go_on(workers, turn, call)
+            call.run()
+            go_on(workers, call)
 
         asyncio.get_running_loop().call_later(0.5 * (1 + next(numbers) % 5), finish)
 

@@ -1,11 +1,17 @@
-"""Objects that last are left out of searches for garbage."""
+"""Garbage is collected between steps, and objects that last are left out of the search."""
 
 from __future__ import annotations
 
 import gc
+import time
 import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
 
-from skyrl.processes.garbage import lasting_objects
+import pytest
+
+from skyrl.processes.garbage import SELDOM, Collections, lasting_objects, seldom_collected
 
 
 class Node:
@@ -36,3 +42,60 @@ def test_garbage_is_collected_in_the_block_and_that_from_before_after_it() -> No
         assert inside() is None
     gc.collect()
     assert before() is None
+
+
+@pytest.fixture
+def collecting() -> Iterator[None]:
+    """Collection as in a program, not as in the tests."""
+    was_enabled = gc.isenabled()
+    gc.enable()
+    yield
+    if not was_enabled:
+        gc.disable()
+
+
+def test_thresholds_are_those_from_before_after_an_error_too() -> None:
+    before = gc.get_threshold()
+    with suppress(KeyError), seldom_collected():
+        assert gc.get_threshold() == SELDOM
+        raise KeyError
+    assert gc.get_threshold() == before
+
+
+@pytest.mark.usefixtures("collecting")
+def test_what_a_step_made_is_collected_after_it() -> None:
+    collections = Collections()
+    collections.between_steps()  # the first one is full, and the next full one is not due
+    made = weakref.ref(Node())
+    assert made() is not None
+    collections.between_steps()
+    assert made() is None
+
+
+@pytest.mark.usefixtures("collecting")
+def test_old_garbage_is_collected_once_full_collections_take_little_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = count()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))  # each look takes a second
+    collections, node = Collections(), Node()
+    collections.between_steps()  # full, for a second: the next one is due after 100
+    gc.collect(1)  # the node becomes old
+    old = weakref.ref(node)
+    del node
+    for _ in range(95):
+        collections.between_steps()
+    assert old() is not None
+    for _ in range(10):
+        collections.between_steps()
+    assert old() is None
+
+
+def test_a_program_that_has_turned_collection_off_keeps_its_garbage() -> None:
+    made = weakref.ref(Node())
+    gc.disable()
+    try:
+        Collections().between_steps()
+        assert made() is not None
+    finally:
+        gc.enable()

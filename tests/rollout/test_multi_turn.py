@@ -352,7 +352,7 @@ async def test_a_group_without_one_of_its_samples_is_dropped_whole() -> None:
 
 
 async def test_a_call_that_hangs_fails_at_its_deadline_and_holds_up_nobody() -> None:
-    group = await group_of("hang", "good", step_timeout_seconds=3.0, max_env_workers=1)
+    group = await group_of("hang", "good", step_timeout_seconds=3.0, max_env_workers=2)
     assert group.rewards == (1.0, 1.0)
     assert group.trajectories[0].failures[0].kind == "timeout"
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError
-from skyrl.rollout.threads import KeptThreads, Mailbox, ThreadCall, Workers, _Turn
+from skyrl.rollout.threads import KeptThreads, Mailbox, ThreadCall, Workers
 from tests.effects.stage import StageLoop
 
 T = TypeVar("T")
@@ -92,29 +92,104 @@ async def test_as_many_calls_run_at_a_time_as_there_may_be_threads() -> None:
     for call in calls:
         workers.run(call)
     assert {(await _of(ran))[0] for _ in range(2)} == {0, 1}
-    workers._spread()
+    workers._add()
     assert [call.begun is None for call in calls] == [False, False, True, True]
     workers.give_up(calls[3])  # it never runs
-    workers.give_up(calls[0])  # another thread takes the place of the one that stands still
+    workers.give_up(calls[0])  # it keeps its place
+    assert not workers.are_given_up
+    assert calls[2].begun is None
+    go.set()
     assert (await _of(ran))[0] == 2
     assert calls[3].begun is None
-    go.set()
 
 
-async def test_a_thread_that_was_left_behind_takes_no_call_when_it_comes_back() -> None:
+async def test_a_call_that_was_given_up_gives_its_place_back_when_it_returns() -> None:
     workers, ran, go = Workers(KeptThreads(), 1), SimpleQueue[tuple[int, int]](), threading.Event()
     lost = ThreadCall(go.wait)
     workers.run(lost)
     while lost.begun is None:
         await sleep(0)
     workers.give_up(lost)
-    go.set()
-    while lost._turn is not None:
-        await sleep(0)
-    workers.give_up(lost)  # it came back: there is no second thread for it
-    assert workers._free == 1
+    assert workers.are_given_up
     workers.run(ThreadCall(partial(_tell, ran, 1)))
+    for _ in range(3):
+        await sleep(0)
+    assert ran.empty()
+    go.set()
     assert (await _of(ran))[0] == 1
+    assert not workers.are_given_up
+
+
+async def test_a_call_that_no_place_becomes_free_for_fails_and_says_why() -> None:
+    go, calls, live = threading.Event(), EnvCalls(2, 0.05), SimpleQueue[int]()
+
+    def hang(number: int) -> None:
+        live.put(number)
+        go.wait()
+
+    found = await asyncio.gather(*(calls("it", hang, number) for number in range(5)), return_exceptions=True)
+    assert sorted(live.get() for _ in range(live.qsize())) == [0, 1]
+    assert [str(error) for error in found[:2] if isinstance(error, EpisodeError)] == [
+        "it gave no answer within 0.05 s (environment.skyrl_gym.step_timeout_seconds)"
+    ] * 2
+    reasons = {str(error) for error in found[2:] if isinstance(error, EpisodeError)}
+    assert reasons == {
+        "it was not called: calls that missed their deadline still run in all 2 places "
+        "(environment.skyrl_gym.max_env_workers). Raise it, or let the environment end what takes longer than 0.05 s "
+        "(environment.skyrl_gym.step_timeout_seconds)"
+    }
+    go.set()
+    while calls._workers.are_given_up:
+        await sleep(0)
+    assert (await calls("it", int, "7"))[0] == 7
+
+
+@pytest.mark.parametrize("most", [2, 12])
+async def test_coroutines_need_no_thread_while_they_wait_and_as_many_as_allowed_run_at_a_time(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = list[object]()
+    run = KeptThreads.run
+    monkeypatch.setattr(KeptThreads, "run", lambda kept, job: (threads.append(job), run(kept, job)))
+    monkeypatch.setattr("skyrl.rollout.threads.PATIENCE", 3600.0)
+    at_once, seen, go = set[int](), list[int](), asyncio.Event()
+
+    async def wait(number: int) -> int:
+        at_once.add(number)
+        seen.append(len(at_once))
+        if len(seen) == most:
+            go.set()
+        await go.wait()
+        at_once.remove(number)
+        return number
+
+    calls = EnvCalls(most, 60.0)
+    found = await asyncio.gather(*(calls("it", wait, number) for number in range(12)))
+    assert [number for number, _ in found] == list(range(12))
+    assert max(seen) == most
+    assert len(threads) <= 1 + 12 - most
+
+
+async def test_what_a_coroutine_raises_reaches_the_caller_and_one_that_is_late_is_cancelled() -> None:
+    cancelled = threading.Event()
+
+    async def fail() -> None:
+        raise ValueError("no")
+
+    async def late() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    calls = EnvCalls(1, 0.05)
+    with pytest.raises(EpisodeError, match=r"it raised ValueError: no"):
+        await calls("it", fail)
+    with pytest.raises(EpisodeError, match=r"it gave no answer within 0.05 s"):
+        await calls("it", late)
+    assert cancelled.wait(60)
+    assert (await calls("it", int, "7"))[0] == 7
 
 
 async def test_the_event_loop_is_woken_once_for_letters_that_come_before_it_looks(
@@ -154,7 +229,7 @@ def test_a_call_behind_one_that_blocks_begins_after_a_few_milliseconds(monkeypat
     begun = list[float | None]()
 
     def block(workers: Workers) -> None:
-        call = workers._next(_Turn())
+        call = workers._next()
         assert call is not None
         begun.append(call.begun)
 
@@ -178,7 +253,7 @@ def test_the_deadline_of_a_call_counts_from_when_a_thread_takes_it(
     """A thread is free after half a second; the call may take three."""
 
     def take(workers: Workers) -> None:
-        call = workers._next(_Turn())
+        call = workers._next()
         assert call is not None
         asyncio.get_running_loop().call_later(takes, call.run)
 

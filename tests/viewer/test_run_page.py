@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from skyrl.viewer.panels import constants, panels
@@ -277,13 +278,26 @@ def test_series_go_on_with_a_run_and_begin_anew_where_it_went_back(tmp_path: Pat
     assert (list(metrics.series["a"].values), metrics.lines) == ([5.0], 1)
 
 
-def test_a_long_series_is_thinned_and_keeps_its_ends() -> None:
+def test_a_long_series_is_thinned_and_keeps_its_ends_its_extremes_and_its_sum() -> None:
+    series, count = Series(), 15 * MOST_POINTS
+    values = np.where(np.arange(count) == 7_001, 500.0, np.arange(count) % 2)
+    for start in range(0, count, 500):
+        series.add(range(start, start + 500), values[start : start + 500])
+    assert len(series) <= MOST_POINTS and (series.steps[0], series.steps[-1]) == (0, count - 1)
+    assert (series.values[-1], min(series.lows), max(series.highs)) == (1.0, 0.0, 500.0)
+    assert (series.total, series.count) == (values.sum(), count)
+    thinned = series.thinned(100)
+    assert len(thinned.steps) == len(thinned.means) <= 102
+    assert (thinned.steps[0], thinned.steps[-1], thinned.means[-1]) == (0, count - 1, 1.0)
+    assert (min(thinned.lows), max(thinned.highs)) == (0.0, 500.0)
+    assert thinned.means[10] == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_short_series_is_drawn_as_it_is() -> None:
     series = Series()
-    for step in range(3 * MOST_POINTS):
-        series.add(step, float(step))
-    assert len(series) <= MOST_POINTS and (series.steps[0], series.steps[-1]) == (0, 3 * MOST_POINTS - 1)
-    steps, values = series.thinned(100)
-    assert len(steps) == len(values) <= 102 and (steps[0], steps[-1], values[-1]) == (0, 59_999, 59_999.0)
+    series.add([1, 5, 6], np.array([0.5, 1.5, 2.5]))
+    thinned = series.thinned(3)
+    assert (thinned.steps, thinned.means, thinned.lows, thinned.highs) == ([1, 5, 6], *[[0.5, 1.5, 2.5]] * 3)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from attrs import frozen
 from skyrl.errors import SkyRLError
 from skyrl.processes.addresses import interface_of
 from skyrl.processes.calls import CallFailure, CallResult, Name, apply, named, summary
+from skyrl.processes.garbage import SELDOM, Collections
 from skyrl.processes.logs import RankLog
 from skyrl.processes.orphans import HOST, start_reaper
 
@@ -75,6 +76,7 @@ class Host:
             os.chdir(settings.folder)
         self._log = RankLog(settings.log, settings.name)
         self._object: Any = None
+        self._collections = Collections()
 
     @ray.method(concurrency_group="life")
     async def introduce(self) -> Introduction:
@@ -123,12 +125,15 @@ class Host:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code; the driver raises it
             return self._failure("start", error)
         gc.freeze()  # these objects last as long as the process, and need not be searched for garbage
+        gc.set_threshold(*SELDOM)
         return CallResult(None)
 
     async def call(
         self, step: int, name: Name, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> CallResult | CallFailure:
         """Call the method of this name on the object."""
+        if step != self._log.step:
+            self._collections.between_steps()
         self._log.step = step
         try:
             result = apply(self._object, named(name), args, kwargs)
