@@ -16,10 +16,9 @@ from torch import Tensor
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import NonFiniteError
 from skyrl.inference import stop_strings
-from skyrl.inference.drawable import Drawable
 from skyrl.inference.draws import sample_seed, uniforms
 from skyrl.inference.engine import Completion, NewTokens, PromptScores
-from skyrl.inference.sampling import choose, less_frequent, not_ending, penalised
+from skyrl.inference.sampling import Drawable, choose, less_frequent, not_ending, penalised
 from skyrl.inference.torch.causal_lm import CausalLM
 from skyrl.inference.torch.fused_decoder import Prefix
 from skyrl.inference.torch.kv_cache import PlacedPrompt
