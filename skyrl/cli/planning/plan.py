@@ -115,8 +115,7 @@ def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
     from skyrl.cli.planning.plan_memory import memory_of
     from skyrl.config.derive.sizes import on_ray, sizes_of
     from skyrl.errors import UserError
-    from skyrl.planning.layout import ClusterNode, NoRoom, assign, on_machines
-    from skyrl.planning.sizes import layout
+    from skyrl.planning.layout import ClusterNode, NoRoom, assign, layout, on_machines
 
     sizes = sizes_of(run, gpus_per_node)
     laid = layout(sizes)
