@@ -32,9 +32,9 @@ from skyrl.interop.translation import (
     unsupported,
     word,
 )
-from skyrl.interop.verl.features import SWITCHES
 from skyrl.interop.verl.keys import KEYS
 from skyrl.interop.verl.layout import LAYOUT
+from skyrl.interop.verl.switches import SWITCHES
 from skyrl.interop.writing import Writing
 
 _POLICY = "actor_rollout_ref."
