@@ -7,7 +7,7 @@ from functools import cache
 
 from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.loading.kinds import KINDS, kind_named
-from skyrl.config.loading.reference import ROLES, Table, section, tables
+from skyrl.config.loading.reference import ROLES, TableReference, section, tables
 from tests.effects.table import TITLES
 
 FOLDER = "docs/fields"
@@ -35,12 +35,12 @@ def pages() -> dict[str, str]:
     return made
 
 
-def _groups(kind: RunKind) -> dict[str, list[Table]]:
+def _groups(kind: RunKind) -> dict[str, list[TableReference]]:
     """The tables of each page by the path of its first. Deep tables are sections of the page of the one they are in.
 
     What a trainer reads is a table itself in reinforcement learning, and the root of a supervised run.
     """
-    depth, groups = 2 if kind.trainer else 1, dict[str, list[Table]]()
+    depth, groups = 2 if kind.trainer else 1, dict[str, list[TableReference]]()
     for table in tables(kind.root()):
         groups.setdefault(".".join(table.path.split(".")[:depth]), []).append(table)
     return groups
@@ -51,7 +51,7 @@ def _file(kind: RunKind, table: str) -> str:
     return f"{'' if kind.name == 'rl' else kind.name + '/'}{table or 'root'}.md"
 
 
-def _page(kind: RunKind, inside: list[Table]) -> str:
+def _page(kind: RunKind, inside: list[TableReference]) -> str:
     title = f"`{inside[0].path}`" if inside[0].path else "the root"
     index = "README.md" if kind.name == "rl" else "../README.md"
     sections = "\n".join(section(table, kind.root) for table in inside).strip()

@@ -392,7 +392,7 @@ from skyrl.config.loading.distillation import DISTILLATION, DistillationConfig
 from skyrl.config.loading.kinds import kind_of, roles_of
 from skyrl.config.loading.reference import reference_section
 from skyrl.planning.layout import Pool
-from skyrl.planning.sizes import layout
+from skyrl.planning.layout import layout
 
 values = {"model.path": ".", "train_datasets": ["rows.jsonl"], "batch_size": 4}
 gpus = {"placement.executor": "ray", "placement.num_gpus_per_node": 4}
@@ -410,7 +410,7 @@ CHECK = Recipe(
     (
         Edit(
             "skyrl/config/checks/sampling.py",
-            "SAMPLING_CHECKS = ",
+            "def engine_has_sampling_arguments",
             '''def samples_are_not_hot(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Beyond temperature 3 every token is as likely as another."""
     if run.generator.sampling_params.temperature > 3:

@@ -22,8 +22,8 @@ class GuessEnv(Env):
         right = guess == str(self.secret)
         if right or self.tries == 2:
             return EnvStep(reward=float(right), done=True)
-        told = {"role": "user", "content": hint(self.secret)}
-        return EnvStep(reward=0.0, done=False, observations=(told,))
+        reply = {"role": "user", "content": hint(self.secret)}
+        return EnvStep(reward=0.0, done=False, observations=(reply,))
 
     def get_metrics(self) -> dict[str, float]:
         return {"tries": float(self.tries)}

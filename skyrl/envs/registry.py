@@ -227,7 +227,7 @@ def find_task(name: str, user_env_class: str | None, settings: SkyRLGymConfig | 
     return find_env(name, settings)
 
 
-def left_out(make: MakeEnv, columns: Iterable[str]) -> tuple[str, ...]:
+def ignored_columns(make: MakeEnv, columns: Iterable[str]) -> tuple[str, ...]:
     """Columns of rows that are not passed to its reward function, because other arguments have their names."""
     match make:
         case PlainReward(function=function) | GroupReward(function=function):
@@ -236,13 +236,13 @@ def left_out(make: MakeEnv, columns: Iterable[str]) -> tuple[str, ...]:
             pass
         case WeightedRewards(parts=parts):
             given = [*columns]
-            return tuple(dict.fromkeys(name for part in parts for name in left_out(part.make, given)))
+            return tuple(dict.fromkeys(name for part in parts for name in ignored_columns(part.make, given)))
         case _:
             return ()
     return tuple(sorted(names & {*columns}))
 
 
-def told_of(columns: Sequence[str], task: str) -> str:
+def ignored_columns_warning(columns: Sequence[str], task: str) -> str:
     """A warning that these columns are not passed to a reward function."""
     named = f"columns {', '.join(columns)} are" if len(columns) > 1 else f"column {columns[0]} is"
     return f"the data's {named} not passed to {task}, whose other arguments have such names: rename what it has to read"

@@ -44,8 +44,7 @@ from skyrl.installation import install_command
 from skyrl.learners.ranks import Rendezvous
 from skyrl.learners.workers.model_worker import required_device
 from skyrl.models.files.loading import max_positions
-from skyrl.planning.layout import Layout
-from skyrl.planning.sizes import layout, layout_of_engine
+from skyrl.planning.layout import Layout, layout, layout_of_engine
 from skyrl.processes.event_loop import in_a_daemon_thread
 from skyrl.processes.handles import Deadlines, Processes
 from skyrl.processes.in_process import InProcess

@@ -34,7 +34,7 @@ from skyrl.envs.env import Env, Sampled
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
 from skyrl.envs.reference_answers import ANSWERS
-from skyrl.envs.registry import MakeEnv, find_env, find_task, left_out, told_of
+from skyrl.envs.registry import MakeEnv, find_env, find_task, ignored_columns, ignored_columns_warning
 from skyrl.envs.reward_functions import PlainReward, arguments, from_the_trainer, ground_truth, lacking, signature_of
 from skyrl.envs.weighted_rewards import WeightedRewards
 from skyrl.errors import ConfigError, DataError, Problem, TaskError
@@ -378,8 +378,8 @@ def _judged(run: SkyRLTrainConfig, row: FirstRow, *, call: bool) -> Iterator[Pro
     except TaskError as error:
         yield Problem(path="environment.env_class", message=f"{row.source}, row 0: {error}")
         return
-    if call and (columns := left_out(make, row.extras)):
-        yield Problem(path=row.field, message=told_of(columns, row.env_class), severity="warning")
+    if call and (columns := ignored_columns(make, row.extras)):
+        yield Problem(path=row.field, message=ignored_columns_warning(columns, row.env_class), severity="warning")
     problems = list(_signature_problems(row, make))
     yield from problems
     if call and not problems and not lacking(asked_by(make), row.extras):

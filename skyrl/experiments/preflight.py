@@ -50,8 +50,7 @@ from skyrl.experiments.model_checks import (
 )
 from skyrl.hub import beside
 from skyrl.installation import install_command, package_command
-from skyrl.planning.layout import counted
-from skyrl.planning.sizes import layout
+from skyrl.planning.layout import counted, layout
 from skyrl.processes.addresses import is_loopback
 from skyrl.rollout.agent_runner import agent_of
 from skyrl.runs.run_tree import AnyRun

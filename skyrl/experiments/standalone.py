@@ -25,7 +25,7 @@ from skyrl.experiments.preflight import (
 )
 from skyrl.experiments.servers import server_engines
 from skyrl.inference.engine import InferenceEngine
-from skyrl.planning.sizes import layout_of_engines
+from skyrl.planning.layout import layout_of_engines
 from skyrl.processes.event_loop import event_loop
 from skyrl.processes.handles import Processes
 from skyrl.processes.wait_reporter import WaitReporter

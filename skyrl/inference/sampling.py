@@ -3,7 +3,7 @@
     logits --penalised--> --tempered--> scores --cut--> --draw--> token;   log-probability = log softmax(scores)[token]
 
 The log-probability is that of `scores`, before top-k, top-p and min-p cut them, and rows without a token are left out
-(`drawable.py`): a learner that knows the temperature can compute it again. (`scores` also contain penalties and
+(`Drawable`): a learner that knows the temperature can compute it again. (`scores` also contain penalties and
 `min_new_tokens`, which a learner cannot know.) The draw inverts the cumulative distribution at a number that belongs to
 the sample (see `draws.py`). Each row has its own running sum in float64, so that its token depends only on its logits
 and its number.
@@ -13,7 +13,8 @@ Shapes: R rows, V tokens in the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from attrs import frozen
@@ -21,8 +22,51 @@ from torch import Tensor
 
 from skyrl.algorithms.logprobs import token_logprobs
 from skyrl.config import SamplingParams
-from skyrl.inference.drawable import Drawable
 from skyrl.inference.engine import temperature_of
+
+
+class HasVocabulary(Protocol):
+    """The part of a tokenizer that is read here."""
+
+    def get_vocab(self) -> Mapping[str, int]:
+        """Id of each token, added ones included."""
+
+
+@frozen
+class Drawable:
+    """The columns of logits that stand for tokens, which alone may be drawn.
+
+    Many models have more rows in their output matrix than tokens, padded to a multiple that hardware likes. Like a cut
+    by top-k, leaving them out changes what is drawn and not the log-probabilities, which are those of the softmax over
+    all rows, on the learner's side too.
+    """
+
+    count: int
+    """Number of columns up to the last token."""
+
+    holes: tuple[int, ...] = ()
+    """Columns below `count` that stand for no token."""
+
+    @classmethod
+    def of(cls, tokenizer: HasVocabulary) -> Drawable:
+        """The tokens of a tokenizer."""
+        known = {*tokenizer.get_vocab().values()}
+        count = max(known, default=-1) + 1
+        return cls(count, tuple(each for each in range(count) if each not in known) if len(known) < count else ())
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """Scores (R, V) of the columns that may be drawn, (R, min(V, count)): a view unless there are holes."""
+        kept = scores[:, : self.count]
+        return kept.index_fill(1, self._holes(kept), -torch.inf) if self.holes else kept
+
+    def leave(self, logits: Tensor) -> None:
+        """Overwrite with -infinity the columns of logits (R, V) that are not drawn."""
+        logits[:, self.count :] = -torch.inf
+        if self.holes:
+            logits.index_fill_(1, self._holes(logits), -torch.inf)
+
+    def _holes(self, scores: Tensor) -> Tensor:
+        return torch.tensor([each for each in self.holes if each < scores.shape[1]], device=scores.device)
 
 
 @frozen(kw_only=True, eq=False)

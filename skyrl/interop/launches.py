@@ -1,7 +1,7 @@
 """Finds the command of a script that starts a run, by the programs that each system has, and says what was assumed.
 
-A program decides what a run is, whatever its settings say: each system has a table of them (`Known`). The command line
-option `--command` chooses among several.
+A program decides what a run is, whatever its settings say: each system has a table of them. The command line option
+`--command` chooses among several.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.interop.report import Conversion, Line
-from skyrl.interop.shell.scripts import Command, Script, read_script
+from skyrl.interop.shell.scripts import Script, ScriptCommand, read_script
 from skyrl.interop.shell.unknown import as_argument, is_known, shown
 
 _TITLE = "Nothing was converted"
@@ -26,7 +26,7 @@ _MOST_ROWS = 12
 
 
 @frozen(kw_only=True)
-class Known:
+class ProgramFacts:
     """A table's entry for a program."""
 
     refused: str = ""
@@ -36,28 +36,28 @@ class Known:
     """The purpose of a program that does not train, such as "a server"; a script may start one beside a run."""
 
 
-RUNS = Known()
+RUNS = ProgramFacts()
 """A program whose settings are converted."""
 
 
-def unconverted(why: str) -> Known:
+def unconverted(why: str) -> ProgramFacts:
     """A program that trains something that is not converted."""
-    return Known(refused=why)
+    return ProgramFacts(refused=why)
 
 
-def aside(what: str) -> Known:
+def aside(what: str) -> ProgramFacts:
     """A program that trains nothing."""
-    return Known(aside=what)
+    return ProgramFacts(aside=what)
 
 
 @frozen(kw_only=True)
-class Launcher:
+class PeerPrograms:
     """How runs of one system are started."""
 
     name: str
     """The system, for messages."""
 
-    programs: Mapping[str, Known]
+    programs: Mapping[str, ProgramFacts]
     """Suffix of a program's dotted name, or the name of a command -> what is known of it. The longest suffix counts."""
 
     is_setting: Callable[[str], bool]
@@ -71,13 +71,13 @@ class Launcher:
 
 
 @frozen(kw_only=True)
-class Launch:
+class RunCommand:
     """The command of a script that starts a run."""
 
     program: str
     """Dotted name of the module or of the file, or the command with its subcommand."""
 
-    known: Known | None
+    known: ProgramFacts | None
     """None for a program that is not in the table."""
 
     words: tuple[str, ...]
@@ -101,16 +101,16 @@ class Launch:
         """The arguments, with the source of unknown parts in its place."""
         return [as_argument(word) for word in self.words]
 
-    def split(self, is_setting: Callable[[str], bool]) -> tuple[list[str], Launch]:
+    def split(self, is_setting: Callable[[str], bool]) -> tuple[list[str], RunCommand]:
         """The words that are settings, and the launch with a line of the report for each other word."""
         settings = [as_argument(word) for word in self.words if is_setting(shown(word))]
         return settings, self.without([word for word in self.words if not is_setting(shown(word))])
 
-    def without(self, words: Sequence[str]) -> Launch:
+    def without(self, words: Sequence[str]) -> RunCommand:
         """The launch with a line of the report for each word that is not read."""
         return evolve(self, unread=(*self.unread, *map(self._unread, words)))
 
-    def option(self, *names: str) -> tuple[str, Launch]:
+    def option(self, *names: str) -> tuple[str, RunCommand]:
         """The value of an option, `--name value` or `--name=value`, and the launch without it; empty if not given."""
         for at, word in enumerate(self.words):
             name, equals, text = word.partition("=")
@@ -145,7 +145,7 @@ class Launch:
         )
 
 
-def launch_of(text: str, where: str, system: Launcher, number: int | None = None) -> Launch:
+def launch_of(text: str, where: str, system: PeerPrograms, number: int | None = None) -> RunCommand:
     """The command of a script that starts a run; `number` chooses among several, from 1. Raises `ConfigError` if there
     is none, if there are several and none is chosen, and for a program that cannot be converted.
     """
@@ -176,13 +176,13 @@ def reads_images(model: str) -> bool:
     return re.search(r"(?i)[-_]vl\b|[-_]vl[-_]|vision|llava", model) is not None
 
 
-def known_program(program: str, programs: Mapping[str, Known]) -> Known | None:
+def known_program(program: str, programs: Mapping[str, ProgramFacts]) -> ProgramFacts | None:
     """The entry of a program in a table; None if there is none."""
     names = [name for name in programs if f".{program}".endswith(f".{name}")]
     return programs[max(names, key=len)] if names else None
 
 
-def _launch(command: Command, script: Script, system: Launcher) -> Launch | None:
+def _launch(command: ScriptCommand, script: Script, system: PeerPrograms) -> RunCommand | None:
     words = command.texts
     start, program = _program(words, system)
     arguments = command.words[start:]
@@ -191,7 +191,7 @@ def _launch(command: Command, script: Script, system: Launcher) -> Launch | None
         known is None and (_SCRIPT.fullmatch(program) or not any(map(system.is_setting, map(shown, arguments))))
     ):
         return None
-    return Launch(
+    return RunCommand(
         program=program,
         known=known,
         words=tuple(word for word in arguments if word != "--"),
@@ -204,13 +204,13 @@ def _launch(command: Command, script: Script, system: Launcher) -> Launch | None
     )
 
 
-def _lost(command: Command) -> Line:
+def _lost(command: ScriptCommand) -> Line:
     """The report line of a setting that begins a command of its own."""
     why = f"line {command.line}: no backslash ends the line before it, so Bash passes it to no program"
     return Line(outcome="refused", source=command.texts[0].partition("=")[0], why=why)
 
 
-def _program(words: Sequence[str], system: Launcher) -> tuple[int, str]:
+def _program(words: Sequence[str], system: PeerPrograms) -> tuple[int, str]:
     """Position after the program's name, and the name: of a module or a file with dots, of a subcommand."""
     for at, (word, following) in enumerate(pairwise([*words, ""])):
         if system.wrappers.fullmatch(following) or system.wrappers.fullmatch(word):
@@ -233,15 +233,15 @@ def _program(words: Sequence[str], system: Launcher) -> tuple[int, str]:
     return 1, words[0]
 
 
-def _distinct(launches: Sequence[Launch]) -> list[Launch]:
+def _distinct(launches: Sequence[RunCommand]) -> list[RunCommand]:
     """The launches without those that repeat another: the same program with the same words."""
-    found: dict[tuple[str, tuple[str, ...]], Launch] = {}
+    found: dict[tuple[str, tuple[str, ...]], RunCommand] = {}
     for each in launches:
         found.setdefault((each.program, (*each.before, "", *each.words)), each)
     return list(found.values())
 
 
-def _briefly(launch: Launch, others: Sequence[Launch]) -> str:
+def _briefly(launch: RunCommand, others: Sequence[RunCommand]) -> str:
     """The program and the words that not all of the others have."""
     told = " ".join(
         [launch.program, *(shown(word) for word in launch.words if any(word not in each.words for each in others))]
@@ -249,7 +249,7 @@ def _briefly(launch: Launch, others: Sequence[Launch]) -> str:
     return told if len(told) <= 100 else told[:97] + "..."
 
 
-def _nothing(script: Script, found: Sequence[Launch], where: str, system: Launcher) -> Problem:
+def _nothing(script: Script, found: Sequence[RunCommand], where: str, system: PeerPrograms) -> Problem:
     """Why a script has no command to convert."""
     for first in found:
         what = first.known.aside if first.known else ""
@@ -269,7 +269,7 @@ def _nothing(script: Script, found: Sequence[Launch], where: str, system: Launch
     return Problem(path=where, message=message, hint=hint)
 
 
-def _remarks(launch: Launch) -> list[str]:
+def _remarks(launch: RunCommand) -> list[str]:
     """Remarks on assumptions about the script."""
     script, remarks = launch.script, []
     if script.assumed:

@@ -12,7 +12,7 @@ from skyrl.interop.translation import Values, is_off
 from skyrl.tree.types import shown
 
 
-@frozen(kw_only=True)
+@frozen
 class Switch:
     """A setting of another system that turns a feature on, and the settings that only this feature reads."""
 
@@ -22,14 +22,14 @@ class Switch:
     settings: tuple[str, ...]
     """Patterns of the settings that the feature reads. Each begins with `*.` if `key` does."""
 
+    source: str
+    """File and line of the other system where the feature is left out."""
+
     default: Any = False
     """Value of the switch in a file that omits it."""
 
     is_off: Callable[[Any], bool] = is_off
     """Whether a value turns the feature off."""
-
-    source: str
-    """File and line of the other system where the feature is left out."""
 
     def key_for(self, setting: str) -> str:
         """Key of the switch of a setting; empty if the setting is not one of this feature."""
@@ -40,6 +40,11 @@ class Switch:
         heads = (setting.split(pattern.strip("*"), 1)[0] for pattern in self.settings if fnmatchcase(setting, pattern))
         key = next(heads) + self.key.removeprefix("*")
         return "" if setting == key else key
+
+
+def other_than(*active: object) -> Callable[[object], bool]:
+    """For a switch that is off unless it has one of the values `active`."""
+    return lambda value: value not in active
 
 
 def why_idle(setting: str, values: Values, switches: Iterable[Switch]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 ALGORITHM = "trainer.algorithm."
 OPTIMIZER = "trainer.policy.optimizer_config."
@@ -76,6 +76,40 @@ def translate(entry: Entry, value: object) -> Translation:
     if isinstance(entry, str):
         return redundant("not set") if value is None else Translation(writes={entry: value})
     return entry if isinstance(entry, Translation) else entry(value)
+
+
+_SUPERVISED_PATHS = {
+    "trainer.epochs": "num_epochs",
+    "trainer.max_training_steps": "num_steps",
+    "data.train_data": "train_datasets",
+    "data.val_data": "eval_datasets",
+    "generator.chat_template_kwargs": "chat_template_kwargs",
+}
+"""Our paths in an RL run -> those in a supervised one, where more than `trainer` or `trainer.policy` is left out."""
+
+
+def of_one_model(translation: Translation) -> Translation:
+    """The outcome in the tree of a supervised run, which has one model, from that in an RL run for its policy."""
+    writes = {
+        _SUPERVISED_PATHS.get(path, path.removeprefix("trainer.").removeprefix("policy.")): value
+        for path, value in translation.writes.items()
+    }
+    return evolve(translation, writes=writes)
+
+
+def entry_of_one_model(entry: Entry) -> Entry:
+    """The entry of a supervised run, from that of an RL run."""
+    return lambda value: of_one_model(translate(entry, value))
+
+
+def dependent_of_one_model(convert: Dependent) -> Dependent:
+    """The same for a setting whose meaning depends on others."""
+
+    def become(key: str, value: Any, values: Values) -> Translation | None:
+        translation = convert(key, value, values)
+        return None if translation is None else of_one_model(translation)
+
+    return become
 
 
 def maps_to(*paths: str, convert: Callable[[Any], Any]) -> Entry:

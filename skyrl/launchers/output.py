@@ -16,7 +16,7 @@ from skyrl.tree.files import MOST_STORED, open_stored
 _EVERY = 1.0
 
 
-class Output:
+class LaunchOutput:
     """The output of one launch: files of its folder, or the log of Ray's dashboard."""
 
     def __init__(self, launch: Launch, launcher: Launcher) -> None:

@@ -21,8 +21,7 @@ from skyrl.launchers.job import Job, Machines, Target
 from skyrl.launchers.local import local_script
 from skyrl.launchers.ray import RayLauncher
 from skyrl.launchers.sbatch import script_of
-from skyrl.planning.layout import ClusterNode, NoRoom, assign
-from skyrl.planning.sizes import layout
+from skyrl.planning.layout import ClusterNode, NoRoom, assign, layout
 from skyrl.storage.atomic import write_file
 from skyrl.tree import get_at
 from skyrl.tree.rules import Check

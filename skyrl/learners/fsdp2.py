@@ -23,8 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import FSDPConfig, MixedPrecisionConfig
 from skyrl.errors import ModelError
-from skyrl.learners.compute_copies import computing_in
-from skyrl.learners.data_parallel import DataParallel
+from skyrl.learners.data_parallel import DataParallel, computing_in
 from skyrl.learners.gradients import clip, divide, is_on_experts, sum_over
 from skyrl.learners.moving import HOST
 from skyrl.learners.ranks import EXPERT, REPLICATE, SHARD, TENSOR

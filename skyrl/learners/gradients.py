@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from skyrl.learners.ranks import EXPERT
+from skyrl.models.parallel.expert_parallel import local_part
 
 CLIP_EPS = 1e-6
 """Number that torch adds to the norm before it divides by it."""
@@ -54,7 +55,7 @@ def sum_over(group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> No
     """Replace each gradient by its sum over the group, for parameters that every rank has whole and of whose gradient
     each rank has one summand. Collective.
     """
-    own = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    own = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if not own:
         return
     together = torch.cat([each.flatten() for each in own])
@@ -73,8 +74,4 @@ def divide(parameters: Iterable[nn.Parameter], factor: float) -> None:
     """Divide the gradient of each parameter, in place."""
     for parameter in parameters:
         if parameter.grad is not None:
-            _local(parameter.grad).div_(factor)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            local_part(parameter.grad).div_(factor)

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.errors import ResumeError
 from skyrl.learners.ranks import TENSOR, Ranks
+from skyrl.models.parallel.expert_parallel import local_part
 
 
 def whole(tensor: Tensor | None, like: Tensor, device: torch.device, ranks: Ranks) -> Tensor:
@@ -31,16 +32,12 @@ def whole(tensor: Tensor | None, like: Tensor, device: torch.device, ranks: Rank
 
 def write_into(target: Tensor, value: Tensor) -> None:
     """Copy a whole tensor into a plain one of its shape, or into this rank's shard of a distributed one."""
-    _local(target).copy_(_share_of(value, target))
+    local_part(target).copy_(_share_of(value, target))
 
 
 def add_into(target: Tensor, value: Tensor) -> None:
     """Add a whole tensor to a plain one of its shape, or to this rank's shard of a distributed one."""
-    _local(target).add_(_share_of(value, target))
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local_part(target).add_(_share_of(value, target))
 
 
 def _share_of(value: Tensor, like: Tensor) -> Tensor:

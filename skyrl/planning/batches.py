@@ -27,6 +27,13 @@ class Uneven:
     nearest: tuple[int, ...]
 
 
+def nearest_divisors(sizes: tuple[int, ...]) -> str:
+    """The sizes in a hint such as `nearest divisors: 4 and 6`; empty where there are none."""
+    if not sizes:
+        return ""
+    return f"nearest {'divisor' if len(sizes) == 1 else 'divisors'}: {' and '.join(map(str, sizes))}"
+
+
 @frozen(kw_only=True)
 class Work:
     """The share of one rank of a model in one training batch."""

@@ -202,7 +202,7 @@ def ring(ranks: int) -> float:
 
 
 @frozen(kw_only=True)
-class Answers:
+class AnswerWork:
     """Answers that one engine generates in a training step."""
 
     number: int
@@ -216,7 +216,9 @@ class Answers:
     longest: int
 
 
-def generation_seconds(answers: Answers, serving: Serving, at_once: int, rates: Rates, *, eager: bool = False) -> float:
+def generation_seconds(
+    answers: AnswerWork, serving: Serving, at_once: int, rates: Rates, *, eager: bool = False
+) -> float:
     """Seconds that an engine takes to generate its answers, with `at_once` of them running concurrently.
 
     The engine is full until fewer answers are left than fit; then a quarter of `at_once` runs until the longest answer

@@ -1,4 +1,4 @@
-"""The number of a run's processes and their sizes; `sizes.py` places them on GPUs."""
+"""The number of a run's processes and their sizes; `layout.py` places them on GPUs."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, Stopped
@@ -77,9 +77,7 @@ class ShutdownSignal:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         if self._before:
             signal.set_wakeup_fd(self._wakeup)

@@ -1,6 +1,7 @@
 """One sample of a prompt: an episode, which is repeated while its environment fails and there is time.
 
-The outcome is a trajectory: with a reward, or without one if the sample failed for good or was skipped.
+The outcome is a trajectory: with a reward, or without one if the sample failed for good or was skipped. A tally of all
+failures ends a run that has too many.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Any, TypeVar
 from attrs import evolve
 
 from skyrl.config import SkyRLGymConfig
+from skyrl.errors import RewardError
 from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.rollout.agent_episode import AgentEpisode
 from skyrl.rollout.env_calls import EpisodeError
 from skyrl.rollout.episode import Episode
-from skyrl.rollout.failure_tally import FailureTally
 from skyrl.trajectory import Failure, Skipped, Trajectory
 
 T = TypeVar("T")
@@ -35,6 +36,49 @@ CLOSING_SECONDS = 5.0
 
 _RETRY = 2**16
 """Added to the attempt number of a sample that is drawn again; larger than the number of attempts at a batch."""
+
+
+SHOWN = 3
+"""Number of reasons that a run reports when it stops."""
+
+
+class FailureTally:
+    """Counts the failures while one batch is sampled, and raises when there are too many."""
+
+    def __init__(self, samples: int, max_share: float, *, attempts: int = 1) -> None:
+        """`samples` is the size of a batch. The limit is the share `max_share` of the batch, or of all samples drawn
+        meanwhile if those are more. Up to `attempts` failures, the most that one sample can have, are allowed in any
+        case unless `max_share` is 0, so that a small batch survives what a large one does.
+        """
+        self._batch, self._max_share = samples, max_share
+        self._least = attempts if max_share > 0 else 0
+        self._running = self._drawn = 0
+        self._reasons: list[str] = []
+
+    def begins(self, samples: int) -> None:
+        """Count samples that are being drawn."""
+        self._running += samples
+        self._drawn += samples
+
+    def ends(self, samples: int) -> None:
+        """Count samples that are finished, with any outcome."""
+        self._running -= samples
+
+    def count(self, failure: Failure) -> None:
+        """Count one failure. Raises `RewardError` with the first reasons once there are too many."""
+        self._reasons.append(failure.reason)
+        samples = max(self._batch, self._drawn)
+        if len(self._reasons) > max(self._least, self._max_share * samples):
+            first = "\n".join(f"  {reason}" for reason in dict.fromkeys(self._reasons[:SHOWN]))
+            raise RewardError(
+                f"environments failed {len(self._reasons)} times among {samples} samples, more often "
+                f"than max_failed_share = {self._max_share:g} of environment.skyrl_gym allows:\n{first}"
+            )
+
+    def reset(self) -> None:
+        """Start counting for the next batch, of which some samples are being drawn already."""
+        self._reasons.clear()
+        self._drawn = self._running
 
 
 class Attempts:

@@ -16,10 +16,10 @@ from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.models.files.chat_templates import with_template
 from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.rollout.agent_runner import AgentRunner
+from skyrl.rollout.attempts import FailureTally
 from skyrl.rollout.chats import Chat, chat_of
 from skyrl.rollout.env_calls import EnvCalls, SamplesInFlight
 from skyrl.rollout.episode import EpisodeContext
-from skyrl.rollout.failure_tally import FailureTally
 from skyrl.rollout.sampling_session import SamplingSession
 from skyrl.trajectory import Prompt, TrajectoryGroup
 

@@ -11,9 +11,9 @@ from attrs import evolve
 from skyrl.config import SkyRLGymConfig
 from skyrl.envs.env import Sampled
 from skyrl.envs.group_rewards import GroupReward
+from skyrl.rollout.attempts import FailureTally
 from skyrl.rollout.env_calls import EpisodeError, number
 from skyrl.rollout.episode import EpisodeContext
-from skyrl.rollout.failure_tally import FailureTally
 from skyrl.trajectory import Failure, Prompt, Skipped, Trajectory
 
 

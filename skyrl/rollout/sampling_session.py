@@ -16,10 +16,9 @@ from skyrl.errors import RunError
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.processes.gather_or_cancel import ended, gather_or_cancel
 from skyrl.rollout.agent_episode import AgentEpisode
-from skyrl.rollout.attempts import Attempts, FirstOutcome, outcome_of
+from skyrl.rollout.attempts import Attempts, FailureTally, FirstOutcome, outcome_of
 from skyrl.rollout.env_calls import SamplesInFlight
 from skyrl.rollout.episode import Episode, EpisodeContext
-from skyrl.rollout.failure_tally import FailureTally
 from skyrl.rollout.filters import backfilled, masked_out
 from skyrl.rollout.group_judge import GroupJudge
 from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup

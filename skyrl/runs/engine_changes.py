@@ -32,7 +32,7 @@ Action = Literal["add", "drain"]
 
 
 @frozen(kw_only=True)
-class Reply:
+class ChangeReply:
     """The run's reply to one request."""
 
     asked: str
@@ -56,7 +56,7 @@ class EngineList:
     """Maximum number of engines: `max_engines`."""
 
     engines: tuple[EngineState, ...]
-    answers: tuple[Reply, ...] = ()
+    answers: tuple[ChangeReply, ...] = ()
     """The latest replies, the newest last."""
 
     @classmethod
@@ -69,7 +69,7 @@ class EngineList:
                 least=plain["least"],
                 most=plain["most"],
                 engines=tuple(EngineState(**each) for each in plain["engines"]),
-                answers=tuple(Reply(**each) for each in plain["answers"]),
+                answers=tuple(ChangeReply(**each) for each in plain["answers"]),
             )
         except FileNotFoundError:
             raise UserError(
@@ -113,7 +113,7 @@ class EngineChanges:
         and releases its GPUs.
         """
         self._folder, self._client, self._least, self._most, self._remove = run / FOLDER, client, least, most, remove
-        self._answers: list[Reply] = []
+        self._answers: list[ChangeReply] = []
         self._folder.mkdir(parents=True, exist_ok=True)
         for file in self._folder.iterdir():
             file.unlink()
@@ -132,7 +132,7 @@ class EngineChanges:
         self._write()
 
     def _answer(self, asked: str, said: str) -> None:
-        self._answers = [*self._answers, Reply(asked=asked, said=said, moment=time.time())][-REPLIES:]
+        self._answers = [*self._answers, ChangeReply(asked=asked, said=said, moment=time.time())][-REPLIES:]
         notice(f"{asked}: {said}")
 
     async def _handle(self, text: str) -> tuple[str, str]:

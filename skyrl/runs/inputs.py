@@ -14,7 +14,7 @@ from skyrl.config.derive.rl_models import has_reference
 from skyrl.data.cursor import batches
 from skyrl.data.prompts import NO_SOURCE, PromptDataset
 from skyrl.data.sources import answer_in
-from skyrl.envs.registry import ACCEPT_TIER, find_task, left_out, sandboxed_parts, told_of
+from skyrl.envs.registry import ACCEPT_TIER, find_task, ignored_columns, ignored_columns_warning, sandboxed_parts
 from skyrl.envs.rows import ground_truths
 from skyrl.errors import DataError
 from skyrl.inference.vllm.arguments import refuse_unsuitable
@@ -56,8 +56,8 @@ def _report_unread_fields(run: SkyRLTrainConfig, prompts: Sequence[Prompt]) -> N
         notice(f"environment.env_class = {env_class} has no effect: every row names its own ({', '.join(own)})")
     for task in own:
         columns = {name for prompt in prompts if prompt.env_class == task for name in prompt.extras}
-        if names := left_out(find_task(task, env_class, run.environment.skyrl_gym), columns):
-            notice(told_of(names, task))
+        if names := ignored_columns(find_task(task, env_class, run.environment.skyrl_gym), columns):
+            notice(ignored_columns_warning(names, task))
     if column is not None and not any(_has_answer(prompt.extras, column) for prompt in prompts):
         notice(f"data.answer_column = {column} has no effect: every row has a reward_spec of its own")
 

@@ -24,6 +24,7 @@ from skyrl.runs.run_tree import AnyRun
 from skyrl.storage.atomic import write_file
 from skyrl.tree import differences, get_at
 from skyrl.tree.access import is_written
+from skyrl.tree.dump import short_json
 from skyrl.tree.files import STORED_FILES, stored_text
 
 C = TypeVar("C", bound=AnyRun)
@@ -192,7 +193,7 @@ def _rows(changed: Mapping[str, tuple[Any, Any]]) -> str:
 
 def values_apart(there: object, here: object) -> str:
     """Two values of a field, of another run and of this one, in words."""
-    return f"{_short(there)} there, {_short(here)} here"
+    return f"{short_json(there)} there, {short_json(here)} here"
 
 
 def free_folders(run: AnyRun) -> dict[str, str]:
@@ -207,8 +208,3 @@ def free_folders(run: AnyRun) -> dict[str, str]:
         if getattr(run.trainer, field) != f"{own}/{name}":
             folders[field] = f"{free}/{name}"
     return {run.trainer.path_of(field): folder for field, folder in folders.items()}
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."

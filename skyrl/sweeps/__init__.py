@@ -1,5 +1,5 @@
 """Sweeps: one run, repeated with different values.
 
-Read `points.py` first: it defines the values. `trials.py` gives each distinct training a number and a folder,
+Read `sweep_file.py` first: it defines the values. `trials.py` gives each distinct training a number and a folder,
 `running.py` trains the ones that are missing, and `results.py` compares them.
 """

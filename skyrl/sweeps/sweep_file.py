@@ -1,8 +1,14 @@
-"""A sweep: one run repeated with different values. `skyrl sweep` reads it (docs/sweeps.md)."""
+"""A sweep: one run repeated with different values (docs/sweeps.md).
+
+`load_sweep` reads the file of `skyrl sweep`, and `points_of` lists the values of each run.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
+from random import Random
 from typing import Any, Literal
 
 from skyrl.config.checks.texts import refused_file_name
@@ -138,3 +144,38 @@ def _wrong_draw(how: object) -> str:
     if len(values) != 2 or len(numbers) != 2 or not numbers[0] <= numbers[1]:
         return f"{kind} needs [low, high], not {list(values)}"
     return "log_uniform needs positive bounds" if kind == "log_uniform" and numbers[0] <= 0 else ""
+
+
+Point = dict[str, Any]
+"""Values of one run: dotted path -> value."""
+
+
+def points_of(sweep: SweepConfig, seed_field: str) -> Iterator[Point]:
+    """Every combination of `points`, `random`, `grid` and `seeds`, the seeds innermost; for the same path, the later
+    part wins.
+    """
+    listed = [dict(flat(point)) for point in sweep.points] or [{}]
+    draws = draws_of(sweep.random).items()
+    drawn = [
+        {path: _drawn(how, sweep.random.seed, path, number) for path, how in draws}
+        for number in range(sweep.random.draws)
+    ] or [{}]
+    grid = dict(flat(sweep.grid))
+    combined = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    seeds: list[Point] = [{seed_field: seed} for seed in sweep.seeds] or [{}]
+    for parts in itertools.product(listed, drawn, combined, seeds):
+        yield {path: value for part in parts for path, value in part.items()}
+
+
+def _drawn(how: Mapping[str, Any], seed: int, path: str, number: int) -> object:
+    """A random value that depends only on the four arguments. Floats are rounded to six significant digits."""
+    source = Random(f"{seed}/{path}/{number}")
+    [(kind, values)] = how.items()
+    if kind == "choice":
+        return source.choice(values)
+    low, high = values
+    if kind == "integer":
+        return source.randint(low, high)
+    if kind == "log_uniform":
+        return float(f"{math.exp(source.uniform(math.log(low), math.log(high))):.6g}")
+    return float(f"{source.uniform(low, high):.6g}")

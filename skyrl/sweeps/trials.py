@@ -17,8 +17,7 @@ from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.launchers.job import TASKS, state_in
 from skyrl.launchers.prepared import RUN_FILE
 from skyrl.storage.atomic import write_file
-from skyrl.sweeps.points import Point, points_of
-from skyrl.sweeps.sweep_file import SweepConfig, draws_of, flat
+from skyrl.sweeps.sweep_file import Point, SweepConfig, draws_of, flat, points_of
 from skyrl.tree import fingerprint, get_at, thaw
 from skyrl.tree.classes import fields_of
 

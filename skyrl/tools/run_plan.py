@@ -14,8 +14,7 @@ import attrs
 
 from skyrl.config.derive.sizes import data_parallel_of, degrees_of, engines_of, grid_of, on_ray, sizes_of, work_of
 from skyrl.errors import SkyRLError, UserError
-from skyrl.planning.layout import ClusterNode, NoRoom, assign, counted, on_machines
-from skyrl.planning.sizes import layout
+from skyrl.planning.layout import ClusterNode, NoRoom, assign, counted, layout, on_machines
 from skyrl.tools.memory_estimate import memory_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 from skyrl.config.derive.rl_models import has_critic
 from skyrl.config.derive.sizes import models_of, on_ray, samples, sizes_of
 from skyrl.config.settings.root import SkyRLTrainConfig
-from skyrl.planning.sizes import layout
+from skyrl.planning.layout import layout
 
 PROMPTS, SAMPLES, ANSWER, TURNS = 4, 4, 32, 3
 """Maximum number of prompts of a batch, answers to each, tokens of an answer, and turns of an episode."""

@@ -529,7 +529,7 @@ class TreeBuilder(Generic[T]):
 
             docs = docs_of(cls)
         for problem in inner.problems:
-            hint = problem.hint or " ".join(docs.get(problem.path, "").split())
+            hint = problem.hint or docs.get(problem.path, "")
             self.problems.append(evolve(problem, path=whole + problem.path, hint=hint))
         self.broken.update(whole + each for each in inner.broken)
         self._history.take_over(inner.origins, place)

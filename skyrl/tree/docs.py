@@ -13,7 +13,7 @@ from skyrl.tree.classes import is_config
 
 
 def docs_of(cls: type[Any]) -> dict[str, str]:
-    """Field name -> the string literal below the field, parent classes included."""
+    """Field name -> the string literal below the field, in one line; parent classes included."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if is_config(base):
@@ -29,7 +29,7 @@ def _own_docs(cls: type[Any]) -> dict[str, str]:
         return {}
     body = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)).body
     return {
-        above.target.id: inspect.cleandoc(below.value.value)
+        above.target.id: " ".join(below.value.value.split())
         for above, below in pairwise(body)
         if isinstance(above, ast.AnnAssign)
         and isinstance(above.target, ast.Name)

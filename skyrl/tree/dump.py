@@ -13,7 +13,7 @@ import attrs
 import cattrs
 
 from skyrl.tree.builder import structure
-from skyrl.tree.classes import class_name, fields_of, is_config, leaf_paths, role_of, tables_of
+from skyrl.tree.classes import class_name, fields_of, is_config, role_of, tables_of
 from skyrl.tree.masking import masked
 from skyrl.tree.types import Secret, class_of
 
@@ -137,9 +137,12 @@ def _canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
-def count_fields(cls: type[Any]) -> int:
-    """Number of leaves of a tree."""
-    return sum(1 for _ in leaf_paths(cls))
+def short_json(value: object) -> str:
+    """A plain value as JSON of at most 60 characters, for a message."""
+    import json
+
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 cattrs.register_unstructure_hook_func(is_config, to_dict)

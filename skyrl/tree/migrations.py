@@ -55,7 +55,7 @@ def follow(migrations: Sequence[Migration], assignment: Assignment) -> Followed 
     if migration is None:
         return None
     is_whole = dotted(assignment.path) == migration.old and isinstance(assignment.value, Mapping)
-    if is_whole and _has_parts(migration, migrations):  # each of its keys may have an entry of its own
+    if is_whole and any(each.old.startswith(f"{migration.old}.") for each in migrations):  # entries for keys in it
         inside = (assignment.inside(str(key), value) for key, value in assignment.value.items())
         return tuple(inside), ()
     since, value = f" (since {migration.since})" if migration.since else "", assignment.value
@@ -88,10 +88,6 @@ def _innermost(migrations: Iterable[Migration], path: Path) -> Migration | None:
     """The entry for the path, or for the innermost table around it."""
     found = [each for each in migrations if path[: len(_split(each.old))] == _split(each.old)]
     return max(found, key=lambda each: len(each.old), default=None)
-
-
-def _has_parts(migration: Migration, migrations: Iterable[Migration]) -> bool:
-    return any(each.old.startswith(migration.old + ".") for each in migrations)
 
 
 def _warning(assignment: Assignment, message: str, hint: str) -> Problem:

@@ -54,6 +54,11 @@ class Rule(Generic[T]):
         """The function's name, which says what follows from what."""
         return self.compute.__name__
 
+    @property
+    def reason(self) -> str:
+        """The function's docstring in one line, which says why."""
+        return " ".join((self.compute.__doc__ or "").split())
+
     def applies(self, config: T, written: Collection[str]) -> bool:
         """Is the path still unset? `written` are the paths that were written explicitly."""
         if self.table and get_at(config, self.table) is None:
@@ -144,6 +149,10 @@ class Effect:
 
     path: str
     condition: Condition
+
+    def covers(self, path: str) -> bool:
+        """Whether it is the effect of a path, or of a table that contains it."""
+        return f"{path}.".startswith(f"{self.path}.")
 
     def below(self, table: str) -> Effect:
         """The same effect for a larger tree, with the field inside the table at `table`."""

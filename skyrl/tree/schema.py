@@ -59,7 +59,7 @@ def _define(table: object, definitions: dict[str, Any]) -> None:
         described = _of_field(attribute, getattr(table, name), definitions)
         allowed = wanted_by(attribute.validator)
         rule = f"Not {allowed}." if allowed.startswith("allowed ") else f"Allowed: {allowed}." if allowed else ""
-        sentences = [" ".join(docs.get(name, "").split()), rule]
+        sentences = [docs.get(name), rule]
         described["description"] = " ".join(filter(None, sentences))
         if table_class(attribute, getattr(table, name)) is None:
             described["default"] = stored_value(getattr(defaults, name))

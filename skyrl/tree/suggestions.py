@@ -39,7 +39,7 @@ def suggestion(
     tail = "." + ".".join(path[depth:])
 
     def near(candidates: Iterable[str]) -> list[str]:
-        return sorted(candidates, key=lambda each: -_names_shared(path, each))[:_MOST]
+        return sorted(candidates, key=lambda each: -shared(path, each.split(".")))[:_MOST]
 
     if beside := _in_place_of(path, depth, slips(name, siblings), everywhere):
         return f"did you mean {_or(beside)}?", beside
@@ -78,10 +78,6 @@ def _in_place_of(path: Path, depth: int, names: Iterable[str], everywhere: Colle
 def _words(names: Iterable[str]) -> set[str]:
     """The words of all names: `critic_optimizer.lr` has critic, optimizer and lr."""
     return {word for name in names for word in name.split("_")}
-
-
-def _names_shared(path: Path, other: str) -> int:
-    return shared(path, other.split("."))
 
 
 def _or(words: Sequence[str]) -> str:

@@ -67,7 +67,8 @@ class TransferGroup:
     def join(self) -> Iterator[Channel]:
         """Yields the channel once every member has joined. Raises `WeightSyncError` if one does not, or aborts."""
         with self.rendezvous() as store:
-            channel = Channel(self._make_group(store), self.timeout)
+            patience = timedelta(seconds=min(self.timeout, _CONNECT_SECONDS))
+            channel = Channel(ProcessGroupGloo(store, self.rank, self.size, patience), self.timeout)
             try:
                 yield channel
             finally:
@@ -138,9 +139,6 @@ class TransferGroup:
             f"members {ranks} of {self.size} have not joined the weight transfer (0 is the learner, the others are the "
             "workers of the engines in service, in order)"
         )
-
-    def _make_group(self, store: Store) -> ProcessGroupGloo:
-        return ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=min(self.timeout, _CONNECT_SECONDS)))
 
 
 def present(rank: int) -> str:

@@ -32,7 +32,8 @@ class WeightSync:
         """`arrived` is called with each version from which the engines now sample. Engines receive the first version,
         every version divisible by `interval`, and those that `catch_up` requests. The canary compares after the first
         transfer, after every `canary_interval`th later one, after every transfer in which new engines take part, and
-        after each one that engines only promise to have loaded.
+        after each one that engines only promise to have loaded. `in_time` waits for a transfer, and gives it up if the
+        run has to stop before it is done.
         """
         self._source, self._client, self._transport, self._canary = source, client, transport, canary
         self._arrived, self._interval = arrived, interval
@@ -81,7 +82,7 @@ class WeightSync:
         async def transfer() -> None:
             version = self._newest
             await self._client.pause()
-            metrics.update(await self._bring(version))
+            metrics.update(await self._send_and_compare(version))
             self._transfers += 1
             self._sent = version
             self._arrived(version)
@@ -90,7 +91,7 @@ class WeightSync:
         await self._in_time(transfer())  # if it is given up, the run is to stop, and needs no more samples
         return metrics | self._client.metrics
 
-    async def _bring(self, version: int) -> Metrics:
+    async def _send_and_compare(self, version: int) -> Metrics:
         """Send and compare. If the last engine dies meanwhile, start again with the engine that replaces it."""
         are_new = False
         while True:

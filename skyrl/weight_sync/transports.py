@@ -13,12 +13,14 @@ import asyncio
 import math
 import secrets
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
+from attrs import field, frozen
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
@@ -46,6 +48,9 @@ from skyrl.weight_sync.update_groups import UpdateGroupSender
 
 R = TypeVar("R")
 
+Weight = tuple[str, Tensor]
+"""Name and value of a weight."""
+
 ADAPTER_DTYPE = "float32"
 """Dtype in which adapters are sent, the one in which they are trained."""
 
@@ -58,7 +63,7 @@ class WeightSource(Protocol):
 
     async def stream(
         self,
-        consume: Callable[[Iterator[tuple[str, Tensor]]], R],
+        consume: Callable[[Iterator[Weight]], R],
         *,
         everywhere: bool = False,
         adapter: bool = False,
@@ -110,7 +115,7 @@ class TransferRendezvous:
         self._host, self._port, self._workers, self._timeout = host, port, workers, timeout
         self._names = (f"weights-{secrets.token_hex(4)}-{number}" for number in count())
 
-    def call(self, engines: int, *, senders: int = 1) -> tuple[TransferGroup, list[TransferGroup]]:
+    def new_group(self, engines: int, *, senders: int = 1) -> tuple[TransferGroup, list[TransferGroup]]:
         """A new transfer group: with the rank of the learner's first process, and with that of each engine's first
         worker.
         """
@@ -121,93 +126,106 @@ class TransferRendezvous:
         return first, [first.moved(senders + engine * self._workers) for engine in range(engines)]
 
 
-class BroadcastTransport:
-    """The learner's first rank sends to all engines at once over gloo; each side holds one bucket in memory."""
+@frozen
+class GroupTransport(ABC):
+    """Sends through a new transfer group of the learner and the engines for each transfer."""
 
-    def __init__(self, place: TransferRendezvous, *, dtype: str, lora: SkyRLLoraConfig | None = None) -> None:
-        """With `lora`, only the adapter of these settings is sent; one process of each engine joins the groups."""
-        self._place, self._dtype, self._lora = place, dtype, lora
+    rendezvous: TransferRendezvous
 
-    async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
-        is_adapter = self._lora is not None
-        infos = _infos(await source.shapes(adapter=is_adapter), self._dtype)
-        here, there = self._place.call(len(client.in_service))
-        incoming = [_of_adapter(Broadcast(group=group, weights=infos), self._lora) for group in there]
-        await send_both(
-            client.load_weights(incoming, version, here.abort),
-            source.stream(
-                BroadcastSender(group=here, dtype=self._dtype),
-                adapter=is_adapter,
-                dtype=None if is_adapter else self._dtype,
-            ),
-            here.abort,
-        )
+    dtype: str = field(kw_only=True)
+    """Dtype to which weights are rounded before they are sent."""
 
+    senders: int = field(kw_only=True, default=1)
+    """Number of the learner's ranks that send, each of which has all weights."""
 
-class NativeTransport:
-    """vLLM's own weight transfer: NCCL from the learner's first rank, or CUDA IPC from all that share their GPUs."""
+    lora: SkyRLLoraConfig | None = field(kw_only=True, default=None)
+    """Settings of the adapter if only that is sent. An adapter is not rounded: it is sent as it was trained."""
 
-    def __init__(self, place: TransferRendezvous, *, backend: str, senders: int, dtype: str, bucket_bytes: int) -> None:
-        """`backend` is `nccl` or `ipc`. With `ipc`, `senders` is the number of the learner's ranks, and `bucket_bytes`
-        bytes are sent at a time.
-        """
-        self._place, self._backend, self._dtype = place, backend, dtype
-        self._senders, self._bucket_bytes = senders, bucket_bytes
+    @abstractmethod
+    def sender(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> Callable[[Iterator[Weight]], None]:
+        """The learner's end of the transfer."""
+
+    @abstractmethod
+    def incoming(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> IncomingWeights:
+        """An engine's end of the transfer."""
 
     async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
-        infos = _infos(await source.shapes(), self._dtype)
-        here, there = self._place.call(len(client.in_service), senders=self._senders)
-        sender = NativeSender(
-            group=here,
-            backend=self._backend,
-            senders=self._senders,
-            weights=infos,
-            bucket_bytes=self._bucket_bytes,
+        """Transfer the weights; see `WeightTransport`."""
+        is_adapter = self.lora is not None
+        weights = _infos(await source.shapes(adapter=is_adapter), self.dtype)
+        here, there = self.rendezvous.new_group(len(client.in_service), senders=self.senders)
+        incoming = [_of_adapter(self.incoming(group, weights), self.lora) for group in there]
+        sending = source.stream(
+            self.sender(here, weights),
+            everywhere=self.senders > 1,
+            adapter=is_adapter,
+            dtype=None if is_adapter else self.dtype,
         )
-        incoming_sets = [Native(group=group, backend=self._backend, weights=infos) for group in there]
-        await send_both(
-            client.load_weights(incoming_sets, version, here.abort),
-            source.stream(sender, everywhere=self._senders > 1, dtype=self._dtype),
-            here.abort,
-        )
+        await send_both(client.load_weights(incoming, version, here.abort), sending, here.abort)
 
 
-class UpdateGroupTransport:
-    """SGLang's own weight update: the learner's first rank broadcasts to the workers of all servers, in a group that it
-    leads.
+class BroadcastTransport(GroupTransport):
+    """The learner's first rank sends to all engines at once over gloo; each side holds one bucket in memory.
+
+    One process of each engine joins the group for an adapter, and all of its workers for weights.
     """
 
-    def __init__(
-        self,
-        place: TransferRendezvous,
-        *,
-        backend: str,
-        workers: int,
-        dtype: str,
-        bucket_bytes: int = BUCKET_BYTES,
-    ) -> None:
-        """`place` creates transfer groups with one member for each server. `workers` processes of each server join the
-        update group over `backend`, `nccl` or `gloo`, and receive `bucket_bytes` bytes at a time.
-        """
-        self._place, self._backend, self._workers, self._dtype = place, backend, workers, dtype
-        self._bucket_bytes = bucket_bytes
+    def sender(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> BroadcastSender:
+        return BroadcastSender(group=group, dtype=self.dtype)
 
-    async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
-        infos = _infos(await source.shapes(), self._dtype)
-        here, there = self._place.call(len(client.in_service))
-        sender = UpdateGroupSender(
-            group=here,
-            workers=self._workers,
-            backend=self._backend,
-            dtype=self._dtype,
-            bucket_bytes=self._bucket_bytes,
+    def incoming(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> Broadcast:
+        return Broadcast(group=group, weights=weights)
+
+
+@frozen
+class NativeTransport(GroupTransport):
+    """vLLM's own weight transfer: NCCL from the learner's first rank, or CUDA IPC from all that share their GPUs."""
+
+    backend: str = field(kw_only=True)
+    """`nccl`, or `ipc`, with which all ranks of the learner are senders."""
+
+    bucket_bytes: int = field(kw_only=True)
+    """Bytes that are sent at a time with `ipc`."""
+
+    def sender(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> NativeSender:
+        return NativeSender(
+            group=group,
+            backend=self.backend,
+            senders=self.senders,
+            weights=weights,
+            bucket_bytes=self.bucket_bytes,
         )
-        incoming_sets = [UpdateGroup(group=group, workers=self._workers, weights=infos) for group in there]
-        await send_both(
-            client.load_weights(incoming_sets, version, here.abort),
-            source.stream(sender, dtype=self._dtype),
-            here.abort,
+
+    def incoming(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> Native:
+        return Native(group=group, backend=self.backend, weights=weights)
+
+
+@frozen
+class UpdateGroupTransport(GroupTransport):
+    """SGLang's own weight update: the learner's first rank broadcasts to the workers of all servers, in a group that it
+    leads. The transfer group has one member for each server.
+    """
+
+    backend: str = field(kw_only=True)
+    """Backend of the update group: `nccl` or `gloo`."""
+
+    workers: int = field(kw_only=True)
+    """Number of processes of each server that join the update group."""
+
+    bucket_bytes: int = field(kw_only=True, default=BUCKET_BYTES)
+    """Bytes that the workers receive at a time."""
+
+    def sender(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> UpdateGroupSender:
+        return UpdateGroupSender(
+            group=group,
+            workers=self.workers,
+            backend=self.backend,
+            dtype=self.dtype,
+            bucket_bytes=self.bucket_bytes,
         )
+
+    def incoming(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> UpdateGroup:
+        return UpdateGroup(group=group, workers=self.workers, weights=weights)
 
 
 class FolderTransport:
@@ -299,11 +317,11 @@ async def send_both(
     await gather_or_cancel(
         [loading, sending],
         end_others=lambda error: asyncio.to_thread(abort, str(error)),
-        rank=_nearness_to_the_cause,
+        rank=_order_of_causes,
     )
 
 
-def _nearness_to_the_cause(error: BaseException) -> int:
+def _order_of_causes(error: BaseException) -> int:
     """Rank of an error; the lowest one is raised. A process that ended ranks before the errors that it causes, and
     errors of this library before those of others. Among equals the engines' error precedes the sender's, its echo.
     """

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from skyrl.algorithms.advantages import group_relative, leave_one_out, relative_to_mean
+from skyrl.algorithms.critic import value_is_clipped, value_loss
 from skyrl.algorithms.estimators import GAE, AdvantageEstimator, Compared, ReinforcePlusPlus
 from skyrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLController, kl_estimate
 from skyrl.algorithms.logprobs import entropy, token_logprobs
@@ -23,7 +24,6 @@ from skyrl.algorithms.masked import masked_mean, masked_var, whiten
 from skyrl.algorithms.off_policy import Corrected, correct
 from skyrl.algorithms.reductions import sequence_mean
 from skyrl.algorithms.returns import discounted_returns, generalized_advantages
-from skyrl.algorithms.values import value_is_clipped, value_loss
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, OffPolicyCorrectionConfig
 from skyrl.training.objective import Reduction, off_policy_correction, policy_loss

@@ -6,7 +6,7 @@ import attrs
 import pytest
 import torch
 
-from skyrl.algorithms.return_scale import ReturnScale, masked
+from skyrl.algorithms.critic import ReturnScale, masked
 
 
 def test_before_any_return_nothing_is_shifted_or_scaled() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from skyrl.algorithms.values import value_is_clipped, value_loss
+from skyrl.algorithms.critic import value_is_clipped, value_loss
 
 
 def test_without_clipping_it_is_half_the_squared_error() -> None:

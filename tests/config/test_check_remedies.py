@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skyrl.config import compose
-from skyrl.config.checks.batches import BATCH_CHECKS
+from skyrl.config.checks import batches, checks_in
 from skyrl.config.loading.kinds import RL
 from skyrl.errors import ConfigError
 from tests.config.check_cases.settings import APART, CRITIC, gpus, resolved
@@ -78,7 +78,7 @@ def test_the_nearest_batches_suit_mini_batches_and_reference() -> None:
 
 def test_a_mini_batch_that_does_not_divide_the_batch_is_told_once() -> None:
     values = {"trainer.policy_mini_batch_size": 300, **APART, **gpus(8, "policy"), **gpus(1, "ref")}
-    found = [problem for each in BATCH_CHECKS for problem in each(resolved(values))]
+    found = [problem for each in checks_in(batches) for problem in each(resolved(values))]
     assert [problem.path for problem in found] == ["trainer.policy_mini_batch_size"]
 
 

@@ -25,8 +25,7 @@ from skyrl.config.loading.load import compose
 from skyrl.config.loading.supervised_kinds import REWARD_MODEL, SFT
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.supervised_root import RewardModelConfig, SFTConfig, SupervisedConfig
-from skyrl.planning.layout import Pool
-from skyrl.planning.sizes import layout
+from skyrl.planning.layout import Pool, layout
 from skyrl.planning.topology import Sizes
 from skyrl.runs.shrinking import shrunk
 from skyrl.tree import IDENTITY, field, frozen, get_at

@@ -24,7 +24,7 @@ from skyrl.config.settings.alarms import alarms_of
 from skyrl.errors import UserError
 from skyrl.experiments.collaborators import start_processes
 from skyrl.experiments.experiment import experiment_class
-from skyrl.planning.sizes import layout
+from skyrl.planning.layout import layout
 from skyrl.tracking.factory import trackers_of
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tracking.metric_table import depends_on_machine

@@ -15,8 +15,8 @@ from skyrl.config import ModelConfig, SkyRLTrainConfig, compose
 from skyrl.errors import ResumeError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.runs import read_again
 from skyrl.runs.read_again import STATE, carried_on, judged_with, model_digests, refuse_changed_inputs
-from skyrl.storage import file_digests
 from skyrl.trajectory import Prompt
 from tests import nano_run, supervised_run
 from tests.nano_run import train
@@ -246,16 +246,16 @@ def test_what_only_one_session_read_is_not_compared_but_kept(nano: Path, tmp_pat
 def test_a_large_file_is_read_in_blocks_spread_over_it(
     place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_digests, "BLOCK", 16)
-    monkeypatch.setattr(file_digests, "BUDGET", 64)
+    monkeypatch.setattr(read_again, "BLOCK", 16)
+    monkeypatch.setattr(read_again, "BUDGET", 64)
     file = tmp_path / "weights"
     file.write_bytes(bytes(4096))
-    before = file_digests.file_digests([file])
+    before = read_again.file_digests([file])
     blocks = {number * (4096 - 16) // 3 for number in range(4)}  # bytes 0, 1360, 2720 and 4080 and those after them
     file.write_bytes(bytes(place) + b"x" + bytes(4095 - place))
     is_read = any(start <= place < start + 16 for start in blocks)
-    assert (file_digests.file_digests([file]) != before) == is_read
+    assert (read_again.file_digests([file]) != before) == is_read
     file.write_bytes(b"y" * 4096)
-    assert file_digests.file_digests([file]) != before
+    assert read_again.file_digests([file]) != before
     file.write_bytes(bytes(4097))
-    assert file_digests.file_digests([file]) != before
+    assert read_again.file_digests([file]) != before

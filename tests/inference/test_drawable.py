@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from skyrl.config import SamplingParams
-from skyrl.inference.drawable import Drawable
-from skyrl.inference.sampling import RowSettings, choose
+from skyrl.inference.sampling import Drawable, RowSettings, choose
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.inference.vllm.worker import drawable_of, report_tempered_logprobs
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, prompts, request

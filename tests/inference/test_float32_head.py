@@ -12,7 +12,7 @@ from torch import Tensor
 from skyrl.experiments.collaborators import engine_makers
 from skyrl.inference.engine import Completion
 from skyrl.inference.torch.causal_lm import CausalLM
-from skyrl.learners.compute_copies import computing_in
+from skyrl.learners.data_parallel import computing_in
 from skyrl.learners.forward import compute_logprobs, probe_forward
 from skyrl.weight_sync.canary import rows
 from tests.inference.nano import nano_model

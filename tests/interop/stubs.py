@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from skyrl.interop.shell.scripts import Command, Script
+from skyrl.interop.shell.scripts import Script, ScriptCommand
 from skyrl.interop.shell.unknown import UNKNOWN
 from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
 
@@ -87,7 +87,7 @@ def differences(script: Script, calls: Sequence[Sequence[str]]) -> list[str]:
     return found + [f"not received: line {each.line}: {each.texts}" for each in missed]
 
 
-def _expression(command: Command) -> re.Pattern[str]:
+def _expression(command: ScriptCommand) -> re.Pattern[str]:
     return re.compile("".join(map(_of_word, command.words)), re.DOTALL)
 
 

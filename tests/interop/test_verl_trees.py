@@ -17,7 +17,7 @@ from skyrl.interop.peer_trees import PeerTree, peer_trees
 from skyrl.interop.report import Conversion
 from skyrl.interop.switches import Switch
 from skyrl.interop.verl.convert import convert_keys
-from skyrl.interop.verl.features import SWITCHES
+from skyrl.interop.verl.switches import SWITCHES
 from skyrl.tree import get_at
 from skyrl.tree.sparse import as_toml_has_it
 

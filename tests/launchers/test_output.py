@@ -14,7 +14,7 @@ from skyrl.cli.main import cli
 from skyrl.errors import UserError
 from skyrl.launchers import output
 from skyrl.launchers.job import Launch
-from skyrl.launchers.output import Output
+from skyrl.launchers.output import LaunchOutput
 
 
 def launched(folder: Path, **logs: str) -> Launch:
@@ -43,7 +43,7 @@ class Growing:
 
 def test_what_was_printed_is_printed_once(tmp_path: Path) -> None:
     launch, anyone = launched(tmp_path / "one", local="step 1\n"), Growing(tmp_path)
-    seen = Output(launch, anyone)  # type: ignore[arg-type]  # its state is not asked
+    seen = LaunchOutput(launch, anyone)  # type: ignore[arg-type]  # its state is not asked
     assert (seen.new(), seen.new()) == ("step 1\n", "")
     (launch.folder / "logs" / "local.log").write_text("step 1\nstep 2\n")
     assert seen.new() == "step 2\n"
@@ -51,13 +51,13 @@ def test_what_was_printed_is_printed_once(tmp_path: Path) -> None:
 
 def test_several_files_are_told_apart(tmp_path: Path) -> None:
     launch = launched(tmp_path / "two", **{"job-1": "first\n", "job-2": "second\n", "job-3": ""})
-    seen: Any = Output(launch, Growing(tmp_path))  # type: ignore[arg-type]  # its state is not asked
+    seen: Any = LaunchOutput(launch, Growing(tmp_path))  # type: ignore[arg-type]  # its state is not asked
     assert seen.new() == "==> job-1.log <==\nfirst\n==> job-2.log <==\nsecond\n"
 
 
 def test_a_letter_that_is_written_in_two_parts_is_printed_whole(tmp_path: Path) -> None:
     launch = launched(tmp_path / "one", local="")
-    seen: Any = Output(launch, Growing(tmp_path))  # type: ignore[arg-type]  # its state is not asked
+    seen: Any = LaunchOutput(launch, Growing(tmp_path))  # type: ignore[arg-type]  # its state is not asked
     file = launch.folder / "logs" / "local.log"
     file.write_bytes("ü".encode()[:1])
     assert seen.new() == ""
@@ -70,7 +70,7 @@ def test_of_more_output_than_is_read_at_once_the_end_is_printed(
 ) -> None:
     monkeypatch.setattr(output, "MOST_STORED", 7)
     launch = launched(tmp_path / "one", local="step 1\nstep 2\n")
-    seen: Any = Output(launch, Growing(tmp_path))  # type: ignore[arg-type]  # its state is not asked
+    seen: Any = LaunchOutput(launch, Growing(tmp_path))  # type: ignore[arg-type]  # its state is not asked
     file = launch.folder / "logs" / "local.log"
     assert seen.new() == f"(7 bytes are left out: see {file})\nstep 2\n"
     assert seen.new() == ""
@@ -81,14 +81,14 @@ def test_output_that_never_ends_is_refused(make: Callable[[Path], object], tmp_p
     launch = launched(tmp_path / "one")
     make(launch.folder / "logs" / "local.log")
     with pytest.raises(UserError, match=r"local.log cannot be read: it is a (pipe|device), not a regular file"):
-        Output(launch, Growing(tmp_path)).new()  # type: ignore[arg-type]  # its state is not asked
+        LaunchOutput(launch, Growing(tmp_path)).new()  # type: ignore[arg-type]  # its state is not asked
 
 
 def test_the_output_is_followed_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "_EVERY", 0.0)
     launch = launched(tmp_path / "one", local="")
     running: Any = Growing(launch.folder / "logs" / "local.log", "step 1\n", "step 2\n")
-    assert list(Output(launch, running).follow()) == ["step 1\n", "step 2\n", ""]
+    assert list(LaunchOutput(launch, running).follow()) == ["step 1\n", "step 2\n", ""]
 
 
 def test_the_command_prints_the_output_of_a_launch_by_its_folder_or_its_name(

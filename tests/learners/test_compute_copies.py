@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skyrl.learners.compute_copies import computing_in
+from skyrl.learners.data_parallel import computing_in
 
 BFLOAT16 = torch.bfloat16
 

@@ -19,9 +19,8 @@ from skyrl.inference.torch.sampling_support import sampling_support
 from skyrl.learners import row_support as rows
 from skyrl.learners.row_support import row_support
 from skyrl.models import small_copy as small_copy_module
-from skyrl.models.attention import key_bounds, segment_attention
-from skyrl.models.attention.key_bounds import WHOLE, KeyBounds
-from skyrl.models.attention.segment_attention import SEGMENTS
+from skyrl.models.attention import segment_attention
+from skyrl.models.attention.segment_attention import SEGMENTS, WHOLE, KeyBounds
 from skyrl.models.files import rotation
 from skyrl.models.files.facts import sizes_to_cut
 from skyrl.models.files.overrides import with_overrides
@@ -75,7 +74,7 @@ def test_a_bound_that_attention_loses_is_found(family: str, lost: str, monkeypat
 def lose(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the remedy for one kind of bound away."""
     if lost in ("window", "chunk"):
-        whole = key_bounds.key_bounds_of
+        whole = segment_attention.key_bounds_of
 
         def shorter(module: torch.nn.Module, window: int | None) -> KeyBounds:
             found = whole(module, window)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from skyrl.learners.compute_copies import computing_in
+from skyrl.learners.data_parallel import computing_in
 from skyrl.learners.schedule import recompute_activations
 from skyrl.models.attention.segment_attention import SEGMENTS, Segments, register
 from skyrl.models.attention.segments import Segment

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from skyrl.models.attention import segment_attention, varlen_attention
-from skyrl.models.attention.key_bounds import WHOLE, KeyBounds
-from skyrl.models.attention.segment_attention import KERNELS, Segments, Weighing
+from skyrl.models.attention.segment_attention import KERNELS, WHOLE, KeyBounds, Segments, Weighing
 from skyrl.models.attention.segments import Segment
 
 SHARED = (Segment(0, 5, (3, 1, 9)), Segment(18, 4))

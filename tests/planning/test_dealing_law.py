@@ -16,7 +16,7 @@ import attrs
 import pytest
 
 from skyrl.config import CriticConfig, MegatronConfig, ModelConfig, SkyRLTrainConfig
-from skyrl.config.checks.batches import BATCH_CHECKS
+from skyrl.config.checks import batches, checks_in
 from skyrl.config.loading.kinds import RL
 from tests.planning import dealer
 from tests.planning.dealer import Game, Player, fair
@@ -191,7 +191,7 @@ def game(point: Point) -> Game:
 
 def accepts(run: SkyRLTrainConfig) -> bool:
     """Do the checks of batch sizes find nothing?"""
-    return not any(list(check(run)) for check in BATCH_CHECKS)
+    return not any(list(check(run)) for check in checks_in(batches))
 
 
 def test_the_checks_say_yes_exactly_where_every_rank_gets_equal_work() -> None:
@@ -209,7 +209,7 @@ def test_the_checks_say_yes_exactly_where_every_rank_gets_equal_work() -> None:
 
 
 def test_the_law_is_about_checks_that_are_made() -> None:
-    assert set(BATCH_CHECKS) <= set(RL.checks)
+    assert set(checks_in(batches)) <= set(RL.checks)
 
 
 def test_the_dealer_knows_nothing_of_the_package() -> None:

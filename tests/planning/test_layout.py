@@ -7,8 +7,7 @@ from itertools import product
 
 import pytest
 
-from skyrl.planning.layout import Assignment, ClusterNode, Layout, NoRoom, Pool, assign, on_machines
-from skyrl.planning.sizes import layout
+from skyrl.planning.layout import Assignment, ClusterNode, Layout, NoRoom, Pool, assign, layout, on_machines
 from skyrl.planning.topology import EngineSizes, Grid, Sizes
 
 EIGHT = Grid(nodes=1, gpus_per_node=8)

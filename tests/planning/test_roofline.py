@@ -11,7 +11,7 @@ from skyrl.planning.roofline import (
     HALVED,
     LATENCY,
     LAUNCHES,
-    Answers,
+    AnswerWork,
     PassRows,
     Rates,
     Sharding,
@@ -110,14 +110,14 @@ def serving(shape: ModelShape = SHAPE, gpus: int = 1) -> Serving:
 
 
 def test_decoding_reads_the_weights_once_for_all_sequences_and_keys_for_each() -> None:
-    answers = Answers(number=4, prompts=0, prompt=10, mean=20, longest=20)
+    answers = AnswerWork(number=4, prompts=0, prompt=10, mean=20, longest=20)
     read = 2 * SHAPE.active_parameters + 4 * (10 + 20 / 2) * 2 * 2 * 4 * 2
     quick = evolve(RATES, flops=1e12)
     assert abs(generation_seconds(answers, serving(), 4, quick) - 20 * read / RATES.bandwidth) < 1e-9
 
 
 def test_half_as_many_at_once_take_two_waves() -> None:
-    answers = Answers(number=8, prompts=0, prompt=0, mean=20, longest=20)
+    answers = AnswerWork(number=8, prompts=0, prompt=0, mean=20, longest=20)
     one, two = (generation_seconds(answers, serving(), at_once, SLOW) for at_once in (8, 4))
     assert abs(one - two) < 1e-9  # products bound both
     quick = evolve(RATES, flops=1e12)
@@ -125,7 +125,7 @@ def test_half_as_many_at_once_take_two_waves() -> None:
 
 
 def test_the_longest_answer_keeps_the_engine() -> None:
-    even = Answers(number=8, prompts=0, prompt=0, mean=20, longest=20)
+    even = AnswerWork(number=8, prompts=0, prompt=0, mean=20, longest=20)
     quick = evolve(RATES, flops=1e12)
     tail = generation_seconds(evolve(even, longest=50), serving(), 8, quick) - generation_seconds(
         even, serving(), 8, quick
@@ -139,7 +139,7 @@ def test_few_sequences_of_a_mixture_read_few_experts() -> None:
     quick = evolve(RATES, flops=1e12)
 
     def seconds(sequences: int) -> float:
-        answers = Answers(number=sequences, prompts=0, prompt=0, mean=1, longest=1)
+        answers = AnswerWork(number=sequences, prompts=0, prompt=0, mean=1, longest=1)
         keys = sequences * 0.5 * serving(mixture).token_bytes / RATES.bandwidth
         return generation_seconds(answers, serving(mixture), sequences, quick) - keys
 

@@ -16,8 +16,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from skyrl.errors import NoRoomError, ProcessError
-from skyrl.planning.layout import ClusterNode, Layout, Pool, RankPlacement, assign
-from skyrl.planning.sizes import layout, layout_of_engine
+from skyrl.planning.layout import ClusterNode, Layout, Pool, RankPlacement, assign, layout, layout_of_engine
 from skyrl.planning.topology import EngineSizes, Grid, Sizes
 from skyrl.processes.handles import Deadlines
 from skyrl.processes.orphans import kill_tagged

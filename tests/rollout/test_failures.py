@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from skyrl.errors import RewardError
-from skyrl.rollout.failure_tally import FailureTally
+from skyrl.rollout.attempts import FailureTally
 from skyrl.trajectory import Failure
 
 FAILURE = Failure(kind="raised", reason="the grader broke")

@@ -13,9 +13,9 @@ from skyrl.config import GeneratorConfig, SamplingParams, SkyRLGymConfig
 from skyrl.envs import Env, EnvStep, register
 from skyrl.errors import RewardError, RunError
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
+from skyrl.rollout.attempts import FailureTally
 from skyrl.rollout.env_calls import EpisodeError
 from skyrl.rollout.episode import EpisodeContext
-from skyrl.rollout.failure_tally import FailureTally
 from skyrl.rollout.sampling_session import SamplingSession
 from skyrl.tools.virtual_time import run_in_virtual_time
 from skyrl.trajectory import Failure, Prompt, TrajectoryGroup

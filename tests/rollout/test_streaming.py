@@ -11,7 +11,7 @@ from attrs import define, evolve, field
 from skyrl.config import AlgorithmConfig, DynamicSamplingConfig, GeneratorConfig
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
-from skyrl.rollout.failure_tally import FailureTally
+from skyrl.rollout.attempts import FailureTally
 from skyrl.rollout.stream import GroupStream, StreamingRollouts, StreamLimits
 from skyrl.tools.virtual_time import run_in_virtual_time
 from skyrl.trajectory import Prompt, TokenRow, TrajectoryGroup

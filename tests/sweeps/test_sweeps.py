@@ -22,10 +22,9 @@ from skyrl.errors import ConfigError, Stopped, UserError
 from skyrl.launchers.job import GONE, Job, Launch, report_in, write_state
 from skyrl.launchers.local import LocalLauncher
 from skyrl.processes.lifetimes import lives, process_id
-from skyrl.sweeps.points import points_of
 from skyrl.sweeps.results import results, table
 from skyrl.sweeps.running import ACTIVE, _job, one_at_a_time, run_here
-from skyrl.sweeps.sweep_file import SweepConfig, load_sweep
+from skyrl.sweeps.sweep_file import SweepConfig, load_sweep, points_of
 from skyrl.sweeps.trials import SweepTrial, Trials, trials_of, waiting
 from tests.nano_run import overrides
 

@@ -14,7 +14,7 @@ import pytest
 
 from skyrl.errors import ConfigError
 from skyrl.tree import FREE, differences, field, fingerprint, frozen, to_dict
-from skyrl.tree.dump import count_fields, flatten
+from skyrl.tree.dump import flatten
 from tests.tree.trees import Model, Optimizer, Run, paths_of
 
 
@@ -219,8 +219,3 @@ def test_a_flat_tree_shows_a_missing_table_as_itself() -> None:
     assert flatten(Run())["judge"] is None
     assert "judge" not in flatten(WRITTEN)
     assert flatten(WRITTEN)["critic.optimizer.warmup"] == 3
-
-
-def test_leaves_are_counted() -> None:
-    assert count_fields(Optimizer) == 3
-    assert count_fields(Model) == 5

@@ -174,10 +174,13 @@ class Ends:
         self.streamed: list[tuple[Any, bool]] = []
         self.loaded: list[tuple[Any, int]] = []
 
-    async def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+    async def shapes(self, *, adapter: bool) -> list[tuple[str, tuple[int, ...]]]:
         return [("a", (2,))]
 
-    async def stream(self, consume: Callable[..., Any], *, everywhere: bool = False, dtype: str | None = None) -> None:
+    async def stream(
+        self, consume: Callable[..., Any], *, everywhere: bool, adapter: bool, dtype: str | None = None
+    ) -> None:
+        assert not adapter, "all weights are sent"
         self.streamed.append((consume, everywhere))
 
     async def load_weights(self, incoming: Any, version: int, abort: object) -> None:

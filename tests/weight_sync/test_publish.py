@@ -235,7 +235,7 @@ def test_a_member_that_ends_after_it_has_signed_in_is_not_waited_for_as_long_as_
     store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer_group, "_CONNECT_SECONDS", 0.5)
-    here, there = TransferRendezvous("127.0.0.1", store.port, timeout=1000).call(1)
+    here, there = TransferRendezvous("127.0.0.1", store.port, timeout=1000).new_group(1)
     there[0].store().set(transfer_group.present(1), "")  # and that was all
     with (
         pytest.raises(WeightSyncError, match=r"the weight transfer failed \(rank 0 of 2 on \S+: wait timeout"),

@@ -25,7 +25,7 @@ from skyrl.weight_sync.transports import (
     BroadcastTransport,
     FolderTransport,
     TransferRendezvous,
-    _nearness_to_the_cause,
+    _order_of_causes,
     send_both,
 )
 
@@ -235,7 +235,10 @@ class AdapterEnds:
         self.asked.append(("shapes", adapter))
         return [("lora_A", (2,))]
 
-    async def stream(self, consume: Callable[[Any], None], *, adapter: bool, dtype: str | None) -> None:
+    async def stream(
+        self, consume: Callable[[Any], None], *, everywhere: bool = False, adapter: bool, dtype: str | None
+    ) -> None:
+        assert not everywhere, "the first rank sends"
         assert dtype is None, "an adapter is sent as it is trained"
         self.asked.append(("stream", adapter))
         consume(iter([("lora_A", torch.ones(2))]))
@@ -307,14 +310,14 @@ async def test_engines_that_kept_whole_weights_work_on_only_after_an_error_of_ou
 
 def test_each_meeting_has_a_name_of_its_own_and_ranks_in_turn() -> None:
     place = TransferRendezvous("here", 29, workers=2, timeout=7.0)
-    first, engines = place.call(3, senders=4)
+    first, engines = place.new_group(3, senders=4)
     assert (first.host, first.port, first.timeout, first.rank, first.size) == ("here", 29, 7.0, 0, 4 + 3 * 2)
     assert [(engine.rank, engine.size, engine.name) for engine in engines] == [
         (rank, 10, first.name) for rank in (4, 6, 8)
     ]
-    second, (only,) = TransferRendezvous("here", 29, timeout=7.0).call(1)
+    second, (only,) = TransferRendezvous("here", 29, timeout=7.0).new_group(1)
     assert (second.size, only.rank) == (2, 1)
-    assert place.call(1)[0].name != first.name != second.name
+    assert place.new_group(1)[0].name != first.name != second.name
 
 
 async def test_when_one_end_fails_the_other_is_told_why_and_the_cause_is_raised() -> None:
@@ -342,7 +345,7 @@ async def test_when_one_end_fails_the_other_is_told_why_and_the_cause_is_raised(
 
 def test_the_end_of_a_process_is_nearer_to_the_cause_than_an_error_of_ours_and_that_than_one_of_a_library() -> None:
     errors = [RuntimeError(), WeightSyncError("w"), ProcessError("p"), SkyRLError("s")]
-    assert [type(error) for error in sorted(errors, key=_nearness_to_the_cause)] == [
+    assert [type(error) for error in sorted(errors, key=_order_of_causes)] == [
         ProcessError, WeightSyncError, SkyRLError, RuntimeError,
     ]  # fmt: skip
 

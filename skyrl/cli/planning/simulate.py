@@ -162,7 +162,7 @@ def _failing(
     from skyrl.config.derive.sizes import sizes_of
     from skyrl.errors import UserError
     from skyrl.planning.failures import GPU_HOURS_BETWEEN_FAILURES, Interruptions
-    from skyrl.planning.sizes import layout
+    from skyrl.planning.layout import layout
 
     if restart is None or checkpoint is None:
         if (per_hour, restart, checkpoint) == (None, None, None):

@@ -147,7 +147,7 @@ def examine(run: AnyRun, seconds: float, *, quiet: bool = False) -> list[Cluster
     """
     from skyrl.config.loading.kinds import kind_of
     from skyrl.errors import UserError
-    from skyrl.planning.sizes import layout
+    from skyrl.planning.layout import layout
     from skyrl.processes.machine_facts import facts_here
     from skyrl.processes.ray.survey import survey
     from skyrl.tools.cluster_findings import cluster_findings

@@ -75,9 +75,8 @@ def derived_lines(run: RunConfig, origins: Origins) -> str:
         inside = {key: value for key, value in flat.items() if key == path or key.startswith(path + ".")}
         values = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in inside.items()]
         sources = [f"{each} = {json.dumps(flat.get(each), ensure_ascii=False)}" for each in rule.reads]
-        because = " ".join((rule.compute.__doc__ or "").split())
         paragraphs.append(
-            "\n".join([*values, f"    {rule.name}: {because}", *(f"    from {source}" for source in sources)])
+            "\n".join([*values, f"    {rule.name}: {rule.reason}", *(f"    from {source}" for source in sources)])
         )
     return "\n".join(paragraphs)
 

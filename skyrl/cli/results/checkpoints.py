@@ -133,6 +133,7 @@ def diff(one: str, other: str, as_json: bool) -> None:
     Configuration and state are compared, and the tensors that differ most are named.
     """
     from skyrl.checkpoint.store import load_checkpoint
+    from skyrl.tree.dump import short_json
 
     first, second = (load_checkpoint(_of_one(folder)) for folder in (one, other))
     compared = {"configuration": (first.config, second.config), "state": (first.state, second.state)}
@@ -148,7 +149,7 @@ def diff(one: str, other: str, as_json: bool) -> None:
     for title, rows in changes.items():
         click.echo(f"{title}: {len(rows)} values differ")
         for row in rows:
-            click.echo(f"  {row['path']}: {_short(row['before'])} -> {_short(row['after'])}")
+            click.echo(f"  {row['path']}: {short_json(row['before'])} -> {short_json(row['after'])}")
     for model, rows in models.items():
         tensors = first.models.get(model, {}).keys() | second.models.get(model, {}).keys()
         click.echo(f"{model}: {len(rows)} of {len(tensors)} tensors differ")
@@ -256,8 +257,3 @@ def _with_long_tables_counted(data: object) -> Any:
 
 def _shape(tensors: Mapping[str, Any], name: str) -> str:
     return str(tuple(tensors[name].shape)) if name in tensors else "nothing"
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -147,11 +147,11 @@ def status(folders: tuple[str, ...], cluster_file: str | None, settings: tuple[s
 @cluster_options
 def logs(folder: str, follow: bool, cluster_file: str | None, settings: tuple[str, ...]) -> None:
     """Print the output of a launch. Ctrl-C stops the printing, not the run."""
-    from skyrl.launchers.output import Output
+    from skyrl.launchers.output import LaunchOutput
 
     cluster = read_cluster(cluster_file, settings)
     entry = _found(folder, cluster)
-    output = Output(entry, launcher_of(entry.target, cluster))
+    output = LaunchOutput(entry, launcher_of(entry.target, cluster))
     for text in output.follow() if follow else [output.new()]:
         click.echo(text, nl=False)
 

@@ -1,28 +1,33 @@
 """Checks of resolved runs: functions from a run to its problems, in a module for each part of a run.
 
-What must hold is a check's name and docstring. Each module ends with `checks_in(__name__)`, all that it defines, and
-`loading/kinds.py` puts them together.
+What must hold is a check's name and docstring. `loading/kinds.py` lists the modules whose checks a kind of run has.
 """
 
 from __future__ import annotations
 
-import sys
-from types import FunctionType
-from typing import TYPE_CHECKING
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from skyrl.config.foundation.entry import RunConfig
+    from collections.abc import Callable, Iterator
+
+    from skyrl.errors import Problem
     from skyrl.tree.rules import Check
 
 
-def checks_in(module: str) -> tuple[Check[RunConfig], ...]:
-    """The checks that a module has defined so far, in order: its public functions from `run` alone to problems."""
+def checks_in(*modules: ModuleType) -> tuple[Check[Any], ...]:
+    """The checks of the modules, in order: their public functions from `run` alone to problems."""
+    return tuple(check for module in modules for check in functions_in(module, "run"))
+
+
+def functions_in(module: ModuleType, *arguments: str) -> tuple[Callable[..., Iterator[Problem]], ...]:
+    """The public functions that a module defines from these arguments to problems, in order."""
     return tuple(
         value
-        for name, value in vars(sys.modules[module]).items()
+        for name, value in vars(module).items()
         if isinstance(value, FunctionType)
-        and value.__module__ == module
+        and value.__module__ == module.__name__
         and not name.startswith("_")
-        and [*value.__annotations__] == ["run", "return"]
+        and [*value.__annotations__] == [*arguments, "return"]
         and value.__annotations__["return"] == "Iterator[Problem]"
     )

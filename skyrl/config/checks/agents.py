@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.checks import checks_in
 from skyrl.config.derive.chosen_facts import estimator_facts
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
@@ -61,6 +60,3 @@ def agent_rows_share_one_advantage(run: SkyRLTrainConfig) -> Iterator[Problem]:
             message="token_mean_legacy weighs micro-batches, whose number differs where trajectories have several rows",
             hint="use token_mean",
         )
-
-
-AGENT_CHECKS = checks_in(__name__)

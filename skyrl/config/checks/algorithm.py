@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.checks import checks_in
 from skyrl.config.derive.chosen_facts import estimator_facts, is_peer_loss, loss_facts
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.losses import asks_for_correction
@@ -178,9 +177,6 @@ def overlong_buffer_fits(run: SkyRLTrainConfig) -> Iterator[Problem]:
             message=f"{overlong.buffer_len} tokens must be fewer than the limit of {overlong.max_len}",
             hint="DAPO has a buffer of a fifth of the limit",
         )
-
-
-ALGORITHM_CHECKS = checks_in(__name__)
 
 
 def _exists(name: str, registry: Registry, settings: object) -> Iterator[Problem]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.checks import checks_in
 from skyrl.config.derive.allocation import PATH, allocation_of, contradictions, strategy_of
 from skyrl.config.derive.sizes import models_of, starts_engines
 from skyrl.config.settings.root import SkyRLTrainConfig
@@ -75,6 +74,3 @@ def allocation_degrees_are_supported(run: SkyRLTrainConfig) -> Iterator[Problem]
         yield Problem(
             path=PATH, message="some learners use Megatron and some do not", hint="use one backend for all learners"
         )
-
-
-ALLOCATION_CHECKS = checks_in(__name__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.checks import checks_in
 from skyrl.config.derive.chosen_facts import loss_facts
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.settings.fully_async import FullyAsyncConfig
@@ -128,6 +127,3 @@ def stream_has_no_last_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
             message=f"{_ASYNC}.enabled takes prompts one by one, so that no epoch has a last batch",
             hint='set it to "carry", which leaves out no prompt either, or to "drop"',
         )
-
-
-ASYNC_CHECKS = checks_in(__name__)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.checks import checks_in
 from skyrl.config.derive.rl_models import RL_ROLES, has_critic, has_reference
 from skyrl.config.derive.sizes import Model, data_parallel_of, degrees_of, grid_of, models_of, trained_models
-from skyrl.config.foundation.remedies import nearest_divisors
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.strategies import reads
 from skyrl.errors import Problem
@@ -18,6 +16,7 @@ from skyrl.planning.batches import (
     Uneven,
     divisors,
     nearest,
+    nearest_divisors,
     uneven_batch,
     uneven_micro_batch,
     uneven_mini_batch,
@@ -159,9 +158,6 @@ def reference_shares_are_equal(run: SkyRLTrainConfig) -> Iterator[Problem]:
             f"reference's {ranks} data-parallel ranks",
             hint=f"nearest sizes that can, and that trainer.policy_mini_batch_size divides: {_listed(verdict.nearest)}",
         )
-
-
-BATCH_CHECKS = checks_in(__name__)
 
 
 def _mini_batches_divide_the_batch(run: SkyRLTrainConfig, model: Model) -> Iterator[Problem]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.checks import checks_in
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 
@@ -27,6 +26,3 @@ def best_checkpoints_need_metric(run: SkyRLTrainConfig) -> Iterator[Problem]:
             message=f"ckpt_keep_best = {run.trainer.ckpt_keep_best} needs it",
             hint="set it to a metric of metrics.jsonl, such as eval/all/avg_score",
         )
-
-
-CHECKPOINT_CHECKS = checks_in(__name__)

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import inf
 
-from skyrl.config.checks import checks_in
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import samples
 from skyrl.config.foundation.import_paths import is_import_path
@@ -141,6 +140,3 @@ def data_sources_are_distinct(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def training_sources_have_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Every training source has a weight, or none has."""
     yield from run.data.problems_at("data")
-
-
-DATA_CHECKS = checks_in(__name__)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from skyrl.config.checks import checks_in
 from skyrl.config.checks.asynchronous import is_corrected
 from skyrl.config.derive.engine_backends import GROUP_TRANSPORTS, backend_of, backends_that, engine_dtype, server_urls
 from skyrl.config.derive.engine_options import refused_options
@@ -214,9 +213,6 @@ def num_engines_is_within_bounds(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if engine.max_engines is not None and engine.max_engines < engine.num_engines:
         message = f"{engine.max_engines} is less than num_engines = {engine.num_engines}"
         yield Problem(path="generator.inference_engine.max_engines", message=message, hint="raise it, or leave it out")
-
-
-ENGINE_CHECKS = checks_in(__name__)
 
 
 def _reads(run: SkyRLTrainConfig, field: str) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
-from skyrl.config.checks import checks_in
 from skyrl.config.settings.alarms import DEFAULT_ALARMS
+from skyrl.config.settings.generator import CHAT_TEMPLATES, ChatTemplateConfig
 from skyrl.errors import Problem
 from skyrl.planning.topology import MOST_PROCESSES, Sizes
 from skyrl.tree import get_at
@@ -51,12 +51,19 @@ def recover_mode_matches_resuming(run: Run) -> Iterator[Problem]:
         yield Problem(path=trainer.path_of("recover_mode"), message=message, hint="leave one of them out")
 
 
-EVERY_KIND_CHECKS = checks_in(__name__)
-
-
 def processes_fit_cluster(sizes: Sizes, path: str) -> Iterator[Problem]:
     """A run has no more processes than the largest clusters have GPUs. `path` is the path of the placement."""
     if sizes.processes > MOST_PROCESSES:
         message = f"the sizes of models and engines ask for {sizes.processes} GPUs, but at most {MOST_PROCESSES} are"
         hint = "lower the numbers of nodes, of GPUs per node or of engines, or the parallel sizes of engines"
         yield Problem(path=path, message=f"{message} supported", hint=hint)
+
+
+def named_template_exists(template: ChatTemplateConfig, path: str) -> Iterator[Problem]:
+    """A chat template that is not built in comes from a file. `path` is that of its table."""
+    if template.source == "name" and template.name_or_path not in (None, *CHAT_TEMPLATES):
+        yield Problem(
+            path=f"{path}.name_or_path",
+            message=f"there is no built-in template {template.name_or_path!r}; available: {', '.join(CHAT_TEMPLATES)}",
+            hint=f"for a file, set {path}.source = file",
+        )

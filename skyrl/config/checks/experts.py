@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.checks import checks_in
 from skyrl.config.derive.engine_backends import backend_of, backends_that, kind_of_engine
 from skyrl.config.derive.sizes import models_of, samples
 from skyrl.config.settings.root import SkyRLTrainConfig
@@ -65,6 +64,3 @@ def megatron_routers_support_replay(run: SkyRLTrainConfig) -> Iterator[Problem]:
                 message="Megatron-core then chooses experts by itself, and replays none",
                 hint=f"leave it out, or set trainer.{model}.moe_enable_routing_replay = false",
             )
-
-
-EXPERT_CHECKS = checks_in(__name__)

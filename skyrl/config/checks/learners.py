@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.checks import checks_in
-from skyrl.config.checks.models import model_checks
 from skyrl.config.derive.chosen_facts import loss_facts
-from skyrl.config.derive.rl_models import POLICY, RL_ROLES, has_critic, has_reference
+from skyrl.config.derive.rl_models import POLICY, has_critic, has_reference
 from skyrl.config.derive.sizes import models_of, scores_old_logprobs, trained_models
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.strategies import reads
@@ -149,6 +147,3 @@ def determinism_is_tested_on_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
             message="bit-for-bit reproducible runs are guaranteed on a CPU only",
             severity="warning",
         )
-
-
-LEARNER_CHECKS = (*checks_in(__name__), *model_checks(tuple(RL_ROLES.values())))

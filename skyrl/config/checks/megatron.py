@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from skyrl.config.checks import checks_in
 from skyrl.config.derive.sizes import degrees_of, grid_of, models_of, trained_models
-from skyrl.config.foundation.remedies import nearest_divisors
 from skyrl.config.settings.megatron import MegatronConfig
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.strategies import facts_of, reads
 from skyrl.errors import Problem
-from skyrl.planning.batches import divisors, nearest
+from skyrl.planning.batches import divisors, nearest, nearest_divisors
 from skyrl.planning.topology import Degrees
 from skyrl.tree import get_at
 
@@ -140,9 +138,6 @@ def router_matches_model_config(run: SkyRLTrainConfig) -> Iterator[Problem]:
                 hint="leave it out, unless the model was trained with it",
                 severity="warning",
             )
-
-
-MEGATRON_CHECKS = checks_in(__name__)
 
 
 def _tables(run: SkyRLTrainConfig) -> Iterator[tuple[str, MegatronConfig, int, Degrees]]:

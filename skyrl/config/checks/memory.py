@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.checks import checks_in
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 
@@ -30,6 +29,3 @@ def run_fits_gpu_memory(run: SkyRLTrainConfig) -> Iterator[Problem]:
         hint=f"{hint}; `skyrl plan` prints every phase",
         severity="warning",
     )
-
-
-MEMORY_CHECKS = checks_in(__name__)

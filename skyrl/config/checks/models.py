@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
+from skyrl.config.checks import functions_in
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.foundation.entry import RunConfig
-from skyrl.config.foundation.remedies import nearest_divisors
 from skyrl.errors import Problem
-from skyrl.planning.batches import divisors, nearest
+from skyrl.planning.batches import divisors, nearest, nearest_divisors
 from skyrl.tree.rules import Check
 
 WITHOUT_FIELDS = ("reduce_lr_on_plateau", "greedy")
@@ -37,7 +38,7 @@ ModelCheck = Callable[[Any, Role], Iterator[Problem]]
 
 def model_checks(models: Sequence[Role]) -> tuple[Check[Any], ...]:
     """Every check of this module, for each of the models that a run has."""
-    return tuple(_for_each(check, models) for check in MODEL_CHECKS)
+    return tuple(_for_each(check, models) for check in functions_in(sys.modules[__name__], "run", "model"))
 
 
 def _for_each(check: ModelCheck, models: Sequence[Role]) -> Check[Any]:
@@ -382,34 +383,6 @@ def expert_parallel_needs_fsdp(run: RunConfig, model: Role) -> Iterator[Problem]
     elif ranks % size:
         message = f"{size} does not divide the {ranks} ranks of the model"
         yield Problem(path=path, message=message, hint=nearest_divisors(nearest(size, divisors(ranks))))
-
-
-MODEL_CHECKS: tuple[ModelCheck, ...] = (
-    trained_model_is_named,
-    schedules_are_consistent,
-    sequence_parallel_needs_packing,
-    sequence_parallel_needs_torch_attention,
-    gathered_attention_has_no_dropout,
-    strategy_reads_degrees,
-    expert_parallel_needs_fsdp,
-    adapter_initialization_is_supported,
-    frozen_adapters_are_stored,
-    adapters_need_base_weights,
-    lora_modules_are_listed,
-    learning_rates_suit_fine_tuning,
-    optimizer_settings_are_plausible,
-    fsdp_size_divides_ranks,
-    reshard_degree_divides_ranks,
-    wrap_policy_names_classes,
-    nvme_offload_needs_folder,
-    gradient_prescaling_fits_stage,
-    gather_buckets_are_aligned,
-    hpz_size_divides_ranks,
-    zero_groups_exclude_tensor_parallel,
-    deepspeed_quantization_needs_cuda,
-    muon_needs_whole_matrices,
-    cpu_adam_needs_cpu_state,
-)
 
 
 def _sharing_sequences(run: RunConfig, model: Role) -> Iterator[tuple[str, int]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from skyrl.config.checks import checks_in
 from skyrl.config.checks.every_kind import processes_fit_cluster
 from skyrl.config.derive.engine_backends import backend_of, server_urls
 from skyrl.config.derive.sizes import (
@@ -204,9 +203,6 @@ def mp_engine_has_one_node(run: SkyRLTrainConfig) -> Iterator[Problem]:
             f"{grid.gpus_per_node} of a node",
             hint="set it to ray, or let tensor x pipeline x data divide trainer.placement.policy_num_gpus_per_node",
         )
-
-
-PLACEMENT_CHECKS = checks_in(__name__)
 
 
 def _one(path: str, number: int, what: str) -> Iterator[Problem]:

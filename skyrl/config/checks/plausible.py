@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.checks import checks_in
 from skyrl.config.effects.algorithm import ALGORITHM_EFFECTS
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
@@ -152,6 +151,3 @@ def run_name_is_folder_name(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def _warning(path: str, message: str, hint: str) -> Problem:
     return Problem(path=path, message=message, hint=hint, severity="warning")
-
-
-PLAUSIBLE_CHECKS = checks_in(__name__)

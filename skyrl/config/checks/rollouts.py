@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from skyrl.config.checks import checks_in
+from skyrl.config.checks.every_kind import named_template_exists
 from skyrl.config.derive.chosen_facts import estimator_facts
 from skyrl.config.derive.engine_options import given_length, length_option
 from skyrl.config.derive.rl_models import has_critic
 from skyrl.config.settings.environment import ENVIRONMENTS, built_in_name
-from skyrl.config.settings.generator import CHAT_TEMPLATES
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 
@@ -111,13 +110,7 @@ def step_wise_excludes_discounting(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def chat_template_is_built_in(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A chat template that is not built in comes from a file."""
-    template = run.generator.chat_template
-    if template.source == "name" and template.name_or_path not in (None, *CHAT_TEMPLATES):
-        yield Problem(
-            path="generator.chat_template.name_or_path",
-            message=f"there is no built-in template {template.name_or_path!r}; available: {', '.join(CHAT_TEMPLATES)}",
-            hint="for a file, set generator.chat_template.source = file",
-        )
+    yield from named_template_exists(run.generator.chat_template, "generator.chat_template")
 
 
 def merging_needs_step_wise_trajectories(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -241,9 +234,6 @@ def completion_lengths_are_consistent(run: SkyRLTrainConfig) -> Iterator[Problem
                 f"trainer.max_prompt_length = {run.trainer.max_prompt_length}",
                 hint="raise it, or lower trainer.max_prompt_length",
             )
-
-
-ROLLOUT_CHECKS = checks_in(__name__)
 
 
 def _moved_rope(path: str) -> Problem:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.checks import checks_in
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import samples
@@ -102,6 +101,3 @@ def engine_has_sampling_arguments(run: SkyRLTrainConfig) -> Iterator[Problem]:
                     message=f"the {engine.backend} engine has no sampling argument {name!r}",
                     hint=f"did you mean {near}?" if near else takes,
                 )
-
-
-SAMPLING_CHECKS = checks_in(__name__)

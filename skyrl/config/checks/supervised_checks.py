@@ -10,13 +10,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from skyrl.config.checks import checks_in
-from skyrl.config.checks.every_kind import EVERY_KIND_CHECKS, processes_fit_cluster
-from skyrl.config.checks.models import model_checks
+from skyrl.config.checks.every_kind import named_template_exists, processes_fit_cluster
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.model_tables import grids_of
 from skyrl.config.derive.supervised_rules import MODEL
-from skyrl.config.settings.generator import CHAT_TEMPLATES
 from skyrl.config.settings.supervised_root import RewardModelConfig, SupervisedConfig
 from skyrl.errors import Problem
 from skyrl.planning.batches import divisors
@@ -109,13 +106,7 @@ def pairs_are_not_truncated(run: SupervisedConfig) -> Iterator[Problem]:
 
 def chat_template_is_built_in(run: SupervisedConfig) -> Iterator[Problem]:
     """Other templates come from files."""
-    template = run.chat_template
-    if template.source == "name" and template.name_or_path not in (None, *CHAT_TEMPLATES):
-        yield Problem(
-            path="chat_template.name_or_path",
-            message=f"there is no built-in template {template.name_or_path!r}; available: {', '.join(CHAT_TEMPLATES)}",
-            hint="for a file, set chat_template.source = file",
-        )
+    yield from named_template_exists(run.chat_template, "chat_template")
 
 
 def fewer_ranks_change_dropout(run: SupervisedConfig) -> Iterator[Problem]:
@@ -135,9 +126,6 @@ def ranks_form_whole_groups(run: SupervisedConfig) -> Iterator[Problem]:
             message=f"{ranks} ranks cannot be divided into groups of {together} ({', '.join(written)})",
             hint=f"sizes whose product is one of {', '.join(map(str, divisors(ranks)))}",
         )
-
-
-SUPERVISED_CHECKS = (*checks_in(__name__), *EVERY_KIND_CHECKS, *model_checks((MODEL,)))
 
 
 def evaluation_names(run: SupervisedConfig) -> tuple[str, ...]:

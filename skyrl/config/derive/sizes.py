@@ -194,7 +194,7 @@ def work_of(run: SkyRLTrainConfig, model: Model) -> Work:
 
 
 def sizes_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Sizes:
-    """Sizes for `skyrl.planning.sizes.layout`, of a resolved tree that has passed `check`.
+    """Sizes for `skyrl.planning.layout.layout`, of a resolved tree that has passed `check`.
 
     `gpus_per_node` are the GPUs of one machine. None: 8, or more where a model asks for more on one node.
     """

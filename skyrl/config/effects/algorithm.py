@@ -11,8 +11,8 @@ from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.tree.rules import Condition, Effect, condition, effects, fields_in, is_given, is_on, is_one
 
-_REFERENCE = Condition("a KL term is on", has_reference)
-_CRITIC = Condition("there is a critic", has_critic)
+REFERENCE = Condition("a KL term is on", has_reference)
+CRITIC = Condition("there is a critic", has_critic)
 
 
 @condition("pi_old is the engine's, or scored by the learner, which has several optimizer steps for a batch")
@@ -148,8 +148,8 @@ _OF_THE_TABLE: tuple[Effect, ...] = (
 """Effects that depend on `trainer.algorithm` alone, with paths inside that table."""
 
 ALGORITHM_EFFECTS: tuple[Effect, ...] = (
-    *effects(_REFERENCE, *fields_in("trainer.algorithm", "kl_loss_coef kl_estimator_type")),
-    *effects(_CRITIC, *fields_in("trainer.algorithm", "value_clip value_head_prefix normalize_values")),
+    *effects(REFERENCE, *fields_in("trainer.algorithm", "kl_loss_coef kl_estimator_type")),
+    *effects(CRITIC, *fields_in("trainer.algorithm", "value_clip value_head_prefix normalize_values")),
     Effect("trainer.algorithm.max_importance_ratio", _compares_with_an_old_policy),
     Effect("trainer.algorithm.gamma", _discounts),
     *effects(_ratio_can_differ_from_1, *fields_in("trainer.algorithm", " ".join(_BOUNDS_IN_TABLES))),

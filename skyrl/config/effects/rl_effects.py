@@ -6,21 +6,17 @@ Real configurations often contain such values (a KL coefficient with KL off), so
 from __future__ import annotations
 
 from skyrl.config.derive.engine_backends import backend_of, engine_dtype
-from skyrl.config.derive.every_kind import EVERY_KIND_EFFECTS, evaluates, may_resume, saves
-from skyrl.config.derive.rl_models import has_critic, has_reference
+from skyrl.config.derive.every_kind import EVERY_KIND_EFFECTS, may_resume, saves
 from skyrl.config.derive.sizes import on_ray
-from skyrl.config.effects.algorithm import ALGORITHM_EFFECTS
+from skyrl.config.effects.algorithm import ALGORITHM_EFFECTS, CRITIC, REFERENCE
 from skyrl.config.effects.learners import LEARNER_EFFECTS
-from skyrl.config.effects.rollouts import ROLLOUT_EFFECTS
+from skyrl.config.effects.rollouts import EVALUATES, ROLLOUT_EFFECTS
 from skyrl.config.settings.fully_async import FullyAsyncConfig
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.strategies import facts_of
 from skyrl.tree.classes import fields_of
 from skyrl.tree.rules import Condition, Effect, condition, effects, fields_in, is_one
 
-_REFERENCE = Condition("a KL term is on", has_reference)
-_CRITIC = Condition("there is a critic", has_critic)
-_EVALUATES = Condition("evaluation is on", lambda run: evaluates(run.trainer))
 _ASYNCHRONOUS = Condition("trainer.fully_async.enabled is on", lambda run: run.trainer.fully_async.enabled)
 _RESUMES = Condition("the run may resume (resume_mode is not none)", lambda run: may_resume(run.trainer))
 _BOUNDS_TOKENS = Condition(
@@ -101,8 +97,8 @@ EFFECTS: tuple[Effect, ...] = (
     *(effect.below("trainer") for effect in EVERY_KIND_EFFECTS if effect.path not in _WAITS),
     *effects(_waits_for_others, *(f"trainer.{path}" for path in sorted(_WAITS))),
     *LEARNER_EFFECTS,
-    Effect("trainer.update_ref_every_epoch", _REFERENCE),
-    Effect("trainer.critic_mini_batch_size", _CRITIC),
+    Effect("trainer.update_ref_every_epoch", REFERENCE),
+    Effect("trainer.critic_mini_batch_size", CRITIC),
     *ALGORITHM_EFFECTS,
     Effect("trainer.async_ckpt_save", _saves),
     Effect("trainer.resume_with_changes", _RESUMES),
@@ -119,7 +115,7 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.attention", _chooses_attention),
     Effect("trainer.recompute_activations", _NOT_MEGATRON),
     Effect("trainer.gradient_checkpointing_use_reentrant", _recomputes),
-    Effect("trainer.eval_batch_size", _EVALUATES),
+    Effect("trainer.eval_batch_size", EVALUATES),
     Effect("trainer.faults.max_skipped_steps", is_one("trainer.faults.on_non_finite", "skip")),
     Effect("trainer.faults.max_roll_backs", is_one("trainer.faults.on_non_finite", "roll_back")),
     *(

@@ -24,7 +24,7 @@ from skyrl.tree import get_at
 from skyrl.tree.rules import Condition, Effect, condition, effects, fields_in, is_given
 
 _SAMPLES = Condition("the policy samples (trainer.rollouts_from is none)", samples)
-_EVALUATES = Condition("evaluation is on", lambda run: evaluates(run.trainer))
+EVALUATES = Condition("evaluation is on", lambda run: evaluates(run.trainer))
 
 # Engines.
 
@@ -235,7 +235,7 @@ _GENERATOR_EFFECTS: tuple[Effect, ...] = (
         Effect(f"generator.{table}.max_tokens", _limits_answers(table))
         for table in ("sampling_params", "eval_sampling_params")
     ),
-    *effects(_EVALUATES, *fields_in("generator", "eval_sampling_params eval_n_samples_per_prompt")),
+    *effects(EVALUATES, *fields_in("generator", "eval_sampling_params eval_n_samples_per_prompt")),
     *effects(_evaluation_draws, *fields_in("generator.eval_sampling_params", "top_p min_p top_k")),
     Effect("generator.eval_sampling_params.temperature", _evaluation_is_not_greedy),
     Effect("generator.eval_sampling_params.greedy", _evaluation_is_told_greedy),
@@ -363,7 +363,7 @@ _HAS_EPOCHS = Condition(
 
 _DATA_EFFECTS: tuple[Effect, ...] = (
     Effect("data", _SAMPLES),
-    Effect("data.val_data", _EVALUATES),
+    Effect("data.val_data", EVALUATES),
     Effect("data.train_weights", _HAS_SOURCES),
     Effect("data.epoch_tail", _HAS_EPOCHS),
 )

@@ -23,7 +23,7 @@ from skyrl.planning.memory import LearnerRank, total
 from skyrl.planning.model_shape import ModelShape
 from skyrl.planning.pipeline_roofline import Stages, stage_scoring_seconds, stage_update_seconds
 from skyrl.planning.roofline import (
-    Answers,
+    AnswerWork,
     PassRows,
     Rates,
     Sharding,
@@ -120,7 +120,7 @@ def _generation(run: SkyRLTrainConfig, shape: ModelShape, mean: float, rates: Ra
     assert serving is not None
     prompts, samples = run.trainer.train_batch_size, run.generator.n_samples_per_prompt
     typical = serving.token_bytes * (run.trainer.max_prompt_length + mean)
-    answers = Answers(
+    answers = AnswerWork(
         number=-(-prompts * samples // engines.number),
         prompts=-(-prompts * (1 if engine.enable_prefix_caching else samples) // engines.number),
         prompt=run.trainer.max_prompt_length,

@@ -22,7 +22,8 @@ from skyrl.tree.rules import find_problems, paths_read, touches
 def check(config: RunConfig, origins: Origins | None = None, broken: Collection[str] = ()) -> list[Problem]:
     """All problems of a resolved tree, errors and warnings, each with its place.
 
-    `origins` tell what was written; without them, values that differ from the default count as written.
+    `origins` tell what was written; without them, values that differ from the default count as written. `broken` are
+    paths whose written values could not be used: nothing that reads them is checked.
     """
     found = find_problems(config, kind_of(config).checks, origins or {}, broken)
     of_any_kind = (_what_was_hidden, text_problems, _folders_of_another_run)
@@ -62,8 +63,7 @@ def _tables_around(path: str) -> set[str]:
 
 def has_effect(run: RunConfig, path: str) -> bool:
     """Whether the value at a dotted path, or at one inside it, does anything in this resolved tree."""
-    covering = (effect for effect in kind_of(run).effects if f"{path}.".startswith(f"{effect.path}."))
-    return all(effect.condition.holds(run) for effect in covering)
+    return all(effect.condition.holds(run) for effect in kind_of(run).effects if effect.covers(path))
 
 
 def _changed(run: RunConfig) -> Origins:

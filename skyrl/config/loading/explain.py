@@ -77,14 +77,14 @@ def explain(path: str, run: RunConfig, origins: Origins) -> Explanation:
     path = dotted(names)
     attribute, depth, doc = _field(names, run)
     kind = kind_of(run)
-    conditions = [effect.condition for effect in kind.effects if _covers(effect.path, path)]
+    conditions = [effect.condition for effect in kind.effects if effect.covers(path)]
     unmet = [condition for condition in conditions if not condition.holds(run)]
     return Explanation(
         path=path,
         value=_printable(_value(run, names), names[depth:]),
         type=describe(attribute.type),
         allowed=wanted_by(attribute.validator) if depth == len(names) else "",
-        doc=" ".join(doc.split()),
+        doc=doc,
         chain=_chain(path, names, depth, run, origins),
         feeds=tuple((rule.writes, rule.name) for rule in kind.rules if touches([path], rule.reads)),
         acts_when=", and ".join(dict.fromkeys(condition.words for condition in unmet or conditions)),
@@ -156,8 +156,11 @@ def _chain(path: str, names: Path, depth: int, run: RunConfig, origins: Origins)
         if origin.kind == "default" and not origin.where:
             steps.append(default)
             continue
-        sentence = " ".join((rule.compute.__doc__ or "").split()) if rule else ""
-        steps.append(ValueOrigin(place=origin.place or "default", value=value, because=sentence, reads=tuple(reads)))
+        steps.append(
+            ValueOrigin(
+                place=origin.place or "default", value=value, because=rule.reason if rule else "", reads=tuple(reads)
+            )
+        )
     return tuple(steps)
 
 
@@ -175,7 +178,3 @@ def _printable(value: object, keys: Path = ()) -> object:
         return flatten(value, leaf=public_value)
     name = next(filter(is_secret_name, keys), "")
     return masked(stored_value(value), name) if name else public_value(value)
-
-
-def _covers(entry: str, path: str) -> bool:
-    return path == entry or path.startswith(entry + ".")

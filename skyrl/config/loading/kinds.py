@@ -6,23 +6,27 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from skyrl.config.checks.agents import AGENT_CHECKS
-from skyrl.config.checks.algorithm import ALGORITHM_CHECKS
-from skyrl.config.checks.allocation import ALLOCATION_CHECKS
-from skyrl.config.checks.asynchronous import ASYNC_CHECKS
-from skyrl.config.checks.batches import BATCH_CHECKS
-from skyrl.config.checks.checkpoints import CHECKPOINT_CHECKS
-from skyrl.config.checks.data import DATA_CHECKS
-from skyrl.config.checks.engines import ENGINE_CHECKS
-from skyrl.config.checks.every_kind import EVERY_KIND_CHECKS
-from skyrl.config.checks.experts import EXPERT_CHECKS
-from skyrl.config.checks.learners import LEARNER_CHECKS
-from skyrl.config.checks.megatron import MEGATRON_CHECKS
-from skyrl.config.checks.memory import MEMORY_CHECKS
-from skyrl.config.checks.placement import PLACEMENT_CHECKS
-from skyrl.config.checks.plausible import PLAUSIBLE_CHECKS
-from skyrl.config.checks.rollouts import ROLLOUT_CHECKS
-from skyrl.config.checks.sampling import SAMPLING_CHECKS
+from skyrl.config.checks import (
+    agents,
+    algorithm,
+    allocation,
+    asynchronous,
+    batches,
+    checkpoints,
+    checks_in,
+    data,
+    engines,
+    every_kind,
+    experts,
+    learners,
+    megatron,
+    memory,
+    placement,
+    plausible,
+    rollouts,
+    sampling,
+)
+from skyrl.config.checks.models import model_checks
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.derive.rl_models import RL_ROLES
 from skyrl.config.derive.rules import RULES
@@ -44,23 +48,10 @@ RL = RunKind(
     root=SkyRLTrainConfig,
     rules=RULES,
     checks=(
-        *DATA_CHECKS,
-        *SAMPLING_CHECKS,
-        *AGENT_CHECKS,
-        *EVERY_KIND_CHECKS,
-        *CHECKPOINT_CHECKS,
-        *ALGORITHM_CHECKS,
-        *BATCH_CHECKS,
-        *PLACEMENT_CHECKS,
-        *MEGATRON_CHECKS,
-        *ALLOCATION_CHECKS,
-        *MEMORY_CHECKS,
-        *EXPERT_CHECKS,
-        *ENGINE_CHECKS,
-        *LEARNER_CHECKS,
-        *ROLLOUT_CHECKS,
-        *ASYNC_CHECKS,
-        *PLAUSIBLE_CHECKS,
+        *checks_in(data, sampling, agents, every_kind, checkpoints, algorithm, batches, placement, megatron),
+        *checks_in(allocation, memory, experts, engines, learners),
+        *model_checks(tuple(RL_ROLES.values())),
+        *checks_in(rollouts, asynchronous, plausible),
     ),
     effects=EFFECTS,
     sizes=sizes_of,

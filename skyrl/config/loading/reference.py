@@ -33,7 +33,7 @@ One section for each table, with a heading for each field.
 
 
 @attrs.frozen
-class Table:
+class TableReference:
     """A table of a run's tree."""
 
     path: str
@@ -49,7 +49,7 @@ class Table:
         """The docstring of its class, in one line."""
         return " ".join((inspect.getdoc(type(self.values)) or "").split())
 
-    def inner(self) -> Iterator[Table]:
+    def inner(self) -> Iterator[TableReference]:
         """The tables in it, and those in them."""
         for name, attribute in fields_of(type(self.values)).items():
             value = getattr(self.values, name)
@@ -57,7 +57,9 @@ class Table:
             if nested is not None:
                 values = nested() if value is None else value
                 defaults = getattr(self.defaults, name) or nested()
-                table = Table(self.at(name), values, defaults if type(defaults) is type(values) else type(values)())
+                table = TableReference(
+                    self.at(name), values, defaults if type(defaults) is type(values) else type(values)()
+                )
                 yield table
                 yield from table.inner()
 
@@ -71,9 +73,9 @@ class Table:
         return f"{self.path}.{name}" if self.path else name
 
 
-def tables(run: RunConfig) -> list[Table]:
+def tables(run: RunConfig) -> list[TableReference]:
     """All tables of the tree `run`, the root first; they may be instances of a user's own classes."""
-    root = Table("", run, type(run)())
+    root = TableReference("", run, type(run)())
     return [root, *root.inner()]
 
 
@@ -103,7 +105,7 @@ def reference_section(run: RunConfig, path: str) -> str:
 _NOTHING = "There is nothing to print"
 
 
-def section(table: Table, root: type[Any]) -> str:
+def section(table: TableReference, root: type[Any]) -> str:
     """Section of a table: its meaning, the conditions that all of its own fields share, and each field."""
     lines, fields = [f"## {table.path or 'The root'}", "", table.meaning, ""], table.fields()
     conditions = [_conditions(path, root) for path in fields] or [_conditions(table.path, root)]
@@ -114,7 +116,7 @@ def section(table: Table, root: type[Any]) -> str:
     return "\n".join(lines)
 
 
-def _field(table: Table, path: str, root: type[Any], shared: tuple[str, ...]) -> list[str]:
+def _field(table: TableReference, path: str, root: type[Any], shared: tuple[str, ...]) -> list[str]:
     """One field: its facts in a line, its meaning, conditions other than the shared ones, and its rule."""
     attribute = table.fields()[path]
     default = json.dumps(stored_value(getattr(table.defaults, attribute.name)), ensure_ascii=False)
@@ -125,20 +127,22 @@ def _field(table: Table, path: str, root: type[Any], shared: tuple[str, ...]) ->
         "Role": f"`{role_of(attribute)}`",
     }
     lines = [f"### {path}", "", " ".join(f"{name}: {fact}." for name, fact in facts.items() if fact), ""]
-    if doc := " ".join(docs_of(type(table.values)).get(attribute.name, "").split()):
+    if doc := docs_of(type(table.values)).get(attribute.name):
         lines += [doc, ""]
     lines += _acting(tuple(when for when in _conditions(path, root) if when not in shared), "Acts")
     for rule in kind_of(root).rules:
         if rule.writes == path:
             sources = ", ".join(f"`{read}`" for read in rule.reads)
-            reason = " ".join((inspect.getdoc(rule.compute) or "").split())
-            lines += [f"Derived where it is not written{sources and ' from '}{sources} (`{rule.name}`): {reason}", ""]
+            lines += [
+                f"Derived where it is not written{sources and ' from '}{sources} (`{rule.name}`): {rule.reason}",
+                "",
+            ]
     return lines
 
 
 def _conditions(path: str, root: type[Any]) -> tuple[str, ...]:
     """The conditions under which a field has an effect, in words; one that another begins with is left out."""
-    covering = {each.condition.words for each in kind_of(root).effects if f"{path}.".startswith(f"{each.path}.")}
+    covering = {each.condition.words for each in kind_of(root).effects if each.covers(path)}
     return tuple(sorted(when for when in covering if not any(other.startswith(f"{when} and ") for other in covering)))
 
 

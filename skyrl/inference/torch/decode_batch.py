@@ -16,14 +16,13 @@ from torch import Tensor
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import NonFiniteError
 from skyrl.inference import stop_strings
-from skyrl.inference.drawable import Drawable
 from skyrl.inference.draws import sample_seed, uniforms
 from skyrl.inference.engine import Completion, NewTokens, PromptScores
-from skyrl.inference.sampling import choose, less_frequent, not_ending, penalised
+from skyrl.inference.sampling import Drawable, choose, less_frequent, not_ending, penalised
 from skyrl.inference.torch.causal_lm import CausalLM
 from skyrl.inference.torch.fused_decoder import Prefix
 from skyrl.inference.torch.kv_cache import PlacedPrompt
-from skyrl.inference.torch.rows import Job, Row, RowTensors
+from skyrl.inference.torch.rows import DecodedRows, Job, Row
 from skyrl.models.routers import restored_choices
 from skyrl.trajectory import RoutedExperts
 
@@ -104,7 +103,7 @@ class DecodeBatch:
         logits = torch.stack([prefix.logits for prefix in prefixes]).repeat_interleave(
             copies, dim=0, output_size=samples
         )
-        self._sample(logits, joined, RowTensors.of(self.rows[joined:], self._model.device, self._eos_ids))
+        self._sample(logits, joined, DecodedRows.of(self.rows[joined:], self._model.device, self._eos_ids))
         self._describe_rows()
         self._report(joined)
 
@@ -167,7 +166,7 @@ class DecodeBatch:
                 row.start += shift
             self._describe_rows()
 
-    def _sample(self, logits: Tensor, joined: int, rows: RowTensors) -> None:
+    def _sample(self, logits: Tensor, joined: int, rows: DecodedRows) -> None:
         """Draws the tokens in column `end` of the rows from `joined` on, which `rows` describes."""
         cache, end = self._cache, self._cache.window.end
         if rows.any_least:
@@ -180,7 +179,7 @@ class DecodeBatch:
         cache.logprobs[joined : len(self.rows), 0, end] = logprobs
         cache.versions[joined : len(self.rows), 0, end] = self._weight_version
 
-    def _penalised(self, logits: Tensor, joined: int, rows: RowTensors) -> Tensor:
+    def _penalised(self, logits: Tensor, joined: int, rows: DecodedRows) -> Tensor:
         """Applies the repetition penalty, which counts prompt and completion so far, and the frequency penalty, which
         counts the completion alone.
         """
@@ -288,12 +287,12 @@ class DecodeBatch:
             self._cache = self._model.new_cache()
         self._describe_rows(self._tensors.at(order))
 
-    def _describe_rows(self, tensors: RowTensors | None = None) -> None:
+    def _describe_rows(self, tensors: DecodedRows | None = None) -> None:
         """Recompute everything that is derived from the list of rows; called whenever the list or a row's column
         changes. `tensors` are the tensors of the rows, if they are known.
         """
         starts = {row.start for row in self.rows}
-        self._tensors = tensors or RowTensors.of(self.rows, self._model.device, self._eos_ids)
+        self._tensors = tensors or DecodedRows.of(self.rows, self._model.device, self._eos_ids)
         self._ragged = len(starts) > 1
         self._last = max((row.last for row in self.rows), default=0)
         self._watched = [place for place, row in enumerate(self.rows) if row.tail]

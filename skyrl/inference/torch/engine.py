@@ -30,7 +30,6 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import ModelError, UserError, WeightSyncError
 from skyrl.inference.adapted_engine import AdaptedEngine, with_stored_adapter
 from skyrl.inference.adapters import Adapter, apply_adapter
-from skyrl.inference.drawable import Drawable
 from skyrl.inference.engine import (
     Completion,
     EngineLoad,
@@ -42,6 +41,7 @@ from skyrl.inference.engine import (
     empty_completions,
     refuse_adapter,
 )
+from skyrl.inference.sampling import Drawable
 from skyrl.inference.torch.causal_lm import CausalLM
 from skyrl.inference.torch.decode_batch import DecodeBatch
 from skyrl.inference.torch.prefix_cache import MOST_BYTES

@@ -95,7 +95,7 @@ class Row:
 
 
 @frozen(kw_only=True, eq=False)
-class RowTensors:
+class DecodedRows:
     """Per-row state of a decoding step, for R rows on the model's device; shapes (R,) and int64, unless a field says
     otherwise.
     """
@@ -114,7 +114,7 @@ class RowTensors:
     settings: RowSettings
 
     @classmethod
-    def of(cls, rows: Sequence[Row], device: torch.device, eos_ids: Sequence[int]) -> RowTensors:
+    def of(cls, rows: Sequence[Row], device: torch.device, eos_ids: Sequence[int]) -> DecodedRows:
         """Builds the tensors of the given rows. `eos_ids` end every row."""
 
         def column(values: list[int]) -> Tensor:
@@ -131,13 +131,13 @@ class RowTensors:
             settings=RowSettings.of([row.job.sampling for row in rows], device),
         )
 
-    def at(self, places: Sequence[int]) -> RowTensors:
+    def at(self, places: Sequence[int]) -> DecodedRows:
         """The tensors of the rows at these places, in this order."""
         chosen = torch.tensor(places, dtype=torch.int64, device=self.starts.device)
         return evolve(_at(self, chosen), settings=_at(self.settings, chosen))
 
 
-T = TypeVar("T", RowTensors, RowSettings)
+T = TypeVar("T", DecodedRows, RowSettings)
 
 
 def _at(rows: T, chosen: Tensor) -> T:
@@ -147,7 +147,7 @@ def _at(rows: T, chosen: Tensor) -> T:
 
 
 def _ends(rows: Sequence[Row], device: torch.device, eos_ids: Sequence[int]) -> Tensor:
-    """Tokens that end each row, (R, K), see `RowTensors.ends`."""
+    """Tokens that end each row, (R, K), see `DecodedRows.ends`."""
     each = [[*eos_ids, *(row.job.sampling.stop_token_ids or ())] for row in rows]
     width = max(map(len, each), default=0)
     padded = [ends + (ends[:1] or [-1]) * (width - len(ends)) for ends in each]

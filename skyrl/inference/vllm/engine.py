@@ -28,7 +28,6 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ModelError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, refuse_foreign, write_adapter
-from skyrl.inference.drawable import Drawable
 from skyrl.inference.engine import (
     Completion,
     EngineLoad,
@@ -38,6 +37,7 @@ from skyrl.inference.engine import (
     empty_completions,
 )
 from skyrl.inference.gate import Gate
+from skyrl.inference.sampling import Drawable
 from skyrl.inference.vllm.arguments import engine_arguments
 from skyrl.inference.vllm.asynchronous import AsyncBackend
 from skyrl.inference.vllm.backend import ADAPTER, Backend, adapter_request, first_line, refusals, reporter

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from skyrl.errors import WeightSyncError
-from skyrl.inference.drawable import Drawable
+from skyrl.inference.sampling import Drawable
 from skyrl.inference.vllm.environment import end_with_host
 from skyrl.inference.vllm.in_place import load_in_place, why_not_in_place, without_reloading
 from skyrl.inference.vllm.keyed_draws import Sampler, draw_by_keys

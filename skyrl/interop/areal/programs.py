@@ -9,14 +9,23 @@ from typing import Any
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.interop.areal.files import merged, read_experiment
-from skyrl.interop.launches import RUNS, Known, Launch, Launcher, aside, launch_of, reads_images, unconverted
+from skyrl.interop.launches import (
+    RUNS,
+    PeerPrograms,
+    ProgramFacts,
+    RunCommand,
+    aside,
+    launch_of,
+    reads_images,
+    unconverted,
+)
 from skyrl.interop.shell.unknown import is_known
 from skyrl.interop.values import flat_lists, text_of, yaml_value
 
 _IMAGES = "a policy that reads images, which skyrl does not train yet"
 _SAMPLES = "it only samples"
 _OF_A_SESSION = "it only talks to a run"
-_KNOWN: Mapping[str, Known] = {
+_KNOWN: Mapping[str, ProgramFacts] = {
     **dict.fromkeys(
         (
             *("gsm8k_rl", "gsm8k_grpo", "gsm8k_ppo", "gsm8k_sft", "boba_grpo", "hhrlhf_rw", "train_sft_profile"),
@@ -75,7 +84,7 @@ _SETTING = re.compile(
     re.DOTALL,
 )
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w.]*(?:\[\d+\][\w.]*)*=.*|~[A-Za-z_][\w.]*", re.DOTALL)
-_LAUNCHER = Launcher(
+_LAUNCHER = PeerPrograms(
     name="AReaL",
     programs=_KNOWN,
     is_setting=lambda word: word == "--config" or _SETTING.fullmatch(word) is not None,
@@ -84,7 +93,7 @@ _LAUNCHER = Launcher(
 )
 
 
-def read_launch(name: str, number: int | None) -> tuple[dict[str, Any], Launch]:
+def read_launch(name: str, number: int | None) -> tuple[dict[str, Any], RunCommand]:
     """The settings of the run that a script starts, as flat keys of its YAML file with the script's changes. Raises
     `ConfigError`.
     """
@@ -98,7 +107,7 @@ def read_launch(name: str, number: int | None) -> tuple[dict[str, Any], Launch]:
     return keys, launch
 
 
-def remarks_of(launch: Launch) -> list[str]:
+def remarks_of(launch: RunCommand) -> list[str]:
     """Remarks on the program and the launcher of a run, for what its settings do not say."""
     own = next((what for part, what in _OWN_WORKFLOW.items() if part in launch.program.split(".")), "")
     remarks = [f"{launch.program} {own}. That part has to be written here."] if own else []
@@ -124,7 +133,7 @@ def _text(name: str) -> str:
     return text_of(name)
 
 
-def _found(file: str, script: str, launch: Launch) -> str:
+def _found(file: str, script: str, launch: RunCommand) -> str:
     """The YAML file, looked for in the current folder, in the script's, and in those around it."""
     problem = ""
     if not file or not is_known(file) or "$" in file:

@@ -38,13 +38,14 @@ from skyrl.interop.translation import (
     Entry,
     Translation,
     Values,
+    entry_of_one_model,
     fixed,
     maps_to,
     missing,
     non_empty,
+    of_one_model,
     redundant,
     refused,
-    translate,
     unsupported,
 )
 from skyrl.interop.writing import Writing
@@ -102,18 +103,6 @@ def convert_supervised(given: Values, originals: Mapping[str, str], where: str) 
     if not has_actor:
         return conversion
     return evolve(conversion, lines=tuple(evolve(line, source=names[line.source]) for line in conversion.lines))
-
-
-def _for_one_model(entry: Entry) -> Entry:
-    """An entry for a policy setting, changed for a tree with one model."""
-    return lambda value: _of_one_model(translate(entry, value))
-
-
-def _of_one_model(translation: Translation) -> Translation:
-    writes = translation.writes.items()
-    return evolve(
-        translation, writes={path.removeprefix("trainer.").removeprefix("policy."): value for path, value in writes}
-    )
 
 
 def _implied(values: Values) -> Iterator[tuple[str, str, Any]]:
@@ -175,7 +164,7 @@ def _megatron(key: str, value: object, values: Values) -> Translation | None:
 
 def _autotp(key: str, value: object, values: Values) -> Translation:
     named = values.get("allocation_mode") or values.get("model.backend")
-    return _of_one_model(autotp("actor.", value, {"actor.backend": named}))
+    return of_one_model(autotp("actor.", value, {"actor.backend": named}))
 
 
 def _limit(key: str, value: object, values: Values) -> Translation:
@@ -315,7 +304,7 @@ KEYS: dict[str, Entry] = {
     "rollout.*": redundant(_ENGINES),
     "model.temperature": redundant(_ENGINES),
     **{
-        key.replace("actor.", "model.", 1): _for_one_model(entry)
+        key.replace("actor.", "model.", 1): entry_of_one_model(entry)
         for key, entry in (LEARNER_KEYS | ROLLOUT_KEYS).items()
         if key.startswith(("actor.", *_OF_EVERY_KIND)) and not key.startswith("actor.rejection_sampling")
     },

@@ -32,17 +32,13 @@ def holds(expression: str, words: Words, *, is_double: bool) -> bool | None:
     """Whether the expression between the brackets holds; None if only running the script would tell."""
     spaced = re.sub(r"(?<=\s)([()])(?=\s*)", r" \1 ", f" {expression} ") if is_double else expression
     raw = split_words(spaced.replace("\\\n", "  "))
-    test = _Test(raw if is_double else [word for each in raw for word in _fields(each, words)], words, is_double)
+    fields = raw if is_double else [known(field, words, word) for word in raw for field in words.fields(word)]
+    test = _Test(fields, words, is_double)
     try:
         found = test.either()
         return found if test.position == len(test.words) else None
     except (_Malformed, ValueError, RecursionError):
         return None
-
-
-def _fields(word: str, words: Words) -> list[str]:
-    """The fields of a word between single brackets; an operator stays as it is."""
-    return [known(field, words, word) for field in words.fields(word)]
 
 
 def known(text: str, words: Words, word: str) -> str:

@@ -50,7 +50,7 @@ _SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh", "/usr/bin/bash", "zsh")
 
 
 @frozen(kw_only=True)
-class Command:
+class ScriptCommand:
     """A program that the script starts."""
 
     line: int
@@ -70,7 +70,7 @@ class Command:
 class Script:
     """A script, as far as it can be followed without running it."""
 
-    commands: tuple[Command, ...]
+    commands: tuple[ScriptCommand, ...]
     assumed: tuple[tuple[str, str], ...] = ()
     """Variables from outside that were assumed to be unset, and what the script makes of that."""
 
@@ -201,7 +201,7 @@ class _Shell:
     variables: Variables
     name: str
     functions: dict[str, Node] = field(factory=dict)
-    commands: list[Command] = field(factory=list)
+    commands: list[ScriptCommand] = field(factory=list)
     undecided: list[tuple[int, str]] = field(factory=list)
     exported: set[str] = field(factory=set)
     sourced: list[tuple[int, str]] = field(factory=list)
@@ -706,7 +706,7 @@ class _Shell:
         return self._program(node, words)
 
     def _program(self, node: Node, words: list[str]) -> Status:
-        self.commands.append(Command(line=self.line, words=tuple(words), is_certain=self.is_certain))
+        self.commands.append(ScriptCommand(line=self.line, words=tuple(words), is_certain=self.is_certain))
         if self.output is not None:
             self.output.append(unknown(f"$({_beginning(_source(node))})"))
         return None
@@ -715,7 +715,9 @@ class _Shell:
         """Read the script that a command hands to another shell: `bash -c "..."`."""
         tree = _parsed(text, self.name)
         if _broken(tree):
-            self.commands.append(Command(line=self.line, words=("bash", "-c", unknown("$(...)")), is_certain=False))
+            self.commands.append(
+                ScriptCommand(line=self.line, words=("bash", "-c", unknown("$(...)")), is_certain=False)
+            )
             return None
         shell = self._apart()
         exported = {name: value for name, value in self.variables.values.items() if name in (*self.exported, "HOME")}
@@ -797,7 +799,7 @@ class _Shell:
         text = " ".join(words)
         tree = _parsed(text, self.name)
         if not is_known(text) or _broken(tree):
-            self.commands.append(Command(line=self.line, words=("eval", text), is_certain=False))
+            self.commands.append(ScriptCommand(line=self.line, words=("eval", text), is_certain=False))
             return None
         self._depth_of_text += 1
         try:

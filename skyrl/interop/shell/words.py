@@ -197,13 +197,10 @@ class Words:
         """The value of a sum."""
         if expression.count("(") != expression.count(")"):
             return unknown(f"$(({expression}))")
-        filled = self._inside_sum(expression)
+        # Variables are filled in; names without `$` are left to the calculation.
+        filled = "".join(piece.text for piece in self._scanned(expression, in_double=True))
         value = calculated(shown(filled), self._number) if is_known(filled) else None
         return unknown(f"$(({shown(filled)}))") if value is None else str(value)
-
-    def _inside_sum(self, expression: str) -> str:
-        """The expression with its variables filled in; names without `$` are left to the calculation."""
-        return "".join(piece.text for piece in self._scanned(expression, in_double=True))
 
     def _number(self, name: str) -> str:
         """The text of a variable in a sum, empty for one that is not set."""

@@ -49,12 +49,8 @@ _TRACE: Mapping[str, Any] = {
 
 _ROWS = ("trainer.num_logger_eval_samples", "trainer.num_logger_train_samples")
 _SAMPLE_ROWS = "trainer.trackers.sample_rows"
+_OF_MEGATRON = tuple(each.old for each in NEWER_UPSTREAM_FIELDS if ".megatron_config." in each.old)
 _FULL, _DYNAMIC = "trainer.fully_async.sample_full_batch", "trainer.algorithm.dynamic_sampling."
-
-
-def _megatron_settings() -> tuple[str, ...]:
-    """The newer settings in the tables of Megatron."""
-    return tuple(each.old for each in NEWER_UPSTREAM_FIELDS if ".megatron_config." in each.old)
 
 
 def switches(policy: str, strategy: str) -> tuple[Switch, ...]:
@@ -69,7 +65,7 @@ def switches(policy: str, strategy: str) -> tuple[Switch, ...]:
         ),
         Switch(
             key="trainer.strategy" if policy else "strategy",
-            settings=_megatron_settings() if policy else ("megatron_config.*",),
+            settings=_OF_MEGATRON if policy else ("megatron_config.*",),
             default=strategy,
             is_off=lambda value: not has_own_modules(value),
             source="train/config/sft_config.py:651; backends/skyrl_train/workers/fsdp reads none of them",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import field, frozen
 
-from skyrl.interop.launches import RUNS, Known, aside, unconverted
+from skyrl.interop.launches import RUNS, ProgramFacts, aside, unconverted
 from skyrl.interop.skyrl import harbor as skyrl_harbor
 from skyrl.interop.translation import Translation, Values, redundant, refused
 
@@ -177,7 +177,7 @@ PROGRAMS: Mapping[str, Program] = {
 _IMAGES = "rows with images, which skyrl does not train on yet"
 _SERVER = "a server, which trains nothing"
 
-KNOWN: Mapping[str, Known] = {
+KNOWN: Mapping[str, ProgramFacts] = {
     **dict.fromkeys(PROGRAMS, RUNS),
     "skyrl.train.entrypoints.main_base": RUNS,
     "skyrl_train.entrypoints.main_base": RUNS,

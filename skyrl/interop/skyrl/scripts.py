@@ -14,7 +14,7 @@ from typing import Any
 from attrs import evolve
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.interop.launches import Launcher, launch_of, reads_images
+from skyrl.interop.launches import PeerPrograms, launch_of, reads_images
 from skyrl.interop.report import Conversion, Line
 from skyrl.interop.skyrl.defaults import defaults_of_classes, other_defaults, version_notice
 from skyrl.interop.skyrl.programs import KNOWN, settings_of
@@ -27,7 +27,7 @@ _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][^=\s]*=.*|~[A-Za-z_]\w*(?:\.\w+)+", 
 _OURS = re.compile(
     r"[+~]{0,2}(data|trainer|generator|environment|optimizer_config|placement|model)\.\w[^=\s]*=.*", re.DOTALL
 )
-_LAUNCHER = Launcher(name="SkyRL", programs=KNOWN, is_setting=lambda word: _OURS.fullmatch(word) is not None)
+_LAUNCHER = PeerPrograms(name="SkyRL", programs=KNOWN, is_setting=lambda word: _OURS.fullmatch(word) is not None)
 _DEFAULTS_OF_HYDRA = "removes a Hydra default, and there are none here"
 
 

@@ -80,10 +80,13 @@ def _checkpointing(value: object) -> Translation:
     return Translation(writes={"trainer.gradient_checkpointing_use_reentrant": table(value)["use_reentrant"]})
 
 
-def _resume(value: object) -> Translation:
-    if isinstance(value, str):
-        return refused("TRL checkpoints cannot be resumed here: start from the checkpoint's model")
-    return Translation(writes={"trainer.resume_mode": "latest" if value else "none"})
+def resume(path: str, never: str) -> Entry:
+    """Entry of the switch to resume, with the value at our path for runs that never do."""
+    return lambda value: (
+        refused("TRL checkpoints cannot be resumed here: start from the checkpoint's model")
+        if isinstance(value, str)
+        else Translation(writes={path: "latest" if value else never})
+    )
 
 
 def _model_arguments(value: object) -> Translation:
@@ -259,7 +262,7 @@ _RUN: dict[str, Entry] = {
     "project": "trainer.project_name",
     "save_total_limit": "trainer.max_ckpts_to_keep",
     "save_only_model": fixed(False, does="checkpoints are complete", otherwise="checkpoints without optimizer state"),
-    "resume_from_checkpoint": _resume,
+    "resume_from_checkpoint": resume("trainer.resume_mode", "none"),
     "eval_on_start": "trainer.eval_before_train",
     "eval_delay": missing("delayed evaluation", 0),
     "load_best_model_at_end": fixed(

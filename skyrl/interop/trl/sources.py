@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.interop.launches import RUNS, Known, Launch, Launcher, aside, launch_of, unconverted
+from skyrl.interop.launches import RUNS, PeerPrograms, ProgramFacts, RunCommand, aside, launch_of, unconverted
 from skyrl.interop.systems import ProgramValue
 from skyrl.interop.trl.kinds import CONVERTED, trainers_with
 from skyrl.interop.values import flat_file, is_script, text_of, yaml_value
@@ -37,7 +37,7 @@ _REFUSED: dict[str, str] = {
 }
 """Trainer that is not converted -> why."""
 
-_KINDS: dict[str, Known] = {
+_KINDS: dict[str, ProgramFacts] = {
     **dict.fromkeys(CONVERTED, RUNS),
     **{kind: unconverted(why) for kind, why in _REFUSED.items()},
 }
@@ -52,7 +52,7 @@ _PROGRAMS = {
 }
 """Script of TRL or open-r1 -> the trainer that it runs."""
 
-_KNOWN: dict[str, Known] = {
+_KNOWN: dict[str, ProgramFacts] = {
     **{f"trl {kind}": known for kind, known in _KINDS.items()},
     "trl vllm-serve": aside("a server, which trains nothing"),
     "trl env": aside("it only prints versions"),
@@ -105,7 +105,7 @@ _IN_PROGRAM = (
 
 def settings_of(
     name: str, number: int | None = None, kind: str | None = None
-) -> tuple[dict[str, Any], Launch | None, str]:
+) -> tuple[dict[str, Any], RunCommand | None, str]:
     """The settings of a file, the command of a script that gives them, and the trainer that they are for. `number`
     chooses among several commands, and `kind` is the trainer where the file does not name it. Raises `ConfigError` if
     the file cannot be read, or is for a trainer that is not converted.
@@ -290,10 +290,10 @@ def _is_argument(word: str) -> bool:
     return name in _MARKS
 
 
-_LAUNCHER = Launcher(name="TRL", programs=_KNOWN, is_setting=_is_argument, commands=("trl",))
+_LAUNCHER = PeerPrograms(name="TRL", programs=_KNOWN, is_setting=_is_argument, commands=("trl",))
 
 
-def _on_command_line(text: str, name: str, number: int | None) -> tuple[dict[str, Any], Launch]:
+def _on_command_line(text: str, name: str, number: int | None) -> tuple[dict[str, Any], RunCommand]:
     launch = launch_of(text, name, _LAUNCHER, number)
     found = dict(_flags(launch.texts)) | _processes([*launch.before, *launch.texts])
     found = _file_beside(found.pop("config", None), name) | found

@@ -8,59 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from attrs import evolve
-
 from skyrl.interop.dropout import dropout
 from skyrl.interop.translation import (
     Dependent,
     Entry,
     Translation,
     Values,
+    dependent_of_one_model,
+    entry_of_one_model,
     fixed,
     is_off,
     maps_to,
     missing,
     redundant,
-    translate,
     unsupported,
 )
 from skyrl.interop.trl.batches import are_known, processes, samples_per_update
 from skyrl.interop.trl.dependent import DEPENDENT, GPUS_OF_A_NODE
-from skyrl.interop.trl.keys import SHARED
-
-_NAMES = {
-    "trainer.epochs": "num_epochs",
-    "trainer.max_training_steps": "num_steps",
-    "trainer.export_path": "export_path",
-    "data.train_data": "train_datasets",
-    "data.val_data": "eval_datasets",
-    "generator.chat_template_kwargs": "chat_template_kwargs",
-}
-"""Our paths in an RL run -> those in a supervised one, where more than `trainer` or `trainer.policy` is left out."""
-
-
-def of_one_model(translation: Translation) -> Translation:
-    """The outcome in a tree with one model, from that in an RL run."""
-    writes = {_own_path(path): value for path, value in translation.writes.items()}
-    if "trainer.resume_mode" in translation.writes:
-        writes = {"resume_from": {"latest": "latest"}.get(translation.writes["trainer.resume_mode"], "")}
-    return evolve(translation, writes=writes)
-
-
-def _own_path(path: str) -> str:
-    return _NAMES.get(path, path.removeprefix("trainer.").removeprefix("policy."))
-
-
-def _entry(entry: Entry) -> Entry:
-    return lambda value: of_one_model(translate(entry, value))
-
-
-def _dependent(convert: Dependent) -> Dependent:
-    def become(key: str, value: object, values: Values) -> Translation | None:
-        found = convert(key, value, values)
-        return None if found is None else of_one_model(found)
-
-    return become
+from skyrl.interop.trl.keys import SHARED, resume
 
 
 def _batch(key: str, value: object, values: Values) -> Translation:
@@ -118,7 +83,10 @@ _OF_EVERY_TRAINER = (
 )  # fmt: skip
 
 SUPERVISED: dict[str, Dependent] = {
-    **{key: _dependent(convert) for key, convert in DEPENDENT.items() if key in _OF_EVERY_TRAINER or "lora_" in key},
+    **{
+        key: dependent_of_one_model(convert)
+        for key, convert in DEPENDENT.items() if key in _OF_EVERY_TRAINER or "lora_" in key
+    },
     "per_device_train_batch_size": _batch,
     "gradient_accumulation_steps": _batch,
     "disable_dropout": dropout("use_dropout", "model_name_or_path"),
@@ -134,7 +102,8 @@ SUPERVISED: dict[str, Dependent] = {
 """Settings whose meaning depends on others."""
 
 KEYS: dict[str, Entry] = {
-    **{key: _entry(entry) for key, entry in SHARED.items()},
+    **{key: entry_of_one_model(entry) for key, entry in SHARED.items()},
+    "resume_from_checkpoint": resume("resume_from", ""),
     **dict.fromkeys(
         ("gradient_checkpointing_kwargs", "gradient_checkpointing_use_reentrant"),
         redundant("it affects memory, not results"),

@@ -1,6 +1,6 @@
 """Converts verl's scripts (`key=value` after `verl.trainer.main_ppo`) and YAML files to our tables.
 
-The tables are for verl up to 0.9.1: `verl/keys.py` has the settings that convert independently, `verl/features.py`
+The tables are for verl up to 0.9.1: `verl/keys.py` has the settings that convert independently, `verl/switches.py`
 those below a feature that is off, and `rewards.py`, `objective.py`, `layout.py` and `asynchronous.py` the ones that
 depend on others. `supervised.py` converts supervised runs.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from attrs import evolve
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.interop.launches import RUNS, Known, Launcher, aside, launch_of, reads_images, unconverted
+from skyrl.interop.launches import RUNS, PeerPrograms, ProgramFacts, aside, launch_of, reads_images, unconverted
 from skyrl.interop.peer_trees import peer_trees, versions_with
 from skyrl.interop.report import Conversion
 from skyrl.interop.systems import ProgramValue, System, convert_settings
@@ -30,12 +30,12 @@ from skyrl.interop.verl.asynchronous import (
     V1,
     mode_of,
 )
-from skyrl.interop.verl.features import SWITCHES
 from skyrl.interop.verl.keys import KEYS
 from skyrl.interop.verl.layout import LAYOUT, layout, strategy_of
 from skyrl.interop.verl.objective import CRITIC, OBJECTIVE, has_critic
 from skyrl.interop.verl.rewards import REWARDS, reward_path
 from skyrl.interop.verl.supervised import convert_supervised, is_supervised, with_torchrun
+from skyrl.interop.verl.switches import SWITCHES
 from skyrl.interop.writing import Writing
 
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][^=\s]*=.*", re.DOTALL)
@@ -43,7 +43,7 @@ _OURS = re.compile(
     r"[+~]{0,2}(actor_rollout_ref|algorithm|critic|reward|reward_model|trainer|data|async_training|rollout|optim|engine|model)\.\w[^=\s]*=.*",
     re.DOTALL,
 )
-_KNOWN: Mapping[str, Known] = {
+_KNOWN: Mapping[str, ProgramFacts] = {
     "verl.trainer.main_ppo": RUNS,
     "transfer_queue.main_ppo": RUNS,
     "dapo.main_dapo": RUNS,
@@ -64,7 +64,7 @@ _KNOWN: Mapping[str, Known] = {
 }
 """Suffix of a program's dotted name -> whether its runs are converted."""
 
-_LAUNCHER = Launcher(name="verl", programs=_KNOWN, is_setting=lambda word: _OURS.fullmatch(word) is not None)
+_LAUNCHER = PeerPrograms(name="verl", programs=_KNOWN, is_setting=lambda word: _OURS.fullmatch(word) is not None)
 _SUPERVISED = ("fsdp_sft_trainer", "sft_trainer", "sft_trainer_ray")
 _NO_VALUE = "the script gives no value: one of its variables is empty"
 _IMAGES = ("data.image_key=", "data.video_key=", "data.audio_key=")

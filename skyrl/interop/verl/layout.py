@@ -181,15 +181,13 @@ def _megatron(key: str, value: object, values: Values) -> Translation | None:
         return _transformer(name.partition(".")[2], value, f"trainer.{table}.megatron_config.")
     if name in _MEGATRON_PLACES or any(fnmatchcase(name, pattern) for pattern in _MEGATRON_SPEED):
         return redundant("affects memory or speed, not results")
-    if name in ("dtype", "router_replay.mode"):
-        return _router_replay(key, value) if name != "dtype" else _megatron_dtype(value)
+    if name == "dtype":
+        return redundant("bfloat16 is the default") if value in _BFLOAT16 else unsupported(f"Megatron in {value}")
+    if name == "router_replay.mode":
+        return _router_replay(key, value)
     if is_off(value) or name.startswith("router_replay."):
         return redundant("no effect at this value")
     return unsupported(f"Megatron's {name}")
-
-
-def _megatron_dtype(value: object) -> Translation:
-    return redundant("bfloat16 is the default") if value in _BFLOAT16 else unsupported(f"Megatron in {value}")
 
 
 def _transformer(name: str, value: object, table: str) -> Translation:

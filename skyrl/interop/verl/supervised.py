@@ -20,6 +20,8 @@ from skyrl.interop.translation import (
     Translation,
     Values,
     count,
+    dependent_of_one_model,
+    entry_of_one_model,
     fixed,
     is_off,
     missing,
@@ -30,9 +32,9 @@ from skyrl.interop.translation import (
     unsupported,
     word,
 )
-from skyrl.interop.verl.features import SWITCHES
 from skyrl.interop.verl.keys import KEYS
 from skyrl.interop.verl.layout import LAYOUT
+from skyrl.interop.verl.switches import SWITCHES
 from skyrl.interop.writing import Writing
 
 _POLICY = "actor_rollout_ref."
@@ -137,24 +139,6 @@ def _implied(values: Values, gpus: tuple[int, int] | None) -> Iterator[tuple[str
     if gpus:
         yield "torchrun", "placement.num_nodes", gpus[0]
         yield "torchrun", "placement.num_gpus_per_node", gpus[1]
-
-
-def _of_one_model(translation: Translation | None) -> Translation | None:
-    """An outcome for the policy, changed for a tree with one model."""
-    if translation is None:
-        return None
-    writes = {
-        path.removeprefix("trainer.").removeprefix("policy."): value for path, value in translation.writes.items()
-    }
-    return evolve(translation, writes=writes)
-
-
-def _dependent(entry: Dependent) -> Dependent:
-    return lambda key, value, values: _of_one_model(entry(key, value, values))
-
-
-def _independent(entry: Entry) -> Entry:
-    return lambda value: _of_one_model(translate(entry, value)) or redundant("not set")
 
 
 def _strategy(key: str, value: object, values: Values) -> Translation:
@@ -311,7 +295,7 @@ _SHARED_KEYS = (f"{_POLICY}model.", f"{_POLICY}actor.optim.", f"{_POLICY}actor.f
 _KEYS: dict[str, Entry] = {
     "*._target_": redundant("names a verl class"),
     **{
-        key: _independent(entry)
+        key: entry_of_one_model(entry)
         for key, entry in KEYS.items()
         if key.startswith((*_SHARED_KEYS, "*.")) and not key.startswith(("*.data_loader", "*.rollout"))
     },
@@ -335,7 +319,7 @@ _DEPENDENT: dict[str, Dependent] = {
     "trainer.test_freq": _checkpoints,
     "trainer.resume_mode": _resume,
     "trainer.resume_from_path": _resume,
-    "trainer.logger": _dependent(LAYOUT["trainer.logger"]),
+    "trainer.logger": dependent_of_one_model(LAYOUT["trainer.logger"]),
     "trainer.profile_interval": _profiled,
     "checkpoint.save_contents": _exports,
     "trainer.checkpoint.save_contents": _exports,
@@ -348,11 +332,11 @@ _DEPENDENT: dict[str, Dependent] = {
     "data.apply_chat_template_kwargs.*": lambda key, value, values: Translation(
         writes={f"chat_template_kwargs.{key.partition('kwargs.')[2]}": value}
     ),
-    f"{_POLICY}actor.optim.lr_scheduler": _dependent(LAYOUT["*.lr_scheduler_type"]),
-    f"{_POLICY}actor.optim.warmup_steps_ratio": _dependent(LAYOUT["*.lr_warmup_steps_ratio"]),
+    f"{_POLICY}actor.optim.lr_scheduler": dependent_of_one_model(LAYOUT["*.lr_scheduler_type"]),
+    f"{_POLICY}actor.optim.warmup_steps_ratio": dependent_of_one_model(LAYOUT["*.lr_warmup_steps_ratio"]),
     f"{_POLICY}actor.fsdp_config.strategy": _strategy,
     **{
-        key: _dependent(entry)
+        key: dependent_of_one_model(entry)
         for key, entry in LAYOUT.items()
         if key.startswith(("*", *_SHARED_KEYS)) and key not in ("*.strategy", "*.save_contents")
     },

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from torch import Tensor
 
-from skyrl.algorithms.return_scale import ReturnScale, masked
+from skyrl.algorithms.critic import ReturnScale, masked
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import TensorSource
 from skyrl.learners.rank_metrics import Metrics

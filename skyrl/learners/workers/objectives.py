@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from skyrl.algorithms.critic import value_is_clipped, value_loss
 from skyrl.algorithms.reductions import token_mean
-from skyrl.algorithms.values import value_is_clipped, value_loss
 from skyrl.batch import TrainingBatch
 from skyrl.learners.workers.learning_worker import Objective
 

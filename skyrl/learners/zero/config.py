@@ -1,4 +1,4 @@
-"""Translates our settings to DeepSpeed's configuration dictionary. Pure, with one line for each field."""
+"""Translates our settings to DeepSpeed's configuration dictionary. Those of ZeRO have DeepSpeed's names already."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from skyrl.config import DeepSpeedConfig, OptimizerConfig
 from skyrl.config.settings.deepspeed import OffloadConfig, ZeroOptimizationConfig
+from skyrl.tree.classes import fields_of
 
 SHORT_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """Type -> its short name, the only one that DeepSpeed accepts."""
@@ -49,26 +50,8 @@ def engine_config(
 
 
 def _zero(zero: ZeroOptimizationConfig, device: torch.device) -> dict[str, Any]:
-    sizes = {
-        "reduce_bucket_size": zero.reduce_bucket_size,
-        "allgather_bucket_size": zero.allgather_bucket_size,
-        "sub_group_size": zero.sub_group_size,
-        "stage3_max_live_parameters": zero.stage3_max_live_parameters,
-        "stage3_max_reuse_distance": zero.stage3_max_reuse_distance,
-        "stage3_prefetch_bucket_size": zero.stage3_prefetch_bucket_size,
-        "stage3_param_persistence_threshold": zero.stage3_param_persistence_threshold,
-    }
-    settings: dict[str, Any] = {
-        "stage": zero.stage,
-        "overlap_comm": zero.overlap_comm,
-        "contiguous_gradients": zero.contiguous_gradients,
-        "round_robin_gradients": zero.round_robin_gradients,
-        "zero_hpz_partition_size": zero.zero_hpz_partition_size,
-        "zero_quantized_weights": zero.zero_quantized_weights,
-        "zero_quantized_gradients": zero.zero_quantized_gradients,
-        "stage3_gather_16bit_weights_on_model_save": zero.stage3_gather_16bit_weights_on_model_save,
-        **{name: size for name, size in sizes.items() if size != "auto"},
-    }
+    settings = {name: getattr(zero, name) for name in fields_of(ZeroOptimizationConfig)}
+    settings = {name: value for name, value in settings.items() if not isinstance(value, OffloadConfig | str)}
     if zero.offload_param.device != "none" and zero.stage == 3:
         settings["offload_param"] = _offload(zero.offload_param, device)
     if zero.offload_optimizer.device != "none" and zero.stage > 0:

@@ -23,8 +23,7 @@ from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import DeepSpeedConfig
 from skyrl.errors import UserError
 from skyrl.installation import install_command
-from skyrl.learners.compute_copies import computing_in
-from skyrl.learners.data_parallel import DataParallel
+from skyrl.learners.data_parallel import DataParallel, computing_in
 from skyrl.learners.moving import HOST
 from skyrl.learners.ranks import TENSOR
 from skyrl.learners.row_layouts import MicroBatch

@@ -20,7 +20,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from skyrl.models.attention.key_bounds import WHOLE, KeyBounds, key_bounds_of
 from skyrl.models.attention.segments import Segment
 from skyrl.models.attention.shared_rows import RowSharing
 from skyrl.models.attention.varlen_attention import (
@@ -48,6 +47,72 @@ Measured as 1.8 ms of calls against 63 ns a pair, for a model of 4 heads of 64 o
 
 CAUSAL_FROM = 512
 """Number of tokens from which a causal kernel on a CPU is faster than a masked one that computes fewer pairs."""
+
+
+@attrs.frozen
+class KeyBounds:
+    """How far a layer's attention sees: the tokens before it that a token sees, itself included.
+
+    Bounds count by position in the sequence. transformers counts by place in the row of the call, which is the same
+    only for a sequence on its own. Hashable, so that masks are made once for each.
+    """
+
+    window: int | None = None
+    """The last `window` of them (arXiv:2004.05150, sec. 3). None: no bound."""
+
+    chunk: int | None = None
+    """Tokens of the stretches of positions that do not see each other, as in Llama 4. None: no bound."""
+
+    def within(self, tokens: int) -> KeyBounds:
+        """The bounds that matter in a sequence of `tokens`."""
+        return KeyBounds(
+            *(bound if bound is not None and bound < tokens else None for bound in (self.window, self.chunk))
+        )
+
+    def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Whether a query reaches a key: positions (..., Q) and (..., K) -> (..., Q, K) bool. A later key counts as
+        reached.
+        """
+        query, key = queries.unsqueeze(-1), keys.unsqueeze(-2)
+        seen = torch.ones(torch.broadcast_shapes(query.shape, key.shape), dtype=torch.bool, device=query.device)
+        if self.window is not None:
+            seen = seen & (key > query - self.window)
+        if self.chunk is not None:
+            seen = seen & (key // self.chunk == query // self.chunk)
+        return seen
+
+    def first_key(self, query: int) -> int:
+        """Position of the first key that a query at this position sees."""
+        by_window = 0 if self.window is None else query - self.window + 1
+        by_chunk = 0 if self.chunk is None else query // self.chunk * self.chunk
+        return max(0, by_window, by_chunk)
+
+    def mask(self, before: int, tokens: int, device: torch.device) -> Tensor:
+        """(tokens, K) bool: the keys that each of `tokens` queries after `before` others sees, of the last K keys,
+        which are all that any of them sees.
+        """
+        positions = torch.arange(before + tokens, device=device)
+        queries, keys = positions[before:], positions[self.first_key(before) :]
+        return self.sees(queries, keys) & (keys <= queries.unsqueeze(1))
+
+
+WHOLE = KeyBounds()
+"""All tokens before it."""
+
+
+def key_bounds_of(module: nn.Module, window: int | None) -> KeyBounds:
+    """The bounds of a transformers attention module; `window` is what it passes to its attention function."""
+    config: Any = getattr(module, "config", None)
+    kinds, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    match kinds[index] if kinds and index is not None and index < len(kinds) else None:
+        case "full_attention":
+            return WHOLE
+        case "chunked_attention":
+            return KeyBounds(chunk=config.attention_chunk_size)
+        case "sliding_attention":
+            return KeyBounds(window=window or config.sliding_window)
+        case _:
+            return KeyBounds(window=window)
 
 
 @attrs.frozen

@@ -78,7 +78,7 @@ class _Dispatch:
         here = counts.view(self.group.size(), -1)
         expert = torch.arange(here.shape[1], device=tokens.device).repeat(len(here)).repeat_interleave(counts)
         order = expert.argsort(stable=True)
-        gate_up, down = _own(self.experts.gate_up_proj), _own(self.experts.down_proj)
+        gate_up, down = local_part(self.experts.gate_up_proj), local_part(self.experts.down_proj)
         sizes = here.sum(0)
         inner = self.experts._apply_gate(grouped_product(tokens[order], gate_up, sizes))
         return torch.empty_like(tokens).index_copy(0, order, grouped_product(inner, down, sizes))
@@ -107,7 +107,8 @@ def one_kernel(rows: Tensor, matrices: Tensor, sizes: Tensor) -> Tensor:
     return product
 
 
-def _own(parameter: Tensor) -> Tensor:
+def local_part(parameter: Tensor) -> Tensor:
+    """This rank's part of a tensor that is distributed over ranks; any other tensor as it is."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 

@@ -15,7 +15,6 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Protocol, Self
 
 from attrs import frozen
@@ -78,9 +77,7 @@ class Published:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
         with contextlib.suppress(ProcessError):  # it ends with its lease

@@ -8,7 +8,7 @@ the number of a bundle has no meaning.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -112,7 +112,8 @@ class Placement:
 
     def free(self) -> list[ClusterNode]:
         """The machines of the cluster and their free GPUs or slots, in order of addresses and ids."""
-        there = {node["NodeID"]: _address_of(node) for node in _nodes() if node["Alive"]}
+        alive = [node for node in _nodes() if node["Alive"]]
+        there = {node["NodeID"]: (str(node["NodeManagerAddress"]), int(node["NodeManagerPort"])) for node in alive}
         self._addresses |= there
         free = _free_by_node()
         resource = _RESOURCE[self._device]
@@ -198,11 +199,6 @@ class Placement:
         except ray.exceptions.GetTimeoutError:
             raise ProcessError(f"The machines of {pool.name} did not say in time which GPUs they reserved") from None
         return {node: tuple(sorted(gpus, key=_by_number)) for node, gpus in zip(requests, answers, strict=True)}
-
-
-def _address_of(node: Mapping[str, Any]) -> tuple[str, int]:
-    """Address of a machine, and port of Ray on it."""
-    return str(node["NodeManagerAddress"]), int(node["NodeManagerPort"])
 
 
 def _by_number(gpu: str) -> tuple[int, str]:

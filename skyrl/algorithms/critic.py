@@ -1,4 +1,4 @@
-"""The running mean and standard deviation of returns, by which the targets of a critic are normalized."""
+"""A critic: the loss of its values, and the running scale of returns by which its targets are normalized."""
 
 from __future__ import annotations
 
@@ -71,3 +71,28 @@ class ReturnScale:
 def masked(values: Tensor, mask: Tensor) -> Tensor:
     """The values where the mask is set, and 0 elsewhere; both (B, L)."""
     return torch.where(mask, values, 0.0)
+
+
+def value_loss(values: Tensor, old_values: Tensor | None, returns: Tensor, *, clip: float | None) -> Tensor:
+    """Half the squared error 1/2 (V - R)^2 of each token, or, with `clip`, the larger of it and the same error of V
+    clamped to within `clip` of `old_values`.
+
+    PPO's reference implementation (openai/baselines, ppo2), where the clipped term keeps one batch from moving a value
+    far. Shapes: all inputs and the result (B, L); `old_values` are read with `clip` only.
+    """
+    error = (values - returns).square()
+    if clip is None:
+        return 0.5 * error
+    return 0.5 * torch.maximum(error, (_held(values, old_values, clip) - returns).square())
+
+
+def value_is_clipped(values: Tensor, old_values: Tensor | None, returns: Tensor, *, clip: float | None) -> Tensor:
+    """Bool (B, L): whether the clipped term of `value_loss` is the larger one, so that the value has no gradient."""
+    if clip is None:
+        return torch.zeros_like(values, dtype=torch.bool)
+    return (_held(values, old_values, clip) - returns).square() > (values - returns).square()
+
+
+def _held(values: Tensor, old_values: Tensor | None, clip: float) -> Tensor:
+    assert old_values is not None, "clipping needs the values before the update"
+    return old_values + (values - old_values).clamp(-clip, clip)
