@@ -97,7 +97,6 @@ pictures: .venv/dev.stamp
 	$(RUN_SEEN) trainer.run_path=runs/lr-2e-4
 	$(RUN_SEEN) trainer.run_path=runs/lr-5e-5 trainer.policy.optimizer_config.lr=5e-5
 	$(BIN)/python examples/multi_turn/train.py
-	$(BIN)/python examples/mcp/train.py
 	$(BIN)/python -m tests.pictures runs/lr-2e-4 runs/lr-5e-5 runs/multi-turn
 
 # Resolves everything anew in an environment of its own; run `make test` afterwards. Local build tags (+cpu) are cut off.

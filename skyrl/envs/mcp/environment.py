@@ -20,7 +20,7 @@ from skyrl.envs.coroutines import settled
 from skyrl.envs.env import Env, EnvStep, Message, ReadsSample, Sampled
 from skyrl.envs.mcp.servers import McpConnection, McpServer, ServerLost, shared_connection
 from skyrl.envs.tools import Tool, ToolEnv
-from skyrl.errors import ProcessError, TaskError
+from skyrl.errors import TaskError
 from skyrl.sandbox.tiers import Tier
 
 if TYPE_CHECKING:
@@ -128,11 +128,8 @@ def _offered(settings: McpEnvConfig, tier: Tier | Literal["auto"]) -> tuple[Serv
             start_seconds=settings.start_timeout_seconds,
             call_seconds=settings.call_timeout_seconds,
         )
-        try:
-            listed = settled(server.offered())
-        except ProcessError as error:
-            raise TaskError(f"the MCP server {config.shown} does not start: {error}") from error
-        tools = tuple(_tool(each, settings) for each in _chosen(config, listed, server.place))
+        chosen = _chosen(config, settled(server.offered()), server.place)
+        tools = tuple(_tool(each, settings) for each in chosen)
         for tool in tools:
             if other := found.get(tool.name):
                 raise TaskError(

@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from attrs import frozen
 
@@ -34,6 +34,8 @@ from skyrl.tree import Secret
 if TYPE_CHECKING:
     from mcp import Client
     from mcp_types import CallToolResult, ContentBlock, Tool
+
+T = TypeVar("T")
 
 MOST_BYTES = 4 << 20
 """Largest number of bytes that a server may send in answer to one message."""
@@ -70,8 +72,7 @@ class McpServer:
         """Its tools. Raises `UserError`, in one sentence."""
         session = await self.opened()
         try:
-            async with asyncio.timeout(self.start_seconds):
-                return await session.tools()
+            return await _within(self.start_seconds, session.tools())
         except TimeoutError:
             raise TaskError(f"the MCP server {self.config.shown} did not list its tools within {self._limit}") from None
         except Exception as error:
@@ -189,8 +190,7 @@ class Session:
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
         """Call a tool. Raises `TimeoutError` at the deadline, `MCPError` and whatever else its answer causes."""
-        async with asyncio.timeout(self._server.call_seconds):
-            return await self._opened.result().call_tool(name, dict(arguments))
+        return await _within(self._server.call_seconds, self._opened.result().call_tool(name, dict(arguments)))
 
     async def close(self) -> None:
         """End the connection, and the server's program."""
@@ -280,6 +280,17 @@ class McpConnection:
             task = asyncio.create_task(session.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. Raises `TimeoutError` at the deadline, without waiting for it to take its cancellation."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # is read, though nobody may wait for it
+    done, _ = await asyncio.wait([task], timeout=seconds)
+    if not done:
+        task.cancel()
+        raise TimeoutError
+    return task.result()
 
 
 @cache

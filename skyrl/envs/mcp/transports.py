@@ -18,6 +18,7 @@ from mcp_types import JSONRPCMessage, jsonrpc_message_adapter
 from skyrl.sandbox.confined import ConfinedProcess
 
 logging.getLogger("mcp").setLevel(logging.CRITICAL)  # the outcome of a call says what went wrong, once
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # an address may hold a key
 
 SHOWN_ERRORS = 500
 """Largest number of characters of a program's last line of errors that are shown."""
