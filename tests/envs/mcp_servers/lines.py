@@ -36,6 +36,8 @@ for line in sys.stdin:
         case "tools/call" if mischief == "line":
             while True:
                 sys.stdout.write("x" * 65536)
+        case "tools/call" if mischief == "die" and asked["params"]["name"] == "two":
+            sys.exit(7)
         case "tools/call" if mischief == "hang" and asked["params"]["name"] == "two":
             time.sleep(3600)
         case "tools/call" if mischief == "image":
