@@ -56,6 +56,7 @@ def test_the_file_has_no_setting_without_effect() -> None:
     assert not compose([str(MCP / "grpo.toml")], [], strict=True).warnings
 
 
+@pytest.mark.long
 def test_two_steps_are_trained_and_other_tools_are_refused_on_resume(example: ModuleType, tmp_path: Path) -> None:
     base, run, server = tmp_path / "base", tmp_path / "run", tmp_path / "server.py"
     base.mkdir()
