@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import sqlite3
 import sys
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from urllib.error import URLError
 from skyrl.config import SkyRLTrainConfig, resolve
 from skyrl.data.sources import read_rows
 from skyrl.envs import Env, find_env
+from skyrl.envs.mcp import environment
 from skyrl.errors import SkyRLError
 from tests.effects.probe import Probe, Scene, observable
 
@@ -153,6 +155,8 @@ def reasoning_rows(scene: Scene) -> object:
 @observable("the tools that the policy is shown, what it is told of a call, and its reward")
 def mcp_step(scene: Scene) -> object:
     gym = scene.run.environment.skyrl_gym
+    shutil.copy(LINES, ".")
+    environment._offered.cache_clear()  # its files were in the folder of another scene
     try:
         env = find_env("mcp", gym)({"reward_spec": {"ground_truth": "4"}})
         try:
@@ -166,9 +170,10 @@ def mcp_step(scene: Scene) -> object:
 
 def mcp_server(mischief: str) -> list[dict[str, Any]]:
     """A server of a few lines that does this."""
-    return [{"command": [sys.executable, str(Path(STAND_IN).parent / "mcp_servers" / "lines.py"), mischief]}]
+    return [{"command": ["python3", LINES.name, mischief]}]
 
 
+LINES = Path(__file__).parents[1] / "envs" / "mcp_servers" / "lines.py"
 STAND_IN = str(Path(__file__).parents[1] / "envs" / "stand_in")
 REASONING: Mapping[str, Any] = {
     **env(of="reasoning_gym:chain_sum"),
