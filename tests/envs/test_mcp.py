@@ -23,7 +23,7 @@ from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.mcp.servers import McpConnection, McpServer, shared_connection
 from skyrl.errors import TaskError
 from skyrl.sandbox.sandbox import why_unavailable
-from skyrl.sandbox.tiers import TIERS
+from skyrl.sandbox.tiers import TIERS, Tier
 from skyrl.tree import Secret
 
 SERVERS = Path(__file__).parent / "mcp_servers"
@@ -102,7 +102,7 @@ def test_the_tools_of_a_server_are_shown_and_called_and_the_answer_is_judged() -
 
 @pytest.mark.parametrize("tier", HERE[:-1])  # the test above is in the last
 def test_a_program_runs_in_each_tier_without_a_network_or_the_runs_variables(
-    tier: str, monkeypatch: pytest.MonkeyPatch
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     server = McpServer(config=NOTES, place="here", tier=tier, start_seconds=60, call_seconds=30)
