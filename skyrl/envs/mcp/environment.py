@@ -186,5 +186,5 @@ def _close(closed: Env | McpConnection) -> None:
     settled(closing())
 
 
-def _not_connected(**_: Any) -> None:
+def _not_connected(**_: object) -> None:
     raise AssertionError("an episode connects its tools")

@@ -81,12 +81,12 @@ class McpServer:
         finally:
             await session.close()
 
-    async def opened(self) -> Session:
+    async def opened(self) -> ServerSession:
         """A new connection. A server at an address is waited for. Raises `UserError`."""
         clock, pause = asyncio.get_running_loop().time, _FIRST_PAUSE
         deadline = clock() + self.start_seconds
         while True:
-            session = Session(self)
+            session = ServerSession(self)
             reason = await session.open(max(0.0, deadline - clock()))
             if not reason:
                 return session
@@ -147,7 +147,7 @@ class McpServer:
         return f"{self.start_seconds:g} s (environment.skyrl_gym.mcp.start_timeout_seconds)"
 
 
-class Session:
+class ServerSession:
     """One connection to a server."""
 
     lost = ""
@@ -227,7 +227,7 @@ class McpConnection:
 
     def __init__(self, server: McpServer) -> None:
         self._server, self._lock = server, asyncio.Lock()
-        self._session: Session | None = None
+        self._session: ServerSession | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -262,7 +262,7 @@ class McpConnection:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    async def _opened(self) -> Session:
+    async def _opened(self) -> ServerSession:
         async with self._lock:
             if self._session is not None and self._session.lost:
                 self._leave(self._session)
@@ -270,7 +270,7 @@ class McpConnection:
                 self._session = await self._server.opened()
             return self._session
 
-    def _leave(self, session: Session) -> None:
+    def _leave(self, session: ServerSession) -> None:
         """Open a new connection for the next call if this one was lost, and close it after its last call."""
         if not session.lost:
             return

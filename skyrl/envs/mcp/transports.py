@@ -54,8 +54,8 @@ async def over_standard_streams(
                 nonlocal received
                 with suppress(*_TRANSPORT_ERRORS):
                     async with to_session:
-                        while line := await next_line():
-                            received += len(line)
+                        while line := await _next_line(reader):
+                            received += len(line) if line.endswith(b"\n") else most + 1
                             message = _message_in(line) if received <= most else None
                             if message is not None:
                                 await to_session.send(SessionMessage(message))
@@ -67,16 +67,6 @@ async def over_standard_streams(
                             ended(f"it sent more than {most} bytes at once")
                         else:
                             ended(": ".join(filter(None, (how, last))) or "it closed its output")
-
-            async def next_line() -> bytes:
-                nonlocal received
-                try:
-                    return await reader.readuntil(b"\n")
-                except asyncio.LimitOverrunError:
-                    received = most + 1
-                except (asyncio.IncompleteReadError, OSError):
-                    pass
-                return b""
 
             async def write_messages() -> None:
                 nonlocal received
@@ -106,6 +96,16 @@ async def over_standard_streams(
                     tasks.cancel_scope.cancel()
         finally:
             await _in_thread(process)
+
+
+async def _next_line(reader: asyncio.StreamReader) -> bytes:
+    """The next line; one that is longer than the reader's limit without its end, and empty at the end."""
+    try:
+        return await reader.readuntil(b"\n")
+    except asyncio.LimitOverrunError:
+        return b"..."
+    except (asyncio.IncompleteReadError, OSError):
+        return b""
 
 
 async def _in_thread(process: ConfinedProcess, patience: float = 0.001) -> str:
