@@ -179,7 +179,7 @@ class McpServerConfig(BaseConfig):
 
     headers: Mapping[str, Secret] = FrozenDict()
     """Further headers of requests to `url`, each with its whole value from an environment variable:
-    `{X-Api-Key = "env:NAME"}`."""
+    `{X-Tenant = "env:NAME"}`."""
 
     tools: tuple[str, ...] = ()
     """Names of the tools that the policy is offered, in this order. Empty: all of the server's, in the server's order.

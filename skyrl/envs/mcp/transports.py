@@ -48,7 +48,7 @@ async def over_standard_streams(
             error_reader, error_writer = await asyncio.open_connection(sock=errors)
             to_session, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
             write_stream, from_session = anyio.create_memory_object_stream[SessionMessage](0)
-            received, told = 0, b""
+            received, told = 0, bytearray()
 
             async def read_messages() -> None:
                 nonlocal received
@@ -78,15 +78,10 @@ async def over_standard_streams(
                             writer.write(text.encode() + b"\n")
                             await writer.drain()
 
-            async def read_errors() -> None:
-                nonlocal told
-                with suppress(OSError):
-                    while piece := await error_reader.read(1 << 16):
-                        told = (told + piece)[-4 * SHOWN_ERRORS :]
-
             async with anyio.create_task_group() as tasks:
-                for work in (read_errors, read_messages, write_messages):
-                    tasks.start_soon(work)
+                tasks.start_soon(_keep_end, error_reader, told)
+                tasks.start_soon(read_messages)
+                tasks.start_soon(write_messages)
                 try:
                     yield read_stream, write_stream
                 finally:
@@ -106,6 +101,13 @@ async def _next_line(reader: asyncio.StreamReader) -> bytes:
         return b"..."
     except (asyncio.IncompleteReadError, OSError):
         return b""
+
+
+async def _keep_end(reader: asyncio.StreamReader, kept: bytearray) -> None:
+    """Read until the end, and keep the last characters."""
+    with suppress(OSError):
+        while piece := await reader.read(1 << 16):
+            kept[:] = (kept + piece)[-4 * SHOWN_ERRORS :]
 
 
 async def _in_thread(process: ConfinedProcess, patience: float = 0.001) -> str:
