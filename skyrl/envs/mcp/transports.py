@@ -35,9 +35,8 @@ async def over_standard_streams(
 ]:
     """The streams of messages from and to a program, which ends with the block. `start` starts it, given descriptors of
     its standard input, output and errors. A program that sends more than `most` bytes after a message to it is ended.
-    `ended` is told how it ended, before the stream does. Lines of its output that are no messages are ignored.
-
-    Raises `ProcessError`.
+    `ended` is told how it ended, before the stream does. Lines of its output that are no messages are ignored. Raises
+    `ProcessError`.
     """
     (ours, theirs), (errors, their_errors) = socket.socketpair(), socket.socketpair()
     with ours, errors:
@@ -63,10 +62,8 @@ async def over_standard_streams(
                                 break
                         how = await _in_thread(process, _GRACE)
                         last = told.decode(errors="replace").strip().rpartition("\n")[2][-SHOWN_ERRORS:]
-                        if received > most:
-                            ended(f"it sent more than {most} bytes at once")
-                        else:
-                            ended(": ".join(filter(None, (how, last))) or "it closed its output")
+                        flooded = f"it sent more than {most} bytes at once" if received > most else ""
+                        ended(flooded or ": ".join(filter(None, (how, last))) or "it closed its output")
 
             async def write_messages() -> None:
                 nonlocal received
