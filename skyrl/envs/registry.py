@@ -2,6 +2,7 @@
 
     gsm8k                       a registered environment
     reasoning_gym:chain_sum     a task of the package reasoning-gym
+    mcp                         tools of MCP servers, with the reward that environment.skyrl_gym.mcp names
     my_pkg.tasks:MyEnv          a subclass of `Env`, or a plain reward function, from an importable module
     rewards.py:my_reward        the same from a file; subclasses of SkyRL-Gym's `BaseTextEnv` work unchanged
 
@@ -20,7 +21,7 @@ from typing import Any, Literal
 
 from skyrl.config import EnvironmentConfig, SkyRLGymConfig
 from skyrl.config.foundation.import_paths import is_import_path
-from skyrl.config.settings.environment import ENVIRONMENTS, built_in_name, weighted_names
+from skyrl.config.settings.environment import ENVIRONMENTS, MCP, built_in_name, weighted_names
 from skyrl.envs.builtin.aime import AIMEEnv
 from skyrl.envs.builtin.code import CodeEnv
 from skyrl.envs.builtin.gsm8k import GSM8kEnv, GSM8kMultiTurnEnv
@@ -34,6 +35,8 @@ from skyrl.envs.builtin.search_code import SearchCodeEnv
 from skyrl.envs.env import Env
 from skyrl.envs.group_rewards import GroupReward, is_group_reward
 from skyrl.envs.isolated import IsolatedTask, isolated
+from skyrl.envs.mcp.environment import TABLE as MCP_TABLE
+from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.reward_functions import PlainReward, taken
 from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
 from skyrl.envs.services.remote_sandbox import TOKEN_VARIABLE as CODE_TOKEN
@@ -80,6 +83,7 @@ _BUILT_IN: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
     "llm_as_a_judge": lambda extras, gym: LLMJudgeEnv(
         extras, gym.llm_as_a_judge, api_key("OPENAI_API_KEY"), gym.service_patience_seconds
     ),
+    MCP: lambda extras, gym: _mcp(gym)(extras),
     "multiply": lambda extras, gym: MultiplyEnv(extras),
     "reasoning_gym": lambda extras, gym: ReasoningGymEnv(extras, gym.sandbox_tier),
     "reward_model": lambda extras, gym: RewardModelEnv(
@@ -118,6 +122,8 @@ def uses_sandbox(name: str, gym: SkyRLGymConfig) -> bool:
     name = built_in_name(parts[0][1])
     if name not in ENVIRONMENTS:
         return is_import_path(name) and gym.isolate_user_env
+    if name == MCP:
+        return gym.mcp.runs_programs or (gym.mcp.reward is not None and uses_sandbox(gym.mcp.reward, gym))
     facts, is_elsewhere = ENVIRONMENTS[name], ENVIRONMENTS[name].service == "code_url" and bool(gym.code_url)
     return (facts.sandboxed and not is_elsewhere) or (facts.compares and gym.math_equivalence)
 
@@ -147,6 +153,8 @@ def find_env(name: str, settings: SkyRLGymConfig | None = None) -> MakeEnv:
     parts = weighted_names(name)
     if len(parts) > 1 or parts[0][0] != 1:
         return _several(parts, settings)
+    if name == MCP and settings is not None:
+        return _mcp(settings)
     if (own := built_in_name(name)) in _BUILT_IN:
         return _built_in(own, settings or SkyRLGymConfig())
     if settings is not None and settings.isolate_user_env and is_import_path(name):
@@ -166,6 +174,16 @@ def _several(parts: Sequence[tuple[float, str]], settings: SkyRLGymConfig | None
             raise TaskError(f"{name} compares the answers of a group, and cannot be one of several rewards")
         found.append(WeightedPart(name=short if shown.count(short) == 1 else name, weight=weight, make=make))
     return WeightedRewards(tuple(found))
+
+
+def _mcp(gym: SkyRLGymConfig) -> McpTask:
+    """Factory of environments with tools of MCP servers, which are not started yet. Raises `TaskError`."""
+    if gym.mcp.reward is None:
+        raise TaskError(f"the environment mcp has no reward: set {MCP_TABLE}.reward")
+    reward = find_env(gym.mcp.reward, gym)
+    if isinstance(reward, GroupReward | McpTask):
+        raise TaskError(f"{gym.mcp.reward} cannot judge single answers: set {MCP_TABLE}.reward to a reward that does")
+    return McpTask(settings=gym.mcp, tier=gym.sandbox_tier, reward=reward)
 
 
 @cache
@@ -234,6 +252,8 @@ def ignored_columns(make: MakeEnv, columns: Iterable[str]) -> tuple[str, ...]:
             names = taken(function)
         case IsolatedTask(taken=names):
             pass
+        case McpTask(reward=reward):
+            return left_out(reward, columns)
         case WeightedRewards(parts=parts):
             given = [*columns]
             return tuple(dict.fromkeys(name for part in parts for name in ignored_columns(part.make, given)))

@@ -19,10 +19,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import field, frozen
 
@@ -46,6 +46,15 @@ SHOWN_CHARACTERS = 10_000
 """Largest number of characters of a call's result that are shown."""
 
 
+class ToolFailed(Exception):
+    """A failed call, of which the policy is told in the words of the message, and nobody else."""
+
+    def __init__(self, message: str, counted: Literal["tool_errors", "tool_timeouts"] = "tool_errors") -> None:
+        """`counted` is the metric that counts it."""
+        super().__init__(message)
+        self.counted = counted
+
+
 @frozen(kw_only=True)
 class Tool:
     """A tool that the policy may call."""
@@ -66,14 +75,10 @@ class Tool:
 
     @_validator.default
     def _of_parameters(self) -> Draft202012Validator:
-        from jsonschema import Draft202012Validator
-        from jsonschema.exceptions import SchemaError
-
         try:
-            Draft202012Validator.check_schema(dict(self.parameters))
-        except SchemaError as error:
-            raise TaskError(f"the tool {self.name}: its parameters are not a JSON schema: {error.message}") from error
-        return Draft202012Validator(dict(self.parameters))
+            return _validator(json.dumps(dict(self.parameters), sort_keys=True, default=dict))
+        except TaskError as error:
+            raise TaskError(f"the tool {self.name}: {error}") from error.__cause__
 
     @classmethod
     def of(cls, function: Callable[..., Any], seconds: float = 10.0) -> Tool:
@@ -117,6 +122,9 @@ class ToolEnv(Env):
     tools: Sequence[Tool] = ()
     """Tools of the environment; may also be set in `__init__`, for tools of a single episode."""
 
+    shown_characters = SHOWN_CHARACTERS
+    """Largest number of characters of a call's result that are shown."""
+
     parse: CallParser = staticmethod(hermes)
     """Parser for the model's call format."""
 
@@ -148,8 +156,8 @@ class ToolEnv(Env):
         number = int(self._counts["tool_calls"])
         message = {"role": "tool", "name": tokenizable(call.name) or "unknown", "tool_call_id": f"call{number:05}"}
         text = tokenizable(self._result(call))
-        if len(text) > SHOWN_CHARACTERS:
-            text = f"{text[:SHOWN_CHARACTERS]}\n... cut at {SHOWN_CHARACTERS} characters"
+        if len(text) > self.shown_characters:
+            text = f"{text[: self.shown_characters]}\n... cut at {self.shown_characters} characters"
         return message | {"content": text}
 
     def _result(self, call: Call) -> str:
@@ -169,11 +177,28 @@ class ToolEnv(Env):
         value, error = outcome
         if isinstance(error, ServiceError | SkyRLError):  # includes SkipSample
             raise error
+        if isinstance(error, ToolFailed):
+            self._counts[error.counted] += 1
+            return f"Error: {error}"
         if error is not None:
             self._counts["tool_errors"] += 1
             _report_once(tool.name, raised_at(error), type(error).__name__)
             return f"Error: {type(error).__name__}: {error}"
         return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+@lru_cache(maxsize=1024)
+def _validator(schema: str) -> Draft202012Validator:
+    """The validator of a JSON schema, which all episodes share. Raises `TaskError`."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError
+
+    parameters = json.loads(schema)
+    try:
+        Draft202012Validator.check_schema(parameters)
+    except SchemaError as error:
+        raise TaskError(f"its parameters are not a JSON schema: {error.message}") from error
+    return Draft202012Validator(parameters)
 
 
 @cache

@@ -17,6 +17,7 @@ from skyrl.data.prompts import Refuses, extras_of
 from skyrl.data.sources import BadRow, Columns, Row, answer_in, answered, iterate_rows
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
+from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.reference_answers import misread
 from skyrl.envs.registry import MakeEnv, find_task
 from skyrl.envs.reward_functions import PlainReward, asked_of_rows, lacking
@@ -69,6 +70,8 @@ def asked_by(make: MakeEnv) -> tuple[str, ...]:
             return asked_of_rows(function)
         case IsolatedTask(asks=asks):
             return asks or ()
+        case McpTask(reward=reward):
+            return asked_by(reward)
         case WeightedRewards(parts=parts):
             return tuple(dict.fromkeys(name for part in parts for name in asked_by(part.make)))
     return ()
@@ -76,6 +79,7 @@ def asked_by(make: MakeEnv) -> tuple[str, ...]:
 
 def name_of(make: MakeEnv, task: str) -> str:
     """A reward function in the form `reward.py:4 right_sum(completion, ground_truth)`; the name of other tasks."""
+    make = make.reward if isinstance(make, McpTask) else make
     function: Callable[..., Any] | None = make.function if isinstance(make, PlainReward | GroupReward) else None
     try:
         signature = inspect.signature(function) if function else None

@@ -33,6 +33,7 @@ from skyrl.data.sources import FILES, BadRow, Columns, Row, answered, chat_of, f
 from skyrl.envs.env import Env, Sampled
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
+from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.reference_answers import ANSWERS
 from skyrl.envs.registry import MakeEnv, find_env, find_task, ignored_columns, ignored_columns_warning
 from skyrl.envs.reward_functions import PlainReward, arguments, from_the_trainer, ground_truth, lacking, signature_of
@@ -395,6 +396,9 @@ def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
         case GroupReward(function=function):
             answers, columns = (), make.arguments(row.messages, [""], row.extras)
             columns |= from_the_trainer(function, [Sampled()], {})
+        case McpTask(reward=reward):
+            yield from _signature_problems(row, reward)
+            return
         case WeightedRewards(parts=parts):
             for part in parts:
                 yield from _signature_problems(row, part.make)
@@ -453,6 +457,8 @@ def _is_reward(make: MakeEnv) -> bool:
             return all(_is_reward(part.make) for part in parts)
         case IsolatedTask():
             return make.is_reward
+        case McpTask(reward=reward):
+            return _is_reward(reward)
     return isinstance(make, PlainReward | GroupReward)
 
 
@@ -462,9 +468,10 @@ def _judgement(make: MakeEnv, row: FirstRow, answer: str) -> Callable[[], Sequen
     def judge() -> Sequence[Any]:
         prompt = row.messages[:-1] if begins_an_answer(row.messages) else row.messages
         messages, extras = deepcopy(prompt), deepcopy(row.extras)
-        if isinstance(make, GroupReward):
-            return [reward for reward in make.rewards(messages, [answer], extras) if reward is not None]
-        env = make(extras)
+        make_judge = make.reward if isinstance(make, McpTask) else make
+        if isinstance(make_judge, GroupReward):
+            return [reward for reward in make_judge.rewards(messages, [answer], extras) if reward is not None]
+        env = make_judge(extras)
         try:
             env.init(messages)
             return [env.step(answer).reward]

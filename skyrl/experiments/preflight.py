@@ -22,6 +22,7 @@ from skyrl.config.derive.sizes import on_ray, samples, sizes_of, starts_engines
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
 from skyrl.config.loading.kinds import kind_of
+from skyrl.config.settings.environment import MCP
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.trackers import TRACKERS, lacks_of, names_of
@@ -29,6 +30,8 @@ from skyrl.data.hugging_face import dataset_failure
 from skyrl.data.sources import FILES
 from skyrl.endpoint.client_access import TOKEN_VARIABLE
 from skyrl.envs import find_env
+from skyrl.envs.mcp.environment import TABLE as MCP_TABLE
+from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.registry import ACCEPT_TIER, sandboxed_parts
 from skyrl.errors import ConfigError, DataError, Problem, TaskError, UserError
 from skyrl.experiments.first_rows import first_rows_can_be_used, supervised_rows_can_be_used
@@ -246,7 +249,7 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
     def the_judge_has_its_key(run: SkyRLTrainConfig) -> Iterator[Problem]:
         """OpenAI answers no request without a key; another service may."""
         path = "environment.skyrl_gym.llm_as_a_judge.base_url"
-        judges = "llm_as_a_judge" in run.environment.names
+        judges = "llm_as_a_judge" in run.environment.judges
         if judges and run.environment.skyrl_gym.llm_as_a_judge.base_url is None and not environ.get("OPENAI_API_KEY"):
             hint = "set the variable OPENAI_API_KEY, or choose another service that speaks OpenAI's protocol"
             yield Problem(path=path, message="OpenAI, the judge's service, requires a key, but none is set", hint=hint)
@@ -296,6 +299,8 @@ def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
         yield "trainer.use_liger_kernel", "liger_kernel", "liger"
     if package := facts_of(run.trainer).package:
         yield "trainer.strategy", package, package
+    if MCP in run.environment.names and samples(run):
+        yield f"{MCP_TABLE}.servers", "mcp", "mcp"
     agent = "environment.agent" if run.environment.agent.plays else None
     if samples(run) and (run.generator.inference_engine.enable_http_endpoint or agent):
         yield agent or "generator.inference_engine.enable_http_endpoint", "starlette", "serve"
@@ -338,6 +343,25 @@ def the_sandbox_starts(run: SkyRLTrainConfig) -> Iterator[Problem]:
     elif reason := why_unavailable(tier):
         hint = f'the strongest tier that starts here is "{strongest_tier()}"'
         yield Problem(path=path, message=f"{tier!r} does not start here: {reason}", hint=hint)
+
+
+def mcp_servers_offer_tools(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The servers of the environment `mcp` start and list their tools, and its reward exists. Starts the servers."""
+    gym = run.environment.skyrl_gym
+    if MCP not in run.environment.names or not samples(run) or importlib.util.find_spec("mcp") is None:
+        return
+    if gym.mcp.reward is None or not all(server.has_one_place for server in gym.mcp.servers):
+        return  # another check reports it
+    try:
+        task = find_env(MCP, gym)
+    except TaskError as error:
+        yield Problem(path=f"{MCP_TABLE}.reward", message=str(error))
+        return
+    assert isinstance(task, McpTask), "the environment mcp is made by one"
+    try:
+        task.offered()
+    except UserError as error:
+        yield Problem(path=f"{MCP_TABLE}.servers", message=str(error))
 
 
 def the_checkpoint_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -392,6 +416,7 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     policy_has_chat_template,
     data_files_exist,
     the_task_can_be_imported,
+    mcp_servers_offer_tools,
     the_checkpoint_exists,
     the_recording_exists,
     alarms_watch_logged_metrics,

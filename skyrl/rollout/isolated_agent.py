@@ -7,10 +7,6 @@ command and `readable` name.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import sys
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -21,6 +17,7 @@ from attrs import evolve
 from skyrl.config.settings.environment import AgentConfig
 from skyrl.errors import RewardError, TaskError, WorkerEnded
 from skyrl.rollout.agent_calls import LONGEST_OUTPUT, AgentCall, Returned, environment_of, returned_by
+from skyrl.sandbox.commands import located_command
 from skyrl.sandbox.fork_client import Command
 from skyrl.sandbox.fork_server import SERVICE_PORT
 from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
@@ -40,15 +37,9 @@ class IsolatedAgent:
         """Raises `TaskError` for missing files, and `UserError` if the machine lacks the tier or programs in the
         sandbox could not read the files.
         """
-        given = [Path(path).expanduser().resolve() for path in config.readable]
-        for path in given:
-            if not path.exists():
-                raise TaskError(f"environment.agent.readable names {path}, which does not exist")
-        words = [os.path.realpath(word) if os.path.exists(word) else word for word in config.command[1:]]
-        program, file = _program(config.command[0], given)
-        self._arguments = (program, *words)
-        named = [Path(word) for word in (file, *words) if os.path.exists(word)]
-        self._sandbox = _sandbox(tier, tuple(dict.fromkeys([*named, *given])))
+        located = located_command(config.command, config.readable, "environment.agent")
+        self._arguments = located.arguments
+        self._sandbox = _sandbox(tier, located.files)
         if not has_namespaces(self._sandbox.tier):
             raise TaskError(
                 "environment.agent.isolate needs the sandbox tier namespace or bwrap, which this machine lacks: the "
@@ -82,17 +73,6 @@ class IsolatedAgent:
         if ran.ended == "timeout":
             raise WorkerEnded("timeout", f"gave no answer within {self._limits.seconds:g} s and was ended")
         return returned_by(ran.code, ran.stdout, ran.stderr)
-
-
-def _program(name: str, readable: Sequence[Path]) -> tuple[str, str]:
-    """Path by which the program is started, and the file behind it. A link to Python determines which packages it
-    finds, so the link is started if programs in the sandbox can read it.
-    """
-    located = shutil.which(name)
-    assert located is not None, "its program was found when the agent was created"
-    started, file = os.path.abspath(located), os.path.realpath(located)
-    has_its_link = any(Path(started).is_relative_to(path) for path in (Path(sys.prefix), *readable))
-    return (started if has_its_link else file), file
 
 
 @cache

@@ -14,6 +14,7 @@ from skyrl.config.derive.rl_models import has_reference
 from skyrl.data.cursor import batches
 from skyrl.data.prompts import NO_SOURCE, PromptDataset
 from skyrl.data.sources import answer_in
+from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.registry import ACCEPT_TIER, find_task, ignored_columns, ignored_columns_warning, sandboxed_parts
 from skyrl.envs.rows import ground_truths
 from skyrl.errors import DataError
@@ -34,7 +35,9 @@ def check_data(run: SkyRLTrainConfig, train: PromptDataset | None, evaluation: P
         if dataset is None:
             continue
         for env_class in {prompt.env_class for prompt in dataset.prompts}:
-            find_task(env_class, run.environment.task, run.environment.skyrl_gym)
+            task = find_task(env_class, run.environment.task, run.environment.skyrl_gym)
+            if isinstance(task, McpTask):
+                task.offered()
         if dataset.too_long:
             notice(f"{dataset.too_long} {name} prompts are longer than trainer.max_prompt_length and left out")
         if dataset.bad_rows:

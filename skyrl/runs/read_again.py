@@ -14,8 +14,11 @@ from pathlib import Path
 
 from skyrl.checkpoint.store import Checkpoint
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.settings.environment import weighted_names
+from skyrl.config.settings.environment import MCP, weighted_names
 from skyrl.config.settings.models import ModelConfig
+from skyrl.envs.mcp.environment import TABLE as MCP_TABLE
+from skyrl.envs.mcp.environment import McpTask
+from skyrl.envs.registry import find_env
 from skyrl.envs.text2sql import database
 from skyrl.errors import ResumeError, TaskError
 from skyrl.hub import cached_folder
@@ -124,9 +127,16 @@ def _blocks(file: Path, size: int, share: int) -> Iterator[bytes]:
 
 
 def judged_with(run: SkyRLTrainConfig, prompts: Sequence[Prompt]) -> dict[str, str]:
-    """Digests of what the environments of these prompts read: a reward model, databases, folders of Harbor tasks."""
+    """Digests of what the environments of these prompts read: tools of MCP servers, a reward model, databases, folders
+    of Harbor tasks.
+    """
     found, gym = dict[str, str](), run.environment.skyrl_gym
     tasks = {name for prompt in prompts for _, name in weighted_names(prompt.env_class)}
+    if MCP in tasks:
+        task = find_env(MCP, gym)
+        assert isinstance(task, McpTask), "the environment mcp is made by one"
+        found |= {f"{MCP_TABLE}.servers: tools": task.digest()}
+        tasks.add(str(gym.mcp.reward))
     if "reward_model" in tasks and gym.reward_model.url is None and gym.reward_model.path is not None:
         place, path = "environment.skyrl_gym.reward_model.path", gym.reward_model.path
         found |= of_model(place, path, (*CONFIGURATION, *TOKENIZER, INDEX, *_weights(path)))

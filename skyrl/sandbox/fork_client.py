@@ -36,7 +36,7 @@ _OURS = (
 
 @frozen(kw_only=True)
 class Command:
-    """A program of any kind, run in a network namespace with one service."""
+    """A program of any kind, without a network or, in a network namespace, with one service."""
 
     arguments: tuple[str, ...]
     """Program and arguments."""
@@ -44,8 +44,9 @@ class Command:
     environment: Mapping[str, str]
     """Environment variables. HOME and TMPDIR are added, with the folder in which the program starts."""
 
-    service: tuple[str, int]
-    """Host and port that connections to 127.0.0.1:`SERVICE_PORT` in its namespace are forwarded to."""
+    service: tuple[str, int] | None = None
+    """Host and port that connections to 127.0.0.1:`SERVICE_PORT` in its namespace are forwarded to. None: it has no
+    network."""
 
 
 class ForkClient:
@@ -83,13 +84,14 @@ class ForkClient:
         """Start a process that runs the program in `files[0]`, or calls `main` of `module` if that is given; the other
         files are its standard input, output and errors. On the returned socket, the supervisor reports how it ended;
         closing the socket ends it. `group` limits the memory of all its processes. A `command` replaces the program;
-        the first message then contains the socket that listens in its network namespace.
+        if it has a service, the first message contains the socket that listens in its network namespace.
 
         Raises `ProcessError` if there is no server.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         request_fields: dict[str, object] = {"module": module, "limits": dict(limits), "folder": folder}
         request_fields |= {"group": group is not None, "command": command.arguments if command else ()}
+        request_fields["service"] = command is not None and command.service is not None
         request_fields["environment"] = dict(command.environment) if command else {}
         request, grouped = json.dumps(request_fields).encode(), [] if group is None else [group.descriptor]
         if len(request) > fork_server.LONGEST_REQUEST:

@@ -6,8 +6,9 @@
           program   gives up its rights, limits itself, and becomes the program
 
 A request is JSON and open files: standard input, output and errors, a control group if it has one, and a socket on
-which the supervisor reports how it ended. Closing the other end of that socket ends the program at once. A command gets
-a network namespace of its own, and the socket that listens there is sent first. Imports the standard library alone.
+which the supervisor reports how it ended. Closing the other end of that socket ends the program at once. A command with
+a service gets a network in its namespace, and the socket that listens there is sent first. Imports the standard library
+alone.
 """
 
 import gc
@@ -102,7 +103,7 @@ def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[in
             user = None if confinement.enter_namespaces(user) else user
         elif user is not None:
             os.chown(request["folder"], user, user, follow_symlinks=False)
-        if request["command"]:
+        if request["service"]:
             with confinement.listen_on_loopback(SERVICE_PORT) as listener:
                 socket.send_fds(control, [LISTENING], [listener.fileno()])
         child = os.fork()
@@ -166,7 +167,7 @@ def _program(
         os.environ.update(HOME=folder, TMPDIR=folder)
         _open_standard_streams()
         confinement.limit(request["limits"], own_user=settings["namespaces"] or user is not None)
-        confinement.give_up_rights(user, own_network=bool(request["command"]))
+        confinement.give_up_rights(user, own_network=request["service"])
         confinement.die_with_parent()
     except (OSError, ValueError) as error:
         with suppress(OSError):

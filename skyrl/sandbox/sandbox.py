@@ -111,7 +111,7 @@ class Sandbox:
         return _run(self.client, self.tier, program, stdin, limits or ResourceLimits(), until)
 
     def run_command(self, command: Command, stdin: bytes = b"", limits: ResourceLimits | None = None) -> Ran:
-        """Run a command with the limits of `run`. The only network address it can reach is forwarded to its service.
+        """Run a command with the limits of `run`. The only network address it can reach is that of its service.
 
         Raises `ProcessError` if the sandbox itself fails, and in the tier `process`, which has no network namespaces.
         """
@@ -215,8 +215,8 @@ def _run(
 
 @contextmanager
 def _served(command: Command | None, control: socket.socket, seconds: float) -> Iterator[None]:
-    """Forward the network of a command to its service while the block runs; does nothing for a Python program."""
-    if command is None:
+    """Forward the network of a command to its service while the block runs; does nothing without one."""
+    if command is None or command.service is None:
         yield
         return
     control.settimeout(seconds)

@@ -14,14 +14,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-from attrs import asdict
-
 from skyrl.errors import WorkerEnded
-from skyrl.sandbox.folders import folder_of, remove_folder
-from skyrl.sandbox.sandbox import GRACE, ResourceLimits, Sandbox, receive
+from skyrl.sandbox.confined import ConfinedProcess
+from skyrl.sandbox.sandbox import GRACE, ResourceLimits, Sandbox
 
 _FOREVER = 10**6
 _PART = 1 << 20
@@ -32,21 +29,13 @@ class Worker:
 
     def __init__(self, sandbox: Sandbox, module: str, limits: ResourceLimits) -> None:
         """`limits.seconds` is not used: each question has its own time limit."""
-        self._limits, self._tier = limits, sandbox.tier
-        self._folder = folder_of(sandbox.client.folder, sandbox.tier)
+        self._limits = limits
         self._line, theirs = socket.socketpair()
         self._left = b""
         nothing = os.open(os.devnull, os.O_RDWR)
-        self._groups = sandbox.client.groups
-        self._group = self._groups.take(limits.memory_bytes)
-        taken = asdict(limits) | {"seconds": _FOREVER}
         try:
-            ends = [nothing, theirs.fileno(), theirs.fileno(), nothing]
-            self._control: socket.socket | None = sandbox.client.fork(module, ends, taken, self._folder, self._group)
-        except BaseException:
-            self._groups.give_back(self._group)
-            remove_folder(self._folder, self._tier)
-            raise
+            streams = [theirs.fileno(), theirs.fileno(), nothing]
+            self._process = ConfinedProcess(sandbox, limits, streams, module=module)
         finally:
             os.close(nothing)
             theirs.close()
@@ -69,19 +58,9 @@ class Worker:
         """End the worker, and wait until nothing of it is left. Returns how it ended if it had ended by itself or does
         so within `patience` seconds.
         """
-        control, self._control = self._control, None
-        if control is None:
-            return ""
-        with control:
-            report = receive(control, patience)
-            if not report:
-                with suppress(OSError):
-                    control.shutdown(socket.SHUT_WR)
-                receive(control, 10 * GRACE)
+        how = self._process.close(patience)
         self._line.close()
-        self._groups.give_back(self._group)
-        remove_folder(self._folder, self._tier)
-        return _in_words(report or "")
+        return how
 
     def _next_line(self, deadline: float) -> bytes:
         while b"\n" not in self._left:
@@ -107,10 +86,3 @@ def answer_lines(answer: Callable[[Any], Any]) -> None:
             answers.write(json.dumps(answer(json.loads(line))).encode() + b"\n")
             answers.flush()
     sys.stdout.flush()
-
-
-def _in_words(said: str) -> str:
-    code = int(said.removeprefix("code: ")) if said.startswith("code: ") else -1
-    if code > 128:
-        return f"signal {code - 128} ended its process"
-    return f"its process ended with exit code {code}" if code >= 0 else said

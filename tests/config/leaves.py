@@ -10,6 +10,8 @@ from typing import Any, Literal, get_args, get_origin
 import attrs
 
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.settings.alarms import AlarmConfig
+from skyrl.config.settings.environment import McpServerConfig
 from skyrl.errors import ConfigError
 from skyrl.tree import Secret, evolve_at
 from skyrl.tree.access import default_at
@@ -55,6 +57,13 @@ def other_values(root: type[Any], path: str) -> Iterator[Any]:
             yield value
 
 
+_TABLES: dict[type[Any], Any] = {
+    AlarmConfig: {"metric": "eval/all/avg_score"},
+    McpServerConfig: {"command": ["server"]},
+}
+"""An item of each list of tables."""
+
+
 def _candidates(kind: Any, default: Any) -> Iterator[Any]:
     kind = bare(kind)
     if is_union(kind):
@@ -64,7 +73,7 @@ def _candidates(kind: Any, default: Any) -> Iterator[Any]:
     elif get_origin(kind) is Literal:
         yield from get_args(kind)
     elif is_list(kind) and is_config(get_args(kind)[0]):
-        yield [{"metric": "eval/all/avg_score"}]
+        yield [_TABLES[get_args(kind)[0]]]
     elif is_list(kind):
         yield from ([item, item] for item in _candidates(get_args(kind)[0], None))
     elif is_mapping(kind):

@@ -20,6 +20,7 @@ from skyrl.config.loading.kinds import KINDS, root_of
 from skyrl.config.loading.own_code import record_code
 from skyrl.config.loading.stored import stored_form
 from skyrl.config.loading.stored_code import IMPORTED
+from skyrl.config.settings.environment import McpServerConfig
 from skyrl.tree import evolve_at
 from skyrl.tree.classes import tables_of
 from skyrl.tree.docs import docs_of
@@ -85,6 +86,7 @@ def test_a_program_that_is_given_again_is_started(tmp_path: Path) -> None:
         {"generator.inference_engine.engine_init_kwargs": {"trust_remote_code": True}},
         {"trainer.placement.executor": "ray", "trainer.placement.ray_address": "10.0.0.1:6379"},
         {"environment.agent.command": ("./agent", "--fast")},
+        {"environment.skyrl_gym.mcp.servers": (McpServerConfig(command=("./server",)),)},
     ],
 )
 def test_engine_arguments_clusters_and_programs_that_only_a_checkpoint_names_are_refused(

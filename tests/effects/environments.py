@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import sqlite3
 import sys
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from urllib.error import URLError
 from skyrl.config import SkyRLTrainConfig, resolve
 from skyrl.data.sources import read_rows
 from skyrl.envs import Env, find_env
+from skyrl.envs.mcp import environment
 from skyrl.errors import SkyRLError
 from tests.effects.probe import Probe, Scene, observable
 
@@ -150,6 +152,28 @@ def reasoning_rows(scene: Scene) -> object:
     return data.train_weights, first
 
 
+@observable("the tools that the policy is shown, what it is told of a call, and its reward")
+def mcp_step(scene: Scene) -> object:
+    gym = scene.run.environment.skyrl_gym
+    shutil.copy(LINES, ".")
+    environment._offered.cache_clear()  # its files were in the folder of another scene
+    try:
+        env = find_env("mcp", gym)({"reward_spec": {"ground_truth": "4"}})
+        try:
+            calls = '<tool_call>{"name": "two"}</tool_call>'
+            return env.tool_schemas(), env.step(calls).observations, env.step("\\boxed{4} Answer: 4").reward
+        finally:
+            env.close()
+    except SkyRLError as error:
+        return str(error)
+
+
+def mcp_server(mischief: str) -> list[dict[str, Any]]:
+    """A server of a few lines that does this."""
+    return [{"command": ["python3", LINES.name, mischief]}]
+
+
+LINES = Path(__file__).parents[1] / "envs" / "mcp_servers" / "lines.py"
 STAND_IN = str(Path(__file__).parents[1] / "envs" / "stand_in")
 REASONING: Mapping[str, Any] = {
     **env(of="reasoning_gym:chain_sum"),
@@ -158,6 +182,19 @@ REASONING: Mapping[str, Any] = {
 }
 REWARD_MODEL, JUDGE, SEARCH = f"{GYM}reward_model.", f"{GYM}llm_as_a_judge.", f"{GYM}search."
 SERVICE = "http://localhost:1/score"
+MCP = f"{GYM}mcp."
+MCP_RUN: Mapping[str, Any] = {
+    **env(of="mcp"),
+    f"{MCP}servers": mcp_server("chatter"),
+    f"{MCP}reward": "gsm8k",
+}
+
+
+def mcp_timeout(name: str, mischief: str) -> Probe:
+    """A probe of a deadline that a server misses by doing this."""
+    short = {**MCP_RUN, f"{MCP}servers": mcp_server(mischief), f"{MCP}{name}": 0.1}
+    return Probe(f"{MCP}{name}", 0.2, mcp_step, short)
+
 
 PROBES: tuple[Probe, ...] = (
     Probe(f"{GYM}sandbox_tier", "namespace", program, env(of="code", sandbox_tier="process")),
@@ -186,5 +223,10 @@ PROBES: tuple[Probe, ...] = (
             "system_prompt": "simple",
         }.items()
     ),
+    Probe(f"{MCP}servers", mcp_server("image"), mcp_step, MCP_RUN),
+    Probe(f"{MCP}reward", "aime", mcp_step, MCP_RUN),
+    mcp_timeout("call_timeout_seconds", "hang"),
+    mcp_timeout("start_timeout_seconds", "mute"),
+    Probe(f"{MCP}max_result_characters", 3, mcp_step, MCP_RUN),
     Probe(f"{REWARD_MODEL}timeout", 7, step, {**env(of="reward_model"), f"{REWARD_MODEL}url": SERVICE}),
 )

@@ -11,7 +11,7 @@ from skyrl.config.derive.sizes import samples
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.foundation.reasoning_tasks import ENVIRONMENT, SCHEME, is_installed, prompt_refusal, task_problems
 from skyrl.config.settings.data import DataConfig
-from skyrl.config.settings.environment import ENVIRONMENTS, built_in_name
+from skyrl.config.settings.environment import ENVIRONMENTS, MCP, built_in_name
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.names import nearest
@@ -72,13 +72,57 @@ def rewards_have_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def reward_model_has_one_location(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The environment reward_model has exactly one of `path` and `url` for its model."""
     settings, path = run.environment.skyrl_gym.reward_model, "environment.skyrl_gym.reward_model"
-    if "reward_model" not in run.environment.names:
+    if "reward_model" not in run.environment.judges:
         return
     if not settings.path and not settings.url:
         hint = "set path to its folder, or url to the address of `skyrl serve-reward`"
         yield Problem(path=f"{path}.path", message="no reward model is given", hint=hint)
     if settings.path and settings.url:
         yield Problem(path=f"{path}.url", message="both path and url say where the model is", hint="leave one out")
+
+
+def mcp_servers_are_complete(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The environment mcp has servers, each with one place and only the settings that such a server reads."""
+    settings, path = run.environment.skyrl_gym.mcp, "environment.skyrl_gym.mcp"
+    if MCP not in run.environment.names:
+        return
+    if not settings.servers:
+        hint = f"add a table [[{path}.servers]] with a command or a url"
+        yield Problem(path=f"{path}.servers", message="no server is given whose tools to use", hint=hint)
+    for index, server in enumerate(settings.servers):
+        if not server.has_one_place:
+            message = (
+                f"server {index} has {'both a command and a url' if server.url else 'neither a command nor a url'}"
+            )
+            yield Problem(path=f"{path}.servers", message=message, hint="give it one of them")
+        elif server.url is not None and not server.url.startswith(("http://", "https://")):
+            message = f"server {index}: {server.url!r:.80} is not an address"
+            yield Problem(path=f"{path}.servers", message=message, hint="write it as http://HOST:PORT/mcp")
+        foreign = ("token", "headers") if server.command else ("env", "readable")
+        for name in (name for name in foreign if server.has_one_place and getattr(server, name)):
+            form = "that is a command" if server.command else "at a url"
+            message = f"server {index}: {name} has no effect on a server {form}"
+            yield Problem(path=f"{path}.servers", message=message, hint="remove it")
+
+
+def mcp_has_a_reward(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The environment mcp has a reward, which judges one answer."""
+    reward, path = run.environment.skyrl_gym.mcp.reward, "environment.skyrl_gym.mcp.reward"
+    if MCP not in run.environment.names:
+        return
+    if reward is None:
+        hint = "name a reward function (file.py:name or module:name) or an environment such as gsm8k"
+        yield Problem(path=path, message="nothing judges the answers", hint=hint)
+    elif is_import_path(reward):
+        return
+    elif reward not in ENVIRONMENTS:
+        near = nearest(reward, tuple(ENVIRONMENTS))
+        message = f"no environment {reward!r} is built in; the run stops with an error unless a program registers it"
+        hint = f"did you mean {near}?" if near else "your own: file.py:name or module:name"
+        yield Problem(path=path, message=message, hint=hint, severity="warning")
+    elif not ENVIRONMENTS[reward].single_turn:
+        message = f"{reward} has several turns of its own, and cannot judge the answers of another conversation"
+        yield Problem(path=path, message=message, hint="name one that ends after one turn, or a reward function")
 
 
 def reasoning_tasks_are_valid(run: SkyRLTrainConfig) -> Iterator[Problem]:

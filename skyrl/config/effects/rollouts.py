@@ -17,7 +17,7 @@ from skyrl.config.derive.sizes import (
     starts_engines,
 )
 from skyrl.config.foundation.import_paths import is_import_path
-from skyrl.config.settings.environment import ENVIRONMENTS, EnvironmentFacts, built_in_name, environments_that
+from skyrl.config.settings.environment import ENVIRONMENTS, MCP, EnvironmentFacts, built_in_name, environments_that
 from skyrl.config.settings.generator import SamplingParams
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.tree import get_at
@@ -256,7 +256,7 @@ def _environment_is(suits: Callable[[EnvironmentFacts], bool], words: str = "") 
     sentence = f"environment.env_class is {' or '.join(names)}{words}"
     return Condition(
         sentence,
-        lambda run: not run.environment.names or bool({*names} & {*map(built_in_name, run.environment.names)}),
+        lambda run: not run.environment.judges or bool({*names} & {*map(built_in_name, run.environment.judges)}),
     )
 
 
@@ -266,7 +266,7 @@ def _environment_reads(table: str) -> Condition:
 
 @condition("environment.env_class is an import path")
 def _is_users(run: SkyRLTrainConfig) -> bool:
-    return any(map(is_import_path, run.environment.names))
+    return any(map(is_import_path, run.environment.judges))
 
 
 @condition("environment.env_class is a list")
@@ -285,8 +285,9 @@ def _is_isolated(run: SkyRLTrainConfig) -> bool:
     "isolate_user_env or environment.agent.isolate acts"
 )
 def _uses_sandbox(run: SkyRLTrainConfig) -> bool:
-    gym, names = run.environment.skyrl_gym, run.environment.names
-    facts = [ENVIRONMENTS.get(built_in_name(name), EnvironmentFacts()) for name in names]
+    gym, names = run.environment.skyrl_gym, run.environment.judges
+    known = [built_in_name(name) for name in names if name != MCP or gym.mcp.runs_programs]
+    facts = [ENVIRONMENTS.get(name, EnvironmentFacts()) for name in known]
     return (
         not names
         or any(each.sandboxed or (gym.math_equivalence and each.compares) for each in facts)
@@ -299,7 +300,7 @@ def _uses_sandbox(run: SkyRLTrainConfig) -> bool:
     "environment.env_class asks a service (reward_model.url, code_url, a judge, a retriever), or is each row's own"
 )
 def _asks_a_service(run: SkyRLTrainConfig) -> bool:
-    names = run.environment.names
+    names = run.environment.judges
     services = [ENVIRONMENTS.get(name, EnvironmentFacts()).service for name in names]
     return not names or any(
         service == "always" or bool(service and get_at(run.environment.skyrl_gym, service)) for service in services

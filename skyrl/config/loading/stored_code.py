@@ -18,6 +18,7 @@ from skyrl.tree.origins import Origins, place_of
 
 IMPORTED = (
     "environment.env_class",
+    "environment.skyrl_gym.mcp.reward",
     "environment.agent.function",
     "trainer.fully_async.accept",
     "trainer.algorithm.advantage_estimator",
@@ -30,6 +31,7 @@ IMPORTED = (
 """Fields whose import path is followed when a run starts: of reinforcement learning, then of supervised runs."""
 
 _COMMAND = "environment.agent.command"
+_SERVERS = "environment.skyrl_gym.mcp.servers"
 _ENGINE = "generator.inference_engine.engine_init_kwargs"
 _CLUSTERS = ("trainer.placement.ray_address", "placement.ray_address")
 
@@ -56,6 +58,9 @@ def named_code(run: RunConfig) -> Iterator[tuple[str, Any, str]]:
             yield path, value, "reading it runs it"
     if command := value_at(run, _COMMAND):
         yield _COMMAND, list(command), "it is a program that would be started"
+    for server in value_at(run, _SERVERS) or ():
+        if server.command:
+            yield _SERVERS, list(server.command), "it is a program that would be started"
     for name, value in (value_at(run, _ENGINE) or {}).items():
         yield f"{_ENGINE}.{name}", value, "the engine may run code for it"
     for path in _CLUSTERS:

@@ -8,7 +8,7 @@ import attrs
 
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.config.foundation.reasoning_tasks import ENVIRONMENT
-from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
+from skyrl.tree import FREE, IDENTITY, FrozenDict, Secret, field, frozen
 from skyrl.tree.classes import named
 from skyrl.tree.code_names import named_code
 from skyrl.tree.types import Gigabytes, Seconds, WholeSeconds
@@ -40,6 +40,9 @@ class EnvironmentFacts:
 
 _PROGRAMS = EnvironmentFacts(single_turn=True, sandboxed=True, service="code_url")
 
+MCP = "mcp"
+"""The environment whose tools are those of MCP servers."""
+
 ENVIRONMENTS: Mapping[str, EnvironmentFacts] = {
     "aime": EnvironmentFacts(single_turn=True, compares=True),
     "code": _PROGRAMS,
@@ -47,6 +50,7 @@ ENVIRONMENTS: Mapping[str, EnvironmentFacts] = {
     "gsm8k_multi_turn": EnvironmentFacts(),
     "lcb": _PROGRAMS,
     "llm_as_a_judge": EnvironmentFacts(table="llm_as_a_judge", single_turn=True, service="always"),
+    MCP: EnvironmentFacts(table="mcp", sandboxed=True),
     "multiply": EnvironmentFacts(),
     "reasoning_gym": EnvironmentFacts(table="reasoning_gym", single_turn=True, sandboxed=True),
     "reward_model": EnvironmentFacts(table="reward_model", single_turn=True, service="reward_model.url"),
@@ -149,6 +153,80 @@ class ReasoningGymEnvConfig(BaseConfig):
 
 
 @frozen
+class McpServerConfig(BaseConfig):
+    """An MCP server: a program that is started for the run and spoken to over stdio, or one that runs at an address."""
+
+    command: tuple[str, ...] = ()
+    """Program and arguments of a server that speaks over standard input and output. It runs in a sandbox of
+    `environment.skyrl_gym.sandbox_tier`, in an empty folder of its own and without a network. Words that name existing
+    files become absolute paths, which it can read. Empty: the server is at `url`."""
+
+    env: Mapping[str, str] = FrozenDict()
+    """Environment variables of the program, beside PATH, LANG, VIRTUAL_ENV and PYTHONPATH of the run."""
+
+    readable: tuple[str, ...] = ()
+    """Further files and folders that the program can read. In the tiers process and namespace it can also read what
+    every user of the machine can."""
+
+    memory_gb: Gigabytes = field(default=4.0, validator=positive)
+    """Memory limit of the program with all of its processes, and address space limit of each of them, in 10^9 bytes."""
+
+    url: str | None = None
+    """Address of a server that speaks streamable HTTP, such as `http://127.0.0.1:8000/mcp`."""
+
+    token: Secret | None = None
+    """Bearer token for the server at `url`, from an environment variable: `env:NAME`."""
+
+    headers: Mapping[str, Secret] = FrozenDict()
+    """Further headers of requests to `url`, each with its whole value from an environment variable:
+    `{X-Tenant = "env:NAME"}`."""
+
+    tools: tuple[str, ...] = ()
+    """Names of the tools that the policy is offered, in this order. Empty: all of the server's, in the server's order.
+    """
+
+    scope: Literal["episode", "run"] = "episode"
+    """Lifetime of a connection, and with a command of the process behind it. episode: each episode has its own from its
+    first call on, so that no episode sees what another one did; run: all episodes share one."""
+
+    @property
+    def has_one_place(self) -> bool:
+        """Whether exactly one of `command` and `url` says where the server is."""
+        return bool(self.command) != (self.url is not None)
+
+    @property
+    def shown(self) -> str:
+        """The command or address, for messages."""
+        return self.url or " ".join(self.command)
+
+
+@frozen
+class McpEnvConfig(BaseConfig):
+    """Tools of MCP servers, called in several turns (`env_class = "mcp"`)."""
+
+    servers: tuple[McpServerConfig, ...] = ()
+    """The servers, each a table `[[environment.skyrl_gym.mcp.servers]]`. Names of tools differ between servers."""
+
+    reward: str | None = field(default=None, converter=named_code, metadata=named(IDENTITY, ENVIRONMENTS))
+    """Reward of an episode: a reward function by import path (`rewards.py:correct`), or an environment that ends after
+    one turn (`gsm8k`), which judges the first answer without a call."""
+
+    call_timeout_seconds: Seconds = field(default=30.0, validator=positive)
+    """Maximum seconds for one call of a tool. Then its server is ended, and the policy is told so."""
+
+    start_timeout_seconds: Seconds = field(default=60.0, validator=positive, metadata=FREE)
+    """Maximum seconds for a server to start, or to be reached, and to list its tools."""
+
+    max_result_characters: int = field(default=10_000, validator=positive)
+    """Maximum number of characters of a call's result that the policy sees; the rest is cut off."""
+
+    @property
+    def runs_programs(self) -> bool:
+        """Whether any server is a program, which runs in a sandbox."""
+        return any(server.command for server in self.servers)
+
+
+@frozen
 class SkyRLGymConfig(BaseConfig):
     """Settings of the built-in environments; each reads its own table."""
 
@@ -220,6 +298,9 @@ class SkyRLGymConfig(BaseConfig):
 
     reasoning_gym: ReasoningGymEnvConfig = ReasoningGymEnvConfig()
     """Settings of the environment `reasoning_gym`."""
+
+    mcp: McpEnvConfig = McpEnvConfig()
+    """Settings of the environment `mcp`."""
 
 
 @frozen
@@ -324,6 +405,12 @@ class EnvironmentConfig(BaseConfig):
         """The names in `env_class`: one, several, or none."""
         named = self.env_class
         return () if named is None else (named,) if isinstance(named, str) else named
+
+    @property
+    def judges(self) -> tuple[str, ...]:
+        """The names in `env_class`, and the reward of the environment `mcp` if it is among them."""
+        reward = self.skyrl_gym.mcp.reward if MCP in self.names else None
+        return (*self.names, reward) if reward else self.names
 
     @property
     def task(self) -> str | None:

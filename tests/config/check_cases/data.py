@@ -6,6 +6,17 @@ from typing import Any
 
 REASONING = "environment.skyrl_gym.reasoning_gym.tasks"
 
+MCP = "environment.skyrl_gym.mcp"
+
+
+def with_mcp(**changes: Any) -> dict[str, Any]:
+    """A run with tools of an MCP server, changed."""
+    settings = {"reward": "gsm8k", "servers": [{"command": ["a"]}]} | changes
+    return {"environment.env_class": "mcp", "generator.max_turns": 2} | {
+        f"{MCP}.{name}": value for name, value in settings.items()
+    }
+
+
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "trained_model_is_named": [
         ({"trainer.policy.model.path": None}, "trainer.policy.model.path"),
@@ -32,6 +43,19 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             },
             "environment.skyrl_gym.reward_model.url",
         ),
+    ],
+    "mcp_servers_are_complete": [
+        (with_mcp(servers=[]), f"{MCP}.servers"),
+        (with_mcp(servers=[{"scope": "run"}]), f"{MCP}.servers"),
+        (with_mcp(servers=[{"command": ["a"], "url": "http://a/mcp"}]), f"{MCP}.servers"),
+        (with_mcp(servers=[{"url": "a:80"}]), f"{MCP}.servers"),
+        (with_mcp(servers=[{"command": ["a"], "token": "env:A"}]), f"{MCP}.servers"),
+        (with_mcp(servers=[{"url": "http://a/mcp", "env": {"A": "1"}}]), f"{MCP}.servers"),
+    ],
+    "mcp_has_a_reward": [
+        (with_mcp(reward=None), f"{MCP}.reward"),
+        (with_mcp(reward="gsm8"), f"{MCP}.reward"),
+        (with_mcp(reward="search"), f"{MCP}.reward"),
     ],
     "environment_is_known": [({"environment.env_class": "rlm"}, "environment.env_class")],
     "rewards_have_weights": [

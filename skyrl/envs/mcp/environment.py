@@ -1,0 +1,190 @@
+"""The environment `mcp`: tools of MCP servers, and a reward function or environment that judges the answer.
+
+Each server lists its tools once in a process, when the run starts. The chat template shows the same tools in every
+episode, which starts a server at its first call of one of its tools.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import cache
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Literal
+
+from attrs import evolve, frozen
+
+from skyrl.config.settings.environment import McpEnvConfig, McpServerConfig
+from skyrl.envs.coroutines import settled
+from skyrl.envs.env import Env, EnvStep, Message, ReadsSample, Sampled
+from skyrl.envs.mcp.servers import McpConnection, McpServer, ServerLost, shared_connection
+from skyrl.envs.tools import Tool, ToolEnv
+from skyrl.errors import TaskError
+from skyrl.sandbox.tiers import Tier
+
+if TYPE_CHECKING:
+    from mcp_types import Tool as McpTool
+
+TABLE = "environment.skyrl_gym.mcp"
+_MARGIN = 10.0
+"""Seconds beyond the deadlines of a server after which a call that ignores them is left behind."""
+
+
+@frozen
+class ServerTools:
+    """A server, and the tools of it that the policy is offered."""
+
+    server: McpServer
+    tools: tuple[Tool, ...]
+
+
+@frozen(kw_only=True)
+class McpTask:
+    """Makes environments with the tools of the configured servers."""
+
+    settings: McpEnvConfig
+    tier: Tier | Literal["auto"]
+    reward: Callable[[Mapping[str, Any]], Env]
+    """Makes the environments that judge answers."""
+
+    def offered(self) -> tuple[ServerTools, ...]:
+        """The servers with their tools, asked for once. Raises `UserError`, in one sentence."""
+        return _offered(self.settings, self.tier)
+
+    def digest(self) -> str:
+        """Digest of what the policy is shown of the tools."""
+        shown = [tool.schema for each in self.offered() for tool in each.tools]
+        return sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
+
+    def __call__(self, extras: Mapping[str, Any]) -> Env:
+        return McpEnv(extras, self.reward(extras), self.offered(), self.settings.max_result_characters)
+
+
+class McpEnv(ToolEnv, ReadsSample):
+    """The first answer without a call is judged by `reward`, which gets the messages, sample and answer as if it were
+    alone. Its metrics count calls, failed calls, and servers that were lost.
+    """
+
+    def __init__(
+        self, extras: Mapping[str, Any], reward: Env, offered: tuple[ServerTools, ...], shown_characters: int
+    ) -> None:
+        super().__init__(extras)
+        self._reward, self.shown_characters = reward, shown_characters
+        self._own: list[McpConnection] = []
+        self._counts["servers_lost"] = 0.0
+        self.tools = [tool for each in offered for tool in self._connected(each)]
+
+    def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
+        return settled(self._reward.init(prompt))
+
+    def reads(self, sampled: Sampled) -> None:
+        super().reads(sampled)
+        if isinstance(self._reward, ReadsSample):
+            self._reward.reads(sampled)
+
+    def judge(self, answer: str) -> EnvStep:
+        return settled(self._reward.step(answer))
+
+    def get_metrics(self) -> dict[str, float]:
+        return {**settled(self._reward.get_metrics()), **super().get_metrics()}
+
+    def close(self) -> None:
+        with ExitStack() as closing:  # the others are closed even if one raises
+            closing.callback(_close, self._reward)
+            for connection in self._own:
+                closing.callback(_close, connection)
+
+    def _connected(self, offered: ServerTools) -> Iterator[Tool]:
+        """The tools of a server, whose calls go to the connection of this episode or of the run."""
+        if offered.server.config.scope == "run":
+            connection = shared_connection(offered.server)
+        else:
+            connection = McpConnection(offered.server)
+            self._own.append(connection)
+        for tool in offered.tools:
+            yield evolve(tool, run=self._calls(connection, tool.name))
+
+    def _calls(self, connection: McpConnection, name: str) -> Callable[..., Any]:
+        async def run(**arguments: Any) -> str:
+            try:
+                return await connection.call(name, arguments)
+            except ServerLost:
+                self._counts["servers_lost"] += 1
+                raise
+
+        return run
+
+
+@cache
+def _offered(settings: McpEnvConfig, tier: Tier | Literal["auto"]) -> tuple[ServerTools, ...]:
+    found: dict[str, McpServer] = {}
+    every = []
+    for index, config in enumerate(settings.servers):
+        server = McpServer(
+            config=config,
+            place=f"{TABLE}.servers[{index}]",
+            tier=tier,
+            start_seconds=settings.start_timeout_seconds,
+            call_seconds=settings.call_timeout_seconds,
+        )
+        chosen = _chosen(config, settled(server.offered()), server.place)
+        tools = tuple(_tool(each, settings) for each in chosen)
+        for tool in tools:
+            if other := found.get(tool.name):
+                raise TaskError(
+                    f"the tool {tool.name} is offered by the MCP servers {other.config.shown} and {config.shown}: "
+                    f"leave it out of {other.place}.tools or {server.place}.tools"
+                )
+            found[tool.name] = server
+        every.append(ServerTools(server, tools))
+    return tuple(every)
+
+
+def _chosen(config: McpServerConfig, listed: tuple[McpTool, ...], place: str) -> list[McpTool]:
+    """The listed tools that the configuration names. Raises `TaskError` if there are none."""
+    known = {tool.name: tool for tool in listed}
+    if not known:
+        raise TaskError(f"the MCP server {config.shown} offers no tools ({place})")
+    for name in config.tools:
+        if name not in known:
+            raise TaskError(
+                f"{place}.tools names {name!r:.80}, which the MCP server {config.shown} does not offer. It offers "
+                f"{', '.join(known)}"
+            )
+    return [known[name] for name in config.tools or known]
+
+
+def _tool(listed: McpTool, settings: McpEnvConfig) -> Tool:
+    """A tool in the form of `ToolEnv`. Raises `TaskError` for parameters that are no JSON schema."""
+    for reference in _references(listed.input_schema):
+        if not reference.startswith("#"):
+            raise TaskError(f"the tool {listed.name}: its parameters refer to {reference!r:.80}, outside of them")
+    return Tool(
+        name=listed.name,
+        description=listed.description or listed.title or "",
+        parameters=listed.input_schema,
+        run=_not_connected,
+        seconds=settings.start_timeout_seconds + settings.call_timeout_seconds + _MARGIN,
+    )
+
+
+def _references(schema: object) -> Iterator[str]:
+    """All references in a JSON schema."""
+    if isinstance(schema, Mapping):
+        for name, value in schema.items():
+            if name in ("$ref", "$dynamicRef") and isinstance(value, str):
+                yield value
+            yield from _references(value)
+    elif isinstance(schema, list):
+        for item in schema:
+            yield from _references(item)
+
+
+def _close(closed: Env | McpConnection) -> None:
+    closing: Any = closed.close  # may be a coroutine
+    settled(closing())
+
+
+def _not_connected(**_: object) -> None:
+    raise AssertionError("an episode connects its tools")
