@@ -30,6 +30,11 @@ def is_kept(group: TrajectoryGroup, config: DynamicSamplingConfig) -> bool:
     return has_reward_variance(group) and config.min_success_rate <= share <= config.max_success_rate
 
 
+def judged_rewards(group: TrajectoryGroup) -> tuple[float, ...]:
+    """Raw rewards of the samples that were judged; those that only replace one that was not do not count."""
+    return tuple(row.reward for row in group.trajectories if not row.missing and not row.filled)
+
+
 def masked_out(group: TrajectoryGroup) -> TrajectoryGroup:
     """A copy of the group with no token to train on: it counts in every mean of rewards, and in no loss."""
     return attrs.evolve(group, trajectories=tuple(row.silent() for row in group.trajectories))

@@ -36,7 +36,7 @@ from skyrl.errors import RunError
 from skyrl.planning.staleness import room_for_groups
 from skyrl.processes.calls import summary
 from skyrl.rollout.batch_filter import Batch, BatchFilter
-from skyrl.rollout.filters import is_kept
+from skyrl.rollout.filters import is_kept, judged_rewards
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.trajectory import Prompt, TokenRow, Trajectory, TrajectoryGroup
 
@@ -88,6 +88,9 @@ class _Begun:
     stored: dict[str, Any] | None = None
     """The group as a checkpoint stores it, kept from the first checkpoint on."""
 
+    draw: int = 0
+    """Number of the draw that gave the prompt, if the sampler observes; a prompt that is sampled again keeps it."""
+
     @property
     def newest(self) -> int:
         """The newest version that sampled a token of the group; while it is being sampled, the one that started it."""
@@ -98,7 +101,7 @@ class _Begun:
         """A finished group as a checkpoint stores it."""
         assert self.group is not None
         if self.stored is None:
-            self.stored = {"version": self.version, "group": as_object(self.group)}
+            self.stored = {"version": self.version, "draw": self.draw, "group": as_object(self.group)}
         return self.stored
 
 
@@ -119,7 +122,7 @@ class GroupStream:
         """
         self._cursor, self._sample, self._limits, self._accept = cursor, sample, limits, accept
         self._waits = waits
-        self._prompts: deque[Prompt] = deque()
+        self._prompts: deque[tuple[int, Prompt]] = deque()  # with the number of its draw
         self._begun: dict[int, _Begun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -228,10 +231,12 @@ class GroupStream:
     def state(self) -> dict[str, Any]:
         """The state that a checkpoint stores: finished groups, and the prompts that have to be sampled (again)."""
         unfinished = [begun.prompt.id for begun in self._begun.values() if begun.group is None]
+        draws = [begun.draw for begun in self._begun.values() if begun.group is None]
         finished = [begun.as_stored() for begun in self._begun.values() if begun.group is not None]
         return {
             "cursor": self._cursor.state(),
-            "prompts": [*unfinished, *(prompt.id for prompt in self._prompts)],
+            "prompts": [*unfinished, *(prompt.id for _, prompt in self._prompts)],
+            "draws": [*draws, *(draw for draw, _ in self._prompts)],
             "finished": finished,
             "consumed": self._consumed,
             "trained": self._trained,
@@ -246,11 +251,12 @@ class GroupStream:
         self._give_up(self._in_order())
         by_id = {prompt.id: prompt for prompt in prompts}
         self._cursor.load_state(state["cursor"])
-        self._prompts = deque(by_id[name] for name in state["prompts"])
+        draws = state.get("draws", [0] * len(state["prompts"]))  # absent from checkpoints before there were samplers
+        self._prompts = deque((draw, by_id[name]) for draw, name in zip(draws, state["prompts"], strict=True))
         self._consumed, self._trained = int(state["consumed"]), int(state["trained"])
         for stored in state["finished"]:
             group = group_of(stored["group"])
-            self._add(group.prompt, int(stored["version"]), 0.0).group = group
+            self._add(stored.get("draw", 0), group.prompt, int(stored["version"]), 0.0).group = group
 
     def _ready(self, version: int) -> bool:
         """Whether the batch is full and all remaining groups can be trained on in time, a batch in each later step."""
@@ -275,7 +281,7 @@ class GroupStream:
     def _resample(self, groups: Sequence[_Begun]) -> None:
         """Discard the groups; their prompts are sampled next."""
         self.resampled += len(groups)
-        self._prompts.extendleft(begun.prompt for begun in reversed(groups))
+        self._prompts.extendleft((begun.draw, begun.prompt) for begun in reversed(groups))
         self._give_up(groups)
 
     def _give_up(self, groups: Sequence[_Begun]) -> None:
@@ -295,11 +301,14 @@ class GroupStream:
         """Start as many groups as there is room for. Called after everything that may make room."""
         for _ in range(0 if self._failure or self._closed else self.room):
             if not self._prompts:
-                self._prompts.extend(self._cursor.take())
-            prompt = self._prompts.popleft()
+                if not self._cursor.is_ready:
+                    return  # until the groups that the next draws depend on have ended
+                first = self._cursor.drawn
+                self._prompts.extend(enumerate(self._cursor.take(), first))
+            draw, prompt = self._prompts.popleft()
             loop = asyncio.get_running_loop()
             attempt = self._next_attempt(prompt)
-            begun = self._add(prompt, self._version, loop.time())
+            begun = self._add(draw, prompt, self._version, loop.time())
             begun.task = loop.create_task(self._run(begun, attempt))
             self._tasks.add(begun.task)
             begun.task.add_done_callback(self._tasks.discard)
@@ -311,9 +320,9 @@ class GroupStream:
         self._attempts[prompt.id] = attempt + 1
         return attempt
 
-    def _add(self, prompt: Prompt, version: int, since: float) -> _Begun:
+    def _add(self, draw: int, prompt: Prompt, version: int, since: float) -> _Begun:
         self._number += 1
-        begun = self._begun[self._number] = _Begun(self._number, prompt, version, since)
+        begun = self._begun[self._number] = _Begun(self._number, prompt, version, since, draw=draw)
         return begun
 
     async def _run(self, begun: _Begun, attempt: int) -> None:
@@ -321,6 +330,7 @@ class GroupStream:
         try:
             group = await self._sample(begun.prompt, begun.version, attempt)
             if begun.number in self._begun:  # it was not given up meanwhile
+                self._cursor.observe(begun.draw, judged_rewards(group))
                 if self._accept(group):
                     begun.group = group
                     self._kept += 1
@@ -475,8 +485,7 @@ class StreamingRollouts:
         return bool(answer)
 
     def metrics(self) -> dict[str, float]:
-        left_out = self._cursor.left_out
-        return self._selection.metrics | self._metrics | ({"data/prompts_left_out": left_out} if left_out else {})
+        return self._selection.metrics | self._metrics | self._cursor.metrics()
 
     def weights_are(self, version: int) -> None:
         self._stream.weights_are(version)

@@ -17,6 +17,7 @@ from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.model_tables import grids_of
 from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.settings.generator import CHAT_TEMPLATES
+from skyrl.config.settings.samplers import READS_REWARDS, READS_ROWS
 from skyrl.config.settings.supervised_root import RewardModelConfig, SupervisedConfig
 from skyrl.errors import Problem
 from skyrl.planning.batches import divisors
@@ -51,6 +52,16 @@ def weighted_sources_are_shuffled(run: SupervisedConfig) -> Iterator[Problem]:
     if run.train_dataset_weights is not None and run.sampler == "sequential":
         message = "sequential uses the rows in their order, but train_dataset_weights draws them"
         yield Problem(path="sampler", message=message, hint="set it to random, or leave the weights out")
+
+
+def curriculum_is_valid(run: SupervisedConfig) -> Iterator[Problem]:
+    """The sampler is known, needs no rewards, and can draw at every step."""
+    if run.curriculum.sampler in READS_REWARDS:
+        message = f"{run.curriculum.sampler} follows rewards, which rows of a {run.kind} run do not get"
+        yield Problem(path="curriculum.sampler", message=message, hint=f"choose one of {', '.join(READS_ROWS)}")
+        return
+    yield from run.curriculum.mixture_problems("curriculum", len(run.train_datasets))
+    yield from run.curriculum.problems_at("curriculum")
 
 
 def evaluation_names_are_distinct(run: SupervisedConfig) -> Iterator[Problem]:

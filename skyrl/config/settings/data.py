@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from skyrl.config.foundation.entry import BaseConfig
+from skyrl.config.settings.samplers import CurriculumConfig
 from skyrl.errors import Problem
 from skyrl.tree import IDENTITY, field, frozen
 from skyrl.tree.validators import all_positive, not_empty
@@ -50,6 +51,9 @@ class DataConfig(BaseConfig):
     counted, different ones in each epoch if shuffled; carry: the batch is filled from the next epoch; short: they form
     a smaller batch, in synchronous training only."""
 
+    curriculum: CurriculumConfig = CurriculumConfig()
+    """How the prompts of a batch are drawn, where not simply every prompt once in an epoch."""
+
     def own_problems(self) -> Iterator[Problem]:
         """Every training source has a weight, or none has; sources mixed by weight need `shuffle`."""
         if self.train_weights is not None and len(self.train_weights) > 1 and not self.shuffle:
@@ -65,3 +69,5 @@ class DataConfig(BaseConfig):
                 message=f"{len(weights)} weights for {len(sources)} sources in train_data",
                 hint="give one for each, in the same order, or leave them out",
             )
+        yield from self.curriculum.mixture_problems("curriculum", len(sources))
+        yield from self.curriculum.problems_at("curriculum")
