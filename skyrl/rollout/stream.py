@@ -34,9 +34,9 @@ from skyrl.data.cursor import PromptCursor
 from skyrl.data.group_lines import as_object, group_of
 from skyrl.errors import RunError
 from skyrl.planning.staleness import room_for_groups
-from skyrl.processes.calls import summary
 from skyrl.rollout.batch_filter import Batch, BatchFilter
-from skyrl.rollout.filters import is_kept, judged_rewards
+from skyrl.rollout.filters import judged_rewards
+from skyrl.rollout.gates import Gate, Gates
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.trajectory import Prompt, TokenRow, Trajectory, TrajectoryGroup
 
@@ -371,15 +371,6 @@ def _first(things: Sequence[str]) -> str:
     return ", ".join(things[:_SHOWN]) + more
 
 
-Accept = Callable[[TrajectoryGroup], bool]
-"""Whether a group may be trained on; one that may not is replaced by another prompt's."""
-
-MOST_REFUSED_IN_A_ROW = 1000
-"""Number of refused groups after which the run fails; the size of 30 batches if that is more."""
-
-_ACCEPT = "the function of trainer.fully_async.accept"
-
-
 class StreamingRollouts:
     """Batches from a `GroupStream`: the same to the trainer as synchronous rollouts, except that groups are older.
 
@@ -395,7 +386,7 @@ class StreamingRollouts:
         algorithm: AlgorithmConfig,
         limits: StreamLimits,
         *,
-        accept: Accept | None = None,
+        accept: Gate | None = None,
         mask_older_tokens: bool = False,
         seed: int = 0,
         waits: Callable[[], Sequence[str]] = tuple,
@@ -404,7 +395,7 @@ class StreamingRollouts:
         trained on in a trajectory that several versions sampled. `waits`: see `GroupStream`.
         """
         self._prompts, self._limits, self._algorithm = prompts, limits, algorithm
-        self._user_accepts, self._mask_older = accept, mask_older_tokens
+        self._gates, self._mask_older = Gates(algorithm.dynamic_sampling, accept, batch=limits.batch), mask_older_tokens
         self._stream = GroupStream(cursor, self._sample, limits, self._accept, waits)
         self._selection = BatchFilter(self._draw, generator, config, algorithm, seed=seed)
         self._session = generator.session(
@@ -413,7 +404,7 @@ class StreamingRollouts:
             samples=limits.batch * config.n_samples_per_prompt,
         )
         self._metrics: dict[str, float] = {}
-        self._refused = self._refused_in_a_row = 0
+        self._refused = 0
         self._cursor = cursor
 
     async def next_batch(self, version: int) -> Batch:
@@ -441,7 +432,9 @@ class StreamingRollouts:
             "async/groups_resampled": self._stream.resampled,
             "async/room": self._stream.room,
             "async/trajectories_of_several_versions": sum(number > 1 for number in versions),
+            **self._gates.metrics(),
         }
+        self._gates.left_out.clear()
         self._refused = self._stream.resampled = 0
         return tuple(map(_newest_tokens, groups)) if self._mask_older else tuple(groups)
 
@@ -449,12 +442,11 @@ class StreamingRollouts:
         return await self._session.group(prompt, weight_version=version, attempt=attempt)
 
     def _accept(self, group: TrajectoryGroup) -> bool:
-        settings = self._algorithm.dynamic_sampling
-        wanted = settings.type != "filter" or is_kept(group, settings)
-        accepted = wanted and self._ask_user(group)
+        before = self._gates.left_out.total()
+        accepted = self._gates.pass_through(group)
         self._refused += not accepted
-        most = settings.max_sample_batches
-        if not wanted and 0 < most * self._limits.batch <= self._refused:
+        most = self._algorithm.dynamic_sampling.max_sample_batches
+        if self._gates.left_out.total() > before and 0 < most * self._limits.batch <= self._refused:
             raise RunError(
                 f"dynamic sampling refused {self._refused} groups since the last batch, as many as are in {most} "
                 "batches (trainer.algorithm.dynamic_sampling.max_sample_batches), because all samples of their prompt "
@@ -462,27 +454,6 @@ class StreamingRollouts:
                 "policy; raise the limit, or generator.n_samples_per_prompt, or turn dynamic sampling off"
             )
         return accepted
-
-    def _ask_user(self, group: TrajectoryGroup) -> bool:
-        """The answer of the user's function. Raises `RunError` if it fails, returns no bool or refuses everything."""
-        if self._user_accepts is None:
-            return True
-        try:
-            answer: object = self._user_accepts(group)
-        except Exception as error:
-            raise RunError(f"{_ACCEPT} raised {summary(error)} for the group of prompt {group.prompt.id}") from error
-        if type(answer).__name__ not in ("bool", "bool_"):  # the latter is numpy's
-            raise RunError(
-                f"{_ACCEPT} returned {answer!r:.100} for the group of prompt {group.prompt.id}; it has to return True "
-                "or False"
-            )
-        self._refused_in_a_row = 0 if answer else self._refused_in_a_row + 1
-        if self._refused_in_a_row >= max(MOST_REFUSED_IN_A_ROW, 30 * self._limits.batch):
-            raise RunError(
-                f"{_ACCEPT} refused {self._refused_in_a_row} groups in a row, the last of which is that of prompt "
-                f"{group.prompt.id} with rewards {list(group.rewards)!r:.100}: with such groups no batch is ever full"
-            )
-        return bool(answer)
 
     def metrics(self) -> dict[str, float]:
         return self._selection.metrics | self._metrics | self._cursor.metrics()

@@ -56,8 +56,9 @@ def weighted_sources_are_shuffled(run: SupervisedConfig) -> Iterator[Problem]:
 
 def curriculum_is_valid(run: SupervisedConfig) -> Iterator[Problem]:
     """The sampler is known, needs no rewards, and can draw at every step."""
-    if run.curriculum.sampler in READS_REWARDS:
-        message = f"{run.curriculum.sampler} follows rewards, which rows of a {run.kind} run do not get"
+    following = [name for name in run.curriculum.names if name in READS_REWARDS]
+    if following:
+        message = f"{following[0]} follows rewards, which rows of a supervised run do not get"
         yield Problem(path="curriculum.sampler", message=message, hint=f"choose one of {', '.join(READS_ROWS)}")
         return
     yield from run.curriculum.mixture_problems("curriculum", len(run.train_datasets))

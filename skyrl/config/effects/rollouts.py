@@ -17,6 +17,7 @@ from skyrl.config.derive.sizes import (
     starts_engines,
 )
 from skyrl.config.foundation.import_paths import is_import_path
+from skyrl.config.effects.samplers import SAMPLER_EFFECTS, draws_by
 from skyrl.config.settings.environment import ENVIRONMENTS, EnvironmentFacts, built_in_name, environments_that
 from skyrl.config.settings.generator import SamplingParams
 from skyrl.config.settings.root import SkyRLTrainConfig
@@ -361,11 +362,20 @@ _HAS_EPOCHS = Condition(
     "there are several epochs (trainer.epochs)", lambda run: run.trainer.epochs > 1 or run.data.epoch_tail == "short"
 )
 
+
+def _draws_by(name: str) -> Condition:
+    return draws_by(name).below("data")
+
+
 _DATA_EFFECTS: tuple[Effect, ...] = (
     Effect("data", _SAMPLES),
     Effect("data.val_data", _EVALUATES),
     Effect("data.train_weights", _HAS_SOURCES),
     Effect("data.epoch_tail", _HAS_EPOCHS),
+    *(each.below("data") for each in SAMPLER_EFFECTS),
+    *effects(_draws_by("pools"), *fields_in("data.curriculum", "pools unseen_weight")),
+    Effect("data.curriculum.target", _draws_by("target_difficulty")),
+    Effect("data.curriculum.solved_reward", is_given("data.curriculum.skip_solved", "data.curriculum.skip_solved")),
 )
 
 ROLLOUT_EFFECTS: tuple[Effect, ...] = (*_ENGINE_EFFECTS, *_GENERATOR_EFFECTS, *_ENVIRONMENT_EFFECTS, *_DATA_EFFECTS)

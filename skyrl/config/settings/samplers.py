@@ -104,7 +104,7 @@ class SamplerConfig(BaseConfig):
 class PoolConfig(BaseConfig):
     """Rows whose last mean reward is in one range."""
 
-    name: str = field(default="", validator=not_empty)
+    name: str = ""
     """Name of the pool in metrics (`curriculum/pool_<name>`)."""
 
     threshold: float = 1.0
@@ -189,9 +189,11 @@ class CurriculumConfig(SamplerConfig):
         if thresholds != sorted(set(thresholds)):
             message = f"thresholds {', '.join(f'{each:g}' for each in thresholds)} do not rise"
             yield Problem(path="pools", message=message, hint="list the pools from the lowest threshold to the highest")
-        if len(set(names)) != len(names) or "unseen" in names:
-            message = f"{', '.join(names)} are not names of different pools, or one is unseen"
-            yield Problem(path="pools", message=message, hint="give each pool a name of its own in metrics")
+        if not names:
+            yield Problem(path="pools", message="the list is empty", hint="give at least one pool")
+        elif len(set(names)) != len(names) or {"", "unseen"} & {*names}:
+            message = f"{', '.join(map(repr, names))}: two names are the same, or one is empty or unseen"
+            yield Problem(path="pools", message=message, hint="give each pool a name of its own for its metric")
         if not self.unseen_weight and not any(pool.weight for pool in self.pools):
             message = "all weights are 0, so nothing could be drawn"
             yield Problem(path="pools", message=message, hint="give a pool, or unseen_weight, a positive weight")
