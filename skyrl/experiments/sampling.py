@@ -63,7 +63,7 @@ def sampled_rollouts(
 
     `waits` names what the process is waiting for, which a stalled stream reports.
     """
-    trainer, cursor = run.trainer, _cursor(run, dataset)
+    trainer, cursor = run.trainer, prompt_cursor(run, dataset)
     settings, algorithm, seed = run.generator, trainer.algorithm, trainer.seed
     if not trainer.fully_async.enabled:
         return SynchronousRollouts(cursor, generator, settings, algorithm, seed=seed)
@@ -82,7 +82,8 @@ def sampled_rollouts(
     )
 
 
-def _cursor(run: SkyRLTrainConfig, dataset: PromptDataset) -> PromptCursor[Prompt]:
+def prompt_cursor(run: SkyRLTrainConfig, dataset: PromptDataset) -> PromptCursor[Prompt]:
+    """The prompts of the run in the order in which they are drawn. Raises `UserError`."""
     data, trainer, count = run.data, run.trainer, len(dataset.prompts)
     shares = data.train_weights if data.train_weights and len(data.train_weights) > 1 else None
     in_order = Shuffled(count, trainer.seed) if data.shuffle else InOrder(count)

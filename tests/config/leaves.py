@@ -55,6 +55,10 @@ def other_values(root: type[Any], path: str) -> Iterator[Any]:
             yield value
 
 
+_TABLES = ({"metric": "eval/all/avg_score"}, {"weights": [1.0]}, {"sampler": "mixture"}, {"name": "other"})
+"""An item of each list of tables; another list refuses it."""
+
+
 def _candidates(kind: Any, default: Any) -> Iterator[Any]:
     kind = bare(kind)
     if is_union(kind):
@@ -64,7 +68,7 @@ def _candidates(kind: Any, default: Any) -> Iterator[Any]:
     elif get_origin(kind) is Literal:
         yield from get_args(kind)
     elif is_list(kind) and is_config(get_args(kind)[0]):
-        yield [{"metric": "eval/all/avg_score"}]
+        yield from ([item] for item in _TABLES)
     elif is_list(kind):
         yield from ([item, item] for item in _candidates(get_args(kind)[0], None))
     elif is_mapping(kind):

@@ -54,7 +54,7 @@ def weighted_sources_are_shuffled(run: SupervisedConfig) -> Iterator[Problem]:
         yield Problem(path="sampler", message=message, hint="set it to random, or leave the weights out")
 
 
-def curriculum_is_valid(run: SupervisedConfig) -> Iterator[Problem]:
+def curriculum_can_draw(run: SupervisedConfig) -> Iterator[Problem]:
     """The sampler is known, needs no rewards, and can draw at every step."""
     following = [name for name in run.curriculum.names if name in READS_REWARDS]
     if following:

@@ -69,5 +69,3 @@ class DataConfig(BaseConfig):
                 message=f"{len(weights)} weights for {len(sources)} sources in train_data",
                 hint="give one for each, in the same order, or leave them out",
             )
-        yield from self.curriculum.mixture_problems("curriculum", len(sources))
-        yield from self.curriculum.problems_at("curriculum")
