@@ -1,7 +1,7 @@
 """What a curriculum is worth: easy, right and impossible tasks in equal parts, drawn in turn or by their success.
 
     python examples/quickstart/prepare.py
-    python -m benchmarks.curriculum [--rows 80] [--steps 150] [--seeds 0 1 2] [--samplers permutation pools] >> lines.jsonl
+    python -m benchmarks.curriculum [--rows 80] [--steps 150] [--seeds 0 1 2] >> lines.jsonl
     python -m benchmarks.curriculum --table lines.jsonl
 
 The right tasks are those of the quick start. Any answer to an easy one is rewarded, and none to an impossible one, so
@@ -88,7 +88,9 @@ def run(folder: Path, sampler: str, rows: int, steps: int, seed: int) -> dict[st
         "trainer.eval_interval": EVERY,
         "trainer.seed": seed,
         "trainer.ckpt_interval": -1,
-        "trainer.alarms": json.dumps([{"metric": "eval/all/avg_score", "threshold": ENOUGH, "window": 1, "action": "stop"}]),
+        "trainer.alarms": json.dumps(
+            [{"metric": "eval/all/avg_score", "threshold": ENOUGH, "window": 1, "action": "stop"}]
+        ),
         **{f"trainer.{name}_path": folder / name for name in ("run", "ckpt", "export")},
     }
     words = [f"{path}={value}" for path, value in changes.items()]

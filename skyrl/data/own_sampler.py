@@ -27,7 +27,9 @@ class OwnSampler(Sampler):
         try:
             made = make(rows, **arguments)
         except Exception as error:
-            raise UserError(f"the sampler {name}, called with the rows and sampler_kwargs, raised {summary(error)}") from error
+            raise UserError(
+                f"the sampler {name}, called with the rows and sampler_kwargs, raised {summary(error)}"
+            ) from error
         if not isinstance(made, Sampler) and not hasattr(made, "__iter__"):
             raise UserError(
                 f"the sampler {name} is a {type(made).__name__}, which is neither a skyrl.data.samplers.Sampler nor "

@@ -6,7 +6,7 @@ Nothing is trained and no model is loaded: only its tokenizer.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -218,7 +218,7 @@ def _whole_rows(source: str) -> Iterator[Row]:
 def _question(row: Row, kind: RunKind, run: Any) -> str:
     """What two rows have to share to be on the same side."""
     column = {"prompts": lambda: run.data.prompt_column, "pairs": lambda: run.prompt_key}.get(kind.rows, lambda: "")()
-    return _json(row[column] if column in row else row)
+    return _json(row.get(column, row))
 
 
 def _json(value: object) -> str:

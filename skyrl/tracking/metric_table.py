@@ -183,9 +183,7 @@ _GENERATE = (
     MetricSpec("generate/sampled_batches", "batches", "Batches that dynamic sampling drew for this step."),
     MetricSpec("generate/groups_dropped", "prompts", "Groups that dynamic sampling drew and did not use."),
     MetricSpec("generate/groups_without_signal", "prompts", "Groups that dynamic sampling left out for equal rewards."),
-    MetricSpec(
-        "generate/groups_outside_bands", "prompts", "Groups left out for their success rate or mean reward."
-    ),
+    MetricSpec("generate/groups_outside_bands", "prompts", "Groups left out for their success rate or mean reward."),
     MetricSpec(
         "generate/groups_left_over", "prompts", "Good groups beyond the batch that dynamic sampling did not use."
     ),

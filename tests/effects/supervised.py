@@ -18,7 +18,6 @@ from torch import nn
 
 from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.loading.stored import stored_tree
-from skyrl.data.order import Shuffled
 from skyrl.errors import ResumeError, RunError, UserError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.models.files.loading import load_causal_lm

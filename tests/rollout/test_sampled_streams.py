@@ -1,4 +1,4 @@
-"""Draws that follow rewards, ahead of training: the same however long groups take, and wherever a run is interrupted."""
+"""Draws that follow rewards, ahead of training: the same however long groups take, wherever a run is interrupted."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from skyrl.config.derive.sizes import (
     sends_adapters_alone,
     starts_engines,
 )
-from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.effects.samplers import SAMPLER_EFFECTS, draws_by
+from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.environment import ENVIRONMENTS, EnvironmentFacts, built_in_name, environments_that
 from skyrl.config.settings.generator import SamplingParams
 from skyrl.config.settings.root import SkyRLTrainConfig

@@ -1,4 +1,4 @@
-"""Samplers: which rows a run draws next, from the step and from what was scored so far. `skyrl.data.samplers` has them."""
+"""Samplers: which rows a run draws next. `skyrl.data.samplers` has them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skyrl.tree import FrozenDict, field, frozen
 from skyrl.tree.classes import named
 from skyrl.tree.code_names import named_code
 from skyrl.tree.names import nearest
-from skyrl.tree.validators import fraction, no_negative, non_negative, not_empty, positive
+from skyrl.tree.validators import no_negative, non_negative, not_empty, positive
 
 READS_ROWS = ("permutation", "mixture", "schedule")
 """Built-in samplers that need no rewards, which every kind of run has."""
@@ -69,7 +69,9 @@ class SamplerConfig(BaseConfig):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all samplers that draw at some step."""
-        return (self.sampler, *(stage.sampler for stage in self.stages)) if self.sampler == "schedule" else (self.sampler,)
+        return (
+            (self.sampler, *(stage.sampler for stage in self.stages)) if self.sampler == "schedule" else (self.sampler,)
+        )
 
     def built_in(self) -> tuple[str, ...]:
         """Names of the built-in samplers that this kind of run has."""
