@@ -142,7 +142,9 @@ class PromptCursor(Generic[T]):
         return state | {"sampler": own, "drawn": self.drawn, "applied": self._applied, "draws": kept}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue after the batches that `state` counts. Raises `ResumeError` if they were of other prompts."""
+        """Continue after the batches that `state` counts. Raises `ResumeError` if they were of other prompts, or drawn
+        by another sampler.
+        """
         if state["prompts"] != self.fingerprint:
             raise ResumeError(
                 "the training data is not what it was when the checkpoint was saved: other rows, other columns in "
@@ -159,7 +161,13 @@ class PromptCursor(Generic[T]):
             self._rows[number] = row
             if is_scored:
                 self.observe(number, rewards)
-        self._sampler.load_state_dict(state["sampler"])
+        try:
+            self._sampler.load_state_dict(state["sampler"])
+        except (KeyError, ValueError, TypeError) as error:
+            raise ResumeError(
+                "the checkpoint has the state of another sampler: keep the curriculum's samplers, or start a new run "
+                "in a new folder"
+            ) from error
 
     @cached_property
     def _parts(self) -> dict[str, str]:

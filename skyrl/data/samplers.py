@@ -154,7 +154,9 @@ def weighted(weights: Floats, count: int, draw: np.random.Generator) -> Sequence
     times = draw.exponential(size=len(weights))
     usable = np.flatnonzero(weights) if weights.any() else np.arange(len(weights))
     rates = weights[usable] if weights.any() else np.ones(len(usable))
-    first = usable[np.argsort(times[usable] / rates, kind="stable")[:count]]
+    arrivals = times[usable] / rates
+    earliest = np.argpartition(arrivals, count)[:count] if count < len(usable) else np.arange(len(usable))
+    first = usable[earliest[np.argsort(arrivals[earliest])]]
     more = draw.choice(usable, count - len(first), p=rates / rates.sum()) if len(first) < count else usable[:0]
     return [int(place) for place in (*first, *more)]
 

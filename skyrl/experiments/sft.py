@@ -17,6 +17,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SFTConfig, SupervisedConfig
 from skyrl.config.checks.supervised_checks import evaluation_names
 from skyrl.config.derive.supervised_rules import MODEL
+from skyrl.config.settings.samplers import SamplerConfig
 from skyrl.data.cursor import PromptCursor, batches, batches_before, permutation
 from skyrl.data.order import InOrder, Mixed, Order, Shuffled
 from skyrl.data.samplers import Sampler
@@ -172,7 +173,8 @@ class SupervisedExp(BaseExp):
         """Choice of the rows of each batch."""
         cfg, rows = self.cfg, self.train_dataset
         drawn = SampledRows(rows=rows.rows, sizes=rows.sizes, batch=cfg.batch_size, seed=cfg.seed)
-        return sampler_of(cfg.curriculum, drawn, permutation(self.get_order(), cfg.batch_size, cfg.epoch_tail))
+        curriculum = SamplerConfig() if cfg.num_dummy_steps else cfg.curriculum
+        return sampler_of(curriculum, drawn, permutation(self.get_order(), cfg.batch_size, cfg.epoch_tail))
 
     def get_loop(self, tracker: Tracker) -> TrainingLoop:
         """The training loop: a batch of rows, an optimizer step, and the hooks before and after it."""
@@ -265,6 +267,7 @@ class SupervisedExp(BaseExp):
                 )
             if tally.bad_rows:
                 notice(f"{len(tally.bad_rows)} {name} rows are bad and left out; the first: {tally.bad_rows[0]}")
+        self.get_sampler()  # one that cannot be made is refused before anything starts
         self._report_turn_end()
         self._report_tail()
 
