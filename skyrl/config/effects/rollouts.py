@@ -370,7 +370,8 @@ def _draws_by(name: str) -> Condition:
 _DATA_EFFECTS: tuple[Effect, ...] = (
     Effect("data", _SAMPLES),
     Effect("data.val_data", _EVALUATES),
-    Effect("data.train_weights", _HAS_SOURCES),
+    Effect("data.shuffle", _draws_by("permutation")),
+    Effect("data.train_weights", _HAS_SOURCES & _draws_by("permutation")),
     Effect("data.epoch_tail", _HAS_EPOCHS),
     *(each.below("data") for each in SAMPLER_EFFECTS),
     *effects(_draws_by("pools"), *fields_in("data.curriculum", "pools unseen_weight")),
