@@ -84,9 +84,10 @@ def make(name: str, out: Path, given: tuple[str, ...], as_json: bool) -> None:
 @click.option("--seed", default=0, show_default=True, help="Which prompts these are.")
 @json_option
 def split(arguments: tuple[str, ...], out: Path, share: float, seed: int, as_json: bool) -> None:
-    """Divide the training rows of a run into rows to train on and rows for validation.
+    """Divide training rows into two files, one for validation.
 
-    Rows with the same prompt stay on one side. Writes train.jsonl and validation.jsonl.
+    Reads all training sources of the run, and writes train.jsonl and validation.jsonl. Rows with the same prompt stay
+    on one side.
     """
     run = compose_arguments(arguments).config
     from attrs import asdict
