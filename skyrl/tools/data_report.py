@@ -216,9 +216,9 @@ def _whole_rows(source: str) -> Iterator[Row]:
 
 
 def _question(row: Row, kind: RunKind, run: Any) -> str:
-    """What two rows have to share to be on the same side."""
-    column = {"prompts": lambda: run.data.prompt_column, "pairs": lambda: run.prompt_key}.get(kind.rows, lambda: "")()
-    return _json(row.get(column, row))
+    """What two rows have to share to be on the same side: the prompt, or the whole row if it has none."""
+    columns = {"prompts": "data.prompt_column", "chats": "messages_key", "pairs": "prompt_key"}
+    return _json(row.get(get_at(run, columns[kind.rows]), row))
 
 
 def _json(value: object) -> str:
