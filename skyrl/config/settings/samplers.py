@@ -98,7 +98,7 @@ class SamplerConfig(BaseConfig):
         """Every stage of a mixture has a weight for each of the `sources`; `path` is that of this table."""
         for number, stage in enumerate(self.mixture if "mixture" in self.names else ()):
             if len(stage.weights) != sources:
-                message = f"stage {number} has {len(stage.weights)} weights for {sources} sources"
+                message = f"stage {number} has {len(stage.weights)} weights, and the number of sources is {sources}"
                 yield Problem(path=f"{path}.mixture", message=message, hint="give one for each source, in their order")
 
 
