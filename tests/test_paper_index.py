@@ -27,7 +27,9 @@ OF_NO_PAPER = {"importance_sampling", "cross_entropy", "rollout_is"}
 def settings(row: list[str]) -> list[str]:
     """As overrides, with whole paths."""
     written = re.findall(r"`([^`]+)`", row[3])
-    return [one if one.startswith(("trainer.", "generator.")) else f"trainer.algorithm.{one}" for one in written]
+    return [
+        one if one.startswith(("trainer.", "generator.", "data.")) else f"trainer.algorithm.{one}" for one in written
+    ]
 
 
 def test_there_is_something_in_it() -> None:

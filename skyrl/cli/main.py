@@ -29,7 +29,7 @@ SECTIONS = {
         "init": ("preparing.init:init", "Create a folder with a task that trains at once on a CPU."),
         "config": ("preparing.config:config", "Check, show, explain, compare or convert configurations."),
         "doctor": ("preparing.doctor:doctor", "Check in seconds whether a run would start here."),
-        "data": ("preparing.data:data", "Show rows of the data as the model gets them."),
+        "data": ("preparing.data:data", "Inspect, show, make or split the data of a run."),
         "templates": ("preparing.templates:templates", "Check or show chat templates."),
         "plan": ("planning.plan:plan", "Estimate GPUs and memory, or propose a layout."),
         "simulate": ("planning.simulate:simulate", "Estimate throughput and age of samples, in virtual time."),

@@ -61,13 +61,21 @@ from skyrl.config.settings.registry import (
 )
 from skyrl.config.settings.rewards import NormConfig, OverlongConfig, RewardShapingConfig
 from skyrl.config.settings.root import SkyRLConfig, SkyRLTrainConfig
+from skyrl.config.settings.samplers import (
+    CurriculumConfig,
+    MixtureStage,
+    PoolConfig,
+    SamplerConfig,
+    SamplerStage,
+    TargetDifficultyConfig,
+)
 from skyrl.config.settings.tracker_settings import TrackersConfig
 from skyrl.config.settings.trainer import TrainerConfig
 from skyrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from skyrl.config.settings.placement import PlacementConfig, SFTPlacementConfig
-    from skyrl.config.settings.supervised_root import RewardModelConfig, SFTConfig, SupervisedConfig
+from skyrl.config.settings.supervised_root import RewardModelConfig, SFTConfig, SupervisedConfig
 
 __all__ = [
     "AdvantageEstimatorRegistry",
@@ -79,6 +87,7 @@ __all__ = [
     "Composed",
     "ConfigError",
     "CriticConfig",
+    "CurriculumConfig",
     "DPPOConfig",
     "DataConfig",
     "DecoupledConfig",
@@ -100,6 +109,7 @@ __all__ = [
     "MegatronLoraConfig",
     "MegatronTorchProfilerConfig",
     "MixedPrecisionConfig",
+    "MixtureStage",
     "ModelConfig",
     "NormConfig",
     "OffPolicyCorrectionConfig",
@@ -109,6 +119,7 @@ __all__ = [
     "PlacementConfig",
     "PolicyConfig",
     "PolicyLossRegistry",
+    "PoolConfig",
     "RefConfig",
     "RewardModelConfig",
     "RewardModelEnvConfig",
@@ -116,6 +127,8 @@ __all__ = [
     "SAPOConfig",
     "SFTConfig",
     "SFTPlacementConfig",
+    "SamplerConfig",
+    "SamplerStage",
     "SamplingParams",
     "SearchEnvConfig",
     "SkyRLConfig",
@@ -123,6 +136,7 @@ __all__ = [
     "SkyRLLoraConfig",
     "SkyRLTrainConfig",
     "SupervisedConfig",
+    "TargetDifficultyConfig",
     "Text2SQLEnvConfig",
     "TrackersConfig",
     "TrainerConfig",

@@ -1,4 +1,10 @@
-"""A run's position in its prompts, and the batches that follow from it."""
+"""A run's position in its prompts, and the batches that follow from it.
+
+A sampler chooses the prompts of each batch (`skyrl.data.samplers`). One that follows rewards gets them through
+`observe`, which keeps them until they are due: a batch is drawn with the rewards of exactly those draws that were made
+more than `lag` batches before it, in the order of the draws. So what is drawn depends neither on which groups end first
+nor on where a run was interrupted.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +14,9 @@ from typing import Any, Generic, Literal, cast
 
 from typing_extensions import TypeVar
 
-from skyrl.data.order import Indices, Order, Shuffled
+from skyrl.data.order import Order, Shuffled
 from skyrl.data.prompts import content_hash
+from skyrl.data.samplers import Permutation, Sampler, Scored
 from skyrl.errors import ResumeError
 from skyrl.trajectory import Prompt
 
@@ -26,8 +33,8 @@ T = TypeVar("T", default=Prompt)
 class PromptCursor(Generic[T]):
     """Hands out prompts in batches, epoch after epoch.
 
-    The order of an epoch depends only on (seed, epoch), so a resumed run only needs the number of batches already
-    taken.
+    By default, the order of an epoch depends only on (seed, epoch), so that a resumed run only needs the number of
+    batches already taken. A `sampler` may have a state.
     """
 
     def __init__(
@@ -39,18 +46,28 @@ class PromptCursor(Generic[T]):
         order: Order | None = None,
         tail: Tail = "drop",
         fingerprint: str | None = None,
+        sampler: Sampler | None = None,
+        lag: int = 0,
     ) -> None:
         """`batch_size` is a number of prompts and must not exceed the length of an epoch; without an `order`, prompts
-        are shuffled.
+        are shuffled; without a `sampler`, they follow the order.
 
-        `fingerprint` is the prompts' fingerprint, if known; it is required for rows that are not prompts.
+        `fingerprint` is the prompts' fingerprint, if known; it is required for rows that are not prompts. `lag` is the
+        number of batches, besides the next, whose rewards the next one does not depend on.
         """
         self._prompts = prompts
         self._batch_size = batch_size
         self._order = order or Shuffled(len(prompts), seed)
         self._tail = tail
         self._fingerprint = fingerprint
-        self._epoch = lru_cache(maxsize=2)(self._order.epoch)
+        self._sampler = sampler or permutation(self._order, batch_size, tail)
+        self._lag = lag * batch_size
+        self._applied = 0
+        self._scored: dict[int, Scored | None] = {}
+        self._rows: dict[int, int] = {}  # of draws whose rewards have not been applied
+        self.drawn = 0
+        """Number of prompts drawn so far, if the sampler observes; otherwise 0."""
+
         self.batches_taken = 0
 
     @property
@@ -65,36 +82,69 @@ class PromptCursor(Generic[T]):
     @property
     def left_out(self) -> int:
         """Number of prompts at the ends of epochs that were dropped so far."""
-        return self.epoch * (len(self._order) % self._batch_size) if self._tail == "drop" else 0
+        drops = self._tail == "drop" and isinstance(self._sampler, Permutation)
+        return self.epoch * (len(self._order) % self._batch_size) if drops else 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the rewards that the next batch depends on are known."""
+        return all(number in self._scored for number in range(self._applied, self._due))
+
+    @property
+    def _due(self) -> int:
+        """Number of draws whose rewards the next batch depends on."""
+        return max(self._applied, self.drawn - self._lag) if self._sampler.observes else 0
 
     def take(self) -> tuple[T, ...]:
-        """The next batch."""
-        start = self._position(self.batches_taken)
-        end = start + self._batch_size
+        """The next batch. Rewards that it depends on and that are not known, of an abandoned step, are left out."""
+        for number in range(self._applied, self._due):
+            scored = self._scored.pop(number, None)
+            self._rows.pop(number, None)
+            if scored is not None:
+                self._sampler.observe(scored)
+        self._applied = self._due
+        count = self._batch_size
         if self._tail == "short":
-            end = min(end, (start // len(self._order) + 1) * len(self._order))
+            start = self._position(self.batches_taken)
+            count = min(count, (start // len(self._order) + 1) * len(self._order) - start)
+        rows = self._sampler.draw(count, self.batches_taken)
         self.batches_taken += 1
-        return tuple(self._prompts[self._index(place)] for place in range(start, end))
+        if self._sampler.observes:
+            self._rows.update(enumerate(rows, self.drawn))
+            self.drawn += len(rows)
+        return tuple(self._prompts[row] for row in rows)
+
+    def observe(self, number: int, rewards: Sequence[float]) -> None:
+        """Keep the rewards of a draw, which is counted from 0, until they are due. Only the first rewards of a draw
+        count; empty ones tell nothing.
+        """
+        if number in self._rows and number not in self._scored:
+            self._scored[number] = Scored(self._rows[number], tuple(rewards)) if rewards else None
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the sampler, and the number of prompts that no batch contains."""
+        left_out = {"data/prompts_left_out": self.left_out} if self.left_out else {}
+        return left_out | {f"curriculum/{name}": value for name, value in self._sampler.metrics().items()}
 
     def _position(self, batches_taken: int) -> int:
-        """Index of the next prompt in the concatenation of all epochs."""
-        if self._tail == "carry":
-            return batches_taken * self._batch_size
-        of_an_epoch, _ = batches(len(self._order), self._batch_size, 1, self._tail)
-        epoch, batch = divmod(batches_taken, of_an_epoch)
-        return epoch * len(self._order) + batch * self._batch_size
-
-    def _index(self, position: int) -> int:
-        epoch, place = divmod(position, len(self._order))
-        order: Indices = self._epoch(epoch)
-        return int(order[place])
+        return position(batches_taken, len(self._order), self._batch_size, self._tail)
 
     def state(self) -> dict[str, Any]:
         """The position, as a checkpoint stores it."""
-        return {"batches_taken": self.batches_taken, "prompts": self.fingerprint, "parts": self._parts}
+        state = {"batches_taken": self.batches_taken, "prompts": self.fingerprint, "parts": self._parts}
+        own = self._sampler.state_dict()
+        if not own and not self._sampler.observes:
+            return state
+        kept = [
+            (number, row, number in self._scored, scored.rewards if (scored := self._scored.get(number)) else ())
+            for number, row in self._rows.items()
+        ]
+        return state | {"sampler": own, "drawn": self.drawn, "applied": self._applied, "draws": kept}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue after the batches that `state` counts. Raises `ResumeError` if they were of other prompts."""
+        """Continue after the batches that `state` counts. Raises `ResumeError` if they were of other prompts, or drawn
+        by another sampler.
+        """
         if state["prompts"] != self.fingerprint:
             raise ResumeError(
                 "the training data is not what it was when the checkpoint was saved: other rows, other columns in "
@@ -102,6 +152,22 @@ class PromptCursor(Generic[T]):
                 "Restore it, or start a new run in a new folder"
             )
         self.batches_taken = int(state["batches_taken"])
+        self.drawn = self._applied = int(state.get("drawn", 0))
+        self._rows, self._scored = {}, {}
+        if "sampler" not in state:
+            return
+        self._applied = int(state["applied"])
+        for number, row, is_scored, rewards in state["draws"]:
+            self._rows[number] = row
+            if is_scored:
+                self.observe(number, rewards)
+        try:
+            self._sampler.load_state_dict(state["sampler"])
+        except (KeyError, ValueError, TypeError) as error:
+            raise ResumeError(
+                "the checkpoint has the state of another sampler: keep the curriculum's samplers, or start a new run "
+                "in a new folder"
+            ) from error
 
     @cached_property
     def _parts(self) -> dict[str, str]:
@@ -132,6 +198,21 @@ class PromptCursor(Generic[T]):
         if self._fingerprint is None:
             self._fingerprint = content_hash(cast(Sequence[Prompt], self._prompts))
         return self._fingerprint
+
+
+def position(batches_taken: int, prompts: int, batch_size: int, tail: Tail) -> int:
+    """Index of the next prompt in the concatenation of all epochs of `prompts` prompts, after so many batches."""
+    if tail == "carry":
+        return batches_taken * batch_size
+    of_an_epoch, _ = batches(prompts, batch_size, 1, tail)
+    epoch, batch = divmod(batches_taken, of_an_epoch)
+    return epoch * prompts + batch * batch_size
+
+
+def permutation(order: Order, batch_size: int, tail: Tail) -> Permutation:
+    """The sampler that follows an order."""
+    epoch = lru_cache(maxsize=2)(order.epoch)
+    return Permutation(epoch, len(order), lambda step: position(step, len(order), batch_size, tail))
 
 
 def batches_before(samples: int, prompts: int, batch_size: int, tail: Tail) -> int:

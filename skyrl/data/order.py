@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -88,11 +89,15 @@ class Mixed:
         """The `count` indices that the source yields after its first `start` draws."""
         size, first = self._sizes[source], sum(self._sizes[:source])
         begin, end = start // size, (start + count - 1) // size
-        passes = [
-            np.random.default_rng([self._seed, source, number, 1]).permutation(size) for number in range(begin, end + 1)
-        ]
+        passes = [pass_of_source(self._seed, source, number, size) for number in range(begin, end + 1)]
         drawn = np.concatenate(passes)[start - begin * size :][:count]
         return first + drawn
+
+
+@lru_cache(maxsize=16)
+def pass_of_source(seed: int, source: int, number: int, size: int) -> Indices:
+    """Random permutation of the `size` rows of a source for its pass of this number."""
+    return np.random.default_rng([seed, source, number, 1]).permutation(size)
 
 
 def apportioned(whole: int, weights: Sequence[float]) -> tuple[int, ...]:

@@ -253,7 +253,7 @@ def ignored_columns(make: MakeEnv, columns: Iterable[str]) -> tuple[str, ...]:
         case IsolatedTask(taken=names):
             pass
         case McpTask(reward=reward):
-            return left_out(reward, columns)
+            return ignored_columns(reward, columns)
         case WeightedRewards(parts=parts):
             given = [*columns]
             return tuple(dict.fromkeys(name for part in parts for name in ignored_columns(part.make, given)))

@@ -7,7 +7,7 @@ configuration with fields of your own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,7 @@ from skyrl.config.derive.sizes import Model, grid_of, on_ray, replicas_of, start
 from skyrl.experiments.collaborators import engine_makers, parity_canary, rollout_parity, weight_transport
 from skyrl.experiments.full_length import full_length_rollouts, verdict, without_traces
 from skyrl.experiments.policy_sampling import PolicySampling
-from skyrl.experiments.sampling import sampled_rollouts, steps_that_prompts_fill
+from skyrl.experiments.sampling import prompt_cursor, sampled_rollouts, steps_that_prompts_fill
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
@@ -133,6 +133,15 @@ class BasePPOExp(PolicySampling):
         if self.reference and self.cfg.trainer.update_ref_every_epoch:
             models["ref"] = self.reference
         return models
+
+    def check_inputs(self) -> Mapping[str, object] | None:
+        """Check prompts, their sampler and models. Returns the sandbox in which answers are judged, if any."""
+        sandbox = super().check_inputs()
+        if not self.recorded and not self.cfg.trainer.num_dummy_steps:
+            prompt_cursor(
+                self.cfg, self.train_dataset
+            )  # a sampler that cannot be made is refused before anything starts
+        return sandbox
 
     def digests_beside_policy(self) -> dict[str, str]:
         """Digests of the models beside the policy; of those that no checkpoint holds with their weights."""

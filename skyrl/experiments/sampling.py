@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLTrainConfig
-from skyrl.data.cursor import PromptCursor, batches
-from skyrl.data.order import InOrder, Mixed
+from skyrl.data.cursor import PromptCursor, batches, permutation
+from skyrl.data.order import InOrder, Mixed, Shuffled
 from skyrl.data.prompts import PromptDataset, load_prompts
 from skyrl.data.sources import Columns
 from skyrl.experiments.asked_rows import what_rows_lack
 from skyrl.experiments.collaborators import stream_limits
+from skyrl.experiments.samplers import SampledRows, sampler_of
 from skyrl.rollout.batches import Rollouts, SynchronousRollouts
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.stream import StreamingRollouts
@@ -62,7 +63,7 @@ def sampled_rollouts(
 
     `waits` names what the process is waiting for, which a stalled stream reports.
     """
-    trainer, cursor = run.trainer, _cursor(run, dataset)
+    trainer, cursor = run.trainer, prompt_cursor(run, dataset)
     settings, algorithm, seed = run.generator, trainer.algorithm, trainer.seed
     if not trainer.fully_async.enabled:
         return SynchronousRollouts(cursor, generator, settings, algorithm, seed=seed)
@@ -81,16 +82,21 @@ def sampled_rollouts(
     )
 
 
-def _cursor(run: SkyRLTrainConfig, dataset: PromptDataset) -> PromptCursor[Prompt]:
-    data, trainer = run.data, run.trainer
+def prompt_cursor(run: SkyRLTrainConfig, dataset: PromptDataset) -> PromptCursor[Prompt]:
+    """The prompts of the run in the order in which they are drawn. Raises `UserError`."""
+    data, trainer, count = run.data, run.trainer, len(dataset.prompts)
     shares = data.train_weights if data.train_weights and len(data.train_weights) > 1 else None
-    in_order = None if data.shuffle else InOrder(len(dataset.prompts))
+    in_order = Shuffled(count, trainer.seed) if data.shuffle else InOrder(count)
     order = in_order if shares is None else Mixed(dataset.sizes, shares, trainer.seed)
+    size = trainer.train_batch_size
+    drawn = SampledRows(rows=dataset.prompts, sizes=dataset.sizes, batch=size, seed=trainer.seed)
     return PromptCursor(
         dataset.prompts,
-        trainer.train_batch_size,
+        size,
         trainer.seed,
         order=order,
         tail=data.epoch_tail,
         fingerprint=dataset.fingerprint,
+        sampler=sampler_of(data.curriculum, drawn, permutation(order, size, data.epoch_tail)),
+        lag=trainer.fully_async.max_staleness_steps if trainer.fully_async.enabled else 0,
     )

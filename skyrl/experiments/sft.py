@@ -17,13 +17,16 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SFTConfig, SupervisedConfig
 from skyrl.config.checks.supervised_checks import evaluation_names
 from skyrl.config.derive.supervised_rules import MODEL
-from skyrl.data.cursor import PromptCursor, batches, batches_before
-from skyrl.data.order import InOrder, Mixed, Order
+from skyrl.config.settings.samplers import SamplerConfig
+from skyrl.data.cursor import PromptCursor, batches, batches_before, permutation
+from skyrl.data.order import InOrder, Mixed, Order, Shuffled
+from skyrl.data.samplers import Sampler
 from skyrl.data.supervised_rows import TokenizedRows, load_supervised
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.exports import chat_tokenizer, export_of, new_turn_end
 from skyrl.experiments.full_length import made_up_sequences, supervised_verdict, supervised_without_traces
+from skyrl.experiments.samplers import SampledRows, sampler_of
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.group import LearnerGroup
@@ -159,12 +162,19 @@ class SupervisedExp(BaseExp):
         size = max(self.cfg.batch_size, SCORED_AT_A_TIME)
         return SupervisedEvaluation(sets, self.collate, self.measure, batch_size=size)
 
-    def get_order(self) -> Order | None:
-        """Order of the rows in an epoch; None: shuffled."""
+    def get_order(self) -> Order:
+        """Order of the rows in an epoch."""
         cfg, rows = self.cfg, self.train_dataset
         if cfg.train_dataset_weights is not None:
             return Mixed(rows.sizes, cfg.train_dataset_weights, cfg.seed)
-        return InOrder(len(rows)) if cfg.sampler == "sequential" else None
+        return InOrder(len(rows)) if cfg.sampler == "sequential" else Shuffled(len(rows), cfg.seed)
+
+    def get_sampler(self) -> Sampler:
+        """Choice of the rows of each batch."""
+        cfg, rows = self.cfg, self.train_dataset
+        drawn = SampledRows(rows=rows.rows, sizes=rows.sizes, batch=cfg.batch_size, seed=cfg.seed)
+        curriculum = SamplerConfig() if cfg.num_dummy_steps else cfg.curriculum
+        return sampler_of(curriculum, drawn, permutation(self.get_order(), cfg.batch_size, cfg.epoch_tail))
 
     def get_loop(self, tracker: Tracker) -> TrainingLoop:
         """The training loop: a batch of rows, an optimizer step, and the hooks before and after it."""
@@ -176,6 +186,7 @@ class SupervisedExp(BaseExp):
             order=self.get_order(),
             tail=cfg.epoch_tail,
             fingerprint=rows.fingerprint,
+            sampler=self.get_sampler(),
         )
         profiled = ProfiledSteps(cfg.profile_steps, self.folder.profile)
 
@@ -256,6 +267,7 @@ class SupervisedExp(BaseExp):
                 )
             if tally.bad_rows:
                 notice(f"{len(tally.bad_rows)} {name} rows are bad and left out; the first: {tally.bad_rows[0]}")
+        self.get_sampler()  # one that cannot be made is refused before anything starts
         self._report_turn_end()
         self._report_tail()
 

@@ -10,7 +10,8 @@ import attrs
 from skyrl.config import AlgorithmConfig, GeneratorConfig
 from skyrl.config.derive.chosen_facts import estimator_facts
 from skyrl.errors import RunError
-from skyrl.rollout.filters import has_reward_variance, is_kept, masked_out, with_replacements
+from skyrl.rollout.filters import has_reward_variance, masked_out, with_replacements
+from skyrl.rollout.gates import Gates
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.trajectory import Prompt, TrajectoryGroup
 from skyrl.tree import evolve_at
@@ -34,6 +35,7 @@ class BatchFilter:
         seed: int,
     ) -> None:
         """`seed` is the run's; random choices follow from it and the version. `generator` samples baselines."""
+        self._gates = Gates(algorithm.dynamic_sampling)
         self._draw, self._generator = draw, generator
         self._config, self._algorithm, self._seed = config, algorithm, seed
         self.metrics: dict[str, float] = {}
@@ -59,6 +61,7 @@ class BatchFilter:
 
     async def _filtered(self, version: int) -> Batch:
         """Groups that pass the filter, from several batches if necessary; the surplus of the last one is dropped."""
+        self._gates.left_out.clear()
         wanted: int | None = None
         kept: list[TrajectoryGroup] = []
         seen = attempt = 0
@@ -66,8 +69,8 @@ class BatchFilter:
             self._expect_attempt(attempt, f"{len(kept)} groups of different rewards, {wanted} are needed")
             groups = await self._draw(version, attempt)
             wanted, attempt, seen = len(groups), attempt + 1, seen + len(groups)
-            kept += [group for group in groups if is_kept(group, self._algorithm.dynamic_sampling)]
-        self.metrics |= {
+            kept += [group for group in groups if self._gates.pass_through(group)]
+        self.metrics |= self._gates.metrics() | {
             "generate/sampled_batches": attempt,
             "generate/groups_dropped": seen - len(kept),
             "generate/groups_left_over": len(kept) - wanted,

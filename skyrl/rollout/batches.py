@@ -8,6 +8,7 @@ from skyrl.config import AlgorithmConfig, GeneratorConfig
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import ResumeError
 from skyrl.rollout.batch_filter import Batch, BatchFilter
+from skyrl.rollout.filters import judged_rewards
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.trajectory import TrajectoryGroup
 
@@ -61,17 +62,20 @@ class SynchronousRollouts:
         return await self._selection.batch(version)
 
     async def _sample(self, version: int, attempt: int) -> Batch:
-        return await self._generator.generate(
+        first = self._cursor.drawn
+        groups = await self._generator.generate(
             self._cursor.take(),
             sampling=self._config.sampling_params,
             samples_per_prompt=self._config.n_samples_per_prompt,
             weight_version=version,
             attempt=attempt,
         )
+        for number, group in enumerate(groups, first):
+            self._cursor.observe(number, judged_rewards(group))
+        return groups
 
     def metrics(self) -> dict[str, float]:
-        left_out = self._cursor.left_out
-        return self._selection.metrics | ({"data/prompts_left_out": left_out} if left_out else {})
+        return self._selection.metrics | self._cursor.metrics()
 
     def weights_are(self, version: int) -> None:
         """Does nothing: no group is sampled ahead."""

@@ -7,7 +7,6 @@ from random import Random
 
 import attrs
 
-from skyrl.config.settings.algorithm import DynamicSamplingConfig
 from skyrl.trajectory import Trajectory, TrajectoryGroup
 
 
@@ -20,14 +19,9 @@ def has_reward_variance(group: TrajectoryGroup, *, tolerance: float = 0.0) -> bo
     return len(rewards) == 1 or (len(rewards) > 1 and max(rewards) - min(rewards) > tolerance)
 
 
-def is_kept(group: TrajectoryGroup, config: DynamicSamplingConfig) -> bool:
-    """Whether the group's rewards differ and its share of answers with a reward above 0 is within `config`'s bounds.
-
-    The bounds are AReaL's `success_rate_lb` and `success_rate_ub`. Answers without a token to train on do not count.
-    """
-    rewards = [row.reward for row in group.trajectories if row.trained]
-    share = sum(reward > 0 for reward in rewards) / len(rewards) if rewards else 0.0
-    return has_reward_variance(group) and config.min_success_rate <= share <= config.max_success_rate
+def judged_rewards(group: TrajectoryGroup) -> tuple[float, ...]:
+    """Raw rewards of the samples that were judged; those that only replace one that was not do not count."""
+    return tuple(row.reward for row in group.trajectories if not row.missing and not row.filled)
 
 
 def masked_out(group: TrajectoryGroup) -> TrajectoryGroup:

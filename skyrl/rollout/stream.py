@@ -34,9 +34,9 @@ from skyrl.data.cursor import PromptCursor
 from skyrl.data.group_lines import as_object, group_of
 from skyrl.errors import RunError
 from skyrl.planning.staleness import room_for_groups
-from skyrl.processes.calls import summary
 from skyrl.rollout.batch_filter import Batch, BatchFilter
-from skyrl.rollout.filters import is_kept
+from skyrl.rollout.filters import judged_rewards
+from skyrl.rollout.gates import Gate, Gates
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.trajectory import Prompt, TokenRow, Trajectory, TrajectoryGroup
 
@@ -88,6 +88,9 @@ class _Begun:
     stored: dict[str, Any] | None = None
     """The group as a checkpoint stores it, kept from the first checkpoint on."""
 
+    draw: int = 0
+    """Number of the draw that gave the prompt, if the sampler observes; a prompt that is sampled again keeps it."""
+
     @property
     def newest(self) -> int:
         """The newest version that sampled a token of the group; while it is being sampled, the one that started it."""
@@ -98,7 +101,7 @@ class _Begun:
         """A finished group as a checkpoint stores it."""
         assert self.group is not None
         if self.stored is None:
-            self.stored = {"version": self.version, "group": as_object(self.group)}
+            self.stored = {"version": self.version, "draw": self.draw, "group": as_object(self.group)}
         return self.stored
 
 
@@ -119,7 +122,7 @@ class GroupStream:
         """
         self._cursor, self._sample, self._limits, self._accept = cursor, sample, limits, accept
         self._waits = waits
-        self._prompts: deque[Prompt] = deque()
+        self._prompts: deque[tuple[int, Prompt]] = deque()  # with the number of its draw
         self._begun: dict[int, _Begun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -228,10 +231,12 @@ class GroupStream:
     def state(self) -> dict[str, Any]:
         """The state that a checkpoint stores: finished groups, and the prompts that have to be sampled (again)."""
         unfinished = [begun.prompt.id for begun in self._begun.values() if begun.group is None]
+        draws = [begun.draw for begun in self._begun.values() if begun.group is None]
         finished = [begun.as_stored() for begun in self._begun.values() if begun.group is not None]
         return {
             "cursor": self._cursor.state(),
-            "prompts": [*unfinished, *(prompt.id for prompt in self._prompts)],
+            "prompts": [*unfinished, *(prompt.id for _, prompt in self._prompts)],
+            "draws": [*draws, *(draw for draw, _ in self._prompts)],
             "finished": finished,
             "consumed": self._consumed,
             "trained": self._trained,
@@ -246,11 +251,12 @@ class GroupStream:
         self._give_up(self._in_order())
         by_id = {prompt.id: prompt for prompt in prompts}
         self._cursor.load_state(state["cursor"])
-        self._prompts = deque(by_id[name] for name in state["prompts"])
+        draws = state.get("draws", [0] * len(state["prompts"]))  # absent from checkpoints before there were samplers
+        self._prompts = deque((draw, by_id[name]) for draw, name in zip(draws, state["prompts"], strict=True))
         self._consumed, self._trained = int(state["consumed"]), int(state["trained"])
         for stored in state["finished"]:
             group = group_of(stored["group"])
-            self._add(group.prompt, int(stored["version"]), 0.0).group = group
+            self._add(stored.get("draw", 0), group.prompt, int(stored["version"]), 0.0).group = group
 
     def _ready(self, version: int) -> bool:
         """Whether the batch is full and all remaining groups can be trained on in time, a batch in each later step."""
@@ -275,7 +281,7 @@ class GroupStream:
     def _resample(self, groups: Sequence[_Begun]) -> None:
         """Discard the groups; their prompts are sampled next."""
         self.resampled += len(groups)
-        self._prompts.extendleft(begun.prompt for begun in reversed(groups))
+        self._prompts.extendleft((begun.draw, begun.prompt) for begun in reversed(groups))
         self._give_up(groups)
 
     def _give_up(self, groups: Sequence[_Begun]) -> None:
@@ -295,11 +301,14 @@ class GroupStream:
         """Start as many groups as there is room for. Called after everything that may make room."""
         for _ in range(0 if self._failure or self._closed else self.room):
             if not self._prompts:
-                self._prompts.extend(self._cursor.take())
-            prompt = self._prompts.popleft()
+                if not self._cursor.is_ready:
+                    return  # until the groups that the next draws depend on have ended
+                first = self._cursor.drawn
+                self._prompts.extend(enumerate(self._cursor.take(), first))
+            draw, prompt = self._prompts.popleft()
             loop = asyncio.get_running_loop()
             attempt = self._next_attempt(prompt)
-            begun = self._add(prompt, self._version, loop.time())
+            begun = self._add(draw, prompt, self._version, loop.time())
             begun.task = loop.create_task(self._run(begun, attempt))
             self._tasks.add(begun.task)
             begun.task.add_done_callback(self._tasks.discard)
@@ -311,9 +320,9 @@ class GroupStream:
         self._attempts[prompt.id] = attempt + 1
         return attempt
 
-    def _add(self, prompt: Prompt, version: int, since: float) -> _Begun:
+    def _add(self, draw: int, prompt: Prompt, version: int, since: float) -> _Begun:
         self._number += 1
-        begun = self._begun[self._number] = _Begun(self._number, prompt, version, since)
+        begun = self._begun[self._number] = _Begun(self._number, prompt, version, since, draw=draw)
         return begun
 
     async def _run(self, begun: _Begun, attempt: int) -> None:
@@ -321,6 +330,7 @@ class GroupStream:
         try:
             group = await self._sample(begun.prompt, begun.version, attempt)
             if begun.number in self._begun:  # it was not given up meanwhile
+                self._cursor.observe(begun.draw, judged_rewards(group))
                 if self._accept(group):
                     begun.group = group
                     self._kept += 1
@@ -361,15 +371,6 @@ def _first(things: Sequence[str]) -> str:
     return ", ".join(things[:_SHOWN]) + more
 
 
-Accept = Callable[[TrajectoryGroup], bool]
-"""Whether a group may be trained on; one that may not is replaced by another prompt's."""
-
-MOST_REFUSED_IN_A_ROW = 1000
-"""Number of refused groups after which the run fails; the size of 30 batches if that is more."""
-
-_ACCEPT = "the function of trainer.fully_async.accept"
-
-
 class StreamingRollouts:
     """Batches from a `GroupStream`: the same to the trainer as synchronous rollouts, except that groups are older.
 
@@ -385,7 +386,7 @@ class StreamingRollouts:
         algorithm: AlgorithmConfig,
         limits: StreamLimits,
         *,
-        accept: Accept | None = None,
+        accept: Gate | None = None,
         mask_older_tokens: bool = False,
         seed: int = 0,
         waits: Callable[[], Sequence[str]] = tuple,
@@ -394,7 +395,7 @@ class StreamingRollouts:
         trained on in a trajectory that several versions sampled. `waits`: see `GroupStream`.
         """
         self._prompts, self._limits, self._algorithm = prompts, limits, algorithm
-        self._user_accepts, self._mask_older = accept, mask_older_tokens
+        self._gates, self._mask_older = Gates(algorithm.dynamic_sampling, accept, batch=limits.batch), mask_older_tokens
         self._stream = GroupStream(cursor, self._sample, limits, self._accept, waits)
         self._selection = BatchFilter(self._draw, generator, config, algorithm, seed=seed)
         self._session = generator.session(
@@ -403,7 +404,7 @@ class StreamingRollouts:
             samples=limits.batch * config.n_samples_per_prompt,
         )
         self._metrics: dict[str, float] = {}
-        self._refused = self._refused_in_a_row = 0
+        self._refused = 0
         self._cursor = cursor
 
     async def next_batch(self, version: int) -> Batch:
@@ -431,7 +432,9 @@ class StreamingRollouts:
             "async/groups_resampled": self._stream.resampled,
             "async/room": self._stream.room,
             "async/trajectories_of_several_versions": sum(number > 1 for number in versions),
+            **self._gates.metrics(),
         }
+        self._gates.left_out.clear()
         self._refused = self._stream.resampled = 0
         return tuple(map(_newest_tokens, groups)) if self._mask_older else tuple(groups)
 
@@ -439,12 +442,11 @@ class StreamingRollouts:
         return await self._session.group(prompt, weight_version=version, attempt=attempt)
 
     def _accept(self, group: TrajectoryGroup) -> bool:
-        settings = self._algorithm.dynamic_sampling
-        wanted = settings.type != "filter" or is_kept(group, settings)
-        accepted = wanted and self._ask_user(group)
+        before = self._gates.left_out.total()
+        accepted = self._gates.pass_through(group)
         self._refused += not accepted
-        most = settings.max_sample_batches
-        if not wanted and 0 < most * self._limits.batch <= self._refused:
+        most = self._algorithm.dynamic_sampling.max_sample_batches
+        if self._gates.left_out.total() > before and 0 < most * self._limits.batch <= self._refused:
             raise RunError(
                 f"dynamic sampling refused {self._refused} groups since the last batch, as many as are in {most} "
                 "batches (trainer.algorithm.dynamic_sampling.max_sample_batches), because all samples of their prompt "
@@ -453,30 +455,8 @@ class StreamingRollouts:
             )
         return accepted
 
-    def _ask_user(self, group: TrajectoryGroup) -> bool:
-        """The answer of the user's function. Raises `RunError` if it fails, returns no bool or refuses everything."""
-        if self._user_accepts is None:
-            return True
-        try:
-            answer: object = self._user_accepts(group)
-        except Exception as error:
-            raise RunError(f"{_ACCEPT} raised {summary(error)} for the group of prompt {group.prompt.id}") from error
-        if type(answer).__name__ not in ("bool", "bool_"):  # the latter is numpy's
-            raise RunError(
-                f"{_ACCEPT} returned {answer!r:.100} for the group of prompt {group.prompt.id}; it has to return True "
-                "or False"
-            )
-        self._refused_in_a_row = 0 if answer else self._refused_in_a_row + 1
-        if self._refused_in_a_row >= max(MOST_REFUSED_IN_A_ROW, 30 * self._limits.batch):
-            raise RunError(
-                f"{_ACCEPT} refused {self._refused_in_a_row} groups in a row, the last of which is that of prompt "
-                f"{group.prompt.id} with rewards {list(group.rewards)!r:.100}: with such groups no batch is ever full"
-            )
-        return bool(answer)
-
     def metrics(self) -> dict[str, float]:
-        left_out = self._cursor.left_out
-        return self._selection.metrics | self._metrics | ({"data/prompts_left_out": left_out} if left_out else {})
+        return self._selection.metrics | self._metrics | self._cursor.metrics()
 
     def weights_are(self, version: int) -> None:
         self._stream.weights_are(version)

@@ -182,6 +182,8 @@ _GENERATE = (
     *_seconds("other", "Time of a trajectory that is neither the engine's nor the environment's"),
     MetricSpec("generate/sampled_batches", "batches", "Batches that dynamic sampling drew for this step."),
     MetricSpec("generate/groups_dropped", "prompts", "Groups that dynamic sampling drew and did not use."),
+    MetricSpec("generate/groups_without_signal", "prompts", "Groups that dynamic sampling left out for equal rewards."),
+    MetricSpec("generate/groups_outside_bands", "prompts", "Groups left out for their success rate or mean reward."),
     MetricSpec(
         "generate/groups_left_over", "prompts", "Good groups beyond the batch that dynamic sampling did not use."
     ),
@@ -312,11 +314,21 @@ _RUN = (
         "Steps before this one that a tracker has not got yet: see tracking.md.",
     ),
 )
+_CURRICULUM = (
+    MetricSpec("curriculum/pool_<pool>", "share", "Rows whose last mean reward is in this pool (pools)."),
+    MetricSpec("curriculum/pool_unseen", "share", "Rows that were not drawn yet (pools)."),
+    MetricSpec("curriculum/target_difficulty", "unit of the column", "Difficulty next to which rows are drawn."),
+    MetricSpec("curriculum/share_of_source_<n>", "share", "Weight of a source in the last batch (mixture)."),
+    MetricSpec("curriculum/stage", "number", "Stage of the schedule that drew the last batch, counted from 0."),
+    MetricSpec("curriculum/rows_solved", "share", "Rows that are not drawn any more (skip_solved)."),
+    MetricSpec("curriculum/<name>", "as given", "A metric of a sampler of your own."),
+)
 METRICS: tuple[tuple[str, tuple[MetricSpec, ...]], ...] = (
     ("Rewards and advantages", _REWARDS),
     ("Policy", _POLICY),
     ("Critic", _CRITIC),
     ("Generation", _GENERATE),
+    ("Choice of rows", _CURRICULUM),
     ("Failures of environments", _FAILURES),
     ("Asynchronous runs", _ASYNC),
     ("Evaluation", _EVALUATION),

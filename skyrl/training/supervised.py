@@ -36,8 +36,8 @@ class RowPosition(Generic[Row]):
         return self._cursor.take()
 
     def metrics(self) -> Metrics:
-        """The epoch of the last batch, counted from 0."""
-        return {"trainer/epoch": float(self._epoch_of_batch)}
+        """The epoch of the last batch, counted from 0, and metrics of the sampler."""
+        return {"trainer/epoch": float(self._epoch_of_batch), **self._cursor.metrics()}
 
     def state(self) -> dict[str, Any]:
         """State of the position, as a checkpoint stores it."""

@@ -1,4 +1,4 @@
-"""`skyrl templates show` and `skyrl data show`: what is learned, as a reader can check it."""
+"""`skyrl templates show` and `skyrl data`: what is learned, as a reader can check it, and what sources hold."""
 
 from __future__ import annotations
 
@@ -126,3 +126,71 @@ def test_a_file_of_prompts_that_is_missing_is_reported_before_a_model_is_looked_
     words = [f'data.train_data=["{tmp_path / "none.jsonl"}"]', "trainer.policy.model.path=nobody/has-this-model"]
     with pytest.raises(DataError, match="none.jsonl"):
         CliRunner().invoke(cli, ["data", "show", *words], standalone_mode=False, catch_exceptions=False)
+
+
+def inspected(*words: str) -> dict[str, Any]:
+    done = CliRunner().invoke(cli, ["data", "inspect", *words, "--json"])
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)["result"]
+    return found
+
+
+def test_the_prompts_of_a_run_are_counted_as_the_run_reads_them(nano: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (nano / "train.jsonl").read_text(encoding="utf-8").splitlines()[:4]]
+    long = {**rows[0], "prompt": [{"role": "user", "content": "abcdefghijklmnopqrstuvwxyz"}]}
+    bad = {**rows[0], "prompt": [{"role": "wizard"}]}
+    train = write(tmp_path / "train.jsonl", [*rows, rows[0], long, bad])
+    held_out = write(tmp_path / "held_out.jsonl", [rows[1], long])
+    values = overrides(nano, tmp_path, data__train_data=[train, "lost.jsonl"], data__val_data=[held_out])
+    file = toml_file(tmp_path / "run.toml", values)
+    first, lost, other = inspected(file)["sources"]
+    same = len(rows) - len({json.dumps(row["prompt"]) for row in rows})
+    assert (first["used"], first["too_long"], len(first["bad"])) == (5, 1, 1)
+    assert first["repeated"] == 1 + same
+    assert first["columns"]["prompt"] == "list" and first["tokens"]["longest"] > first["bound"] == 16
+    assert lost["refused"].startswith("there is no data file lost.jsonl")
+    assert (other["part"], other["used"], inspected(file)["overlap"]) == ("validation", 1, 1)
+    said = CliRunner().invoke(cli, ["data", "inspect", file]).output
+    assert "  rows      7, of which 5 are used\n" in said
+    assert "1 have more than trainer.max_prompt_length = 16 tokens and are left out" in said
+    assert said.endswith("1 validation rows are also trained on\n")
+
+
+@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+def test_rows_of_supervised_runs_are_inspected_too(kind: str, nano: Path, tmp_path: Path) -> None:
+    file = toml_file(tmp_path / "run.toml", settings(nano, tmp_path, kind))
+    [source] = inspected(file)["sources"]
+    assert (source["used"], source["refused"], source["too_long"]) == (32, "", 0)
+    [short] = inspected(file, "max_length=4")["sources"]
+    assert (short["used"], short["too_long"]) == (0, 32)
+
+
+def test_a_split_keeps_rows_of_one_prompt_together_and_loses_none(nano: Path, tmp_path: Path) -> None:
+    file = toml_file(tmp_path / "run.toml", overrides(nano, tmp_path))
+    words = ["data", "split", file, "--out", str(tmp_path / "halves"), "--share", "0.4"]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    halves = [
+        [json.loads(line) for line in (tmp_path / "halves" / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()]
+        for part in ("train", "validation")
+    ]
+    whole = [json.loads(line) for line in (nano / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert sorted(map(json.dumps, halves[0] + halves[1])) == sorted(map(json.dumps, whole))
+    first, second = ({json.dumps(row["prompt"]) for row in half} for half in halves)
+    assert first and second and not first & second
+    again = CliRunner().invoke(cli, words)
+    assert again.exit_code == 1 and "is there already; name another folder" in str(again.exception or again.output)
+    nothing = CliRunner().invoke(cli, [*words[:4], str(tmp_path / "none"), "--share", "0.01"])
+    assert "leave none for validation" in str(nothing.exception or nothing.output)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gsm8"], "there is no maker of 'gsm8' (did you mean gsm8k?); available: gsm8k"),
+        (["gsm8k", "--source", "dev=rows.jsonl"], "write one of train=SOURCE, test=SOURCE"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(words: list[str], said: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["data", "make", *words, "--out", str(tmp_path)])
+    assert said in str(done.exception or done.output)

@@ -10,8 +10,6 @@ from typing import Any, Literal, get_args, get_origin
 import attrs
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.settings.alarms import AlarmConfig
-from skyrl.config.settings.environment import McpServerConfig
 from skyrl.errors import ConfigError
 from skyrl.tree import Secret, evolve_at
 from skyrl.tree.access import default_at
@@ -57,11 +55,20 @@ def other_values(root: type[Any], path: str) -> Iterator[Any]:
             yield value
 
 
-_TABLES: dict[type[Any], Any] = {
-    AlarmConfig: {"metric": "eval/all/avg_score"},
-    McpServerConfig: {"command": ["server"]},
-}
-"""An item of each list of tables."""
+_TABLES = (
+    {"metric": "eval/all/avg_score"},
+    {"command": ["server"]},
+    {"weights": [1.0]},
+    {"sampler": "mixture"},
+    {"name": "other"},
+)
+    {"metric": "eval/all/avg_score"},
+    {"command": ["server"]},
+    {"weights": [1.0]},
+    {"sampler": "mixture"},
+    {"name": "other"},
+)
+"""An item of each list of tables; another list refuses it."""
 
 
 def _candidates(kind: Any, default: Any) -> Iterator[Any]:
@@ -73,7 +80,7 @@ def _candidates(kind: Any, default: Any) -> Iterator[Any]:
     elif get_origin(kind) is Literal:
         yield from get_args(kind)
     elif is_list(kind) and is_config(get_args(kind)[0]):
-        yield [_TABLES[get_args(kind)[0]]]
+        yield from ([item] for item in _TABLES)
     elif is_list(kind):
         yield from ([item, item] for item in _candidates(get_args(kind)[0], None))
     elif is_mapping(kind):

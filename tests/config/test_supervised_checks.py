@@ -54,6 +54,27 @@ def test_rows_are_dealt_out_to_groups_of_ranks_that_share_them(rows: int, neares
     )
 
 
+@pytest.mark.parametrize(
+    ("curriculum", "path", "said"),
+    [
+        (
+            {"sampler": "pools"},
+            "curriculum.sampler",
+            "pools follows rewards, which rows of a supervised run do not get",
+        ),
+        ({"sampler": "random"}, "curriculum.sampler", "there is no sampler 'random' here"),
+        ({"sampler": "mixture"}, "curriculum.mixture", "the list is empty"),
+        (
+            {"sampler": "mixture", "mixture": [{"weights": [1.0, 2.0]}]},
+            "curriculum.mixture",
+            "stage 0 has 2 weights, and the number of sources is 1",
+        ),
+    ],
+)
+def test_a_sampler_needs_no_rewards_and_can_draw(curriculum: dict[str, Any], path: str, said: str) -> None:
+    assert said in problems(curriculum=curriculum)[path]
+
+
 SHARED: dict[str, Any] = {"placement__num_gpus_per_node": 4, "batch_size": 4}
 
 

@@ -252,6 +252,9 @@ GROUPS: tuple[Probe, ...] = (
     *on(filtered, {"dynamic_sampling__type": "filter"}, dynamic_sampling__max_sample_batches=1),
     *on(filtered, {"dynamic_sampling__type": "filter"}, dynamic_sampling__min_success_rate=0.75),
     *on(filtered, {"dynamic_sampling__type": "filter"}, dynamic_sampling__max_success_rate=0.25),
+    *on(filtered, {"dynamic_sampling__type": "filter"}, dynamic_sampling__min_mean_reward=0.6),
+    *on(filtered, {"dynamic_sampling__type": "filter"}, dynamic_sampling__max_mean_reward=0.6),
+    *on(filtered, {"dynamic_sampling__type": "filter"}, dynamic_sampling__min_reward_spread=0.1),
     *on(filtered, {"dynamic_sampling__type": "replace"}, dynamic_sampling__min_replace_ratio=0.6),
 )
 

@@ -9,9 +9,11 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from skyrl.data.prompts import PromptDataset
 from skyrl.errors import SkyRLError
 from skyrl.experiments.ppo import BasePPOExp
-from skyrl.experiments.sampling import read_prompts
+from skyrl.experiments.sampling import prompt_cursor, read_prompts
+from skyrl.trajectory import Prompt
 from tests.effects.probe import Probe, Scene, observable
 from tests.effects.stage import SimulatedRun, staged
 
@@ -68,9 +70,38 @@ def order(scene: Scene) -> object:
     return staged(SimulatedRun(scene), three)["end"]
 
 
+@observable("the prompts that are drawn under rewards of 0, 0.5 and 1")
+def drawn(scene: Scene) -> object:
+    prompts = tuple(
+        Prompt(
+            id=str(number),
+            messages=(),
+            token_ids=(number,),
+            env_class="gsm8k",
+            extras={"difficulty": number, "level": 23 - number},
+        )
+        for number in range(24)
+    )
+    sources = len(scene.run.data.train_data)
+    cursor = prompt_cursor(scene.run, PromptDataset(prompts=prompts, sizes=(24 // sources,) * sources))
+    taken: list[str] = []
+    for _ in range(12):
+        first = cursor.drawn
+        batch = cursor.take()
+        taken += [prompt.id for prompt in batch]
+        for number, prompt in enumerate(batch, first):
+            cursor.observe(number, (prompt.token_ids[0] % 3 / 2,))
+    return taken
+
+
 TWO = {f"{D}train_data": ["{nano}/train.jsonl", "{nano}/validation.jsonl"]}
 SIX = {f"{D}train_data": ["{nano}/validation.jsonl"], "trainer.epochs": 2}
 """Six prompts, which are a batch and a half."""
+
+C = f"{D}curriculum."
+MIXED = {**TWO, f"{C}sampler": "mixture", f"{C}mixture": [{"weights": [1.0, 1.0]}]}
+STAGED = {f"{C}sampler": "schedule", f"{C}stages": [{"sampler": "permutation"}]}
+TARGET = {f"{C}sampler": "target_difficulty"}
 
 PROBES: tuple[Probe, ...] = (
     Probe(f"{D}train_data", ["{nano}/validation.jsonl"], prompts),
@@ -81,6 +112,21 @@ PROBES: tuple[Probe, ...] = (
     Probe(f"{D}bad_rows", "skip", broken),
     Probe(f"{D}shuffle", False, order),
     Probe(f"{D}epoch_tail", "carry", order, SIX),
+    Probe(f"{C}sampler", "pools", drawn),
+    Probe(f"{C}sampler_kwargs", {"window": 3}, drawn, {f"{C}sampler": "tests.effects.own:Window"}),
+    Probe(f"{C}mixture", [{"weights": [0.0, 1.0]}], drawn, MIXED),
+    Probe(f"{C}stages", [{"sampler": "pools"}], drawn, STAGED),
+    Probe(f"{C}pools", [{"name": "all"}], drawn, {f"{C}sampler": "pools"}),
+    Probe(f"{C}unseen_weight", 0.01, drawn, {f"{C}sampler": "pools"}),
+    Probe(f"{C}target.column", "level", drawn, TARGET),
+    Probe(f"{C}target.initial", 10.0, drawn, TARGET),
+    Probe(f"{C}target.min", 8.0, drawn, {**TARGET, f"{C}target.initial": 8.0}),
+    Probe(f"{C}target.max", 5.0, drawn, TARGET),
+    Probe(f"{C}target.step_size", 1.0, drawn, TARGET),
+    Probe(f"{C}target.sensitivity", 0.1, drawn, TARGET),
+    Probe(f"{C}target.reward", 0.2, drawn, TARGET),
+    Probe(f"{C}skip_solved", 1, drawn, {"trainer.epochs": 4}),
+    Probe(f"{C}solved_reward", 0.5, drawn, {f"{C}skip_solved": 1, "trainer.epochs": 4}),
     Probe(f"{TEMPLATE}.name_or_path", "qwen3_with_thinking", prompts, {"trainer.max_prompt_length": 58}),
     Probe(f"{TEMPLATE}.source", "file", prompts, QWEN),
     Probe(f"{TEMPLATE}_kwargs", {"enable_thinking": False}, prompts, QWEN),

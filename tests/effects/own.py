@@ -1,12 +1,16 @@
-"""A loss and an estimator with settings, as a user would write them, and a filter of groups."""
+"""A loss and an estimator with settings, as a user would write them, and a filter of groups, and a sampler."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from skyrl.algorithms.losses import LossInputs
 from skyrl.batch import TrainingBatch
+from skyrl.data.samplers import Sampler
 from skyrl.training.callbacks import Callback
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree import frozen
@@ -32,6 +36,16 @@ class ScaledReturns:
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
         return self.factor * batch.scores.unsqueeze(1) * batch.loss_mask
+
+
+class Window(Sampler):
+    """The last rows of a window, again and again."""
+
+    def __init__(self, rows: Sequence[Any], window: int = 2) -> None:
+        self.size, self.window = len(rows), window
+
+    def draw(self, count: int, step: int) -> list[int]:
+        return [self.size - 1 - place % self.window for place in range(count)]
 
 
 def every_second(group: TrajectoryGroup) -> bool:

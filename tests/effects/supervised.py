@@ -18,7 +18,6 @@ from torch import nn
 
 from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.loading.stored import stored_tree
-from skyrl.data.order import Shuffled
 from skyrl.errors import ResumeError, RunError, UserError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.models.files.loading import load_causal_lm
@@ -116,9 +115,16 @@ def training_rows(scene: Scene) -> object:
 def order(scene: Scene) -> object:
     with files(scene.run.kind):
         experiment: Any = experiment_class(scene.run)(scene.run)
-        sets = experiment.train_dataset
-        planned = experiment.get_order() or Shuffled(len(sets), scene.run.seed)
+        planned = experiment.get_order()
         return [planned.epoch(number).tolist() for number in range(2)]
+
+
+@observable("the rows of the first five batches")
+def drawn(scene: Scene) -> object:
+    with files(scene.run.kind):
+        experiment: Any = experiment_class(scene.run)(scene.run)
+        sampler = experiment.get_sampler()
+        return [list(sampler.draw(4, step)) for step in range(5)]
 
 
 @observable("the training steps that are planned for 33 rows")
@@ -263,6 +269,10 @@ WRITTEN: Values = {"chat_template.name_or_path": "template.jinja", "chat_templat
 EVALUATED: Values = {"eval_datasets": ["out/train.jsonl"]}
 TWICE: Values = {"train_datasets": ["out/train.jsonl", "out/train.jsonl"]}
 
+BOTH: Values = {**TWICE, "curriculum.mixture": [{"weights": [1.0, 1.0]}]}
+MIXED: Values = {**BOTH, "curriculum.sampler": "mixture"}
+STAGED: Values = {**BOTH, "curriculum.sampler": "schedule", "curriculum.stages": [{"sampler": "permutation"}]}
+
 COMMON: tuple[tuple[str, Any, Observable, Values], ...] = (
     ("strategy", "deepspeed", Observable("what DeepSpeed gets", lambda it: given_to_deepspeed(it, MODEL)), {}),
     ("faults.stop_before", "2099-01-01", deadline, {}),
@@ -272,6 +282,10 @@ COMMON: tuple[tuple[str, Any, Observable, Values], ...] = (
     ("train_datasets", TWICE["train_datasets"], training_rows, {}),
     ("train_dataset_weights", [1.0, 3.0], order, TWICE),
     ("sampler", "sequential", order, {}),
+    ("curriculum.sampler", "tests.effects.own:Window", drawn, {}),
+    ("curriculum.sampler_kwargs", {"window": 3}, drawn, {"curriculum.sampler": "tests.effects.own:Window"}),
+    ("curriculum.mixture", [{"weights": [0.0, 1.0]}], drawn, MIXED),
+    ("curriculum.stages", [{"sampler": "mixture"}], drawn, STAGED),
     ("seed", 1, order, {}),
     ("bad_rows", "skip", bad_rows, {}),
     ("max_length", 16, rows, {}),

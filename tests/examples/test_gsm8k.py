@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,20 +12,13 @@ from click.testing import CliRunner
 
 from skyrl.cli.main import cli
 from skyrl.config import compose
+from skyrl.data.makers import gsm8k_rows
 from skyrl.envs.registry import find_env
+from skyrl.errors import DataError
 
 FOLDER = Path(__file__).parents[2] / "examples" / "gsm8k"
 FILES = sorted(FOLDER.glob("qwen*.toml"))
 PHASES = ("generation", "scoring", "update", "transfer")
-
-
-@pytest.fixture(scope="module")
-def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_gsm8k", FOLDER / "make_data.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def planned(file: Path) -> dict[str, Any]:
@@ -70,30 +60,28 @@ def test_both_models_have_adapters_and_all_weights_on_one_gpu_or_eight() -> None
     assert found == {(small, 1, 0), (small, 1, 32), (small, 8, 0), (large, 1, 32), (large, 8, 0), (large, 8, 32)}
 
 
-def test_a_file_of_the_hubs_form_becomes_prompts(
-    maker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_the_hubs_form_becomes_prompts(tmp_path: Path) -> None:
     source = tmp_path / "gsm8k.jsonl"
     source.write_text(json.dumps({"question": "1 + 1?", "answer": "One and one.\n#### 1,002"}) + "\n")
-    monkeypatch.setattr(
-        sys, "argv", ["make_data.py", "--train", str(source), "--test", str(source), "--out", str(tmp_path / "out")]
-    )
-    maker.main()
+    words = ["data", "make", "gsm8k", "--out", str(tmp_path / "out"), "--json"]
+    made = CliRunner().invoke(cli, [*words, "--source", f"train={source}", "--source", f"test={source}"])
+    assert made.exit_code == 0, made.output
+    assert list(json.loads(made.stdout)["result"]["files"].values()) == [1, 1]
     [row] = map(json.loads, (tmp_path / "out" / "train.jsonl").read_text().splitlines())
     assert row["reward_spec"] == {"ground_truth": "1002"}
     assert re.search(r"1 \+ 1\?.*####", row["prompt"][0]["content"])
 
 
-def test_a_row_without_a_number_is_named(maker: ModuleType, tmp_path: Path) -> None:
+def test_a_row_without_a_number_is_named(tmp_path: Path) -> None:
     source = tmp_path / "gsm8k.jsonl"
     source.write_text(json.dumps({"question": "1 + 1?", "answer": "two"}) + "\n")
-    with pytest.raises(SystemExit, match="row 1: no question, or no number behind ####"):
-        list(maker.rows(str(source)))
+    with pytest.raises(DataError, match="row 0: no question, or no number behind ####"):
+        list(gsm8k_rows(str(source)))
 
 
-def test_the_environment_rewards_the_form_that_the_prompt_asks_for(maker: ModuleType, tmp_path: Path) -> None:
+def test_the_environment_rewards_the_form_that_the_prompt_asks_for(tmp_path: Path) -> None:
     source = tmp_path / "gsm8k.jsonl"
     source.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}) + "\n")
-    [row] = maker.rows(str(source))
+    [row] = gsm8k_rows(str(source))
     rewards = [find_env("gsm8k")(row).step(answer).reward for answer in ("One and one.\n#### 2", "#### 3", "2")]
     assert rewards == [1.0, 0.0, 0.0]

@@ -45,6 +45,16 @@ def test_the_published_scripts_lose_only_what_is_not_implemented() -> None:
     assert Counter(line.why.partition(";")[0] for line in lines if line.is_refused) == {"Megatron learners": 6}
 
 
+def test_a_sampler_of_the_user_keeps_its_class_and_its_arguments(tmp_path: Path) -> None:
+    custom = ["sampler=custom", "sampler_class_path=mine.samplers.Curriculum", "sampler_kwargs.window=3"]
+    converted = convert_overrides([*RUN, *custom])
+    assert not [line for line in converted.lines if line.is_refused]
+    run = loaded(converted, tmp_path).curriculum
+    assert (run.sampler, run.sampler_kwargs) == ("mine.samplers:Curriculum", {"window": 3})
+    unread = line_of([*RUN, "sampler=sequential", custom[1]], "sampler_class_path")
+    assert unread.why == "read with sampler = custom"
+
+
 def test_a_script_is_recognised_by_its_entry_point(tmp_path: Path) -> None:
     file = tmp_path / "run.sh"
     file.write_text(

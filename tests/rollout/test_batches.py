@@ -37,6 +37,8 @@ async def test_filter_draws_until_the_batch_is_full_of_groups_that_teach() -> No
         "generate/sampled_batches": 3,
         "generate/groups_dropped": 3,
         "generate/groups_left_over": 1,
+        "generate/groups_without_signal": 3,
+        "generate/groups_outside_bands": 0,
     }
     assert [(asked["weight_version"], asked["attempt"]) for asked in generator.asked] == [(3, 0), (3, 1), (3, 2)]
 

@@ -1,6 +1,8 @@
-"""`skyrl data`: shows a run's data as the model receives it, before training."""
+"""`skyrl data`: a run's data as the model receives it, before training: what it holds, and files to train on."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import click
 
@@ -11,7 +13,92 @@ from skyrl.cli.command_line.json_output import json_option, print_result
 
 @click.group(cls=Commands)
 def data() -> None:
-    """Show rows of the data as the model gets them."""
+    """Inspect, show, make or split the data of a run.
+
+    Rows are read as the run reads them: with its columns, its chat template and its longest length.
+    """
+
+
+@data.command(epilog=examples("skyrl data inspect run.toml"))
+@ARGUMENTS
+@TRUST
+@json_option
+def inspect(arguments: tuple[str, ...], as_json: bool) -> None:
+    """Report what the sources of a run hold.
+
+    For each source: columns, lengths in tokens after the chat template, which rows are left out and why, and which
+    occur twice; then the validation rows that are also trained on.
+    """
+    run = compose_arguments(arguments).config
+    from attrs import asdict
+
+    from skyrl.tools.data_report import data_report, text_of
+
+    report = data_report(run)
+    if as_json:
+        print_result(asdict(report))
+    else:
+        click.echo(text_of(report))
+
+
+@data.command(
+    epilog=examples(
+        "skyrl data make gsm8k --out runs/gsm8k", "skyrl data make gsm8k --out mine --source train=questions.jsonl"
+    )
+)
+@click.argument("name")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the files.")
+@click.option(
+    "--source",
+    "given",
+    metavar="PART=SOURCE",
+    multiple=True,
+    help="Rows of the same columns in place of those on the hub; may be repeated.",
+)
+@json_option
+def make(name: str, out: Path, given: tuple[str, ...], as_json: bool) -> None:
+    """Write a public data set as files of prompts: gsm8k.
+
+    Its rows come from Hugging Face's hub, and are written in the form that its environment reads.
+    """
+    from skyrl.data.makers import make_files
+
+    sizes = make_files(name, out, given)
+    if as_json:
+        print_result({"files": sizes})
+    else:
+        click.echo("\n".join(f"{file}: {count} prompts" for file, count in sizes.items()))
+
+
+@data.command(epilog=examples("skyrl data split run.toml --out data --share 0.1"))
+@ARGUMENTS
+@TRUST
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the two files.")
+@click.option(
+    "--share",
+    default=0.1,
+    show_default=True,
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    help="Share of the prompts that validation gets.",
+)
+@click.option("--seed", default=0, show_default=True, help="Which prompts these are.")
+@json_option
+def split(arguments: tuple[str, ...], out: Path, share: float, seed: int, as_json: bool) -> None:
+    """Divide training rows into two files, one for validation.
+
+    Reads all training sources of the run, and writes train.jsonl and validation.jsonl. Rows with the same prompt stay
+    on one side.
+    """
+    run = compose_arguments(arguments).config
+    from attrs import asdict
+
+    from skyrl.tools.data_report import split_data
+
+    halves = split_data(run, out, share, seed)
+    if as_json:
+        print_result(asdict(halves))
+    else:
+        click.echo(f"{halves.train}: {halves.rows[0]} rows\n{halves.validation}: {halves.rows[1]} rows")
 
 
 @data.command(epilog=examples("skyrl data show run.toml --row 3"))

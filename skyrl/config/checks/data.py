@@ -184,3 +184,10 @@ def data_sources_are_distinct(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def training_sources_have_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Every training source has a weight, or none has."""
     yield from run.data.problems_at("data")
+
+
+def curriculum_can_draw(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The sampler is known, its stages are in order, and something can be drawn at every step."""
+    curriculum = run.data.curriculum
+    yield from curriculum.problems_at("data.curriculum")
+    yield from curriculum.mixture_problems("data.curriculum", len(run.data.train_data))

@@ -14,6 +14,7 @@ from skyrl.config.checks.every_kind import named_template_exists, processes_fit_
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.model_tables import grids_of
 from skyrl.config.derive.supervised_rules import MODEL
+from skyrl.config.settings.samplers import READS_REWARDS, READS_ROWS
 from skyrl.config.settings.supervised_root import RewardModelConfig, SupervisedConfig
 from skyrl.errors import Problem
 from skyrl.planning.batches import divisors
@@ -48,6 +49,17 @@ def weighted_sources_are_shuffled(run: SupervisedConfig) -> Iterator[Problem]:
     if run.train_dataset_weights is not None and run.sampler == "sequential":
         message = "sequential uses the rows in their order, but train_dataset_weights draws them"
         yield Problem(path="sampler", message=message, hint="set it to random, or leave the weights out")
+
+
+def curriculum_can_draw(run: SupervisedConfig) -> Iterator[Problem]:
+    """The sampler is known, needs no rewards, and can draw at every step."""
+    following = [name for name in run.curriculum.names if name in READS_REWARDS]
+    if following:
+        message = f"{following[0]} follows rewards, which rows of a supervised run do not get"
+        yield Problem(path="curriculum.sampler", message=message, hint=f"choose one of {', '.join(READS_ROWS)}")
+        return
+    yield from run.curriculum.mixture_problems("curriculum", len(run.train_datasets))
+    yield from run.curriculum.problems_at("curriculum")
 
 
 def evaluation_names_are_distinct(run: SupervisedConfig) -> Iterator[Problem]:

@@ -128,7 +128,8 @@ _OF_THE_TABLE: tuple[Effect, ...] = (
     ),
     Effect("zero_variance_filter_tol", is_on("zero_variance_filter")),
     Effect("dynamic_sampling.max_sample_batches", is_given("dynamic_sampling.type", "dynamic_sampling.type")),
-    *effects(_FILTERS, *fields_in("dynamic_sampling", "min_success_rate max_success_rate")),
+    *effects(_FILTERS, *fields_in("dynamic_sampling", "min_success_rate max_success_rate min_reward_spread")),
+    *effects(_FILTERS, *fields_in("dynamic_sampling", "min_mean_reward max_mean_reward")),
     Effect(
         "dynamic_sampling.min_replace_ratio", is_one("dynamic_sampling.type", "replace", name="dynamic_sampling.type")
     ),

@@ -16,6 +16,7 @@ from skyrl.config.derive.sizes import (
     sends_adapters_alone,
     starts_engines,
 )
+from skyrl.config.effects.samplers import SAMPLER_EFFECTS, draws_by
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.environment import ENVIRONMENTS, MCP, EnvironmentFacts, built_in_name, environments_that
 from skyrl.config.settings.generator import SamplingParams
@@ -362,11 +363,21 @@ _HAS_EPOCHS = Condition(
     "there are several epochs (trainer.epochs)", lambda run: run.trainer.epochs > 1 or run.data.epoch_tail == "short"
 )
 
+
+def _draws_by(name: str) -> Condition:
+    return draws_by(name).below("data")
+
+
 _DATA_EFFECTS: tuple[Effect, ...] = (
     Effect("data", _SAMPLES),
     Effect("data.val_data", EVALUATES),
-    Effect("data.train_weights", _HAS_SOURCES),
+    Effect("data.shuffle", _draws_by("permutation")),
+    Effect("data.train_weights", _HAS_SOURCES & _draws_by("permutation")),
     Effect("data.epoch_tail", _HAS_EPOCHS),
+    *(each.below("data") for each in SAMPLER_EFFECTS),
+    *effects(_draws_by("pools"), *fields_in("data.curriculum", "pools unseen_weight")),
+    Effect("data.curriculum.target", _draws_by("target_difficulty")),
+    Effect("data.curriculum.solved_reward", is_given("data.curriculum.skip_solved", "data.curriculum.skip_solved")),
 )
 
 ROLLOUT_EFFECTS: tuple[Effect, ...] = (*_ENGINE_EFFECTS, *_GENERATOR_EFFECTS, *_ENVIRONMENT_EFFECTS, *_DATA_EFFECTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from skyrl.config.derive.every_kind import EVERY_KIND_EFFECTS, evaluates, may_resume
 from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.effects.models import model_effects
+from skyrl.config.effects.samplers import SAMPLER_EFFECTS, draws_by
 from skyrl.config.foundation.intervals import read_interval
 from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.supervised_root import SupervisedConfig
@@ -45,6 +46,8 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
     Effect("faults.max_roll_backs", _ROLLS_BACK),
     Effect("micro_train_batch_size_per_gpu", is_one("max_tokens_per_microbatch", -1)),
     Effect("epoch_tail", _has_epochs),
+    *SAMPLER_EFFECTS,
+    *effects(draws_by("permutation"), "sampler", "train_dataset_weights"),
     *effects(_EVALUATES, "eval_datasets", "eval_dataset_names"),
     Effect("chat_template.source", is_given("chat_template.name_or_path", "chat_template.name_or_path")),
     Effect("resume_with_changes", _RESUMES),

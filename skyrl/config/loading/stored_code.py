@@ -21,10 +21,12 @@ IMPORTED = (
     "environment.skyrl_gym.mcp.reward",
     "environment.agent.function",
     "trainer.fully_async.accept",
+    "data.curriculum.sampler",
     "trainer.algorithm.advantage_estimator",
     "trainer.algorithm.policy_loss_type",
     "trainer.callbacks",
     "trainer.logger",
+    "curriculum.sampler",
     "callbacks",
     "logger",
 )

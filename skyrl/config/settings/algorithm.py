@@ -66,6 +66,15 @@ class DynamicSamplingConfig(BaseConfig):
     max_success_rate: float = field(default=1.0, validator=fraction)
     """Maximum share of samples with a reward above 0 in a group that is kept under `filter`."""
 
+    min_mean_reward: float | None = None
+    """Minimum mean reward of a group that is kept under `filter`. None: no such bound."""
+
+    max_mean_reward: float | None = None
+    """Maximum mean reward of a group that is kept under `filter`. None: no such bound."""
+
+    min_reward_spread: float = field(default=0.0, validator=non_negative)
+    """A group is kept under `filter` only if its rewards differ by more than this."""
+
     min_replace_ratio: float = field(default=0.3, validator=fraction)
     """Minimum share of good groups under `replace`; below it the whole batch is drawn again."""
 

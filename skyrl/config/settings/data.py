@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from skyrl.config.foundation.entry import BaseConfig
+from skyrl.config.settings.samplers import CurriculumConfig
 from skyrl.errors import Problem
 from skyrl.tree import IDENTITY, field, frozen
 from skyrl.tree.validators import all_positive, not_empty
@@ -49,6 +50,9 @@ class DataConfig(BaseConfig):
     """Policy for the prompts that do not fill the last batch of an epoch. drop: they are left out of that epoch and
     counted, different ones in each epoch if shuffled; carry: the batch is filled from the next epoch; short: they form
     a smaller batch, in synchronous training only."""
+
+    curriculum: CurriculumConfig = CurriculumConfig()
+    """How the prompts of a batch are drawn, where not simply every prompt once in an epoch."""
 
     def own_problems(self) -> Iterator[Problem]:
         """Every training source has a weight, or none has; sources mixed by weight need `shuffle`."""

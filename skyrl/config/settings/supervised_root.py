@@ -13,6 +13,7 @@ from skyrl.config.settings.generator import ChatTemplateConfig
 from skyrl.config.settings.learners import LearnerConfig, OptimizerConfig
 from skyrl.config.settings.placement import SFTPlacementConfig
 from skyrl.config.settings.run_basics import RunBasics
+from skyrl.config.settings.samplers import SamplerConfig
 from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
 from skyrl.tree.validators import non_negative, positive, rule_of_one_field
 
@@ -79,6 +80,9 @@ class SupervisedConfig(RunConfig, RunBasics, LearnerConfig):
 
     sampler: Literal["random", "sequential"] = "random"
     """Order of the rows: shuffled with `seed` in every epoch, or as they stand in the sources."""
+
+    curriculum: SamplerConfig = SamplerConfig()
+    """How the rows of a batch are drawn, where not simply in the order of `sampler`."""
 
     epoch_tail: Literal["drop", "carry", "short"] = "drop"
     """Policy for the rows that do not fill the last batch of an epoch. drop: they are left out of that epoch and

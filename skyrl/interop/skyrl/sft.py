@@ -40,7 +40,8 @@ _SPLITS = {split: name for name, split in (_ONE_NAME | _NAMES).items()}
 """Setting with splits -> the setting that names their datasets; here a source is `name:split`."""
 
 _BY_SPLIT = "part of the data source: NAME:SPLIT"
-_FREE_TABLES = ("model_config_kwargs", "sampler_kwargs")
+_FREE_TABLES = ("model_config_kwargs",)
+_SAMPLER = ("sampler_class_path", "sampler_kwargs")
 
 
 def _folder(path: str) -> Callable[[Any], Translation]:
@@ -70,8 +71,6 @@ _KEYS: dict[str, Entry] = {
     "async_batch_collation": redundant(_COLLATION),
     "dataloader_num_workers": redundant(_COLLATION),
     "dataloader_persistent_workers": redundant(_COLLATION),
-    "sampler_class_path": missing("custom samplers"),
-    "sampler_kwargs": missing("custom samplers", {}),
     "cache_dir": redundant(_ALWAYS_CACHED),
     "force_recache": redundant(_ALWAYS_CACHED),
     "disable_cache": redundant(_ALWAYS_CACHED),
@@ -89,11 +88,11 @@ _KEYS: dict[str, Entry] = {
 """Settings that have a different name or meaning here."""
 
 SFT_ROOTS = (
-    *_KEYS, *_ONE_NAME, *_NAMES, *_SPLITS, "model", "optimizer_config", "placement", "megatron_config", "fsdp_config",
-    "torch_profiler_config", "train_dataset_weights", "messages_key", "tools_key", "system_key", "eval_dataset_names",
-    "eval_interval", "eval_before_train", "max_length", "num_steps", "batch_size", "micro_train_batch_size_per_gpu",
-    "project_name", "run_name", "ckpt_interval", "max_ckpts_to_keep", "hf_save_interval", "seed", "sampler",
-    "train_on_what", "dummy_run_full_ctx", "dummy_run_max_steps",
+    *_KEYS, *_SAMPLER, *_ONE_NAME, *_NAMES, *_SPLITS, "model", "optimizer_config", "placement", "megatron_config",
+    "fsdp_config", "torch_profiler_config", "train_dataset_weights", "messages_key", "tools_key", "system_key",
+    "eval_dataset_names", "eval_interval", "eval_before_train", "max_length", "num_steps", "batch_size",
+    "micro_train_batch_size_per_gpu", "project_name", "run_name", "ckpt_interval", "max_ckpts_to_keep",
+    "hf_save_interval", "seed", "sampler", "train_on_what", "dummy_run_full_ctx", "dummy_run_max_steps",
 )  # fmt: skip
 """Top-level names of SkyRL's SFT configuration."""
 
@@ -170,6 +169,8 @@ def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) 
         apply(writing, key, value, _split(key, value, values))
     elif key.startswith("megatron_config."):
         apply(writing, key, value, SFT.translated(key, value, values) or _megatron(key, value))
+    elif key.partition(".")[0] in ("sampler", *_SAMPLER):
+        apply(writing, key, value, _sampler(key, value, values))
     elif key in ("dummy_run_full_ctx", "dummy_run_max_steps"):
         apply(writing, key, value, _made_up_steps(values))
     elif entry := _KEYS.get(key) or _KEYS.get(key.partition(".")[0] if key.startswith(_FREE_TABLES) else ""):
@@ -178,6 +179,21 @@ def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) 
         apply(writing, key, value, newer)
     else:
         convert_one(writing, key, value)
+
+
+def _sampler(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
+    """Convert the order of rows. A class of the user is named by `sampler_class_path`, and read with `custom` alone."""
+    is_custom = values.get("sampler") == "custom"
+    if key == "sampler":
+        return redundant("sampler_class_path names it") if is_custom else Translation(writes={key: value})
+    if not is_custom or value in (None, {}):
+        return redundant("read with sampler = custom" if value not in (None, {}) else "not set")
+    if key != "sampler_class_path":
+        return Translation(writes={f"curriculum.{key}": value})
+    module, _, name = str(value).rpartition(".")
+    return Translation(
+        writes={"curriculum.sampler": f"{module}:{name}"}, note="its rows have token_ids and weights, not input_ids"
+    )
 
 
 def _made_up_steps(values: Mapping[str, Any]) -> Translation:

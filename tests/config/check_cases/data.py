@@ -6,6 +6,7 @@ from typing import Any
 
 REASONING = "environment.skyrl_gym.reasoning_gym.tasks"
 
+CURRICULUM = "data.curriculum"
 MCP = "environment.skyrl_gym.mcp"
 
 
@@ -29,6 +30,49 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "recorded_samples_exclude_evaluation": [({"trainer.rollouts_from": "runs/other"}, "trainer.rollouts_from")],
     "training_sources_have_weights": [({"data.train_weights": [1.0, 2.0]}, "data.train_weights")],
+    "curriculum_can_draw": [
+        ({f"{CURRICULUM}.sampler": "easy"}, f"{CURRICULUM}.sampler"),
+        ({f"{CURRICULUM}.sampler": "mixture"}, f"{CURRICULUM}.mixture"),
+        ({f"{CURRICULUM}.sampler": "mixture", f"{CURRICULUM}.mixture": [{"weights": [0.0]}]}, f"{CURRICULUM}.mixture"),
+        (
+            {f"{CURRICULUM}.sampler": "mixture", f"{CURRICULUM}.mixture": [{"weights": [1.0, 1.0]}]},
+            f"{CURRICULUM}.mixture",
+        ),
+        (
+            {f"{CURRICULUM}.sampler": "mixture", f"{CURRICULUM}.mixture": [{"step": 3, "weights": [1.0]}]},
+            f"{CURRICULUM}.mixture",
+        ),
+        ({f"{CURRICULUM}.sampler": "schedule"}, f"{CURRICULUM}.stages"),
+        (
+            {f"{CURRICULUM}.sampler": "schedule", f"{CURRICULUM}.stages": [{"sampler": "schedule"}]},
+            f"{CURRICULUM}.stages",
+        ),
+        ({f"{CURRICULUM}.sampler": "pools", f"{CURRICULUM}.pools": []}, f"{CURRICULUM}.pools"),
+        (
+            {
+                f"{CURRICULUM}.sampler": "pools",
+                f"{CURRICULUM}.pools": [{"name": "a", "threshold": 0.5}, {"name": "b", "threshold": 0.2}],
+            },
+            f"{CURRICULUM}.pools",
+        ),
+        (
+            {f"{CURRICULUM}.sampler": "pools", f"{CURRICULUM}.pools": [{"name": "unseen"}]},
+            f"{CURRICULUM}.pools",
+        ),
+        (
+            {
+                f"{CURRICULUM}.sampler": "pools",
+                f"{CURRICULUM}.pools": [{"name": "all", "weight": 0.0}],
+                f"{CURRICULUM}.unseen_weight": 0.0,
+            },
+            f"{CURRICULUM}.pools",
+        ),
+        ({f"{CURRICULUM}.sampler": "pools", f"{CURRICULUM}.unseen_weight": 0.0}, f"{CURRICULUM}.unseen_weight"),
+        (
+            {f"{CURRICULUM}.sampler": "target_difficulty", f"{CURRICULUM}.target.initial": 200.0},
+            f"{CURRICULUM}.target.initial",
+        ),
+    ],
     "data_sources_are_distinct": [
         ({"data.train_data": ["a.parquet", "b.parquet", "a.parquet"]}, "data.train_data"),
         ({"data.val_data": ["a.parquet", "a.parquet"]}, "data.val_data"),
@@ -82,6 +126,7 @@ SILENT: dict[str, dict[str, Any]] = {
         "environment.reward_weights": [1.0, 0.5],
     },
     "reasoning_tasks_are_valid": {"environment.env_class": "reasoning_gym:chain_sum"},
+    "curriculum_can_draw": {f"{CURRICULUM}.sampler": "pools", f"{CURRICULUM}.pools": [{"name": "all"}]},
     "environment_is_known": {"environment.env_class": "mine.py:Mine"},
     "evaluation_has_data": {"data.val_data": [], "trainer.eval_interval": 0, "trainer.eval_before_train": False},
     "recorded_samples_exclude_evaluation": {

@@ -1,0 +1,127 @@
+"""What a curriculum is worth: easy, right and impossible tasks in equal parts, drawn in turn or by their success.
+
+    python examples/quickstart/prepare.py
+    python -m benchmarks.curriculum [--rows 80] [--steps 150] [--seeds 0 1 2] >> lines.jsonl
+    python -m benchmarks.curriculum --table lines.jsonl
+
+The right tasks are those of the quick start. Any answer to an easy one is rewarded, and none to an impossible one, so
+that groups of either carry no signal. Prints one JSON line for each run: the share of groups whose rewards were all
+equal, over all steps until the evaluation on other right tasks reached 0.8, and the number of these steps. The last
+command makes a table of such lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+TOML = "examples/quickstart/grpo.toml"
+BASE = Path("runs/quickstart-base")
+ENOUGH = 0.8
+EVERY = 2
+"""Steps between evaluations."""
+
+POOLS = [
+    {"name": "failed", "threshold": 0.0, "weight": 0.05},
+    {"name": "mixed", "threshold": 0.99, "weight": 1.0},
+    {"name": "solved", "threshold": 1.0, "weight": 0.05},
+]
+"""Prompts of which every sample failed, some did, none did."""
+
+
+def main() -> None:
+    """One run after the other, or the table."""
+    parser = argparse.ArgumentParser(description="Train on tasks of which a third is worth it.")
+    parser.add_argument("--rows", type=int, default=80, help="of each kind")
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--samplers", nargs="+", default=["permutation", "pools"])
+    parser.add_argument("--table", type=Path, metavar="LINES", help="of runs that are over")
+    asked = parser.parse_args()
+    if asked.table:
+        print(table([json.loads(line) for line in asked.table.read_text(encoding="utf-8").splitlines()]))
+        return
+    for seed in asked.seeds:
+        for sampler in asked.samplers:
+            with tempfile.TemporaryDirectory() as folder:
+                print(json.dumps(run(Path(folder), sampler, asked.rows, asked.steps, seed)), flush=True)
+
+
+def sorted_or_not(completion: str, ground_truth: str, kind: str, **others: Any) -> float:
+    """The reward of an answer to a task of this kind."""
+    if kind == "easy":
+        return 1.0
+    return float(kind == "right" and completion.strip() == ground_truth)
+
+
+def write(folder: Path, rows: int) -> tuple[Path, Path]:
+    """Files of tasks to train on, `rows` of each kind, and of right ones to evaluate on."""
+    import pyarrow.parquet as pq
+
+    train, others = (pq.read_table(BASE / f"{name}.parquet").to_pylist() for name in ("train", "validation"))
+    kinds = [kind for kind in ("easy", "right", "impossible") for _ in range(rows)]
+    files = {"train": zip(train, kinds, strict=False), "validation": ((row, "right") for row in others[:128])}
+    for name, lines in files.items():
+        text = "".join(f"{json.dumps({**row, 'kind': kind})}\n" for row, kind in lines)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    return folder / "train.jsonl", folder / "validation.jsonl"
+
+
+def run(folder: Path, sampler: str, rows: int, steps: int, seed: int) -> dict[str, Any]:
+    """One training, and what its metrics say."""
+    train, validation = write(folder, rows)
+    changes = {
+        "data.train_data": json.dumps([str(train)]),
+        "data.val_data": json.dumps([str(validation)]),
+        "data.curriculum.sampler": sampler,
+        **({"data.curriculum.pools": json.dumps(POOLS)} if sampler == "pools" else {}),
+        "environment.env_class": "benchmarks/curriculum.py:sorted_or_not",
+        "trainer.epochs": 1000,
+        "trainer.max_training_steps": steps,
+        "trainer.eval_interval": EVERY,
+        "trainer.seed": seed,
+        "trainer.ckpt_interval": -1,
+        "trainer.alarms": json.dumps(
+            [{"metric": "eval/all/avg_score", "threshold": ENOUGH, "window": 1, "action": "stop"}]
+        ),
+        **{f"trainer.{name}_path": folder / name for name in ("run", "ckpt", "export")},
+    }
+    words = [f"{path}={value}" for path, value in changes.items()]
+    command = [sys.executable, "-m", "skyrl.cli", "run", TOML, *words]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
+    lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    reached = [each["trainer/global_step"] for each in records[1:] if each.get("eval/all/avg_score", 0) >= ENOUGH]
+    trained = records[1:]
+    return {
+        "benchmark": "curriculum",
+        "sampler": sampler,
+        "seed": seed,
+        "steps_to_0.8": int(reached[0]) if reached else None,
+        "groups_without_signal": round(fmean(each["reward/zero_variance_groups"] for each in trained), 3),
+        "scores": [round(each["eval/all/avg_score"], 3) for each in records if "eval/all/avg_score" in each],
+    }
+
+
+def table(runs: Sequence[dict[str, Any]]) -> str:
+    """The runs as Markdown: a line for each sampler, with a value for each seed."""
+    rows = ["| sampler | groups without signal, by seed | step at 0.8, by seed |", "|---|---|---|"]
+    for sampler in dict.fromkeys(each["sampler"] for each in runs):
+        own = sorted((each for each in runs if each["sampler"] == sampler), key=lambda each: each["seed"])
+        shares = ", ".join(f"{each['groups_without_signal']:.2f}" for each in own)
+        steps = ", ".join(str(each["steps_to_0.8"] or "never") for each in own)
+        rows.append(f"| {sampler} | {shares} | {steps} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    main()

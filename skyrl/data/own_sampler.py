@@ -1,0 +1,72 @@
+"""A user's sampler: imported by its path, called with the rows, and never able to end a run in a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from skyrl.data.samplers import Iterated, Sampler, Scored
+from skyrl.errors import RunError, UserError
+from skyrl.processes.calls import summary
+from skyrl.tree.imports import import_object
+
+R = TypeVar("R")
+
+
+class OwnSampler(Sampler):
+    """A user's sampler, whose errors name it, and whose rows are checked."""
+
+    def __init__(self, name: str, rows: Sequence[Any], arguments: Mapping[str, Any]) -> None:
+        """`name` is the import path of a class or function that makes the sampler. Raises `UserError` if it cannot be
+        imported or called, or makes something else.
+        """
+        self._name, self._count = name, len(rows)
+        make = import_object(name)
+        try:
+            made = make(rows, **arguments)
+        except Exception as error:
+            raise UserError(
+                f"the sampler {name}, called with the rows and sampler_kwargs, raised {summary(error)}"
+            ) from error
+        if not isinstance(made, Sampler) and not hasattr(made, "__iter__"):
+            raise UserError(
+                f"the sampler {name} is a {type(made).__name__}, which is neither a skyrl.data.samplers.Sampler nor "
+                "something whose iterator yields numbers of rows"
+            )
+        self._own = made if isinstance(made, Sampler) else Iterated(made)
+
+    def draw(self, count: int, step: int) -> Sequence[int]:
+        """Raises `RunError` unless the sampler gives `count` numbers of rows."""
+        drawn = self._asked(lambda: list(self._own.draw(count, step)), "draw")
+        wrong = [row for row in drawn if not isinstance(row, int | np.integer) or not 0 <= row < self._count]
+        if wrong or len(drawn) != count:
+            found = f"the row {wrong[0]!r}" if wrong else f"{len(drawn)} rows"
+            raise RunError(
+                f"the sampler {self._name} drew {found} for step {step}; a batch needs {count} numbers from 0 to "
+                f"{self._count - 1}"
+            )
+        return [int(row) for row in drawn]
+
+    def observe(self, group: Scored) -> None:
+        self._asked(lambda: self._own.observe(group), "observe")
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._asked(self._own.state_dict, "state_dict")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._asked(lambda: self._own.load_state_dict(state), "load_state_dict")
+
+    def metrics(self) -> dict[str, float]:
+        return self._asked(self._own.metrics, "metrics")
+
+    @property
+    def observes(self) -> bool:
+        return self._own.observes
+
+    def _asked(self, call: Callable[[], R], method: str) -> R:
+        try:
+            return call()
+        except Exception as error:
+            raise RunError(f"{method} of the sampler {self._name} raised {summary(error)}") from error

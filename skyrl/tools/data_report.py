@@ -1,0 +1,228 @@
+"""`skyrl data inspect` and `skyrl data split`: the data of a run, read as the run reads it.
+
+Nothing is trained and no model is loaded: only its tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterator
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+import numpy as np
+from attrs import evolve, frozen
+
+from skyrl.config.derive.run_kind import RunKind
+from skyrl.config.loading.kinds import kind_named
+from skyrl.data.conversations import without_nulls
+from skyrl.data.sources import BadRow, Row, in_table, iterate_rows
+from skyrl.data.supervised_rows import preference_reader, supervised_reader
+from skyrl.errors import DataError
+from skyrl.experiments.experiment import experiment_class
+from skyrl.experiments.sampling import read_prompts
+from skyrl.tree import evolve_at, get_at
+
+Part = Literal["train", "validation"]
+
+PERCENTILES = (10, 50, 90, 99)
+_ANY_LENGTH = 1 << 30
+_EVALUATED = {"prompts": "data.val_data", "chats": "eval_datasets", "pairs": "eval_datasets"}
+_BOUND = {"prompts": "trainer.max_prompt_length", "chats": "max_length", "pairs": "max_length"}
+
+
+@frozen(kw_only=True)
+class SourceReport:
+    """One source, after the chat template."""
+
+    part: Part
+    source: str
+    used: int = 0
+    """Rows that the run would use."""
+
+    columns: dict[str, str]
+    """Type of each column of the first row."""
+
+    tokens: dict[str, int]
+    """Percentiles of the length of rows in tokens, those that are too long included; `longest` is the maximum."""
+
+    too_long: int = 0
+    cut: bool = False
+    """Whether rows that are too long are cut, and used."""
+
+    bound: int
+    """Longest row that is used, in tokens."""
+
+    bad: tuple[str, ...] = ()
+    """Why rows are bad, in order."""
+
+    repeated: int = 0
+    """Rows that are equal to an earlier one of the same part, after the template."""
+
+    refused: str = ""
+    """Why the run would refuse the whole source."""
+
+
+@frozen(kw_only=True)
+class DataReport:
+    """All sources of a run."""
+
+    sources: tuple[SourceReport, ...]
+    overlap: int
+    """Validation rows that are also trained on, after the template."""
+
+    bound: str
+    """Path of the field that bounds the length of rows."""
+
+
+def data_report(run: Any) -> DataReport:
+    """Read every source of the run."""
+    kind = kind_named(run.kind)
+    seen: dict[Part, set[Hashable]] = {"train": set(), "validation": set()}
+    experiment: Any = experiment_class(run)(run)
+    bound = run.trainer.max_prompt_length if kind.rows == "prompts" else experiment.max_length
+    reports, overlap = list[SourceReport](), 0
+    parts: tuple[tuple[Part, str], ...] = (("train", kind.data), ("validation", _EVALUATED[kind.rows]))
+    for part, path in parts:
+        for source in get_at(run, path):
+            report, keys = _of_source(run, kind, experiment.tokenizer, part, source, bound)
+            overlap += sum(key in seen["train"] for key in keys) if part == "validation" else 0
+            distinct = {*keys} - seen[part]
+            seen[part] |= distinct
+            reports.append(evolve(report, repeated=len(keys) - len(distinct)))
+    return DataReport(sources=tuple(reports), overlap=overlap, bound=_BOUND[kind.rows])
+
+
+def _of_source(
+    run: Any, kind: RunKind, tokenizer: Any, part: Part, source: str, bound: int
+) -> tuple[SourceReport, list[Hashable]]:
+    """The report of a source, and a key for each row that is used: equal rows have equal keys."""
+    try:
+        columns = {name: _type_of(value) for name, value in _first_row(source).items()}
+        rows, bad = _read(run, kind, tokenizer, source)
+    except DataError as error:
+        refused = SourceReport(part=part, source=source, columns={}, tokens={}, bound=bound, refused=str(error))
+        return refused, []
+    lengths = np.array([length for _, length in rows])
+    tokens = {f"{share} %": int(np.percentile(lengths, share)) for share in PERCENTILES} if rows else {}
+    keys = [key for key, length in rows if length <= bound or _cuts(run, kind)]
+    report = SourceReport(
+        part=part,
+        source=source,
+        used=len(keys),
+        columns=columns,
+        tokens=tokens | ({"longest": int(lengths.max())} if rows else {}),
+        too_long=int((lengths > bound).sum()) if rows else 0,
+        cut=_cuts(run, kind),
+        bound=bound,
+        bad=bad,
+    )
+    return report, keys
+
+
+def _read(run: Any, kind: RunKind, tokenizer: Any, source: str) -> tuple[list[tuple[Hashable, int]], tuple[str, ...]]:
+    """Key and length of every row that is not bad, and why the others are."""
+    if kind.rows == "prompts":
+        whole = evolve_at(evolve_at(run, "trainer.max_prompt_length", _ANY_LENGTH), "data.bad_rows", "skip")
+        prompts = read_prompts(whole, [source], tokenizer)
+        return [(prompt.token_ids, len(prompt.token_ids)) for prompt in prompts.prompts], prompts.bad_rows
+    read: Any = supervised_reader if kind.rows == "chats" else preference_reader
+    reader = read((source,), tokenizer, evolve_at(run, "bad_rows", "skip"), _ANY_LENGTH)
+    rows = [(row.to_bytes(), row.length) for row in reader.rows()]
+    return rows, tuple(reader.tally.bad_rows)
+
+
+def _cuts(run: Any, kind: RunKind) -> bool:
+    return kind.rows == "chats" and run.too_long == "truncate"
+
+
+def _first_row(source: str) -> Row:
+    row = next(islice(iterate_rows(source), 1), None)
+    return row if row is not None and not isinstance(row, BadRow) else {}
+
+
+def _type_of(value: object) -> str:
+    names = {str: "text", bool: "yes or no", int: "number", float: "number", list: "list", dict: "table"}
+    return next((name for kind, name in names.items() if isinstance(value, kind)), type(value).__name__)
+
+
+def text_of(report: DataReport) -> str:
+    """The report for people."""
+    lines: list[str] = []
+    for each in report.sources:
+        lines.append(f"{each.part}: {each.source}")
+        if each.refused:
+            lines.append(f"  refused   {each.refused}")
+            continue
+        left_out = len(each.bad) + (0 if each.cut else each.too_long)
+        lines.append(f"  rows      {each.used + left_out}, of which {each.used} are used")
+        lines.append(f"  columns   {', '.join(f'{name} ({kind})' for name, kind in each.columns.items())}")
+        lines.append(f"  tokens    {', '.join(f'{name} {count}' for name, count in each.tokens.items())}")
+        if each.too_long:
+            fate = "are cut" if each.cut else "are left out"
+            lines.append(f"  too long  {each.too_long} have more than {report.bound} = {each.bound} tokens and {fate}")
+        if each.bad:
+            lines.append(f"  bad       {len(each.bad)}; the first: {each.bad[0]}")
+        if each.repeated:
+            lines.append(f"  repeated  {each.repeated} are equal to an earlier row")
+    if report.overlap:
+        lines.append(f"{report.overlap} validation rows are also trained on")
+    return "\n".join(lines)
+
+
+@frozen(kw_only=True)
+class Halves:
+    """The two files of a split."""
+
+    train: str
+    validation: str
+    rows: tuple[int, int]
+    """Rows of each."""
+
+
+def split_data(run: Any, folder: Path, share: float, seed: int) -> Halves:
+    """Write the rows of all training sources to `train.jsonl` and `validation.jsonl` in `folder`, about `share` of them
+    to the latter. Rows with the same prompt stay together. Raises `DataError` for a row that cannot be read, if a file
+    is there already, and if a part would be empty.
+    """
+    kind = kind_named(run.kind)
+    rows = [row for source in get_at(run, kind.data) for row in _whole_rows(source)]
+    names = [_question(row, kind, run) for row in rows]
+    questions = sorted(dict.fromkeys(names))
+    held_out = {*Random(seed).sample(questions, round(share * len(questions)))}
+    parts = {
+        "train": [row for row, name in zip(rows, names, strict=True) if name not in held_out],
+        "validation": [row for row, name in zip(rows, names, strict=True) if name in held_out],
+    }
+    if empty := [part for part, own in parts.items() if not own]:
+        raise DataError(f"{len(questions)} different prompts leave none for {empty[0]} at a share of {share:g}")
+    files = {part: folder / f"{part}.jsonl" for part in parts}
+    if there := [file for file in files.values() if file.exists()]:
+        raise DataError(f"{there[0]} is there already; name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, own in parts.items():
+        files[part].write_text("".join(f"{_json(row)}\n" for row in own), encoding="utf-8")
+    sizes = len(parts["train"]), len(parts["validation"])
+    return Halves(train=str(files["train"]), validation=str(files["validation"]), rows=sizes)
+
+
+def _whole_rows(source: str) -> Iterator[Row]:
+    for row in iterate_rows(source):
+        if isinstance(row, BadRow):
+            raise DataError(row.reason)
+        yield without_nulls(row) if in_table(source) else row
+
+
+def _question(row: Row, kind: RunKind, run: Any) -> str:
+    """What two rows have to share to be on the same side: the prompt, or the whole row if it has none."""
+    columns = {"prompts": "data.prompt_column", "chats": "messages_key", "pairs": "prompt_key"}
+    return _json(row.get(get_at(run, columns[kind.rows]), row))
+
+
+def _json(value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"a row has a value that JSON cannot hold: {error}") from error
