@@ -22,6 +22,9 @@ from skyrl.errors import DataError
 PAGES = 64 << 20
 """Number of bytes that rows read from a file keep in memory before its pages are given back to the system."""
 
+AROUND = 64 << 10
+"""Number of bytes that Linux maps around each place that is read, if they are in its cache (fault_around_bytes)."""
+
 
 class ArrowTable:
     """The rows of one or several Arrow files, of which only the places of batches are in memory."""
@@ -43,7 +46,7 @@ class ArrowTable:
         file, batch = self._batches[number]
         inside = place - (self._ends[number - 1] if number else 0)
         values = {name: _value(batch.column(name)[inside]) for name in columns}
-        file.count(sum(value.nbytes for value in values.values() if isinstance(value, np.ndarray)))
+        file.count(sum(AROUND + value.nbytes for value in values.values() if isinstance(value, np.ndarray)))
         return values
 
     def rows(self) -> Iterator[dict[str, Any]]:
