@@ -45,8 +45,8 @@ def dataset_failure(source: str) -> str | None:
         return None
     if not HUB_NAME.fullmatch(name):
         return (
-            f"{source} is neither a .parquet, .jsonl, .json or .csv file nor a folder nor a hub dataset (owner/name or "
-            f"owner/name:split){beside(name)}"
+            f"{source} is neither a .parquet, .arrow, .jsonl, .json or .csv file nor a folder nor a hub dataset "
+            f"(owner/name or owner/name:split){beside(name)}"
         )
     why = hub_failure(name, "dataset")
     return why and f"the dataset {source} cannot be loaded: there is no such folder here{beside(name)}, and {why}"

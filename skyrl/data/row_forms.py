@@ -223,7 +223,7 @@ def tokenized_row(row: Row, vocabulary: int) -> tuple[Ids, Mask]:
 
 def _zeros_and_ones(ids: Ids, given: object, name: str) -> Mask:
     mask = _beside(ids, given, name)
-    if not np.isin(mask, (0, 1)).all():
+    if not ((mask == 0) | (mask == 1)).all():
         raise DataError(f"{name} has other numbers than 0 and 1")
     return mask.astype(np.bool_)
 

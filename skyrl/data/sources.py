@@ -1,5 +1,5 @@
-"""Datasets as rows: parquet, JSONL, JSON or CSV files, a Hugging Face dataset from a folder or the hub, or a task of
-reasoning-gym.
+"""Datasets as rows: parquet, Arrow, JSONL, JSON or CSV files, a Hugging Face dataset from a folder or the hub, or a
+task of reasoning-gym.
 
 A row has SkyRL's columns: `prompt` (a chat: list of {"role", "content"}), and optionally `env_class`, `reward_spec`,
 `data_source`, `extra_info`. Every other column goes to the environment as it is. `Columns` names the columns of prompt
@@ -20,6 +20,7 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.config.foundation.reasoning_tasks import SCHEME
+from skyrl.data.arrow_files import ArrowTable
 from skyrl.data.bounds import DEEPEST, ELEMENT_BYTES, LONGEST_LINE, Expansion, is_too_deep, size_of
 from skyrl.data.harbor_tasks import holds_tasks, read_tasks
 from skyrl.data.hugging_face import read_dataset
@@ -54,8 +55,8 @@ class Columns:
 
 
 def read_rows(source: str, columns: Columns | None = None) -> list[Row | BadRow]:
-    """Every row of one source: a `.parquet`, `.jsonl`, `.json` or `.csv` file, a folder, a hub name, or a task of
-    reasoning-gym.
+    """Every row of one source: a `.parquet`, `.arrow`, `.jsonl`, `.json` or `.csv` file, a folder, a hub name, or a
+    task of reasoning-gym.
 
     Raises `DataError` for a source that is missing, unreadable, empty, or without the columns.
     """
@@ -85,6 +86,8 @@ def iterate_rows(source: str, columns: Columns | None = None) -> Iterator[Row | 
             rows = _read_csv(_existing(path))
         case ".json":
             rows = _read_json(_existing(path))
+        case ".arrow":
+            rows = ArrowTable([_existing(path)]).rows()
         case _:
             rows = read_tasks(path) if holds_tasks(path) else read_dataset(source)
     empty = True
@@ -95,7 +98,7 @@ def iterate_rows(source: str, columns: Columns | None = None) -> Iterator[Row | 
         raise DataError(f"{source} contains no rows")
 
 
-FILES = (".parquet", ".jsonl", ".csv", ".json")
+FILES = (".parquet", ".arrow", ".jsonl", ".csv", ".json")
 """Suffixes of sources that are files."""
 
 

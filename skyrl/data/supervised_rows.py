@@ -4,17 +4,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Generic
 
+import numpy as np
 from attrs import asdict, define, evolve, field, frozen
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import RewardModelConfig, SFTConfig, SupervisedConfig
+from skyrl.data.arrow_files import ArrowTable, arrow_table
 from skyrl.data.conversations import without_nulls
+from skyrl.data.mapped_rows import MappedRows, rows_of_tokens
 from skyrl.data.row_forms import PreferenceForms, SupervisedForms
 from skyrl.data.row_store import RowFolder, StoredRows, add_to_digest, row_key, store_rows
 from skyrl.data.sources import BadRow, Row, in_table, iterate_rows
@@ -82,7 +85,36 @@ def load_supervised(
     """Every row of the sources, tokenized and masked. Raises `DataError` for a bad row if `bad_rows` says so, and if no
     row is left.
     """
-    return _load(supervised_reader(sources, tokenizer, run, max_length), tokenizer, SupervisedRow)
+    reader = supervised_reader(sources, tokenizer, run, max_length)
+    if run.tokenized_path is None:
+        tables = [_table_of_tokens(source, run) for source in sources]
+        if all(tables):
+            return _mapped(reader, [table for table in tables if table is not None])
+    return _load(reader, tokenizer, SupervisedRow)
+
+
+def _table_of_tokens(source: str, run: SFTConfig) -> ArrowTable | None:
+    """The table of a source whose rows are tokens; None for any other source."""
+    table = arrow_table(source)
+    chats = {run.messages_key, "conversations"}
+    return table if table is not None and "input_ids" in table.columns and not chats & {*table.columns} else None
+
+
+def _mapped(reader: RowReader[SupervisedRow], tables: Sequence[ArrowTable]) -> TokenizedRows[SupervisedRow]:
+    """Rows of tokens, which stay in their files: each is checked once here, and read again when it is trained on."""
+    digest = sha256()
+    places: list[list[int]] = [[] for _ in tables]
+    for row in reader.rows([rows_of_tokens(table) for table in tables]):
+        add_to_digest(digest, row.to_bytes())
+        number, place = map(int, row.id.split(":"))
+        places[number].append(place)
+
+    def read(found: Row, row_id: str) -> SupervisedRow:
+        row = reader.read(found, row_id)
+        return row if row.length <= reader.max_length else reader.cut(row) or row
+
+    rows = MappedRows(tables, [np.asarray(each, dtype=np.int64) for each in places], read)
+    return TokenizedRows(rows=rows, tally=reader.tally, digest=digest.hexdigest())
 
 
 def supervised_reader(
@@ -174,12 +206,16 @@ class RowReader(Generic[R]):
     conclude: Callable[[Tally], None] = lambda tally: None
     tally: Tally = field(factory=Tally)
 
-    def rows(self) -> Iterator[R]:
-        """The rows that are trained on. Raises `DataError` at the end if there was none."""
+    def rows(self, found_in: Iterable[Iterable[Row | BadRow]] | None = None) -> Iterator[R]:
+        """The rows that are trained on. `found_in` are those of each source, where they have been opened already.
+        Raises `DataError` at the end if there was none.
+        """
         tally = self.tally
-        for number, source in enumerate(self.sources):
+        for number, (source, there) in enumerate(
+            zip(self.sources, found_in or map(iterate_rows, self.sources), strict=True)
+        ):
             tally.sizes.append(0)
-            for place, found in enumerate(iterate_rows(source)):
+            for place, found in enumerate(there):
                 row = self._row(found, source, number, place)
                 short = self.shortened(row) if row is not None else None
                 if short is not None:

@@ -14,9 +14,9 @@ from skyrl.tree.validators import all_positive, not_empty
 class DataConfig(BaseConfig):
     """Sources of prompts.
 
-    A source is a parquet, json or jsonl file (`~` is the home folder), a folder that Hugging Face `datasets` reads, or
-    the name of a dataset on its hub. The last two may end in `:split` or `:configuration:split`; the default split is
-    `train`.
+    A source is a parquet, arrow, json or jsonl file (`~` is the home folder), a folder that Hugging Face `datasets`
+    reads, or the name of a dataset on its hub. The last two may end in `:split` or `:configuration:split`; the default
+    split is `train`.
     """
 
     train_data: tuple[str, ...] = field(default=("~/data/gsm8k/train.parquet",), metadata=IDENTITY)

@@ -49,8 +49,8 @@ class SupervisedConfig(RunConfig, RunBasics, LearnerConfig):
     `optimizer_config.max_skipped_updates`; with `"abort"`, one ends the run."""
 
     train_datasets: tuple[str, ...] = field(default=(), validator=_sources, metadata=IDENTITY)
-    """Sources of training rows: parquet, json or jsonl files (`~` is the home folder), or datasets of Hugging Face as
-    `name` or `name:split`."""
+    """Sources of training rows: parquet, arrow, json or jsonl files (`~` is the home folder), or datasets of Hugging
+    Face as `name` or `name:split`."""
 
     train_dataset_weights: tuple[float, ...] | None = field(default=None, validator=_weights)
     """Share of each source in an epoch, relative to each other; an epoch has as many rows as all sources together, and

@@ -31,7 +31,6 @@ _MEGATRON = "Megatron learners"
 _STRATEGY = "strategy"
 _ALWAYS_CACHED = "rows are tokenized when the run starts; tokenized_path stores them"
 _COLLATION = "affects how fast batches are assembled, not their content"
-_PRETOKENIZED = "rows tokenized by another program"
 
 _ONE_NAME = {"dataset_name": "dataset_split", "eval_dataset_name": "eval_dataset_split"}
 _NAMES = {"train_datasets": "train_dataset_splits", "eval_datasets": "eval_dataset_splits"}
@@ -49,6 +48,11 @@ def _folder(path: str) -> Callable[[Any], Translation]:
     return lambda value: Translation(writes={path: value}) if value else redundant("empty, so the default applies")
 
 
+def _tokenized(path: str) -> Callable[[Any], Translation]:
+    """Conversion of files of tokenized rows, which are sources like any other here."""
+    return lambda value: Translation(writes={path: value}) if value else redundant("no rows are tokenized already")
+
+
 def _strategy(value: object) -> Translation:
     return unsupported(_MEGATRON) if has_own_modules(value) else Translation(writes={"strategy": value})
 
@@ -59,8 +63,8 @@ _KEYS: dict[str, Entry] = {
     "model_config_kwargs": missing("overrides of the model's configuration", {}),
     "use_torch_compile": "use_torch_compile",
     "record_memory": "record_memory",
-    "pretokenized_dataset_paths": missing(_PRETOKENIZED, []),
-    "eval_pretokenized_dataset_paths": missing(_PRETOKENIZED, []),
+    "pretokenized_dataset_paths": _tokenized("train_datasets"),
+    "eval_pretokenized_dataset_paths": _tokenized("eval_datasets"),
     "logger": "logger",
     "tags": "trackers.tags",
     "ckpt_path": _folder("ckpt_path"),
