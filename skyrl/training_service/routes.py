@@ -313,7 +313,7 @@ class _Posts:
         cursor, name = Fields(fields.mapping("cursor")), (fields.text("display_name") or "").lower()
         session_id, metadata = fields.text("session_id"), fields.mapping("user_metadata")
         states = {str(status.get("type")) for status in fields.objects("statuses")}
-        last, last_id = _seconds(cursor.text("last_created_at")), cursor.text("last_session_id", "")
+        last, last_id = _read_moment(cursor.text("last_created_at")), cursor.text("last_session_id", "")
         found = []
         for row in self._service.store.all(
             "SELECT * FROM sessions WHERE client = ? ORDER BY created DESC, id DESC", client
@@ -324,7 +324,7 @@ class _Posts:
                 continue
             if states and _session_status(row)["type"] not in states:
                 continue
-            if last is not None and (row["created"], row["id"]) >= (last, last_id):
+            if last is not None and (_moment(row["created"]), row["id"]) >= (last, last_id):
                 continue
             if any(given.get(key) != value for key, value in metadata.items()):
                 continue
@@ -577,11 +577,18 @@ def _session_status(row: Row) -> dict[str, Any]:
 
 
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat()
+    return _moment(seconds).isoformat()
 
 
-def _seconds(time: str | None) -> float | None:
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _read_moment(time: str | None) -> datetime | None:
     try:
-        return None if time is None else datetime.fromisoformat(time).timestamp()
-    except (ValueError, OverflowError):
-        raise RequestError("cursor.last_created_at is not a time", param="cursor") from None
+        moment = None if time is None else datetime.fromisoformat(time)
+    except ValueError:
+        moment = datetime.min
+    if moment is not None and moment.tzinfo is None:
+        raise RequestError(f"cursor.last_created_at = {str(time)[:40]!r} is no time with a time zone", param="cursor")
+    return moment

@@ -5,7 +5,10 @@ Every method is deterministic, and slow enough nowhere. `calls` lists what was a
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -50,6 +53,10 @@ class BigramBackend:
         self.models: dict[str, _Model] = {}
         self.samplers: dict[str, NDArray[np.float64]] = {}
         self.calls: list[tuple[str, ...]] = []
+        self.hold = threading.Event()
+        """Cleared by a test: passes, steps and samples wait."""
+
+        self.hold.set()
 
     async def create(self, model_id: str, spec: AdapterSpec | None) -> None:
         self.calls.append(("create", model_id))
@@ -57,6 +64,7 @@ class BigramBackend:
         self.models[model_id] = _Model(np.random.default_rng(seed).normal(size=(VOCABULARY, VOCABULARY)) / 10, spec)
 
     async def passes(self, requests: Sequence[PassRequest]) -> Sequence[PassResult | Exception]:
+        await asyncio.to_thread(self.hold.wait)
         self.calls.append(("passes", *(request.model_id for request in requests)))
         return [self._pass(request) for request in requests]
 
@@ -132,6 +140,7 @@ class BigramBackend:
         del self.samplers[sampler]
 
     async def sample(self, request: SampleRequest) -> SampleResult:
+        await asyncio.to_thread(self.hold.wait)
         base = np.zeros((VOCABULARY, VOCABULARY))
         weights = base if request.sampler is None else self.samplers[request.sampler]
         table = _log_softmax(weights)
@@ -139,7 +148,7 @@ class BigramBackend:
         generator = np.random.default_rng(request.seed)
         sequences = tuple(_drawn(request, table, tempered, generator) for _ in range(request.n))
         prompt = np.array(request.prompt)
-        scores = (float("nan"), *(float(table[a, b]) for a, b in zip(prompt[:-1], prompt[1:], strict=True)))
+        scores = (float("nan"), *(float(table[a, b]) for a, b in itertools.pairwise(prompt)))
         top = _top(table[prompt[:-1]], request.topk_prompt_logprobs) if request.topk_prompt_logprobs else None
         return SampleResult(
             sequences=sequences, prompt_logprobs=scores if request.prompt_logprobs else None, prompt_top=top
