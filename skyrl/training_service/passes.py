@@ -19,7 +19,12 @@ from skyrl.training_service.messages import BFLOAT16, FLOAT32, INT32, INT64, new
 MOST_ELEMENTS = 1 << 26
 """Maximum number of elements of all arrays of a request, of which a sparse one takes few bytes of its body."""
 
-_STORED = {FLOAT32: np.dtype("<f4"), INT64: np.dtype("<i8"), INT32: np.dtype("<i4"), BFLOAT16: np.dtype("<u2")}
+_STORED: Mapping[int, np.dtype[Any]] = {
+    FLOAT32: np.dtype("<f4"),
+    INT64: np.dtype("<i8"),
+    INT32: np.dtype("<i4"),
+    BFLOAT16: np.dtype("<u2"),
+}
 """Elements of an array, as the wire holds them."""
 
 
@@ -169,8 +174,8 @@ def _array(tensor: Any, name: str, length: int, budget: _Budget) -> Array:
 
 def _dense(csr: Any, values: Array, shape: tuple[int, ...], name: str) -> Array:
     """The matrix whose row r holds `values[crow[r] : crow[r + 1]]` in the columns that are given for them."""
-    crow = _elements(csr.crow_indices, np.dtype("<i8"), f"{name}.crow_indices")
-    columns = _elements(csr.col_indices, np.dtype("<i8"), f"{name}.col_indices")
+    crow = _elements(csr.crow_indices, np.dtype("<i8"), f"{name}.crow_indices").astype(np.int64)
+    columns = _elements(csr.col_indices, np.dtype("<i8"), f"{name}.col_indices").astype(np.int64)
     rows = (np.diff(crow) >= 0).all() and len(crow) == shape[0] + 1 and crow[0] == 0 and crow[-1] == len(values)
     inside = len(columns) == len(values) and ((columns >= 0) & (columns < shape[-1])).all()
     if len(shape) != 2 or not rows or not inside:

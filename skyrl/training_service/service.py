@@ -49,7 +49,7 @@ MOST_AHEAD = 10_000
 MOST_SESSIONS = 1000
 """Maximum number of sessions of a client at once."""
 
-_HOUSEKEEPING_SECONDS = 5.0
+_HOUSEKEEPING_SECONDS = 1.0
 
 
 @frozen(kw_only=True)

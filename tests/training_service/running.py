@@ -8,17 +8,21 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 import tinker
 from attrs import evolve
 
 from skyrl.training_service.serving import ServedTraining, serving_training
+from skyrl.training_service.service import TrainingService
 from skyrl.training_service.settings import ServiceSettings
 from tests.training_service.bigrams import SERVED, BigramBackend
+
+T = TypeVar("T")
 
 KEY = "tml-" + "k" * 30
 """A key that the client accepts; a service without tokens admits it."""
@@ -74,6 +78,15 @@ def direct(url: str, key: str = KEY) -> httpx.Client:
     return httpx.Client(base_url=url + "/api/v1", headers={"x-api-key": key}, timeout=60)
 
 
+def on_service(served: ServedTraining, call: Callable[[TrainingService], T]) -> T:
+    """The value of `call` for the service behind a server, on the service's own loop."""
+
+    async def called() -> T:
+        return call(served._service)
+
+    return asyncio.run_coroutine_threadsafe(called(), served._loop).result()
+
+
 class KilledService:
     """A service in a process that a test kills and starts again, at the same address."""
 
@@ -96,24 +109,16 @@ class KilledService:
         self._process.wait()
 
     def _start(self) -> str:
-        command = [sys.executable, "-m", "tests.training_service.running", str(self._folder)]
+        command = [sys.executable, "-m", "tests.training_service.killable", str(self._folder)]
         numbers = (self._settings.port, self._settings.state_steps)
         self._process = subprocess.Popen(
-            [*command, *map(str, numbers)], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
+            [*command, *map(str, numbers)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
         )
         assert self._process.stdout is not None
         url = self._process.stdout.readline().strip()
         assert url, "the service did not start"
         self._settings = evolve(self._settings, port=int(url.rpartition(":")[2]))
         return url
-
-
-async def _serve(folder: Path, port: int, state_steps: int) -> None:
-    settings = ServiceSettings(port=port, state_steps=state_steps)
-    async with serving_training(BigramBackend(), folder, settings, SERVED) as service:
-        print(service.url, flush=True)
-        await service.run()
-
-
-if __name__ == "__main__":
-    asyncio.run(_serve(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

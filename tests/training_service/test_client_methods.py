@@ -241,7 +241,9 @@ def test_what_is_not_there_is_refused_by_name(
         "billing: ": lambda: admin.get_current_checkpoint_storage_usage(),
         "billing: not": lambda: admin.get_audit_log(),
         "exporting traces": lambda: rest.export_session_trace(trained.model_id.partition(":")[0]),
-        "addresses of external weights": lambda: rest.get_external_weights_urls(path.replace("/weights/", "/external_weights/")),
+        "addresses of external weights": lambda: rest.get_external_weights_urls(
+            path.replace("/weights/", "/external_weights/")
+        ),
     }
     for name, call in refused.items():
         with pytest.raises(tinker.BadRequestError, match=name):
@@ -303,6 +305,9 @@ def test_every_public_method_of_the_client_is_called_here() -> None:
         name
         for kind in (tinker.ServiceClient, tinker.TrainingClient, tinker.SamplingClient, tinker.RestClient)
         for name, _ in inspect.getmembers(kind, inspect.isfunction)
-        if not name.startswith("_") and not name.endswith("_async") and name not in repeats and f".{name}(" not in source
+        if not name.startswith("_")
+        and not name.endswith("_async")
+        and name not in repeats
+        and f".{name}(" not in source
     ]
     assert missing == []

@@ -17,7 +17,7 @@ from tinker.proto.request_conv import forward_backward_request_to_proto
 from skyrl.training_service.serving import ServedTraining
 from skyrl.training_service.settings import ServiceSettings
 from tests.training_service.bigrams import BigramBackend
-from tests.training_service.running import KilledService, client_of, direct, running
+from tests.training_service.running import KilledService, client_of, direct, on_service, running
 from tests.training_service.test_client_methods import BASE, DATA, GREEDY, PROMPT, datum
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -79,7 +79,7 @@ def weights_after(folder: Path, order: list[int], last: int) -> tuple[np.ndarray
 
 
 def test_shuffled_doubled_and_lost_requests_give_the_same_weights(tmp_path: Path) -> None:
-    last = 200
+    last = 100
     plain, answers = weights_after(tmp_path / "a", list(range(1, last + 1)), last)
     order = [*range(1, last + 1)] * 2
     random.Random(1).shuffle(order)
@@ -142,49 +142,93 @@ def test_a_joint_pass_is_bounded_by_its_tokens(tmp_path: Path) -> None:
     assert all(len(call) - 1 <= 2 for call in backend.calls if call[0] == "passes")
 
 
-def train_through_kills(folder: Path, kills: int, steps: int, state_steps: int) -> tuple[list[float], list[int]]:
-    """Losses and a final sample of a client that trains while its service is killed now and then."""
-    service = KilledService(folder, ServiceSettings(port=0, state_steps=state_steps))
-    done = threading.Event()
-    moments = random.Random(kills)
+def patiently(service: KilledService, path: str, **content: Any) -> httpx.Response:
+    """The answer of a service that may be away for a moment."""
+    while True:
+        try:
+            with direct(service.url) as client:
+                answer = client.post(path, **content)
+        except httpx.TransportError:
+            continue
+        if b'"try_again"' not in answer.content:
+            return answer.raise_for_status()
 
-    def kill() -> None:
-        for _ in range(kills):
-            if done.wait(moments.uniform(0.0, 0.3)):
-                return
-            service.kill()
 
-    killer = threading.Thread(target=kill)
+def answers_through_kills(folder: Path, kills: set[int], last: int) -> list[bytes]:
+    """Results of a program whose service is killed after some of its requests were acknowledged, before they are done
+    or after.
+    """
+    service = KilledService(folder, ServiceSettings(port=0, state_steps=3))
     try:
-        with client_of(service.url) as client:
-            training = client.create_lora_training_client(BASE, rank=4, seed=7).result()
-            before = training.save_weights_and_get_sampling_client().result()
-            first = before.compute_logprobs(PROMPT).result()
-            killer.start()
-            futures = []
-            for _ in range(steps):
-                futures.append(training.forward_backward(DATA, "cross_entropy"))
-                training.optim_step(types.AdamParams(learning_rate=0.1)).result()
-            losses = [future.result().metrics["loss:sum"] for future in futures]
-            killer.join()
-            after = training.save_weights_and_get_sampling_client().result()
-            tokens = after.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens
-            assert before.compute_logprobs(PROMPT).result() == first
-            return losses, tokens
+        with direct(service.url) as client:
+            model = model_of(client, session_of(client))
+        ids = []
+        for seq in range(1, last + 1):
+            body = {"model_id": model, "seq_id": seq, "adam_params": {"learning_rate": 0.01 * (seq % 7)}}
+            row = datum(*((np.arange(4) * seq + 1) % 32).tolist())
+            ids.append(
+                patiently(service, "/forward_backward", content=pass_body(model, seq, [row]), headers=PROTOBUF)
+                if seq % 3
+                else patiently(service, "/optim_step", json=body)
+            )
+            if seq in kills:
+                service.kill()
+        answers = []
+        for answer in ids:
+            done = patiently(service, "/retrieve_future", json={"request_id": answer.json()["request_id"]})
+            answers.append(done.content)
+        return answers
     finally:
-        done.set()
-        if killer.ident is not None:
-            killer.join()
         service.close()
 
 
 def test_a_killed_service_continues_bit_for_bit(tmp_path: Path) -> None:
-    assert train_through_kills(tmp_path / "a", 3, 20, 4) == train_through_kills(tmp_path / "b", 0, 20, 4)
+    assert answers_through_kills(tmp_path / "a", {5, 11, 12}, 24) == answers_through_kills(tmp_path / "b", set(), 24)
 
 
 @pytest.mark.long
 def test_50_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
-    assert train_through_kills(tmp_path / "a", 50, 300, 7) == train_through_kills(tmp_path / "b", 0, 300, 7)
+    kills = set(random.Random(1).sample(range(1, 300), 50))
+    assert answers_through_kills(tmp_path / "a", kills, 300) == answers_through_kills(tmp_path / "b", set(), 300)
+
+
+@pytest.mark.long
+def test_the_client_trains_and_samples_through_kills(tmp_path: Path) -> None:
+    """Kills at random moments, under the client's own retries."""
+    outcomes = []
+    for kills in (5, 0):
+        service = KilledService(tmp_path / str(kills), ServiceSettings(port=0, state_steps=4))
+        done = threading.Event()
+        killer = threading.Thread(target=_kill, args=(service, kills, done))
+        try:
+            with client_of(service.url) as client:
+                training = client.create_lora_training_client(BASE, rank=4, seed=7).result()
+                before = training.save_weights_and_get_sampling_client().result()
+                first = before.compute_logprobs(PROMPT).result()
+                killer.start()
+                losses = []
+                for _ in range(30):
+                    passed = training.forward_backward(DATA, "cross_entropy")
+                    training.optim_step(types.AdamParams(learning_rate=0.1)).result()
+                    losses.append(passed.result().metrics["loss:sum"])
+                after = training.save_weights_and_get_sampling_client().result()
+                tokens = after.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens
+                assert before.compute_logprobs(PROMPT).result() == first
+                outcomes.append((losses, tokens))
+                done.set()
+                killer.join()
+        finally:
+            done.set()
+            service.close()
+    assert outcomes[0] == outcomes[1]
+
+
+def _kill(service: KilledService, kills: int, done: threading.Event) -> None:
+    moments = random.Random(kills)
+    for _ in range(kills):
+        if done.wait(moments.uniform(0.0, 1.0)):
+            return
+        service.kill()
 
 
 def test_results_that_nobody_fetched_survive_a_restart(tmp_path: Path) -> None:
@@ -206,8 +250,10 @@ def test_a_result_that_was_read_is_gone_after_a_while(tmp_path: Path) -> None:
         model = model_of(client, session_of(client))
         request_id = send(client, model, 1)
         result(client, request_id)
-        inner = service._service
-        inner.store.forget_results(read_before=0.0, done_before=2e10, most_bytes=1 << 30)
+        later = 2e10
+        on_service(
+            service, lambda each: each.store.forget_results(read_before=0.0, done_before=later, most_bytes=1 << 30)
+        )
         answer = client.post("/retrieve_future", json={"request_id": request_id})
         assert (answer.status_code, "is gone" in answer.json()["error"]) == (410, True)
         assert send(client, model, 1) == request_id
