@@ -1,0 +1,39 @@
+"""Fixtures of the training service's tests."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tinker
+
+from skyrl.training_service.serving import ServedTraining
+from tests.training_service.running import KEY, client_of, running
+
+
+@pytest.fixture(autouse=True)
+def _client_of_a_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The client sends no telemetry, has a key that it accepts, and leaves connections open, which are collected here."""
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield
+        gc.collect()
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServedTraining]:
+    """A service with the default settings."""
+    with running(tmp_path / "service") as served:
+        yield served
+
+
+@pytest.fixture
+def client(service: ServedTraining) -> Iterator[tinker.ServiceClient]:
+    """A client of `service`."""
+    with client_of(service.url) as each:
+        yield each
