@@ -62,15 +62,15 @@ class PagedDecoder:
         self._drop()
         self._pool.release()
 
-    def decode(self, cache: PagedCache, starts: Tensor) -> Tensor:
+    def decode(self, cache: PagedCache, starts: Tensor, *, recorded: bool = True) -> Tensor:
         """Logits (R, V) after the tokens in column `end` of the cache, whose keys and values are added there; valid
-        until the next call. `starts` (R,) is each row's first column.
+        until the next call. `starts` (R,) is each row's first column. Without `recorded`, no graph is used.
         """
         storage, rows, end = self._pool.storage, cache.window.rows, cache.window.end
         assert storage is not None
         storage.ids[:rows] = cache.tokens[:rows, 0, end]
         storage.positions[:rows] = end - starts
-        if not self._records:
+        if not (self._records and recorded):
             return self._logits(storage, padded(rows))[:rows]
         with torch.cuda.device(self._pool.device):
             return self._replayed(storage, padded(rows))[:rows]
