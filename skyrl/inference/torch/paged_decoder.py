@@ -2,7 +2,8 @@
 
 A step of a small model launches hundreds of short kernels, which takes the host ten times as long as the device needs
 for them; a graph launches them at once. It reads weights, pages, tokens and positions at fixed addresses. It is
-recorded again if one of these moves: the pool of pages grows, or weights are not replaced in place.
+recorded again if one of these moves: the pool of pages grows, or weights are not replaced in place. Steps of rows with
+adapters are not recorded: their factors move whenever other adapters share the batch.
 
 On other devices, which only tests use, a step is the same call without a recording.
 """
