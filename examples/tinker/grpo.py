@@ -26,15 +26,15 @@ def main() -> None:
     given = parser.parse_args()
 
     service = tinker.ServiceClient(base_url=given.url, api_key="tml-local")
-    base = service.get_server_capabilities().supported_models[0].model_name
+    base = service.create_rest_client().get_server_capabilities().result().supported_models[0].model_name
     assert base is not None
-    training = service.create_lora_training_client(base_model=base, rank=16, seed=1)
+    training = service.create_lora_training_client(base_model=base, rank=16, seed=1).result()
     tokenizer = AutoTokenizer.from_pretrained(base)
     rows = [json.loads(line) for line in (SUMS / "train.jsonl").read_text().splitlines()]
     drawn = np.random.default_rng(1)
 
     for step in range(given.steps):
-        sampler = training.save_weights_and_get_sampling_client()
+        sampler = training.save_weights_and_get_sampling_client().result()
         asked = [rows[int(index)] for index in drawn.choice(len(rows), given.prompts, replace=False)]
         prompts = [
             tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False) for row in asked

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ModelError, RequestError
+from skyrl.inference.adapters import Adapter, shared
 from skyrl.models.adapter_parts import Part, drawn_factors
 from skyrl.models.files.stored_adapter import stored_settings, stored_tensors
 from skyrl.models.lora import adapter_settings
@@ -61,11 +62,21 @@ class AdapterLayout:
         views = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
         yield from zip(self.layers, views[0::2], views[1::2], strict=True)
 
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """The factors under the names in PEFT's files, as views of the vector."""
+        return {
+            _stored_name(name, part): factor
+            for name, a, b in self.factors(vector)
+            for part, factor in (("A", a), ("B", b))
+        }
+
+    def adapter(self, vector: Tensor) -> Adapter:
+        """The adapter, for engines."""
+        return shared(tuple(self.named(vector).items()), rank=self.spec.rank, alpha=ALPHA)
+
     def write(self, vector: Tensor, folder: Path, like: str) -> None:
         """Store the adapter of the model `like` in PEFT's format."""
-        tensors = {}
-        for name, a, b in self.factors(vector.cpu()):
-            tensors |= {_stored_name(name, "A"): a.contiguous(), _stored_name(name, "B"): b.contiguous()}
+        tensors = {name: factor.contiguous() for name, factor in self.named(vector.cpu()).items()}
         lora = SkyRLLoraConfig(rank=self.spec.rank, alpha=ALPHA, target_modules=tuple(self.layers))
         adapter_settings(lora, like, tensors).save_pretrained(str(folder))
         save_tensors(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})

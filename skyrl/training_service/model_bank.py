@@ -30,6 +30,7 @@ from skyrl.config.derive.model_overrides import learner_overrides
 from skyrl.config.settings.learners import ShardedModelConfig
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.errors import ModelError, RequestError, RunError, UserError
+from skyrl.inference.adapters import Adapter
 from skyrl.learners.forward import compute_logprobs
 from skyrl.learners.fsdp2 import Fsdp2
 from skyrl.learners.moving import HOST
@@ -252,6 +253,16 @@ class ModelBank(ModelWorker):
         if model.layout is None:
             _copied(model.state.weights, dict(self._source.load(self.device).named_parameters()))
         del self._models[model_id]
+
+    def adapter(self, model_id: str) -> Adapter:
+        """A copy of a model's adapter, for engines."""
+        model = self._awake(model_id)
+        assert model.layout is not None
+        return model.layout.adapter(model.state.weights[FACTORS].clone())
+
+    def weights(self) -> tuple[tuple[str, Tensor], ...]:
+        """Name and value of every weight of the base, which are those of the model that is trained as a whole."""
+        return tuple(named_weights(self.model))
 
     def close(self) -> None:
         """Leave the process group and remove what rests on the disk."""

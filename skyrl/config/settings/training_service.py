@@ -3,7 +3,7 @@
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.tree import FREE, field, frozen
 from skyrl.tree.types import Seconds
-from skyrl.tree.validators import port, positive
+from skyrl.tree.validators import port_or_free, positive
 
 
 @frozen
@@ -14,8 +14,8 @@ class TrainingServiceConfig(BaseConfig):
     """Address to listen on. Without tokens of clients (`skyrl serve-training --add-client`), only addresses of this
     machine are allowed."""
 
-    port: int = field(default=8010, validator=port, metadata=FREE)
-    """Port to listen on."""
+    port: int = field(default=8010, validator=port_or_free, metadata=FREE)
+    """Port to listen on; 0 picks a free one."""
 
     train_all_weights: bool = False
     """Train all weights of one model at a time, in place of adapters of many."""
@@ -25,6 +25,10 @@ class TrainingServiceConfig(BaseConfig):
 
     max_rank: int = field(default=64, validator=positive, metadata=FREE)
     """Largest rank of an adapter."""
+
+    resident_models: int = field(default=32, validator=positive, metadata=FREE)
+    """Number of models whose adapters, gradients and moments are in memory; the others, those used longest ago, rest on
+    the disk until they are asked for again."""
 
     max_samplers: int = field(default=16, validator=positive, metadata=FREE)
     """Maximum number of snapshots that the engines hold at once; the one used longest ago makes room, and is loaded
