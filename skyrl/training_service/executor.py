@@ -195,7 +195,7 @@ class Executor:
                 finished.append(Finished(request=request, outcome=failure(error)))
         try:
             results = await self._backend.passes([each for _, each in computed]) if computed else []
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it becomes the requests' outcome
             results = [error] * len(computed)
         done = [_pass_outcome(request, result) for (request, _), result in zip(computed, results, strict=True)]
         changed = {
@@ -220,7 +220,7 @@ class Executor:
         stored = self._store.request(request.id)
         try:
             await run(model, request, stored)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it becomes the request's outcome
             self._record([Finished(request=request, outcome=failure(error))], None, {})
             if request.seq == 0:
                 del model.waiting[0]

@@ -155,8 +155,8 @@ def _array(tensor: Any, name: str, length: int, budget: _Budget) -> Array:
     shape = tuple(tensor.shape) or (len(values),)
     if len(shape) not in (1, 2) or shape[0] != length or min(shape) < 0:
         raise RequestError(
-            f"{name} has the shape {list(shape)[:8]}; needed is one number, or one row of numbers, per token: [{length}] "
-            f"or [{length}, K]",
+            f"{name} has the shape {list(shape)[:8]}; needed is one number, or one row of numbers, per token: "
+            f"[{length}] or [{length}, K]",
             param=name,
         )
     budget.take(shape, name)

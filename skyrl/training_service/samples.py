@@ -25,8 +25,8 @@ _UNSCORED = -99999.0
 
 
 def sample_request(fields: Fields, sampler: str | None, model: ServedModel, seed_of: str) -> SampleRequest:
-    """The request in the fields of a body. `seed_of` names the request: its seed, if the client chose none, follows from
-    it, so that the request gives the same samples after a restart. Raises `RequestError`, which names the field.
+    """The request in the fields of a body. `seed_of` names the request: its seed, if the client chose none, follows
+    from it, so that the request gives the same samples after a restart. Raises `RequestError`, which names the field.
     """
     n = fields.integer("num_samples", 1, least=1, most=MOST_SAMPLES)
     prompt = prompt_tokens(fields.mapping("prompt"), model)

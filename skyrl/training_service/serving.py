@@ -73,13 +73,13 @@ async def serving_training(
     turn in progress ends and the state of all models is stored.
 
     `listener` is called on the service's thread. Raises `UserError` for an address that other machines can reach while
-    no client has a token, or a folder that another service uses, and `ProcessError` for an address that cannot be bound.
+    no client has a token, or a folder that another service uses, and `ProcessError` for an address that cannot be used.
     """
     with_tokens = bool(client_names(folder))
     if not with_tokens and not is_loopback(settings.host):
         raise UserError(
-            f"{settings.host} can be reached from other machines, and no client has a token: add a client, or listen on "
-            "127.0.0.1"
+            f"{settings.host} can be reached from other machines, and no client has a token: add a client, or listen "
+            "on 127.0.0.1"
         )
     with bound_socket(settings.host, settings.port) as bound:
         shown = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -111,10 +111,8 @@ async def serving_training(
             try:
                 asyncio.run(serve())
                 ended.set_result(None)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - it is raised to the caller
                 (ended if started.done() else started).set_exception(error)
-                if not ended.done():
-                    ended.set_result(None)
 
         thread = threading.Thread(target=target, name="training-service", daemon=True)
         thread.start()

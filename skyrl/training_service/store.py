@@ -147,7 +147,8 @@ class Store:
     def add_request(self, request: StoredRequest) -> None:
         """Store a request before it is acknowledged."""
         self.run(
-            "INSERT INTO requests (id, kind, owner, seq, client, tokens, body, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO requests (id, kind, owner, seq, client, tokens, body, created) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             request.id,
             request.kind,
             request.owner,

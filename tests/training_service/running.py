@@ -17,8 +17,8 @@ import httpx
 import tinker
 from attrs import evolve
 
-from skyrl.training_service.serving import ServedTraining, serving_training
 from skyrl.training_service.service import TrainingService
+from skyrl.training_service.serving import ServedTraining, serving_training
 from skyrl.training_service.settings import ServiceSettings
 from tests.training_service.bigrams import SERVED, BigramBackend
 

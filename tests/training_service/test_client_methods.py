@@ -152,8 +152,9 @@ def test_checkpoints_bring_a_model_back(client: tinker.ServiceClient, trained: t
     losses = []
     same = client.create_training_client_from_state_with_optimizer(state).result()
     fresh = client.create_training_client_from_state(state, user_metadata={"c": "d"}).result()
-    with pytest.warns(FutureWarning):
+    with pytest.warns(FutureWarning, match="load_state"):
         fresh.load_state(state).result()
+    with pytest.warns(FutureWarning, match="load_state"):
         fresh.load_state_with_optimizer(state).result()
     for training in (trained, same, fresh):
         training.forward_backward(DATA, "cross_entropy").result()

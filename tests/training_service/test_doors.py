@@ -46,9 +46,11 @@ def test_tokens_are_hashed_and_required_from_the_first_one_on(tmp_path: Path) ->
 
 
 def test_other_machines_need_tokens(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no client has a token"):
-        with running(tmp_path, ServiceSettings(host="0.0.0.0", port=0)):
-            raise AssertionError
+    with (
+        pytest.raises(UserError, match="no client has a token"),
+        running(tmp_path, ServiceSettings(host="0.0.0.0", port=0)),
+    ):
+        raise AssertionError
 
 
 def test_pages_of_other_sites_are_refused(service: ServedTraining) -> None:
@@ -147,18 +149,16 @@ def test_compressed_bodies_and_answers(service: ServedTraining) -> None:
 
 def test_too_many_tokens_in_flight_are_told_to_wait(tmp_path: Path) -> None:
     backend = BigramBackend()
-    with running(tmp_path, ServiceSettings(port=0, client_tokens=8), backend) as service:
-        with direct(service.url) as client:
-            model = model_of(client, session_of(client))
-            backend.hold.clear()
-            bodies = {seq: pass_body(model, seq, DATA[:1]) for seq in (1, 2, 3, 4)}
-            codes = [
-                client.post("/forward_backward", content=bodies[seq], headers=PROTOBUF).status_code
-                for seq in (2, 3, 4, 1)
-            ]
-            assert codes == [200, 200, 429, 200]  # the request that runs next is always accepted
-            backend.hold.set()
-            result(client, f"{model}:3")
+    with running(tmp_path, ServiceSettings(port=0, client_tokens=8), backend) as service, direct(service.url) as client:
+        model = model_of(client, session_of(client))
+        backend.hold.clear()
+        bodies = {seq: pass_body(model, seq, DATA[:1]) for seq in (1, 2, 3, 4)}
+        codes = [
+            client.post("/forward_backward", content=bodies[seq], headers=PROTOBUF).status_code for seq in (2, 3, 4, 1)
+        ]
+        assert codes == [200, 200, 429, 200]  # the request that runs next is always accepted
+        backend.hold.set()
+        result(client, f"{model}:3")
 
 
 @pytest.mark.parametrize("clients", [12, pytest.param(200, marks=pytest.mark.long)])
@@ -194,10 +194,8 @@ def test_many_clients_see_only_429_and_try_again(tmp_path: Path, clients: int) -
 
 
 def test_two_services_do_not_share_a_folder(tmp_path: Path) -> None:
-    with running(tmp_path):
-        with pytest.raises(UserError, match="another training service runs in"):
-            with running(tmp_path):
-                raise AssertionError
+    with running(tmp_path), pytest.raises(UserError, match="another training service runs in"), running(tmp_path):
+        raise AssertionError
 
 
 def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:

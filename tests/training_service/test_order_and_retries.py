@@ -261,17 +261,19 @@ def test_a_result_that_was_read_is_gone_after_a_while(tmp_path: Path) -> None:
 
 def test_a_silent_session_ends(tmp_path: Path) -> None:
     backend = BigramBackend()
-    with running(tmp_path, ServiceSettings(port=0, session_seconds=0.0), backend) as service:
-        with direct(service.url) as client:
-            session = session_of(client)
-            model = model_of(client, session)
-            assert model in backend.models
-            held = client.post("/forward_backward", content=pass_body(model, 2, DATA), headers=PROTOBUF).json()
-            # `result` returns once housekeeping has ended the session.
-            assert "was unloaded" in result(client, held["request_id"]).json()["error"]
-            assert backend.models == {}
-            assert client.post("/session_heartbeat", json={"session_id": session}).status_code == 410
-            assert client.post("/get_info", json={"model_id": model}).status_code == 404
+    with (
+        running(tmp_path, ServiceSettings(port=0, session_seconds=0.0), backend) as service,
+        direct(service.url) as client,
+    ):
+        session = session_of(client)
+        model = model_of(client, session)
+        assert model in backend.models
+        held = client.post("/forward_backward", content=pass_body(model, 2, DATA), headers=PROTOBUF).json()
+        # `result` returns once housekeeping has ended the session.
+        assert "was unloaded" in result(client, held["request_id"]).json()["error"]
+        assert backend.models == {}
+        assert client.post("/session_heartbeat", json={"session_id": session}).status_code == 410
+        assert client.post("/get_info", json={"model_id": model}).status_code == 404
 
 
 def test_unloading_a_model_is_a_request(service: ServedTraining) -> None:
@@ -298,11 +300,13 @@ def test_a_cancelled_sample_ends(tmp_path: Path) -> None:
 
 def test_snapshots_beyond_the_limit_are_loaded_when_used(tmp_path: Path) -> None:
     backend = BigramBackend()
-    with running(tmp_path, ServiceSettings(port=0, max_samplers=2), backend) as service:
-        with client_of(service.url) as client:
-            training = client.create_lora_training_client(BASE, rank=4, seed=7).result()
-            samplings = [training.save_weights_and_get_sampling_client().result() for _ in range(4)]
-            scores = {tuple(each.compute_logprobs(PROMPT).result()) for each in samplings}
-            assert len(scores) == 1
-            assert len(backend.samplers) == 2
-            assert isinstance(training, tinker.TrainingClient)
+    with (
+        running(tmp_path, ServiceSettings(port=0, max_samplers=2), backend) as service,
+        client_of(service.url) as client,
+    ):
+        training = client.create_lora_training_client(BASE, rank=4, seed=7).result()
+        samplings = [training.save_weights_and_get_sampling_client().result() for _ in range(4)]
+        scores = {tuple(each.compute_logprobs(PROMPT).result()) for each in samplings}
+        assert len(scores) == 1
+        assert len(backend.samplers) == 2
+        assert isinstance(training, tinker.TrainingClient)
