@@ -63,6 +63,7 @@ from skyrl.config.settings.rewards import NormConfig, OverlongConfig, RewardShap
 from skyrl.config.settings.root import SkyRLConfig, SkyRLTrainConfig
 from skyrl.config.settings.tracker_settings import TrackersConfig
 from skyrl.config.settings.trainer import TrainerConfig
+from skyrl.config.settings.training_service import TrainingServiceConfig
 from skyrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ __all__ = [
     "Text2SQLEnvConfig",
     "TrackersConfig",
     "TrainerConfig",
+    "TrainingServiceConfig",
     "ZeroOptimizationConfig",
     "build_nested_dataclass",
     "check",

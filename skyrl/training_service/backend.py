@@ -16,6 +16,8 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
+from skyrl.inference.engine import TopLogprobs
+
 Array = NDArray[np.generic]
 
 
@@ -126,17 +128,6 @@ class SampleRequest:
 
     topk_sample_logprobs: int = 0
     """Number of the likeliest tokens reported at each sampled token."""
-
-
-@frozen(kw_only=True, eq=False)
-class TopLogprobs:
-    """The k likeliest tokens at each of some places."""
-
-    token_ids: NDArray[np.int32]
-    """(places, k), the likeliest first."""
-
-    logprobs: NDArray[np.float32]
-    """(places, k), in nats."""
 
 
 @frozen(kw_only=True, eq=False)

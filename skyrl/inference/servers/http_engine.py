@@ -129,7 +129,10 @@ class HttpEngine:
 
         Raises `ProcessError` if the server is silent, gone, or keeps giving answers that do not match the request.
         """
-        refuse_adapter(request)
+        if request.adapter is not None:
+            refuse_adapter(request.adapter)
+        if request.end_ids is not None or request.top_logprobs or request.prompt_top_logprobs:
+            raise UserError("an inference server draws without `end_ids` and reports no likeliest tokens")
         self._refuse_if_out_of_service()
         await self._connect()
         remedy = _longer(len(request.prompt_ids) + request.sampling.max_generate_length)
@@ -212,6 +215,16 @@ class HttpEngine:
             flight.versions.add(version)
         _log.info("weights of version %d at %s", version, self._server.url)
         return self._server.reads_back and not isinstance(incoming, Adapter)
+
+    async def publish(self, name: str, adapter: Adapter) -> None:
+        """Raises `UserError`: adapters of a server are given when it starts."""
+        raise UserError(
+            f"the inference server {self._server.url} takes no adapter {name} while it runs: use engines of the run"
+        )
+
+    async def unpublish(self, name: str) -> None:
+        """Raises `UserError`: there are no published adapters."""
+        refuse_adapter(name)
 
     async def load(self) -> EngineLoad | None:
         """The load according to the server's metrics; None if it reports none, or cannot be reached now."""
