@@ -20,9 +20,8 @@ from typing import Any
 from attrs import asdict, field, frozen
 
 from skyrl.endpoint.fields import Fields
-from skyrl.errors import RequestError, RunError, StorageError
+from skyrl.errors import RequestError, RunError
 from skyrl.processes.service_app import json_object
-from skyrl.storage.atomic import atomic_folder
 from skyrl.training_service.backend import AdamSettings, AdapterSpec, Backend, PassRequest, PassResult
 from skyrl.training_service.model_queue import ModelQueue, QueuedModel, Waiting
 from skyrl.training_service.passes import PassLimits, pass_body, pass_request
@@ -354,13 +353,10 @@ class Executor:
         self._store.run(f"INSERT OR REPLACE INTO checkpoints ({', '.join(row)}) VALUES ({marks})", *row.values())
 
     async def _saved(self, model_id: str, name: str, *, optimizer: bool) -> str:
-        """Save a model in a folder of its own; returns the folder's name."""
+        """Save a model in a new folder; returns the folder's name. The next service removes it if it is not recorded."""
         folder = f"{model_id.replace(':', '-')}-{name}"
-        try:
-            with atomic_folder(self.weights / folder) as scratch:
-                await self._backend.save(model_id, scratch, optimizer=optimizer)
-        except OSError as error:
-            raise StorageError(f"the service cannot write {self.weights / folder}: {error}") from error
+        shutil.rmtree(self.weights / folder, ignore_errors=True)
+        await self._backend.save(model_id, self.weights / folder, optimizer=optimizer)
         return folder
 
     def _checkpoint(self, fields: Fields, client: str) -> tuple[Mapping[str, Any], bool]:
