@@ -77,7 +77,8 @@ class Executor:
         self.queue = ModelQueue(settings.max_pass_tokens)
         self.computing = asyncio.Lock()
         self.weights = folder / WEIGHTS
-        self.published = PublishedSnapshots(backend, self.weights, self.computing, settings.max_samplers)
+        most = 1 if model.full else settings.max_samplers  # all weights of a model take the place of the base's
+        self.published = PublishedSnapshots(backend, self.weights, self.computing, most)
         self._backend, self._store, self._settings, self._model = backend, store, settings, model
         self._listener = listener
         self._limits = PassLimits(datums=settings.max_datums, context=model.context, vocabulary=model.vocabulary)
@@ -353,7 +354,7 @@ class Executor:
         self._store.run(f"INSERT OR REPLACE INTO checkpoints ({', '.join(row)}) VALUES ({marks})", *row.values())
 
     async def _saved(self, model_id: str, name: str, *, optimizer: bool) -> str:
-        """Save a model in a new folder; returns the folder's name. The next service removes it if it is not recorded."""
+        """Save a model in a new folder; returns the folder's name. A restart removes one that was not recorded."""
         folder = f"{model_id.replace(':', '-')}-{name}"
         shutil.rmtree(self.weights / folder, ignore_errors=True)
         await self._backend.save(model_id, self.weights / folder, optimizer=optimizer)

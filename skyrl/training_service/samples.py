@@ -10,15 +10,13 @@ import numpy as np
 
 from skyrl.endpoint.fields import Fields
 from skyrl.errors import RequestError
-from skyrl.training_service.backend import SampleRequest, SampleResult, TopLogprobs
+from skyrl.inference.engine import MOST_TOP_LOGPROBS, TopLogprobs
+from skyrl.training_service.backend import SampleRequest, SampleResult
 from skyrl.training_service.messages import LENGTH, STOPPED, new_message
 from skyrl.training_service.settings import ServedModel
 
 MOST_SAMPLES = 1024
 """Maximum number of samples of one prompt in one request."""
-
-MOST_TOP = 128
-"""Maximum number of the likeliest tokens reported at a place."""
 
 _UNSCORED = -99999.0
 """Log-probability with which the client marks a place that has none."""
@@ -30,8 +28,8 @@ def sample_request(fields: Fields, sampler: str | None, model: ServedModel, seed
     """
     n = fields.integer("num_samples", 1, least=1, most=MOST_SAMPLES)
     prompt = prompt_tokens(fields.mapping("prompt"), model)
-    top_prompt = fields.integer("topk_prompt_logprobs", 0, least=0, most=MOST_TOP)
-    top_sample = fields.integer("topk_sample_logprobs", 0, least=0, most=MOST_TOP)
+    top_prompt = fields.integer("topk_prompt_logprobs", 0, least=0, most=MOST_TOP_LOGPROBS)
+    top_sample = fields.integer("topk_sample_logprobs", 0, least=0, most=MOST_TOP_LOGPROBS)
     with_logprobs = fields.boolean("prompt_logprobs")
     last = fields.integer("prompt_logprobs_last_n", None, least=1, most=max(1, len(prompt) - 1))
     if last is not None and not with_logprobs:

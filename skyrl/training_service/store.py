@@ -44,8 +44,9 @@ CREATE TABLE IF NOT EXISTS models (
     next_seq INTEGER NOT NULL, alive INTEGER NOT NULL, last_request REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS requests (
     id TEXT PRIMARY KEY, kind TEXT NOT NULL, owner TEXT NOT NULL, seq INTEGER NOT NULL, client TEXT NOT NULL,
-    tokens INTEGER NOT NULL, body BLOB, created REAL NOT NULL, tick INTEGER, done INTEGER, done_at REAL, read_at REAL,
+    tokens INTEGER NOT NULL, created REAL NOT NULL, tick INTEGER, done INTEGER, done_at REAL, read_at REAL,
     result BLOB, media TEXT, failed INTEGER);
+CREATE TABLE IF NOT EXISTS bodies (id TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS requests_done ON requests (owner, done);
 CREATE INDEX IF NOT EXISTS requests_done_at ON requests (done_at);
 CREATE INDEX IF NOT EXISTS requests_tick ON requests (tick);
@@ -146,43 +147,43 @@ class Store:
 
     def add_request(self, request: StoredRequest) -> None:
         """Store a request before it is acknowledged."""
-        self.run(
-            "INSERT INTO requests (id, kind, owner, seq, client, tokens, body, created) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            request.id,
-            request.kind,
-            request.owner,
-            request.seq,
-            request.client,
-            request.tokens,
-            request.body,
-            request.created,
-        )
+        with self.transaction():
+            self.run(
+                "INSERT INTO requests (id, kind, owner, seq, client, tokens, created) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                request.id,
+                request.kind,
+                request.owner,
+                request.seq,
+                request.client,
+                request.tokens,
+                request.created,
+            )
+            self.run("INSERT INTO bodies VALUES (?, ?)", request.id, request.body)
 
     def request(self, request_id: str) -> StoredRequest:
         """A stored request that is not forgotten."""
-        row = self._one("SELECT * FROM requests WHERE id = ?", request_id)
-        return _stored(row)
+        return _stored(self._one("SELECT * FROM requests LEFT JOIN bodies USING (id) WHERE id = ?", request_id))
 
     def unfinished(self) -> list[StoredRequest]:
         """Acknowledged requests without a result, in the order of their arrival."""
-        return [_stored(row) for row in self.all("SELECT * FROM requests WHERE done IS NULL ORDER BY rowid")]
+        rows = self.all("SELECT * FROM requests LEFT JOIN bodies USING (id) WHERE done IS NULL ORDER BY requests.rowid")
+        return [_stored(row) for row in rows]
 
     def finish(self, request_id: str, outcome: Outcome, tick: int | None = None) -> None:
         """Store how a request ended, in the open transaction. The body stays as long as its tick may be replayed."""
         self._done += 1
         self.run(
-            "UPDATE requests SET done = ?, done_at = ?, result = ?, media = ?, failed = ?, tick = ?, "
-            "body = CASE WHEN ? IS NULL THEN NULL ELSE body END WHERE id = ?",
+            "UPDATE requests SET done = ?, done_at = ?, result = ?, media = ?, failed = ?, tick = ? WHERE id = ?",
             self._done,
             time.time(),
             outcome.body,
             outcome.media,
             outcome.failed,
             tick,
-            tick,
             request_id,
         )
+        if tick is None:
+            self.run("DELETE FROM bodies WHERE id = ?", request_id)
 
     def add_tick(self, kind: str, content: Mapping[str, Any]) -> int:
         """Append to the journal, in the open transaction; returns the tick's number."""
@@ -211,7 +212,8 @@ class Store:
             for model in dropped:
                 self.run("DELETE FROM states WHERE model = ?", model)
             self.run("INSERT OR REPLACE INTO numbers VALUES ('state_tick', ?)", tick)
-            self.run("UPDATE requests SET body = NULL, tick = NULL WHERE tick <= ?", tick)
+            self.run("DELETE FROM bodies WHERE id IN (SELECT id FROM requests WHERE tick <= ?)", tick)
+            self.run("UPDATE requests SET tick = NULL WHERE tick <= ?", tick)
             self.run("DELETE FROM ticks WHERE number <= ?", tick)
 
     def forget_results(self, *, read_before: float, done_before: float, most_bytes: int) -> None:
@@ -298,6 +300,7 @@ def _connect(folder: Path) -> sqlite3.Connection:
     connection.row_factory = sqlite3.Row
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA wal_autocheckpoint = 8000")  # pages of 4 kB: each checkpoint waits for the disk
     connection.executescript(_SCHEMA)
     return connection
 

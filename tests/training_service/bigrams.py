@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from skyrl.errors import RequestError
+from skyrl.inference.engine import TopLogprobs
 from skyrl.training_service.backend import (
     AdamSettings,
     AdapterSpec,
@@ -27,7 +28,6 @@ from skyrl.training_service.backend import (
     SampledSequence,
     SampleRequest,
     SampleResult,
-    TopLogprobs,
 )
 from skyrl.training_service.settings import ServedModel
 

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tinker import types
 
-from skyrl.training_service import serving
+from skyrl.training_service import routes, serving
 from tests.training_service.running import KEY, client_of, running
 from tests.training_service.test_client_methods import BASE, DATA, GREEDY, PROMPT
 
@@ -49,7 +49,7 @@ class _Recording:
 
 def record() -> None:
     """Let the client use what it can, and write one request of each kind."""
-    made = serving.training_app
+    made = routes.training_app
     recordings: list[_Recording] = []
 
     def recorded(*arguments: object, **named: object) -> _Recording:
@@ -76,7 +76,7 @@ def record() -> None:
         rest = tinker.RestClient(base_url=service.url, api_key=KEY)
         rest.get_weights_info_by_tinker_path(path).result()
         rest.copy_weights(path, destination_project_id="p").result()
-    kept = {}
+    kept: dict[tuple[str, str, tuple[str, ...]], dict[str, str]] = {}
     for method, place, kind, body in recordings[0].requests:
         place, body = place.replace(session, SESSION), body.replace(session.encode(), SESSION.encode())
         fields = () if "json" not in kind else tuple(json.loads(body))

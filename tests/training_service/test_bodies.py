@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
 from skyrl.errors import RequestError
-from skyrl.training_service.backend import PassResult, SampledSequence, SampleResult, TopLogprobs
+from skyrl.inference.engine import TopLogprobs
+from skyrl.training_service.backend import PassResult, SampledSequence, SampleResult
 from skyrl.training_service.messages import new_message
 from skyrl.training_service.passes import PassLimits, pass_body, pass_request
 from skyrl.training_service.samples import sample_body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -228,6 +229,47 @@ def _kill(service: KilledService, kills: int, done: threading.Event) -> None:
         if done.wait(moments.uniform(0.0, 1.0)):
             return
         service.kill()
+
+
+def test_what_the_journal_needs_is_kept(tmp_path: Path) -> None:
+    """Loads from a checkpoint that was deleted, an unloaded model and a sampler, in a folder as a crash leaves it."""
+    backends = [BigramBackend(), BigramBackend()]
+    with running(tmp_path / "a", backend=backends[0]) as service, direct(service.url) as client:
+        session = session_of(client)
+        model, other = (model_of(client, session, number) for number in (0, 1))
+        for seq in (1, 2, 3):
+            send(client, model, seq)
+            send(client, other, seq)
+        orders: list[tuple[str, dict[str, Any]]] = [
+            ("/save_weights", {"model_id": model, "seq_id": 4, "path": "a"}),
+            (
+                "/load_weights",
+                {"model_id": model, "seq_id": 5, "path": f"tinker://{model}/weights/a", "optimizer": True},
+            ),
+            ("/save_weights_for_sampler", {"model_id": model, "seq_id": 6, "sampling_session_seq_id": 0}),
+            ("/unload_model", {"model_id": other}),
+        ]
+        for place, order in orders:
+            assert b"error" not in result(client, client.post(place, json=order).json()["request_id"]).content
+        client.delete(f"/training_runs/{model}/checkpoints/weights/a").raise_for_status()
+        result(client, send(client, model, 7))
+        assert not client.get(f"/training_runs/{model}/checkpoints").json()["checkpoints"]
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        drawn = sample_of(client, f"{session}:sample:0", 0)
+        assert list(backends[0].models) == [model]
+        before = backends[0].models[model]
+        with running(tmp_path / "b", backend=backends[1]) as copied, direct(copied.url) as again:
+            assert sample_of(again, f"{session}:sample:0", 1) == drawn
+            assert list(backends[1].models) == [model]
+            after = backends[1].models[model]
+    assert (before.weights == after.weights).all() and (before.gradient == after.gradient).all()
+
+
+def sample_of(client: httpx.Client, sampler: str, seq: int) -> bytes:
+    """A sample with a fixed seed."""
+    body = {"sampling_session_id": sampler, "seq_id": seq, "prompt": {"chunks": [{"tokens": [1]}]}}
+    future = client.post("/asample", json={**body, "sampling_params": {"max_tokens": 9, "seed": 5}}).json()
+    return result(client, future["request_id"]).content
 
 
 def test_results_that_nobody_fetched_survive_a_restart(tmp_path: Path) -> None:
