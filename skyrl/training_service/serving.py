@@ -73,7 +73,8 @@ async def serving_training(
     turn in progress ends and the state of all models is stored.
 
     `listener` is called on the service's thread. Raises `UserError` for an address that other machines can reach while
-    no client has a token, or a folder that another service uses, and `ProcessError` for an address that cannot be used.
+    no client has a token, or a folder that another service uses, `ProcessError` for an address that cannot be used, and
+    at the end of the block the error that ended the service.
     """
     with_tokens = bool(client_names(folder))
     if not with_tokens and not is_loopback(settings.host):
@@ -121,6 +122,7 @@ async def serving_training(
         finally:
             stopping.set()
             await asyncio.to_thread(thread.join)
+        ended.result()
 
 
 @frozen

@@ -58,7 +58,7 @@ CREATE TABLE IF NOT EXISTS checkpoints (
 CREATE TABLE IF NOT EXISTS samplers (
     id TEXT PRIMARY KEY, client TEXT NOT NULL, session TEXT NOT NULL, folder TEXT, path TEXT, inflight TEXT,
     clones INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE IF NOT EXISTS numbers (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value NOT NULL);
 """
 
 
@@ -199,8 +199,15 @@ class Store:
     @property
     def state_tick(self) -> int:
         """The last tick that the stored state contains."""
-        row = self.one("SELECT value FROM numbers WHERE name = 'state_tick'")
+        row = self.one("SELECT value FROM facts WHERE name = 'state_tick'")
         return 0 if row is None else int(row["value"])
+
+    def claim(self, model: str) -> None:
+        """Note whose models the folder holds. Raises `UserError` if they are those of another base model."""
+        self.run("INSERT OR IGNORE INTO facts VALUES ('model', ?)", model)
+        known = self._one("SELECT value FROM facts WHERE name = 'model'")["value"]
+        if known != model:
+            raise UserError(f"the folder holds models on {known}, and not on {model}: choose another folder")
 
     def set_state(self, tick: int, folders: Mapping[str, str], dropped: Iterable[str]) -> None:
         """The state of all models after a tick is stored: `folders` are those of models that changed since the last
@@ -211,7 +218,7 @@ class Store:
                 self.run("INSERT OR REPLACE INTO states VALUES (?, ?)", model, folder)
             for model in dropped:
                 self.run("DELETE FROM states WHERE model = ?", model)
-            self.run("INSERT OR REPLACE INTO numbers VALUES ('state_tick', ?)", tick)
+            self.run("INSERT OR REPLACE INTO facts VALUES ('state_tick', ?)", tick)
             self.run("DELETE FROM bodies WHERE id IN (SELECT id FROM requests WHERE tick <= ?)", tick)
             self.run("UPDATE requests SET tick = NULL WHERE tick <= ?", tick)
             self.run("DELETE FROM ticks WHERE number <= ?", tick)
@@ -247,9 +254,9 @@ class Store:
 
 
 def add_client(folder: Path, name: str) -> str:
-    """A new token for a client, which is returned and nowhere stored: the file holds its digest. A service that runs in
-    the folder knows it at once; from the first client on, it answers nobody without a token. Raises `UserError` if the
-    name is taken.
+    """A new token for a client, which is returned and nowhere stored: the file holds its digest. A service that was
+    started when there were clients knows it at once; one that is started from now on answers nobody without a token.
+    Raises `UserError` if the name is taken.
     """
     if not name or not name.isprintable() or len(name) > 100:
         raise UserError(f"{name[:100]!r} is no name for a client: needed are 1 to 100 printable characters")
