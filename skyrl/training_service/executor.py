@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import asdict, field, frozen
 
@@ -48,6 +48,8 @@ _NO_LIMITS = PassLimits(datums=2**62, context=2**62, vocabulary=2**62)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Listener = Callable[[str, str, Mapping[str, float]], None]
 """Called with a model's id, the kind of request that it executed, and the metrics of that."""
@@ -469,7 +471,7 @@ def failure(error: Exception) -> Outcome:
     return Outcome(body=body, failed=True)
 
 
-def needed(value: Any, name: str) -> Any:
+def needed(value: T | None, name: str) -> T:
     """A field that a request must have. Raises `RequestError`."""
     if value is None:
         raise RequestError(f"{name} is missing", param=name)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 
 from skyrl.endpoint.fields import Fields
 from skyrl.errors import RequestError
@@ -96,19 +97,20 @@ def sample_body(result: SampleResult, last: int | None) -> bytes:
             stop_reason=STOPPED if sequence.ended else LENGTH,
             tokens=np.asarray(sequence.tokens, "<i4").tobytes(),
             logprobs=np.asarray(sequence.logprobs, "<f4").tobytes(),
-            **({} if sequence.top is None else {"topk_sampled_logprobs": _top(sequence.top)}),
+            topk_sampled_logprobs=None if sequence.top is None else _top(sequence.top),
         )
         for sequence in result.sequences
     ]
-    message = new_message("SampleResponse", sequences=sequences)
-    if result.prompt_logprobs is not None:
-        scores = np.asarray(result.prompt_logprobs, "<f4")
-        scores[: 1 if last is None else len(scores) - last] = np.nan
-        message.prompt_logprobs = scores.tobytes()
-    if result.prompt_top is not None:
-        message.topk_prompt_logprobs.CopyFrom(_top(_with_first(result.prompt_top, last)))
-    body: bytes = message.SerializeToString()
-    return body
+    scores = np.asarray(result.prompt_logprobs or (), "<f4")
+    scores[: 1 if last is None else len(scores) - last] = np.nan
+    top = result.prompt_top
+    message = new_message(
+        "SampleResponse",
+        sequences=sequences,
+        prompt_logprobs=scores.tobytes(),
+        topk_prompt_logprobs=None if top is None else _top(_with_first(top, last)),
+    )
+    return message.SerializeToString()
 
 
 def _with_first(top: TopLogprobs, last: int | None) -> TopLogprobs:
@@ -120,7 +122,7 @@ def _with_first(top: TopLogprobs, last: int | None) -> TopLogprobs:
     return TopLogprobs(token_ids=token_ids, logprobs=logprobs)
 
 
-def _top(top: TopLogprobs) -> Any:
+def _top(top: TopLogprobs) -> Message:
     length, k = top.token_ids.shape
     return new_message(
         "TopkLogprobs",

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
+from socket import socket
 from typing import TypeVar
 
 from attrs import frozen
@@ -92,19 +93,10 @@ async def serving_training(
 
         async def serve() -> None:
             service = TrainingService(_OnLoop(backend, caller), folder, settings, model, listener)
-            server = server_of(training_app(service, with_tokens=with_tokens))
             try:
                 await service.start()
-                answering = asyncio.create_task(server.serve(sockets=[bound]))
-                working = asyncio.create_task(service.run())
                 started.set_result(ServedTraining(url, service, asyncio.get_running_loop(), ended))
-                watching = asyncio.create_task(asyncio.to_thread(stopping.wait))
-                await asyncio.wait([answering, working, watching], return_when=asyncio.FIRST_COMPLETED)
-                server.should_exit = True
-                stopping.set()
-                await answering
-                if working.done():
-                    working.result()
+                await _answer(service, bound, stopping, with_tokens=with_tokens)
             finally:
                 await service.stop()
 
@@ -123,6 +115,20 @@ async def serving_training(
             stopping.set()
             await asyncio.to_thread(thread.join)
         ended.result()
+
+
+async def _answer(service: TrainingService, bound: socket, stopping: threading.Event, *, with_tokens: bool) -> None:
+    """Answer requests until the service is to stop, or fails, which is raised."""
+    server = server_of(training_app(service, with_tokens=with_tokens))
+    answering = asyncio.create_task(server.serve(sockets=[bound]))
+    working = asyncio.create_task(service.run())
+    watching = asyncio.create_task(asyncio.to_thread(stopping.wait))
+    await asyncio.wait([answering, working, watching], return_when=asyncio.FIRST_COMPLETED)
+    server.should_exit = True
+    stopping.set()
+    await answering
+    if working.done():
+        working.result()
 
 
 @frozen
