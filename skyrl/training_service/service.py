@@ -67,7 +67,7 @@ class ModelStatus:
 
 @frozen(kw_only=True)
 class ServiceStatus:
-    """What the service does now, and counts since it was started."""
+    """Present work of a service, and counts since its start."""
 
     models: tuple[ModelStatus, ...]
     sessions: int
