@@ -15,14 +15,13 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import asdict, field, frozen
 
 from skyrl.endpoint.fields import Fields
-from skyrl.errors import RequestError, RunError, StorageError
+from skyrl.errors import RequestError, RunError
 from skyrl.processes.service_app import json_object
-from skyrl.storage.atomic import atomic_folder
 from skyrl.training_service.backend import AdamSettings, AdapterSpec, Backend, PassRequest, PassResult
 from skyrl.training_service.model_queue import ModelQueue, QueuedModel, Waiting
 from skyrl.training_service.passes import PassLimits, pass_body, pass_request
@@ -43,9 +42,14 @@ UNLOAD = -1
 _JOURNAL_BYTES = 256 << 20
 """Size of the requests in the journal beyond which the state is stored."""
 
+_NO_LIMITS = PassLimits(datums=2**62, context=2**62, vocabulary=2**62)
+"""Limits of a pass that was accepted, whatever they are now."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Listener = Callable[[str, str, Mapping[str, float]], None]
 """Called with a model's id, the kind of request that it executed, and the metrics of that."""
@@ -78,7 +82,8 @@ class Executor:
         self.queue = ModelQueue(settings.max_pass_tokens)
         self.computing = asyncio.Lock()
         self.weights = folder / WEIGHTS
-        self.published = PublishedSnapshots(backend, self.weights, self.computing, settings.max_samplers)
+        most = 1 if model.full else settings.max_samplers  # all weights of a model take the place of the base's
+        self.published = PublishedSnapshots(backend, self.weights, self.computing, most)
         self._backend, self._store, self._settings, self._model = backend, store, settings, model
         self._listener = listener
         self._limits = PassLimits(datums=settings.max_datums, context=model.context, vocabulary=model.vocabulary)
@@ -88,7 +93,10 @@ class Executor:
         """Ids of the requests that are being executed."""
 
     async def restore(self) -> None:
-        """Load the stored state and replay the journal. Raises what the backend raises."""
+        """Load the stored state and replay the journal. Raises what the backend raises, and `UserError` for the folder
+        of another base model.
+        """
+        self._store.claim(self._model.names[0])
         self.weights.mkdir(parents=True, exist_ok=True)
         self._remove_unneeded()
         for row in self._store.all("SELECT model, folder, spec FROM states JOIN models ON models.id = states.model"):
@@ -195,7 +203,7 @@ class Executor:
                 finished.append(Finished(request=request, outcome=failure(error)))
         try:
             results = await self._backend.passes([each for _, each in computed]) if computed else []
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it becomes the requests' outcome
             results = [error] * len(computed)
         done = [_pass_outcome(request, result) for (request, _), result in zip(computed, results, strict=True)]
         changed = {
@@ -220,7 +228,7 @@ class Executor:
         stored = self._store.request(request.id)
         try:
             await run(model, request, stored)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it becomes the request's outcome
             self._record([Finished(request=request, outcome=failure(error))], None, {})
             if request.seq == 0:
                 del model.waiting[0]
@@ -354,13 +362,10 @@ class Executor:
         self._store.run(f"INSERT OR REPLACE INTO checkpoints ({', '.join(row)}) VALUES ({marks})", *row.values())
 
     async def _saved(self, model_id: str, name: str, *, optimizer: bool) -> str:
-        """Save a model in a folder of its own; returns the folder's name."""
+        """Save a model in a new folder; returns the folder's name. A restart removes one that was not recorded."""
         folder = f"{model_id.replace(':', '-')}-{name}"
-        try:
-            with atomic_folder(self.weights / folder) as scratch:
-                await self._backend.save(model_id, scratch, optimizer=optimizer)
-        except OSError as error:
-            raise StorageError(f"the service cannot write {self.weights / folder}: {error}") from error
+        shutil.rmtree(self.weights / folder, ignore_errors=True)
+        await self._backend.save(model_id, self.weights / folder, optimizer=optimizer)
         return folder
 
     def _checkpoint(self, fields: Fields, client: str) -> tuple[Mapping[str, Any], bool]:
@@ -431,7 +436,7 @@ class Executor:
         match tick.kind:
             case "passes":
                 requests = [self._store.request(each) for each in content["requests"]]
-                await backend.passes([pass_request(each.body, self._limits) for each in requests])
+                await backend.passes([pass_request(each.body, _NO_LIMITS) for each in requests])
                 self._changed.update(each.owner for each in requests)
                 self._bytes_since += sum(len(each.body) for each in requests)
             case "step":
@@ -466,7 +471,7 @@ def failure(error: Exception) -> Outcome:
     return Outcome(body=body, failed=True)
 
 
-def needed(value: Any, name: str) -> Any:
+def needed(value: T | None, name: str) -> T:
     """A field that a request must have. Raises `RequestError`."""
     if value is None:
         raise RequestError(f"{name} is missing", param=name)

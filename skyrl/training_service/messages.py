@@ -6,7 +6,8 @@ client. Fields that no server has to read, such as provenance spans, are left ou
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -73,16 +74,68 @@ _SCALARS = {
 }
 
 
-def new_message(name: str, **fields: Any) -> Any:
+if TYPE_CHECKING:
+
+    class TextMessage(Message):
+        """Tokens in int32."""
+
+        tokens: bytes
+
+    class ChunkMessage(Message):
+        """A part of an input."""
+
+        encoded_text: TextMessage
+
+    class CsrMessage(Message):
+        """A sparse matrix."""
+
+        values: bytes
+        crow_indices: bytes
+        col_indices: bytes
+
+    class TensorMessage(Message):
+        """An array."""
+
+        dense: bytes
+        sparse_csr: CsrMessage
+        dtype: int
+        shape: Sequence[int]
+
+    class DatumMessage(Message):
+        """A sequence."""
+
+        model_input: Sequence[ChunkMessage]
+        loss_fn_inputs: Mapping[str, TensorMessage]
+
+    class SettingMessage(Message):
+        """A setting of a loss."""
+
+        number: float
+        text: str
+
+    class PassMessage(Message):
+        """A pass of a model."""
+
+        model_id: str
+        seq_id: int
+        data: Sequence[DatumMessage]
+        loss_fn: str
+        loss_fn_config: Mapping[str, float]
+        forward_only: bool
+        loss_fn_config_v2: Mapping[str, SettingMessage]
+
+
+def new_message(name: str, **fields: object) -> Message:
     """A message of a name in `_MESSAGES`, with values for its fields."""
-    return _CLASSES[name](**fields)
-
-
-def parsed(name: str, body: bytes) -> Any:
-    """The message in a body. Raises `google.protobuf.message.DecodeError`."""
-    message: Message = _CLASSES[name]()
-    message.ParseFromString(body)
+    message: Message = _CLASSES[name](**fields)
     return message
+
+
+def parsed_pass(body: bytes) -> PassMessage:
+    """The message in the body of a pass. Raises `google.protobuf.message.DecodeError`."""
+    message = new_message("ForwardBackwardRequest")
+    message.ParseFromString(body)
+    return cast("PassMessage", message)
 
 
 def _file() -> FileDescriptorProto:

@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from skyrl.training_service.backend import AdapterSpec
 
 Kind = Literal["create", "pass", "step", "save", "save_for_sampler", "save_external", "load", "create_from", "unload"]
-"""What a request of a model asks for."""
+"""Kind of a request of a model."""
 
 
 @frozen(kw_only=True)

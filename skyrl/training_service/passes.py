@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
 from skyrl.errors import RequestError
 from skyrl.training_service.backend import Array, Datum, PassRequest, PassResult
-from skyrl.training_service.messages import BFLOAT16, FLOAT32, INT32, INT64, new_message, parsed
+from skyrl.training_service.messages import BFLOAT16, FLOAT32, INT32, INT64, new_message, parsed_pass
+
+if TYPE_CHECKING:
+    from skyrl.training_service.messages import CsrMessage, DatumMessage, PassMessage, TensorMessage
 
 MOST_ELEMENTS = 1 << 26
 """Maximum number of elements of all arrays of a request, of which a sparse one takes few bytes of its body."""
@@ -74,13 +77,13 @@ def pass_body(result: PassResult) -> bytes:
         new_message("ArrayRecord", type_tag="ArrayRecord", num_datums=len(outputs), fields=_fields(outputs))
         for outputs in _rectangular(result.outputs)
     ]
-    body: bytes = new_message(
+    message = new_message(
         "ForwardBackwardOutput",
         loss_fn_output_type="ArrayRecord",
         loss_fn_outputs=records,
         metrics=dict(result.metrics),
-    ).SerializeToString()
-    return body
+    )
+    return message.SerializeToString()
 
 
 class _Budget:
@@ -95,14 +98,14 @@ class _Budget:
             raise RequestError(f"{name}: the arrays of a request have at most {MOST_ELEMENTS} elements", param=name)
 
 
-def _message(body: bytes) -> Any:
+def _message(body: bytes) -> PassMessage:
     try:
-        return parsed("ForwardBackwardRequest", body)
+        return parsed_pass(body)
     except DecodeError as error:
         raise RequestError("the body is not a ForwardBackwardRequest in protobuf") from error
 
 
-def _loss_config(message: Any) -> Mapping[str, float]:
+def _loss_config(message: PassMessage) -> Mapping[str, float]:
     """Settings of the loss. Clients send numbers in two maps, the newer of which also holds texts."""
     for name, value in message.loss_fn_config_v2.items():
         if value.text:
@@ -116,7 +119,7 @@ def _loss_config(message: Any) -> Mapping[str, float]:
     return values
 
 
-def _datum(datum: Any, name: str, limits: PassLimits, budget: _Budget) -> Datum:
+def _datum(datum: DatumMessage, name: str, limits: PassLimits, budget: _Budget) -> Datum:
     tokens = _tokens(datum, f"{name}.model_input", limits)
     inputs = {
         key: _array(tensor, f"{name}.loss_fn_inputs.{key[:80]}", len(tokens), budget)
@@ -125,7 +128,7 @@ def _datum(datum: Any, name: str, limits: PassLimits, budget: _Budget) -> Datum:
     return Datum(tokens=tokens, inputs=inputs)
 
 
-def _tokens(datum: Any, name: str, limits: PassLimits) -> NDArray[np.int64]:
+def _tokens(datum: DatumMessage, name: str, limits: PassLimits) -> NDArray[np.int64]:
     parts = []
     for chunk in datum.model_input:
         for kind, what in (("image", "images"), ("dmel", "audio")):
@@ -145,7 +148,7 @@ def _tokens(datum: Any, name: str, limits: PassLimits) -> NDArray[np.int64]:
     return tokens
 
 
-def _array(tensor: Any, name: str, length: int, budget: _Budget) -> Array:
+def _array(tensor: TensorMessage, name: str, length: int, budget: _Budget) -> Array:
     """An array (T,) or (T, K) of a datum of T tokens, in float32 or int64."""
     stored = _STORED.get(tensor.dtype)
     if stored is None:
@@ -155,8 +158,8 @@ def _array(tensor: Any, name: str, length: int, budget: _Budget) -> Array:
     shape = tuple(tensor.shape) or (len(values),)
     if len(shape) not in (1, 2) or shape[0] != length or min(shape) < 0:
         raise RequestError(
-            f"{name} has the shape {list(shape)[:8]}; needed is one number, or one row of numbers, per token: [{length}] "
-            f"or [{length}, K]",
+            f"{name} has the shape {list(shape)[:8]}; needed is one number, or one row of numbers, per token: "
+            f"[{length}] or [{length}, K]",
             param=name,
         )
     budget.take(shape, name)
@@ -172,7 +175,7 @@ def _array(tensor: Any, name: str, length: int, budget: _Budget) -> Array:
     return array
 
 
-def _dense(csr: Any, values: Array, shape: tuple[int, ...], name: str) -> Array:
+def _dense(csr: CsrMessage, values: Array, shape: tuple[int, ...], name: str) -> Array:
     """The matrix whose row r holds `values[crow[r] : crow[r + 1]]` in the columns that are given for them."""
     crow = _elements(csr.crow_indices, np.dtype("<i8"), f"{name}.crow_indices").astype(np.int64)
     columns = _elements(csr.col_indices, np.dtype("<i8"), f"{name}.col_indices").astype(np.int64)
@@ -198,11 +201,11 @@ def _rectangular(outputs: Sequence[Mapping[str, Array]]) -> Iterator[list[Mappin
         yield list(run)
 
 
-def _fields(outputs: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
+def _fields(outputs: Sequence[Mapping[str, Array]]) -> dict[str, Message]:
     return {name: _batched([output[name] for output in outputs]) for name in outputs[0]}
 
 
-def _batched(arrays: Sequence[Array]) -> Any:
+def _batched(arrays: Sequence[Array]) -> Message:
     stored = [np.ascontiguousarray(array, np.dtype("<f4")) for array in arrays]
     offsets = np.cumsum([0, *(array.nbytes for array in stored)]).astype("<i8")
     return new_message(

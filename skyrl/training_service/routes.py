@@ -38,6 +38,12 @@ INLINE_BYTES = 1 << 20
 LOCAL = "local"
 """Name of every client of a service without tokens."""
 
+TOKEN_BYTES = 64
+"""Size of a pass per token beyond which it counts as more tokens than it has."""
+
+LONGEST_ORDER = 1 << 16
+"""Maximum size of a request of a model that is no pass, which waits on the disk for its turn."""
+
 _COMPRESSED = 1 << 12
 """Size from which an answer is compressed."""
 
@@ -204,7 +210,8 @@ class _Posts:
         address = address_of(body)
         if address.seq_id < 1:
             raise RequestError(f"seq_id has to be at least 1, not {address.seq_id}", param="seq_id")
-        self._service.submit(client, "pass", address.model_id, address.seq_id, address.tokens, body)
+        charged = max(address.tokens, len(body) // TOKEN_BYTES)
+        self._service.submit(client, "pass", address.model_id, address.seq_id, charged, body)
         return _future(f"{address.model_id}:{address.seq_id}", address.model_id)
 
     async def asample(self, request: Request, client: str, body: bytes) -> Response:
@@ -261,6 +268,8 @@ class _Posts:
         def answer(client: str, fields: Fields, body: bytes) -> Response:
             model_id = needed(fields.text("model_id"), "model_id")
             seq = needed(fields.integer("seq_id", None, least=1, most=MOST_SEQ), "seq_id")
+            if len(body) > LONGEST_ORDER:
+                raise RequestError(f"the body is longer than {LONGEST_ORDER} bytes", status=413)
             self._service.submit(client, kind, model_id, seq, 0, body)
             return _future(f"{model_id}:{seq}", model_id)
 

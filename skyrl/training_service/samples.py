@@ -7,31 +7,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 
 from skyrl.endpoint.fields import Fields
 from skyrl.errors import RequestError
-from skyrl.training_service.backend import SampleRequest, SampleResult, TopLogprobs
+from skyrl.inference.engine import MOST_TOP_LOGPROBS, TopLogprobs
+from skyrl.training_service.backend import SampleRequest, SampleResult
 from skyrl.training_service.messages import LENGTH, STOPPED, new_message
 from skyrl.training_service.settings import ServedModel
 
 MOST_SAMPLES = 1024
 """Maximum number of samples of one prompt in one request."""
 
-MOST_TOP = 128
-"""Maximum number of the likeliest tokens reported at a place."""
-
 _UNSCORED = -99999.0
 """Log-probability with which the client marks a place that has none."""
 
 
 def sample_request(fields: Fields, sampler: str | None, model: ServedModel, seed_of: str) -> SampleRequest:
-    """The request in the fields of a body. `seed_of` names the request: its seed, if the client chose none, follows from
-    it, so that the request gives the same samples after a restart. Raises `RequestError`, which names the field.
+    """The request in the fields of a body. `seed_of` names the request: its seed, if the client chose none, follows
+    from it, so that the request gives the same samples after a restart. Raises `RequestError`, which names the field.
     """
     n = fields.integer("num_samples", 1, least=1, most=MOST_SAMPLES)
     prompt = prompt_tokens(fields.mapping("prompt"), model)
-    top_prompt = fields.integer("topk_prompt_logprobs", 0, least=0, most=MOST_TOP)
-    top_sample = fields.integer("topk_sample_logprobs", 0, least=0, most=MOST_TOP)
+    top_prompt = fields.integer("topk_prompt_logprobs", 0, least=0, most=MOST_TOP_LOGPROBS)
+    top_sample = fields.integer("topk_sample_logprobs", 0, least=0, most=MOST_TOP_LOGPROBS)
     with_logprobs = fields.boolean("prompt_logprobs")
     last = fields.integer("prompt_logprobs_last_n", None, least=1, most=max(1, len(prompt) - 1))
     if last is not None and not with_logprobs:
@@ -98,19 +97,20 @@ def sample_body(result: SampleResult, last: int | None) -> bytes:
             stop_reason=STOPPED if sequence.ended else LENGTH,
             tokens=np.asarray(sequence.tokens, "<i4").tobytes(),
             logprobs=np.asarray(sequence.logprobs, "<f4").tobytes(),
-            **({} if sequence.top is None else {"topk_sampled_logprobs": _top(sequence.top)}),
+            topk_sampled_logprobs=None if sequence.top is None else _top(sequence.top),
         )
         for sequence in result.sequences
     ]
-    message = new_message("SampleResponse", sequences=sequences)
-    if result.prompt_logprobs is not None:
-        scores = np.asarray(result.prompt_logprobs, "<f4")
-        scores[: 1 if last is None else len(scores) - last] = np.nan
-        message.prompt_logprobs = scores.tobytes()
-    if result.prompt_top is not None:
-        message.topk_prompt_logprobs.CopyFrom(_top(_with_first(result.prompt_top, last)))
-    body: bytes = message.SerializeToString()
-    return body
+    scores = np.asarray(result.prompt_logprobs or (), "<f4")
+    scores[: 1 if last is None else len(scores) - last] = np.nan
+    top = result.prompt_top
+    message = new_message(
+        "SampleResponse",
+        sequences=sequences,
+        prompt_logprobs=scores.tobytes(),
+        topk_prompt_logprobs=None if top is None else _top(_with_first(top, last)),
+    )
+    return message.SerializeToString()
 
 
 def _with_first(top: TopLogprobs, last: int | None) -> TopLogprobs:
@@ -122,7 +122,7 @@ def _with_first(top: TopLogprobs, last: int | None) -> TopLogprobs:
     return TopLogprobs(token_ids=token_ids, logprobs=logprobs)
 
 
-def _top(top: TopLogprobs) -> Any:
+def _top(top: TopLogprobs) -> Message:
     length, k = top.token_ids.shape
     return new_message(
         "TopkLogprobs",

@@ -67,7 +67,7 @@ class ModelStatus:
 
 @frozen(kw_only=True)
 class ServiceStatus:
-    """What the service does now, and counts since it was started."""
+    """Present work of a service, and counts since its start."""
 
     models: tuple[ModelStatus, ...]
     sessions: int
@@ -126,14 +126,16 @@ class TrainingService:
         await asyncio.gather(*self._tasks)
 
     async def stop(self) -> None:
-        """End the turn in progress, store the state, and close the file."""
+        """End the turn in progress, store the state, and close the file. A service that failed or did not start stores
+        nothing: the next one continues from the journal.
+        """
         self._stopping = True
         self._work.set()
         for task in (*self._samples.values(), *self._tasks[1:]):
             task.cancel()
         failed = await asyncio.gather(*self._tasks, *self._samples.values(), return_exceptions=True)
         try:
-            if not any(isinstance(each, Exception) for each in failed):
+            if self._tasks and not any(isinstance(each, Exception) for each in failed):
                 await self.executor.store_state()
         finally:
             self.store.close()
@@ -147,7 +149,8 @@ class TrainingService:
             raise RequestError(f"you have {MOST_SESSIONS} open sessions: close some", status=429)
         session = f"s-{secrets.token_hex(8)}"
         self.store.run(
-            "INSERT INTO sessions (id, client, project, display_name, tags, metadata, created) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO sessions (id, client, project, display_name, tags, metadata, created) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
             session,
             client,
             fields.text("project_id"),
@@ -576,7 +579,7 @@ class TrainingService:
             self._error = error
             self._work.set()
             return
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it becomes the request's outcome
             outcome = failure(error)
         self._end(request.id, outcome)
 

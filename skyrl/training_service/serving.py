@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
+from socket import socket
 from typing import TypeVar
 
 from attrs import frozen
@@ -73,13 +74,14 @@ async def serving_training(
     turn in progress ends and the state of all models is stored.
 
     `listener` is called on the service's thread. Raises `UserError` for an address that other machines can reach while
-    no client has a token, or a folder that another service uses, and `ProcessError` for an address that cannot be bound.
+    no client has a token, or a folder that another service uses, `ProcessError` for an address that cannot be used, and
+    at the end of the block the error that ended the service.
     """
     with_tokens = bool(client_names(folder))
     if not with_tokens and not is_loopback(settings.host):
         raise UserError(
-            f"{settings.host} can be reached from other machines, and no client has a token: add a client, or listen on "
-            "127.0.0.1"
+            f"{settings.host} can be reached from other machines, and no client has a token: add a client, or listen "
+            "on 127.0.0.1"
         )
     with bound_socket(settings.host, settings.port) as bound:
         shown = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -91,19 +93,10 @@ async def serving_training(
 
         async def serve() -> None:
             service = TrainingService(_OnLoop(backend, caller), folder, settings, model, listener)
-            server = server_of(training_app(service, with_tokens=with_tokens))
             try:
                 await service.start()
-                answering = asyncio.create_task(server.serve(sockets=[bound]))
-                working = asyncio.create_task(service.run())
                 started.set_result(ServedTraining(url, service, asyncio.get_running_loop(), ended))
-                watching = asyncio.create_task(asyncio.to_thread(stopping.wait))
-                await asyncio.wait([answering, working, watching], return_when=asyncio.FIRST_COMPLETED)
-                server.should_exit = True
-                stopping.set()
-                await answering
-                if working.done():
-                    working.result()
+                await _answer(service, bound, stopping, with_tokens=with_tokens)
             finally:
                 await service.stop()
 
@@ -111,10 +104,8 @@ async def serving_training(
             try:
                 asyncio.run(serve())
                 ended.set_result(None)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - it is raised to the caller
                 (ended if started.done() else started).set_exception(error)
-                if not ended.done():
-                    ended.set_result(None)
 
         thread = threading.Thread(target=target, name="training-service", daemon=True)
         thread.start()
@@ -123,6 +114,21 @@ async def serving_training(
         finally:
             stopping.set()
             await asyncio.to_thread(thread.join)
+        ended.result()
+
+
+async def _answer(service: TrainingService, bound: socket, stopping: threading.Event, *, with_tokens: bool) -> None:
+    """Answer requests until the service is to stop, or fails, which is raised."""
+    server = server_of(training_app(service, with_tokens=with_tokens))
+    answering = asyncio.create_task(server.serve(sockets=[bound]))
+    working = asyncio.create_task(service.run())
+    watching = asyncio.create_task(asyncio.to_thread(stopping.wait))
+    await asyncio.wait([answering, working, watching], return_when=asyncio.FIRST_COMPLETED)
+    server.should_exit = True
+    stopping.set()
+    await answering
+    if working.done():
+        working.result()
 
 
 @frozen

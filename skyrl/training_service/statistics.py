@@ -1,4 +1,4 @@
-"""Numbers of a service in Prometheus' text format. They name no client and no model, since every client may read them."""
+"""Numbers of a service in Prometheus' text format. They name no client and no model, as every client may read them."""
 
 from __future__ import annotations
 

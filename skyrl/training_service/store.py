@@ -44,8 +44,9 @@ CREATE TABLE IF NOT EXISTS models (
     next_seq INTEGER NOT NULL, alive INTEGER NOT NULL, last_request REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS requests (
     id TEXT PRIMARY KEY, kind TEXT NOT NULL, owner TEXT NOT NULL, seq INTEGER NOT NULL, client TEXT NOT NULL,
-    tokens INTEGER NOT NULL, body BLOB, created REAL NOT NULL, tick INTEGER, done INTEGER, done_at REAL, read_at REAL,
+    tokens INTEGER NOT NULL, created REAL NOT NULL, tick INTEGER, done INTEGER, done_at REAL, read_at REAL,
     result BLOB, media TEXT, failed INTEGER);
+CREATE TABLE IF NOT EXISTS bodies (id TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS requests_done ON requests (owner, done);
 CREATE INDEX IF NOT EXISTS requests_done_at ON requests (done_at);
 CREATE INDEX IF NOT EXISTS requests_tick ON requests (tick);
@@ -57,7 +58,7 @@ CREATE TABLE IF NOT EXISTS checkpoints (
 CREATE TABLE IF NOT EXISTS samplers (
     id TEXT PRIMARY KEY, client TEXT NOT NULL, session TEXT NOT NULL, folder TEXT, path TEXT, inflight TEXT,
     clones INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE IF NOT EXISTS numbers (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value NOT NULL);
 """
 
 
@@ -146,42 +147,43 @@ class Store:
 
     def add_request(self, request: StoredRequest) -> None:
         """Store a request before it is acknowledged."""
-        self.run(
-            "INSERT INTO requests (id, kind, owner, seq, client, tokens, body, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            request.id,
-            request.kind,
-            request.owner,
-            request.seq,
-            request.client,
-            request.tokens,
-            request.body,
-            request.created,
-        )
+        with self.transaction():
+            self.run(
+                "INSERT INTO requests (id, kind, owner, seq, client, tokens, created) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                request.id,
+                request.kind,
+                request.owner,
+                request.seq,
+                request.client,
+                request.tokens,
+                request.created,
+            )
+            self.run("INSERT INTO bodies VALUES (?, ?)", request.id, request.body)
 
     def request(self, request_id: str) -> StoredRequest:
         """A stored request that is not forgotten."""
-        row = self._one("SELECT * FROM requests WHERE id = ?", request_id)
-        return _stored(row)
+        return _stored(self._one("SELECT * FROM requests LEFT JOIN bodies USING (id) WHERE id = ?", request_id))
 
     def unfinished(self) -> list[StoredRequest]:
         """Acknowledged requests without a result, in the order of their arrival."""
-        return [_stored(row) for row in self.all("SELECT * FROM requests WHERE done IS NULL ORDER BY rowid")]
+        rows = self.all("SELECT * FROM requests LEFT JOIN bodies USING (id) WHERE done IS NULL ORDER BY requests.rowid")
+        return [_stored(row) for row in rows]
 
     def finish(self, request_id: str, outcome: Outcome, tick: int | None = None) -> None:
         """Store how a request ended, in the open transaction. The body stays as long as its tick may be replayed."""
         self._done += 1
         self.run(
-            "UPDATE requests SET done = ?, done_at = ?, result = ?, media = ?, failed = ?, tick = ?, "
-            "body = CASE WHEN ? IS NULL THEN NULL ELSE body END WHERE id = ?",
+            "UPDATE requests SET done = ?, done_at = ?, result = ?, media = ?, failed = ?, tick = ? WHERE id = ?",
             self._done,
             time.time(),
             outcome.body,
             outcome.media,
             outcome.failed,
             tick,
-            tick,
             request_id,
         )
+        if tick is None:
+            self.run("DELETE FROM bodies WHERE id = ?", request_id)
 
     def add_tick(self, kind: str, content: Mapping[str, Any]) -> int:
         """Append to the journal, in the open transaction; returns the tick's number."""
@@ -197,8 +199,15 @@ class Store:
     @property
     def state_tick(self) -> int:
         """The last tick that the stored state contains."""
-        row = self.one("SELECT value FROM numbers WHERE name = 'state_tick'")
+        row = self.one("SELECT value FROM facts WHERE name = 'state_tick'")
         return 0 if row is None else int(row["value"])
+
+    def claim(self, model: str) -> None:
+        """Note whose models the folder holds. Raises `UserError` if they are those of another base model."""
+        self.run("INSERT OR IGNORE INTO facts VALUES ('model', ?)", model)
+        known = self._one("SELECT value FROM facts WHERE name = 'model'")["value"]
+        if known != model:
+            raise UserError(f"the folder holds models on {known}, and not on {model}: choose another folder")
 
     def set_state(self, tick: int, folders: Mapping[str, str], dropped: Iterable[str]) -> None:
         """The state of all models after a tick is stored: `folders` are those of models that changed since the last
@@ -209,8 +218,9 @@ class Store:
                 self.run("INSERT OR REPLACE INTO states VALUES (?, ?)", model, folder)
             for model in dropped:
                 self.run("DELETE FROM states WHERE model = ?", model)
-            self.run("INSERT OR REPLACE INTO numbers VALUES ('state_tick', ?)", tick)
-            self.run("UPDATE requests SET body = NULL, tick = NULL WHERE tick <= ?", tick)
+            self.run("INSERT OR REPLACE INTO facts VALUES ('state_tick', ?)", tick)
+            self.run("DELETE FROM bodies WHERE id IN (SELECT id FROM requests WHERE tick <= ?)", tick)
+            self.run("UPDATE requests SET tick = NULL WHERE tick <= ?", tick)
             self.run("DELETE FROM ticks WHERE number <= ?", tick)
 
     def forget_results(self, *, read_before: float, done_before: float, most_bytes: int) -> None:
@@ -244,9 +254,9 @@ class Store:
 
 
 def add_client(folder: Path, name: str) -> str:
-    """A new token for a client, which is returned and nowhere stored: the file holds its digest. A service that runs in
-    the folder knows it at once; from the first client on, it answers nobody without a token. Raises `UserError` if the
-    name is taken.
+    """A new token for a client, which is returned and nowhere stored: the file holds its digest. A service that was
+    started when there were clients knows it at once; one that is started from now on answers nobody without a token.
+    Raises `UserError` if the name is taken.
     """
     if not name or not name.isprintable() or len(name) > 100:
         raise UserError(f"{name[:100]!r} is no name for a client: needed are 1 to 100 printable characters")
@@ -297,6 +307,7 @@ def _connect(folder: Path) -> sqlite3.Connection:
     connection.row_factory = sqlite3.Row
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA wal_autocheckpoint = 8000")  # pages of 4 kB: each checkpoint waits for the disk
     connection.executescript(_SCHEMA)
     return connection
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,8 +16,10 @@ from pathlib import Path
 import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
 from skyrl.errors import RequestError
+from skyrl.inference.engine import TopLogprobs
 from skyrl.training_service.backend import (
     AdamSettings,
     AdapterSpec,
@@ -25,7 +28,6 @@ from skyrl.training_service.backend import (
     SampledSequence,
     SampleRequest,
     SampleResult,
-    TopLogprobs,
 )
 from skyrl.training_service.settings import ServedModel
 
@@ -111,12 +113,13 @@ class BigramBackend:
         arrays = {"weights": model.weights}
         if optimizer:
             arrays |= {"gradient": model.gradient, "first": model.first, "second": model.second}
-        np.savez(folder / "model.npz", **arrays)
+        os.mkdir(folder)
+        save_file(arrays, folder / "model.safetensors")
         (folder / "model.json").write_text(json.dumps({"steps": model.steps}))
 
     async def load(self, model_id: str, folder: Path, *, optimizer: bool) -> None:
         self.calls.append(("load", model_id))
-        stored = np.load(folder / "model.npz")
+        stored = load_file(folder / "model.safetensors")
         model = _Model(stored["weights"], self.models[model_id].spec)
         if optimizer:
             model.gradient, model.first, model.second = stored["gradient"], stored["first"], stored["second"]
@@ -133,7 +136,7 @@ class BigramBackend:
 
     async def publish_stored(self, folder: Path, sampler: str) -> None:
         self.calls.append(("publish_stored", sampler))
-        self.samplers[sampler] = np.load(folder / "model.npz")["weights"]
+        self.samplers[sampler] = load_file(folder / "model.safetensors")["weights"]
 
     async def unpublish(self, sampler: str) -> None:
         self.calls.append(("unpublish", sampler))

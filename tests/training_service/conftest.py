@@ -16,7 +16,7 @@ from tests.training_service.running import KEY, client_of, running
 
 @pytest.fixture(autouse=True)
 def _client_of_a_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The client sends no telemetry, has a key that it accepts, and leaves connections open, which are collected here."""
+    """The client sends no telemetry, has a key that it accepts, and leaves connections open, collected here."""
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     with warnings.catch_warnings():

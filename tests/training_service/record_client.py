@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tinker import types
 
-from skyrl.training_service import serving
+from skyrl.training_service import routes, serving
 from tests.training_service.running import KEY, client_of, running
 from tests.training_service.test_client_methods import BASE, DATA, GREEDY, PROMPT
 
@@ -49,7 +49,7 @@ class _Recording:
 
 def record() -> None:
     """Let the client use what it can, and write one request of each kind."""
-    made = serving.training_app
+    made = routes.training_app
     recordings: list[_Recording] = []
 
     def recorded(*arguments: object, **named: object) -> _Recording:
@@ -57,22 +57,26 @@ def record() -> None:
         recordings.append(_Recording(app))
         return recordings[-1]
 
-    with mock.patch.object(serving, "training_app", recorded), tempfile.TemporaryDirectory() as folder:
-        with running(Path(folder)) as service, client_of(service.url) as client:
-            session = client.holder.get_session_id()
-            training = client.create_lora_training_client(BASE, rank=4, seed=7).result()
-            training.forward_backward(DATA, "cross_entropy").result()
-            training.optim_step(types.AdamParams()).result()
-            path = training.save_state("one", overwrite=True, ttl_seconds=3600, user_metadata={"a": "b"}).result().path
-            training.save_weights_for_sampler("two").result()
-            client.create_training_client_from_state_with_optimizer(path).result()
-            sampling = training.save_weights_and_get_sampling_client().result()
-            sampling.sample(PROMPT, 2, GREEDY, topk_prompt_logprobs=2).result()
-            client.create_sampling_client(model_path=path).result()
-            rest = tinker.RestClient(base_url=service.url, api_key=KEY)
-            rest.get_weights_info_by_tinker_path(path).result()
-            rest.copy_weights(path, destination_project_id="p").result()
-    kept = {}
+    with (
+        mock.patch.object(serving, "training_app", recorded),
+        tempfile.TemporaryDirectory() as folder,
+        running(Path(folder)) as service,
+        client_of(service.url) as client,
+    ):
+        session = client.holder.get_session_id()
+        training = client.create_lora_training_client(BASE, rank=4, seed=7).result()
+        training.forward_backward(DATA, "cross_entropy").result()
+        training.optim_step(types.AdamParams()).result()
+        path = training.save_state("one", overwrite=True, ttl_seconds=3600, user_metadata={"a": "b"}).result().path
+        training.save_weights_for_sampler("two").result()
+        client.create_training_client_from_state_with_optimizer(path).result()
+        sampling = training.save_weights_and_get_sampling_client().result()
+        sampling.sample(PROMPT, 2, GREEDY, topk_prompt_logprobs=2).result()
+        client.create_sampling_client(model_path=path).result()
+        rest = tinker.RestClient(base_url=service.url, api_key=KEY)
+        rest.get_weights_info_by_tinker_path(path).result()
+        rest.copy_weights(path, destination_project_id="p").result()
+    kept: dict[tuple[str, str, tuple[str, ...]], dict[str, str]] = {}
     for method, place, kind, body in recordings[0].requests:
         place, body = place.replace(session, SESSION), body.replace(session.encode(), SESSION.encode())
         fields = () if "json" not in kind else tuple(json.loads(body))

@@ -17,9 +17,9 @@ import httpx
 import tinker
 from attrs import evolve
 
-from skyrl.training_service.serving import ServedTraining, serving_training
 from skyrl.training_service.service import TrainingService
-from skyrl.training_service.settings import ServiceSettings
+from skyrl.training_service.serving import ServedTraining, serving_training
+from skyrl.training_service.settings import ServedModel, ServiceSettings
 from tests.training_service.bigrams import SERVED, BigramBackend
 
 T = TypeVar("T")
@@ -32,15 +32,18 @@ SETTINGS = ServiceSettings(port=0)
 
 @contextmanager
 def running(
-    folder: Path, settings: ServiceSettings = SETTINGS, backend: BigramBackend | None = None
+    folder: Path,
+    settings: ServiceSettings = SETTINGS,
+    backend: BigramBackend | None = None,
+    served: ServedModel = SERVED,
 ) -> Iterator[ServedTraining]:
     """A service on a thread of its own, stopped at the end of the block."""
     started, stop = threading.Event(), threading.Event()
-    served: list[ServedTraining] = []
+    servers: list[ServedTraining] = []
 
     async def serve() -> None:
-        async with serving_training(backend or BigramBackend(), folder, settings, SERVED) as each:
-            served.append(each)
+        async with serving_training(backend or BigramBackend(), folder, settings, served) as each:
+            servers.append(each)
             started.set()
             await asyncio.to_thread(stop.wait)
 
@@ -59,7 +62,7 @@ def running(
     try:
         if failed:
             raise failed[0]
-        yield served[0]
+        yield servers[0]
     finally:
         stop.set()
         thread.join()

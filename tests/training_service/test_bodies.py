@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,7 +18,8 @@ from hypothesis import strategies as st
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
 from skyrl.errors import RequestError
-from skyrl.training_service.backend import PassResult, SampledSequence, SampleResult, TopLogprobs
+from skyrl.inference.engine import TopLogprobs
+from skyrl.training_service.backend import PassResult, SampledSequence, SampleResult
 from skyrl.training_service.messages import new_message
 from skyrl.training_service.passes import PassLimits, pass_body, pass_request
 from skyrl.training_service.samples import sample_body
@@ -30,9 +30,11 @@ from tests.training_service.test_client_methods import BASE, DATA
 from tests.training_service.test_order_and_retries import (
     PROTOBUF,
     model_of,
-    pass_body as client_pass,
     result,
     session_of,
+)
+from tests.training_service.test_order_and_retries import (
+    pass_body as client_pass,
 )
 
 RECORDED: list[dict[str, str]] = json.loads(RECORD.read_text())
@@ -79,7 +81,8 @@ def test_messages_have_the_clients_fields() -> None:
         for field in new_message(name).DESCRIPTOR.fields:
             their = theirs[names.get(name, name)][field.name]
             enum = their.type == their.TYPE_ENUM and field.type == field.TYPE_INT32
-            assert (field.number, field.label) == (their.number, their.label), (name, field.name)
+            assert field.number == their.number, (name, field.name)
+            assert field.is_repeated == (their.label == their.LABEL_REPEATED), (name, field.name)
             assert enum or field.type == their.type, (name, field.name)
 
 

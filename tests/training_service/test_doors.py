@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,15 @@ import httpx
 import pytest
 import tinker
 import zstandard
+from attrs import evolve
 from tinker import types
 
-from skyrl.errors import UserError
+from skyrl.errors import RunError, UserError
+from skyrl.training_service.backend import AdamSettings
 from skyrl.training_service.serving import ServedTraining
 from skyrl.training_service.settings import ServiceSettings
 from skyrl.training_service.store import DATABASE, add_client, client_names, remove_client
-from tests.training_service.bigrams import BigramBackend
+from tests.training_service.bigrams import SERVED, BigramBackend
 from tests.training_service.running import client_of, direct, on_service, running
 from tests.training_service.test_client_methods import BASE, DATA, PROMPT
 from tests.training_service.test_order_and_retries import PROTOBUF, model_of, pass_body, result, send, session_of
@@ -46,9 +51,11 @@ def test_tokens_are_hashed_and_required_from_the_first_one_on(tmp_path: Path) ->
 
 
 def test_other_machines_need_tokens(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no client has a token"):
-        with running(tmp_path, ServiceSettings(host="0.0.0.0", port=0)):
-            raise AssertionError
+    with (
+        pytest.raises(UserError, match="no client has a token"),
+        running(tmp_path, ServiceSettings(host="0.0.0.0", port=0)),
+    ):
+        raise AssertionError
 
 
 def test_pages_of_other_sites_are_refused(service: ServedTraining) -> None:
@@ -147,18 +154,16 @@ def test_compressed_bodies_and_answers(service: ServedTraining) -> None:
 
 def test_too_many_tokens_in_flight_are_told_to_wait(tmp_path: Path) -> None:
     backend = BigramBackend()
-    with running(tmp_path, ServiceSettings(port=0, client_tokens=8), backend) as service:
-        with direct(service.url) as client:
-            model = model_of(client, session_of(client))
-            backend.hold.clear()
-            bodies = {seq: pass_body(model, seq, DATA[:1]) for seq in (1, 2, 3, 4)}
-            codes = [
-                client.post("/forward_backward", content=bodies[seq], headers=PROTOBUF).status_code
-                for seq in (2, 3, 4, 1)
-            ]
-            assert codes == [200, 200, 429, 200]  # the request that runs next is always accepted
-            backend.hold.set()
-            result(client, f"{model}:3")
+    with running(tmp_path, ServiceSettings(port=0, client_tokens=8), backend) as service, direct(service.url) as client:
+        model = model_of(client, session_of(client))
+        backend.hold.clear()
+        bodies = {seq: pass_body(model, seq, DATA[:1]) for seq in (1, 2, 3, 4)}
+        codes = [
+            client.post("/forward_backward", content=bodies[seq], headers=PROTOBUF).status_code for seq in (2, 3, 4, 1)
+        ]
+        assert codes == [200, 200, 429, 200]  # the request that runs next is always accepted
+        backend.hold.set()
+        result(client, f"{model}:3")
 
 
 @pytest.mark.parametrize("clients", [12, pytest.param(200, marks=pytest.mark.long)])
@@ -193,11 +198,41 @@ def test_many_clients_see_only_429_and_try_again(tmp_path: Path, clients: int) -
         assert f'skyrl_training_requests_total{{kind="sample"}} {5 * clients}' in metrics
 
 
+def test_a_failure_of_the_backend_ends_the_service(tmp_path: Path) -> None:
+    """An error of the run is told to the caller, and the request is executed by the next service."""
+
+    class Failing(BigramBackend):
+        async def optimizer_step(self, model_id: str, settings: AdamSettings) -> Mapping[str, float]:
+            raise RunError("the learner is gone")
+
+    with ExitStack() as ends:
+        service = ends.enter_context(running(tmp_path, backend=Failing()))
+        ends.enter_context(pytest.raises(RunError, match="the learner is gone"))
+        with direct(service.url) as client:
+            model = model_of(client, session_of(client))
+            future = client.post("/optim_step", json={"model_id": model, "seq_id": 1, "adam_params": {}}).json()
+            asyncio.run(_watched(service))
+    with running(tmp_path) as service, direct(service.url) as client:
+        assert result(client, future["request_id"]).json()["type"] == "optim_step"
+
+
+async def _watched(service: ServedTraining) -> None:
+    await service.run()
+
+
 def test_two_services_do_not_share_a_folder(tmp_path: Path) -> None:
+    with running(tmp_path), pytest.raises(UserError, match="another training service runs in"), running(tmp_path):
+        raise AssertionError
+
+
+def test_a_folder_belongs_to_one_base_model(tmp_path: Path) -> None:
     with running(tmp_path):
-        with pytest.raises(UserError, match="another training service runs in"):
-            with running(tmp_path):
-                raise AssertionError
+        pass
+    with (
+        pytest.raises(UserError, match="the folder holds models on toy/bigram, and not on toy/other"),
+        running(tmp_path, served=evolve(SERVED, names=("toy/other",))),
+    ):
+        raise AssertionError
 
 
 def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
