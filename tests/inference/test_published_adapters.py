@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -392,7 +393,7 @@ async def test_all_weights_of_a_model_replace_those_before(folder: Path) -> None
         await engine.resume()
 
     for name, model in models.items():
-        await samplers.publish_weights(name, lambda model=model: transfer(model))
+        await samplers.publish_weights(name, partial(transfer, model))
         result = await samplers.sample(SampleRequest(sampler=name, prompt=(1, 2, 3), max_tokens=4, stop_tokens=()))
         drawn = result.sequences[0]
         with torch.no_grad():
