@@ -23,8 +23,9 @@ from typing import Generic, TypeVar
 from attrs import define
 
 from skyrl.errors import UserError, WeightSyncError
-from skyrl.inference.adapters import Adapter, write_adapter
+from skyrl.inference.adapters import write_adapter
 from skyrl.inference.engine import refuse_adapter
+from skyrl.weight_receiver.incoming_weights import Adapter
 
 T = TypeVar("T")
 

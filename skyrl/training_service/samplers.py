@@ -17,9 +17,10 @@ from typing import Protocol
 
 from skyrl.config import SamplingParams
 from skyrl.errors import ConfigError, ModelError, RequestError, UserError, WeightSyncError
-from skyrl.inference.adapters import Adapter, stored_adapter
+from skyrl.inference.adapters import stored_adapter
 from skyrl.inference.engine import MOST_TOP_LOGPROBS, Completion, GenerationRequest, SampleKey
 from skyrl.training_service.backend import SampledSequence, SampleRequest, SampleResult
+from skyrl.weight_receiver.incoming_weights import Adapter
 
 _UNLIMITED = 2**31 - 1
 

@@ -17,14 +17,14 @@ from transformers import AutoModelForCausalLM
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import RequestError, UserError, WeightSyncError
-from skyrl.inference.adapters import Adapter, shared, write_adapter
+from skyrl.inference.adapters import shared, write_adapter
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, TopLogprobs
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.inference.vllm.engine import VLLMEngine
 from skyrl.models.lora import adapter_alone, with_adapter
 from skyrl.training_service.backend import SampleRequest
 from skyrl.training_service.samplers import Samplers
-from skyrl.weight_receiver.incoming_weights import Shared
+from skyrl.weight_receiver.incoming_weights import Adapter, Shared
 from tests.inference.nano import EOS, VOCABULARY, full_forward_logprobs, nano_tokenizer, prompts, request
 from tests.inference.steps import Steps, gate_of_model, gate_of_vllm
 from tests.inference.vllm_host import Host

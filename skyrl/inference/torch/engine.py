@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import ModelError, UserError, WeightSyncError
 from skyrl.inference.adapter_shelf import AdapterShelf
-from skyrl.inference.adapters import Adapter, apply_adapter, linear_layers, refuse_foreign, stored_adapter, updates_of
+from skyrl.inference.adapters import apply_adapter, linear_layers, refuse_foreign, stored_adapter, updates_of
 from skyrl.inference.drawable import Drawable
 from skyrl.inference.engine import (
     Completion,
@@ -51,7 +51,7 @@ from skyrl.models.files.loading import load_causal_lm, load_config, load_tokeniz
 from skyrl.models.files.rotation import varies_with_length
 from skyrl.models.low_rank import Updates, attach
 from skyrl.tree import FrozenDict
-from skyrl.weight_receiver.incoming_weights import IncomingWeights
+from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights
 
 _log = logging.getLogger(__name__)
 

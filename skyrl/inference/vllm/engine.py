@@ -28,7 +28,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ModelError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
 from skyrl.inference.adapter_shelf import AdapterShelf
-from skyrl.inference.adapters import Adapter, refuse_foreign, write_adapter
+from skyrl.inference.adapters import refuse_foreign, write_adapter
 from skyrl.inference.drawable import Drawable
 from skyrl.inference.engine import (
     Completion,
@@ -51,7 +51,7 @@ from skyrl.models.files.loading import load_tokenizer
 from skyrl.models.files.stored_adapter import stored_settings
 from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.tree import FrozenDict
-from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared, as_plain, why_not_loaded
+from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights, Shared, as_plain, why_not_loaded
 
 T = TypeVar("T")
 
