@@ -409,6 +409,16 @@ async def test_all_weights_of_a_model_replace_those_before(folder: Path) -> None
     await engine.close()
 
 
+async def test_an_engine_whose_policy_is_an_adapter_takes_no_others(folder: Path) -> None:
+    engine, _ = made(folder)
+    await engine.pause()
+    await engine.load_weights(learner(1)[1], 1)
+    await engine.resume()
+    with pytest.raises(UserError, match="adapter one fits only the base, and this engine's policy is an adapter"):
+        await engine.publish("one", learner(2)[1])
+    await engine.close()
+
+
 async def test_a_deterministic_engine_draws_the_same_bits_beside_others(folder: Path) -> None:
     engine, _ = made(folder, deterministic=True)
     learners = {f"of {seed}": learner(seed) for seed in range(3)}
