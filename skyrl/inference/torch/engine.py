@@ -316,7 +316,7 @@ def load_torch_engine(
     return engine
 
 
-async def _drop(adapter: Updates) -> None:
+async def _drop(number: int) -> None:
     """Nothing is left to do: its memory is free when no batch holds it."""
 
 
