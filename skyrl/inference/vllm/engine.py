@@ -104,9 +104,8 @@ class VLLMEngine:
         self._eos_ids = {*facts.eos_ids} | {self._tokenizer.eos_token_id} - {None}
         self._expected = expected_weights(model_path, trust_remote_code=trusted, overrides=overrides)
         self._gate, self._numbers, self._weight_version = Gate(), itertools.count(), 0
-        self._paused, self._closed, self._broken = False, False, ""
-        self._device, self._most_rank = device, max_adapter_rank
-        self._adapters = self._shelf(max(max_adapters, len(adapters)))
+        self._paused, self._closed, self._broken, self._device = False, False, "", device
+        self._adapters, self._most_rank = self._shelf(max(max_adapters, len(adapters))), max_adapter_rank
         self._speculates = bool(config.engine_init_kwargs.get("speculative_config"))  # drafts need vLLM's generators
         self._sockets = set_variables(config, device)
         self._loop = asyncio.new_event_loop()
@@ -126,8 +125,7 @@ class VLLMEngine:
                 tokenizer_path=tokenizer_path,
                 overrides=overridden(model_path, overrides, trust_remote_code=trusted),
             )
-            start = self._start(config, arguments, adapters, Drawable.of(self._tokenizer))
-            asyncio.run_coroutine_threadsafe(start, self._loop).result()
+            asyncio.run_coroutine_threadsafe(self._start(config, arguments, adapters), self._loop).result()
         except BaseException:
             self._end()
             raise
@@ -297,10 +295,10 @@ class VLLMEngine:
         _log.info("weights of version %d", version)
 
     async def _start(
-        self, config: InferenceEngineConfig, arguments: dict[str, Any], adapters: Mapping[str, str], drawable: Drawable
+        self, config: InferenceEngineConfig, arguments: dict[str, Any], adapters: Mapping[str, str]
     ) -> None:
         """Start vLLM and load the adapters in these folders. Runs on the engine's event loop."""
-        self._backend = await _started(config, arguments, drawable)
+        self._backend = await _started(config, arguments, Drawable.of(self._tokenizer))
         try:
             for name, folder in adapters.items():
                 self._adapters.add_stored(name, Path(folder))
