@@ -23,8 +23,9 @@ from typing import Generic, TypeVar
 from attrs import define
 
 from skyrl.errors import UserError, WeightSyncError
-from skyrl.inference.adapters import Adapter, write_adapter
+from skyrl.inference.adapters import write_adapter
 from skyrl.inference.engine import refuse_adapter
+from skyrl.weight_receiver.incoming_weights import Adapter
 
 T = TypeVar("T")
 
@@ -51,10 +52,10 @@ class AdapterShelf(Generic[T]):
         self,
         most_loaded: int,
         load: Callable[[int, str, Path], Awaitable[T]],
-        unload: Callable[[T], Awaitable[None]],
+        unload: Callable[[int], Awaitable[None]],
     ) -> None:
         """At most `most_loaded` are loaded; with 0, there never are any. `load` gets a number that no other adapter has
-        had, the name, and a folder in PEFT's format.
+        had, the name, and a folder in PEFT's format; `unload` gets the number.
         """
         self._most, self._load, self._unload = most_loaded, load, unload
         self._entries: dict[str, _Entry[T]] = {}
@@ -93,7 +94,7 @@ class AdapterShelf(Generic[T]):
     def add_stored(self, name: str, folder: Path) -> None:
         """Adds the adapter in this folder, which has to stay there. Raises as `publish`."""
         self._refuse(name)
-        self._entries[name] = _Entry(number=next(self._numbers), folder=folder)
+        self._entries[name] = _Entry(number=next(self._numbers), folder=folder.expanduser())
 
     async def unpublish(self, name: str) -> None:
         """Forgets an adapter: later requests are refused, and it is unloaded once running ones have ended. Raises
@@ -176,9 +177,9 @@ class AdapterShelf(Generic[T]):
                 await self._unloaded(idle)
 
     async def _unloaded(self, entry: _Entry[T]) -> None:
-        loaded, entry.loaded = entry.loaded, None
-        if loaded is not None:
-            await self._unload(loaded)
+        if entry.loaded is not None:
+            entry.loaded = None
+            await self._unload(entry.number)
             del self._resident[entry.number]
 
     async def _one_is_released(self) -> None:

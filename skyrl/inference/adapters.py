@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attrs import frozen
 from torch import Tensor, nn
 
 from skyrl.errors import ModelError, WeightSyncError
@@ -20,25 +18,9 @@ from skyrl.inference.weights import refuse_not_loaded
 from skyrl.models.files.stored_adapter import stored_settings, stored_tensors
 from skyrl.models.low_rank import LowRank, Updates, attach, of_layers
 from skyrl.storage.modes import save_tensors
-from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared, WeightInfo, listed
+from skyrl.weight_receiver.incoming_weights import Adapter, Shared, listed
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
-
-
-@frozen(kw_only=True)
-class Adapter:
-    """`IncomingWeights` of an adapter alone."""
-
-    tensors: IncomingWeights
-    rank: int
-    alpha: float
-
-    @property
-    def weights(self) -> Sequence[WeightInfo]:
-        return self.tensors.weights
-
-    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
-        return self.tensors.open()
 
 
 def refuse_foreign(adapter: Adapter, layers: Mapping[str, tuple[int, int]]) -> None:

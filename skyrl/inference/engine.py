@@ -17,8 +17,7 @@ from skyrl.errors import RunError, UserError
 from skyrl.trajectory import RoutedExperts, StopReason
 
 if TYPE_CHECKING:
-    from skyrl.inference.adapters import Adapter
-    from skyrl.weight_receiver.incoming_weights import IncomingWeights
+    from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights
 
 
 @frozen(kw_only=True)

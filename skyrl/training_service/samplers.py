@@ -13,31 +13,19 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
 
 from skyrl.config import SamplingParams
 from skyrl.errors import ConfigError, ModelError, RequestError, UserError, WeightSyncError
-from skyrl.inference.adapters import Adapter, stored_adapter
-from skyrl.inference.engine import MOST_TOP_LOGPROBS, Completion, GenerationRequest, SampleKey
+from skyrl.inference.adapters import stored_adapter
+from skyrl.inference.engine import MOST_TOP_LOGPROBS, Completion, GenerationRequest, InferenceEngine, SampleKey
+from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.training_service.backend import SampledSequence, SampleRequest, SampleResult
+from skyrl.weight_receiver.incoming_weights import Adapter
 
 _UNLIMITED = 2**31 - 1
 
 _NAMES = {"max_generate_length": "max_tokens"}
 """Field of `SamplingParams` -> field of a request, where the names differ."""
-
-
-class Engines(Protocol):
-    """An `InferenceEngine`, or an `InferenceEngineClient` for several."""
-
-    async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        """One completion per key."""
-
-    async def publish(self, name: str, adapter: Adapter) -> None:
-        """Makes an adapter one that requests may name."""
-
-    async def unpublish(self, name: str) -> None:
-        """Forgets a published adapter, once its running requests are answered."""
 
 
 class Samplers:
@@ -46,7 +34,9 @@ class Samplers:
     Example: `Samplers(engine, max_model_len=4096, vocabulary=len(tokenizer))`
     """
 
-    def __init__(self, engines: Engines, *, max_model_len: int, vocabulary: int) -> None:
+    def __init__(
+        self, engines: InferenceEngine | InferenceEngineClient, *, max_model_len: int, vocabulary: int
+    ) -> None:
         """`max_model_len` is in tokens, prompt and completion together; `vocabulary` is the number of tokens."""
         self._engines, self._max_model_len, self._vocabulary = engines, max_model_len, vocabulary
         self._adapters: set[str] = set()

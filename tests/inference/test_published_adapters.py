@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ from transformers import AutoModelForCausalLM
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import RequestError, UserError, WeightSyncError
-from skyrl.inference.adapters import Adapter, shared, write_adapter
+from skyrl.inference.adapters import shared, write_adapter
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, TopLogprobs
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.inference.vllm.engine import VLLMEngine
 from skyrl.models.lora import adapter_alone, with_adapter
 from skyrl.training_service.backend import SampleRequest
 from skyrl.training_service.samplers import Samplers
-from skyrl.weight_receiver.incoming_weights import Shared
+from skyrl.weight_receiver.incoming_weights import Adapter, Shared
 from tests.inference.nano import EOS, VOCABULARY, full_forward_logprobs, nano_tokenizer, prompts, request
 from tests.inference.steps import Steps, gate_of_model, gate_of_vllm
 from tests.inference.vllm_host import Host
@@ -215,7 +216,8 @@ def test_an_adapter_that_left_the_memory_comes_back_with_the_same_bits(kind: str
 async def refusals(kind: str, folder: Path) -> None:
     engine, _ = engine_of(kind, folder)
     _, adapter = learner(1)
-    half = shared(adapter.tensors.tensors[1:], rank=adapter.rank, alpha=8.0)  # type: ignore[attr-defined]
+    with adapter.open() as tensors:
+        half = shared(tuple(tensors)[1:], rank=adapter.rank, alpha=8.0)
     with pytest.raises(WeightSyncError, match="the other half of .* is missing"):
         await engine.publish("half", half)
     await engine.publish("one", adapter)
@@ -392,7 +394,7 @@ async def test_all_weights_of_a_model_replace_those_before(folder: Path) -> None
         await engine.resume()
 
     for name, model in models.items():
-        await samplers.publish_weights(name, lambda model=model: transfer(model))
+        await samplers.publish_weights(name, partial(transfer, model))
         result = await samplers.sample(SampleRequest(sampler=name, prompt=(1, 2, 3), max_tokens=4, stop_tokens=()))
         drawn = result.sequences[0]
         with torch.no_grad():
@@ -405,6 +407,16 @@ async def test_all_weights_of_a_model_replace_those_before(folder: Path) -> None
         await samplers.sample(SampleRequest(sampler=None, prompt=(1,)))
     with pytest.raises(RequestError, match="an adapter fits only the base"):
         await samplers.publish("adapter", learner(1)[1])
+    await engine.close()
+
+
+async def test_an_engine_whose_policy_is_an_adapter_takes_no_others(folder: Path) -> None:
+    engine, _ = made(folder)
+    await engine.pause()
+    await engine.load_weights(learner(1)[1], 1)
+    await engine.resume()
+    with pytest.raises(UserError, match="adapter one fits only the base, and this engine's policy is an adapter"):
+        await engine.publish("one", learner(2)[1])
     await engine.close()
 
 

@@ -23,12 +23,11 @@ from attrs import evolve, frozen
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import EngineFailed, NonFiniteError, ProcessError, RunError, WeightSyncError
-from skyrl.inference.adapters import Adapter
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
 from skyrl.inference.pool.admission import Admission, Served
 from skyrl.inference.pool.restarts import EngineRestarts
 from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT
-from skyrl.weight_receiver.incoming_weights import IncomingWeights
+from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights
 
 T = TypeVar("T")
 

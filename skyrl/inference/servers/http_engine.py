@@ -31,7 +31,7 @@ from skyrl.errors import (
     UserError,
     WeightSyncError,
 )
-from skyrl.inference.adapters import Adapter, refuse_foreign
+from skyrl.inference.adapters import refuse_foreign
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import (
     Completion,
@@ -52,7 +52,7 @@ from skyrl.models.files.loading import load_tokenizer
 from skyrl.processes.answers import BadAnswer
 from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.tree import FrozenDict
-from skyrl.weight_receiver.incoming_weights import IncomingWeights
+from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights
 
 T = TypeVar("T")
 

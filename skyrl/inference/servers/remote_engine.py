@@ -16,10 +16,9 @@ from contextlib import suppress
 from attrs import evolve
 
 from skyrl.errors import ProcessLost, WeightSyncError
-from skyrl.inference.adapters import Adapter
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight, NewTokens
 from skyrl.processes.handles import Handle
-from skyrl.weight_receiver.incoming_weights import IncomingWeights
+from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights
 
 
 class TokenReport:

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import ModelError, UserError, WeightSyncError
 from skyrl.inference.adapter_shelf import AdapterShelf
-from skyrl.inference.adapters import Adapter, apply_adapter, linear_layers, refuse_foreign, stored_adapter, updates_of
+from skyrl.inference.adapters import apply_adapter, linear_layers, refuse_foreign, stored_adapter, updates_of
 from skyrl.inference.drawable import Drawable
 from skyrl.inference.engine import (
     Completion,
@@ -51,7 +51,7 @@ from skyrl.models.files.loading import load_causal_lm, load_config, load_tokeniz
 from skyrl.models.files.rotation import varies_with_length
 from skyrl.models.low_rank import Updates, attach
 from skyrl.tree import FrozenDict
-from skyrl.weight_receiver.incoming_weights import IncomingWeights
+from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class TorchEngine:
         self._tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
         self._eos_ids, self._drawable = _eos_ids(model, tokenizer), Drawable.of(tokenizer)
         self._max_num_seqs = max_num_seqs
-        self._weight_version = 0
+        self._weight_version, self._is_adapted = 0, False
         self._adapters: AdapterShelf[Updates] = AdapterShelf(max_adapters, self._load_adapter, _drop)
         self._scheduler = Scheduler(self._new_batch, max_rows=max_num_seqs, one_job_at_a_time=deterministic)
 
@@ -184,6 +184,10 @@ class TorchEngine:
 
     async def publish(self, name: str, adapter: Adapter) -> None:
         """Makes an adapter one that requests may name; see `InferenceEngine.publish`."""
+        if self._int8:
+            raise UserError(f"adapter {name}: an int8 engine takes no adapters beside its weights")
+        if self._is_adapted:
+            raise UserError(f"adapter {name} fits only the base, and this engine's policy is an adapter beside it")
         refuse_foreign(adapter, linear_layers(self._model.model))
         await self._adapters.publish(name, adapter)
 
@@ -230,9 +234,11 @@ class TorchEngine:
             if self._int8:
                 raise WeightSyncError("an int8 engine takes an adapter only merged into the weights, not separately")
             apply_adapter(self._model.model, incoming)
+            self._is_adapted = True
         else:
             replace_weights(self._model.model, incoming)
             attach(self._model.model, {})  # complete weights include every low-rank update
+            self._is_adapted = False
         self._model.refresh()
 
     async def _load_adapter(self, number: int, name: str, folder: Path) -> Updates:
@@ -310,7 +316,7 @@ def load_torch_engine(
     return engine
 
 
-async def _drop(adapter: Updates) -> None:
+async def _drop(number: int) -> None:
     """Nothing is left to do: its memory is free when no batch holds it."""
 
 

@@ -28,7 +28,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ModelError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
 from skyrl.inference.adapter_shelf import AdapterShelf
-from skyrl.inference.adapters import Adapter, refuse_foreign, write_adapter
+from skyrl.inference.adapters import refuse_foreign, write_adapter
 from skyrl.inference.drawable import Drawable
 from skyrl.inference.engine import (
     Completion,
@@ -51,7 +51,7 @@ from skyrl.models.files.loading import load_tokenizer
 from skyrl.models.files.stored_adapter import stored_settings
 from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.tree import FrozenDict
-from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared, as_plain, why_not_loaded
+from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights, Shared, as_plain, why_not_loaded
 
 T = TypeVar("T")
 
@@ -104,12 +104,8 @@ class VLLMEngine:
         self._eos_ids = {*facts.eos_ids} | {self._tokenizer.eos_token_id} - {None}
         self._expected = expected_weights(model_path, trust_remote_code=trusted, overrides=overrides)
         self._gate, self._numbers, self._weight_version = Gate(), itertools.count(), 0
-        self._paused, self._closed, self._broken = False, False, ""
-        self._device, self._most_rank = device, max_adapter_rank
-        more = [max_adapter_rank] * max(0, max_adapters - len(adapters))
-        self._adapters: AdapterShelf[Any] = AdapterShelf(
-            len(adapters) + len(more), self._load_adapter, self._unload_adapter
-        )
+        self._paused, self._closed, self._broken, self._device = False, False, "", device
+        self._adapters, self._most_rank = self._shelf(max(max_adapters, len(adapters))), max_adapter_rank
         self._speculates = bool(config.engine_init_kwargs.get("speculative_config"))  # drafts need vLLM's generators
         self._sockets = set_variables(config, device)
         self._loop = asyncio.new_event_loop()
@@ -125,13 +121,11 @@ class VLLMEngine:
                 max_model_len=self._max_model_len,
                 known={field.name for field in dataclasses.fields(import_vllm().AsyncEngineArgs)},
                 stored_weights=stored_weights,
-                lora_ranks=_ranks(adapters, lora_rank) + more,
+                lora_ranks=_ranks(adapters, lora_rank) + [max_adapter_rank] * (max_adapters - len(adapters)),
                 tokenizer_path=tokenizer_path,
                 overrides=overridden(model_path, overrides, trust_remote_code=trusted),
             )
-            folders = {name: Path(folder).expanduser() for name, folder in adapters.items()}
-            start = self._start(config, arguments, folders, Drawable.of(self._tokenizer))
-            asyncio.run_coroutine_threadsafe(start, self._loop).result()
+            asyncio.run_coroutine_threadsafe(self._start(config, arguments, adapters), self._loop).result()
         except BaseException:
             self._end()
             raise
@@ -301,20 +295,20 @@ class VLLMEngine:
         _log.info("weights of version %d", version)
 
     async def _start(
-        self, config: InferenceEngineConfig, arguments: dict[str, Any], adapters: Mapping[str, Path], drawable: Drawable
+        self, config: InferenceEngineConfig, arguments: dict[str, Any], adapters: Mapping[str, str]
     ) -> None:
         """Start vLLM and load the adapters in these folders. Runs on the engine's event loop."""
-        self._backend = await _started(config, arguments, drawable)
+        self._backend = await _started(config, arguments, Drawable.of(self._tokenizer))
         try:
             for name, folder in adapters.items():
-                self._adapters.add_stored(name, folder)
+                self._adapters.add_stored(name, Path(folder))
                 async with self._adapters.using(name):
                     pass
         except BaseException:
             self._backend.close()
             raise
 
-    async def _load_adapter(self, number: int, name: str, folder: Path) -> Any:
+    async def _load_adapter(self, number: int, name: str, folder: Path) -> object:
         # the name is part of what vLLM knows kept prefixes by, and may have been that of another adapter before
         adapter = adapter_request(str(folder), f"{name} {number}", number)
         try:
@@ -323,8 +317,8 @@ class VLLMEngine:
             raise ModelError(f"adapter {name}: vLLM does not accept {folder}: {first_line(error)}") from error
         return adapter
 
-    async def _unload_adapter(self, adapter: Any) -> None:
-        await self._backend.unload_adapter(adapter.lora_int_id)
+    def _shelf(self, most: int) -> AdapterShelf[object]:
+        return AdapterShelf(most, self._load_adapter, lambda number: self._backend.unload_adapter(number))
 
     async def _close(self) -> None:
         self._closed = True

@@ -90,7 +90,13 @@ def sampling_arguments(
 
 
 def completion(
-    output: Output, key: SampleKey, sampling: SamplingParams, tokenizer: ChatTokenizer, *, prompt_tokens: int, top: int
+    output: Output,
+    key: SampleKey,
+    sampling: SamplingParams,
+    tokenizer: ChatTokenizer,
+    *,
+    prompt_tokens: int,
+    top: int = 0,
 ) -> Completion:
     """Convert vLLM's finished `CompletionOutput` after a prompt of `prompt_tokens` tokens, with the `top` likeliest
     tokens in place of each drawn one. Raises `NonFiniteError` for non-finite log-probabilities.
@@ -130,7 +136,7 @@ def _likeliest_drawn(output: Output, top: int) -> TopLogprobs:
     return TopLogprobs(token_ids=tokens[:, 1:], logprobs=logprobs[:, 1:])
 
 
-def prompt_scores(prompt: Sequence[int], logprobs: Sequence[Mapping[int, Any] | None], *, top: int) -> PromptScores:
+def prompt_scores(prompt: Sequence[int], logprobs: Sequence[Mapping[int, Any] | None], *, top: int = 0) -> PromptScores:
     """Probabilities of a prompt from vLLM's answer, which has an entry for each token, and the `top` likeliest tokens
     at each place. Raises `RunError` and, for log-probabilities that are not finite, `NonFiniteError`.
     """
