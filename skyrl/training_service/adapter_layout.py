@@ -63,7 +63,7 @@ class AdapterLayout:
 
     def write(self, vector: Tensor, folder: Path, like: str) -> None:
         """Store the adapter of the model `like` in PEFT's format."""
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for name, a, b in self.factors(vector.cpu()):
             tensors |= {_stored_name(name, "A"): a.contiguous(), _stored_name(name, "B"): b.contiguous()}
         lora = SkyRLLoraConfig(rank=self.spec.rank, alpha=ALPHA, target_modules=tuple(self.layers))
@@ -92,7 +92,7 @@ class AdapterLayout:
 
 
 def adapter_layout(spec: AdapterSpec, adaptable: Mapping[str, tuple[Part, nn.Linear]]) -> AdapterLayout:
-    """The layout of an adapter; `adaptable` are the base's layers. Raises `RequestError` if it has no layer or no rank."""
+    """The layout of an adapter; `adaptable` are the base's layers. Raises `RequestError` without a layer or a rank."""
     if spec.rank < 1:
         raise RequestError(f"rank is {spec.rank}: it must be at least 1", param="lora_config.rank")
     wanted: dict[Part, bool] = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}
