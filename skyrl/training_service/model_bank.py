@@ -331,6 +331,8 @@ class ModelBank(ModelWorker):
 
     def _computed(self, requests: Sequence[PassRequest]) -> list[_Pass]:
         learns = requests[0].backward
+        if self._full:
+            self.model.zero_grad(set_to_none=True)  # of a pass that failed
         passes = [self._begun(request) for request in requests]
         with torch.set_grad_enabled(learns), self._computing():
             for stretches in self._micro_batches(passes):

@@ -190,8 +190,8 @@ def test_three_steps_are_those_of_our_own_trainer(
     trainer = evolve_at(evolve_at(tied, "policy.model.lora", lora), "seed", 11)
     policy = PolicyWorker(trainer)
     bank = _created(tied, [AdapterSpec(rank=8, seed=11), AdapterSpec(rank=4, seed=2)])
-    settings = AdamSettings(lr=5e-3, beta1=0.8, beta2=0.9, eps=1e-8, weight_decay=0.1, max_grad_norm=0.5)
-    own = StepSettings(lr=5e-3, betas=(0.8, 0.9), eps=1e-8, weight_decay=0.1, max_grad_norm=0.5)
+    settings = AdamSettings(lr=5e-3, beta1=0.8, beta2=0.9, eps=1e-4, weight_decay=0.1, max_grad_norm=0.5)
+    own = StepSettings(lr=5e-3, betas=(0.8, 0.9), eps=1e-4, weight_decay=0.1, max_grad_norm=0.5)
     for round_ in range(3):
         data = [datum(5 + 3 * row, 10 * round_ + row) for row in range(4)]
         batch = _batch(data, "weights" if clip is None else "advantages")
@@ -316,8 +316,8 @@ def test_all_weights_of_a_model_learn_as_by_plain_torch(tied: TrainerConfig, nan
     bank = bank_of(tied, full=True)
     bank.create("whole", None)
     model = AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-12, weight_decay=0.1)
-    settings = AdamSettings(lr=1e-3, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-3, weight_decay=0.1)
+    settings = AdamSettings(lr=1e-3, eps=1e-3, weight_decay=0.1)
 
     def plain(data: Sequence[Datum]) -> None:
         for each in data:
