@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skyrl.algorithms.linear_logprobs import kept_bytes, logits_at_a_time
-from skyrl.algorithms.stretch_updates import StretchUpdate, add_product, gradient_anchor
+from skyrl.algorithms.stretch_updates import StretchUpdate, UpdateContext, add_product, gradient_anchor
 
 
 def target_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, updates: Sequence[StretchUpdate] = ()) -> Tensor:
@@ -29,12 +29,18 @@ def target_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, updates: Se
     return result
 
 
+class _Context(UpdateContext):
+    chunks: list[range]
+    kept: Tensor | None
+    """All logits, if they are few."""
+
+
 class _TargetLogprobs(torch.autograd.Function):
     """With z = h W^T: log p_y = z_y - lse(z), and dz = sum_k g_k (1_{y_k} - p)."""
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Context,
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
@@ -59,7 +65,7 @@ class _TargetLogprobs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_logprobs: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, of_logprobs: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, norms = ctx.saved_tensors
         for_hidden = torch.empty_like(hidden)
         for_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None

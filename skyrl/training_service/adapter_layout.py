@@ -37,7 +37,7 @@ class AdapterLayout:
     """The adapted layers of the base, by name."""
 
     shapes: tuple[torch.Size, ...] = field(init=False)
-    """Of A (rank, in) and B (out, rank) of each layer, in turns."""
+    """Shapes of A, (rank, in), and B, (out, rank), of each layer in turn."""
 
     @shapes.default
     def _shapes_of_layers(self) -> tuple[torch.Size, ...]:

@@ -116,9 +116,9 @@ class TrainedState:
 
 def _norm(tensors: list[Tensor]) -> Tensor:
     """The joint L2 norm, in double, in which no float32 overflows."""
-    return torch.linalg.vector_norm(
-        torch.stack([torch.linalg.vector_norm(each, dtype=torch.float64) for each in tensors])
-    )
+    norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in tensors]
+    joint: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return joint
 
 
 def all_finite(tensors: Mapping[str, Tensor]) -> bool:

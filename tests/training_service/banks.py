@@ -10,7 +10,7 @@ import numpy as np
 from attrs import evolve
 
 from skyrl.config import TrainerConfig
-from skyrl.training_service.backend import AdamSettings, AdapterSpec, Datum, PassRequest, PassResult
+from skyrl.training_service.backend import AdamSettings, AdapterSpec, Array, Datum, PassRequest, PassResult
 from skyrl.training_service.model_bank import ModelBank
 from skyrl.tree import evolve_at
 from tests.nano_run import config
@@ -35,17 +35,15 @@ def datum(tokens: int, seed: int, *, targets: int = 0, **arrays: float) -> Datum
     random = np.random.default_rng(seed)
     ids = random.integers(0, VOCABULARY, tokens + 1)
     shape = (tokens, targets) if targets else (tokens,)
-    return Datum(
-        tokens=ids[:-1],
-        inputs={
-            "target_tokens": random.integers(0, VOCABULARY, shape) if targets else ids[1:],
-            "weights": random.uniform(0.2, 1.0, shape).astype(np.float32),
-            "advantages": random.normal(size=shape).astype(np.float32),
-            "logprobs": random.uniform(-7, -4, shape).astype(np.float32),
-            "sequence_ratio_mask": np.ones(shape, np.float32),
-        }
-        | {name: np.full(shape, value, np.float32) for name, value in arrays.items()},
-    )
+    inputs: dict[str, Array] = {
+        "target_tokens": random.integers(0, VOCABULARY, shape) if targets else ids[1:],
+        "weights": random.uniform(0.2, 1.0, shape).astype(np.float32),
+        "advantages": random.normal(size=shape).astype(np.float32),
+        "logprobs": random.uniform(-7, -4, shape).astype(np.float32),
+        "sequence_ratio_mask": np.ones(shape, np.float32),
+    }
+    inputs |= {name: np.full(shape, value, np.float32) for name, value in arrays.items()}
+    return Datum(tokens=ids[:-1], inputs=inputs)
 
 
 READ = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,8 @@ def test_several_targets_of_a_position_count_with_their_weights(trainer: Trainer
     wide, single = bank.passes([request("m0", [one]), request("m1", apart)])
     found = result(wide).outputs[0]["logprobs"]
     assert found.shape == (6, 3)
-    np.testing.assert_allclose(found, np.stack([each["logprobs"] for each in result(single).outputs], 1), atol=1e-5)
+    apart_found = [torch.from_numpy(each["logprobs"]) for each in result(single).outputs]
+    torch.testing.assert_close(torch.from_numpy(found), torch.stack(apart_found, 1), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(
         bank._awake("m0").state.gradients, bank._awake("m1").state.gradients, atol=1e-5, rtol=1e-4
     )
@@ -234,7 +235,8 @@ def test_a_stored_model_continues_bit_for_bit_and_peft_loads_it(
     one = datum(8, 5)
     logits = model(input_ids=torch.from_numpy(one.tokens)[None]).logits[0].log_softmax(-1)
     wanted = logits.gather(-1, torch.from_numpy(one.inputs["target_tokens"])[:, None])[:, 0]
-    np.testing.assert_allclose(result(done).outputs[0]["logprobs"], wanted.detach().numpy(), atol=1e-5)
+    found = torch.from_numpy(result(done).outputs[0]["logprobs"])
+    torch.testing.assert_close(found, wanted.detach(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
@@ -286,7 +288,7 @@ def test_mistakes_are_refused_by_name_and_leave_the_model_as_it_was(trainer: Tra
     result(served)
     [gone] = bank.passes([request("m7", [datum(6, 0)])])
     assert isinstance(gone, RequestError) and gone.status == 404
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "exists already": lambda: bank.create("m0", AdapterSpec(rank=4, seed=1)),
         "rank is 0": lambda: bank.create("m2", AdapterSpec(rank=0, seed=1)),
         "no layer to train": lambda: bank.create(
