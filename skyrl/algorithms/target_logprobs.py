@@ -2,7 +2,7 @@
 of it, without a table of positions x vocabulary.
 
 `linear_logprobs` has one target for each position and a matrix that learns. Here each position may have several
-targets, the matrix is fixed, and its rows may be changed by another adapter in each stretch of positions.
+targets, and the matrix may be changed by another adapter in each stretch of positions.
 """
 
 from __future__ import annotations
@@ -15,18 +15,24 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skyrl.algorithms.linear_logprobs import kept_bytes, logits_at_a_time
-from skyrl.algorithms.stretch_updates import StretchUpdate, gradient_anchor
+from skyrl.algorithms.stretch_updates import StretchUpdate, UpdateContext, add_product, gradient_anchor
 
 
 def target_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, updates: Sequence[StretchUpdate] = ()) -> Tensor:
     """log softmax(hidden weight^T) at the targets, in nats; `updates` change the product in stretches of positions.
 
-    Shapes: `hidden` (N, H), `weight` (V, H), `targets` (N, K) int64, the result (N, K) float32. `weight` gets no
-    gradient. Softmax is computed in float32 whatever the type.
+    Shapes: `hidden` (N, H), `weight` (V, H), `targets` (N, K) int64, the result (N, K) float32. Softmax is computed in
+    float32 whatever the type.
     """
     apply: Any = _TargetLogprobs.apply
-    result: Tensor = apply(hidden, weight.detach(), targets, gradient_anchor(), tuple(updates))
+    result: Tensor = apply(hidden, weight, targets, gradient_anchor(), tuple(updates))
     return result
+
+
+class _Context(UpdateContext):
+    chunks: list[range]
+    kept: Tensor | None
+    """All logits, if they are few."""
 
 
 class _TargetLogprobs(torch.autograd.Function):
@@ -34,7 +40,7 @@ class _TargetLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Context,
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
@@ -59,9 +65,10 @@ class _TargetLogprobs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_logprobs: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, of_logprobs: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, norms = ctx.saved_tensors
         for_hidden = torch.empty_like(hidden)
+        for_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for rows in ctx.chunks:
             place = slice(rows.start, rows.stop)
             factors = of_logprobs[place]
@@ -71,10 +78,13 @@ class _TargetLogprobs(torch.autograd.Function):
             errors = change.to(hidden.dtype)
             for_rows = for_hidden[place]
             torch.mm(errors, weight, out=for_rows)
+            if for_weight is not None:
+                add_product(for_weight, errors.T, hidden[place], 1.0)
             for update, product in inner:
                 update.add_gradients(errors, hidden[place], product, for_rows)
         ctx.kept = None
-        return for_hidden if ctx.needs_input_grad[0] else None, None, None, None, None
+        of_weight = None if for_weight is None else for_weight.to(weight.dtype)
+        return for_hidden if ctx.needs_input_grad[0] else None, of_weight, None, None, None
 
 
 def _scores(

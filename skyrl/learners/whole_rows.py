@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -38,16 +39,11 @@ def whole_rows(rows: Sequence[Tensor], options: ForwardOptions) -> WholeRows:
         return WholeRows(layout=layout, starts=tuple(range(0, ids.numel() + 1, width)))
     starts = tuple(accumulate(lengths, initial=0))
     positions = torch.cat([torch.arange(length) for length in lengths])
-    inputs = {"input_ids": torch.cat(list(rows)).unsqueeze(0), "position_ids": positions.unsqueeze(0)}
+    inputs: dict[str, Any] = {"input_ids": torch.cat(list(rows)).unsqueeze(0), "position_ids": positions.unsqueeze(0)}
     if options.segmented:
         each = tuple(Segment(start, length) for start, length in zip(starts, lengths, strict=False))
-        layout = RowLayout(
-            inputs=inputs | {"segments": Segments(each, positions.device)}, chosen=torch.arange(starts[-1])
-        )
+        inputs |= {"segments": Segments(each, positions.device)}
     elif options.lengths_given:
         bounds, longest = torch.tensor(starts, dtype=torch.int32), max(lengths)
-        given = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
-        layout = RowLayout(inputs=inputs | given, chosen=torch.arange(starts[-1]))
-    else:
-        layout = RowLayout(inputs=inputs, chosen=torch.arange(starts[-1]))
-    return WholeRows(layout=layout, starts=starts)
+        inputs |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+    return WholeRows(layout=RowLayout(inputs=inputs, chosen=torch.arange(starts[-1])), starts=starts)

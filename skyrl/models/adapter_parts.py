@@ -42,8 +42,8 @@ def adaptable_layers(model: nn.Module) -> dict[str, tuple[Part, nn.Linear]]:
 
 
 def drawn_factors(layers: Mapping[str, nn.Linear], *, rank: int, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """New factors A (rank, in) and B (out, rank) of each layer, in float32 on the host: B is 0, and A is what PEFT draws
-    for the same layers and seed, as `models/lora.py` does.
+    """New factors A (rank, in) and B (out, rank) of each layer, in float32 on the host: B is 0, and A is what
+    `models/lora.py` draws for the same layers and seed.
     """
     factors = {}
     with torch.random.fork_rng(devices=[]):

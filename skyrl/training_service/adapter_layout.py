@@ -38,7 +38,7 @@ class AdapterLayout:
     """The adapted layers of the base, by name."""
 
     shapes: tuple[torch.Size, ...] = field(init=False)
-    """Of A (rank, in) and B (out, rank) of each layer, in turns."""
+    """Shapes of A, (rank, in), and B, (out, rank), of each layer in turn."""
 
     @shapes.default
     def _shapes_of_layers(self) -> tuple[torch.Size, ...]:
@@ -103,7 +103,7 @@ class AdapterLayout:
 
 
 def adapter_layout(spec: AdapterSpec, adaptable: Mapping[str, tuple[Part, nn.Linear]]) -> AdapterLayout:
-    """The layout of an adapter; `adaptable` are the base's layers. Raises `RequestError` if it has no layer or no rank."""
+    """The layout of an adapter; `adaptable` are the base's layers. Raises `RequestError` without a layer or a rank."""
     if spec.rank < 1:
         raise RequestError(f"rank is {spec.rank}: it must be at least 1", param="lora_config.rank")
     wanted: dict[Part, bool] = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}

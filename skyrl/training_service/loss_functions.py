@@ -1,6 +1,6 @@
 """The losses that clients of the training service name, as sums over tokens.
 
-r = exp(logprobs now - `logprobs` of the client), A = `advantages`, w = `weights`; a loss has one number for each target.
+r = exp(logprobs now - `logprobs` of the client), A = `advantages`, w = `weights`:
 
 | name | loss of a token |
 |---|---|
@@ -12,9 +12,10 @@ r = exp(logprobs now - `logprobs` of the client), A = `advantages`, w = `weights
 | `dro` | -(A log p - beta / 2 (log r)^2), arXiv:2405.19107 |
 | `dppo` | -r A, 0 where the probability has moved too far in the direction of A, arXiv:2602.04879 |
 
-clip(r) is between `clip_low_threshold` and `clip_high_threshold`, bounds of the ratio itself: settings, or arrays with a
-bound for each token. The defaults are those of the hosted service: 0.8 and 1.2, for cispo 0 and 4; for gspo, whose
-defaults are not published, those of its paper. All names and settings but dppo's are the hosted service's, too.
+clip(r) is between `clip_low_threshold` and `clip_high_threshold`, bounds of the ratio itself: settings, or arrays with
+a bound for each token. Names, settings and defaults are those of the hosted service: 0.8 and 1.2, for cispo 0 and 4.
+Its defaults for gspo and dro are not published: gspo has those of its paper, 1 - 3e-4 and 1 + 4e-4, dro has none. dppo
+is SkyRL's.
 """
 
 from __future__ import annotations
@@ -177,16 +178,17 @@ def settings_of(request: PassRequest) -> dict[str, float]:
             raise RequestError(
                 f"loss_fn_config: {name} = {value!r} is not a number of at least 0", param="loss_fn_config"
             )
-    settings = {**loss.settings, **given}
-    for name, setting in settings.items():
+    settings: dict[str, float] = {}
+    for name, setting in {**loss.settings, **given}.items():
         if setting is None:
             raise RequestError(f"loss_fn_config: {request.loss} needs {name!r}, a number", param="loss_fn_config")
+        settings[name] = float(setting)
     if _LOW in settings and settings[_LOW] > settings[_HIGH]:
         raise RequestError(
             f"loss_fn_config: {_LOW} = {settings[_LOW]:g} is above {_HIGH} = {settings[_HIGH]:g}",
             param="loss_fn_config",
         )
-    return {name: float(value) for name, value in settings.items() if value is not None}
+    return settings
 
 
 def refuse_unusable(request: PassRequest, *, vocabulary: int, longest: int | None) -> None:

@@ -1,8 +1,8 @@
 """The models of a training service that learn: many LoRA adapters on one frozen base, or all weights of one model.
 
 Rows of several models go through the base in one pass, each stretch of rows with the updates of its own adapter
-(`algorithms/stretch_updates.py`), so that a model's result is that of the model alone, up to rounding. The same requests
-in the same composition give the same bits.
+(`algorithms/stretch_updates.py`), so that a model's result is that of the model alone, up to rounding. The same
+requests in the same composition give the same bits.
 
 A pass changes a model only if it ends well: gradients are collected apart, and added when loss and gradient are finite.
 If the joint pass of several models is not finite, or fails, each model is computed alone, because NaN of one model may
@@ -17,6 +17,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from attrs import define, field, frozen
@@ -190,7 +191,7 @@ class ModelBank(ModelWorker):
         if spec is None:
             if self._models:
                 raise RequestError("all weights of the model are in use by another client", status=409)
-            weights = dict(self.model.named_parameters())
+            weights: Tensors = dict(self.model.named_parameters())
             self._models[model_id] = _Model(layout=None, state=TrainedState(weights=weights))
             return
         layout = adapter_layout(spec, self._adaptable)
@@ -311,7 +312,8 @@ class ModelBank(ModelWorker):
 
     def _refuse_unusable(self, request: PassRequest) -> None:
         self._find(request.model_id)
-        text = self.model.config.get_text_config()
+        transformer: Any = self.model
+        text = transformer.config.get_text_config()
         longest = getattr(text, "max_position_embeddings", None)
         refuse_unusable(request, vocabulary=text.vocab_size, longest=longest)
 
@@ -340,6 +342,8 @@ class ModelBank(ModelWorker):
 
     def _computed(self, requests: Sequence[PassRequest]) -> list[_Pass]:
         learns = requests[0].backward
+        if self._full:
+            self.model.zero_grad(set_to_none=True)  # of a pass that failed
         passes = [self._begun(request) for request in requests]
         with torch.set_grad_enabled(learns), self._computing():
             for stretches in self._micro_batches(passes):

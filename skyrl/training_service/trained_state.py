@@ -94,15 +94,15 @@ class TrainedState:
 
     @classmethod
     def read(cls, file: Path, weights: Tensors | None = None) -> Self:
-        """The state in a file, with these weights if it has none. Raises `RequestError` if there is no such file, and if
-        it belongs to other weights.
+        """The state in a file, with these weights if it stores none. Raises `RequestError` if there is no such file, or
+        if it belongs to other weights.
         """
         try:
             stored = load_file(file)
             steps = int(stored.pop(_STEPS))
         except (OSError, KeyError, SafetensorError) as error:
             raise RequestError(
-                f"no optimizer state is stored in {file.parent} ({type(error).__name__}: {error}): load the weights alone"
+                f"{file.parent} holds no optimizer state ({type(error).__name__}: {error}): load the weights alone"
             ) from error
         slots: dict[str, Tensors] = {"weights": weights or {}, "gradients": {}, "first": {}, "second": {}}
         for key, tensor in stored.items():
@@ -116,7 +116,9 @@ class TrainedState:
 
 def _norm(tensors: list[Tensor]) -> Tensor:
     """The joint L2 norm, in double, in which no float32 overflows."""
-    return torch.stack([torch.linalg.vector_norm(each, dtype=torch.float64) for each in tensors]).norm()
+    norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in tensors]
+    joint: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return joint
 
 
 def all_finite(tensors: Mapping[str, Tensor]) -> bool:
