@@ -1,7 +1,7 @@
 """The training service: the models of `ModelBank` learn in this process, and engines sample from their snapshots.
 
-    clients -> TrainingService -> ServedModels -> ModelBank, on a thread of its own
-                                               -> Samplers -> engines
+clients -> TrainingService -> ServedModels -> ModelBank, on a thread of its own
+                                           -> Samplers -> engines
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from skyrl.training_service.backend import (
     PassResult,
     SampleRequest,
     SampleResult,
+    ServedModel,
 )
 from skyrl.training_service.model_bank import ModelBank
 from skyrl.training_service.samplers import Samplers
 from skyrl.training_service.service import ServiceStatus
 from skyrl.training_service.serving import serving_training
-from skyrl.training_service.settings import ServedModel
 from skyrl.tree.rules import Check
 from skyrl.weight_receiver.incoming_weights import Shared
 

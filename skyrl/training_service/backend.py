@@ -22,6 +22,28 @@ Array = NDArray[np.generic]
 
 
 @frozen(kw_only=True)
+class ServedModel:
+    """The base model of the service, as clients see it."""
+
+    names: tuple[str, ...]
+    """Names that clients may use for it; the first one is the name that answers give."""
+
+    context: int
+    """Maximum number of tokens of a sequence, prompt and samples included."""
+
+    vocabulary: int
+    """Number of tokens of the vocabulary."""
+
+    tokenizer: str
+    """Name or folder from which clients load the tokenizer."""
+
+    architecture: str = ""
+
+    full: bool = False
+    """Whether all weights are trained, of one model at a time, in place of adapters."""
+
+
+@frozen(kw_only=True)
 class AdapterSpec:
     """A LoRA adapter that a client asks for (arXiv:2106.09685)."""
 

@@ -19,15 +19,15 @@ from typing import Any, TypeVar
 
 from attrs import asdict, field, frozen
 
+from skyrl.config import TrainingServiceConfig
 from skyrl.endpoint.fields import Fields
 from skyrl.errors import RequestError, RunError
 from skyrl.processes.service_app import json_object
-from skyrl.training_service.backend import AdamSettings, AdapterSpec, Backend, PassRequest, PassResult
+from skyrl.training_service.backend import AdamSettings, AdapterSpec, Backend, PassRequest, PassResult, ServedModel
 from skyrl.training_service.model_queue import ModelQueue, QueuedModel, Waiting
 from skyrl.training_service.passes import PassLimits, pass_body, pass_request
 from skyrl.training_service.publishing import PublishedSnapshots
 from skyrl.training_service.samples import seed_from
-from skyrl.training_service.settings import ServedModel, ServiceSettings
 from skyrl.training_service.store import Outcome, Store, StoredRequest, Tick
 
 WEIGHTS = "weights"
@@ -75,7 +75,7 @@ class Executor:
         backend: Backend,
         store: Store,
         folder: Path,
-        settings: ServiceSettings,
+        settings: TrainingServiceConfig,
         model: ServedModel,
         listener: Listener | None = None,
     ) -> None:
@@ -483,7 +483,9 @@ def model_of(request_id: str) -> str:
     return request_id.rpartition(":")[0]
 
 
-def adapter_spec(fields: Fields, settings: ServiceSettings, model: ServedModel, model_id: str) -> AdapterSpec | None:
+def adapter_spec(
+    fields: Fields, settings: TrainingServiceConfig, model: ServedModel, model_id: str
+) -> AdapterSpec | None:
     """The adapter that a `create_model` asks for; None where all weights are trained. Raises `RequestError`."""
     base = needed(fields.text("base_model"), "base_model")
     if base not in model.names:

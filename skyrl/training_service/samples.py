@@ -12,9 +12,8 @@ from google.protobuf.message import Message
 from skyrl.endpoint.fields import Fields
 from skyrl.errors import RequestError
 from skyrl.inference.engine import MOST_TOP_LOGPROBS, TopLogprobs
-from skyrl.training_service.backend import SampleRequest, SampleResult
+from skyrl.training_service.backend import SampleRequest, SampleResult, ServedModel
 from skyrl.training_service.messages import LENGTH, STOPPED, new_message
-from skyrl.training_service.settings import ServedModel
 
 MOST_SAMPLES = 1024
 """Maximum number of samples of one prompt in one request."""

@@ -21,14 +21,14 @@ from typing import Any
 
 from attrs import frozen
 
+from skyrl.config import TrainingServiceConfig
 from skyrl.endpoint.fields import Fields
 from skyrl.errors import RequestError, RunError
 from skyrl.processes.service_app import json_object
-from skyrl.training_service.backend import Backend, SampleRequest
+from skyrl.training_service.backend import Backend, SampleRequest, ServedModel
 from skyrl.training_service.executor import LONGEST_TTL, SHORTEST_TTL, UNLOAD, Executor, Listener, failure, needed
 from skyrl.training_service.model_queue import Kind, QueuedModel, Waiting
 from skyrl.training_service.samples import sample_body, sample_request
-from skyrl.training_service.settings import ServedModel, ServiceSettings
 from skyrl.training_service.store import Outcome, Store, StoredRequest
 
 READ_SECONDS, UNREAD_SECONDS = 300.0, 600.0
@@ -89,7 +89,7 @@ class TrainingService:
         self,
         backend: Backend,
         folder: Path,
-        settings: ServiceSettings,
+        settings: TrainingServiceConfig,
         model: ServedModel,
         listener: Listener | None = None,
     ) -> None:

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from attrs import frozen
 
+from skyrl.config import TrainingServiceConfig
 from skyrl.errors import UserError
 from skyrl.processes.addresses import is_loopback
 from skyrl.processes.service import bound_socket, server_of
@@ -28,11 +29,11 @@ from skyrl.training_service.backend import (
     PassResult,
     SampleRequest,
     SampleResult,
+    ServedModel,
 )
 from skyrl.training_service.executor import Listener
 from skyrl.training_service.routes import training_app
 from skyrl.training_service.service import ServiceStatus, TrainingService
-from skyrl.training_service.settings import ServedModel, ServiceSettings
 from skyrl.training_service.store import client_names
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ class ServedTraining:
 async def serving_training(
     backend: Backend,
     folder: Path,
-    settings: ServiceSettings,
+    settings: TrainingServiceConfig,
     model: ServedModel,
     listener: Listener | None = None,
 ) -> AsyncIterator[ServedTraining]:

@@ -28,8 +28,8 @@ from skyrl.training_service.backend import (
     SampledSequence,
     SampleRequest,
     SampleResult,
+    ServedModel,
 )
-from skyrl.training_service.settings import ServedModel
 
 VOCABULARY = 32
 

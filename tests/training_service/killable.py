@@ -6,13 +6,13 @@ import asyncio
 import sys
 from pathlib import Path
 
+from skyrl.config import TrainingServiceConfig
 from skyrl.training_service.serving import serving_training
-from skyrl.training_service.settings import ServiceSettings
 from tests.training_service.bigrams import SERVED, BigramBackend
 
 
 async def _serve(folder: Path, port: int, state_steps: int) -> None:
-    settings = ServiceSettings(port=port, state_steps=state_steps)
+    settings = TrainingServiceConfig(port=port, state_steps=state_steps)
     async with serving_training(BigramBackend(), folder, settings, SERVED) as service:
         print(service.url, flush=True)
         await service.run()

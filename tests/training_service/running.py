@@ -17,9 +17,10 @@ import httpx
 import tinker
 from attrs import evolve
 
+from skyrl.config import TrainingServiceConfig
+from skyrl.training_service.backend import ServedModel
 from skyrl.training_service.service import TrainingService
 from skyrl.training_service.serving import ServedTraining, serving_training
-from skyrl.training_service.settings import ServedModel, ServiceSettings
 from tests.training_service.bigrams import SERVED, BigramBackend
 
 T = TypeVar("T")
@@ -27,13 +28,13 @@ T = TypeVar("T")
 KEY = "tml-" + "k" * 30
 """A key that the client accepts; a service without tokens admits it."""
 
-SETTINGS = ServiceSettings(port=0)
+SETTINGS = TrainingServiceConfig(port=0)
 
 
 @contextmanager
 def running(
     folder: Path,
-    settings: ServiceSettings = SETTINGS,
+    settings: TrainingServiceConfig = SETTINGS,
     backend: BigramBackend | None = None,
     served: ServedModel = SERVED,
 ) -> Iterator[ServedTraining]:
@@ -93,7 +94,7 @@ def on_service(served: ServedTraining, call: Callable[[TrainingService], T]) -> 
 class KilledService:
     """A service in a process that a test kills and starts again, at the same address."""
 
-    def __init__(self, folder: Path, settings: ServiceSettings = SETTINGS) -> None:
+    def __init__(self, folder: Path, settings: TrainingServiceConfig = SETTINGS) -> None:
         self._folder, self._settings = folder, settings
         self._process: subprocess.Popen[str] | None = None
         self.url = self._start()

@@ -17,10 +17,10 @@ import zstandard
 from attrs import evolve
 from tinker import types
 
+from skyrl.config import TrainingServiceConfig
 from skyrl.errors import RunError, UserError
 from skyrl.training_service.backend import AdamSettings
 from skyrl.training_service.serving import ServedTraining
-from skyrl.training_service.settings import ServiceSettings
 from skyrl.training_service.store import DATABASE, add_client, client_names, remove_client
 from tests.training_service.bigrams import SERVED, BigramBackend
 from tests.training_service.running import client_of, direct, on_service, running
@@ -53,7 +53,7 @@ def test_tokens_are_hashed_and_required_from_the_first_one_on(tmp_path: Path) ->
 def test_other_machines_need_tokens(tmp_path: Path) -> None:
     with (
         pytest.raises(UserError, match="no client has a token"),
-        running(tmp_path, ServiceSettings(host="0.0.0.0", port=0)),
+        running(tmp_path, TrainingServiceConfig(host="0.0.0.0", port=0)),
     ):
         raise AssertionError
 
@@ -121,7 +121,7 @@ def test_another_clients_things_do_not_exist(tmp_path: Path) -> None:
 
 
 def test_limits_are_named(tmp_path: Path) -> None:
-    settings = ServiceSettings(
+    settings = TrainingServiceConfig(
         port=0, max_models=2, client_models=1, max_body_bytes=20_000, max_datums=3, client_bytes=1
     )
     with running(tmp_path, settings) as service, direct(service.url) as client:
@@ -154,7 +154,10 @@ def test_compressed_bodies_and_answers(service: ServedTraining) -> None:
 
 def test_too_many_tokens_in_flight_are_told_to_wait(tmp_path: Path) -> None:
     backend = BigramBackend()
-    with running(tmp_path, ServiceSettings(port=0, client_tokens=8), backend) as service, direct(service.url) as client:
+    with (
+        running(tmp_path, TrainingServiceConfig(port=0, client_tokens=8), backend) as service,
+        direct(service.url) as client,
+    ):
         model = model_of(client, session_of(client))
         backend.hold.clear()
         bodies = {seq: pass_body(model, seq, DATA[:1]) for seq in (1, 2, 3, 4)}
@@ -168,7 +171,7 @@ def test_too_many_tokens_in_flight_are_told_to_wait(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("clients", [12, pytest.param(200, marks=pytest.mark.long)])
 def test_many_clients_see_only_429_and_try_again(tmp_path: Path, clients: int) -> None:
-    settings = ServiceSettings(port=0, max_samples=4, client_tokens=400)
+    settings = TrainingServiceConfig(port=0, max_samples=4, client_tokens=400)
     with running(tmp_path, settings) as service:
         with direct(service.url) as first:
             session = session_of(first)

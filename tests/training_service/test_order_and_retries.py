@@ -16,8 +16,8 @@ import tinker
 from tinker import types
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
+from skyrl.config import TrainingServiceConfig
 from skyrl.training_service.serving import ServedTraining
-from skyrl.training_service.settings import ServiceSettings
 from tests.training_service.bigrams import BigramBackend
 from tests.training_service.running import KilledService, client_of, direct, on_service, running
 from tests.training_service.test_client_methods import BASE, DATA, GREEDY, PROMPT, datum
@@ -132,7 +132,7 @@ def test_passes_of_different_models_are_joined_and_no_model_is_reordered(tmp_pat
 
 def test_a_joint_pass_is_bounded_by_its_tokens(tmp_path: Path) -> None:
     backend = BigramBackend()
-    settings = ServiceSettings(port=0, max_pass_tokens=6)
+    settings = TrainingServiceConfig(port=0, max_pass_tokens=6)
     with running(tmp_path / "service", settings, backend) as service, direct(service.url) as client:
         session = session_of(client)
         models = [model_of(client, session, number) for number in range(4)]
@@ -160,7 +160,7 @@ def answers_through_kills(folder: Path, kills: set[int], last: int) -> list[byte
     or after.
     """
     with ExitStack() as ends:
-        service = KilledService(folder, ServiceSettings(port=0, state_steps=3))
+        service = KilledService(folder, TrainingServiceConfig(port=0, state_steps=3))
         ends.callback(service.close)
         client = ends.enter_context(direct(service.url))
         model = model_of(client, session_of(client))
@@ -197,7 +197,7 @@ def test_the_client_trains_and_samples_through_kills(tmp_path: Path) -> None:
     """Kills at random moments, under the client's own retries."""
     outcomes = []
     for kills in (5, 0):
-        service = KilledService(tmp_path / str(kills), ServiceSettings(port=0, state_steps=4))
+        service = KilledService(tmp_path / str(kills), TrainingServiceConfig(port=0, state_steps=4))
         done = threading.Event()
         killer = threading.Thread(target=_kill, args=(service, kills, done))
         try:
@@ -303,7 +303,7 @@ def test_a_result_that_was_read_is_gone_after_a_while(tmp_path: Path) -> None:
 def test_a_silent_session_ends(tmp_path: Path) -> None:
     backend = BigramBackend()
     with (
-        running(tmp_path, ServiceSettings(port=0, session_seconds=0.0), backend) as service,
+        running(tmp_path, TrainingServiceConfig(port=0, session_seconds=0.001), backend) as service,
         direct(service.url) as client,
     ):
         session = session_of(client)
@@ -342,7 +342,7 @@ def test_a_cancelled_sample_ends(tmp_path: Path) -> None:
 def test_snapshots_beyond_the_limit_are_loaded_when_used(tmp_path: Path) -> None:
     backend = BigramBackend()
     with (
-        running(tmp_path, ServiceSettings(port=0, max_samplers=2), backend) as service,
+        running(tmp_path, TrainingServiceConfig(port=0, max_samplers=2), backend) as service,
         client_of(service.url) as client,
     ):
         training = client.create_lora_training_client(BASE, rank=4, seed=7).result()

@@ -58,8 +58,9 @@ def learned(model: tinker.TrainingClient, steps: int = 12) -> list[float]:
     """Losses of some steps on the chain."""
     losses = []
     for _ in range(steps):
-        passed, stepped = model.forward_backward([chain()], "cross_entropy"), model.optim_step(
-            types.AdamParams(learning_rate=2e-2)
+        passed, stepped = (
+            model.forward_backward([chain()], "cross_entropy"),
+            model.optim_step(types.AdamParams(learning_rate=2e-2)),
         )
         losses.append(passed.result().metrics["loss:sum"])
         stepped.result()
@@ -77,7 +78,10 @@ def drawn(sampler: tinker.SamplingClient, letter: str = "a") -> list[int]:
     """The likeliest continuation of a letter."""
     limits = types.SamplingParams(max_tokens=6, temperature=0.0)
     return list(
-        sampler.sample(types.ModelInput.from_ints([ord(letter)]), 1, sampling_params=limits).result().sequences[0].tokens
+        sampler.sample(types.ModelInput.from_ints([ord(letter)]), 1, sampling_params=limits)
+        .result()
+        .sequences[0]
+        .tokens
     )
 
 
@@ -161,7 +165,7 @@ def test_another_base_is_refused(tmp_path: Path, nano: Path) -> None:
     with service(folder, nano):
         pass
     stored = json.loads((folder / "base.json").read_text())
-    (folder / "base.json").write_text(json.dumps({name: "0" for name in stored}))
+    (folder / "base.json").write_text(json.dumps(dict.fromkeys(stored, "0")))
     found = called(
         *("serve-training", f"trainer.run_path={folder}", f"trainer.policy.model.path={nano / 'model'}"),
         *("generator.inference_engine.backend=torch", "trainer.device=cpu", "training_service.port=0"),

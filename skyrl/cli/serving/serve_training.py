@@ -27,9 +27,7 @@ from skyrl.processes.torch_environment import set_torch_environment
 @STRICT
 @click.option("--add-client", metavar="NAME", help="Print a token for a client, and exit; it is stored only as a hash.")
 @click.option("--remove-client", metavar="NAME", help="Refuse a client's token from now on, and exit.")
-def serve_training(
-    arguments: tuple[str, ...], strict: bool, add_client: str | None, remove_client: str | None
-) -> None:
+def serve_training(arguments: tuple[str, ...], strict: bool, add_client: str | None, remove_client: str | None) -> None:
     """Train models for clients that hold the loop, in Tinker's protocol.
 
     Clients are programs with the package `tinker`: they send forward_backward, optim_step and sample. The base is
@@ -40,7 +38,9 @@ def serve_training(
     Without clients that have a token, only programs of this machine are answered.
     """
     refuse_nothing(arguments, "serve-training")
-    require_packages("serve-training", "training-service", "starlette", "uvicorn", "torch", "google.protobuf", "zstandard")
+    require_packages(
+        "serve-training", "training-service", "starlette", "uvicorn", "torch", "google.protobuf", "zstandard"
+    )
     from skyrl.config.derive.run_kind import RunKind
     from skyrl.config.loading.kinds import samples_rollouts
 
