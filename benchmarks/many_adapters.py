@@ -18,7 +18,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -73,7 +73,7 @@ def requests(clients: int, rows: int) -> list[PassRequest]:
     return made
 
 
-def seconds(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def seconds(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """CPU-seconds of the best round of each way, which take turns."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):

@@ -10,6 +10,7 @@ import numpy as np
 from attrs import evolve
 
 from skyrl.config import TrainerConfig
+from skyrl.training_service.adapter_layout import AdapterLayout
 from skyrl.training_service.backend import AdamSettings, AdapterSpec, Array, Datum, PassRequest, PassResult
 from skyrl.training_service.model_bank import ModelBank
 from skyrl.tree import evolve_at
@@ -69,6 +70,13 @@ def result(outcome: PassResult | Exception) -> PassResult:
 def weights(bank: ModelBank, model_id: str) -> dict[str, Any]:
     """Copies of a model's own tensors."""
     return {name: each.detach().clone() for name, each in bank._awake(model_id).state.weights.items()}
+
+
+def layout_of(bank: ModelBank, model_id: str) -> AdapterLayout:
+    """The layers of an adapter."""
+    layout = bank._awake(model_id).layout
+    assert layout is not None
+    return layout
 
 
 MIXED = (

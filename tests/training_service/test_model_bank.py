@@ -33,6 +33,7 @@ from tests.training_service.banks import (
     STEP,
     bank_of,
     datum,
+    layout_of,
     request,
     requests_of,
     result,
@@ -96,10 +97,10 @@ def test_gradients_are_those_of_peft_by_autograd(trainer: TrainerConfig, untied:
     """All layers with the head, A and B from PEFT's own layers, the loss in one line."""
     bank = _created(trainer, [AdapterSpec(rank=4, seed=9)])
     model = load_causal_lm(str(untied), dtype=torch.float32, attention="eager", device=torch.device("cpu"))
-    names = tuple(bank._awake("m0").layout.layers)  # type: ignore[union-attr]
+    names = tuple(layout_of(bank, "m0").layers)
     adapted = with_adapter(model, SkyRLLoraConfig(rank=4, alpha=ALPHA, target_modules=names), seed=9, field="lora")
     drawn = dict(adapter_alone(iter(adapted.state_dict().items())))
-    held = {name: (a, b) for name, a, b in bank._awake("m0").layout.factors(weights(bank, "m0")["factors"])}  # type: ignore[union-attr]
+    held = {name: (a, b) for name, a, b in layout_of(bank, "m0").factors(weights(bank, "m0")["factors"])}
     assert "lm_head" in held
     for name, (a, b) in held.items():
         assert torch.equal(a, drawn[f"base_model.model.{name}.lora_A.weight"]), "A is drawn as PEFT draws it"
@@ -109,7 +110,7 @@ def test_gradients_are_those_of_peft_by_autograd(trainer: TrainerConfig, untied:
     vector = weights(bank, "m0")["factors"]
     parameters = dict(adapted.named_parameters())
     with torch.no_grad():
-        for name, a, b in bank._awake("m0").layout.factors(vector):  # type: ignore[union-attr]
+        for name, a, b in layout_of(bank, "m0").factors(vector):
             parameters[f"{name}.lora_A.default.weight"].copy_(a)
             parameters[f"{name}.lora_B.default.weight"].copy_(b)
 
@@ -124,7 +125,7 @@ def test_gradients_are_those_of_peft_by_autograd(trainer: TrainerConfig, untied:
 
     assert result(done).metrics["loss:sum"] == pytest.approx(loss.item(), rel=1e-6)
     gradient = bank._awake("m0").state.gradients["factors"]
-    for name, a, b in bank._awake("m0").layout.factors(gradient):  # type: ignore[union-attr]
+    for name, a, b in layout_of(bank, "m0").factors(gradient):
         for part, own in (("A", a), ("B", b)):
             torch.testing.assert_close(own, parameters[f"{name}.lora_{part}.default.weight"].grad, atol=2e-5, rtol=1e-5)
 
@@ -204,7 +205,7 @@ def test_three_steps_are_those_of_our_own_trainer(
     wanted = dict(adapter_alone(policy.strategy.gather()))
     found = {
         f"base_model.model.{name}.lora_{part}.weight": factor
-        for name, a, b in bank._awake("m0").layout.factors(weights(bank, "m0")["factors"])  # type: ignore[union-attr]
+        for name, a, b in layout_of(bank, "m0").factors(weights(bank, "m0")["factors"])
         for part, factor in (("A", a), ("B", b))
     }
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
