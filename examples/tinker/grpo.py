@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tinker
@@ -36,9 +37,7 @@ def main() -> None:
     for step in range(given.steps):
         sampler = training.save_weights_and_get_sampling_client().result()
         asked = [rows[int(index)] for index in drawn.choice(len(rows), given.prompts, replace=False)]
-        prompts = [
-            tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False) for row in asked
-        ]
+        prompts = [tokens_of(tokenizer, row["prompt"]) for row in asked]
         limits = types.SamplingParams(max_tokens=32, stop=[tokenizer.eos_token_id], seed=step)
         futures = [
             sampler.sample(types.ModelInput.from_ints(prompt), given.samples, sampling_params=limits)
@@ -47,12 +46,8 @@ def main() -> None:
         data, means = [], []
         for row, prompt, future in zip(asked, prompts, futures, strict=True):
             answers = future.result().sequences
-            rewards = np.array(
-                [
-                    last_number_is(row["reward_spec"]["ground_truth"], tokenizer.decode(answer.tokens))
-                    for answer in answers
-                ]
-            )
+            texts = [str(tokenizer.decode(answer.tokens)) for answer in answers]
+            rewards = np.array([last_number_is(row["reward_spec"]["ground_truth"], text) for text in texts])
             means.append(rewards.mean())
             for answer, advantage in zip(answers, rewards - rewards.mean(), strict=True):
                 if advantage:
@@ -65,6 +60,12 @@ def main() -> None:
     print(training.save_state("trained").result().path)
 
 
+def tokens_of(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    """The chat up to where the answer begins."""
+    tokens: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return tokens
+
+
 def datum(prompt: list[int], answer: list[int], logprobs: list[float], advantage: float) -> types.Datum:
     """One answer for the loss: at each position the next token, and numbers that are 0 on the prompt."""
     tokens, before = prompt + answer, len(prompt) - 1
@@ -72,11 +73,16 @@ def datum(prompt: list[int], answer: list[int], logprobs: list[float], advantage
     return types.Datum(
         model_input=types.ModelInput.from_ints(tokens[:-1]),
         loss_fn_inputs={
-            "target_tokens": np.array(tokens[1:]),
-            "logprobs": np.array([0.0] * before + logprobs, dtype=np.float32),
-            "advantages": np.array([0.0] * before + [share] * len(answer), dtype=np.float32),
+            "target_tokens": types.TensorData.from_numpy(np.array(tokens[1:])),
+            "logprobs": numbers([0.0] * before + logprobs),
+            "advantages": numbers([0.0] * before + [share] * len(answer)),
         },
     )
+
+
+def numbers(values: list[float]) -> types.TensorData:
+    """A number for each position."""
+    return types.TensorData.from_numpy(np.array(values, dtype=np.float32))
 
 
 def last_number_is(wanted: str, text: str) -> float:

@@ -133,9 +133,11 @@ class EngineAdapters:
     """Largest rank of those."""
 
 
-def engine_makers(
-    run: SkyRLTrainConfig, adapters: EngineAdapters = EngineAdapters()
-) -> list[Callable[[], InferenceEngine]]:
+NO_ADAPTERS = EngineAdapters()
+"""Engines that serve their policy alone."""
+
+
+def engine_makers(run: SkyRLTrainConfig, adapters: EngineAdapters = NO_ADAPTERS) -> list[Callable[[], InferenceEngine]]:
     """One function for each engine, which makes the engine in the process that calls it."""
     engine = run.generator.inference_engine
     made_by = BACKENDS[engine.backend].made_by

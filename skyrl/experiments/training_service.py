@@ -22,7 +22,7 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.sizes import starts_engines
 from skyrl.errors import Problem, ResumeError, Stopped
-from skyrl.experiments.collaborators import EngineAdapters, longest_sequence
+from skyrl.experiments.collaborators import NO_ADAPTERS, EngineAdapters, longest_sequence
 from skyrl.experiments.standalone import StandaloneSampling, model_checks
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.models.files.loading import load_config
@@ -127,7 +127,7 @@ class TrainingServiceExp(StandaloneSampling):
         """`cfg` is resolved and checked; `places` says where its values were written."""
         settings = cfg.training_service
         published = EngineAdapters(at_once=settings.max_samplers, rank=settings.max_rank)
-        super().__init__(cfg, adapters=EngineAdapters() if settings.train_all_weights else published)
+        super().__init__(cfg, adapters=NO_ADAPTERS if settings.train_all_weights else published)
         self.places = places
 
     def serve(self, say: Callable[[str], None]) -> None:

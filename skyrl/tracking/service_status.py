@@ -32,10 +32,11 @@ def status_lines(status: Mapping[str, Any]) -> Iterator[str]:
     finished = ", ".join(f"{count} {kind}" for kind, count in sorted(status["finished"].items())) or "nothing yet"
     yield (
         f"{len(models)} models of {len({each['client'] for each in models})} clients in {status['sessions']} sessions, "
-        f"{status['samplers']} snapshots; {status['requests_waiting']} requests wait, {status['samples_running']} samples "
-        f"are drawn and {status['samples_waiting']} wait; finished: {finished} ({status['tokens']} tokens)"
+        f"{status['samplers']} snapshots; {status['requests_waiting']} requests wait, {status['samples_running']} "
+        f"samples are drawn and {status['samples_waiting']} wait; finished: {finished} ({status['tokens']} tokens)"
     )
     for model in models:
         size = "all weights" if model["rank"] is None else f"rank {model['rank']}"
         loss = "" if model["loss"] is None else f", loss {model['loss']:.4g}"
-        yield f"  {model['id']} of {model['client']}: {size}, {model['steps']} steps{loss}, {model['waiting']} requests wait"
+        did = f"{size}, {model['steps']} steps{loss}, {model['waiting']} requests wait"
+        yield f"  {model['id']} of {model['client']}: {did}"

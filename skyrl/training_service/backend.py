@@ -73,7 +73,7 @@ class Datum:
     """(T,)."""
 
     inputs: Mapping[str, Array]
-    """Arrays (T,) or (T, K) by the names that the loss reads: `target_tokens`, `weights`, `logprobs`, `advantages`, …"""
+    """Arrays (T,) or (T, K) by the names that the loss reads: `target_tokens`, `weights`, `logprobs`, `advantages`."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -138,8 +138,7 @@ class SampleRequest:
     """Equal requests with equal seeds draw equal samples from equal weights."""
 
     stop: tuple[str, ...] | None = None
-    """Texts that end a sample, which contains them. None together with `stop_tokens` None: the model's end tokens end it.
-    """
+    """Texts that end a sample, which contains them, besides the tokens that end it."""
 
     stop_tokens: tuple[int, ...] | None = None
     """Tokens that end a sample, in place of the model's end tokens; empty: none does."""

@@ -31,7 +31,6 @@ from skyrl.config.derive.model_overrides import learner_overrides
 from skyrl.config.settings.learners import ShardedModelConfig
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.errors import ModelError, RequestError, RunError, UserError
-from skyrl.inference.adapters import Adapter
 from skyrl.learners.forward import compute_logprobs
 from skyrl.learners.fsdp2 import Fsdp2
 from skyrl.learners.moving import HOST
@@ -53,6 +52,7 @@ from skyrl.training_service.backend import AdamSettings, AdapterSpec, Array, Dat
 from skyrl.training_service.loss_functions import LOSSES, TARGETS, loss_tokens, refuse_unusable, settings_of
 from skyrl.training_service.trained_state import Tensors, TrainedState, all_finite
 from skyrl.tree import required
+from skyrl.weight_receiver.incoming_weights import Adapter
 
 _OPTIMIZER = "optimizer.safetensors"
 

@@ -50,7 +50,10 @@ def chain(length: int = 12) -> types.Datum:
     tokens = [LETTERS[place % len(LETTERS)] for place in range(length + 1)]
     return types.Datum(
         model_input=types.ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={"target_tokens": np.array(tokens[1:]), "weights": np.ones(length, np.float32)},
+        loss_fn_inputs={
+            "target_tokens": types.TensorData.from_numpy(np.array(tokens[1:])),
+            "weights": types.TensorData.from_numpy(np.ones(length, np.float32)),
+        },
     )
 
 
@@ -110,13 +113,12 @@ def test_models_learn_side_by_side_are_sampled_and_go_on_after_a_kill(tmp_path: 
 
 
 def test_all_weights_of_one_model_are_trained_where_that_is_configured(tmp_path: Path, nano: Path) -> None:
-    with service(tmp_path / "service", nano, "training_service.train_all_weights=true") as (url, _):
-        with client_of(url) as client:
-            base = name_of(client)
-            model = client.create_lora_training_client(base_model=base, rank=8).result()
-            losses = learned(model)
-            assert losses[-1] < losses[0] / 3
-            assert drawn(model.save_weights_and_get_sampling_client().result()) == LETTERS[1:7]
+    changes = "training_service.train_all_weights=true"
+    with service(tmp_path / "service", nano, changes) as (url, _), client_of(url) as client:
+        model = client.create_lora_training_client(base_model=name_of(client), rank=8).result()
+        losses = learned(model)
+        assert losses[-1] < losses[0] / 3
+        assert drawn(model.save_weights_and_get_sampling_client().result()) == LETTERS[1:7]
 
 
 def called(*words: str) -> subprocess.CompletedProcess[str]:

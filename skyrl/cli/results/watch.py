@@ -23,8 +23,8 @@ from skyrl.cli.command_line.json_output import json_option, print_result
 def watch(run: Path, once: bool, as_json: bool) -> None:
     """Show the progress of RUN until it ends.
 
-    RUN is the folder of a run or of a training service, on this machine or on a shared disk. A terminal shows the same display as `skyrl run`;
-    other outputs get one line per step. Ctrl-C stops watching, not the run.
+    RUN is the folder of a run or of a training service, on this machine or on a shared disk. A terminal shows the same
+    display as `skyrl run`; other outputs get one line per step. Ctrl-C stops watching, not the run.
     """
     from skyrl.errors import UserError
     from skyrl.tracking.service_status import service_status

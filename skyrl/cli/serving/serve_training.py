@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,6 +14,7 @@ from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.extras import require_packages
 from skyrl.errors import UserError
 from skyrl.processes.torch_environment import set_torch_environment
+from skyrl.tree.rules import Check
 
 
 @click.command(
@@ -44,7 +47,7 @@ def serve_training(arguments: tuple[str, ...], strict: bool, add_client: str | N
     from skyrl.config.derive.run_kind import RunKind
     from skyrl.config.loading.kinds import samples_rollouts
 
-    def checks(kind: RunKind) -> tuple[object, ...]:
+    def checks(kind: RunKind) -> Sequence[Check[Any]]:
         from skyrl.experiments.training_service import PREFLIGHT
 
         return PREFLIGHT if kind.name == "rl" else ()
