@@ -26,6 +26,7 @@ SHORTEST: Mapping[str, str] = {
     "grpo_step": "--sides skyrl,bare 4 0",
     "layouts": "--rounds 1",
     "linear_logprobs": "",
+    "many_adapters": "2 1",
     "masks": "10",
     "memory": "tiny",
     "results": "",

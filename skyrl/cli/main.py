@@ -62,6 +62,7 @@ SECTIONS = {
     },
     "Services": {
         "serve": ("serving.serve:serve", "Serve a model in OpenAI's and Anthropic's protocols."),
+        "serve-training": ("serving.serve_training:serve_training", "Train models for Tinker clients."),
         "publish": ("serving.publish:publish", "Publish a server's address under a name."),
         "serve-code": ("serving.environment_services:serve_code", "Run programs of policies in sandboxes."),
         "serve-retriever": ("serving.environment_services:serve_retriever", "Answer searches over a corpus."),

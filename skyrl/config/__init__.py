@@ -71,6 +71,7 @@ from skyrl.config.settings.samplers import (
 )
 from skyrl.config.settings.tracker_settings import TrackersConfig
 from skyrl.config.settings.trainer import TrainerConfig
+from skyrl.config.settings.training_service import TrainingServiceConfig
 from skyrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ __all__ = [
     "Text2SQLEnvConfig",
     "TrackersConfig",
     "TrainerConfig",
+    "TrainingServiceConfig",
     "ZeroOptimizationConfig",
     "build_nested_dataclass",
     "check",

@@ -61,7 +61,7 @@ class ServedPolicy:
     template_arguments: Mapping[str, Any] = field(factory=dict)
 
     scores_prompts: bool = False
-    """Whether the engines compute the probabilities of a prompt."""
+    """Whether the engines report the probabilities of a prompt and the likeliest tokens."""
 
     adapters: tuple[str, ...] = ()
     """Additional model names: adapters of the same base model, which the engines have loaded."""
@@ -229,6 +229,7 @@ class Policy:
                     on_tokens=on_tokens,
                     adapter=adapter,
                     scores_prompt=scores_prompt,
+                    top_logprobs=settings.top_logprobs,
                 )
             )
         except RunError as error:

@@ -33,6 +33,9 @@ class RequestSampling:
     min_tokens: int = 0
     """Smallest number of tokens that the request asks for."""
 
+    top_logprobs: int = 0
+    """Number of likeliest tokens to report in place of each sampled one."""
+
 
 _READERS: Mapping[str, Callable[[Fields], Any]] = {
     "temperature": lambda body: body.number("temperature", None, least=0, most=2),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.engine_backends import BACKENDS, backend_of, engine_dtype, weight_dtype
@@ -118,12 +118,26 @@ def waits_for_room(run: AnyRun) -> float:
     return faults.lost_rank_timeout_seconds if faults.on_lost_rank == "wait" else 0.0
 
 
-def engine_makers(
-    run: SkyRLTrainConfig, adapters: Mapping[str, str] = FrozenDict()
-) -> list[Callable[[], InferenceEngine]]:
-    """One function for each engine, which makes the engine in the process that calls it. `adapters` are folders with
-    adapters of other policies on the same base, by the name that requests use.
-    """
+@frozen
+class EngineAdapters:
+    """Adapters of other policies on the same base, which engines serve beside it."""
+
+    stored: Mapping[str, str] = FrozenDict()
+    """Name that requests use -> folder of the adapter."""
+
+    at_once: int = 0
+    """Number of those that are published later and in memory at the same time."""
+
+    rank: int = 0
+    """Largest rank of those."""
+
+
+NO_ADAPTERS = EngineAdapters()
+"""Engines that serve their policy alone."""
+
+
+def engine_makers(run: SkyRLTrainConfig, adapters: EngineAdapters = NO_ADAPTERS) -> list[Callable[[], InferenceEngine]]:
+    """One function for each engine, which makes the engine in the process that calls it."""
     engine = run.generator.inference_engine
     made_by = BACKENDS[engine.backend].made_by
     if not made_by:
@@ -133,7 +147,7 @@ def engine_makers(
     return [make] * engine.num_engines
 
 
-def torch_maker(run: SkyRLTrainConfig, adapters: Mapping[str, str]) -> Callable[[], InferenceEngine]:
+def torch_maker(run: SkyRLTrainConfig, adapters: EngineAdapters) -> Callable[[], InferenceEngine]:
     """Maker of the embedded engine."""
     trainer, engine = run.trainer, run.generator.inference_engine
     return partial(
@@ -153,11 +167,12 @@ def torch_maker(run: SkyRLTrainConfig, adapters: Mapping[str, str]) -> Callable[
         init_seed=trainer.seed if trainer.policy.model.init_from_scratch else None,
         tokenizer_path=trainer.tokenizer_path,
         returns_experts=engine.enable_return_routed_experts,
-        adapters=adapters,
+        adapters=adapters.stored,
+        max_adapters=adapters.at_once,
     )
 
 
-def vllm_maker(run: SkyRLTrainConfig, adapters: Mapping[str, str]) -> Callable[[], InferenceEngine]:
+def vllm_maker(run: SkyRLTrainConfig, adapters: EngineAdapters) -> Callable[[], InferenceEngine]:
     """Maker of a vLLM engine."""
     trainer, engine = run.trainer, run.generator.inference_engine
     overrides = {**(engine.engine_init_kwargs.get("hf_overrides") or {}), "head_dtype": "float32"}
@@ -172,11 +187,13 @@ def vllm_maker(run: SkyRLTrainConfig, adapters: Mapping[str, str]) -> Callable[[
         stored_weights=not trainer.policy.model.init_from_scratch,
         lora_rank=trainer.policy.model.lora.rank if sends_adapters_alone(run) else 0,
         tokenizer_path=trainer.tokenizer_path,
-        adapters=adapters,
+        adapters=adapters.stored,
+        max_adapters=adapters.at_once,
+        max_adapter_rank=adapters.rank,
     )
 
 
-def sglang_maker(run: SkyRLTrainConfig, adapters: Mapping[str, str]) -> Callable[[], InferenceEngine]:
+def sglang_maker(run: SkyRLTrainConfig, adapters: EngineAdapters) -> Callable[[], InferenceEngine]:
     """Maker of an SGLang server, which takes no adapters of other policies."""
     trainer, engine = run.trainer, run.generator.inference_engine
     return partial(

@@ -12,7 +12,7 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.sizes import on_ray, sizes_of, starts_engines
 from skyrl.endpoint.client_access import Address
 from skyrl.errors import Problem, Stopped
-from skyrl.experiments.collaborators import engine_makers, start_processes
+from skyrl.experiments.collaborators import NO_ADAPTERS, EngineAdapters, engine_makers, start_processes
 from skyrl.experiments.first_rows import first_rows_can_be_used
 from skyrl.experiments.model_checks import models_exist, policy_has_chat_template
 from skyrl.experiments.policy_sampling import PolicySampling
@@ -30,7 +30,6 @@ from skyrl.processes.event_loop import event_loop
 from skyrl.processes.handles import Processes
 from skyrl.processes.wait_reporter import WaitReporter
 from skyrl.runs.inputs import notice
-from skyrl.tree import FrozenDict
 from skyrl.tree.rules import Check
 
 R = TypeVar("R")
@@ -42,10 +41,8 @@ class StandaloneSampling(PolicySampling):
     Example: `StandaloneSampling(run).sample(work)`, where `work` is a coroutine function that uses `generator`.
     """
 
-    def __init__(self, cfg: SkyRLTrainConfig, *, adapters: Mapping[str, str] = FrozenDict()) -> None:
-        """`adapters` are folders with adapters in PEFT's format, of other policies on the same base, by the name that
-        requests to the engines use.
-        """
+    def __init__(self, cfg: SkyRLTrainConfig, *, adapters: EngineAdapters = NO_ADAPTERS) -> None:
+        """`adapters` are those of other policies on the same base."""
         super().__init__(cfg)
         self._adapters = adapters
 

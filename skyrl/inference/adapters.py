@@ -8,36 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attrs import frozen
 from torch import Tensor, nn
 
-from skyrl.errors import WeightSyncError
+from skyrl.errors import ModelError, WeightSyncError
 from skyrl.inference.weights import refuse_not_loaded
-from skyrl.models.low_rank import LowRank, attach, of_layers
+from skyrl.models.files.stored_adapter import stored_settings, stored_tensors
+from skyrl.models.low_rank import LowRank, Updates, attach, of_layers
 from skyrl.storage.modes import save_tensors
-from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared, WeightInfo, listed
+from skyrl.weight_receiver.incoming_weights import Adapter, Shared, listed
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
-
-
-@frozen(kw_only=True)
-class Adapter:
-    """`IncomingWeights` of an adapter alone."""
-
-    tensors: IncomingWeights
-    rank: int
-    alpha: float
-
-    @property
-    def weights(self) -> Sequence[WeightInfo]:
-        return self.tensors.weights
-
-    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
-        return self.tensors.open()
 
 
 def refuse_foreign(adapter: Adapter, layers: Mapping[str, tuple[int, int]]) -> None:
@@ -84,19 +67,48 @@ def apply_adapter(model: nn.Module, adapter: Adapter) -> None:
     the layers do not hold what arrived.
     """
     refuse_foreign(adapter, linear_layers(model))
-    received = received_tensors(adapter)
-    updates = {}
-    for name, a in received.items():
-        match = _NAME.fullmatch(name)
-        if match is not None and match["part"] == "A":
-            b = received[name.replace(".lora_A.", ".lora_B.")]
-            updates[match["module"]] = LowRank(a, b * (adapter.alpha / adapter.rank))
+    updates = _received_updates(adapter)
     attach(model, updates)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     held = dict(zip(layers, of_layers(list(layers.values())), strict=True))
     for part in ("a", "b"):
         parts = {name: (getattr(held[name], part), getattr(update, part)) for name, update in updates.items()}
         refuse_not_loaded(parts)
+
+
+def updates_of(model: nn.Module, adapter: Adapter, number: int) -> Updates:
+    """The adapter for the layers of this model, in their type and on their device, which is not changed. Raises
+    `WeightSyncError` if it does not fit.
+    """
+    refuse_foreign(adapter, linear_layers(model))
+    layers = {}
+    for name, update in _received_updates(adapter).items():
+        layer = model.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        layers[layer] = LowRank(update.a.to(layer.weight), update.b.to(layer.weight))
+    return Updates(number=number, layers=layers)
+
+
+def stored_adapter(folder: Path, where: str, layers: Mapping[str, tuple[int, int]] | None = None) -> Adapter:
+    """The adapter in a folder, in PEFT's format. Raises `ModelError`, whose message begins with `where`, if there is
+    none, or none that fits these layers, (out, in).
+    """
+    settings = stored_settings(folder, where)
+    adapter = shared(tuple(stored_tensors(folder, where).items()), rank=settings.rank, alpha=settings.alpha)
+    if layers is not None and (problems := misfits(adapter, layers)):
+        raise ModelError(f"{where}: {folder} is not for this model: {problems}")
+    return adapter
+
+
+def _received_updates(adapter: Adapter) -> dict[str, LowRank]:
+    """The update of each module, by name, after all of it has arrived."""
+    received, updates = received_tensors(adapter), {}
+    for name, a in received.items():
+        match = _NAME.fullmatch(name)
+        if match is not None and match["part"] == "A":
+            b = received[name.replace(".lora_A.", ".lora_B.")]
+            updates[match["module"]] = LowRank(a, b * (adapter.alpha / adapter.rank))
+    return updates
 
 
 def received_tensors(adapter: Adapter) -> dict[str, Tensor]:

@@ -6,16 +6,18 @@ An engine knows tokens, sampling settings and weights. It knows nothing of promp
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 
+import numpy as np
 from attrs import field, frozen
+from numpy.typing import NDArray
 
 from skyrl.config import SamplingParams
 from skyrl.errors import RunError, UserError
 from skyrl.trajectory import RoutedExperts, StopReason
 
 if TYPE_CHECKING:
-    from skyrl.weight_receiver.incoming_weights import IncomingWeights
+    from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights
 
 
 @frozen(kw_only=True)
@@ -55,6 +57,21 @@ class NewTokens:
     token_ids: tuple[int, ...]
 
 
+MOST_TOP_LOGPROBS = 20
+"""Largest number of likeliest tokens that an engine reports at one place."""
+
+
+@frozen(kw_only=True, eq=False)
+class TopLogprobs:
+    """The k likeliest tokens at each of some places."""
+
+    token_ids: NDArray[np.int32]
+    """(places, k), the likeliest first."""
+
+    logprobs: NDArray[np.float32]
+    """(places, k), in nats."""
+
+
 @frozen(kw_only=True)
 class PromptScores:
     """The probabilities that the model gives a prompt of P tokens: P - 1 values, for the tokens after the first.
@@ -67,6 +84,8 @@ class PromptScores:
     """The likeliest token at each place."""
 
     likeliest_logprobs: tuple[float, ...]
+    top: TopLogprobs | None = field(default=None, eq=False)
+    """The likeliest tokens at each place, if the request asks for several."""
 
 
 @frozen(kw_only=True)
@@ -86,8 +105,18 @@ class GenerationRequest:
     """Called with tokens as they are drawn, in order for each sample, from any thread; it must return at once. If
     samples are drawn again, by another engine or because an answer was lost, `start` begins at 0 again."""
 
+    end_ids: tuple[int, ...] | None = None
+    """Tokens that end a sample in place of the model's end tokens, beside `SamplingParams.stop_token_ids`; None: the
+    model's."""
+
     scores_prompt: bool = False
     """Whether completions hold the `prompt_scores`. Only engines with `BACKENDS[...].scores_prompts` compute them."""
+
+    prompt_top_logprobs: int = 0
+    """Number of likeliest tokens in `PromptScores.top`; 0: none are reported. Needs `scores_prompt`."""
+
+    top_logprobs: int = 0
+    """Number of likeliest tokens in `Completion.top_logprobs`; 0: none are reported."""
 
     elsewhere: Callable[[int], Awaitable[Completion]] | None = field(default=None, eq=False, repr=False)
     """Has another engine draw the sample of this index of `keys`, for an engine whose answer may be lost. Raises
@@ -118,6 +147,10 @@ class Completion:
 
     prompt_scores: PromptScores | None = None
     """Probabilities of the prompt, if the request asks for them."""
+
+    top_logprobs: TopLogprobs | None = field(default=None, eq=False)
+    """The likeliest tokens in place of each drawn one, under the distribution of `logprobs`, if the request asks for
+    them."""
 
     engine: int = field(default=0, eq=False, repr=False)
     """Number of the engine, among those of a run, that sampled it; draws do not depend on it."""
@@ -169,10 +202,9 @@ def empty_completions(request: GenerationRequest) -> tuple[Completion, ...]:
     return (nothing,) * len(request.keys)
 
 
-def refuse_adapter(request: GenerationRequest) -> None:
-    """Raises `UserError` for a request that names an adapter, which an engine without adapters does not have."""
-    if request.adapter is not None:
-        raise UserError(f"this engine has no adapter called {request.adapter}: it was started without adapters")
+def refuse_adapter(name: str) -> NoReturn:
+    """Raises `UserError` for the name of an adapter, which an engine without adapters does not have."""
+    raise UserError(f"this engine has no adapter called {name}: it was started without adapters")
 
 
 InFlight = Literal["finish", "recompute", "keep"]
@@ -201,6 +233,19 @@ class InferenceEngine(Protocol):
         Called while paused. Names are those of the Hugging Face state dict without tied duplicates. Raises
         `WeightSyncError` if a name is missing or unknown, a shape differs, or bytes were changed in transit. The engine
         then keeps the old weights or, if it had started to replace them, refuses all work from then on.
+        """
+
+    async def publish(self, name: str, adapter: Adapter) -> None:
+        """Make an adapter one that requests may name, beside others and the policy's own weights, while samples are
+        drawn. A bounded number of adapters is in memory, the others in files.
+
+        Raises `UserError` if the name is taken or the engine takes no adapters, `WeightSyncError` if the adapter does
+        not fit.
+        """
+
+    async def unpublish(self, name: str) -> None:
+        """Forget a published adapter: later requests that name it are refused. Returns when earlier ones are answered.
+        Raises `UserError` for an unknown name.
         """
 
     async def load(self) -> EngineLoad | None:

@@ -128,11 +128,21 @@ def choose(
     return tokens, token_logprobs(logits, tokens, temperature=settings.divisor if settings.any_tempered else 1.0)
 
 
-def scored(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of `tokens` in nats, the likeliest tokens, and theirs: (T, V), (T,) -> three of (T,)."""
-    likeliest = logits.argmax(-1)
-    theirs = token_logprobs(logits, likeliest, temperature=1.0)
-    return token_logprobs(logits, tokens, temperature=1.0), likeliest, theirs
+def scored(logits: Tensor, tokens: Tensor, top: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of `tokens` in nats, the `top` likeliest tokens, the likeliest first, and theirs: (T, V), (T,)
+    -> (T,), (T, top), (T, top).
+    """
+    if top > 1:
+        return token_logprobs(logits, tokens, temperature=1.0), *likeliest(logits.float(), top)
+    first = logits.argmax(-1)
+    theirs = token_logprobs(logits, first, temperature=1.0)
+    return token_logprobs(logits, tokens, temperature=1.0), first.unsqueeze(1), theirs.unsqueeze(1)
+
+
+def likeliest(scores: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """The likeliest tokens, the likeliest first, and their log softmax in nats: (R, V) float32 -> both (R, top)."""
+    values, tokens = scores.topk(top, dim=-1)
+    return tokens, values - scores.logsumexp(-1, keepdim=True)
 
 
 def penalised(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:

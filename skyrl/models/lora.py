@@ -83,11 +83,11 @@ def _beside_experts(model: nn.Module, wanted: str | tuple[str, ...]) -> list[str
         return []
     transformer: Any = model
     head = transformer.get_output_embeddings()
-    linear = [name for name, each in model.named_modules() if _is_linear(each) and each is not head]
+    linear = [name for name, each in model.named_modules() if is_linear(each) and each is not head]
     return [name for name in linear if wanted == "all-linear" or re.fullmatch(wanted, name)]
 
 
-def _is_linear(module: nn.Module) -> bool:
+def is_linear(module: nn.Module) -> bool:
     """Whether a module computes a linear layer. Routers of Llama 4 and Phi-3.5-MoE subclass it and return a tuple."""
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
@@ -129,7 +129,7 @@ def _refuse_unsuitable(model: nn.Module, field: str) -> None:
         base = getattr(module, "base_layer", None)
         if base is None:
             continue
-        if not _is_linear(base):
+        if not is_linear(base):
             raise ModelError(
                 f"{field}.target_modules matches {name}, a {type(base).__name__}: adapters are for linear layers"
             )

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -98,19 +100,39 @@ def listen(host: str, port: int, token: str | None, variable: str) -> socket.soc
     Raises `ProcessError` for an address that cannot be used, and `UserError` for one that other machines can reach
     without a token, or with one that is no secret or that no request can carry.
     """
-    with ExitStack() as undo:
-        try:
-            (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            _check_token(host, token, variable)
-            bound = undo.enter_context(socket.socket(family, kind))
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(address)
-            bound.listen(WAITING)  # early requests wait until the index is loaded
-        except (OSError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ProcessError(f"cannot listen on {host}:{port}: {reason}; see --host and --port") from error
+    _resolved(host, port)
+    _check_token(host, token, variable)
+    return bound_socket(host, port)
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens on host and port; port 0 is any free one. Raises `ProcessError` for an address that cannot
+    be used.
+    """
+    family, kind, protocol, address = _resolved(host, port)
+    with ExitStack() as undo, _refused_address(host, port):
+        # Without the protocol's number, asyncio does not set TCP_NODELAY, and each answer waits 40 ms for an ACK.
+        bound = undo.enter_context(socket.socket(family, kind, protocol))
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(WAITING)  # early requests wait until the index is loaded
         undo.pop_all()
     return bound
+
+
+def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, socket.SocketKind, int, tuple[Any, ...]]:
+    with _refused_address(host, port):
+        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return family, kind, protocol, address
+
+
+@contextmanager
+def _refused_address(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ProcessError(f"cannot listen on {host}:{port}: {reason}; see --host and --port") from error
 
 
 def _check_token(host: str, token: str | None, variable: str) -> None:

@@ -94,11 +94,15 @@ def service_app(
     return Starlette(routes=list(routes), middleware=[guard], exception_handlers=handlers)
 
 
-def post_route(path: str, answer: Callable[[Request, bytes], Awaitable[Response]]) -> Route:
-    """A route that answers the bodies of POST requests. The work is cancelled if its client hangs up."""
+def post_route(
+    path: str, answer: Callable[[Request, bytes], Awaitable[Response]], *, longest: int = LONGEST_BODY
+) -> Route:
+    """A route that answers the bodies of POST requests, of at most `longest` bytes. The work is cancelled if its client
+    hangs up.
+    """
 
     async def respond(request: Request) -> Response:
-        return await _while_connected(request, answer(request, await body_of(request)))
+        return await _while_connected(request, answer(request, await body_of(request, longest=longest)))
 
     return Route(path, respond, methods=["POST"])
 
@@ -114,14 +118,16 @@ def is_key(token: str | None, key: str | None) -> bool:
     return not token or secrets.compare_digest((key or "").encode(), token.encode())
 
 
-async def body_of(request: Request) -> bytes:
-    """Body of a request. Raises `RequestError` if it is too large, does not come in time, or its sender hung up."""
-    too_long = RequestError(f"the body is longer than {LONGEST_BODY} bytes", status=413)
+async def body_of(request: Request, *, longest: int = LONGEST_BODY) -> bytes:
+    """Body of a request. Raises `RequestError` if it has more than `longest` bytes, does not come in time, or its
+    sender hung up.
+    """
+    too_long = RequestError(f"the body is longer than {longest} bytes", status=413)
     announced = request.headers.get("content-length", "0")
-    if announced.isdecimal() and (len(announced) > 18 or int(announced) > LONGEST_BODY):
+    if announced.isdecimal() and (len(announced) > 18 or int(announced) > longest):
         raise too_long
     try:
-        body = await collected(request.stream(), longest=LONGEST_BODY, seconds=BODY_SECONDS)
+        body = await collected(request.stream(), longest=longest, seconds=BODY_SECONDS)
     except ClientDisconnect:
         raise RequestError("the sender hung up before the end of the body") from None
     except TimeoutError:
@@ -183,11 +189,13 @@ def from_no_other_site(request: Request) -> None:
 
 
 def json_body(request: Request) -> None:
-    """A body without a token is declared as JSON, which a page of another site cannot do without asking first."""
+    """A body without a token is declared as JSON or protobuf, which a page of another site cannot do without asking
+    first.
+    """
     if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
         return
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    if kind not in ("application/json", "application/x-protobuf"):
         raise RequestError("a body has to be JSON, with the header Content-Type: application/json", status=415)
 
 

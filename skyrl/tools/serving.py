@@ -89,13 +89,14 @@ def _serve(
 ) -> None:
     from skyrl.endpoint.control import EngineControl
     from skyrl.endpoint.http.server import serving
+    from skyrl.experiments.collaborators import EngineAdapters
     from skyrl.experiments.served_policy import served_policy
     from skyrl.experiments.standalone import StandaloneSampling
 
     policy = served_policy(run, name=name, adapters=tuple(adapters))
     if taken := set(policy.names) & set(adapters):
         raise UserError(f"--adapter {min(taken)}: this is the name of the model itself; choose another name")
-    sampling = StandaloneSampling(run, adapters=adapters)
+    sampling = StandaloneSampling(run, adapters=EngineAdapters(stored=adapters))
 
     async def work() -> None:
         client = sampling.client

@@ -53,6 +53,9 @@ positive_fraction = rule_of_one_field(
 )
 not_empty = rule_of_one_field(lambda value: len(value) > 0, "a non-empty value")
 port = rule_of_one_field(lambda value: 0 < value < 65536, "a port (1 to 65535)", minimum=1, maximum=65535)
+port_or_free = rule_of_one_field(
+    lambda value: 0 <= value < 65536, "a port (0 to 65535, where 0 is a free one)", minimum=0, maximum=65535
+)
 positive_or_off = rule_of_one_field(lambda value: value > 0 or value == -1, "positive, or -1 for off", minimum=-1)
 fraction_below_one = rule_of_one_field(
     lambda value: 0 <= value < 1, "at least 0 and below 1", minimum=0, exclusiveMaximum=1

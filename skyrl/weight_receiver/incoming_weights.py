@@ -72,6 +72,22 @@ class Shared:
 
 
 @frozen(kw_only=True)
+class Adapter:
+    """`IncomingWeights` of an adapter alone."""
+
+    tensors: IncomingWeights
+    rank: int
+    alpha: float
+
+    @property
+    def weights(self) -> Sequence[WeightInfo]:
+        return self.tensors.weights
+
+    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+        return self.tensors.open()
+
+
+@frozen(kw_only=True)
 class Folder:
     """Weights in safetensors files of a folder that learner and engine share."""
 

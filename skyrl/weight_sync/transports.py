@@ -26,12 +26,12 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
-from skyrl.inference.adapters import Adapter
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.processes.own_folder import make_own_folder
 from skyrl.storage.places import is_address, storage_at
 from skyrl.weight_receiver.incoming_weights import (
+    Adapter,
     Broadcast,
     Delta,
     Folder,

@@ -62,12 +62,6 @@ _TABLES = (
     {"sampler": "mixture"},
     {"name": "other"},
 )
-    {"metric": "eval/all/avg_score"},
-    {"command": ["server"]},
-    {"weights": [1.0]},
-    {"sampler": "mixture"},
-    {"name": "other"},
-)
 """An item of each list of tables; another list refuses it."""
 
 

@@ -128,6 +128,18 @@ async def test_a_stop_text_may_spell_a_special_token(text: str, ends: str, stop:
     assert (chat.choices[0].message.content, plain.choices[0].text) == (shown, shown)
 
 
+async def test_the_likeliest_tokens_stand_beside_each_sampled_one() -> None:
+    async with tiny_engine() as tiny, client(tiny.url) as ask:
+        answer = await ask.chat.completions.create(
+            model="tiny", messages=HELLO, logprobs=True, top_logprobs=3, max_tokens=5, temperature=0
+        )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.content
+    for each in logprobs.content:
+        assert [len(each.top_logprobs), each.top_logprobs[0].token] == [3, each.token]
+        assert each.logprob == pytest.approx(each.top_logprobs[0].logprob, abs=1e-5)
+
+
 async def test_a_special_token_in_a_message_is_the_letters_that_spell_it() -> None:
     script = Script(["fine"])
     async with served(script.generate, script.tokenizer) as there, client(there.url) as ask:

@@ -11,10 +11,11 @@ from attrs import evolve
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import EngineFailed, ProcessError, ProcessLost, RunError, WeightSyncError
+from skyrl.inference.adapters import shared
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight, SampleKey
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.inference.pool.routing import ConversationRoutes
-from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared
+from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights, Shared
 from tests.inference.nano import keys, request
 
 
@@ -54,6 +55,12 @@ class SlowEngine:
         self.weights = [info.name for info in incoming.weights]
         self.weight_version = version
         return True
+
+    async def publish(self, name: str, adapter: Adapter) -> None:
+        self.events.append(f"publish {name}")
+
+    async def unpublish(self, name: str) -> None:
+        self.events.append(f"unpublish {name}")
 
     async def load(self) -> EngineLoad | None:
         self.events.append("load")
@@ -277,8 +284,10 @@ async def test_everything_else_goes_to_all_engines() -> None:
     await door.wake()
     await door.load_weights([weights("for a"), weights("for b")], version=3)
     await door.resume()
+    await door.publish("name", shared((), rank=1, alpha=1.0))
+    await door.unpublish("name")
     await door.close()
-    assert a.events == b.events == ["pause", "sleep", "wake", "resume", "close"]
+    assert a.events == b.events == ["pause", "sleep", "wake", "resume", "publish name", "unpublish name", "close"]
     assert (a.weights, b.weights) == (["for a"], ["for b"])
     assert door.weight_version == 3
 

@@ -12,7 +12,6 @@ import pytest
 
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ModelError, UserError, WeightSyncError
-from skyrl.inference.adapted_engine import AdaptedEngine
 from skyrl.inference.adapters import write_adapter
 from skyrl.inference.torch.engine import TorchEngine, load_torch_engine
 from skyrl.inference.vllm.engine import VLLMEngine
@@ -30,14 +29,12 @@ def stored(folder: Path, **models: Any) -> dict[str, str]:
     return {name: str(folder / name) for name in models}
 
 
-def engine_of(kind: str, folder: Path, adapters: dict[str, str]) -> AdaptedEngine:
+def engine_of(kind: str, folder: Path, adapters: dict[str, str]) -> TorchEngine:
     attention = "eager" if kind.endswith("eager") else "sdpa"
     path = str(saved(folder / "model", nano_model(kind)))
-    engine = load_torch_engine(
+    return load_torch_engine(
         path, dtype="float32", attention=attention, device="cpu", max_num_seqs=16, adapters=adapters
     )
-    assert isinstance(engine, AdaptedEngine)
-    return engine
 
 
 @pytest.mark.parametrize("kind", ["qwen2, tied", "qwen2, eager"])
@@ -49,20 +46,6 @@ async def test_each_request_is_drawn_by_the_adapter_that_it_names(kind: str, tmp
         far = await asyncio.gather(*(far_from(engine, model, name) for name, model in models.items()))
         assert max(far) < 1e-4
     assert min(await asyncio.gather(far_from(engine, one, "two"), far_from(engine, two), far_from(engine, one))) > 1e-2
-    await engine.close()
-
-
-async def test_the_base_weights_are_in_memory_once_also_where_they_are_prepared(tmp_path: Path) -> None:
-    engine = engine_of("qwen2", tmp_path, stored(tmp_path, one=learner("qwen2", seed=3)))
-    await far_from(engine, nano_model("qwen2"), "one")
-    base, adapted = (each._model for each in engine._engines if isinstance(each, TorchEngine))
-    held = [{id(parameter) for parameter in each.model.parameters()} for each in (base, adapted)]
-    assert held[0] == held[1]
-    assert base._fused is not None and adapted._fused is not None
-    for ours, theirs in zip(base._fused._layers, adapted._fused._layers, strict=True):
-        assert vars(theirs.down)["_base"] is ours.down
-        assert vars(theirs.gate_up)["_base"] is ours.gate_up
-    assert adapted._fused._head is base._fused._head  # adapters leave the head as it is
     await engine.close()
 
 

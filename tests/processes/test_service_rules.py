@@ -309,3 +309,9 @@ def test_of_two_lengths_the_second_request_behind_them_is_not_answered() -> None
         client.sendall(sent)
         answer = b"".join(iter(lambda: client.recv(4096), b""))  # ends where the server hangs up
     assert answer.count(b"HTTP/1.1 ") == 1 and b"400 Bad Request" in answer and b"connection: close" in answer.lower()
+
+
+def test_accepted_connections_send_at_once() -> None:
+    """A socket made without the protocol's number gets no TCP_NODELAY from asyncio, which costs 40 ms an answer."""
+    with listen("127.0.0.1", 0, None, "") as bound:
+        assert bound.proto == socket.IPPROTO_TCP

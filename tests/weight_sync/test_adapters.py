@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import WeightSyncError
-from skyrl.inference.adapters import Adapter, shared, write_adapter
+from skyrl.inference.adapters import shared, write_adapter
 from skyrl.inference.engine import InferenceEngine
 from skyrl.inference.servers.dialects import ServerDeadlines
 from skyrl.inference.servers.http_connection import Connection
@@ -30,7 +30,7 @@ from skyrl.inference.torch.engine import TorchEngine
 from skyrl.inference.vllm.engine import VLLMEngine
 from skyrl.models.files.naming import named_weights
 from skyrl.models.lora import adapter_alone, with_adapter
-from skyrl.weight_receiver.incoming_weights import Folder, Shared, weight_info
+from skyrl.weight_receiver.incoming_weights import Adapter, Folder, Shared, weight_info
 from skyrl.weight_sync.senders import FolderSender
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
 from tests.inference.server_engines import vllm_server

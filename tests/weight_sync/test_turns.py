@@ -12,10 +12,9 @@ import torch
 
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
-from skyrl.inference.adapters import Adapter
 from skyrl.inference.engine import Completion
 from skyrl.weight_receiver.checksums import digest_word, in_hex
-from skyrl.weight_receiver.incoming_weights import Folder
+from skyrl.weight_receiver.incoming_weights import Adapter, Folder
 from skyrl.weight_sync.canary import canary_prompts, rows
 from skyrl.weight_sync.native import _Workers
 from skyrl.weight_sync.publish import WeightSync

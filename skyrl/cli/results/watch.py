@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,15 +23,20 @@ from skyrl.cli.command_line.json_output import json_option, print_result
 def watch(run: Path, once: bool, as_json: bool) -> None:
     """Show the progress of RUN until it ends.
 
-    RUN is the folder of a run, on this machine or on a shared disk. A terminal shows the same display as `skyrl run`;
-    other outputs get one line per step. Ctrl-C stops watching, not the run.
+    RUN is the folder of a run or of a training service, on this machine or on a shared disk. A terminal shows the same
+    display as `skyrl run`; other outputs get one line per step. Ctrl-C stops watching, not the run.
     """
     from skyrl.errors import UserError
+    from skyrl.tracking.service_status import service_status
     from skyrl.tracking.watching import LivePanel, follow, progress_of, show
 
+    if as_json and not once:
+        raise UserError("--json prints the current state of the run: pass --once, too")
+    status = service_status(run)
+    if status is not None:
+        _watch_service(run, status, once=once, as_json=as_json)
+        return
     if as_json:
-        if not once:
-            raise UserError("--json prints the current state of the run: pass --once, too")
         print_result(progress_of(run))
         return
     if once:
@@ -47,3 +55,23 @@ def watch(run: Path, once: bool, as_json: bool) -> None:
         if state == "finished":
             for what, command in next_commands(run):
                 click.echo(f"  {what:<14} {command}")
+
+
+def _watch_service(folder: Path, status: Mapping[str, Any], *, once: bool, as_json: bool) -> None:
+    """Show what a training service does, again whenever that has changed."""
+    from skyrl.tracking.service_status import service_status, status_lines
+
+    if as_json:
+        print_result(dict(status))
+        return
+    shown: list[str] = []
+    with suppress(KeyboardInterrupt):
+        while True:
+            lines = list(status_lines(status))
+            if lines != shown:
+                click.echo("\n".join(lines))
+            if once:
+                return
+            shown = lines
+            time.sleep(1.0)
+            status = service_status(folder) or status

@@ -7,6 +7,7 @@ from skyrl.config.settings.data import DataConfig
 from skyrl.config.settings.environment import EnvironmentConfig
 from skyrl.config.settings.generator import GeneratorConfig
 from skyrl.config.settings.trainer import TrainerConfig
+from skyrl.config.settings.training_service import TrainingServiceConfig
 from skyrl.tree import IDENTITY, field, frozen
 
 
@@ -25,6 +26,9 @@ class SkyRLTrainConfig(RunConfig):
 
     environment: EnvironmentConfig = EnvironmentConfig()
     """Tasks that answer the policy and score it."""
+
+    training_service: TrainingServiceConfig = TrainingServiceConfig()
+    """The training service of `skyrl serve-training`, in which clients hold the loop (docs/training-service.md)."""
 
     kind: Literal["rl"] = field(default="rl", metadata=IDENTITY)
     """Kind of run, which decides the tree that a file is read into: this one, or `sft` or `reward_model` (docs/sft.md).

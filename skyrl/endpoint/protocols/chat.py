@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from skyrl.endpoint.conversations import History
 from skyrl.endpoint.fields import Fields
@@ -25,6 +25,7 @@ from skyrl.endpoint.reply import Event, Events, Json, Reply, now
 from skyrl.endpoint.request_sampling import RequestSampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
+from skyrl.inference.engine import MOST_TOP_LOGPROBS
 
 BOOKKEEPING = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"),
@@ -69,7 +70,9 @@ async def chat(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None
 
 def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _ChatRequest:
     settings = policy.settings(body, trajectory, lengths=("max_completion_tokens", "max_tokens"))
-    body.refuse("top_logprobs", "the engines return log-probabilities of sampled tokens only", harmless=(0,))
+    if not policy.served.scores_prompts:
+        body.refuse("top_logprobs", "the engines return log-probabilities of sampled tokens only", harmless=(0,))
+    top = body.integer("top_logprobs", 0, least=0, most=MOST_TOP_LOGPROBS) or 0
     body.refuse("response_format", "structured output is not available", harmless=({"type": "text"},))
     body.refuse("modalities", "answers are text", harmless=(["text"],))
     body.ignore(*BOOKKEEPING)
@@ -81,7 +84,7 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
         raise RequestError(f"chat_template_kwargs must not hold {', '.join(taken)}", param="chat_template_kwargs")
     request = _ChatRequest(
         history=History(messages, tools if calls_tools else (), arguments),
-        settings=settings,
+        settings=evolve(settings, top_logprobs=top),
         n=body.integer("n", 1, least=1, most=MOST_ANSWERS) or 1,
         stream=body.boolean("stream"),
         usage_in_stream=bool(body.mapping("stream_options").get("include_usage")),
@@ -93,13 +96,19 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
 
 
 async def _logprobs(policy: Policy, answer: SampledMessage) -> Json:
-    """Log-probabilities of the tokens, in nats, each with its text."""
-    ids, values = answer.completion.token_ids, answer.completion.logprobs
-    texts = await policy.decoded(ids)
-    content = [
-        {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
-        for text, value in zip(texts, values, strict=True)
-    ]
+    """Log-probabilities of the tokens and of the likeliest ones in their places, in nats, each with its text."""
+
+    def entries(texts: Iterable[str], values: Iterable[float]) -> list[dict[str, Any]]:
+        pairs = zip(texts, values, strict=True)
+        return [{"token": text, "logprob": value, "bytes": list(text.encode())} for text, value in pairs]
+
+    drawn, top = answer.completion, answer.completion.top_logprobs
+    content = [each | {"top_logprobs": []} for each in entries(await policy.decoded(drawn.token_ids), drawn.logprobs)]
+    if top is not None:
+        width, others = top.token_ids.shape[1], await policy.decoded(top.token_ids.ravel().tolist())
+        likeliest = entries(others, top.logprobs.ravel().tolist())
+        for place, each in enumerate(content):
+            each["top_logprobs"] = likeliest[place * width : (place + 1) * width]
     return {"content": content, "refusal": None}
 
 

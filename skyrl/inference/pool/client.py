@@ -27,7 +27,7 @@ from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngin
 from skyrl.inference.pool.admission import Admission, Served
 from skyrl.inference.pool.restarts import EngineRestarts
 from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT
-from skyrl.weight_receiver.incoming_weights import IncomingWeights
+from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights
 
 T = TypeVar("T")
 
@@ -326,6 +326,14 @@ class InferenceEngineClient:
         self.holds_weights, self.only_promised = True, only_promised
         if self._in_flight != "keep":
             self._admission.forget_prefixes()
+
+    async def publish(self, name: str, adapter: Adapter) -> None:
+        """Publishes an adapter on every engine in service; see `InferenceEngine.publish`."""
+        await self._everywhere(lambda engine: engine.publish(name, adapter))
+
+    async def unpublish(self, name: str) -> None:
+        """Forgets a published adapter on every engine in service; see `InferenceEngine.unpublish`."""
+        await self._everywhere(lambda engine: engine.unpublish(name))
 
     async def inspect(self, look: Callable[[Mapping[int, InferenceEngine]], Awaitable[T]]) -> T:
         """Await `look` on the engines in service by their numbers, which take its requests and no others; returns its

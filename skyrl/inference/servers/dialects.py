@@ -13,12 +13,12 @@ from attrs import frozen
 
 from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import ServerRefusal, WeightSyncError
-from skyrl.inference.adapters import Adapter, write_adapter
+from skyrl.inference.adapters import write_adapter
 from skyrl.inference.engine import EngineLoad, InFlight
 from skyrl.inference.servers.answers import DrawnSample, OtherWeights, RequestedSample, version_number
 from skyrl.inference.servers.http_connection import ATTEMPTS, Connection
 from skyrl.inference.vllm.model import ExpectedWeights
-from skyrl.weight_receiver.incoming_weights import Folder, IncomingWeights
+from skyrl.weight_receiver.incoming_weights import Adapter, Folder, IncomingWeights
 
 
 @frozen(kw_only=True)

@@ -31,7 +31,7 @@ from skyrl.errors import (
     UserError,
     WeightSyncError,
 )
-from skyrl.inference.adapters import Adapter, refuse_foreign
+from skyrl.inference.adapters import refuse_foreign
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import (
     Completion,
@@ -52,7 +52,7 @@ from skyrl.models.files.loading import load_tokenizer
 from skyrl.processes.answers import BadAnswer
 from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.tree import FrozenDict
-from skyrl.weight_receiver.incoming_weights import IncomingWeights
+from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights
 
 T = TypeVar("T")
 
@@ -129,7 +129,10 @@ class HttpEngine:
 
         Raises `ProcessError` if the server is silent, gone, or keeps giving answers that do not match the request.
         """
-        refuse_adapter(request)
+        if request.adapter is not None:
+            refuse_adapter(request.adapter)
+        if request.end_ids is not None or request.top_logprobs or request.prompt_top_logprobs:
+            raise UserError("an inference server draws without `end_ids` and reports no likeliest tokens")
         self._refuse_if_out_of_service()
         await self._connect()
         remedy = _longer(len(request.prompt_ids) + request.sampling.max_generate_length)
@@ -212,6 +215,16 @@ class HttpEngine:
             flight.versions.add(version)
         _log.info("weights of version %d at %s", version, self._server.url)
         return self._server.reads_back and not isinstance(incoming, Adapter)
+
+    async def publish(self, name: str, adapter: Adapter) -> None:
+        """Raises `UserError`: adapters of a server are given when it starts."""
+        raise UserError(
+            f"the inference server {self._server.url} takes no adapter {name} while it runs: use engines of the run"
+        )
+
+    async def unpublish(self, name: str) -> None:
+        """Raises `UserError`: there are no published adapters."""
+        refuse_adapter(name)
 
     async def load(self) -> EngineLoad | None:
         """The load according to the server's metrics; None if it reports none, or cannot be reached now."""

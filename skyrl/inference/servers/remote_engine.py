@@ -18,7 +18,7 @@ from attrs import evolve
 from skyrl.errors import ProcessLost, WeightSyncError
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight, NewTokens
 from skyrl.processes.handles import Handle
-from skyrl.weight_receiver.incoming_weights import IncomingWeights
+from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights
 
 
 class TokenReport:
@@ -136,6 +136,12 @@ class RemoteEngine:
             raise WeightSyncError(f"{self._handle.name} got no weights: {error}") from error  # another member ended
         self._weight_version = version
         return are_loaded
+
+    async def publish(self, name: str, adapter: Adapter) -> None:
+        await self._handle.call(InferenceEngine.publish, name, adapter)
+
+    async def unpublish(self, name: str) -> None:
+        await self._handle.call(InferenceEngine.unpublish, name)
 
     async def load(self) -> EngineLoad | None:
         return await self._handle.call(InferenceEngine.load)

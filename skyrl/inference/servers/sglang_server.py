@@ -14,7 +14,6 @@ from attrs import frozen
 
 from skyrl.config.derive.engine_backends import BACKENDS
 from skyrl.errors import ServerRefusal, UserError, WeightSyncError
-from skyrl.inference.adapters import Adapter
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import EngineLoad, InFlight, temperature_of
 from skyrl.inference.servers.answers import (
@@ -30,7 +29,7 @@ from skyrl.inference.servers.dialects import Dialect, ServerFacts
 from skyrl.inference.servers.streams import Growing, fetch_sample
 from skyrl.inference.vllm.model import ExpectedWeights
 from skyrl.processes.answers import BadAnswer, read, shown
-from skyrl.weight_receiver.incoming_weights import Folder, IncomingWeights, UpdateGroup
+from skyrl.weight_receiver.incoming_weights import Adapter, Folder, IncomingWeights, UpdateGroup
 from skyrl.weight_receiver.transfer_group import requests
 
 ADDITIONAL = BACKENDS["sglang"].sampling_arguments

@@ -21,7 +21,6 @@ from attrs import frozen
 
 from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import ProcessError, ServerRefusal, UserError, WeightSyncError
-from skyrl.inference.adapters import Adapter
 from skyrl.inference.engine import EngineLoad, InFlight
 from skyrl.inference.servers.answers import (
     DrawnSample,
@@ -39,7 +38,14 @@ from skyrl.inference.vllm.model import ExpectedWeights
 from skyrl.inference.vllm.sampling_arguments import check_sampling, sampling_arguments
 from skyrl.processes.answers import BadAnswer, read
 from skyrl.storage.modes import save_tensors
-from skyrl.weight_receiver.incoming_weights import Folder, IncomingWeights, RemoteWeights, as_plain, why_not_loaded
+from skyrl.weight_receiver.incoming_weights import (
+    Adapter,
+    Folder,
+    IncomingWeights,
+    RemoteWeights,
+    as_plain,
+    why_not_loaded,
+)
 
 _GENERATE, _COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 

@@ -25,6 +25,8 @@ from skyrl.inference.torch.paged_cache import PagedCache, PagePool
 from skyrl.inference.torch.paged_decoder import PagedDecoder, padded
 from skyrl.inference.torch.prefix_cache import Kept, KeptPrefixes, common_length
 from skyrl.models.attention.segment_attention import leave_out_cudnn
+from skyrl.models.low_rank import Mix, SideBySide, Updates
+from skyrl.models.onednn import padded_rows
 from skyrl.models.output_head import in_float32, output_layer
 from skyrl.models.routers import ChoiceRecorder
 
@@ -64,16 +66,16 @@ class CausalLM:
         int8: bool = False,
         float32_head: bool = False,
         records_experts: bool = False,
-        base: CausalLM | None = None,
+        takes_adapters: bool = False,
         paged: tuple[int, int] | None = None,
     ) -> None:
         """`kept_bytes` bounds the memory of keys and values that outlive their sequence; only models that
         `FusedDecoder` supports continue from them. Without `keeps_answers`, only common prefixes are kept. With `int8`,
         projections compute in eight bits; with `float32_head`, logits are computed in float32. `records_experts`
-        records the experts to which each token is routed. `base` is the same model without low-rank updates, with which
-        this one shares parameters and prepared weights. With `paged`, the largest number of rows in flight and of
-        tokens in one, keys and values are in pages and decoding uses CUDA graphs, if device and model support it.
-        Raises `ModelError` for a model that cannot be sampled from, or has no experts to record.
+        records the experts to which each token is routed. With `takes_adapters`, prompts and rows may have an adapter
+        each. With `paged`, the largest number of rows in flight and of tokens in one, keys and values are in pages and
+        decoding uses CUDA graphs, if device and model support it. Raises `ModelError` for a model that cannot be
+        sampled from, or has no experts to record.
         """
         layers = DynamicCache(config=model.config).layers
         foreign = {type(layer).__name__ for layer in layers if type(layer) not in _KEYS_AND_VALUES}
@@ -98,13 +100,15 @@ class CausalLM:
         windows = any(isinstance(layer, DynamicSlidingWindowLayer) for layer in layers)
         self._own_mask = fused or (model.config._attn_implementation == attention.GROUPED_QUERY and not windows)
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._side = SideBySide() if takes_adapters else None
         self._fused: FusedDecoder | None = None
         if fused:
-            shared = None if base is None else base._fused
-            self._fused = FusedDecoder(self.model, int8=int8, float32_head=float32_head, base=shared)
+            self._fused = FusedDecoder(self.model, int8=int8, float32_head=float32_head, side=self._side)
         elif float32_head:
             head = output_layer(model)
             vars(head)["forward"] = in_float32(head)
+        if self._side is not None and not fused:
+            self._side.hook(self.model)
         self.choices = None
         if records_experts:
             self.choices = ChoiceRecorder(model, "generator.inference_engine.enable_return_routed_experts")
@@ -156,14 +160,21 @@ class CausalLM:
         if self._paged is not None:
             self._paged.release()
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
-        """Computes prompts independently of each other, in order; several share a forward pass.
+    def mix(self, adapters: Sequence[Updates | None], last: Mix | None) -> Mix | None:
+        """The adapters of rows for `decode`; `last` is the mix before, whose factors are used again."""
+        size = max(padded_rows(len(adapters)), padded(max(len(adapters), 1)))
+        return Mix.of(adapters, last, self.device, size)
+
+    def prefill(self, prompts: Sequence[Sequence[int]], adapter: Updates | None = None) -> list[Prefix]:
+        """Computes prompts independently of each other, in order, with one adapter; several share a forward pass.
 
         A kept prefix of a prompt is not computed again, and a long prefix that all prompts have in common is computed
         once.
         """
-        self._keep_common(prompts)
-        prefixes = [self.kept.find(prompt) for prompt in prompts]
+        self._use(self.mix([adapter], None))
+        number = 0 if adapter is None else adapter.number
+        self._keep_common(prompts, number)
+        prefixes = [self.kept.find(prompt, number) for prompt in prompts]
         self.kept.reused += sum(len(each.ids) for each in prefixes if each is not None)
         done: dict[int, Prefix] = {}
         padded_pass = self._fused is None
@@ -172,10 +183,11 @@ class CausalLM:
             done.update(zip(bucket, self._computed([(prompts[i], prefixes[i]) for i in bucket]), strict=True))
         return [done[i] for i in range(len(prompts))]
 
-    def score(self, prompt: Sequence[int]) -> Prefix:
-        """Computes a prompt whole, with its scores."""
+    def score(self, prompt: Sequence[int], adapter: Updates | None = None, *, top: int = 1) -> Prefix:
+        """Computes a prompt whole, with its scores and the `top` likeliest tokens at each place."""
+        self._use(self.mix([adapter], None))
         if self._fused is not None:
-            return self._fused.score(prompt, _SCORED_TOKENS)
+            return self._fused.score(prompt, _SCORED_TOKENS, top=top)
         ids, experts = torch.tensor([prompt], device=self.device), []
         cache: Any = DynamicCache()
 
@@ -185,15 +197,20 @@ class CausalLM:
                 if self.choices is not None:
                     experts.append(self.choices.take())
 
-        logits, scores = scored_blocks(blocks(), ids[0])
+        logits, scores = scored_blocks(blocks(), ids[0], top)
         layers = tuple((layer.keys[0], layer.values[0]) for layer in cache.layers)
         return Prefix(layers=layers, logits=logits, scores=scores, experts=torch.cat(experts) if experts else None)
+
+    def _use(self, mix: Mix | None) -> None:
+        """Sets the adapters of what is computed next."""
+        if self._side is not None:
+            self._side.mix = mix
 
     def _computed(self, starts: Sequence[tuple[Sequence[int], Kept | None]]) -> Iterator[Prefix]:
         prompts, kept = [prompt for prompt, _ in starts], [beginning for _, beginning in starts]
         return self._prefill_together(prompts) if self._fused is None else self._fused.prefill(prompts, kept)
 
-    def _keep_common(self, prompts: Sequence[Sequence[int]]) -> None:
+    def _keep_common(self, prompts: Sequence[Sequence[int]], adapter: int) -> None:
         """Computes and keeps the prefix that all prompts have in common, if it is long and not kept yet. On CUDA it has
         to save more tokens than a forward pass takes at once, because the pass for it takes as long as any other.
         """
@@ -201,21 +218,22 @@ class CausalLM:
             return
         listed = [tuple(prompt) for prompt in prompts]
         length = min(common_length(min(listed), max(listed)), min(map(len, listed)) - 1)
-        known = self.kept.find(prompts[0][: length + 1])
+        known = self.kept.find(prompts[0][: length + 1], adapter)
         saved = length * (len(prompts) - 1)
         worth = length >= _COMMON and (self.device.type != "cuda" or saved > _UNPADDED_ON_CUDA)
         if worth and (known is None or len(known.ids) < length):
             (prefix,) = self._computed([(prompts[0][:length], known)])
-            self.kept.keep(tuple(prompts[0][:length]), prefix.layers)
+            self.kept.keep(tuple(prompts[0][:length]), prefix.layers, adapter=adapter)
 
-    def decode(self, cache: RowCache, starts: Tensor, *, ragged: bool) -> Tensor:
+    def decode(self, cache: RowCache, starts: Tensor, *, ragged: bool, mix: Mix | None = None) -> Tensor:
         """Logits (R, V) after the tokens in column `end` of the cache, whose keys and values are added there.
 
-        `starts` (R,) is each row's first column; `ragged` says whether they differ.
+        `starts` (R,) is each row's first column; `ragged` says whether they differ; `mix` has the rows' adapters.
         """
+        self._use(mix)
         if isinstance(cache, PagedCache):
             assert self._paged is not None
-            return self._paged.decode(cache, starts)
+            return self._paged.decode(cache, starts, recorded=mix is None)
         window = cache.window
         ids = cache.tokens[: window.rows, 0, window.end : window.end + 1]
         if self._fused is not None:

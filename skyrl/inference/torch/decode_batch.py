@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,12 +18,13 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import NonFiniteError
 from skyrl.inference import stop_strings
 from skyrl.inference.draws import sample_seed, uniforms
-from skyrl.inference.engine import Completion, NewTokens, PromptScores
-from skyrl.inference.sampling import Drawable, choose, less_frequent, not_ending, penalised
+from skyrl.inference.engine import Completion, NewTokens, PromptScores, TopLogprobs
+from skyrl.inference.sampling import Drawable, choose, less_frequent, likeliest, not_ending, penalised, tempered
 from skyrl.inference.torch.causal_lm import CausalLM
 from skyrl.inference.torch.fused_decoder import Prefix
 from skyrl.inference.torch.kv_cache import PlacedPrompt
 from skyrl.inference.torch.rows import DecodedRows, Job, Row
+from skyrl.models.low_rank import Mix, Updates
 from skyrl.models.routers import restored_choices
 from skyrl.trajectory import RoutedExperts
 
@@ -44,6 +46,7 @@ class DecodeBatch:
         self._model, self._tokenizer, self._weight_version = model, tokenizer, weight_version
         self._eos_ids, self._drawable = tuple(eos_ids), drawable
         self._cache = model.new_cache()
+        self._mix: Mix | None = None
         self._describe_rows()
 
     @torch.inference_mode()
@@ -108,20 +111,22 @@ class DecodeBatch:
         self._report(joined)
 
     def _prefixes(self, starts: Sequence[tuple[Job, Sequence[int]]]) -> list[Prefix]:
-        """Prefill of the token sequences. A prompt that is to be scored is computed alone, and whole, once."""
-        scored: dict[int, Prefix] = {}
+        """Prefill of the token sequences, those of each adapter together. A prompt that is to be scored is computed
+        alone, and whole, once.
+        """
+        prefixes: dict[int, Prefix] = {}
+        others: dict[Updates | None, list[int]] = {}
         for place, (job, ids) in enumerate(starts):
             if job.scores_prompt and job.prompt_scores is None:
-                scored[place] = self._model.score(ids)
-                logprobs, likeliest, theirs = (part.tolist() for part in scored[place].scores or ())
-                if not all(map(math.isfinite, logprobs)):
-                    raise NonFiniteError(f"prompt {job.keys[0].prompt_id!r}: the model's logits in it are not finite")
-                job.prompt_scores = PromptScores(
-                    logprobs=tuple(logprobs), likeliest=tuple(likeliest), likeliest_logprobs=tuple(theirs)
-                )
-        rest = [ids for place, (_, ids) in enumerate(starts) if place not in scored]
-        others = iter(self._model.prefill(rest) if rest else ())
-        return [scored[place] if place in scored else next(others) for place in range(len(starts))]
+                prefixes[place] = self._model.score(ids, job.adapter, top=max(job.prompt_top_logprobs, 1))
+                job.prompt_scores = _prompt_scores(job, prefixes[place])
+            else:
+                others.setdefault(job.adapter, []).append(place)
+        for adapter, places in others.items():
+            prefixes.update(
+                zip(places, self._model.prefill([starts[place][1] for place in places], adapter), strict=True)
+            )
+        return [prefixes[place] for place in range(len(starts))]
 
     def _remember_begun(self, joined: int) -> None:
         """Restore log-probabilities, versions and experts of the tokens that interrupted rows had drawn. The tokens
@@ -130,6 +135,9 @@ class DecodeBatch:
         for place, row in enumerate(self.rows[joined:], start=joined):
             begun = row.job.begun.pop(row.index, None)
             if begun is not None:
+                if begun.top_logprobs is not None:
+                    top = begun.top_logprobs
+                    row.top = list(zip(top.token_ids.tolist(), top.logprobs.tolist(), strict=True))
                 columns = slice(row.first, row.first + len(begun.token_ids))
                 self._cache.logprobs[place, 0, columns] = self._cache.logprobs.new_tensor(begun.logprobs)
                 self._cache.versions[place, 0, columns] = self._cache.versions.new_tensor(begun.weight_versions)
@@ -142,7 +150,7 @@ class DecodeBatch:
     def _step(self) -> None:
         """Decode one more token for every row."""
         self._reserve(0, before=0, ahead=0)
-        logits = self._model.decode(self._cache, self._tensors.starts, ragged=self._ragged)
+        logits = self._model.decode(self._cache, self._tensors.starts, ragged=self._ragged, mix=self._mix)
         self._cache.window.end += 1
         self._sample(logits, 0, self._tensors)
         self._report(0)
@@ -178,6 +186,19 @@ class DecodeBatch:
         cache.tokens[joined : len(self.rows), 0, end] = tokens
         cache.logprobs[joined : len(self.rows), 0, end] = logprobs
         cache.versions[joined : len(self.rows), 0, end] = self._weight_version
+        self._keep_likeliest(logits, joined, rows)
+
+    def _keep_likeliest(self, logits: Tensor, joined: int, rows: DecodedRows) -> None:
+        """Adds the likeliest tokens of this step to the rows from `joined` on whose jobs report them."""
+        places = [place for place, row in enumerate(self.rows[joined:]) if row.job.top_logprobs]
+        if not places:
+            return
+        most = max(self.rows[joined + place].job.top_logprobs for place in places)
+        settings = rows.settings if len(places) == len(rows.starts) else rows.at(places).settings
+        tokens, logprobs = likeliest(tempered(logits[places], settings), most)
+        for place, ids, scores in zip(places, tokens.tolist(), logprobs.tolist(), strict=True):
+            row = self.rows[joined + place]
+            row.top.append((ids[: row.job.top_logprobs], scores[: row.job.top_logprobs]))
 
     def _penalised(self, logits: Tensor, joined: int, rows: DecodedRows) -> Tensor:
         """Applies the repetition penalty, which counts prompt and completion so far, and the frequency penalty, which
@@ -207,7 +228,8 @@ class DecodeBatch:
             row = self.rows[place]
             if self._model.kept.most_bytes and self._model.kept.keeps_answers and row.version == self._weight_version:
                 computed = self._cache.computed(place, row.start)
-                self._model.kept.keep(*computed, copied=self._cache.copies_computed)
+                adapter = 0 if row.job.adapter is None else row.job.adapter.number
+                self._model.kept.keep(*computed, adapter=adapter, copied=self._cache.copies_computed)
             completion = self._completion(place, drawn, eos=place in eos, stopped=place in stopped)
             row.job.completions[row.index] = completion
         jobs = {self.rows[place].job: None for place in leaving}
@@ -261,6 +283,7 @@ class DecodeBatch:
             stop_reason="stop" if eos or stopped else "length",
             routed_experts=self._routed_experts(place),
             prompt_scores=row.job.prompt_scores,
+            top_logprobs=_top(row.top, row.job.top_logprobs) if row.job.top_logprobs else None,
         )
 
     def _routed_experts(self, place: int) -> RoutedExperts | None:
@@ -298,3 +321,25 @@ class DecodeBatch:
         self._watched = [place for place, row in enumerate(self.rows) if row.tail]
         self._reported = [place for place, row in enumerate(self.rows) if row.job.on_tokens is not None]
         self._cache.window.start = min(starts, default=0)
+        self._mix = self._model.mix([row.job.adapter for row in self.rows], self._mix)
+
+
+def _prompt_scores(job: Job, prefix: Prefix) -> PromptScores:
+    """Scores of a job's prompt. Raises `NonFiniteError` if one is not finite."""
+    logprobs, tokens, theirs = (part.tolist() for part in prefix.scores or ())
+    if not all(map(math.isfinite, logprobs)):
+        raise NonFiniteError(f"prompt {job.keys[0].prompt_id!r}: the model's logits in it are not finite")
+    return PromptScores(
+        logprobs=tuple(logprobs),
+        likeliest=tuple(each[0] for each in tokens),
+        likeliest_logprobs=tuple(each[0] for each in theirs),
+        top=_top(list(zip(tokens, theirs, strict=True)), job.prompt_top_logprobs) if job.prompt_top_logprobs else None,
+    )
+
+
+def _top(places: Sequence[tuple[list[int], list[float]]], width: int) -> TopLogprobs:
+    """The likeliest tokens at each place, and their log-probabilities, as arrays of this width."""
+    return TopLogprobs(
+        token_ids=np.array([ids for ids, _ in places], dtype=np.int32).reshape(len(places), width),
+        logprobs=np.array([scores for _, scores in places], dtype=np.float32).reshape(len(places), width),
+    )

@@ -19,7 +19,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import Mapping
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,18 +28,16 @@ from transformers import PreTrainedModel
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import ModelError, UserError, WeightSyncError
-from skyrl.inference.adapted_engine import AdaptedEngine, with_stored_adapter
-from skyrl.inference.adapters import Adapter, apply_adapter
+from skyrl.inference.adapter_shelf import AdapterShelf
+from skyrl.inference.adapters import apply_adapter, linear_layers, refuse_foreign, stored_adapter, updates_of
 from skyrl.inference.engine import (
     Completion,
     EngineLoad,
     GenerationRequest,
-    InferenceEngine,
     InFlight,
     asked_logprobs,
     completion_limit,
     empty_completions,
-    refuse_adapter,
 )
 from skyrl.inference.sampling import Drawable
 from skyrl.inference.torch.causal_lm import CausalLM
@@ -51,9 +49,9 @@ from skyrl.inference.torch.scheduler import Scheduler
 from skyrl.inference.weights import replace_weights
 from skyrl.models.files.loading import load_causal_lm, load_config, load_tokenizer
 from skyrl.models.files.rotation import varies_with_length
-from skyrl.models.low_rank import attach
+from skyrl.models.low_rank import Updates, attach
 from skyrl.tree import FrozenDict
-from skyrl.weight_receiver.incoming_weights import IncomingWeights
+from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +75,7 @@ class TorchEngine:
         int8: bool = False,
         float32_head: bool = False,
         returns_experts: bool = False,
-        base: TorchEngine | None = None,
+        max_adapters: int = 0,
     ) -> None:
         """At most `max_num_seqs` samples are decoded together. `max_model_len` is in tokens, prompt and completion
         together; None is the model's `max_position_embeddings`. `prefix_bytes` bounds the memory of the keys and values
@@ -85,8 +83,7 @@ class TorchEngine:
         Without `several_turns`, no prompt continues an answer, and only common prefixes of prompts are kept. With
         `int8`, the layers' projections compute in eight bits, and everything else in the model's type. With
         `float32_head`, logits are computed in float32. With `returns_experts`, completions report the experts of their
-        tokens. `base` is an engine over the same model without low-rank updates, with which this one shares the
-        parameters in memory.
+        tokens. At most `max_adapters` of the published adapters are in memory; with 0, none can be published.
 
         Raises `ModelError` for a model that cannot be sampled from.
         """
@@ -103,14 +100,15 @@ class TorchEngine:
             int8=int8,
             float32_head=float32_head,
             records_experts=returns_experts,
-            base=None if base is None else base._model,
+            takes_adapters=max_adapters > 0,
             paged=None if deterministic else (max_num_seqs, self._max_model_len),
         )
         self._device, self._int8 = model.device, int8
         self._tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
         self._eos_ids, self._drawable = _eos_ids(model, tokenizer), Drawable.of(tokenizer)
         self._max_num_seqs = max_num_seqs
-        self._weight_version = 0
+        self._weight_version, self._is_adapted = 0, False
+        self._adapters: AdapterShelf[Updates] = AdapterShelf(max_adapters, self._load_adapter, _drop)
         self._scheduler = Scheduler(self._new_batch, max_rows=max_num_seqs, one_job_at_a_time=deterministic)
 
     @property
@@ -119,12 +117,17 @@ class TorchEngine:
         return self._weight_version
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        """One completion per key, in order.
+        """One completion per key, in order. Requests with different adapters share a batch.
 
         Raises `RunError` for a prompt that is empty or longer than `max_model_len`. If a forward pass fails or its
         logits are not finite, every request in that batch raises the error, and the engine continues with the next.
         """
-        refuse_adapter(request)
+        if request.adapter is None:
+            return await self._generate(request, None)
+        async with self._adapters.using(request.adapter) as adapter:
+            return await self._generate(request, adapter)
+
+    async def _generate(self, request: GenerationRequest, adapter: Updates | None) -> tuple[Completion, ...]:
         if request.sampling.additional_kwargs:
             unknown = ", ".join(sorted(request.sampling.additional_kwargs))
             raise UserError(f"sampling_params.additional_kwargs: the torch engine has no setting called {unknown}")
@@ -140,7 +143,11 @@ class TorchEngine:
                 limit=limit,
                 first_index=start,
                 on_tokens=request.on_tokens,
+                adapter=adapter,
+                end_ids=request.end_ids,
+                top_logprobs=request.top_logprobs,
                 scores_prompt=request.scores_prompt,
+                prompt_top_logprobs=request.prompt_top_logprobs,
             )
             for start in range(0, len(request.keys), self._max_num_seqs)
         ]
@@ -167,12 +174,33 @@ class TorchEngine:
         """
         if not self._scheduler.idle:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
+        self._adapters.refuse_new_weights()
         was_kept = self._model.kept.summary()
         await asyncio.to_thread(self._replace_weights, incoming)
         self._weight_version = version
         _log.info("weights of version %d; %s", version, was_kept)
         self._scheduler.weights_are(version)
         return True
+
+    async def publish(self, name: str, adapter: Adapter) -> None:
+        """Makes an adapter one that requests may name; see `InferenceEngine.publish`."""
+        if self._int8:
+            raise UserError(f"adapter {name}: an int8 engine takes no adapters beside its weights")
+        if self._is_adapted:
+            raise UserError(f"adapter {name} fits only the base, and this engine's policy is an adapter beside it")
+        refuse_foreign(adapter, linear_layers(self._model.model))
+        await self._adapters.publish(name, adapter)
+
+    async def unpublish(self, name: str) -> None:
+        """Forgets an adapter; see `InferenceEngine.unpublish`."""
+        await self._adapters.unpublish(name)
+
+    def publish_stored(self, name: str, folder: Path) -> None:
+        """Makes the adapter in a folder, in PEFT's format, one that requests may name. Raises `ModelError` if there is
+        none that fits.
+        """
+        stored_adapter(folder, f"adapter {name}", linear_layers(self._model.model))
+        self._adapters.add_stored(name, folder)
 
     async def load(self) -> EngineLoad | None:
         """Load of the engine: the number of samples that wait for places in the batch."""
@@ -194,6 +222,7 @@ class TorchEngine:
     async def close(self) -> None:
         """Finishes running requests; waiting and later ones raise `RunError`."""
         await self._scheduler.close()
+        self._adapters.close()
         self._model.release()
 
     async def _move(self, device: torch.device) -> None:
@@ -205,10 +234,18 @@ class TorchEngine:
             if self._int8:
                 raise WeightSyncError("an int8 engine takes an adapter only merged into the weights, not separately")
             apply_adapter(self._model.model, incoming)
+            self._is_adapted = True
         else:
             replace_weights(self._model.model, incoming)
             attach(self._model.model, {})  # complete weights include every low-rank update
+            self._is_adapted = False
         self._model.refresh()
+
+    async def _load_adapter(self, number: int, name: str, folder: Path) -> Updates:
+        def load() -> Updates:
+            return updates_of(self._model.model, stored_adapter(folder, f"adapter {name}"), number)
+
+        return await asyncio.to_thread(load)
 
     def _new_batch(self) -> DecodeBatch:
         return DecodeBatch(
@@ -238,11 +275,12 @@ def load_torch_engine(
     tokenizer_path: str | None = None,
     returns_experts: bool = False,
     adapters: Mapping[str, str] = FrozenDict(),
-) -> InferenceEngine:
+    max_adapters: int = 0,
+) -> TorchEngine:
     """An engine over its own copy of the model at `path` (folder or hub name), with weights that are stored or drawn
     from `init_seed`. `overrides` replace values of the model's transformers configuration. `tokenizer_path` names a
-    tokenizer other than the model's. `adapters` maps the names in requests to folders with adapters in PEFT's format.
-    Raises `ModelError`.
+    tokenizer other than the model's. `adapters` maps the names in requests to folders with adapters in PEFT's format;
+    others may be published, with `max_adapters` in memory. Raises `ModelError`.
 
     `dtype` is torch's name of the type (`float32`), or `int8` for bfloat16 with projections in eight bits. `attention`
     is transformers' name (`sdpa`), `device` is `cpu` or `cuda`. With `float32_head`, logits are computed in float32.
@@ -260,8 +298,8 @@ def load_torch_engine(
         overrides=overrides,
         init_seed=init_seed,
     )
-    make = partial(
-        TorchEngine,
+    engine = TorchEngine(
+        model,
         tokenizer=load_tokenizer(tokenizer_path or path, use_fast=use_fast_tokenizer),
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
@@ -271,10 +309,15 @@ def load_torch_engine(
         int8=dtype == "int8",
         float32_head=float32_head,
         returns_experts=returns_experts,
+        max_adapters=max(max_adapters, len(adapters)),
     )
-    models = {name: with_stored_adapter(model, name, folder) for name, folder in adapters.items()}
-    base = make(model)
-    return AdaptedEngine(base, {name: make(each, base=base) for name, each in models.items()}) if models else base
+    for name, folder in adapters.items():
+        engine.publish_stored(name, Path(folder).expanduser())
+    return engine
+
+
+async def _drop(number: int) -> None:
+    """Nothing is left to do: its memory is free when no batch holds it."""
 
 
 def _positions(model: PreTrainedModel) -> int:

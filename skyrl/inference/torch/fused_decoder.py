@@ -27,10 +27,11 @@ from skyrl.inference.sampling import scored
 from skyrl.inference.torch import projections
 from skyrl.inference.torch.kv_cache import RowCache
 from skyrl.inference.torch.prefix_cache import Kept, Layers
-from skyrl.inference.torch.projections import GateUp, Projection, filled
+from skyrl.inference.torch.projections import GateUp, Projection, Sided, SidedGateUp, filled
 from skyrl.inference.torch.quantized import Quantized, QuantizedGateUp, refuse_without_kernels
 from skyrl.models import low_rank
 from skyrl.models.attention.varlen_attention import LARGEST_HEAD, Sequences, has_varlen_kernels, varlen_attention
+from skyrl.models.low_rank import SideBySide
 
 _FAMILIES = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 
@@ -55,7 +56,7 @@ class Prefix:
     """Experts of each token, (P, layers, K) int16; None if they are not recorded."""
 
     scores: tuple[Tensor, Tensor, Tensor] | None = None
-    """What `sampling.scored` gives for the tokens after the first, (P - 1,) each; None if it was not asked for."""
+    """What `sampling.scored` gives for the tokens after the first; None if it was not asked for."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -96,17 +97,17 @@ class FusedDecoder:
         *,
         int8: bool = False,
         float32_head: bool = False,
-        base: FusedDecoder | None = None,
+        side: SideBySide | None = None,
     ) -> None:
         """With `int8`, the projections of the layers compute in eight bits, the head and attention in the model's type;
-        with `float32_head`, the head computes in float32. `base` computes with the same weights without low-rank
-        updates; its prepared weights are shared.
+        with `float32_head`, the head computes in float32. `side` has the adapters of the current batch; None: there
+        never are any.
 
         Raises `ModelError` if the device cannot compute `int8`.
         """
         if int8:
             refuse_without_kernels(model.device)
-        self._int8, self._base, self._preparing = int8, base, Lock()
+        self._int8, self._side, self._preparing = int8, side, Lock()
         self._float32_head = float32_head
         config: Any = model.config
         self._model: Any = model
@@ -145,15 +146,11 @@ class FusedDecoder:
         """Prepares the model's current weights on its current device, unless that is done. Returns the head."""
         with self._preparing:
             if self._head is None:
-                inner, head = self._model.model, None if self._base is None else self._base._prepare()
+                inner, head = self._model.model, self._model.lm_head
                 self._embed = inner.embed_tokens
-                prepared = [None] * len(inner.layers) if self._base is None else self._base._layers
-                self._layers = [
-                    self._prepared(number, layer, base)
-                    for number, (layer, base) in enumerate(zip(inner.layers, prepared, strict=True))
-                ]
+                self._layers = [self._prepared(number, layer) for number, layer in enumerate(inner.layers)]
                 self._norm = inner.norm.weight.detach()
-                self._head = projections.projection(self._model.lm_head, base=head, float32=self._float32_head)
+                self._head = self._sided(projections.projection(head, float32=self._float32_head), head)
             return self._head
 
     def prefill(self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None]) -> Iterator[Prefix]:
@@ -181,15 +178,17 @@ class FusedDecoder:
             own = tuple((keys[place], values[place]) for keys, values in split)
             yield Prefix(layers=own if past is None else _continued(past.layers, own), logits=logits[place])
 
-    def score(self, prompt: Sequence[int], block: int) -> Prefix:
-        """Computes a prompt with its scores; logits of at most `block` tokens are in memory at once."""
+    def score(self, prompt: Sequence[int], block: int, *, top: int = 1) -> Prefix:
+        """Computes a prompt with its scores and the `top` likeliest tokens; logits of at most `block` tokens are in
+        memory at once.
+        """
         self._prepare()
         ids = torch.tensor([prompt], device=self._norm.device)
         places = torch.arange(len(prompt), device=ids.device)
         attend = _span_by_span([len(prompt)], [None], ids.device)
         x, layers = self._computed(ids, places, attend, places)
         blocks = (self._logits(filled(part))[: len(part)] for part in x[: len(prompt)].split(block))
-        logits, scores = scored_blocks(blocks, ids[0])
+        logits, scores = scored_blocks(blocks, ids[0], top)
         own = tuple((keys.transpose(0, 1), values.transpose(0, 1)) for keys, values in layers)
         return Prefix(layers=own, logits=logits, scores=scores)
 
@@ -266,27 +265,26 @@ class FusedDecoder:
         first, second = (filled(part.to(self._norm.dtype).unsqueeze(1)) for part in both)
         return first, second
 
-    def _prepared(self, number: int, layer: Any, base: _Layer | None) -> _Layer:
+    def _prepared(self, number: int, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         norms = None
         if hasattr(attention, "q_norm"):
             norms = self._head_norm(number, attention.q_norm.weight, attention.k_norm.weight)
-        queries_keys_values = (attention.q_proj, attention.k_proj, attention.v_proj)
         gate_up: GateUp
         if self._int8:
             gate_up = QuantizedGateUp(mlp.gate_proj, mlp.up_proj)
         else:
-            gate_up = projections.gate_up(mlp.gate_proj, mlp.up_proj, base=None if base is None else base.gate_up)
+            gate_up = projections.gate_up(mlp.gate_proj, mlp.up_proj)
+        if self._side is not None:
+            gate_up = SidedGateUp(gate_up, mlp.gate_proj, mlp.up_proj, self._side)
         return _Layer(
             attention_norm=layer.input_layernorm.weight.detach(),
-            queries_keys_values=self._projection(
-                queries_keys_values, None if base is None else base.queries_keys_values
-            ),
+            queries_keys_values=self._projection(attention.q_proj, attention.k_proj, attention.v_proj),
             head_norm=norms,
-            output=self._projection((attention.o_proj,), None if base is None else base.output),
+            output=self._projection(attention.o_proj),
             feed_forward_norm=layer.post_attention_layernorm.weight.detach(),
             gate_up=gate_up,
-            down=self._projection((mlp.down_proj,), None if base is None else base.down),
+            down=self._projection(mlp.down_proj),
         )
 
     def _head_norm(self, number: int, query: Tensor, key: Tensor) -> Tensor:
@@ -299,16 +297,19 @@ class FusedDecoder:
             held = self._head_norms[number] = current
         return held.copy_(current)
 
-    def _projection(self, layers: Sequence[nn.Linear], base: Projection | None) -> Projection:
-        return Quantized(*layers) if self._int8 else projections.projection(*layers, base=base)
+    def _projection(self, *layers: nn.Linear) -> Projection:
+        return self._sided(Quantized(*layers) if self._int8 else projections.projection(*layers), *layers)
+
+    def _sided(self, inner: Projection, *layers: nn.Linear) -> Projection:
+        return inner if self._side is None else Sided(inner, layers, self._side)
 
 
-def scored_blocks(blocks: Iterable[Tensor], ids: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+def scored_blocks(blocks: Iterable[Tensor], ids: Tensor, top: int) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
     """The logits after the last token, (V,), and the scores of the prompt `ids`, from its logits, block by block."""
     parts, done = [], 0
     for logits in blocks:
         following = ids[done + 1 : done + 1 + len(logits)]
-        parts.append(scored(logits[: len(following)], following))
+        parts.append(scored(logits[: len(following)], following, top))
         done += len(logits)
     first, second, third = (torch.cat(each) for each in zip(*parts, strict=True))
     return logits[-1], (first, second, third)

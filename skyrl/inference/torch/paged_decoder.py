@@ -2,7 +2,8 @@
 
 A step of a small model launches hundreds of short kernels, which takes the host ten times as long as the device needs
 for them; a graph launches them at once. It reads weights, pages, tokens and positions at fixed addresses. It is
-recorded again if one of these moves: the pool of pages grows, or weights are not replaced in place.
+recorded again if one of these moves: the pool of pages grows, or weights are not replaced in place. Steps of rows with
+adapters are not recorded: their factors move whenever other adapters share the batch.
 
 On other devices, which only tests use, a step is the same call without a recording.
 """
@@ -62,15 +63,15 @@ class PagedDecoder:
         self._drop()
         self._pool.release()
 
-    def decode(self, cache: PagedCache, starts: Tensor) -> Tensor:
+    def decode(self, cache: PagedCache, starts: Tensor, *, recorded: bool = True) -> Tensor:
         """Logits (R, V) after the tokens in column `end` of the cache, whose keys and values are added there; valid
-        until the next call. `starts` (R,) is each row's first column.
+        until the next call. `starts` (R,) is each row's first column. Without `recorded`, no graph is used.
         """
         storage, rows, end = self._pool.storage, cache.window.rows, cache.window.end
         assert storage is not None
         storage.ids[:rows] = cache.tokens[:rows, 0, end]
         storage.positions[:rows] = end - starts
-        if not self._records:
+        if not (self._records and recorded):
             return self._logits(storage, padded(rows))[:rows]
         with torch.cuda.device(self._pool.device):
             return self._replayed(storage, padded(rows))[:rows]

@@ -2,7 +2,8 @@
 only its new tokens, and prompts with a common prefix compute it once.
 
 Sequences are found by their tokens, in blocks; the least recently used are dropped when the memory limit is exceeded.
-All of them belong to one version of the weights: `clear` is called with the next.
+All of them belong to one version of the weights: `clear` is called with the next. Each belongs to one adapter, by its
+number, or to none (0).
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ _BLOCK = 8
 """Number of tokens in a block; shorter common prefixes are not found."""
 
 Ids = tuple[int, ...]
+
+Key = tuple[int, Ids]
+"""Number of the adapter, and tokens."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -60,38 +64,39 @@ class KeptPrefixes:
     size: int = field(default=0, init=False)
     """Current size of all keys and values, in bytes."""
 
-    _sequences: OrderedDict[Ids, Kept] = field(factory=OrderedDict, init=False)
-    _blocks: dict[int, Ids] = field(factory=dict, init=False)
+    _sequences: OrderedDict[Key, Kept] = field(factory=OrderedDict, init=False)
+    _blocks: dict[int, Key] = field(factory=dict, init=False)
     """Hash of leading blocks -> the newest sequence that begins with them."""
 
-    def find(self, prompt: Sequence[int]) -> Kept | None:
+    def find(self, prompt: Sequence[int], adapter: int = 0) -> Kept | None:
         """The longest kept prefix of the prompt, without the prompt's last token, whose logits must be computed."""
         ids = tuple(prompt[:-1])
-        for block in reversed(list(_hashes(ids))):
-            kept = self._sequences.get(self._blocks.get(block, ()))
+        for block in reversed(list(_hashes((adapter, ids)))):
+            key = self._blocks.get(block, (adapter, ()))
+            kept = self._sequences.get(key) if key[0] == adapter else None
             length = 0 if kept is None else common_length(kept.ids, ids)
             if kept is not None and length >= _BLOCK:
-                self._sequences.move_to_end(kept.ids)
+                self._sequences.move_to_end(key)
                 return kept.shortened(length)
         return None
 
-    def keep(self, ids: Ids, layers: Layers, *, copied: bool = False) -> None:
+    def keep(self, ids: Ids, layers: Layers, *, adapter: int = 0, copied: bool = False) -> None:
         """Keeps a copy of a sequence, or with `copied` these tensors themselves. The least recently used sequences are
         dropped if the memory limit is exceeded.
         """
-        size = sum(tensor.nbytes for layer in layers for tensor in layer)
-        if len(ids) < _BLOCK or size > self.most_bytes or ids in self._sequences:
+        size, key = sum(tensor.nbytes for layer in layers for tensor in layer), (adapter, ids)
+        if len(ids) < _BLOCK or size > self.most_bytes or key in self._sequences:
             return
         layers = layers if copied else tuple((keys.clone(), values.clone()) for keys, values in layers)
         kept = Kept(ids=ids, layers=layers)
-        self._sequences[ids] = kept
+        self._sequences[key] = kept
         self.size += kept.size
-        self._blocks.update(dict.fromkeys(_hashes(ids), ids))
+        self._blocks.update(dict.fromkeys(_hashes(key), key))
         while self.size > self.most_bytes:
-            ids, kept = self._sequences.popitem(last=False)
+            key, kept = self._sequences.popitem(last=False)
             self.size -= kept.size
-            for block in _hashes(ids):
-                if self._blocks.get(block) == ids:
+            for block in _hashes(key):
+                if self._blocks.get(block) == key:
                     del self._blocks[block]
 
     def clear(self) -> None:
@@ -105,9 +110,9 @@ class KeptPrefixes:
         return f"{self.size / 1e6:.0f} MB of keys and values were kept, {self.reused} prompt tokens not computed again"
 
 
-def _hashes(ids: Ids) -> Iterator[int]:
+def _hashes(key: Key) -> Iterator[int]:
     """Hashes of the prefixes that end with a block, the shortest first."""
-    value = 0
+    value, ids = key
     for end in range(_BLOCK, len(ids) + 1, _BLOCK):
         value = hash((value, ids[end - _BLOCK : end]))
         yield value

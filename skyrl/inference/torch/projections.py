@@ -159,6 +159,36 @@ class AdaptedGateUp(GateUp):
         return gate, up
 
 
+class Sided:
+    """A projection plus the updates of the adapters of the current batch."""
+
+    def __init__(self, inner: Projection, layers: tuple[nn.Linear, ...], side: low_rank.SideBySide) -> None:
+        self._inner, self._layers, self._side = inner, layers, side
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self._inner(x)
+        return y if self._side.mix is None else self._side.mix.plus(self._layers, x, y)
+
+    def plus(self, x: Tensor, residual: Tensor) -> Tensor:
+        y = self._inner.plus(x, residual)
+        return y if self._side.mix is None else self._side.mix.plus(self._layers, x, y)
+
+
+class SidedGateUp(GateUp):
+    """Gate and up projection plus the updates of the adapters of the current batch."""
+
+    def __init__(self, inner: GateUp, gate: nn.Linear, up: nn.Linear, side: low_rank.SideBySide) -> None:
+        self._inner, self._gate, self._up, self._side = inner, (gate,), (up,), side
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._inner(x) if self._side.mix is None else super().__call__(x)
+
+    def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = self._inner.halves(x)
+        mix = self._side.mix
+        return (gate, up) if mix is None else (mix.plus(self._gate, x, gate), mix.plus(self._up, x, up))
+
+
 def packs(weight: Tensor) -> bool:
     """Whether weights of this type and device are packed for oneDNN."""
     return weight.device.type == "cpu" and weight.dtype in _PACKED_DTYPES and onednn.is_available()
@@ -169,13 +199,14 @@ def filled(rows: Tensor) -> Tensor:
     return onednn.filled(rows) if packs(rows) else rows
 
 
-def projection(*layers: nn.Linear, base: Projection | None = None, float32: bool = False) -> Projection:
-    """One projection with the concatenated outputs of the layers, low-rank updates included. `base` is an already
-    prepared projection of layers with the same weights and no update. With `float32`, the result is in float32.
+def projection(*layers: nn.Linear, float32: bool = False) -> Projection:
+    """One projection with the concatenated outputs of the layers, low-rank updates included. With `float32`, the result
+    is in float32.
     """
-    if base is None and float32:
+    base: Projection
+    if float32:
         base = Float32(*_fused(layers))
-    elif base is None:
+    else:
         base = Packed(*joined(layers)) if packs(layers[0].weight) else Dense(*_fused(layers))
     return Adapted(base, layers) if any(low_rank.of_layers(layers)) else base
 
@@ -186,9 +217,9 @@ def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     return torch.cat([layer.weight for layer in layers]), bias
 
 
-def gate_up(gate: nn.Linear, up: nn.Linear, *, base: GateUp | None = None) -> GateUp:
-    """The gated half of a feed-forward layer, low-rank updates included; `base` as for `projection`."""
-    half: GateUp = base or (PackedGateUp(gate, up) if packs(gate.weight) else DenseGateUp(gate, up))
+def gate_up(gate: nn.Linear, up: nn.Linear) -> GateUp:
+    """The gated half of a feed-forward layer, low-rank updates included."""
+    half: GateUp = PackedGateUp(gate, up) if packs(gate.weight) else DenseGateUp(gate, up)
     return AdaptedGateUp(half, gate, up) if any(low_rank.of_layers([gate, up])) else half
 
 

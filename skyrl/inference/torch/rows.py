@@ -16,6 +16,7 @@ from skyrl.config import SamplingParams
 from skyrl.inference.engine import Completion, NewTokens, PromptScores, SampleKey
 from skyrl.inference.sampling import RowSettings
 from skyrl.inference.stop_strings import tail_length
+from skyrl.models.low_rank import Updates
 
 
 @define(eq=False, kw_only=True)
@@ -31,7 +32,15 @@ class Job:
     first_index: int = 0
     """Index of the job's first sample in its request."""
 
+    adapter: Updates | None = None
+    end_ids: tuple[int, ...] | None = None
+    """Tokens that end a sample in place of the model's end tokens; None: these."""
+
+    top_logprobs: int = 0
+    """Number of likeliest tokens to report in place of each drawn one."""
+
     scores_prompt: bool = False
+    prompt_top_logprobs: int = 0
     prompt_scores: PromptScores | None = None
     """Scores of the prompt, once they are computed."""
 
@@ -77,6 +86,9 @@ class Row:
     version: int
     """Version of the weights that computed the prompt's keys and values."""
 
+    top: list[tuple[list[int], list[float]]] = field(factory=list)
+    """The likeliest tokens in place of each drawn one, and their log-probabilities, if the job reports them."""
+
     tail: int = field(init=False)
     """Number of newest tokens that are searched for stop strings; 0 without stop strings."""
 
@@ -115,7 +127,7 @@ class DecodedRows:
 
     @classmethod
     def of(cls, rows: Sequence[Row], device: torch.device, eos_ids: Sequence[int]) -> DecodedRows:
-        """Builds the tensors of the given rows. `eos_ids` end every row."""
+        """Builds the tensors of the given rows. `eos_ids` end every row whose job does not name others."""
 
         def column(values: list[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int64, device=device)
@@ -148,7 +160,10 @@ def _at(rows: T, chosen: Tensor) -> T:
 
 def _ends(rows: Sequence[Row], device: torch.device, eos_ids: Sequence[int]) -> Tensor:
     """Tokens that end each row, (R, K), see `DecodedRows.ends`."""
-    each = [[*eos_ids, *(row.job.sampling.stop_token_ids or ())] for row in rows]
+    each = [
+        [*(eos_ids if row.job.end_ids is None else row.job.end_ids), *(row.job.sampling.stop_token_ids or ())]
+        for row in rows
+    ]
     width = max(map(len, each), default=0)
     padded = [ends + (ends[:1] or [-1]) * (width - len(ends)) for ends in each]
     return torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(rows), width)

@@ -40,7 +40,7 @@ class FinishedRequest(Protocol):
 
     finished: bool
     prompt_logprobs: Sequence[Mapping[int, Any] | None] | None
-    """Log-probabilities of each token of the prompt and of the likeliest one, by token; the first token has none."""
+    """Log-probabilities of each token of the prompt and of the likeliest ones, by token; the first token has none."""
 
 
 Heard = Callable[[Sequence[int]], None]
@@ -103,6 +103,10 @@ class Backend(ABC):
         """Load one more adapter, for requests that name it."""
         if not await self._ask("add_lora", adapter):
             raise RunError("vLLM does not accept the adapter")
+
+    async def unload_adapter(self, number: int) -> None:
+        """Unload the adapter of this number, which no running request names."""
+        await self._ask("remove_lora", number)
 
     async def drop_caches(self, version: int) -> bool:
         """Drop every cache of computed prompts, except for what the last pause keeps, and set the version of the

@@ -27,7 +27,8 @@ from attrs import evolve
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ModelError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
-from skyrl.inference.adapters import Adapter, refuse_foreign, write_adapter
+from skyrl.inference.adapter_shelf import AdapterShelf
+from skyrl.inference.adapters import refuse_foreign, write_adapter
 from skyrl.inference.engine import (
     Completion,
     EngineLoad,
@@ -40,7 +41,7 @@ from skyrl.inference.gate import Gate
 from skyrl.inference.sampling import Drawable
 from skyrl.inference.vllm.arguments import engine_arguments
 from skyrl.inference.vllm.asynchronous import AsyncBackend
-from skyrl.inference.vllm.backend import ADAPTER, Backend, adapter_request, first_line, refusals, reporter
+from skyrl.inference.vllm.backend import Backend, adapter_request, first_line, refusals, reporter
 from skyrl.inference.vllm.environment import import_ahead, import_vllm, set_variables
 from skyrl.inference.vllm.keyed_draws import by_key
 from skyrl.inference.vllm.model import expected_weights, model_facts, overridden, refuse_unfit
@@ -50,7 +51,7 @@ from skyrl.models.files.loading import load_tokenizer
 from skyrl.models.files.stored_adapter import stored_settings
 from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.tree import FrozenDict
-from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared, as_plain, why_not_loaded
+from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights, Shared, as_plain, why_not_loaded
 
 T = TypeVar("T")
 
@@ -82,12 +83,14 @@ class VLLMEngine:
         tokenizer_path: str | None = None,
         lora_rank: int = 0,
         adapters: Mapping[str, str] = FrozenDict(),
+        max_adapters: int = 0,
+        max_adapter_rank: int = 32,
     ) -> None:
         """Returns when the model is loaded. `device` is `cpu` or `cuda`. If `tokenizer` is None, it is loaded from
         `tokenizer_path`, or from the model. `overrides` replace values of the model's own configuration. Without
         `stored_weights`, no weights are read, and the first ones come with `load_weights`. With `lora_rank`, trained
         adapters of that rank are accepted, too. `adapters` maps the names in requests to folders with adapters in
-        PEFT's format.
+        PEFT's format; others may be published, of ranks up to `max_adapter_rank` and with `max_adapters` in memory.
 
         `max_model_len` is in tokens, prompt and completion together; None is the length that the model supports. Raises
         `ConfigError` for settings that vLLM does not support, `ModelError` for the model, `UserError` if vLLM is not
@@ -101,8 +104,8 @@ class VLLMEngine:
         self._eos_ids = {*facts.eos_ids} | {self._tokenizer.eos_token_id} - {None}
         self._expected = expected_weights(model_path, trust_remote_code=trusted, overrides=overrides)
         self._gate, self._numbers, self._weight_version = Gate(), itertools.count(), 0
-        self._paused, self._closed, self._broken = False, False, ""
-        self._device = device
+        self._paused, self._closed, self._broken, self._device = False, False, "", device
+        self._adapters, self._most_rank = self._shelf(max(max_adapters, len(adapters))), max_adapter_rank
         self._speculates = bool(config.engine_init_kwargs.get("speculative_config"))  # drafts need vLLM's generators
         self._sockets = set_variables(config, device)
         self._loop = asyncio.new_event_loop()
@@ -118,13 +121,11 @@ class VLLMEngine:
                 max_model_len=self._max_model_len,
                 known={field.name for field in dataclasses.fields(import_vllm().AsyncEngineArgs)},
                 stored_weights=stored_weights,
-                lora_ranks=_ranks(adapters, lora_rank),
+                lora_ranks=_ranks(adapters, lora_rank) + [max_adapter_rank] * (max_adapters - len(adapters)),
                 tokenizer_path=tokenizer_path,
                 overrides=overridden(model_path, overrides, trust_remote_code=trusted),
             )
-            start = _start(config, arguments, adapters, Drawable.of(self._tokenizer))
-            starting = asyncio.run_coroutine_threadsafe(start, self._loop)
-            self._backend, self._adapters = starting.result()
+            asyncio.run_coroutine_threadsafe(self._start(config, arguments, adapters), self._loop).result()
         except BaseException:
             self._end()
             raise
@@ -145,8 +146,6 @@ class VLLMEngine:
         Raises `ProcessError` if vLLM is dead or dies meanwhile. A cancelled call leaves the batch.
         """
         check_sampling(request.sampling)
-        if request.adapter is not None and request.adapter not in self._adapters:
-            raise UserError(f"there is no adapter {request.adapter}; loaded: {', '.join(self._adapters) or 'none'}")
         limit = completion_limit(request, self._max_model_len)
         if limit == 0:
             return empty_completions(request)
@@ -169,6 +168,7 @@ class VLLMEngine:
         if not self._paused:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
         self._refuse_if_out_of_service()
+        self._adapters.refuse_new_weights()
         if isinstance(incoming, Adapter):
             refuse_foreign(incoming, self._expected.matrices)
             await self._on_loop(self._replace(self._adopt(incoming), version))
@@ -178,6 +178,17 @@ class VLLMEngine:
             raise WeightSyncError("weights shared in memory do not reach an engine that runs in processes of its own")
         await self._on_loop(self._replace(self._reload(incoming), version))
         return True
+
+    async def publish(self, name: str, adapter: Adapter) -> None:
+        """Makes an adapter one that requests may name; see `InferenceEngine.publish`. vLLM reads it from files."""
+        refuse_foreign(adapter, self._expected.matrices)
+        if adapter.rank > self._most_rank:
+            raise UserError(f"adapter {name} has rank {adapter.rank}, and this engine takes up to {self._most_rank}")
+        await self._on_loop(self._adapters.publish(name, adapter))
+
+    async def unpublish(self, name: str) -> None:
+        """Forgets an adapter; see `InferenceEngine.unpublish`."""
+        await self._on_loop(self._adapters.unpublish(name))
 
     async def load(self) -> EngineLoad | None:
         """Number of requests that vLLM's scheduler does not run, and its cache use, after its last step."""
@@ -201,8 +212,14 @@ class VLLMEngine:
     async def _generate(self, request: GenerationRequest, limit: int) -> tuple[Completion, ...]:
         async with self._gate:
             self._refuse_if_out_of_service()
-            samples = [self._sample(request, index, limit) for index in range(len(request.keys))]
-            return tuple(await gather_or_cancel(samples))
+            if request.adapter is None:
+                return await self._samples(request, limit, None)
+            async with self._adapters.using(request.adapter) as adapter:
+                return await self._samples(request, limit, adapter)
+
+    async def _samples(self, request: GenerationRequest, limit: int, adapter: object) -> tuple[Completion, ...]:
+        samples = [self._sample(request, index, limit, adapter) for index in range(len(request.keys))]
+        return tuple(await gather_or_cancel(samples))
 
     def _refuse_if_out_of_service(self) -> None:
         if self._closed:
@@ -210,27 +227,34 @@ class VLLMEngine:
         if self._broken:
             raise WeightSyncError(self._broken)
 
-    async def _sample(self, request: GenerationRequest, index: int, limit: int) -> Completion:
-        key = request.keys[index]
-        arguments = sampling_arguments(request.sampling, key, limit=limit, eos_ids=self._eos_ids)
+    async def _sample(self, request: GenerationRequest, index: int, limit: int, adapter: object) -> Completion:
+        key, ends = request.keys[index], self._eos_ids if request.end_ids is None else request.end_ids
+        arguments = sampling_arguments(request.sampling, key, limit=limit, eos_ids=ends)
+        if request.top_logprobs:
+            arguments["logprobs"] = request.top_logprobs
         if request.scores_prompt:
-            arguments["prompt_logprobs"] = 1  # of each token, and of the likeliest
+            arguments["prompt_logprobs"] = max(1, request.prompt_top_logprobs)  # of each token, and of the likeliest
         if not self._speculates:
             arguments = by_key(arguments)
         try:
             listener = None if request.on_tokens is None else reporter(request.on_tokens, index)
-            adapter = None if request.adapter is None else self._adapters[request.adapter]
             answer = await self._backend.generate(
                 str(next(self._numbers)), request.prompt_ids, arguments, listener, adapter
             )
         except refusals() as error:
             raise UserError(f"prompt {key.prompt_id!r}: vLLM refuses the request: {error}") from error
         drawn = completion(
-            answer.outputs[0], key, request.sampling, self._tokenizer, prompt_tokens=len(request.prompt_ids)
+            answer.outputs[0],
+            key,
+            request.sampling,
+            self._tokenizer,
+            prompt_tokens=len(request.prompt_ids),
+            top=request.top_logprobs,
         )
         if not request.scores_prompt:
             return drawn
-        return evolve(drawn, prompt_scores=prompt_scores(request.prompt_ids, answer.prompt_logprobs or ()))
+        scores = prompt_scores(request.prompt_ids, answer.prompt_logprobs or (), top=request.prompt_top_logprobs)
+        return evolve(drawn, prompt_scores=scores)
 
     async def _pause(self, in_flight: InFlight) -> None:
         await self._gate.shut(keep=in_flight != "finish")
@@ -270,12 +294,39 @@ class VLLMEngine:
         self._weight_version = version
         _log.info("weights of version %d", version)
 
+    async def _start(
+        self, config: InferenceEngineConfig, arguments: dict[str, Any], adapters: Mapping[str, str]
+    ) -> None:
+        """Start vLLM and load the adapters in these folders. Runs on the engine's event loop."""
+        self._backend = await _started(config, arguments, Drawable.of(self._tokenizer))
+        try:
+            for name, folder in adapters.items():
+                self._adapters.add_stored(name, Path(folder))
+                async with self._adapters.using(name):
+                    pass
+        except BaseException:
+            self._backend.close()
+            raise
+
+    async def _load_adapter(self, number: int, name: str, folder: Path) -> object:
+        # the name is part of what vLLM knows kept prefixes by, and may have been that of another adapter before
+        adapter = adapter_request(str(folder), f"{name} {number}", number)
+        try:
+            await self._backend.load_adapter(adapter)
+        except Exception as error:
+            raise ModelError(f"adapter {name}: vLLM does not accept {folder}: {first_line(error)}") from error
+        return adapter
+
+    def _shelf(self, most: int) -> AdapterShelf[object]:
+        return AdapterShelf(most, self._load_adapter, lambda number: self._backend.unload_adapter(number))
+
     async def _close(self) -> None:
         self._closed = True
         with suppress(ProcessError):
             await self._backend.resume()  # paused samples are finished
         self._gate.open()  # waiting requests are refused
         await self._gate.shut()
+        self._adapters.close()
         await asyncio.to_thread(self._backend.close)
 
     async def _on_loop(self, call: Coroutine[Any, Any, T]) -> T:
@@ -294,12 +345,8 @@ class VLLMEngine:
             shutil.rmtree(self._sockets, ignore_errors=True)
 
 
-async def _start(
-    config: InferenceEngineConfig, arguments: dict[str, Any], adapters: Mapping[str, str], drawable: Drawable
-) -> tuple[Backend, dict[str, object]]:
-    """Start vLLM and load the adapters in these folders. Returns the backend, and vLLM's requests for the adapters by
-    name. Runs on the engine's event loop.
-    """
+async def _started(config: InferenceEngineConfig, arguments: dict[str, Any], drawable: Drawable) -> Backend:
+    """vLLM, started and prepared. Runs on the engine's event loop."""
     make: Callable[[], Backend] = (
         (lambda: AsyncBackend(arguments, ray_statistics=config.enable_ray_prometheus_stats))
         if config.async_engine
@@ -316,7 +363,7 @@ async def _start(
         await backend.call_workers("skyrl_prepare", drawable.count, drawable.holes)
         if not await backend.drop_caches(0):
             raise ProcessError("a vLLM engine that has just started could not empty its caches")
-        return backend, await _loaded(backend, adapters)
+        return backend
     except BaseException:
         backend.close()
         raise
@@ -326,18 +373,6 @@ def _ranks(adapters: Mapping[str, str], trained: int) -> list[int]:
     """Ranks of the stored adapters, and `trained`, that of the trained one, if it is above 0. Raises `ModelError`."""
     stored = [stored_settings(Path(folder), f"adapter {name}").rank for name, folder in adapters.items()]
     return stored + [trained] * bool(trained)
-
-
-async def _loaded(backend: Backend, folders: Mapping[str, str]) -> dict[str, object]:
-    """Loads the adapters in these folders. Returns vLLM's requests for them, by name. Raises `ModelError`."""
-    loaded = {}
-    for number, (name, folder) in enumerate(folders.items(), ADAPTER + 1):
-        loaded[name] = adapter_request(folder, name, number)
-        try:
-            await backend.load_adapter(loaded[name])
-        except Exception as error:
-            raise ModelError(f"adapter {name}: vLLM does not accept {folder}: {first_line(error)}") from error
-    return loaded
 
 
 def _no_positions(model_path: str) -> int:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from skyrl.chats.tokenizer import ChatTokenizer
@@ -17,7 +18,14 @@ from skyrl.config.derive.engine_backends import BACKENDS
 from skyrl.errors import NonFiniteError, RunError, UserError
 from skyrl.inference import stop_strings
 from skyrl.inference.draws import sample_seed
-from skyrl.inference.engine import Completion, PromptScores, SampleKey, asked_logprobs, temperature_of
+from skyrl.inference.engine import (
+    Completion,
+    PromptScores,
+    SampleKey,
+    TopLogprobs,
+    asked_logprobs,
+    temperature_of,
+)
 from skyrl.inference.vllm.backend import Output
 from skyrl.models.routers import packed_choices
 from skyrl.trajectory import RoutedExperts
@@ -82,13 +90,21 @@ def sampling_arguments(
 
 
 def completion(
-    output: Output, key: SampleKey, sampling: SamplingParams, tokenizer: ChatTokenizer, *, prompt_tokens: int
+    output: Output,
+    key: SampleKey,
+    sampling: SamplingParams,
+    tokenizer: ChatTokenizer,
+    *,
+    prompt_tokens: int,
+    top: int = 0,
 ) -> Completion:
-    """Convert vLLM's finished `CompletionOutput` after a prompt of `prompt_tokens` tokens. Raises `NonFiniteError` for
-    non-finite log-probabilities.
+    """Convert vLLM's finished `CompletionOutput` after a prompt of `prompt_tokens` tokens, with the `top` likeliest
+    tokens in place of each drawn one. Raises `NonFiniteError` for non-finite log-probabilities.
     """
     ids = tuple(output.token_ids)
-    logprobs = tuple(map(float, output.logprobs.logprobs)) if ids and output.logprobs is not None else ()
+    logprobs: tuple[float, ...] = ()
+    if ids and output.logprobs is not None:
+        logprobs = tuple(map(float, output.logprobs.logprobs))[:: top + 1]  # of each drawn token, then of the likeliest
     if not all(map(math.isfinite, logprobs)):
         place = next(place for place, value in enumerate(logprobs) if not math.isfinite(value))
         raise NonFiniteError(
@@ -107,25 +123,48 @@ def completion(
         weight_versions=versions_of_tokens(output.weight_versions or (), len(ids)),
         stop_reason="stop" if output.finish_reason == "stop" else "length",
         routed_experts=_routed_experts(output.routed_experts, prompt_tokens + len(ids) - 1),
+        top_logprobs=_likeliest_drawn(output, top) if top else None,
     )
 
 
-def prompt_scores(prompt: Sequence[int], logprobs: Sequence[Mapping[int, Any] | None]) -> PromptScores:
-    """Probabilities of a prompt from vLLM's answer, which has an entry for each token. Raises `RunError` and, for
-    log-probabilities that are not finite, `NonFiniteError`.
+def _likeliest_drawn(output: Output, top: int) -> TopLogprobs:
+    """The likeliest tokens in place of each drawn one, from vLLM's flat lists: the drawn token, then these."""
+    shape = (len(output.token_ids), top + 1)
+    flat = output.logprobs if output.token_ids else None
+    tokens = np.array([] if flat is None else flat.token_ids, dtype=np.int32).reshape(shape)
+    logprobs = np.array([] if flat is None else flat.logprobs, dtype=np.float32).reshape(shape)
+    return TopLogprobs(token_ids=tokens[:, 1:], logprobs=logprobs[:, 1:])
+
+
+def prompt_scores(prompt: Sequence[int], logprobs: Sequence[Mapping[int, Any] | None], *, top: int = 0) -> PromptScores:
+    """Probabilities of a prompt from vLLM's answer, which has an entry for each token, and the `top` likeliest tokens
+    at each place. Raises `RunError` and, for log-probabilities that are not finite, `NonFiniteError`.
     """
     if len(logprobs) != len(prompt):
         raise RunError(f"vLLM scored {len(logprobs)} tokens of a prompt of {len(prompt)}")
     places = [{token: float(each.logprob) for token, each in (place or {}).items()} for place in list(logprobs)[1:]]
-    best = [max(place, key=lambda token: place[token]) for place in places]
+    ordered = [sorted(place, key=lambda token: -place[token]) for place in places]
+    best = [tokens[0] for tokens in ordered]
     scores = PromptScores(
         logprobs=tuple(place[token] for token, place in zip(prompt[1:], places, strict=True)),
         likeliest=tuple(best),
         likeliest_logprobs=tuple(place[token] for token, place in zip(best, places, strict=True)),
+        top=_likeliest_of_prompt(ordered, places, top) if top else None,
     )
     if not all(map(math.isfinite, scores.logprobs)):
         raise NonFiniteError("the model's logits in a prompt are not finite")
     return scores
+
+
+def _likeliest_of_prompt(
+    ordered: Sequence[Sequence[int]], places: Sequence[Mapping[int, float]], top: int
+) -> TopLogprobs:
+    kept = [tokens[:top] for tokens in ordered]
+    logprobs = [[place[token] for token in tokens] for tokens, place in zip(kept, places, strict=True)]
+    return TopLogprobs(
+        token_ids=np.array(kept, dtype=np.int32).reshape(len(kept), top),
+        logprobs=np.array(logprobs, dtype=np.float32).reshape(len(kept), top),
+    )
 
 
 def _routed_experts(chosen: NDArray[Any] | None, tokens: int) -> RoutedExperts | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,17 @@ class Export(ModelFolder):
         `save_pretrained`.
         """
         gathered = {name: weight.detach().to("cpu", copy=True) for name, weight in weights}
+        _replace_folder(self.folder, partial(self.write, gathered))
+
+    def write(self, weights: Mapping[str, Tensor], folder: Path) -> None:
+        """Write the model's files into an existing folder."""
         model = causal_lm_skeleton(self.like, attention="eager", overrides=self.overrides)
         with suppress(OSError):  # a model without such a file has the defaults of its architecture
             model.generation_config = GenerationConfig.from_pretrained(model_source(self.like))
         if self.turn_end is not None:
             ends = generation_ends(self.like)
             model.generation_config.eos_token_id = [*ends, *({self.turn_end} - {*ends})]
-        save_pretrained(gathered, model, self.tokenizer(), self.folder)
+        _write(weights, model, self.tokenizer(), folder)
 
 
 @frozen(kw_only=True)
@@ -110,15 +115,15 @@ def save_pretrained(
     A model that was in `folder` before is replaced only when the new one is complete. Raises `RunError` if writing
     fails.
     """
+    _replace_folder(folder, partial(_write, weights, model, tokenizer))
+
+
+def _write(weights: Mapping[str, Tensor], model: PreTrainedModel, tokenizer: ChatTokenizer, folder: Path) -> None:
     disable_progress_bar()
-
-    def fill(scratch: Path) -> None:
-        _say_whether_tied(model, weights)
-        _make_storable(getattr(model, "generation_config", None))  # a classifier generates nothing
-        model.save_pretrained(scratch, state_dict={name: weight.detach().cpu() for name, weight in weights.items()})
-        tokenizer.save_pretrained(scratch)
-
-    _replace_folder(folder, fill)
+    _say_whether_tied(model, weights)
+    _make_storable(getattr(model, "generation_config", None))  # a classifier generates nothing
+    model.save_pretrained(folder, state_dict={name: weight.detach().cpu() for name, weight in weights.items()})
+    tokenizer.save_pretrained(folder)
 
 
 def _replace_folder(folder: Path, fill: Callable[[Path], None]) -> None:

@@ -1,0 +1,122 @@
+"""Names, shapes and files of one adapter, whose factors lie one after the other in a single vector.
+
+One vector makes a step of Adam, a norm, a move and a sum over ranks one operation each, however many layers there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+
+from skyrl.config import SkyRLLoraConfig
+from skyrl.errors import ModelError, RequestError
+from skyrl.inference.adapters import shared
+from skyrl.models.adapter_parts import Part, drawn_factors
+from skyrl.models.files.stored_adapter import stored_settings, stored_tensors
+from skyrl.models.lora import adapter_settings
+from skyrl.storage.modes import save_tensors
+from skyrl.training_service.backend import AdapterSpec
+from skyrl.weight_receiver.incoming_weights import Adapter
+
+ALPHA = 32
+"""Scale of every adapter, which clients cannot choose: an update is multiplied by `ALPHA / rank`. The hosted service's
+value, which the learning rates of its cookbook assume."""
+
+FACTORS = "factors"
+"""Name of the vector among the tensors of a model."""
+
+
+@frozen(kw_only=True, eq=False)
+class AdapterLayout:
+    """The layers of one adapter."""
+
+    spec: AdapterSpec
+    layers: Mapping[str, nn.Linear]
+    """The adapted layers of the base, by name."""
+
+    shapes: tuple[torch.Size, ...] = field(init=False)
+    """Shapes of A, (rank, in), and B, (out, rank), of each layer in turn."""
+
+    @shapes.default
+    def _shapes_of_layers(self) -> tuple[torch.Size, ...]:
+        rank, each = self.spec.rank, self.layers.values()
+        pairs = ((torch.Size((rank, one.in_features)), torch.Size((one.out_features, rank))) for one in each)
+        return tuple(shape for pair in pairs for shape in pair)
+
+    @property
+    def scale(self) -> float:
+        """Factor of the updates."""
+        return ALPHA / self.spec.rank
+
+    def drawn(self) -> Tensor:
+        """The vector of a new adapter, in float32 on the host."""
+        factors = drawn_factors(self.layers, rank=self.spec.rank, seed=self.spec.seed)
+        return torch.cat([part.flatten() for pair in factors.values() for part in pair])
+
+    def factors(self, vector: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Name of each layer, A and B, as views of the vector."""
+        parts = vector.split([shape.numel() for shape in self.shapes])
+        views = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        yield from zip(self.layers, views[0::2], views[1::2], strict=True)
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """The factors under the names in PEFT's files, as views of the vector."""
+        return {
+            _stored_name(name, part): factor
+            for name, a, b in self.factors(vector)
+            for part, factor in (("A", a), ("B", b))
+        }
+
+    def adapter(self, vector: Tensor) -> Adapter:
+        """The adapter, for engines."""
+        return shared(tuple(self.named(vector).items()), rank=self.spec.rank, alpha=ALPHA)
+
+    def write(self, vector: Tensor, folder: Path, like: str) -> None:
+        """Store the adapter of the model `like` in PEFT's format."""
+        tensors = {name: factor.contiguous() for name, factor in self.named(vector.cpu()).items()}
+        lora = SkyRLLoraConfig(rank=self.spec.rank, alpha=ALPHA, target_modules=tuple(self.layers))
+        adapter_settings(lora, like, tensors).save_pretrained(str(folder))
+        save_tensors(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+    def read(self, folder: Path) -> Tensor:
+        """The vector of the adapter in a folder. Raises `RequestError` if it holds none, or one of another shape."""
+        try:
+            settings, tensors = stored_settings(folder, "path"), stored_tensors(folder, "path")
+        except ModelError as error:
+            raise RequestError(str(error)) from error
+        if (settings.rank, settings.alpha) != (self.spec.rank, ALPHA):
+            raise RequestError(
+                f"the adapter in {folder} has rank {settings.rank} and alpha {settings.alpha:g}, this model rank "
+                f"{self.spec.rank} and alpha {ALPHA}"
+            )
+        names = [_stored_name(layer, part) for layer in self.layers for part in "AB"]
+        if different := sorted(tensors.keys() ^ set(names)):
+            whose = "this model" if different[0] in tensors else "the stored adapter"
+            raise RequestError(f"the adapter in {folder} is for other layers: {whose} has no {different[0]}")
+        for name, shape in zip(names, self.shapes, strict=True):
+            if tensors[name].shape != shape:
+                raise RequestError(f"{name} in {folder} has shape {tuple(tensors[name].shape)}, not {tuple(shape)}")
+        return torch.cat([tensors[name].float().flatten() for name in names])
+
+
+def adapter_layout(spec: AdapterSpec, adaptable: Mapping[str, tuple[Part, nn.Linear]]) -> AdapterLayout:
+    """The layout of an adapter; `adaptable` are the base's layers. Raises `RequestError` without a layer or a rank."""
+    if spec.rank < 1:
+        raise RequestError(f"rank is {spec.rank}: it must be at least 1", param="lora_config.rank")
+    wanted: dict[Part, bool] = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}
+    layers = {name: layer for name, (part, layer) in adaptable.items() if wanted[part]}
+    if not layers:
+        trainable = sorted({part for part, _ in adaptable.values()})
+        raise RequestError(
+            f"the adapter has no layer to train: set {' or '.join(f'train_{part}' for part in trainable)}",
+            param="lora_config",
+        )
+    return AdapterLayout(spec=spec, layers=layers)
+
+
+def _stored_name(layer: str, part: str) -> str:
+    return f"base_model.model.{layer}.lora_{part}.weight"

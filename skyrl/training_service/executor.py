@@ -1,0 +1,560 @@
+"""Executes requests of models on the backend, and keeps what they did: results, ticks, checkpoints, stored states.
+
+A request is executed first and recorded afterwards, with its result, in one transaction. A service that is killed in
+between starts from the stored state and the recorded ticks, and executes the request again: from the same weights, so
+that whoever waits for the result cannot tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from attrs import asdict, field, frozen
+
+from skyrl.config import TrainingServiceConfig
+from skyrl.endpoint.fields import Fields
+from skyrl.errors import RequestError, RunError
+from skyrl.processes.service_app import json_object
+from skyrl.training_service.backend import AdamSettings, AdapterSpec, Backend, PassRequest, PassResult, ServedModel
+from skyrl.training_service.model_queue import ModelQueue, QueuedModel, Waiting
+from skyrl.training_service.passes import PassLimits, pass_body, pass_request
+from skyrl.training_service.publishing import PublishedSnapshots
+from skyrl.training_service.samples import seed_from
+from skyrl.training_service.store import Outcome, Store, StoredRequest, Tick
+
+WEIGHTS = "weights"
+"""Subfolder with everything that the backend saved: stored states, checkpoints and snapshots."""
+
+SHORTEST_TTL, LONGEST_TTL = 3600, 10 * 366 * 24 * 3600
+"""Bounds of a checkpoint's time to live, in seconds: an hour and ten years."""
+
+UNLOAD = -1
+"""Number of the request to unload a model, which waits for no other one."""
+
+_JOURNAL_BYTES = 256 << 20
+"""Size of the requests in the journal beyond which the state is stored."""
+
+_NO_LIMITS = PassLimits(datums=2**62, context=2**62, vocabulary=2**62)
+"""Limits of a pass that was accepted, whatever they are now."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Listener = Callable[[str, str, Mapping[str, float]], None]
+"""Called with a model's id, the kind of request that it executed, and the metrics of that."""
+
+
+@frozen(kw_only=True)
+class Finished:
+    """A request with its outcome, before it is recorded."""
+
+    request: Waiting
+    outcome: Outcome
+    journaled: bool = False
+    """Whether the tick's replay needs the request's body."""
+
+    metrics: Mapping[str, float] = field(factory=dict)
+
+
+class Executor:
+    """The models of the service and everything that changes them. One turn runs at a time."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        store: Store,
+        folder: Path,
+        settings: TrainingServiceConfig,
+        model: ServedModel,
+        listener: Listener | None = None,
+    ) -> None:
+        self.queue = ModelQueue(settings.max_pass_tokens)
+        self.computing = asyncio.Lock()
+        self.weights = folder / WEIGHTS
+        most = 1 if model.full else settings.max_samplers  # all weights of a model take the place of the base's
+        self.published = PublishedSnapshots(backend, self.weights, self.computing, most)
+        self._backend, self._store, self._settings, self._model = backend, store, settings, model
+        self._listener = listener
+        self._limits = PassLimits(datums=settings.max_datums, context=model.context, vocabulary=model.vocabulary)
+        self._changed: set[str] = set()
+        self._steps_since, self._bytes_since, self._stored_at = 0, 0, time.monotonic()
+        self.running: frozenset[str] = frozenset()
+        """Ids of the requests that are being executed."""
+
+    async def restore(self) -> None:
+        """Load the stored state and replay the journal. Raises what the backend raises, and `UserError` for the folder
+        of another base model.
+        """
+        self._store.claim(self._model.names[0])
+        self.weights.mkdir(parents=True, exist_ok=True)
+        self._remove_unneeded()
+        for row in self._store.all("SELECT model, folder, spec FROM states JOIN models ON models.id = states.model"):
+            await self._backend.create(row["model"], _spec(row["spec"]))
+            await self._backend.load(row["model"], self.weights / row["folder"], optimizer=True)
+        for tick in self._store.journal():
+            await self._replay(tick)
+        for row in self._store.all("SELECT * FROM models WHERE alive"):
+            self.queue.add(
+                QueuedModel(
+                    id=row["id"],
+                    client=row["client"],
+                    session=row["session"],
+                    spec=_spec(row["spec"]),
+                    next_seq=row["next_seq"],
+                )
+            )
+
+    async def turn(self) -> list[str] | None:
+        """Execute what can run now; returns the ids of the finished requests, or None if nothing can."""
+        if (ending := self.queue.ending()) is not None:
+            return await self._unload(ending)
+        turn = self.queue.next_turn()
+        if not turn:
+            return None
+        self.running = frozenset(request.id for _, request in turn)
+        try:
+            async with self.computing:
+                if turn[0][1].kind == "pass":
+                    await self._passes(turn)
+                else:
+                    await self._single(*turn[0])
+        finally:
+            self.running = frozenset()
+        ended = [request.id for _, request in turn]
+        for model, request in turn:
+            model.waiting.pop(request.seq, None)
+            model.next_seq = request.seq + 1
+            if self.queue.get(model.id) is None:
+                ended += [each.id for each in model.waiting.values()]
+        return ended
+
+    @property
+    def state_due(self) -> bool:
+        """Whether the state has to be stored now."""
+        age = time.monotonic() - self._stored_at
+        return bool(self._changed) and (
+            self._steps_since >= self._settings.state_steps
+            or self._bytes_since >= _JOURNAL_BYTES
+            or age >= self._settings.state_seconds
+        )
+
+    async def store_state(self) -> None:
+        """Store the state of the models that changed, after which the journal is empty."""
+        async with self.computing:
+            journal = self._store.journal()
+            tick = journal[-1].number if journal else self._store.state_tick
+            alive = {model.id for model in self.queue}
+            folders = {}
+            for model_id in sorted(self._changed & alive):
+                folders[model_id] = await self._saved(model_id, f"state-{tick}", optimizer=True)
+            self._store.set_state(tick, folders, self._changed - alive)
+            self._changed.clear()
+            self._steps_since, self._bytes_since, self._stored_at = 0, 0, time.monotonic()
+        await self.collect()
+
+    async def collect(self) -> None:
+        """Unpublish snapshots and remove folders that nothing needs any more. Not during a turn."""
+        await self.published.keep_only(self._store.folders())
+        self._remove_unneeded()
+
+    async def _unload(self, model: QueuedModel) -> list[str]:
+        async with self.computing:
+            await self._backend.unload(model.id)
+            with self._store.transaction():
+                self._store.add_tick("unload", {"model": model.id})
+                self._store.run("UPDATE models SET alive = 0 WHERE id = ?", model.id)
+                asked = self._store.one("SELECT id FROM requests WHERE owner = ? AND seq = ?", model.id, UNLOAD)
+                if asked is not None:
+                    answer = {"model_id": model.id, "type": "unload_model"}
+                    self._store.finish(asked["id"], Outcome(body=json.dumps(answer).encode()))
+        self._changed.add(model.id)
+        self.queue.remove(model.id)
+        ended = self._fail_waiting(model, f"the model {model.id} was unloaded")
+        return ended if asked is None else [*ended, asked["id"]]
+
+    def _fail_waiting(self, model: QueuedModel, reason: str) -> list[str]:
+        """Finish all requests that a model will not execute any more."""
+        outcome = failure(RequestError(reason))
+        with self._store.transaction():
+            for request in model.waiting.values():
+                self._store.finish(request.id, outcome)
+        return [request.id for request in model.waiting.values()]
+
+    async def _passes(self, turn: Sequence[tuple[QueuedModel, Waiting]]) -> None:
+        finished: list[Finished] = []
+        computed: list[tuple[Waiting, PassRequest]] = []
+        for _, request in turn:
+            body = self._store.request(request.id).body
+            try:
+                computed.append((request, pass_request(body, self._limits)))
+                self._bytes_since += len(body)
+            except RequestError as error:
+                finished.append(Finished(request=request, outcome=failure(error)))
+        try:
+            results = await self._backend.passes([each for _, each in computed]) if computed else []
+        except Exception as error:  # noqa: BLE001 - it becomes the requests' outcome
+            results = [error] * len(computed)
+        done = [_pass_outcome(request, result) for (request, _), result in zip(computed, results, strict=True)]
+        changed = {
+            model_of(each.request.id)
+            for each, (_, asked) in zip(done, computed, strict=True)
+            if asked.backward and not each.outcome.failed
+        }
+        self._changed |= changed
+        content = {"requests": [each.request.id for each in done if each.journaled]}
+        self._record([*finished, *done], "passes" if changed else None, content)
+
+    async def _single(self, model: QueuedModel, request: Waiting) -> None:
+        run = {
+            "create": self._create,
+            "create_from": self._create_from,
+            "step": self._step,
+            "load": self._load,
+            "save": self._save,
+            "save_for_sampler": self._save_for_sampler,
+            "save_external": self._save_external,
+        }[request.kind]
+        stored = self._store.request(request.id)
+        try:
+            await run(model, request, stored)
+        except Exception as error:  # noqa: BLE001 - it becomes the request's outcome
+            self._record([Finished(request=request, outcome=failure(error))], None, {})
+            if request.seq == 0:
+                del model.waiting[0]
+                self.queue.remove(model.id)
+                self._fail_waiting(model, f"the model {model.id} could not be created")
+
+    async def _create(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
+        fields = Fields(json_object(stored.body))
+        model.spec = adapter_spec(fields, self._settings, self._model, model.id)
+        await self._backend.create(model.id, model.spec)
+        answer = {"model_id": model.id, "type": "create_model"}
+        with self._store.transaction():
+            self._add_model(model, fields)
+            self._finish(request, answer, "create", {"model": model.id, "spec": _plain(model.spec)})
+
+    async def _create_from(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
+        fields = Fields(json_object(stored.body))
+        row, optimizer = self._checkpoint(fields, model.client)
+        model.spec = _spec(row["spec"])
+        await self._backend.create(model.id, model.spec)
+        try:
+            await self._backend.load(model.id, self.weights / row["folder"], optimizer=optimizer)
+        except BaseException:
+            await self._backend.unload(model.id)
+            raise
+        answer = {"path": row["path"], "model_id": model.id, "type": "load_weights"}
+        content = {"model": model.id, "spec": _plain(model.spec), "folder": row["folder"], "optimizer": optimizer}
+        with self._store.transaction():
+            self._add_model(model, fields)
+            self._finish(request, answer, "create_from", content)
+
+    async def _load(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
+        row, optimizer = self._checkpoint(Fields(json_object(stored.body)), model.client)
+        await self._backend.load(model.id, self.weights / row["folder"], optimizer=optimizer)
+        answer = {"path": row["path"], "model_id": model.id, "type": "load_weights"}
+        with self._store.transaction():
+            content = {"model": model.id, "folder": row["folder"], "optimizer": optimizer}
+            self._finish(request, answer, "load", content)
+
+    async def _step(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
+        settings = adam_settings(Fields(json_object(stored.body)))
+        metrics = dict(await self._backend.optimizer_step(model.id, settings))
+        with self._store.transaction():
+            content = {"model": model.id, "settings": asdict(settings)}
+            self._finish(request, {"metrics": metrics, "type": "optim_step"}, "step", content)
+        model.steps += 1
+        self._steps_since += 1
+        self._tell(request, metrics)
+
+    async def _save(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
+        fields = Fields(json_object(stored.body))
+        path = await self._new_checkpoint(model, request, fields, "weights", fields.boolean("overwrite"))
+        with self._store.transaction():
+            self._insert_checkpoint(path)
+            self._finish(request, {"path": path["path"], "type": "save_weights"})
+
+    async def _save_for_sampler(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
+        fields = Fields(json_object(stored.body))
+        if "path" in fields:
+            path = await self._new_checkpoint(model, request, fields, "sampler_weights", overwrite=False)
+            with self._store.transaction():
+                self._insert_checkpoint(path)
+                self._finish(request, {"path": path["path"], "type": "save_weights_for_sampler"})
+            return
+        number = needed(fields.integer("sampling_session_seq_id", None, least=0, most=2**62), "sampling_session_seq_id")
+        kind = fields.text("kind", "snapshot")
+        if kind not in ("snapshot", "inflight"):
+            raise RequestError(f"kind has to be snapshot or inflight, not {str(kind)[:40]!r}", param="kind")
+        folder = await self._saved(model.id, f"sampler-{request.seq}", optimizer=False)
+        await self.published.publish(model.id, folder)
+        sampler = f"{model.session}:sample:{number}"
+        inflight = model.id if kind == "inflight" else None
+        with self._store.transaction():
+            if inflight:
+                self._store.run("UPDATE samplers SET folder = ? WHERE inflight = ?", folder, inflight)
+            self._store.run(
+                "INSERT OR REPLACE INTO samplers (id, client, session, folder, inflight) VALUES (?, ?, ?, ?, ?)",
+                sampler,
+                model.client,
+                model.session,
+                folder,
+                inflight,
+            )
+            self._finish(request, {"sampling_session_id": sampler, "type": "save_weights_for_sampler"})
+
+    async def _save_external(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
+        raise RequestError(
+            "external weights are not supported: the service has no addresses for downloads; save_weights_for_sampler "
+            f"writes a folder in {self.weights}, whose format other programs read"
+        )
+
+    async def _new_checkpoint(
+        self, model: QueuedModel, request: Waiting, fields: Fields, kind: str, overwrite: bool
+    ) -> dict[str, Any]:
+        """Save a model under the name in the request; returns the row to record."""
+        name = needed(fields.text("path"), "path")
+        if not _NAME.fullmatch(name):
+            raise RequestError(
+                f"path = {name[:80]!r} is no name for a checkpoint: use letters, digits, '.', '_' and '-'", param="path"
+            )
+        path = f"tinker://{model.id}/{kind}/{name}"
+        if not overwrite and self._store.one("SELECT 1 FROM checkpoints WHERE path = ?", path):
+            raise RequestError(f"there is a checkpoint {path} already: choose another name, or overwrite it")
+        ttl = fields.integer("ttl_seconds", None, least=SHORTEST_TTL, most=LONGEST_TTL)
+        metadata = fields.mapping("user_metadata")
+        training = kind == "weights"
+        used = self._store.one("SELECT COALESCE(SUM(size), 0) AS size FROM checkpoints WHERE client = ?", model.client)
+        if used is not None and used["size"] >= self._settings.client_bytes:
+            raise RequestError(
+                f"your checkpoints take {used['size']} bytes, and at most {self._settings.client_bytes} are allowed: "
+                "delete some"
+            )
+        folder = await self._saved(model.id, f"{kind}-{request.seq}", optimizer=training)
+        now = time.time()
+        return {
+            "path": path,
+            "model": model.id,
+            "client": model.client,
+            "kind": kind,
+            "folder": folder,
+            "size": sum(file.stat().st_size for file in (self.weights / folder).rglob("*") if file.is_file()),
+            "spec": json.dumps(_plain(model.spec)),
+            "metadata": json.dumps(metadata),
+            "optimizer": training,
+            "created": now,
+            "expires": None if ttl is None else now + ttl,
+        }
+
+    def _insert_checkpoint(self, row: Mapping[str, Any]) -> None:
+        marks = ", ".join("?" * len(row))
+        self._store.run(f"INSERT OR REPLACE INTO checkpoints ({', '.join(row)}) VALUES ({marks})", *row.values())
+
+    async def _saved(self, model_id: str, name: str, *, optimizer: bool) -> str:
+        """Save a model in a new folder; returns the folder's name. A restart removes one that was not recorded."""
+        folder = f"{model_id.replace(':', '-')}-{name}"
+        shutil.rmtree(self.weights / folder, ignore_errors=True)
+        await self._backend.save(model_id, self.weights / folder, optimizer=optimizer)
+        return folder
+
+    def _checkpoint(self, fields: Fields, client: str) -> tuple[Mapping[str, Any], bool]:
+        path = needed(fields.text("path"), "path")
+        optimizer = fields.boolean("optimizer")
+        check_optimizer(fields)
+        row = self._store.one("SELECT * FROM checkpoints WHERE path = ? AND client = ?", path, client)
+        if row is None:
+            raise RequestError(f"there is no checkpoint {path[:200]}", param="path")
+        if optimizer and not row["optimizer"]:
+            raise RequestError(f"{path} has no optimizer state: load it without, or save it with save_state")
+        base = fields.text("base_model")
+        if base is not None and base not in self._model.names:
+            raise RequestError(f"base_model = {base[:80]!r} is not {self._model.names[0]}, which the checkpoint adapts")
+        return dict(row), optimizer
+
+    def _add_model(self, model: QueuedModel, fields: Fields) -> None:
+        self._store.run(
+            "INSERT INTO models (id, client, session, spec, metadata, next_seq, alive, last_request) "
+            "VALUES (?, ?, ?, ?, ?, 0, 1, ?)",
+            model.id,
+            model.client,
+            model.session,
+            json.dumps(_plain(model.spec)),
+            json.dumps(fields.mapping("user_metadata")),
+            time.time(),
+        )
+
+    def _finish(
+        self, request: Waiting, answer: Mapping[str, Any], tick: str | None = None, content: Mapping[str, Any] = {}
+    ) -> None:
+        """Record one request and its tick in the open transaction."""
+        if tick is not None:
+            self._store.add_tick(tick, content)
+            self._changed.add(content["model"])
+        self._store.finish(request.id, Outcome(body=json.dumps(answer).encode()))
+        self._advance(request)
+
+    def _record(self, finished: Sequence[Finished], tick: str | None, content: Mapping[str, Any]) -> None:
+        """Record several requests and their tick in a transaction of their own."""
+        with self._store.transaction():
+            number = None if tick is None else self._store.add_tick(tick, content)
+            for each in finished:
+                self._store.finish(each.request.id, each.outcome, number if each.journaled else None)
+                self._advance(each.request)
+        for each in finished:
+            self._tell(each.request, each.metrics)
+
+    def _advance(self, request: Waiting) -> None:
+        self._store.run(
+            "UPDATE models SET next_seq = ?, last_request = ? WHERE id = ?",
+            request.seq + 1,
+            time.time(),
+            model_of(request.id),
+        )
+
+    def _tell(self, request: Waiting, metrics: Mapping[str, float]) -> None:
+        model = self.queue.get(model_of(request.id))
+        if model is not None and "loss:sum" in metrics:
+            model.loss = metrics["loss:sum"] / max(1, request.tokens)
+        if self._listener is not None and metrics:
+            self._listener(model_of(request.id), request.kind, metrics)
+
+    async def _replay(self, tick: Tick) -> None:
+        """Do again what a tick did. Results are stored already."""
+        content, backend = tick.content, self._backend
+        model = content.get("model", "")
+        match tick.kind:
+            case "passes":
+                requests = [self._store.request(each) for each in content["requests"]]
+                await backend.passes([pass_request(each.body, _NO_LIMITS) for each in requests])
+                self._changed.update(each.owner for each in requests)
+                self._bytes_since += sum(len(each.body) for each in requests)
+            case "step":
+                await backend.optimizer_step(model, AdamSettings(**content["settings"]))
+                self._steps_since += 1
+            case "create" | "create_from":
+                await backend.create(model, _given_spec(content["spec"]))
+            case "unload":
+                await backend.unload(model)
+        if tick.kind in ("load", "create_from"):
+            await backend.load(model, self.weights / content["folder"], optimizer=content["optimizer"])
+        if model:
+            self._changed.add(model)
+
+    def _remove_unneeded(self) -> None:
+        """Remove folders that nothing needs any more, and what a killed service left half written."""
+        needed_folders = self._store.folders()
+        for path in self.weights.iterdir():
+            if path.name not in needed_folders:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def failure(error: Exception) -> Outcome:
+    """The outcome of a request that failed. An error of the run ends the service and is raised again."""
+    if isinstance(error, RunError):
+        raise error
+    if not isinstance(error, RequestError):
+        _log.error("a request of the training service failed", exc_info=error)
+    user = isinstance(error, RequestError)
+    text = str(error) if user else f"the service failed: {type(error).__name__}; see its log"
+    body = json.dumps({"error": text, "category": "user" if user else "server"}).encode()
+    return Outcome(body=body, failed=True)
+
+
+def needed(value: T | None, name: str) -> T:
+    """A field that a request must have. Raises `RequestError`."""
+    if value is None:
+        raise RequestError(f"{name} is missing", param=name)
+    return value
+
+
+def model_of(request_id: str) -> str:
+    """Id of the model of a request."""
+    return request_id.rpartition(":")[0]
+
+
+def adapter_spec(
+    fields: Fields, settings: TrainingServiceConfig, model: ServedModel, model_id: str
+) -> AdapterSpec | None:
+    """The adapter that a `create_model` asks for; None where all weights are trained. Raises `RequestError`."""
+    base = needed(fields.text("base_model"), "base_model")
+    if base not in model.names:
+        raise RequestError(
+            f"base_model = {base[:80]!r} is not served here: {', '.join(model.names)}", param="base_model"
+        )
+    check_optimizer(fields)
+    lora = Fields(fields.mapping("lora_config"))
+    rank = lora.integer("rank", 32, least=1, most=settings.max_rank)
+    seed = lora.integer("seed", None, least=-(2**63), most=2**64 - 1)
+    parts = {name: lora.boolean(name, True) for name in ("train_attn", "train_mlp", "train_unembed")}
+    lora.finish()
+    if model.full:
+        return None
+    if not any(parts.values()):
+        raise RequestError(
+            "lora_config trains nothing: set train_attn, train_mlp or train_unembed", param="lora_config"
+        )
+    assert rank is not None
+    return AdapterSpec(rank=rank, seed=seed_from(model_id) if seed is None else seed % 2**63, **parts)
+
+
+def check_optimizer(fields: Fields) -> None:
+    """Raises `RequestError` for an optimizer other than AdamW."""
+    kind = fields.mapping("optimizer_config").get("type", "adamw")
+    if kind != "adamw":
+        raise RequestError(
+            f"optimizer_config.type = {str(kind)[:40]!r} is not supported: adamw is", param="optimizer_config"
+        )
+
+
+def adam_settings(fields: Fields) -> AdamSettings:
+    """The settings of an `optim_step`. Raises `RequestError`, which names the field."""
+    fields.refuse("optimizer_params", "the optimizer is AdamW, with adam_params")
+    adam = Fields(fields.mapping("adam_params"))
+    default = AdamSettings()
+
+    def number(name: str, value: float, most: float = 1e9) -> float:
+        read = adam.number(name, value, least=0.0, most=most)
+        assert read is not None
+        return read
+
+    settings = AdamSettings(
+        lr=number("learning_rate", default.lr),
+        beta1=number("beta1", default.beta1, 1.0),
+        beta2=number("beta2", default.beta2, 1.0),
+        eps=number("eps", default.eps),
+        weight_decay=number("weight_decay", default.weight_decay),
+        max_grad_norm=number("grad_clip_norm", default.max_grad_norm),
+    )
+    adam.finish()
+    return settings
+
+
+def _pass_outcome(request: Waiting, result: PassResult | Exception) -> Finished:
+    if isinstance(result, Exception):
+        # A refusal is part of the composition that is replayed; after a failure, nothing is known about the pass.
+        return Finished(request=request, outcome=failure(result), journaled=isinstance(result, RequestError))
+    outcome = Outcome(body=pass_body(result), media="application/x-protobuf")
+    return Finished(request=request, outcome=outcome, journaled=True, metrics=dict(result.metrics))
+
+
+def _plain(spec: AdapterSpec | None) -> dict[str, Any] | None:
+    return None if spec is None else asdict(spec)
+
+
+def _given_spec(values: Mapping[str, Any] | None) -> AdapterSpec | None:
+    return None if values is None else AdapterSpec(**values)
+
+
+def _spec(text: str | None) -> AdapterSpec | None:
+    return _given_spec(json.loads(text or "null"))

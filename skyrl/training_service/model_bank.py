@@ -1,0 +1,481 @@
+"""The models of a training service that learn: many LoRA adapters on one frozen base, or all weights of one model.
+
+Rows of several models go through the base in one pass, each stretch of rows with the updates of its own adapter
+(`algorithms/stretch_updates.py`), so that a model's result is that of the model alone, up to rounding. The same
+requests in the same composition give the same bits.
+
+A pass changes a model only if it ends well: gradients are collected apart, and added when loss and gradient are finite.
+If the joint pass of several models is not finite, or fails, each model is computed alone, because NaN of one model may
+reach the rows of others: no client's weights spoil another client's results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from safetensors import SafetensorError
+from torch import Tensor
+
+from skyrl.algorithms.stretch_updates import StretchUpdate
+from skyrl.algorithms.target_logprobs import target_logprobs
+from skyrl.batch import to_device
+from skyrl.config.derive.model_overrides import learner_overrides
+from skyrl.config.settings.learners import ShardedModelConfig
+from skyrl.config.settings.run_basics import RunBasics
+from skyrl.errors import ModelError, RequestError, RunError, UserError
+from skyrl.learners.forward import compute_logprobs
+from skyrl.learners.fsdp2 import Fsdp2
+from skyrl.learners.moving import HOST
+from skyrl.learners.ranks import ALONE
+from skyrl.learners.row_layouts import RowLayout
+from skyrl.learners.schedule import recompute_activations
+from skyrl.learners.stretch_layers import updated
+from skyrl.learners.whole_rows import whole_rows
+from skyrl.learners.workers.model_worker import ModelWorker
+from skyrl.learners.workers.roles import causal_lm
+from skyrl.models.adapter_parts import adaptable_layers
+from skyrl.models.files.naming import named_weights
+from skyrl.models.files.stored_weights import StoredWeights
+from skyrl.models.output_head import in_place_of_the_head
+from skyrl.models.saving.storing import Export
+from skyrl.storage.atomic import atomic_folder
+from skyrl.training_service.adapter_layout import FACTORS, AdapterLayout, adapter_layout
+from skyrl.training_service.backend import AdamSettings, AdapterSpec, Array, Datum, PassRequest, PassResult
+from skyrl.training_service.loss_functions import LOSSES, TARGETS, loss_tokens, refuse_unusable, settings_of
+from skyrl.training_service.trained_state import Tensors, TrainedState, all_finite
+from skyrl.tree import required
+from skyrl.weight_receiver.incoming_weights import Adapter
+
+_OPTIMIZER = "optimizer.safetensors"
+
+
+@define
+class _Model:
+    """One model of a client."""
+
+    layout: AdapterLayout | None
+    """None: all weights of the base are trained."""
+
+    state: TrainedState
+    """On the device, on the host, or, without tensors, in `stored`."""
+
+    stored: Path | None = None
+    """File of the state while the model rests on the disk."""
+
+    @property
+    def scale(self) -> float:
+        """Factor of the adapter's updates."""
+        return 1.0 if self.layout is None else self.layout.scale
+
+    def factors(self, gradients: Tensors, dtype: torch.dtype) -> list[_Factors]:
+        """The factors of each adapted layer with the tensors of their gradients, which may be missing."""
+        if self.layout is None:
+            return []
+        vector = self.state.weights[FACTORS].to(dtype)
+        pairs = self.layout.factors(vector)
+        if not gradients:
+            return [_Factors(layer=name, a=a, b=b) for name, a, b in pairs]
+        for_pairs = self.layout.factors(gradients[FACTORS])
+        return [
+            _Factors(layer=name, a=a, b=b, for_a=for_a, for_b=for_b)
+            for (name, a, b), (_, for_a, for_b) in zip(pairs, for_pairs, strict=True)
+        ]
+
+
+@frozen(kw_only=True, eq=False)
+class _Factors:
+    """The factors of an adapter in one layer, in the type of the computation, and their gradients."""
+
+    layer: str
+    a: Tensor
+    b: Tensor
+    for_a: Tensor | None = None
+    for_b: Tensor | None = None
+
+    def on(self, rows: range, scale: float) -> StretchUpdate:
+        """The update of these rows of the layer's input."""
+        a, b = self.a, self.b
+        return StretchUpdate(
+            start=rows.start, stop=rows.stop, a=a, b=b, scale=scale, for_a=self.for_a, for_b=self.for_b
+        )
+
+
+@define
+class _Pass:
+    """One request while it is computed."""
+
+    request: PassRequest
+    model: _Model
+    gradients: Tensors
+    factors: list[_Factors]
+    settings: Mapping[str, float]
+    outputs: list[Mapping[str, Array]] = field(factory=list)
+    losses: list[Tensor] = field(factory=list)
+
+    @property
+    def loss(self) -> float:
+        """The sum of the losses of all tokens."""
+        return float(sum(self.losses))
+
+
+@frozen(kw_only=True, eq=False)
+class _Stretch:
+    """Sequences of one request in a micro-batch."""
+
+    of: _Pass
+    data: Sequence[Datum]
+
+
+class ModelBank(ModelWorker):
+    """The models that learn, on one rank. Methods are called one after the other; those that a client got wrong raise
+    `RequestError` and change nothing.
+    """
+
+    def __init__(
+        self,
+        run: RunBasics,
+        section: ShardedModelConfig,
+        *,
+        tokens_per_pass: int,
+        full: bool = False,
+        resident: int | None = None,
+        rest_in: Path | None = None,
+    ) -> None:
+        """Loads the model of `section`, a table of `run`.
+
+        `tokens_per_pass` bounds the tokens that go through the model together. `full`: one model, all of whose weights
+        are trained, in place of adapters. `resident` is the number of adapters on the device, None for all; the others,
+        those used least recently, rest on the host, or in a folder within `rest_in`, which `close` removes.
+
+        Raises as `ModelWorker`, and `UserError` for a strategy that cuts the model into parts.
+        """
+        read = partial(compute_logprobs, temperature=1.0, measured=False)
+        self._source = causal_lm(run, section)
+        super().__init__(run, section, self._source, read, ALONE, role="base")
+        if not isinstance(self.strategy, Fsdp2):
+            raise UserError(f"{run.path_of('strategy')}: models of a training service learn under fsdp2 only")
+        self._computing = self.strategy.computing
+        self._path = required(section.model.path, section.path_of("model.path"))
+        self._overrides = learner_overrides(run, section)
+        self._dtype: torch.dtype = getattr(torch, required(run.compute_dtype, run.path_of("compute_dtype")))
+        self._tokens_per_pass, self._full, self._resident = tokens_per_pass, full, resident
+        self._rest = None if rest_in is None else TemporaryDirectory(dir=rest_in, prefix="models-")
+        self._models: dict[str, _Model] = {}  # the model used last at the end
+        self._files = count()
+        self._adaptable = adaptable_layers(self.model)
+        self._layers = {name: layer for name, (_, layer) in self._adaptable.items()}
+        self._head = next((name for name, (part, _) in self._adaptable.items() if part == "unembed"), None)
+        if full:
+            self.model.requires_grad_(True)
+        else:
+            for parameter in self.model.parameters():
+                parameter.data = parameter.data.to(self._dtype)  # it never changes
+        if run.recompute_activations:
+            recompute_activations(self.model, use_reentrant=False, draws=False)
+
+    def create(self, model_id: str, spec: AdapterSpec | None) -> None:
+        """A new model; see `Backend.create`."""
+        if model_id in self._models:
+            raise RequestError(f"the model {model_id} exists already", status=409)
+        if (spec is None) is not self._full:
+            what = "all weights of one model: ask for no adapter" if self._full else "adapters only: ask for one"
+            raise RequestError(f"this service trains {what}", param="lora_config")
+        if spec is None:
+            if self._models:
+                raise RequestError("all weights of the model are in use by another client", status=409)
+            weights: Tensors = dict(self.model.named_parameters())
+            self._models[model_id] = _Model(layout=None, state=TrainedState(weights=weights))
+            return
+        layout = adapter_layout(spec, self._adaptable)
+        self._models[model_id] = _Model(
+            layout=layout, state=TrainedState(weights={FACTORS: layout.drawn().to(self.device)})
+        )
+        self._let_rest()
+
+    def passes(self, requests: Sequence[PassRequest]) -> list[PassResult | Exception]:
+        """Passes of different models, each with its own outcome; see `Backend.passes`."""
+        outcomes: dict[int, PassResult | Exception] = {}
+        for index, request in enumerate(requests):
+            try:
+                self._refuse_unusable(request)
+            except RequestError as error:
+                outcomes[index] = error
+        for backward in (True, False):
+            chosen = [index for index, each in enumerate(requests) if each.backward is backward]
+            chosen = [index for index in chosen if index not in outcomes]
+            for some in _at_most(self._resident or len(chosen), chosen):
+                outcomes |= zip(some, self._outcomes([requests[index] for index in some]), strict=True)
+        return [outcomes[index] for index in range(len(requests))]
+
+    def optimizer_step(self, model_id: str, settings: AdamSettings) -> dict[str, float]:
+        """One Adam step of a model; see `Backend.optimizer_step`."""
+        _refuse_settings(settings)
+        return {"grad_norm:mean": self._awake(model_id).state.step(settings)}
+
+    def save(self, model_id: str, folder: Path, *, optimizer: bool) -> None:
+        """Write a model into a new folder; see `Backend.save`. Raises `RunError` if writing fails."""
+        model = self._awake(model_id)
+        try:
+            with atomic_folder(folder) as scratch:
+                if model.layout is None:
+                    export = Export(like=self._path, folder=scratch, overrides=self._overrides)
+                    export.write(dict(named_weights(self.model)), scratch)
+                else:
+                    model.layout.write(model.state.weights[FACTORS], scratch, like=self._path)
+                if optimizer:
+                    model.state.write(scratch / _OPTIMIZER, weights=False)
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"the model {model_id} cannot be stored in {folder}: {error}") from error
+
+    def load(self, model_id: str, folder: Path, *, optimizer: bool) -> None:
+        """Replace a model's weights by stored ones; see `Backend.load`."""
+        model = self._awake(model_id)
+        weights = self._stored_weights(model, folder)
+        state = TrainedState.read(folder / _OPTIMIZER, weights) if optimizer else TrainedState(weights=weights)
+        if model.layout is None:
+            state.weights = _copied(model.state.weights, weights)
+        model.state = state
+
+    def unload(self, model_id: str) -> None:
+        """Forget a model; see `Backend.unload`. After a model that was trained as a whole, the base is as it was
+        loaded.
+        """
+        model = self._find(model_id)
+        if model.stored is not None:
+            model.stored.unlink(missing_ok=True)
+        if model.layout is None:
+            _copied(model.state.weights, dict(self._source.load(self.device).named_parameters()))
+        del self._models[model_id]
+
+    def adapter(self, model_id: str) -> Adapter:
+        """A copy of a model's adapter, for engines."""
+        model = self._awake(model_id)
+        assert model.layout is not None
+        return model.layout.adapter(model.state.weights[FACTORS].clone())
+
+    def weights(self) -> tuple[tuple[str, Tensor], ...]:
+        """Name and value of every weight of the base, which are those of the model that is trained as a whole."""
+        return tuple(named_weights(self.model))
+
+    def close(self) -> None:
+        """Leave the process group and remove what rests on the disk."""
+        if self._rest is not None:
+            self._rest.cleanup()
+        super().close()
+
+    def _find(self, model_id: str) -> _Model:
+        if model_id not in self._models:
+            raise RequestError(f"there is no model {model_id}: it was never created, or unloaded", status=404)
+        return self._models[model_id]
+
+    def _awake(self, model_id: str) -> _Model:
+        """The model, on the device, as the one that was used last."""
+        model = self._find(model_id)
+        self._models[model_id] = self._models.pop(model_id)
+        if model.stored is not None:
+            model.state = TrainedState.read(model.stored)
+            model.stored.unlink()
+            model.stored = None
+        if model.layout is not None:
+            model.state.to(self.device)
+        self._let_rest()
+        return model
+
+    def _let_rest(self) -> None:
+        """Move all adapters but the `resident` ones that were used last away from the device."""
+        for model in list(self._models.values())[: -self._resident] if self._resident else ():
+            if self._rest is None:
+                model.state.to(HOST)
+            elif model.stored is None:
+                model.stored = Path(self._rest.name, f"{next(self._files)}.safetensors")
+                model.state.write(model.stored, weights=True)
+                model.state = TrainedState(weights={})
+
+    def _stored_weights(self, model: _Model, folder: Path) -> Tensors:
+        """Weights in a folder, for a model. Raises `RequestError` if they are another model's."""
+        if model.layout is not None:
+            return {FACTORS: model.layout.read(folder).to(self.device)}
+        stored = StoredWeights(str(folder), table="")
+        try:
+            shapes = {name: each.shape for name, each in model.state.weights.items()}
+            return {name: stored.rows(name, range(shape[0]), shape).to(self.device) for name, shape in shapes.items()}
+        except ModelError as error:
+            raise RequestError(str(error)) from error
+
+    def _refuse_unusable(self, request: PassRequest) -> None:
+        self._find(request.model_id)
+        transformer: Any = self.model
+        text = transformer.config.get_text_config()
+        longest = getattr(text, "max_position_embeddings", None)
+        refuse_unusable(request, vocabulary=text.vocab_size, longest=longest)
+
+    def _outcomes(self, requests: Sequence[PassRequest]) -> list[PassResult | Exception]:
+        """Passes that are all with or all without gradient: together, or each alone if that does not end well."""
+        try:
+            passes = self._computed(requests)
+        except RuntimeError as error:  # such as too little memory
+            if len(requests) == 1:
+                return [error]
+            passes = []
+        if not passes or (len(passes) > 1 and not all(map(_is_finite, passes))):
+            return [outcome for request in requests for outcome in self._outcomes([request])]
+        return [self._concluded(each) for each in passes]
+
+    def _concluded(self, done: _Pass) -> PassResult | Exception:
+        """The result of a pass, whose gradient is added to the model's."""
+        if not _is_finite(done):
+            return RequestError(
+                f"the loss or the gradient of {done.request.loss} is not finite: nothing was added to the model's "
+                "gradients. Its weights have diverged, or the inputs are too large: load a saved state, or lower the "
+                "learning rate"
+            )
+        done.model.state.add(done.gradients)
+        return PassResult(outputs=done.outputs, metrics={"loss:sum": done.loss})
+
+    def _computed(self, requests: Sequence[PassRequest]) -> list[_Pass]:
+        learns = requests[0].backward
+        if self._full:
+            self.model.zero_grad(set_to_none=True)  # of a pass that failed
+        passes = [self._begun(request) for request in requests]
+        with torch.set_grad_enabled(learns), self._computing():
+            for stretches in self._micro_batches(passes):
+                self._compute(stretches)
+        if self._full and learns:
+            [alone] = passes
+            alone.gradients = {
+                name: each.grad for name, each in alone.model.state.weights.items() if each.grad is not None
+            }
+            self.model.zero_grad(set_to_none=True)
+        return passes
+
+    def _begun(self, request: PassRequest) -> _Pass:
+        model = self._awake(request.model_id)
+        gradients: Tensors = {}
+        if request.backward and model.layout is not None:
+            gradients = {FACTORS: torch.zeros_like(model.state.weights[FACTORS])}
+        return _Pass(
+            request=request,
+            model=model,
+            gradients=gradients,
+            factors=model.factors(gradients, self._dtype),
+            settings=settings_of(request),
+        )
+
+    def _micro_batches(self, passes: Sequence[_Pass]) -> Iterator[list[_Stretch]]:
+        """The sequences of all passes in order, as many together as the bound of tokens allows, at least one."""
+        stretches: list[_Stretch] = []
+        tokens = 0
+        for one in passes:
+            first = 0
+            for index, datum in enumerate(one.request.data):
+                if tokens and tokens + len(datum.tokens) > self._tokens_per_pass:
+                    yield [*stretches, *_stretch(one, first, index)]
+                    stretches, tokens, first = [], 0, index
+                tokens += len(datum.tokens)
+            stretches += _stretch(one, first, len(one.request.data))
+        yield stretches
+
+    def _compute(self, stretches: Sequence[_Stretch]) -> None:
+        """One pass of some sequences through the model: adds to the outputs, losses and gradients of each request."""
+        data = [datum for each in stretches for datum in each.data]
+        rows = whole_rows([torch.from_numpy(each.tokens.astype("int64")) for each in data], self._options)
+        layout, lengths = rows.layout.to(self.device), [len(each.tokens) for each in data]
+        places, positions = [], []
+        row = token = 0
+        for each in stretches:
+            after = row + len(each.data)
+            places.append(range(rows.starts[row], rows.starts[after]))
+            positions.append(range(token, token + sum(lengths[row:after])))
+            row, token = after, positions[-1].stop
+        updates: dict[str, list[StretchUpdate]] = {}
+        of_head: list[StretchUpdate] = []
+        for each, inputs, picked in zip(stretches, places, positions, strict=True):
+            for factors in each.of.factors:
+                if factors.layer == self._head and self._options.plain_head:
+                    of_head.append(factors.on(picked, each.of.model.scale))
+                else:
+                    updates.setdefault(factors.layer, []).append(factors.on(inputs, each.of.model.scale))
+        targets = to_device(_targets(data), self.device)
+        with updated(self._layers, updates):
+            found = self._logprobs(layout, targets, of_head)
+            logprobs = [
+                each[:, : datum.inputs[TARGETS].shape[1]] if datum.inputs[TARGETS].ndim > 1 else each[:, 0]
+                for each, datum in zip(found.split(lengths), data, strict=True)
+            ]
+            total = self._losses(stretches, logprobs)
+            if total.requires_grad:
+                total.backward()
+
+    def _logprobs(self, layout: RowLayout, targets: Tensor, of_head: Sequence[StretchUpdate]) -> Tensor:
+        """(N, K) float32 in nats, of the targets (N, K) of all tokens."""
+        if self._options.plain_head:
+
+            def read(hidden: Tensor, weight: Tensor) -> Tensor:
+                return target_logprobs(layout.pick(hidden), weight, targets, of_head)
+
+            with in_place_of_the_head(self.model, read):
+                return self._options.answer(self.model, layout)
+        logits = layout.pick(self._options.answer(self.model, layout)).float()
+        return logits.gather(-1, targets) - logits.logsumexp(-1, keepdim=True)
+
+    def _losses(self, stretches: Sequence[_Stretch], logprobs: Sequence[Tensor]) -> Tensor:
+        """The sum of all losses; adds losses and outputs to the requests."""
+        on_host = [each.detach().float().cpu().numpy() for each in logprobs]
+        total, row = logprobs[0].new_zeros(()), 0
+        for each in stretches:
+            after = row + len(each.data)
+            one = each.of
+            losses = LOSSES[one.request.loss].compute(loss_tokens(each.data, logprobs[row:after], one.settings))
+            one.losses.append(losses.detach().double().sum())
+            one.outputs += [{"logprobs": values} for values in on_host[row:after]]
+            total, row = total + losses.sum(), after
+        return total
+
+
+def _stretch(one: _Pass, start: int, stop: int) -> list[_Stretch]:
+    return [_Stretch(of=one, data=one.request.data[start:stop])] if start < stop else []
+
+
+def _is_finite(done: _Pass) -> bool:
+    return math.isfinite(done.loss) and all_finite(done.gradients)
+
+
+def _copied(parameters: Tensors, weights: Tensors) -> Tensors:
+    """The parameters, which the base computes with, after they got the values of `weights`."""
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+    return parameters
+
+
+def _targets(data: Sequence[Datum]) -> Tensor:
+    """(N, K) int64: the targets of all tokens, row after row; 0 after those of a token with fewer than K."""
+    each = [torch.from_numpy(datum.inputs[TARGETS].astype("int64")).view(len(datum.tokens), -1) for datum in data]
+    most = max(targets.shape[1] for targets in each)
+    return torch.cat([torch.nn.functional.pad(targets, (0, most - targets.shape[1])) for targets in each])
+
+
+def _at_most(count: int, items: Sequence[int]) -> Iterator[Sequence[int]]:
+    """The items in order, at most `count` at a time."""
+    for start in range(0, len(items), max(count, 1)):
+        yield items[start : start + count]
+
+
+def _refuse_settings(settings: AdamSettings) -> None:
+    """Raises `RequestError` for a setting of Adam that is out of its range."""
+    for name in ("lr", "eps", "weight_decay", "max_grad_norm"):
+        value = getattr(settings, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise RequestError(f"adam_params: {name} = {value} is not a number of at least 0", param="adam_params")
+    for name in ("beta1", "beta2"):
+        value = getattr(settings, name)
+        if not 0 <= value < 1:
+            raise RequestError(f"adam_params: {name} = {value} is not between 0 and 1", param="adam_params")

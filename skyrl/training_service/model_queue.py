@@ -1,0 +1,117 @@
+"""Requests of models, in the order in which they run.
+
+Requests of one model run by their number, from 0, whatever the order of their arrival; one that is missing holds up
+those after it. Different models take turns: the one served longest ago comes first, and if its request is a pass, the
+next passes of other models join it, as many as fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from attrs import define, field, frozen
+
+from skyrl.training_service.backend import AdapterSpec
+
+Kind = Literal["create", "pass", "step", "save", "save_for_sampler", "save_external", "load", "create_from", "unload"]
+"""Kind of a request of a model."""
+
+
+@frozen(kw_only=True)
+class Waiting:
+    """An acknowledged request that is not finished."""
+
+    id: str
+    kind: str
+    seq: int
+    client: str
+    tokens: int
+
+
+@define(kw_only=True)
+class QueuedModel:
+    """A model, and its requests that are not finished."""
+
+    id: str
+    client: str
+    session: str
+    spec: AdapterSpec | None = None
+    next_seq: int = 0
+    """Number of the request that runs next. 0 creates the model."""
+
+    waiting: dict[int, Waiting] = field(factory=dict)
+    served: int = 0
+    """Turn in which the model was served last."""
+
+    steps: int = 0
+    loss: float | None = None
+    """Loss of the last pass, per token."""
+
+    ending: bool = False
+    """Whether its session has ended, after which it is unloaded."""
+
+    @property
+    def ready(self) -> Waiting | None:
+        """The request that can run now."""
+        return self.waiting.get(self.next_seq)
+
+
+class ModelQueue:
+    """All models of the service."""
+
+    def __init__(self, most_pass_tokens: int) -> None:
+        self._models: dict[str, QueuedModel] = {}
+        self._most_pass_tokens = most_pass_tokens
+        self._turn = 0
+
+    def __iter__(self) -> Iterator[QueuedModel]:
+        return iter(list(self._models.values()))
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def get(self, model_id: str) -> QueuedModel | None:
+        """The model, if there is one."""
+        return self._models.get(model_id)
+
+    def add(self, model: QueuedModel) -> None:
+        """Add a model that takes its turn from now on."""
+        model.served = self._turn
+        self._models[model.id] = model
+
+    def remove(self, model_id: str) -> None:
+        """Forget a model."""
+        self._models.pop(model_id, None)
+
+    @property
+    def by_client(self) -> Mapping[str, int]:
+        """Tokens of unfinished requests of each client."""
+        tokens: dict[str, int] = {}
+        for model in self._models.values():
+            for request in model.waiting.values():
+                tokens[request.client] = tokens.get(request.client, 0) + request.tokens
+        return tokens
+
+    def ending(self) -> QueuedModel | None:
+        """A model that has to be unloaded."""
+        return next((model for model in self._models.values() if model.ending), None)
+
+    def next_turn(self) -> Sequence[tuple[QueuedModel, Waiting]]:
+        """Requests to run now: one request, or passes of different models; empty if none can run."""
+        ready = [(model, model.ready) for model in self._models.values() if model.ready and not model.ending]
+        ready.sort(key=lambda pair: pair[0].served)
+        turn: list[tuple[QueuedModel, Waiting]] = []
+        tokens = 0
+        for model, request in ready:
+            assert request is not None
+            if turn and (request.kind != "pass" or tokens + request.tokens > self._most_pass_tokens):
+                continue
+            turn.append((model, request))
+            tokens += request.tokens
+            if request.kind != "pass":
+                break
+        self._turn += 1
+        for model, _ in turn:
+            model.served = self._turn
+        return turn

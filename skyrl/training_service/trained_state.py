@@ -1,0 +1,126 @@
+"""What one model of the training service learns: weights, accumulated gradients, and the state of Adam."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+import torch
+from attrs import define, field
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from skyrl.errors import RequestError
+from skyrl.learners.gradients import CLIP_EPS
+from skyrl.storage.modes import save_tensors
+from skyrl.training_service.backend import AdamSettings
+
+Tensors = dict[str, Tensor]
+
+_STEPS = "steps"
+
+
+@define
+class TrainedState:
+    """Weights by name, and what belongs to each of them; all float32."""
+
+    weights: Tensors
+    gradients: Tensors = field(factory=dict)
+    """Sums over the passes since the last step; empty if there was none."""
+
+    first: Tensors = field(factory=dict)
+    """Adam's mean of gradients; empty before the first step."""
+
+    second: Tensors = field(factory=dict)
+    """Adam's mean of squared gradients."""
+
+    steps: int = 0
+
+    def add(self, gradients: Tensors) -> None:
+        """Add the gradients of a pass, whose tensors the state keeps."""
+        for name, gradient in gradients.items():
+            held = self.gradients.get(name)
+            self.gradients[name] = gradient if held is None else held.add_(gradient)
+
+    @torch.no_grad()
+    def step(self, settings: AdamSettings) -> float:
+        """One step of AdamW with the accumulated gradients, which are dropped. Returns their L2 norm before clipping.
+
+        Raises `RequestError` without gradients.
+        """
+        if not self.gradients:
+            raise RequestError("there are no gradients to step with: call forward_backward first")
+        gradients = list(self.gradients.values())
+        norm = float(_norm(gradients))
+        if settings.max_grad_norm and norm + CLIP_EPS > settings.max_grad_norm:
+            torch._foreach_mul_(gradients, settings.max_grad_norm / (norm + CLIP_EPS))
+        weights = [self.weights[name] for name in self.gradients]
+        if not self.first:
+            self.first = {name: torch.zeros_like(each) for name, each in self.gradients.items()}
+            self.second = {name: torch.zeros_like(each) for name, each in self.gradients.items()}
+        adamw(
+            weights,
+            gradients,
+            [self.first[name] for name in self.gradients],
+            [self.second[name] for name in self.gradients],
+            [],
+            [torch.tensor(float(self.steps), device=each.device) for each in weights],
+            fused=True,
+            amsgrad=False,
+            beta1=settings.beta1,
+            beta2=settings.beta2,
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+            eps=settings.eps,
+            maximize=False,
+        )
+        self.steps, self.gradients = self.steps + 1, {}
+        return norm
+
+    def to(self, device: torch.device) -> None:
+        """Move all tensors to a device."""
+        for each in (self.weights, self.gradients, self.first, self.second):
+            each.update({name: tensor.to(device) for name, tensor in each.items()})
+
+    def write(self, file: Path, *, weights: bool) -> None:
+        """Store everything, or everything but the weights."""
+        slots = {"gradients": self.gradients, "first": self.first, "second": self.second}
+        slots |= {"weights": self.weights} if weights else {}
+        tensors = {f"{slot}.{name}": tensor.cpu() for slot, held in slots.items() for name, tensor in held.items()}
+        save_tensors({_STEPS: torch.tensor(self.steps), **tensors}, file)
+
+    @classmethod
+    def read(cls, file: Path, weights: Tensors | None = None) -> Self:
+        """The state in a file, with these weights if it stores none. Raises `RequestError` if there is no such file, or
+        if it belongs to other weights.
+        """
+        try:
+            stored = load_file(file)
+            steps = int(stored.pop(_STEPS))
+        except (OSError, KeyError, SafetensorError) as error:
+            raise RequestError(
+                f"{file.parent} holds no optimizer state ({type(error).__name__}: {error}): load the weights alone"
+            ) from error
+        slots: dict[str, Tensors] = {"weights": weights or {}, "gradients": {}, "first": {}, "second": {}}
+        for key, tensor in stored.items():
+            slot, _, name = key.partition(".")
+            like = tensor if weights is None else weights.get(name)
+            if slot not in slots or like is None or like.shape != tensor.shape:
+                raise RequestError(f"the optimizer state in {file.parent} belongs to another model")
+            slots[slot][name] = tensor.to(like.device)
+        return cls(steps=steps, **slots)
+
+
+def _norm(tensors: list[Tensor]) -> Tensor:
+    """The joint L2 norm, in double, in which no float32 overflows."""
+    norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in tensors]
+    joint: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return joint
+
+
+def all_finite(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether no tensor holds NaN or infinity."""
+    return all(bool(each.sum(dtype=torch.float64).isfinite()) for each in tensors.values())

@@ -1,0 +1,176 @@
+"""`skyrl serve-training` as its users meet it: the command, the real client, a model that learns and is sampled."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tinker
+from tinker import types
+
+from tests.training_service.running import KEY, client_of
+
+LETTERS = [ord(each) for each in "abcdefgh"]
+
+
+@contextmanager
+def service(folder: Path, nano: Path, *changes: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The command in a process of its own, and its address."""
+    command = [sys.executable, "-m", "skyrl", "serve-training", f"trainer.run_path={folder}", "trainer.device=cpu"]
+    command += [f"trainer.policy.model.path={nano / 'model'}", "generator.inference_engine.backend=torch"]
+    command += ["trainer.max_prompt_length=32", "generator.sampling_params.max_generate_length=16"]
+    process = subprocess.Popen(
+        [*command, "training_service.port=0", *changes],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None and process.stderr is not None
+    line = process.stdout.readline()
+    if " at http" not in line:
+        raise AssertionError(line + process.stderr.read())
+    try:
+        yield line.rpartition(" at ")[2].strip(), process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=120)
+
+
+def chain(length: int = 12) -> types.Datum:
+    """Letters in order, each of which predicts the next."""
+    tokens = [LETTERS[place % len(LETTERS)] for place in range(length + 1)]
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={
+            "target_tokens": types.TensorData.from_numpy(np.array(tokens[1:])),
+            "weights": types.TensorData.from_numpy(np.ones(length, np.float32)),
+        },
+    )
+
+
+def learned(model: tinker.TrainingClient, steps: int = 12) -> list[float]:
+    """Losses of some steps on the chain."""
+    losses = []
+    for _ in range(steps):
+        passed, stepped = (
+            model.forward_backward([chain()], "cross_entropy"),
+            model.optim_step(types.AdamParams(learning_rate=2e-2)),
+        )
+        losses.append(passed.result().metrics["loss:sum"])
+        stepped.result()
+    return losses
+
+
+def name_of(client: tinker.ServiceClient) -> str:
+    """Name of the base model."""
+    name = client.create_rest_client().get_server_capabilities().result().supported_models[0].model_name
+    assert name is not None
+    return name
+
+
+def drawn(sampler: tinker.SamplingClient, letter: str = "a") -> list[int]:
+    """The likeliest continuation of a letter."""
+    limits = types.SamplingParams(max_tokens=6, temperature=0.0)
+    return list(
+        sampler.sample(types.ModelInput.from_ints([ord(letter)]), 1, sampling_params=limits)
+        .result()
+        .sequences[0]
+        .tokens
+    )
+
+
+def test_models_learn_side_by_side_are_sampled_and_go_on_after_a_kill(tmp_path: Path, nano: Path) -> None:
+    folder = tmp_path / "service"
+    with service(folder, nano) as (url, process), client_of(url) as client:
+        base = name_of(client)
+        assert base == str(nano / "model")
+        one = client.create_lora_training_client(base_model=base, rank=8, seed=1).result()
+        two = client.create_lora_training_client(base_model=base, rank=4, seed=2).result()
+        losses = learned(one)
+        assert losses[-1] < losses[0] / 3
+        before, after = (each.save_weights_and_get_sampling_client().result() for each in (two, one))
+        assert drawn(after) == LETTERS[1:7]
+        assert drawn(before) != LETTERS[1:7]
+        scored = after.compute_logprobs(types.ModelInput.from_ints(LETTERS)).result()
+        expected = one.forward([chain(7)], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].tolist()
+        assert scored[0] is None and scored[1:] == pytest.approx(expected, abs=1e-4)
+        path = one.save_state("kept").result().path
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with service(folder, nano) as (url, _), client_of(url) as client:
+        again = client.create_training_client_from_state_with_optimizer(path).result()
+        assert again.forward([chain(7)], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].tolist() == expected
+        assert learned(again, 1)[0] < losses[-1]
+
+
+def test_all_weights_of_one_model_are_trained_where_that_is_configured(tmp_path: Path, nano: Path) -> None:
+    changes = "training_service.train_all_weights=true"
+    with service(tmp_path / "service", nano, changes) as (url, _), client_of(url) as client:
+        model = client.create_lora_training_client(base_model=name_of(client), rank=8).result()
+        losses = learned(model)
+        assert losses[-1] < losses[0] / 3
+        assert drawn(model.save_weights_and_get_sampling_client().result()) == LETTERS[1:7]
+
+
+def called(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "skyrl", *words], capture_output=True, text=True, check=False)
+
+
+def test_clients_with_tokens_and_what_watch_shows(tmp_path: Path, nano: Path) -> None:
+    folder = tmp_path / "service"
+    told = called("serve-training", f"trainer.run_path={folder}", "--add-client", "ada")
+    token = told.stdout.strip()
+    assert token.startswith("tml-"), told.stderr
+    assert token not in "".join(file.read_bytes().decode("latin-1") for file in folder.rglob("*") if file.is_file())
+    with service(folder, nano) as (url, _):
+        with pytest.raises(Exception, match="401|token"):
+            name_of(tinker.ServiceClient(base_url=url, api_key=KEY, max_retries=0))
+        with client_of(url, token) as client:
+            base = name_of(client)
+            learned(client.create_lora_training_client(base_model=base, rank=2).result(), 2)
+            while "2 steps" not in (shown := called("watch", str(folder), "--once").stdout):
+                pass
+            assert "of ada: rank 2, 2 steps, loss" in shown
+            status = json.loads(called("watch", str(folder), "--once", "--json").stdout)
+            assert status["result"]["models"][0]["steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["trainer.policy.model.lora.rank=4"], "clients of a training service choose the ranks"),
+        (["trainer.placement.policy_num_gpus_per_node=2"], "learn in one process"),
+        (["generator.inference_engine.backend=sglang"], "set it to torch or vllm"),
+        (["training_service.port=70000"], "a port (0 to 65535"),
+        (["training_service.host=0.0.0.0"], "no client has a token"),
+    ],
+)
+def test_a_service_that_cannot_start_says_why(tmp_path: Path, nano: Path, changes: list[str], message: str) -> None:
+    words = [f"trainer.run_path={tmp_path / 'service'}", f"trainer.policy.model.path={nano / 'model'}"]
+    words += ["generator.inference_engine.backend=torch", "trainer.device=cpu", "training_service.port=0", *changes]
+    found = called("serve-training", *words)
+    assert (found.returncode, "Traceback" in found.stderr) == (2, False), found.stderr
+    assert message in found.stderr
+
+
+def test_another_base_is_refused(tmp_path: Path, nano: Path) -> None:
+    folder = tmp_path / "service"
+    with service(folder, nano):
+        pass
+    stored = json.loads((folder / "base.json").read_text())
+    (folder / "base.json").write_text(json.dumps(dict.fromkeys(stored, "0")))
+    found = called(
+        *("serve-training", f"trainer.run_path={folder}", f"trainer.policy.model.path={nano / 'model'}"),
+        *("generator.inference_engine.backend=torch", "trainer.device=cpu", "training_service.port=0"),
+        *("trainer.max_prompt_length=32", "generator.sampling_params.max_generate_length=16"),
+    )
+    assert "trained on another base model" in found.stderr
