@@ -19,7 +19,7 @@ import numpy as np
 from skyrl.data.bounds import Expansion, size_of
 from skyrl.errors import DataError
 
-PAGES = 64 << 20
+PAGES = 16 << 20
 """Number of bytes that rows read from a file keep in memory before its pages are given back to the system."""
 
 AROUND = 64 << 10

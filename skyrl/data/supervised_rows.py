@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from hashlib import sha256
@@ -103,7 +104,7 @@ def _table_of_tokens(source: str, run: SFTConfig) -> ArrowTable | None:
 def _mapped(reader: RowReader[SupervisedRow], tables: Sequence[ArrowTable]) -> TokenizedRows[SupervisedRow]:
     """Rows of tokens, which stay in their files: each is checked once here, and read again when it is trained on."""
     digest = sha256()
-    places: list[list[int]] = [[] for _ in tables]
+    places = [array("q") for _ in tables]
     for row in reader.rows([rows_of_tokens(table) for table in tables]):
         add_to_digest(digest, row.to_bytes())
         number, place = map(int, row.id.split(":"))
@@ -113,7 +114,7 @@ def _mapped(reader: RowReader[SupervisedRow], tables: Sequence[ArrowTable]) -> T
         row = reader.read(found, row_id)
         return row if row.length <= reader.max_length else reader.cut(row) or row
 
-    rows = MappedRows(tables, [np.asarray(each, dtype=np.int64) for each in places], read)
+    rows = MappedRows(tables, [np.frombuffer(each, dtype=np.int64) for each in places], read)
     return TokenizedRows(rows=rows, tally=reader.tally, digest=digest.hexdigest())
 
 

@@ -16,7 +16,7 @@ from skyrl.config import SkyRLGymConfig, compose
 from skyrl.data.sources import Columns, answered
 from skyrl.envs.group_rewards import GroupReward, group_reward
 from skyrl.envs.reference_answers import ANSWERS, misread
-from skyrl.envs.registry import find_env, left_out, registered_names, told_of
+from skyrl.envs.registry import find_env, ignored_columns, ignored_columns_warning, registered_names
 from skyrl.envs.reward_functions import PlainReward, RewardFunctionEnv, ground_truth, lacking
 from skyrl.envs.rows import differing, ground_truths
 from skyrl.errors import DataError
@@ -120,13 +120,17 @@ def test_columns_with_other_names_are_passed() -> None:
 
 def test_columns_that_are_left_out_are_named() -> None:
     row = {"completions": 1, "level": 2, "completion": 3}
-    assert left_out(PlainReward(trl), row) == ("completion", "completions")
-    assert left_out(PlainReward(ours), row) == ("completion",)
-    assert left_out(GroupReward(compares), row) == ("completion", "completions")
-    assert left_out(PlainReward(verl), row) == ()
-    assert left_out(find_env("gsm8k"), row) == ()
-    assert told_of(("completion",), "r.py:f").startswith("the data's column completion is not passed to r.py:f, whose")
-    assert told_of(("a", "b"), "r.py:f").startswith("the data's columns a, b are not passed to r.py:f, whose other")
+    assert ignored_columns(PlainReward(trl), row) == ("completion", "completions")
+    assert ignored_columns(PlainReward(ours), row) == ("completion",)
+    assert ignored_columns(GroupReward(compares), row) == ("completion", "completions")
+    assert ignored_columns(PlainReward(verl), row) == ()
+    assert ignored_columns(find_env("gsm8k"), row) == ()
+    assert ignored_columns_warning(("completion",), "r.py:f").startswith(
+        "the data's column completion is not passed to r.py:f, whose"
+    )
+    assert ignored_columns_warning(("a", "b"), "r.py:f").startswith(
+        "the data's columns a, b are not passed to r.py:f, whose other"
+    )
 
 
 def test_an_isolated_reward_leaves_the_same_columns_out(tmp_path: Path) -> None:
@@ -134,7 +138,7 @@ def test_an_isolated_reward_leaves_the_same_columns_out(tmp_path: Path) -> None:
     file.write_text("def mine(text, ground_truth, **columns):\n    return float(text == 'mine')\n", encoding="utf-8")
     tmp_path.chmod(0o755)  # a run of root's: its programs are other users
     task = find_env(f"{file}:mine", SkyRLGymConfig(isolate_user_env=True))
-    assert left_out(task, ("text", "level")) == ("text",)
+    assert ignored_columns(task, ("text", "level")) == ("text",)
     env = task({"ground_truth": "7", "text": "theirs", "level": 3})
     try:
         env.init(())

@@ -9,7 +9,7 @@ from asyncio import sleep
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -150,7 +150,12 @@ async def test_coroutines_need_no_thread_while_they_wait_and_as_many_as_allowed_
 ) -> None:
     threads = list[object]()
     run = KeptThreads.run
-    monkeypatch.setattr(KeptThreads, "run", lambda kept, job: (threads.append(job), run(kept, job)))
+
+    def counted(kept: KeptThreads, job: Any) -> None:
+        threads.append(job)
+        run(kept, job)
+
+    monkeypatch.setattr(KeptThreads, "run", counted)
     monkeypatch.setattr("skyrl.rollout.threads.PATIENCE", 3600.0)
     at_once, seen, go = set[int](), list[int](), asyncio.Event()
 
@@ -163,7 +168,7 @@ async def test_coroutines_need_no_thread_while_they_wait_and_as_many_as_allowed_
         at_once.remove(number)
         return number
 
-    calls = EnvCalls(most, 60.0)
+    calls: Any = EnvCalls(most, 60.0)
     found = await asyncio.gather(*(calls("it", wait, number) for number in range(12)))
     assert [number for number, _ in found] == list(range(12))
     assert max(seen) == most
@@ -183,7 +188,7 @@ async def test_what_a_coroutine_raises_reaches_the_caller_and_one_that_is_late_i
             cancelled.set()
             raise
 
-    calls = EnvCalls(1, 0.05)
+    calls: Any = EnvCalls(1, 0.05)
     with pytest.raises(EpisodeError, match=r"it raised ValueError: no"):
         await calls("it", fail)
     with pytest.raises(EpisodeError, match=r"it gave no answer within 0.05 s"):
