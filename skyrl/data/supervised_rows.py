@@ -114,7 +114,7 @@ def _mapped(reader: RowReader[SupervisedRow], tables: Sequence[ArrowTable]) -> T
         row = reader.read(found, row_id)
         return row if row.length <= reader.max_length else reader.cut(row) or row
 
-    rows = MappedRows(tables, [np.frombuffer(each, dtype=np.int64) for each in places], read)
+    rows = MappedRows(tables, [np.asarray(each) for each in places], read)
     return TokenizedRows(rows=rows, tally=reader.tally, digest=digest.hexdigest())
 
 
