@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import numpy as np
 import tinker
 from tinker import types
 from transformers import AutoTokenizer
+
+KEY = os.environ.get("TINKER_API_KEY", "tml-local")
+"""Token of the client; a service without tokens takes any that begins with tml-."""
 
 SUMS = Path("runs/smollm2-base")
 """Folder of the rows, made by examples/smollm2/prepare.py."""
@@ -26,8 +30,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8, help="answers to each prompt")
     given = parser.parse_args()
 
-    service = tinker.ServiceClient(base_url=given.url, api_key="tml-local")
-    base = service.create_rest_client().get_server_capabilities().result().supported_models[0].model_name
+    service = tinker.ServiceClient(base_url=given.url, api_key=KEY)
+    rest = tinker.RestClient(base_url=given.url, api_key=KEY)
+    base = rest.get_server_capabilities().result().supported_models[0].model_name
     assert base is not None
     training = service.create_lora_training_client(base_model=base, rank=16, seed=1).result()
     tokenizer = AutoTokenizer.from_pretrained(base)

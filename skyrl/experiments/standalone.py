@@ -44,7 +44,7 @@ class StandaloneSampling(PolicySampling):
     def __init__(self, cfg: SkyRLTrainConfig, *, adapters: EngineAdapters = NO_ADAPTERS) -> None:
         """`adapters` are those of other policies on the same base."""
         super().__init__(cfg)
-        self._adapters = adapters
+        self.adapters = adapters
 
     def get_processes(self) -> Processes:
         """Processes of the engines."""
@@ -54,7 +54,7 @@ class StandaloneSampling(PolicySampling):
         """The engines. Servers that run already sample with the weights that they have."""
         if not starts_engines(self.cfg):
             return server_engines(self.cfg, takes_weights=False)
-        return self.start_engines(engine_makers(self.cfg, self._adapters))
+        return self.start_engines(engine_makers(self.cfg, self.adapters))
 
     def check_inputs(self) -> Mapping[str, object] | None:
         """Check the evaluation prompts and the model. Returns the sandbox in which answers are judged, if any."""

@@ -16,7 +16,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+import torch
 from attrs import asdict
+from torch import Tensor
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.engine_backends import backend_of
@@ -25,7 +27,8 @@ from skyrl.errors import Problem, ResumeError, Stopped
 from skyrl.experiments.collaborators import NO_ADAPTERS, EngineAdapters, longest_sequence
 from skyrl.experiments.standalone import StandaloneSampling, model_checks
 from skyrl.inference.pool.client import InferenceEngineClient
-from skyrl.models.files.loading import load_config
+from skyrl.models.files.loading import load_causal_lm, load_config
+from skyrl.models.files.naming import named_weights
 from skyrl.runs.read_again import TOKENIZER, model_digests, of_model
 from skyrl.runs.run_lock import RunLock
 from skyrl.storage.atomic import write_file
@@ -89,12 +92,15 @@ class ServedModels:
 
     async def publish(self, model_id: str, sampler: str) -> None:
         if self._full:
-            await self._samplers.publish_weights(sampler, self._send_weights)
+            await self._send(sampler, await self._learn(self._bank.weights))
         else:
             await self._samplers.publish(sampler, await self._learn(self._bank.adapter, model_id))
 
     async def publish_stored(self, folder: Path, sampler: str) -> None:
-        await self._samplers.publish_stored(sampler, folder)
+        if self._full:
+            await self._send(sampler, await asyncio.to_thread(_stored_weights, folder))
+        else:
+            await self._samplers.publish_stored(sampler, folder)
 
     async def unpublish(self, sampler: str) -> None:
         await self._samplers.unpublish(sampler)
@@ -111,13 +117,24 @@ class ServedModels:
         """A call of the bank, on its own thread, so that engines of this process sample meanwhile."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *args, **kwargs))
 
-    async def _send_weights(self) -> None:
-        self._versions += 1
-        await self._client.pause()
-        try:
-            await self._client.load_weights([Shared(await self._learn(self._bank.weights))], self._versions)
-        finally:
-            await self._client.resume()
+    async def _send(self, sampler: str, weights: tuple[tuple[str, Tensor], ...]) -> None:
+        """Make all weights of a model a sampler, in place of the one before."""
+
+        async def transfer() -> None:
+            self._versions += 1
+            await self._client.pause()
+            try:
+                await self._client.load_weights([Shared(weights)], self._versions)
+            finally:
+                await self._client.resume()
+
+        await self._samplers.publish_weights(sampler, transfer)
+
+
+def _stored_weights(folder: Path) -> tuple[tuple[str, Tensor], ...]:
+    """Name and value of every weight of a stored model."""
+    model = load_causal_lm(str(folder), dtype=torch.float32, attention="sdpa", device=torch.device("cpu"), table=_MODEL)
+    return tuple(named_weights(model))
 
 
 class TrainingServiceExp(StandaloneSampling):
@@ -143,9 +160,10 @@ class TrainingServiceExp(StandaloneSampling):
         self._refuse_another_base()
         lock.write_config()
         with suppress(Stopped):  # the regular end of a service
-            self.sample(partial(self._serve, say))
+            self.sample(partial(self.answer_clients, say))
 
-    async def _serve(self, say: Callable[[str], None]) -> None:
+    async def answer_clients(self, say: Callable[[str], None]) -> None:
+        """Answer clients until the service fails or is cancelled, on the loop of the engines."""
         with self.progress.waiting_for("the model that learns"):
             bank = self._bank()
         settings, base = self.cfg.training_service, self.served

@@ -40,17 +40,19 @@ class Samplers:
         """`max_model_len` is in tokens, prompt and completion together; `vocabulary` is the number of tokens."""
         self._engines, self._max_model_len, self._vocabulary = engines, max_model_len, vocabulary
         self._adapters: set[str] = set()
+        self._holds_base = True
+        """Whether the engines hold the base model's weights, beside which adapters are computed."""
         self._current: str | None = None
-        """Name of the snapshot whose weights the engines hold; None: they hold the base model's."""
+        """Name of the snapshot whose weights the engines hold, unless these are the base model's or were forgotten."""
         self._replaced: set[str] = set()
         self._transfers = asyncio.Lock()
 
     async def publish(self, sampler: str, adapter: Adapter) -> None:
         """Makes an adapter a sampler of this name. Raises `RequestError` if the name is taken or it does not fit."""
         self._refuse_taken(sampler)
-        if self._current is not None:
+        if not self._holds_base:
             raise RequestError(
-                f"sampler {sampler}: the engines hold all weights of {self._current}, and an adapter fits only the base"
+                f"sampler {sampler}: the engines hold all weights of another model, and an adapter fits only the base"
             )
         self._adapters.add(sampler)
         try:
@@ -82,6 +84,7 @@ class Samplers:
                 "the base: delete these samplers first"
             )
         async with self._transfers:
+            self._holds_base = False
             await transfer()
             if self._current is not None:
                 self._replaced.add(self._current)
@@ -90,6 +93,8 @@ class Samplers:
     async def unpublish(self, sampler: str) -> None:
         """Forgets a sampler, once its running samples are drawn; nothing happens if there is none of this name."""
         self._replaced.discard(sampler)
+        if sampler == self._current:
+            self._current = None
         if sampler in self._adapters:
             self._adapters.discard(sampler)
             await self._engines.unpublish(sampler)
@@ -145,8 +150,8 @@ class Samplers:
             raise RequestError(f"there is a sampler {sampler} already: choose another name")
 
     def _refuse_unknown(self, sampler: str | None) -> None:
-        if sampler is None and self._current is not None:
-            raise RequestError(f"the base model is not held any more: the engines hold all weights of {self._current}")
+        if sampler is None and not self._holds_base:
+            raise RequestError("the base model is not held any more: the engines hold all weights of another model")
         if sampler in self._replaced:
             raise RequestError(
                 f"sampler {sampler} was replaced by {self._current}: engines hold one version of all weights at a time"

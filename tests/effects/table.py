@@ -22,6 +22,7 @@ from tests.effects import (
     sampling,
     supervised,
     trainer,
+    training_service,
 )
 from tests.effects.never import NEVER
 from tests.effects.probe import Probe
@@ -39,6 +40,7 @@ PROBES: tuple[Probe, ...] = (
     *megatron.PROBES,
     *placement.PROBES,
     *supervised.PROBES,
+    *training_service.PROBES,
 )
 """In the order in which the page prints them."""
 

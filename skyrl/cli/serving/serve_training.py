@@ -53,12 +53,13 @@ def serve_training(arguments: tuple[str, ...], strict: bool, add_client: str | N
         return PREFLIGHT if kind.name == "rl" else ()
 
     set_torch_environment()
-    composed = compose_arguments(arguments, strict=strict, also=checks)
+    only_tokens = bool(add_client or remove_client)
+    composed = compose_arguments(arguments, strict=strict, also=None if only_tokens else checks)
     run = composed.config
     if not samples_rollouts(run):
         raise UserError(f"kind = {run.kind}: a training service is configured as a reinforcement-learning run is")
     folder = Path(os.path.expanduser(run.trainer.folder("run_path"))).absolute()
-    if add_client or remove_client:
+    if only_tokens:
         from skyrl.training_service.store import add_client as add
         from skyrl.training_service.store import remove_client as remove
 
