@@ -28,7 +28,7 @@ from benchmarks.config_peers import classes, dataclass_tree, programs, pydantic_
 from skyrl.config import SkyRLTrainConfig, check, compose, load, resolve
 from skyrl.tree import evolve_at, thaw, to_dict
 from skyrl.tree.classes import fields_of
-from skyrl.tree.types import Secret, bare, config_class, is_list, is_union
+from skyrl.tree.types import Secret, bare, config_class, is_list, is_mapping, is_union
 
 RUN = """\
 [data]
@@ -172,6 +172,8 @@ def type_source(kind: Any) -> str:
         return " | ".join(type_source(arm) for arm in get_args(kind))
     if is_list(kind):
         return f"tuple[{', '.join('...' if item is ... else type_source(item) for item in get_args(kind))}]"
+    if is_mapping(kind):
+        return f"collections.abc.Mapping[{', '.join(type_source(item) for item in get_args(kind))}]"
     return kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else repr(kind)
 
 

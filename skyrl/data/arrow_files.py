@@ -12,12 +12,15 @@ import mmap
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from skyrl.data.bounds import Expansion, size_of
 from skyrl.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PAGES = 16 << 20
 """Number of bytes that rows read from a file keep in memory before its pages are given back to the system."""
@@ -86,7 +89,11 @@ class _MappedFile:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             buffer = pa.py_buffer(self._map)
             is_file = self._map[:6] == b"ARROW1"
-            self.batches: list[pa.RecordBatch] = _of_file(buffer) if is_file else list(pa.ipc.open_stream(buffer))
+            if is_file:
+                reader = pa.ipc.open_file(buffer)
+                self.batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            else:
+                self.batches = list(pa.ipc.open_stream(buffer))
             for batch in self.batches:  # lists of a damaged file may end outside of it
                 batch.validate(full=True)
                 self.count(batch.nbytes)
@@ -101,14 +108,7 @@ class _MappedFile:
             self._map.madvise(mmap.MADV_DONTNEED)
 
 
-def _of_file(buffer: Any) -> list[Any]:
-    import pyarrow as pa
-
-    reader = pa.ipc.open_file(buffer)
-    return [reader.get_batch(number) for number in range(reader.num_record_batches)]
-
-
-def _value(value: Any) -> object:
+def _value(value: pa.Scalar) -> object:
     """An entry of a column: of a list, its values as a numpy array, where possible without a copy."""
     import pyarrow as pa
 

@@ -70,7 +70,7 @@ class Sampler:
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint stores, as JSON has it; a copy. Nothing by default."""
+        """A copy of the state for a checkpoint, as JSON has it. Empty by default."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

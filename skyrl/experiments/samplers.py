@@ -18,7 +18,7 @@ from skyrl.trajectory import Prompt
 
 @frozen(kw_only=True)
 class SampledRows:
-    """What a sampler draws from."""
+    """The rows that a sampler draws from."""
 
     rows: Sequence[Any]
     sizes: tuple[int, ...]

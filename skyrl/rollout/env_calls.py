@@ -118,7 +118,7 @@ class _EnvCall(ThreadCall):
     workers: Workers
     mailbox: Mailbox
     coroutines: list[Future[Any]] = field(factory=list, init=False)
-    """What is awaited for the function, which its deadline cancels."""
+    """The coroutine of the function, which its deadline cancels."""
 
     outages: Outages = field(factory=Outages, init=False)
     timer: asyncio.TimerHandle | None = field(default=None, init=False)

@@ -36,6 +36,7 @@ from skyrl.rollout.transcript import Transcript
 from skyrl.trajectory import Failure, Prompt, Skipped, StopReason, TokenRow, Trajectory
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 LONGEST_OBSERVATION = 1_000_000
 """Maximum number of characters of the observations of a step: more than any model reads, few enough to tokenize."""
@@ -79,9 +80,10 @@ class Episode:
     async def begin(self) -> GenerationRequest:
         """Make the environment; returns the request for the first turn. Raises `EpisodeError`."""
         prompt = self._prompt
-        self._env, messages, tools = await self._in_env(
+        started: Started = await self._in_env(
             self._who("starting on"), _started, self._make, self._extras(), deepcopy(prompt.asked)
         )
+        self._env, messages, tools = started
         self._begun_with, self._tools = messages, with_tools(tools, prompt.tools)
         config = self._context.config
         again = messages != prompt.asked or self._tools != prompt.tools
@@ -164,7 +166,8 @@ class Episode:
         assert self._env is not None, "play() comes after begin()"
         last = self._turns + 1 >= self._context.config.max_turns
         sampled = Sampled(token_ids=completion.token_ids, version=self.key.weight_version)
-        step, metrics = await self._in_env(who, _stepped, self._env, completion.text, sampled, last)
+        stepped: Stepped = await self._in_env(who, _stepped, self._env, completion.text, sampled, last)
+        step, metrics = stepped
         if not isinstance(step, EnvStep):
             raise _wrong(f"{who} returned {step!r:.200} from step() instead of an EnvStep")
         _refuse_unreadable(step.observations, who)
@@ -234,7 +237,7 @@ class Episode:
         except TextError as error:
             raise _wrong(f"{self._who(doing)} returned text that cannot be tokenized: {error}") from error
 
-    async def _in_env(self, who: str, function: Callable[..., T], *args: object) -> T:
+    async def _in_env(self, who: str, function: Callable[..., T | Awaitable[T]], *args: object) -> T:
         result, ran = await self._timed("env", self._context.call(who, function, *args))
         self._seconds["env_run"] += ran
         return result
@@ -263,12 +266,19 @@ def _naming_tools(tools: Sequence[Mapping[str, Any]]) -> Iterator[None]:
         raise DataError(f"{error}; or {remedy}") from error
 
 
-def _started(make: MakeEnv, extras: dict[str, Any], messages: tuple[Message, ...]) -> Any:
+Started = tuple[Env, Any, Any]
+"""An environment, the messages to start from, and its tools, which code of users made."""
+
+Stepped = tuple[Any, Any]
+"""A step of an environment and its metrics, which code of users made."""
+
+
+def _started(make: MakeEnv, extras: dict[str, Any], messages: tuple[Message, ...]) -> Started | Awaitable[Started]:
     """A new environment, the messages to start from and its tools; of one with an `async def init`, a coroutine."""
     env = make(extras)
     started: Any = env.init(messages)
 
-    def with_tools(started: object) -> tuple[Env, Any, Any]:
+    def with_tools(started: object) -> Started:
         if not (isinstance(started, tuple) and len(started) == 2):
             raise TypeError(f"init() returned {started!r:.200} instead of (messages, information)")
         return env, tuple(started[0]), env.tool_schemas()
@@ -276,24 +286,24 @@ def _started(make: MakeEnv, extras: dict[str, Any], messages: tuple[Message, ...
     return _then(started, with_tools)
 
 
-def _stepped(env: Env, answer: str, sampled: Sampled, last: bool) -> Any:
+def _stepped(env: Env, answer: str, sampled: Sampled, last: bool) -> Stepped | Awaitable[Stepped]:
     """One step of the environment, and its metrics if the step is the last; of an `async def step`, a coroutine."""
     if isinstance(env, ReadsSample):
         env.reads(sampled)
 
-    def with_metrics(step: object) -> Any:
+    def with_metrics(step: object) -> Stepped | Awaitable[Stepped]:
         ends = last or not isinstance(step, EnvStep) or step.done
         return _then(env.get_metrics() if ends else {}, lambda metrics: (step, metrics))
 
     return _then(env.step(answer), with_metrics)
 
 
-def _then(value: Any, finish: Callable[[Any], Any]) -> Any:
+def _then(value: T | Awaitable[T], finish: Callable[[T], R | Awaitable[R]]) -> R | Awaitable[R]:
     """`finish` of the value, or a coroutine of that if the value or the result has to be awaited."""
     if not inspect.isawaitable(value):
         return finish(value)
 
-    async def finished() -> Any:
+    async def finished() -> R:
         result = finish(await value)
         return await result if inspect.isawaitable(result) else result
 

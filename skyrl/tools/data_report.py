@@ -15,14 +15,16 @@ from typing import Any, Literal
 import numpy as np
 from attrs import evolve, frozen
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config.derive.run_kind import RunKind
-from skyrl.config.loading.kinds import kind_named
+from skyrl.config.loading.kinds import kind_of, reads_chats, samples_rollouts
 from skyrl.data.conversations import without_nulls
 from skyrl.data.sources import BadRow, Row, in_table, iterate_rows
 from skyrl.data.supervised_rows import preference_reader, supervised_reader
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.sampling import read_prompts
+from skyrl.runs.run_tree import AnyRun
 from skyrl.tree import evolve_at, get_at
 
 Part = Literal["train", "validation"]
@@ -77,12 +79,12 @@ class DataReport:
     """Path of the field that bounds the length of rows."""
 
 
-def data_report(run: Any) -> DataReport:
+def data_report(run: AnyRun) -> DataReport:
     """Read every source of the run."""
-    kind = kind_named(run.kind)
+    kind = kind_of(run)
     seen: dict[Part, set[Hashable]] = {"train": set(), "validation": set()}
     experiment: Any = experiment_class(run)(run)
-    bound = run.trainer.max_prompt_length if kind.rows == "prompts" else experiment.max_length
+    bound = run.trainer.max_prompt_length if samples_rollouts(run) else experiment.max_length
     reports, overlap = list[SourceReport](), 0
     parts: tuple[tuple[Part, str], ...] = (("train", kind.data), ("validation", _EVALUATED[kind.rows]))
     for part, path in parts:
@@ -96,7 +98,7 @@ def data_report(run: Any) -> DataReport:
 
 
 def _of_source(
-    run: Any, kind: RunKind, tokenizer: Any, part: Part, source: str, bound: int
+    run: AnyRun, kind: RunKind, tokenizer: ChatTokenizer, part: Part, source: str, bound: int
 ) -> tuple[SourceReport, list[Hashable]]:
     """The report of a source, and a key for each row that is used: equal rows have equal keys."""
     try:
@@ -107,7 +109,7 @@ def _of_source(
         return refused, []
     lengths = np.array([length for _, length in rows])
     tokens = {f"{share} %": int(np.percentile(lengths, share)) for share in PERCENTILES} if rows else {}
-    keys = [key for key, length in rows if length <= bound or _cuts(run, kind)]
+    keys = [key for key, length in rows if length <= bound or _cuts(run)]
     report = SourceReport(
         part=part,
         source=source,
@@ -115,16 +117,18 @@ def _of_source(
         columns=columns,
         tokens=tokens | ({"longest": int(lengths.max())} if rows else {}),
         too_long=int((lengths > bound).sum()) if rows else 0,
-        cut=_cuts(run, kind),
+        cut=_cuts(run),
         bound=bound,
         bad=bad,
     )
     return report, keys
 
 
-def _read(run: Any, kind: RunKind, tokenizer: Any, source: str) -> tuple[list[tuple[Hashable, int]], tuple[str, ...]]:
+def _read(
+    run: AnyRun, kind: RunKind, tokenizer: ChatTokenizer, source: str
+) -> tuple[list[tuple[Hashable, int]], tuple[str, ...]]:
     """Key and length of every row that is not bad, and why the others are."""
-    if kind.rows == "prompts":
+    if samples_rollouts(run):
         whole = evolve_at(evolve_at(run, "trainer.max_prompt_length", _ANY_LENGTH), "data.bad_rows", "skip")
         prompts = read_prompts(whole, [source], tokenizer)
         return [(prompt.token_ids, len(prompt.token_ids)) for prompt in prompts.prompts], prompts.bad_rows
@@ -134,8 +138,8 @@ def _read(run: Any, kind: RunKind, tokenizer: Any, source: str) -> tuple[list[tu
     return rows, tuple(reader.tally.bad_rows)
 
 
-def _cuts(run: Any, kind: RunKind) -> bool:
-    return kind.rows == "chats" and run.too_long == "truncate"
+def _cuts(run: AnyRun) -> bool:
+    return reads_chats(run) and run.too_long == "truncate"
 
 
 def _first_row(source: str) -> Row:
@@ -182,12 +186,12 @@ class Halves:
     """Rows of each."""
 
 
-def split_data(run: Any, folder: Path, share: float, seed: int) -> Halves:
+def split_data(run: AnyRun, folder: Path, share: float, seed: int) -> Halves:
     """Write the rows of all training sources to `train.jsonl` and `validation.jsonl` in `folder`, about `share` of them
     to the latter. Rows with the same prompt stay together. Raises `DataError` for a row that cannot be read, if a file
     is there already, and if a part would be empty.
     """
-    kind = kind_named(run.kind)
+    kind = kind_of(run)
     rows = [row for source in get_at(run, kind.data) for row in _whole_rows(source)]
     names = [_question(row, kind, run) for row in rows]
     questions = sorted(dict.fromkeys(names))
@@ -215,7 +219,7 @@ def _whole_rows(source: str) -> Iterator[Row]:
         yield without_nulls(row) if in_table(source) else row
 
 
-def _question(row: Row, kind: RunKind, run: Any) -> str:
+def _question(row: Row, kind: RunKind, run: AnyRun) -> str:
     """What two rows have to share to be on the same side: the prompt, or the whole row if it has none."""
     columns = {"prompts": "data.prompt_column", "chats": "messages_key", "pairs": "prompt_key"}
     return _json(row.get(get_at(run, columns[kind.rows]), row))

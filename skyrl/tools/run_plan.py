@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from skyrl.config.derive.sizes import data_parallel_of, degrees_of, engines_of, grid_of, on_ray, sizes_of, work_of
+from skyrl.config.derive.sizes import (
+    Model,
+    data_parallel_of,
+    degrees_of,
+    engines_of,
+    grid_of,
+    on_ray,
+    sizes_of,
+    work_of,
+)
 from skyrl.errors import SkyRLError, UserError
 from skyrl.planning.layout import ClusterNode, NoRoom, assign, counted, layout, on_machines
 from skyrl.tools.memory_estimate import memory_of
@@ -95,7 +104,7 @@ def _engines(run: SkyRLTrainConfig) -> dict[str, int] | None:
     return None if engines is None else {name: getattr(engines, name) for name in names}
 
 
-def _model(run: SkyRLTrainConfig, model: Any) -> dict[str, Any]:
+def _model(run: SkyRLTrainConfig, model: Model) -> dict[str, Any]:
     """The sizes of a model, and the work of one of its ranks in one training step."""
     trainer, work, degrees = run.trainer, work_of(run, model), degrees_of(run, model)
     dimensions = ("pipeline", "context", "sequence", "tensor", "expert")

@@ -1,4 +1,4 @@
-"""What a training service does, in a file of its folder, as lines for people."""
+"""The status of a training service, in a file of its folder, and as lines for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SILENT_SECONDS = 10.0
 
 
 def service_status(folder: Path) -> Mapping[str, Any] | None:
-    """What the service of this folder does; None if the folder is not one of a training service."""
+    """The status of the service of this folder; None if the folder is not one of a training service."""
     try:
         status: Mapping[str, Any] = json.loads((folder / SERVICE_STATUS).read_text(encoding="utf-8"))
     except (OSError, ValueError):

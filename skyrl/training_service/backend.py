@@ -1,4 +1,4 @@
-"""What the service asks of the models: passes, optimizer steps, snapshots and samples, whatever computes them.
+"""The contract of the models of a service: passes, optimizer steps, snapshots and samples, whatever computes them.
 
     client -> http -> queue (order, retries, journal) -> Backend -> learners and engines
 
@@ -101,7 +101,7 @@ class PassResult:
     ((T, K) where targets are)."""
 
     metrics: Mapping[str, float]
-    """By `name:reduction`, as the client splits them: always `loss:sum`."""
+    """Numbers by `name:reduction`, as the client splits names: always `loss:sum`."""
 
 
 @frozen(kw_only=True)
@@ -157,7 +157,8 @@ class SampledSequence:
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Of each token, in nats, under the tempered distribution that it was drawn from, before top-p and top-k cut it."""
+    """Log-probability of each token, in nats, under the tempered distribution that it was drawn from, before top-p and
+    top-k cut it."""
 
     ended: bool
     """True if an end token or a stop ended it, False if the length did."""

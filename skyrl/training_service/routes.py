@@ -49,7 +49,7 @@ _COMPRESSED = 1 << 12
 
 _PROTOBUF = "application/x-protobuf"
 
-Answer = Callable[[str, Fields, bytes], Response]
+RouteReply = Callable[[str, Fields, bytes], Response]
 
 _REFUSED = {
     "publishing": (
@@ -120,7 +120,7 @@ def _post(service: TrainingService, path: str, work: Work) -> BaseRoute:
     return post_route(path, respond, longest=longest)
 
 
-def _with_fields(answer: Answer) -> Work:
+def _with_fields(answer: RouteReply) -> Work:
     async def work(request: Request, client: str, body: bytes) -> Response:
         fields = Fields(json_object(body) | dict(request.path_params))
         return answer(client, fields, body)
@@ -128,7 +128,7 @@ def _with_fields(answer: Answer) -> Work:
     return work
 
 
-def _bodiless(service: TrainingService, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+def _bodiless(service: TrainingService, answer: RouteReply) -> Callable[[Request], Awaitable[Response]]:
     """A route whose arguments are in its path, its query, or a small body in JSON."""
 
     async def respond(request: Request) -> Response:
@@ -177,7 +177,7 @@ class _Posts:
     def __init__(self, service: TrainingService) -> None:
         self._service = service
 
-    def answers(self) -> Mapping[str, Answer]:
+    def answers(self) -> Mapping[str, RouteReply]:
         """Answers of routes with JSON bodies, by their paths."""
         return {
             "client/config": self._config,
@@ -264,7 +264,7 @@ class _Posts:
         request = self._service.create(client, kind, fields, body)
         return _future(request.id, model_of(request.id))
 
-    def _of_model(self, kind: Kind) -> Answer:
+    def _of_model(self, kind: Kind) -> RouteReply:
         def answer(client: str, fields: Fields, body: bytes) -> Response:
             model_id = needed(fields.text("model_id"), "model_id")
             seq = needed(fields.integer("seq_id", None, least=1, most=MOST_SEQ), "seq_id")
@@ -412,7 +412,7 @@ class _Reads:
     def __init__(self, service: TrainingService) -> None:
         self._service = service
 
-    def answers(self) -> Mapping[tuple[str, str], Answer]:
+    def answers(self) -> Mapping[tuple[str, str], RouteReply]:
         """Answers by method and path."""
         checkpoint = "training_runs/{run}/checkpoints/{kind}/{name}"
         return {

@@ -53,7 +53,7 @@ def record() -> None:
     recordings: list[_Recording] = []
 
     def recorded(*arguments: object, **named: object) -> _Recording:
-        app: Starlette = made(*arguments, **named)  # type: ignore[arg-type]
+        app: Starlette = made(*arguments, **named)  # type: ignore[arg-type]  # whatever the app is made with
         recordings.append(_Recording(app))
         return recordings[-1]
 
