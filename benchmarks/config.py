@@ -168,6 +168,8 @@ def type_source(kind: Any) -> str:
         return nested.__name__ if kind is nested else f"{nested.__name__} | None"
     if kind is Secret:
         return "str"
+    if kind is Any:
+        return "typing.Any"
     if is_union(kind):
         return " | ".join(type_source(arm) for arm in get_args(kind))
     if is_list(kind):
