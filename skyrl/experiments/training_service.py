@@ -46,6 +46,7 @@ from skyrl.training_service.model_bank import ModelBank
 from skyrl.training_service.samplers import Samplers
 from skyrl.training_service.service import ServiceStatus
 from skyrl.training_service.serving import serving_training
+from skyrl.tree.files import stored_text
 from skyrl.tree.rules import Check
 from skyrl.weight_receiver.incoming_weights import Shared
 
@@ -143,7 +144,7 @@ class TrainingServiceExp(StandaloneSampling):
     def __init__(self, cfg: SkyRLTrainConfig, places: Mapping[str, str]) -> None:
         """`cfg` is resolved and checked; `places` says where its values were written."""
         settings = cfg.training_service
-        published = EngineAdapters(at_once=settings.max_samplers, rank=settings.max_rank)
+        published = EngineAdapters(at_once=settings.max_snapshots, rank=settings.max_rank)
         super().__init__(cfg, adapters=NO_ADAPTERS if settings.train_all_weights else published)
         self.places = places
 
@@ -212,7 +213,7 @@ class TrainingServiceExp(StandaloneSampling):
         now = model_digests(field, self.cfg.trainer.policy.model, weights=True)
         now |= of_model(field, self.cfg.trainer.tokenizer_path or self.model_path, TOKENIZER)
         file = self.folder.path / BASE
-        before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else now
+        before = json.loads(stored_text(file)) if file.exists() else now
         if changed := [name for name in now if before.get(name) != now[name]]:
             raise ResumeError(
                 f"{self.folder.path} has models that were trained on another base model: {', '.join(changed)} changed. "

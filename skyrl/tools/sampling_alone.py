@@ -73,7 +73,7 @@ def prepared(
         with _written_beside(folder) as scratch:
             model = model_of(target, scratch / "model")
             composed = compose_sampling(files, [*overrides, f"trainer.policy.model.path={model}"], checks)
-            warn(composed.warnings if files != own else without_old_news(composed, *own))
+            warn(composed.warnings if files != own else without_old_news(composed, own))
             stored = stored_form(_without_training(composed.config, folder))
             (scratch / "config.json").write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
             from skyrl.experiments.standalone import StandaloneSampling
@@ -85,14 +85,14 @@ def prepared(
         _remove_empty(made)
 
 
-def without_old_news(composed: Composed[SkyRLTrainConfig], stored: str) -> list[Problem]:
-    """The warnings of a configuration that continues the one in the folder `stored`, without those about values of the
-    stored one that have no effect here: their author wrote them for the run.
+def without_old_news(composed: Composed[SkyRLTrainConfig], stored: Sequence[str]) -> list[Problem]:
+    """The warnings of a configuration that continues the one in the folder `stored`, if there is one, without those
+    about values of the stored one that have no effect here: their author wrote them for the run.
     """
     return [
         problem
         for problem in composed.warnings
-        if has_effect(composed.config, problem.path) or not problem.place.startswith(stored)
+        if has_effect(composed.config, problem.path) or not problem.place.startswith(tuple(stored))
     ]
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from skyrl.tree.files import stored_text
+
 SERVICE_STATUS = "service.json"
 """Name of the file, which is written every second while the service runs."""
 
@@ -17,7 +19,7 @@ _SILENT_SECONDS = 10.0
 def service_status(folder: Path) -> Mapping[str, Any] | None:
     """The status of the service of this folder; None if the folder is not one of a training service."""
     try:
-        status: Mapping[str, Any] = json.loads((folder / SERVICE_STATUS).read_text(encoding="utf-8"))
+        status: Mapping[str, Any] = json.loads(stored_text(folder / SERVICE_STATUS))
     except (OSError, ValueError):
         return None
     return status

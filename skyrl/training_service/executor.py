@@ -82,7 +82,7 @@ class Executor:
         self.queue = ModelQueue(settings.max_pass_tokens)
         self.computing = asyncio.Lock()
         self.weights = folder / WEIGHTS
-        most = 1 if model.full else settings.max_samplers  # all weights of a model take the place of the base's
+        most = 1 if model.full else settings.max_snapshots  # all weights of a model take the place of the base's
         self.published = PublishedSnapshots(backend, self.weights, self.computing, most)
         self._backend, self._store, self._settings, self._model = backend, store, settings, model
         self._listener = listener

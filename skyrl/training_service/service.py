@@ -405,7 +405,7 @@ class TrainingService:
         request = self._requests.get(request_id)
         if request is None or request_id in self.executor.running or request_id in self._running_samples:
             return "active"
-        if self._in_flight(client) >= self.settings.client_tokens:
+        if self._in_flight(client) >= self.settings.client_queue_length:
             return "paused_rate_limit"
         model = self.executor.queue.get(request_id.rpartition(":")[0])
         return "active" if model is not None and model.next_seq != request.seq else "paused_capacity"
@@ -521,7 +521,7 @@ class TrainingService:
 
     def _check_room(self, client: str, tokens: int, *, next_one: bool) -> None:
         in_flight = self._in_flight(client)
-        if in_flight and in_flight + tokens > self.settings.client_tokens and not next_one:
+        if in_flight and in_flight + tokens > self.settings.client_queue_length and not next_one:
             raise RequestError(f"you have {in_flight} tokens in flight: try again when some are done", status=429)
 
     def _in_flight(self, client: str) -> int:

@@ -11,7 +11,7 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree.builder import with_class
 from skyrl.tree.classes import class_name, fields_of, known_class, table_class, written_fields
 from skyrl.tree.dump import same, stored_value
-from skyrl.tree.types import class_of, config_class, is_optional, lists_none
+from skyrl.tree.types import bare, class_of, config_class, is_list, is_optional, item_kind, lists_none
 
 
 def sparse(
@@ -85,6 +85,8 @@ def _without_null(
         if isinstance(value, Mapping) and nested is not None:
             start = before if isinstance(before, nested) else nested()
             converted[name] = _without_null(value, start, held, path + ".", problems)
+        elif attribute and isinstance(value, list) and (table := _table_in(attribute.type)):
+            converted[name] = [_without_default_null(item, table) for item in value]
         elif attribute and class_of(attribute.type) and tree is None:  # its class, if any, reads `none` as null
             converted[name] = _word_for_null(value)
         elif value is None and attribute and is_optional(attribute.type) and not _has_word_none(attribute.type):
@@ -93,6 +95,17 @@ def _without_null(
             problems += [_no_null(each) for each in _nulls(value, path)]
             converted[name] = value
     return converted
+
+
+def _table_in(kind: object) -> type[Any] | None:
+    """The class of the tables in a list; None for any other type."""
+    return config_class(item_kind(bare(kind))) if is_list(bare(kind)) else None
+
+
+def _without_default_null(item: Mapping[str, Any], table: type[Any]) -> dict[str, Any]:
+    """A table without what is null by default, which reads the same."""
+    fields = fields_of(table)
+    return {name: value for name, value in item.items() if value is not None or fields[name].default is not None}
 
 
 def _word_for_null(value: object) -> object:

@@ -211,7 +211,7 @@ def test_a_root_may_be_in_the_home_folder_and_a_path_may_be_forgotten() -> None:
 
 
 def test_paths_are_completed_name_by_name() -> None:
-    assert paths_from("tr") == ["trainer."]
+    assert paths_from("train") == ["trainer.", "training_service."]
     assert "trainer.epochs=" in paths_from("trainer.ep")
     assert paths_from("trainer.policy.optimizer_config.lr") == ["trainer.policy.optimizer_config.lr="]
     assert paths_from("nothing") == []

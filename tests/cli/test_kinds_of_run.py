@@ -161,6 +161,7 @@ ELSEWHERE: Mapping[str, str] = {
     "model check": "reads a model",
     "model from-gguf": "makes a model",
     "publish": "starts a program",
+    "serve-training": "serves no run: tests/training_service/test_whole_service.py",
     "serve-code": "reads no run",
     "serve-retriever": "reads documents",
     "data make": "reads no run",

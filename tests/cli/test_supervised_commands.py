@@ -93,9 +93,9 @@ def test_a_name_of_another_kind_of_run_is_told_to_be_one(folder: Path) -> None:
 def test_paths_are_completed_in_the_tree_that_the_words_before_make(folder: Path) -> None:
     assert paths_from("train_da", arguments=["sft.toml"]) == ["train_datasets=", "train_dataset_weights="]
     assert paths_from("chosen", arguments=["kind=reward_model"]) == ["chosen_key="]
-    assert paths_from("tr", arguments=["rl.toml"]) == ["trainer."]
+    assert paths_from("tr", arguments=["rl.toml"]) == ["trainer.", "training_service."]
     assert paths_from("chosen", ends="", every_kind=True) == ["chosen_key"]
-    assert paths_from("tr", arguments=["not_there.toml"]) == ["trainer."]
+    assert paths_from("tr", arguments=["not_there.toml"]) == ["trainer.", "training_service."]
 
 
 def test_the_completion_of_the_shell_knows_the_words_before(folder: Path) -> None:

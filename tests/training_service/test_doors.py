@@ -155,7 +155,7 @@ def test_compressed_bodies_and_answers(service: ServedTraining) -> None:
 def test_too_many_tokens_in_flight_are_told_to_wait(tmp_path: Path) -> None:
     backend = BigramBackend()
     with (
-        running(tmp_path, TrainingServiceConfig(port=0, client_tokens=8), backend) as service,
+        running(tmp_path, TrainingServiceConfig(port=0, client_queue_length=8), backend) as service,
         direct(service.url) as client,
     ):
         model = model_of(client, session_of(client))
@@ -171,7 +171,7 @@ def test_too_many_tokens_in_flight_are_told_to_wait(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("clients", [12, pytest.param(200, marks=pytest.mark.long)])
 def test_many_clients_see_only_429_and_try_again(tmp_path: Path, clients: int) -> None:
-    settings = TrainingServiceConfig(port=0, max_samples=4, client_tokens=400)
+    settings = TrainingServiceConfig(port=0, max_samples=4, client_queue_length=400)
     with running(tmp_path, settings) as service:
         with direct(service.url) as first:
             session = session_of(first)

@@ -342,7 +342,7 @@ def test_a_cancelled_sample_ends(tmp_path: Path) -> None:
 def test_snapshots_beyond_the_limit_are_loaded_when_used(tmp_path: Path) -> None:
     backend = BigramBackend()
     with (
-        running(tmp_path, TrainingServiceConfig(port=0, max_samplers=2), backend) as service,
+        running(tmp_path, TrainingServiceConfig(port=0, max_snapshots=2), backend) as service,
         client_of(service.url) as client,
     ):
         training = client.create_lora_training_client(BASE, rank=4, seed=7).result()

@@ -197,6 +197,7 @@ WHOLE = {
     # what reads a whole file without a bound, and whose file it is
     "commands": "answers that this call has sampled",
     "confinement": "/proc",
+    "arrow_files": "data that the user's own configuration names",
     "code_digests": "code that the user's own configuration names",
     "foreign_names": "of the package",
     "imports": "code that the user's own configuration names",

@@ -30,7 +30,7 @@ class TrainingServiceConfig(BaseConfig):
     """Number of models whose adapters, gradients and moments are in memory; the others, those used longest ago, rest on
     the disk until they are asked for again."""
 
-    max_samplers: int = field(default=16, validator=positive, metadata=FREE)
+    max_snapshots: int = field(default=16, validator=positive, metadata=FREE)
     """Maximum number of snapshots that the engines hold at once; the one used longest ago makes room, and is loaded
     from the disk when it is sampled from again."""
 
@@ -50,7 +50,7 @@ class TrainingServiceConfig(BaseConfig):
     client_models: int = field(default=8, validator=positive, metadata=FREE)
     """Maximum number of models at once of one client."""
 
-    client_tokens: int = field(default=4_000_000, validator=positive, metadata=FREE)
+    client_queue_length: int = field(default=4_000_000, validator=positive, metadata=FREE)
     """Maximum number of tokens of one client in requests that are not finished; a further one is answered with 429. The
     request that a model executes next is always accepted."""
 
