@@ -91,6 +91,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("machines"):
                 item.add_marker(pytest.mark.skip(reason=f"needs network namespaces: {why}"))
+    for item, why in _without_eight_bits(items):
+        item.add_marker(pytest.mark.skip(reason=why))
     for item, missing in _without_programs(items):
         item.add_marker(pytest.mark.skip(reason=f"needs {missing}"))
     if not all(map(shutil.which, BROWSER)):
@@ -130,6 +132,22 @@ def _without_gpus(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, int]]
 
         there = torch.cuda.device_count()
         yield from ((item, count) for item, count in needed if count > there)
+
+
+def _without_eight_bits(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, str]]:
+    """The items marked vnni, and why the engine refuses to compute in eight bits here; the engine is imported only for
+    them.
+    """
+    if marked := [item for item in items if item.get_closest_marker("vnni")]:
+        import torch
+
+        from skyrl.errors import ModelError
+        from skyrl.inference.torch.quantized import refuse_without_kernels
+
+        try:
+            refuse_without_kernels(torch.device("cpu"))
+        except ModelError as refusal:
+            yield from ((item, str(refusal)) for item in marked)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -199,7 +217,7 @@ def _lacks(sandbox: bool, skipped: int) -> Iterator[str]:
                 yield f"NOT TESTED: sandbox tier {tier}: {why}"
         yield from _lacks_for_root()
     if skipped:
-        yield f"NOT TESTED: {skipped} tests that need CUDA devices, a browser or network namespaces"
+        yield f"NOT TESTED: {skipped} tests that need CUDA devices, a browser, network namespaces or VNNI"
 
 
 def _lacks_for_root() -> Iterator[str]:

@@ -21,8 +21,8 @@ from property_tests.doors import SCALARS
 from property_tests.trees import LEAVES, SIMPLE, Overrides, as_tables, overrides
 from skyrl.config import SkyRLTrainConfig, load
 from skyrl.errors import ConfigError
-from skyrl.tree import thaw
 from skyrl.tree.classes import fit_field, names_of
+from skyrl.tree.dump import stored_value
 from skyrl.tree.schema import json_schema
 from skyrl.tree.validators import wanted_by
 
@@ -108,4 +108,4 @@ def test_a_number_with_a_unit_has_the_units_of_its_field() -> None:
 
 
 def test_the_schema_takes_each_default() -> None:
-    assert all(schema().is_valid(as_tables({path: thaw(LEAVES[path].default)})) for path in LEAVES)
+    assert all(schema().is_valid(as_tables({path: stored_value(LEAVES[path].default)})) for path in LEAVES)

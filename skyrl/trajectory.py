@@ -339,3 +339,8 @@ class TrajectoryGroup:
     def rewards(self) -> tuple[float, ...]:
         """Raw reward of each sample, in order of `sample_index`."""
         return tuple(trajectory.reward for trajectory in self.trajectories)
+
+    @property
+    def judged_rewards(self) -> tuple[float, ...]:
+        """Raw rewards of the samples that were judged; those that only replace one that was not do not count."""
+        return tuple(row.reward for row in self.trajectories if not row.missing and not row.filled)

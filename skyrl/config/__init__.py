@@ -76,7 +76,7 @@ from skyrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from skyrl.config.settings.placement import PlacementConfig, SFTPlacementConfig
-from skyrl.config.settings.supervised_root import RewardModelConfig, SFTConfig, SupervisedConfig
+    from skyrl.config.settings.supervised_root import RewardModelConfig, SFTConfig, SupervisedConfig
 
 __all__ = [
     "AdvantageEstimatorRegistry",

@@ -13,6 +13,7 @@ from attrs import frozen
 
 from skyrl.data.sources import BadRow, Columns, Row, read_rows
 from skyrl.errors import DataError, UserError
+from skyrl.storage.atomic import write_files
 from skyrl.tree.names import nearest
 
 
@@ -69,9 +70,6 @@ def make_files(name: str, folder: Path, given: Sequence[str]) -> dict[str, int]:
         sources[part] = source
     parts = {part: list(maker.rows(source)) for part, source in sources.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    sizes = {}
-    for part, rows in parts.items():
-        file = folder / f"{part}.jsonl"
-        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-        sizes[str(file)] = len(rows)
-    return sizes
+    files = {folder / f"{part}.jsonl": rows for part, rows in parts.items()}
+    write_files({file: "".join(f"{json.dumps(row)}\n" for row in rows) for file, rows in files.items()})
+    return {str(file): len(rows) for file, rows in files.items()}

@@ -126,11 +126,9 @@ class Mix:
     _factors: dict[tuple[nn.Linear, ...], tuple[Tensor, Tensor, Tensor] | None] = field(factory=dict, init=False)
 
     @classmethod
-    def of(cls, rows: Sequence[Updates | None], last: Mix | None, device: torch.device, size: int) -> Mix | None:
-        """The mix of rows with these adapters, padded to `size`; None if no row has one. Takes factors from `last`."""
+    def of(cls, rows: Sequence[Updates | None], last: Mix | None, device: torch.device, size: int) -> Mix:
+        """The mix of rows of which some have an adapter, padded to `size`. Takes factors from `last`."""
         adapters = tuple(sorted({row for row in rows if row is not None}, key=lambda each: each.number))
-        if not adapters:
-            return None
         owners = None
         if len(adapters) > 1 or None in rows:
             places: dict[Updates | None, int] = {each: place for place, each in enumerate(adapters)}

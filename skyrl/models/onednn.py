@@ -42,6 +42,23 @@ def is_available() -> bool:
     return bool(torch.backends.mkldnn.is_available())
 
 
+@cache
+def packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs weights of this type on this processor.
+
+    torch refuses 16-bit types without their instructions: bfloat16 needs AVX-512 (bw, vl, dq) or AVX-NE-CONVERT, and
+    float16 needs AVX-512 FP16 or AVX-NE-CONVERT.
+    """
+    if not is_available():
+        return False
+    matrix = torch.ones(1, 1, dtype=dtype, device="cpu")
+    try:
+        product(matrix, packed(matrix, 1))
+    except RuntimeError:
+        return False
+    return True
+
+
 def compute_with_onednn(model: nn.Module) -> None:
     """Switch every plain linear layer of a model on the CPU to oneDNN, if that is faster on this machine.
 

@@ -8,7 +8,6 @@ from skyrl.config import AlgorithmConfig, GeneratorConfig
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import ResumeError
 from skyrl.rollout.batch_filter import Batch, BatchFilter
-from skyrl.rollout.filters import judged_rewards
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.trajectory import TrajectoryGroup
 
@@ -71,7 +70,7 @@ class SynchronousRollouts:
             attempt=attempt,
         )
         for number, group in enumerate(groups, first):
-            self._cursor.observe(number, judged_rewards(group))
+            self._cursor.observe(number, group.judged_rewards)
         return groups
 
     def metrics(self) -> dict[str, float]:

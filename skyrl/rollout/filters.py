@@ -19,11 +19,6 @@ def has_reward_variance(group: TrajectoryGroup, *, tolerance: float = 0.0) -> bo
     return len(rewards) == 1 or (len(rewards) > 1 and max(rewards) - min(rewards) > tolerance)
 
 
-def judged_rewards(group: TrajectoryGroup) -> tuple[float, ...]:
-    """Raw rewards of the samples that were judged; those that only replace one that was not do not count."""
-    return tuple(row.reward for row in group.trajectories if not row.missing and not row.filled)
-
-
 def masked_out(group: TrajectoryGroup) -> TrajectoryGroup:
     """A copy of the group with no token to train on: it counts in every mean of rewards, and in no loss."""
     return attrs.evolve(group, trajectories=tuple(row.silent() for row in group.trajectories))

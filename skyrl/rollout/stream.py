@@ -35,7 +35,6 @@ from skyrl.data.group_lines import as_object, group_of
 from skyrl.errors import RunError
 from skyrl.planning.staleness import room_for_groups
 from skyrl.rollout.batch_filter import Batch, BatchFilter
-from skyrl.rollout.filters import judged_rewards
 from skyrl.rollout.gates import Gate, Gates
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.trajectory import Prompt, TokenRow, Trajectory, TrajectoryGroup
@@ -330,7 +329,7 @@ class GroupStream:
         try:
             group = await self._sample(begun.prompt, begun.version, attempt)
             if begun.number in self._begun:  # it was not given up meanwhile
-                self._cursor.observe(begun.draw, judged_rewards(group))
+                self._cursor.observe(begun.draw, group.judged_rewards)
                 if self._accept(group):
                     begun.group = group
                     self._kept += 1

@@ -25,6 +25,7 @@ from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.sampling import read_prompts
 from skyrl.runs.run_tree import AnyRun
+from skyrl.storage.atomic import write_files
 from skyrl.tree import evolve_at, get_at
 
 Part = Literal["train", "validation"]
@@ -206,8 +207,7 @@ def split_data(run: AnyRun, folder: Path, share: float, seed: int) -> Halves:
     if there := [file for file in files.values() if file.exists()]:
         raise DataError(f"{there[0]} is there already; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    for part, own in parts.items():
-        files[part].write_text("".join(f"{_json(row)}\n" for row in own), encoding="utf-8")
+    write_files({files[part]: "".join(f"{_json(row)}\n" for row in own) for part, own in parts.items()})
     sizes = len(parts["train"]), len(parts["validation"])
     return Halves(train=str(files["train"]), validation=str(files["validation"]), rows=sizes)
 

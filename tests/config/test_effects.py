@@ -60,6 +60,7 @@ OFF: dict[str, dict[str, Any]] = {
     **{effect.path: RECORDED for effect in ROLLOUT_EFFECTS if effect.condition.holds is samples},
     "generator.sampling_params.max_generate_length": RECORDED,
     "data.val_data": NO_EVALUATION,
+    "data.shuffle": {"data.curriculum.sampler": "pools"},
     **{f"generator.{table}.max_tokens": RECORDED for table in ("sampling_params", "eval_sampling_params")},
     "trainer.attention": {"trainer.strategy": "megatron", ENGINE + "backend": "vllm"},
     "trainer.recompute_activations": {"trainer.strategy": "megatron"},
@@ -132,6 +133,7 @@ RUNS: tuple[dict[str, Any], ...] = (
     {"trainer.policy.model.lora.rank": 2, ENGINE + "backend": "vllm", "trainer.placement.executor": "ray"},
     {ENGINE + "backend": "vllm", "trainer.device": "cuda", ENGINE + "max_engine_restarts": 1},
     SERVERS | {ENGINE + "run_engines_locally": False},
+    {"data.train_data": ["some.jsonl", "more.jsonl"]},
 )
 """Runs in which conditions read what decides."""
 

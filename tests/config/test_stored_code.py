@@ -22,7 +22,7 @@ from skyrl.config.loading.stored import stored_form
 from skyrl.config.loading.stored_code import IMPORTED
 from skyrl.config.settings.environment import McpServerConfig
 from skyrl.tree import evolve_at
-from skyrl.tree.classes import tables_of
+from skyrl.tree.classes import fields_of, tables_of
 from skyrl.tree.docs import docs_of
 from tests.config.leaves import RUNNABLE
 
@@ -41,9 +41,9 @@ def canary(tmp_path: Path) -> Path:
 
 def checkpoint(folder: Path, changes: dict[str, Any], file: str = "manifest.json") -> Path:
     """What a checkpoint or run of somebody else's says, with the changes."""
-    of_every_kind = all("." in path for path in changes)
+    of_rl = all(path.partition(".")[0] in fields_of(SkyRLTrainConfig) for path in changes)
     supervised = {"kind": "sft", "device": "cpu", "train_datasets": ["x.jsonl"], "model.path": "x/y", "num_steps": 1}
-    run: Any = compose([], RUNNABLE if of_every_kind else supervised).config
+    run: Any = compose([], RUNNABLE if of_rl else supervised).config
     for path, value in changes.items():
         run = evolve_at(run, path, value)
     place = folder / "global_step_4"

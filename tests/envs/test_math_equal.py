@@ -142,12 +142,12 @@ SPOILING = (
 
 def test_an_answer_does_not_affect_how_the_next_is_judged() -> None:
     equal = MathEqual(HERE[-1])
-    fresh = [equal(answer, truth) for answer, truth in PAIRS]
+    fresh = [equal(answer, truth, seconds=100) for answer, truth in PAIRS]
     for spoiling in SPOILING:
         equal(spoiling, "271828", seconds=100)
         equal("271828", spoiling, seconds=100)
     (worker,) = equal._idle
-    assert [equal(answer, truth) for answer, truth in PAIRS] == fresh
+    assert [equal(answer, truth, seconds=100) for answer, truth in PAIRS] == fresh
     assert equal._idle == [worker]  # the one that has read everything before
     equal.close()
 

@@ -112,9 +112,9 @@ def test_an_evaluation_warns_about_the_users_words_and_not_about_what_the_run_ha
     folder = str(tmp_path / "run")
     composed = compose_sampling([folder], ["environment.env_class=gsm8k"])
     assert "environment.skyrl_gym.isolate_user_env" in {problem.path for problem in composed.warnings}
-    assert without_old_news(composed, folder) == []
+    assert without_old_news(composed, [folder]) == []
     written = compose_sampling([folder], ["environment.env_class=gsm8k", isolated])
-    [problem] = without_old_news(written, folder)
+    [problem] = without_old_news(written, [folder])
     assert problem.path == "environment.skyrl_gym.isolate_user_env"
 
 

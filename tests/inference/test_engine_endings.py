@@ -163,7 +163,7 @@ async def test_a_special_token_can_be_a_stop_string() -> None:
     tokenizer.eos_token = None
     engine = TorchEngine(model, tokenizer, max_num_seqs=4)
     (said,) = await engine.generate(request((1, 2, 3), stop=("b<eos>",)))
-    assert (said.text, said.token_ids, said.stop_reason) == ("abb<eos>", (*ids("ab"), EOS), "stop")
+    assert (said.text, said.token_ids, said.stop_reason) == ("ab<eos>", (*ids("ab"), EOS), "stop")
 
 
 async def test_a_stop_string_in_the_prompt_does_not_count() -> None:

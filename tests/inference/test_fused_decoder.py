@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
 from skyrl.inference.torch import fused_decoder, projections
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.inference.torch.fused_decoder import FusedDecoder
 from skyrl.inference.torch.prefix_cache import Kept
+from skyrl.models import onednn
 from skyrl.models.attention import varlen_attention
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
 from tests.models.test_varlen_attention import loop
@@ -83,6 +86,34 @@ def test_prompts_of_all_lengths_share_a_kernel_where_it_takes_them(monkeypatch: 
             p.shape for each in theirs.layers for p in each
         ]
         torch.testing.assert_close(ours.layers[0][0], theirs.layers[0][0])
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """bfloat16 as on a processor for which torch does not pack it, and float32, which it packs on each."""
+    pack = onednn.packed
+
+    def refuse(weight: Tensor, rows: int) -> Tensor:
+        if weight.dtype is torch.bfloat16:
+            raise RuntimeError("bf16 path needs the cpu support avx512bw, avx512vl and avx512dq")
+        return pack(weight, rows)
+
+    monkeypatch.setattr(onednn, "packed", refuse)
+    onednn.packs.cache_clear()
+    yield
+    onednn.packs.cache_clear()
+
+
+@pytest.mark.parametrize("float32_head", [False, True])
+@pytest.mark.usefixtures("refused")
+def test_a_type_that_the_processor_does_not_pack_is_computed_without_packing(float32_head: bool) -> None:
+    assert (onednn.packs(torch.bfloat16), onednn.packs(torch.float32)) == (False, True)
+    model = nano_model().bfloat16()
+    with torch.inference_mode():
+        [prefix] = FusedDecoder(model, float32_head=float32_head).prefill([[1, 2, 3]], [None])
+        expected = model(torch.tensor([[1, 2, 3]])).logits[0, -1]
+    assert prefix.logits.dtype is (torch.float32 if float32_head else torch.bfloat16)
+    torch.testing.assert_close(prefix.logits.bfloat16(), expected, atol=0.1, rtol=0.05)  # bfloat16
 
 
 def test_weights_that_were_replaced_are_computed_with_after_a_refresh() -> None:

@@ -30,6 +30,7 @@ def test_the_largest_of_a_row_is_127_of_its_scale() -> None:
     assert scales[0].item() == pytest.approx(2 / 127)
 
 
+@pytest.mark.vnni
 @torch.no_grad()
 def test_the_product_is_that_of_both_rounded_sides() -> None:
     one, x, residual = layer(0, bias=True), torch.randn(9, 64), torch.randn(9, 48)
@@ -61,6 +62,7 @@ def test_what_is_not_finite_stays_so() -> None:
     assert not Quantized(layer(0))(x).isfinite().any()
 
 
+@pytest.mark.vnni
 @pytest.mark.parametrize("kind", ["qwen2", "qwen2, tied", "qwen3", "llama"])
 async def test_samples_in_eight_bits_are_the_models_but_for_hundredths_of_a_nat(kind: str) -> None:
     asked = request(prompts(9)[0], count=4, max_generate_length=16)
@@ -70,6 +72,7 @@ async def test_samples_in_eight_bits_are_the_models_but_for_hundredths_of_a_nat(
         assert 1e-4 < difference < 0.1
 
 
+@pytest.mark.vnni
 async def test_a_sample_in_deterministic_mode_is_the_same_alone_and_among_others() -> None:
     alone, among = engine(deterministic=True), engine(deterministic=True)
     asked, other = request((1, 2, 3), count=2), request((4, 5, 6, 7), count=3)
@@ -77,6 +80,7 @@ async def test_a_sample_in_deterministic_mode_is_the_same_alone_and_among_others
     assert await alone.generate(asked) == answer
 
 
+@pytest.mark.vnni
 async def test_new_weights_are_rounded_anew() -> None:
     sampling, asked = engine(), request((1, 2, 3), temperature=0.0)
     await sampling.pause()

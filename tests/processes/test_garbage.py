@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import gc
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
+from skyrl.processes import garbage
 from skyrl.processes.garbage import SELDOM, Collections, lasting_objects, seldom_collected
 
 
@@ -46,10 +47,12 @@ def test_garbage_is_collected_in_the_block_and_that_from_before_after_it() -> No
 
 @pytest.fixture
 def collecting() -> Iterator[None]:
-    """Collection as in a program, not as in the tests."""
-    was_enabled = gc.isenabled()
+    """Collection is on, as in a program, and happens only where it is asked for."""
+    was_enabled, thresholds = gc.isenabled(), gc.get_threshold()
     gc.enable()
+    gc.set_threshold(0)
     yield
+    gc.set_threshold(*thresholds)
     if not was_enabled:
         gc.disable()
 
@@ -77,7 +80,8 @@ def test_old_garbage_is_collected_once_full_collections_take_little_of_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = count()
-    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))  # each look takes a second
+    own = SimpleNamespace(monotonic=lambda: float(next(clock)))  # each look takes a second
+    monkeypatch.setattr(garbage, "time", own)  # of this module alone: finalizers and other threads look at theirs
     collections, node = Collections(), Node()
     collections.between_steps()  # full, for a second: the next one is due after 100
     gc.collect(1)  # the node becomes old

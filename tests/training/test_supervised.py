@@ -137,6 +137,9 @@ class Rows:
         self.place += 1
         return ROWS
 
+    def metrics(self) -> dict[str, float]:
+        return {"curriculum/stage": 1.0}
+
     def state(self) -> dict[str, Any]:
         return {"place": self.place}
 
@@ -157,7 +160,9 @@ def test_the_epoch_is_that_of_the_last_batch_and_the_place_is_stored() -> None:
     epochs = []
     for _ in range(3):
         here.take()
-        epochs.append(here.metrics()["trainer/epoch"])
+        metrics = here.metrics()
+        epochs.append(metrics.pop("trainer/epoch"))
+        assert metrics == {"curriculum/stage": 1.0}  # of the sampler
     assert (epochs, here.epoch) == ([0.0, 0.0, 1.0], 1)
     assert (here.state(), here.data()) == ({"total_steps": 10, "rows": {"place": 3}}, {"rows": {"place": 3}})
     again = position(10)

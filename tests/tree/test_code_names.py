@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from skyrl.config import ConfigError, SkyRLTrainConfig, compose
+from skyrl.config import ConfigError, SFTConfig, SkyRLTrainConfig, compose
 from skyrl.config.loading.code_digests import changed_code, code_digests
 from skyrl.config.loading.stored_code import IMPORTED
 from skyrl.config.settings.environment import EnvironmentConfig
 from skyrl.envs.registry import find_env
 from skyrl.tree import evolve_at, get_at
+from skyrl.tree.classes import fields_of
 from skyrl.tree.code_names import import_path_of, source_of_program
 from skyrl.tree.imports import import_object
 from skyrl.tree.types import TypeMismatch
@@ -114,10 +115,11 @@ def test_a_cell_that_was_changed_is_seen_by_its_digest(program: Callable[[str, s
     assert [*changed_code(found[1], found[2])] == ["environment.env_class: __main__:given"]
 
 
-@pytest.mark.parametrize("path", [path for path in IMPORTED if "." in path])
+@pytest.mark.parametrize("path", IMPORTED)
 def test_every_field_that_names_code_takes_an_object(path: str) -> None:
-    is_list = path in ("trainer.callbacks", "trainer.logger")
-    run = evolve_at(SkyRLTrainConfig(), path, [reward] if is_list else reward)
+    is_list = path.rpartition(".")[2] in ("callbacks", "logger")
+    is_of_rl = path.partition(".")[0] in fields_of(SkyRLTrainConfig)
+    run = evolve_at(SkyRLTrainConfig() if is_of_rl else SFTConfig(), path, [reward] if is_list else reward)
     name = f"{__name__}:reward"
     assert get_at(run, path) == ((name,) if is_list else name)
 

@@ -165,6 +165,7 @@ class CurriculumConfig(SamplerConfig):
     """Weight of prompts that were not drawn yet, under `pools`."""
 
     target: TargetDifficultyConfig = TargetDifficultyConfig()
+    """The target difficulty of `target_difficulty`, and how it follows the rewards."""
 
     skip_solved: int | None = field(default=None, validator=positive)
     """Draw a prompt no more once all samples of its last so many groups had a reward of at least `solved_reward`,

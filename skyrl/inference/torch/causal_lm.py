@@ -162,7 +162,9 @@ class CausalLM:
 
     def mix(self, adapters: Sequence[Updates | None], last: Mix | None) -> Mix | None:
         """The adapters of rows for `decode`; `last` is the mix before, whose factors are used again."""
-        size = max(padded_rows(len(adapters)), padded(max(len(adapters), 1)))
+        if all(each is None for each in adapters):
+            return None
+        size = max(padded_rows(len(adapters)), padded(len(adapters)))
         return Mix.of(adapters, last, self.device, size)
 
     def prefill(self, prompts: Sequence[Sequence[int]], adapter: Updates | None = None) -> list[Prefix]:

@@ -2,8 +2,9 @@
 
 On a CPU, weights are packed once for oneDNN, which then also adds the residual and applies the gate while it writes the
 product: 2.2 times `torch.nn.functional.linear` in float32 on AMD's Zen 5, where MKL computes with half the width of
-the vector units, and 1.2 to 1.6 times in bfloat16. Elsewhere, weights are fused into one matrix, of which the model's
-parameters become views. Weights and activations in eight bits are in `quantized.py`.
+the vector units, and 1.2 to 1.6 times in bfloat16. Elsewhere, and in types that oneDNN does not pack on this processor,
+weights are fused into one matrix, of which the model's parameters become views. Weights and activations in eight bits
+are in `quantized.py`.
 
 Shapes: x (T, in), weight (out, in), bias (out,).
 """
@@ -105,11 +106,11 @@ class Float32:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = weight, None if bias is None else bias.float()
-        self._packed = Packed(weight.float(), self._bias) if packs(weight) else None
+        self._packed = Packed(weight.float(), self._bias) if _packs(weight.device, torch.float32) else None
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._packed is not None:
-            return self._packed(x.float())
+            return self._packed(onednn.filled(x.float()))[: len(x)]  # `filled` leaves 16-bit rows that are not packed
         if x.is_cuda and self._bias is None and x.dtype != torch.float32:  # no copy of the weight in float32
             product: Tensor = torch.mm(x, self._weight.t(), out_dtype=torch.float32)
             return product
@@ -191,7 +192,11 @@ class SidedGateUp(GateUp):
 
 def packs(weight: Tensor) -> bool:
     """Whether weights of this type and device are packed for oneDNN."""
-    return weight.device.type == "cpu" and weight.dtype in _PACKED_DTYPES and onednn.is_available()
+    return weight.dtype in _PACKED_DTYPES and _packs(weight.device, weight.dtype)
+
+
+def _packs(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cpu" and onednn.packs(dtype)
 
 
 def filled(rows: Tensor) -> Tensor:
