@@ -106,7 +106,7 @@ class McpEnv(ToolEnv, ReadsSample):
             yield evolve(tool, run=self._calls(connection, tool.name))
 
     def _calls(self, connection: McpConnection, name: str) -> Callable[..., Any]:
-        async def run(**arguments: Any) -> str:
+        async def run(**arguments: object) -> str:
             try:
                 return await connection.call(name, arguments)
             except ServerLost:
