@@ -23,13 +23,13 @@ import click
 from attrs import Factory, define
 from click.testing import CliRunner
 
-from property_tests.trees import LEAVES, RUNNABLE, SIMPLE, as_arguments, as_tables, takes
+from property_tests.trees import LEAVES, RUNNABLE, SIMPLE, as_arguments, as_tables, default_of, takes
 from skyrl.cli.main import cli
 from skyrl.config import SkyRLTrainConfig, check, compose, load, resolve
 from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.loading.kinds import KINDS, root_of
 from skyrl.errors import SkyRLError
-from skyrl.tree import evolve_at, get_at, thaw
+from skyrl.tree import evolve_at, get_at
 from skyrl.tree.classes import table_paths
 from skyrl.tree.dump import stored_value
 
@@ -138,7 +138,7 @@ def given(chance: random.Random, folder: Path) -> Given:
 @cache
 def valid_values(path: str) -> tuple[Any, ...]:
     """Values of several kinds that the leaf takes, its default first."""
-    return tuple(value for value in (thaw(LEAVES[path].default), *SIMPLE, *SCALARS) if takes(path, value)) or (None,)
+    return tuple(value for value in (default_of(LEAVES[path]), *SIMPLE, *SCALARS) if takes(path, value)) or (None,)
 
 
 def with_a_slip(path: str, chance: random.Random) -> str:

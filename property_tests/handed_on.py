@@ -23,7 +23,7 @@ import cattrs
 from attrs import Factory, define, frozen
 from click.testing import CliRunner
 
-from property_tests.trees import SIMPLE, as_arguments, as_tables
+from property_tests.trees import SIMPLE, as_arguments, as_tables, default_of
 from skyrl.checkpoint.manifest import Manifest
 from skyrl.cli.preparing.config import config
 from skyrl.config import AlgorithmConfig, BaseConfig, OptimizerConfig, load, resolve
@@ -247,7 +247,7 @@ def values_of(kind: str, path: str) -> tuple[Any, ...]:
         given = [*ALLOCATIONS, None]
     elif path.endswith("_path"):
         given += FOLDERS
-    return tuple(value for value in given if _takes(attribute, value)) or (thaw(attribute.default),)
+    return tuple(value for value in given if _takes(attribute, value)) or (default_of(attribute),)
 
 
 def _takes(attribute: attrs.Attribute[Any], value: Any) -> bool:

@@ -12,8 +12,9 @@ import attrs
 from hypothesis import strategies as st
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.tree import Secret, thaw
+from skyrl.tree import Secret
 from skyrl.tree.classes import fields_of, fit_field, leaf_paths
+from skyrl.tree.dump import stored_value
 from skyrl.tree.types import NULL_WORDS, bare, is_list, is_mapping, is_optional, is_union
 
 LEAVES: dict[str, attrs.Attribute[Any]] = dict(leaf_paths(SkyRLTrainConfig))
@@ -63,7 +64,7 @@ def overrides(*, max_size: int = 12, null_inside: bool = True) -> st.SearchStrat
 def value_of(path: str, *, null_inside: bool = True) -> st.SearchStrategy[Any]:
     """A value that the leaf takes: any of its type; where its rule refuses that, the default or another simple one."""
     kind = LEAVES[path].type
-    simple = [value for value in (thaw(LEAVES[path].default), *SIMPLE) if takes(path, value)]
+    simple = [value for value in (default_of(LEAVES[path]), *SIMPLE) if takes(path, value)]
 
     @st.composite
     def draw_one(draw: st.DrawFn) -> Any:
@@ -71,6 +72,11 @@ def value_of(path: str, *, null_inside: bool = True) -> st.SearchStrategy[Any]:
         return value if takes(path, value) else deepcopy(draw(st.sampled_from(simple)))  # a test may change what it got
 
     return draw_one()
+
+
+def default_of(attribute: attrs.Attribute[Any]) -> Any:
+    """The default of a leaf as JSON has it."""
+    return stored_value(attribute.default)
 
 
 def takes(path: str, value: Any) -> bool:
