@@ -101,7 +101,7 @@ def test_a_run_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: P
 def test_an_asynchronous_run_that_is_killed_trains_on_no_prompt_too_often_or_not_at_all(
     nano: Path, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    faults = moments(20 if pytestconfig.getoption("--long") else 3, seed=3)
+    faults = moments(20 if pytestconfig.getoption("--long") else 2, seed=3)
     for killed in killed_runs(nano, tmp_path, faults, **AHEAD):
         assert_every_prompt_is_trained_on_twice(killed)
 
