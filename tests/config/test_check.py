@@ -8,9 +8,9 @@ import pytest
 
 from skyrl.config import SkyRLTrainConfig, check, compose
 from skyrl.config.loading.kinds import RL
-from skyrl.errors import ConfigError, Problem
+from skyrl.errors import ConfigError
 from skyrl.tree.classes import table_paths
-from skyrl.tree.rules import paths_read
+from skyrl.tree.rules import find_problems, paths_read
 from tests.config.check_cases import EDGES, FIRES, SILENT
 from tests.config.check_cases.settings import CRITIC, ENGINE, TURNS, resolved
 from tests.config.leaves import LEAVES, RUNNABLE
@@ -127,10 +127,13 @@ def test_what_was_derived_was_not_written() -> None:
 
 @pytest.mark.parametrize(("name", "values", "path"), CASES)
 def test_a_check_is_skipped_where_it_reads_a_broken_value(name: str, values: dict[str, Any], path: str) -> None:
-    def about(broken: set[str]) -> list[Problem]:
-        own = {repr(each) for each in NAMED[name](resolved(values))}
-        return [each for each in check(resolved(values), {}, broken) if repr(each) in own]
+    run, named = resolved(values), NAMED[name]
+    assert len(find_problems(run, [named], {})) == 1
+    for broken in paths_read(named, run):
+        assert find_problems(run, [named], {}, {broken}) == []
 
-    assert len(about(set())) == 1
-    for broken in paths_read(NAMED[name], resolved(values)):
-        assert about({broken}) == []
+
+def test_broken_values_of_a_run_reach_its_checks() -> None:
+    run = resolved({"trainer.policy_mini_batch_size": 300})
+    assert len(check(run, {})) == 1
+    assert check(run, {}, {"trainer.policy_mini_batch_size"}) == []

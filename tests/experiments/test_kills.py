@@ -96,7 +96,7 @@ def assert_every_prompt_is_trained_on_twice(out: Path) -> None:
 EVERY_PHASE = [*moments(9, seed=1), Fault(phase="product", nth=6)]
 
 
-FEW_PHASES = {"reward", "backward", "sync", "writing"}
+FEW_PHASES = {"reward", "backward", "sync", "writing", "product"}
 
 
 @pytest.mark.parametrize("phases", long_except([{*PHASES, "product"}, FEW_PHASES], FEW_PHASES), ids=["every", "few"])
