@@ -82,9 +82,15 @@ def pages_for_models() -> str:
         lines += ["", f"## {section.splitlines()[0]}", ""]
         for cells, about in re.findall(r"^\| (\[.+) \| (.+) \|$", section, re.MULTILINE):
             named = re.findall(r"\[(.+?)\]\((.+?)\)", cells)
-            links = [f"[{name}]({re.sub(r'(README)?\.md$', '/', f'docs/{target}')})" for name, target in named]
-            lines.append(f"- {', '.join(links)}: {about}".replace("docs/../", "").replace("//)", "/)"))
+            links = ", ".join(f"[{name}]({address(target)})" for name, target in named)
+            lines.append(f"- {links}: {about}")
     return "\n".join(lines) + "\n"
+
+
+def address(target: str) -> str:
+    """Where the site has a page that `docs/README.md` links to."""
+    page = (ROOT / "docs" / target).resolve().relative_to(ROOT).with_suffix("")
+    return f"{page.parent if page.name == 'README' else page}/"
 
 
 def with_folders(entries: list[Any]) -> list[Any]:
