@@ -30,6 +30,7 @@ from tests.inference.server_engines import SERVERS, arrived, engine_over, hung_u
 from tests.inference.steps import Steps, gate_of_model, gate_of_vllm
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import changed, saved, small_model
+from tests.long_cases import long_except
 
 pytestmark = pytest.mark.xdist_group("vllm")
 
@@ -100,7 +101,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(tmp_path_factory.mktemp("contract") / "model", model)
 
 
-OTHERS = ["vllm", "sglang server", "our server", pytest.param("vllm server", marks=pytest.mark.long)]
+OTHERS = long_except(["vllm", "sglang server", "our server", "vllm server"], "vllm", "sglang server")
 """Kinds of engine beside the torch engine, which they are compared with."""
 
 every = pytest.mark.parametrize("kind", ["torch", *OTHERS])
@@ -331,13 +332,13 @@ FAULTS = {
     "shape": "model.norm.weight has shape (7,), this model's has (64,)",
     "not paused": "before the engine was paused and idle",
 }
-ONE_OF_EACH = {"torch": "missing", "vllm": "shape", "sglang server": "unknown", "our server": "not paused"}
+ONE_OF_EACH = [("torch", "missing"), ("vllm", "shape"), ("vllm", "not paused"), ("sglang server", "unknown")]
 
 
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [
-        pytest.param(kind, fault, marks=[pytest.mark.long] * (ONE_OF_EACH.get(kind) != fault))
+        pytest.param(kind, fault, marks=[pytest.mark.long] * ((kind, fault) not in ONE_OF_EACH))
         for kind in ("torch", "vllm", "sglang server", "our server", "vllm server")
         for fault in FAULTS
     ],
