@@ -178,14 +178,14 @@ def _load(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> Toke
     if about is None:
 
         def fill(scratch: Path) -> dict[str, Any]:
-            digest = store_rows(scratch, reader.rows())
+            digest = store_rows(scratch, ((row.id, row.to_bytes()) for row in reader.rows()))
             return {"digest": digest, "tally": asdict(reader.tally)}
 
         about = folder.fill(fill)
     tally = Tally(**about["tally"])
     end = tally.turn_end
     tally.turn_end = None if end is None else (end[0], end[1])
-    return TokenizedRows(rows=StoredRows(folder.path, kind), tally=tally, digest=about["digest"])
+    return TokenizedRows(rows=StoredRows[R](folder.path, kind.of_bytes), tally=tally, digest=about["digest"])
 
 
 READ_BY = (

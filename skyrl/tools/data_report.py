@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 from attrs import evolve, frozen
+from xxhash import xxh3_128_digest
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config.derive.run_kind import RunKind
@@ -23,7 +24,7 @@ from skyrl.data.sources import BadRow, Row, in_table, iterate_rows
 from skyrl.data.supervised_rows import preference_reader, supervised_reader
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
-from skyrl.experiments.sampling import read_prompts
+from skyrl.experiments.sampling import prompt_maker
 from skyrl.runs.run_tree import AnyRun
 from skyrl.storage.atomic import write_files
 from skyrl.tree import evolve_at, get_at
@@ -128,14 +129,21 @@ def _of_source(
 def _read(
     run: AnyRun, kind: RunKind, tokenizer: ChatTokenizer, source: str
 ) -> tuple[list[tuple[Hashable, int]], tuple[str, ...]]:
-    """Key and length of every row that is not bad, and why the others are."""
+    """Digest and length of every row that is not bad, and why the others are."""
     if samples_rollouts(run):
-        whole = evolve_at(evolve_at(run, "trainer.max_prompt_length", _ANY_LENGTH), "data.bad_rows", "skip")
-        prompts = read_prompts(whole, [source], tokenizer)
-        return [(prompt.token_ids, len(prompt.token_ids)) for prompt in prompts.prompts], prompts.bad_rows
+        found, bad = [], list[str]()
+        for prompt in prompt_maker(run, tokenizer).of_source(source):
+            if isinstance(prompt, BadRow):
+                bad.append(prompt.reason)
+            else:
+                ids = np.asarray(prompt.token_ids)
+                found.append((xxh3_128_digest(ids.tobytes()), len(ids)))
+        if not found:
+            raise DataError(f"no row of {source} is a prompt; the first: {bad[0]}")
+        return found, tuple(bad)
     read: Any = supervised_reader if kind.rows == "chats" else preference_reader
     reader = read((source,), tokenizer, evolve_at(run, "bad_rows", "skip"), _ANY_LENGTH)
-    rows = [(row.to_bytes(), row.length) for row in reader.rows()]
+    rows = [(xxh3_128_digest(row.to_bytes()), row.length) for row in reader.rows()]
     return rows, tuple(reader.tally.bad_rows)
 
 
