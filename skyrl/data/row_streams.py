@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 State = Mapping[str, Any]
 
+EXAMINED = 1000
+"""Number of streamed rows that are examined before a run starts."""
+
 _COMPARED = 256
 """Number of files of a source whose columns are compared before any is read."""
 

@@ -21,6 +21,7 @@ from skyrl.data.conversations import without_nulls
 from skyrl.data.mapped_rows import MappedRows, rows_of_tokens
 from skyrl.data.row_forms import PreferenceForms, SupervisedForms
 from skyrl.data.row_store import RowFolder, StoredRows, add_to_digest, row_key, store_rows
+from skyrl.data.row_streams import RowStream, StreamedRow
 from skyrl.data.sources import BadRow, Row, in_table, iterate_rows
 from skyrl.data.tokenized_rows import PreferenceRow, R, SupervisedRow
 from skyrl.errors import DataError
@@ -229,6 +230,32 @@ class RowReader(Generic[R]):
                 f"max_length = {self.max_length} tokens, and {len(tally.bad_rows)} are bad"
                 + (f"; the first: {tally.bad_rows[0]}" if tally.bad_rows else "")
             )
+
+    def streamed(self, given: StreamedRow) -> tuple[R | None, str]:
+        """A streamed row that is trained on; or None, and why it is left out: `rows_too_long` or `rows_bad`. Raises
+        `DataError`.
+        """
+        self.tally.bad_rows.clear()  # they are counted by whoever asks
+        row = self._row(given.row, given.part.name, given.part.source, given.place)
+        if row is None:
+            return None, "rows_bad"
+        short = self.shortened(row)
+        return (None, "rows_too_long") if short is None else (short, "")
+
+    def first(self, rows: RowStream, count: int) -> TokenizedRows[R]:
+        """Those of the first `count` rows of a stream that are trained on. Raises `DataError`, also without any."""
+        kept: list[R] = []
+        for _ in range(count):
+            given = rows.draw()
+            if rows.passes:
+                break
+            made, _ = self.streamed(given)
+            kept += [] if made is None else [made]
+        if not kept:
+            raise DataError(f"none of the first {count} rows of {', '.join(self.sources)} can be trained on")
+        tally = Tally(sizes=[len(kept)])
+        self.conclude(tally)
+        return TokenizedRows(rows=tuple(kept), tally=tally)
 
     def _row(self, found: Row | BadRow, source: str, number: int, place: int) -> R | None:
         """The row as tokens; None for a bad row that may be skipped."""

@@ -14,7 +14,7 @@ from skyrl.data.order import InOrder, Mixed, Shuffled
 from skyrl.data.prompt_facts import facts_of
 from skyrl.data.prompts import PromptDataset, StreamedPrompts, load_prompts
 from skyrl.data.row_store import row_key
-from skyrl.data.row_streams import RowStream, parts_of, versions
+from skyrl.data.row_streams import EXAMINED, RowStream, parts_of, versions
 from skyrl.data.sources import Columns
 from skyrl.data.stored_prompts import PromptStore
 from skyrl.data.stream_cursor import StreamCursor
@@ -27,9 +27,6 @@ from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.stream import StreamingRollouts
 from skyrl.trajectory import Prompt
 from skyrl.tree.imports import import_object
-
-EXAMINED = 1000
-"""Number of streamed rows that are examined before a run starts."""
 
 
 def read_prompts(

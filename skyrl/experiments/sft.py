@@ -20,8 +20,11 @@ from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.settings.samplers import SamplerConfig
 from skyrl.data.cursor import PromptCursor, batches, batches_before, permutation
 from skyrl.data.order import InOrder, Mixed, Order, Shuffled
+from skyrl.data.row_store import row_key
+from skyrl.data.row_streams import EXAMINED, RowStream, parts_of, versions
 from skyrl.data.samplers import Sampler
-from skyrl.data.supervised_rows import TokenizedRows, load_supervised
+from skyrl.data.stream_cursor import StreamCursor
+from skyrl.data.supervised_rows import READ_BY, RowReader, TokenizedRows, load_supervised, supervised_reader
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.exports import chat_tokenizer, export_of, new_turn_end
@@ -46,6 +49,7 @@ from skyrl.training.middleware import LayeredLearner, in_context, layered, run_b
 from skyrl.training.profiling import ProfiledSteps
 from skyrl.training.supervised import RowPosition, SupervisedTrainer
 from skyrl.training.supervised_evaluation import Sums, SupervisedEvaluation, likelihood
+from skyrl.tree import to_dict
 
 SCORED_AT_A_TIME = 64
 """Minimum number of rows in a batch of an evaluation; micro-batches bound what is computed at a time."""
@@ -67,11 +71,15 @@ class SupervisedExp(BaseExp):
 
     @cached_property
     def train_dataset(self) -> TokenizedRows[Any]:
-        """The rows to train on, or made-up ones if configured. Raises `DataError` if they do not fill one batch, unless
-        batches may be short.
+        """The rows to train on, the first ones if they are streamed, or made-up ones if configured. Raises `DataError`
+        if they do not fill one batch, unless batches may be short.
         """
         if self.cfg.num_dummy_steps:
             return self.made_up_rows(len(self.tokenizer))
+        if self.cfg.streaming:
+            stream = RowStream(parts_of(self.cfg.train_datasets), buffer=1, seed=None)
+            first: TokenizedRows[Any] = self.reader(self.cfg.train_datasets).first(stream, EXAMINED)
+            return first
         rows = self.load(self.cfg.train_datasets)
         if len(rows) < self.cfg.batch_size and self.cfg.epoch_tail != "short":
             raise DataError(f"batch_size = {self.cfg.batch_size} rows, but the training data has {len(rows)}")
@@ -113,7 +121,12 @@ class SupervisedExp(BaseExp):
         """
         if self.cfg.num_dummy_steps:
             return self.cfg.num_dummy_steps
-        cfg, rows = self.cfg, len(self.train_dataset)
+        cfg = self.cfg
+        if cfg.streaming:
+            samples = cfg.max_training_samples
+            most = [cfg.num_steps, None if samples is None else samples // cfg.batch_size]
+            return min(limit for limit in most if limit is not None)
+        rows = len(self.train_dataset)
         steps, _ = batches(rows, cfg.batch_size, cfg.num_epochs, cfg.epoch_tail)
         limits = [cfg.num_steps]
         if cfg.max_training_samples is not None:
@@ -131,6 +144,10 @@ class SupervisedExp(BaseExp):
     def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         """Rows of this kind of run."""
         raise TypeError(f"{type(self).__name__} does not define load()")
+
+    def reader(self, sources: tuple[str, ...]) -> RowReader[Any]:
+        """Reads rows of this kind of run one by one."""
+        raise TypeError(f"{type(self).__name__} does not define reader()")
 
     def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
         """One batch of rows of the maximum length, with tokens below `vocabulary`."""
@@ -176,10 +193,18 @@ class SupervisedExp(BaseExp):
         curriculum = SamplerConfig() if cfg.num_dummy_steps else cfg.curriculum
         return sampler_of(curriculum, drawn, permutation(self.get_order(), cfg.batch_size, cfg.epoch_tail))
 
-    def get_loop(self, tracker: Tracker) -> TrainingLoop:
-        """The training loop: a batch of rows, an optimizer step, and the hooks before and after it."""
-        cfg, rows, evaluation = self.cfg, self.train_dataset, self.get_evaluation()
-        cursor: PromptCursor[Any] = PromptCursor(
+    def get_cursor(self) -> PromptCursor[Any] | StreamCursor[Any]:
+        """The position in the rows, and the batches that follow from it."""
+        cfg = self.cfg
+        if cfg.streaming and not cfg.num_dummy_steps:
+            seed = None if cfg.sampler == "sequential" else cfg.seed
+            stream = RowStream(parts_of(cfg.train_datasets), buffer=cfg.shuffle_buffer_size, seed=seed)
+            read = {name: value for name, value in to_dict(cfg).items() if name in READ_BY}
+            drawn = {"longest": self.max_length, "buffer": cfg.shuffle_buffer_size, "seed": seed}
+            key = row_key((), self.tokenizer, {**read, **drawn, "versions": versions(cfg.train_datasets)})
+            return StreamCursor(stream, self.reader(cfg.train_datasets).streamed, cfg.batch_size, key)
+        rows = self.train_dataset
+        return PromptCursor(
             rows.rows,
             cfg.batch_size,
             cfg.seed,
@@ -188,6 +213,10 @@ class SupervisedExp(BaseExp):
             fingerprint=rows.fingerprint,
             sampler=self.get_sampler(),
         )
+
+    def get_loop(self, tracker: Tracker) -> TrainingLoop:
+        """The training loop: a batch of rows, an optimizer step, and the hooks before and after it."""
+        cfg, cursor, evaluation = self.cfg, self.get_cursor(), self.get_evaluation()
         profiled = ProfiledSteps(cfg.profile_steps, self.folder.profile)
 
         async def step_begins() -> None:
@@ -269,7 +298,8 @@ class SupervisedExp(BaseExp):
                 notice(f"{len(tally.bad_rows)} {name} rows are bad and left out; the first: {tally.bad_rows[0]}")
         self.get_sampler()  # one that cannot be made is refused before anything starts
         self._report_turn_end()
-        self._report_tail()
+        if not self.cfg.streaming:
+            self._report_tail()
 
     def _report_tail(self) -> None:
         """Report the rows that no batch contains."""
@@ -318,6 +348,9 @@ class SFTExp(SupervisedExp):
 
     def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         return load_supervised(sources, self.tokenizer, self.cfg, self.max_length)
+
+    def reader(self, sources: tuple[str, ...]) -> RowReader[Any]:
+        return supervised_reader(sources, self.tokenizer, self.cfg, self.max_length)
 
     def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
         return made_up_sequences(self.cfg, self.max_length, vocabulary)

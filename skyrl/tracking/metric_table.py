@@ -208,7 +208,9 @@ _FAILURES = (
     MetricSpec(
         "rollout/groups_without_baseline", "prompts", "Groups left out because their greedy baseline failed (remax)."
     ),
-    MetricSpec("data/rows_bad", "rows", "Streamed rows that were left out because they are no prompts (`data.bad_rows`)."),
+    MetricSpec(
+        "data/rows_bad", "rows", "Streamed rows that were left out because they are no prompts (`data.bad_rows`)."
+    ),
     MetricSpec("data/rows_too_long", "rows", "Streamed rows that were left out for `trainer.max_prompt_length`."),
     MetricSpec("data/prompts_left_out", "prompts", "Prompts that were left out for failures since the run started."),
 )

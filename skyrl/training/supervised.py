@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from skyrl.batch import TrainingBatch
 from skyrl.config import SupervisedConfig
 from skyrl.data.cursor import PromptCursor
+from skyrl.data.stream_cursor import StreamCursor
 from skyrl.errors import ResumeError
 from skyrl.learners.workers.learning_worker import Objective
 from skyrl.training.describe import Metrics
@@ -19,7 +20,7 @@ Row = TypeVar("Row")
 class RowPosition(Generic[Row]):
     """The position of supervised training in its rows."""
 
-    def __init__(self, cursor: PromptCursor[Row], total_steps: int, run: SupervisedConfig) -> None:
+    def __init__(self, cursor: PromptCursor[Row] | StreamCursor[Row], total_steps: int, run: SupervisedConfig) -> None:
         """`total_steps` is the length of the whole run, which the learning-rate schedule may depend on."""
         self._cursor, self._total_steps = cursor, total_steps
         self._optimizer, self._may_change = run.optimizer_config, run.resume_with_changes

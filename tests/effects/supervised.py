@@ -127,6 +127,14 @@ def drawn(scene: Scene) -> object:
         return [list(sampler.draw(4, step)) for step in range(5)]
 
 
+@observable("the rows of the first two batches")
+def streamed(scene: Scene) -> object:
+    with files(scene.run.kind):
+        experiment: Any = experiment_class(scene.run)(scene.run)
+        cursor = experiment.get_cursor()
+        return [[row.to_bytes() for row in cursor.take()] for _ in range(2)]
+
+
 @observable("the training steps that are planned for 33 rows")
 def steps_of_an_odd_number(scene: Scene) -> object:
     experiment: Any = experiment_class(scene.run)(evolve_at(scene.run, "num_steps", None))
@@ -290,6 +298,8 @@ COMMON: tuple[tuple[str, Any, Observable, Values], ...] = (
     ("bad_rows", "skip", bad_rows, {}),
     ("max_length", 16, rows, {}),
     ("tokenized_path", "tokens", rows, {}),
+    ("streaming", True, streamed, {"num_steps": 3}),
+    ("shuffle_buffer_size", 1, streamed, {"streaming": True, "num_steps": 3}),
     ("disable_fast_tokenizer", True, rows, {}),
     ("tokenizer_path", "{nano}/other", tokenizer, {}),
     ("chat_template.name_or_path", "template.jinja", rows, {"chat_template.source": "file"}),

@@ -16,6 +16,8 @@ from tests.experiments.phases import Fault
 from tests.experiments.sameness import assert_same, assert_same_files
 from tests.experiments.test_kills import AHEAD
 from tests.nano_run import config, metrics, overrides, train
+from tests.supervised_run import chats, pairs, write
+from tests.supervised_run import train as train_supervised
 
 pytestmark = pytest.mark.xdist_group("forked")
 
@@ -62,6 +64,34 @@ def test_in_order_a_run_on_a_stream_is_the_run_on_loaded_rows(nano: Path, tmp_pa
     train(nano, tmp_path / "streamed", **{**in_order, "data__epoch_tail": "drop"}, data__streaming=True)
     loaded = metrics(tmp_path / "loaded")
     assert len(loaded) >= 4 and loaded == metrics(tmp_path / "stored") == metrics(tmp_path / "streamed")
+
+
+def pieces(folder: Path, kind: str) -> str:
+    """32 rows in two files."""
+    folder.mkdir()
+    rows = chats(32) if kind == "sft" else pairs(32)
+    write(folder / "0.jsonl", rows[:20])
+    write(folder / "1.jsonl", rows[20:])
+    return str(folder / "*.jsonl")
+
+
+@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+def test_supervised_runs_on_streams_train_as_on_loaded_rows_and_resume(nano: Path, tmp_path: Path, kind: str) -> None:
+    source = pieces(tmp_path / "rows", kind)
+    found: dict[str, Any] = {}
+    for name, changes in {
+        "loaded": {"sampler": "sequential", "num_steps": 6},
+        "in order": {"sampler": "sequential", "streaming": True, "num_steps": 6},
+        "whole": {"streaming": True, "shuffle_buffer_size": 6, "num_steps": 6, "ckpt_interval": 2},
+        "parts": {"streaming": True, "shuffle_buffer_size": 6, "num_steps": 3, "ckpt_interval": 2},
+        "parts ": {"streaming": True, "shuffle_buffer_size": 6, "num_steps": 6, "ckpt_interval": 2},
+    }.items():
+        folder = tmp_path / name.strip()
+        folder.mkdir(exist_ok=True)
+        records = train_supervised(nano, folder, kind, deterministic=True, **{"train_datasets": (source,), **changes})
+        found[name] = [record.get("train/loss") for record in records]
+    assert found["loaded"] == found["in order"] and found["whole"] == found["parts "]
+    assert found["whole"] != found["in order"] and len(found["whole"]) == 7
 
 
 def test_streamed_data_is_inspected_whole(nano: Path, tmp_path: Path) -> None:

@@ -51,6 +51,22 @@ def weighted_sources_are_shuffled(run: SupervisedConfig) -> Iterator[Problem]:
         yield Problem(path="sampler", message=message, hint="set it to random, or leave the weights out")
 
 
+def streaming_has_an_end(run: SupervisedConfig) -> Iterator[Problem]:
+    """Streamed rows are not counted, so that the run needs another end, and cannot be drawn out of turn."""
+    if not run.streaming:
+        return
+    if run.num_steps is None and run.max_training_samples is None:
+        message = "streamed rows are not counted before they are trained on, so that num_epochs ends no run"
+        yield Problem(path="num_steps", message=message, hint="set it, or max_training_samples")
+    loaded = "or set streaming to false"
+    if run.train_dataset_weights is not None:
+        message = "streamed sources are read one after the other, mixed by the shuffle buffer alone"
+        yield Problem(path="train_dataset_weights", message=message, hint=f"leave the weights out, {loaded}")
+    if run.curriculum.sampler != "permutation":
+        message = "streamed rows come in the order in which they are read"
+        yield Problem(path="curriculum.sampler", message=message, hint=f"leave it out, {loaded}")
+
+
 def curriculum_can_draw(run: SupervisedConfig) -> Iterator[Problem]:
     """The sampler is known, needs no rewards, and can draw at every step."""
     following = [name for name in run.curriculum.names if name in READS_REWARDS]

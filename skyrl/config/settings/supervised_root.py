@@ -52,6 +52,14 @@ class SupervisedConfig(RunConfig, RunBasics, LearnerConfig):
     """Sources of training rows: parquet, arrow, json or jsonl files (`~` is the home folder), or datasets of Hugging
     Face as `name` or `name:split`."""
 
+    streaming: bool = False
+    """Read training rows while the run trains on them, for sources larger than memory and disk: nothing is read in
+    advance but `shuffle_buffer_size` rows. The run ends by `num_steps` or `max_training_samples`; rows that are bad or
+    too long are left out when they are reached. False: all rows are read before the first step."""
+
+    shuffle_buffer_size: int = field(default=10_000, validator=positive)
+    """Number of streamed rows that are shuffled together. The files of a source are read in random order, too."""
+
     train_dataset_weights: tuple[float, ...] | None = field(default=None, validator=_weights)
     """Share of each source in an epoch, relative to each other; an epoch has as many rows as all sources together, and
     a source that is used up begins again. None: every row once in an epoch."""
