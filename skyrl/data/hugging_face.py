@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 from os.path import isdir
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from skyrl.errors import DataError
@@ -85,7 +84,7 @@ def _dataset(source: str) -> Dataset:
     return rows
 
 
-def _library(source: str) -> ModuleType:
+def _library(source: str) -> Any:
     """Hugging Face's library, for a source that exists. Raises `DataError`."""
     if why := dataset_failure(source):
         raise DataError(why)

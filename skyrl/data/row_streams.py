@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,11 +132,11 @@ def parts_of(sources: Sequence[str], columns: Columns | None = None) -> tuple[Pa
                 kinds.add(file)
             for place, file in enumerate(files):
                 prefix = f"{number}:{place}/" if several else f"{number}:"
-                parts.append(Part(number, file.place, prefix, lambda state, file=file: _OfFile(file, columns, state)))
+                parts.append(Part(number, file.place, prefix, partial(_OfFile, file, columns)))
             continue
         tasks = source.startswith(SCHEME) or holds_tasks(Path(source).expanduser())
-        reading = _OfTasks if tasks else _OfDataset
-        parts.append(Part(number, source, f"{number}:", lambda state, kind=reading, source=source: kind(source, state)))
+        reading: type[_OfTasks] | type[_OfDataset] = _OfTasks if tasks else _OfDataset
+        parts.append(Part(number, source, f"{number}:", partial(reading, source)))
     return tuple(parts)
 
 

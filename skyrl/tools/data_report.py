@@ -6,7 +6,7 @@ Nothing is trained and no model is loaded: only its tokenizer.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -84,7 +84,7 @@ class DataReport:
 def data_report(run: AnyRun) -> DataReport:
     """Read every source of the run."""
     kind = kind_of(run)
-    seen: dict[Part, set[Hashable]] = {"train": set(), "validation": set()}
+    seen: dict[Part, set[bytes]] = {"train": set(), "validation": set()}
     experiment: Any = experiment_class(run)(run)
     bound = run.trainer.max_prompt_length if samples_rollouts(run) else experiment.max_length
     reports, overlap = list[SourceReport](), 0
@@ -101,7 +101,7 @@ def data_report(run: AnyRun) -> DataReport:
 
 def _of_source(
     run: AnyRun, kind: RunKind, tokenizer: ChatTokenizer, part: Part, source: str, bound: int
-) -> tuple[SourceReport, list[Hashable]]:
+) -> tuple[SourceReport, list[bytes]]:
     """The report of a source, and a key for each row that is used: equal rows have equal keys."""
     try:
         columns = {name: _type_of(value) for name, value in _first_row(source).items()}
@@ -128,7 +128,7 @@ def _of_source(
 
 def _read(
     run: AnyRun, kind: RunKind, tokenizer: ChatTokenizer, source: str
-) -> tuple[list[tuple[Hashable, int]], tuple[str, ...]]:
+) -> tuple[list[tuple[bytes, int]], tuple[str, ...]]:
     """Digest and length of every row that is not bad, and why the others are."""
     if samples_rollouts(run):
         found, bad = [], list[str]()

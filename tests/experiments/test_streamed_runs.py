@@ -79,13 +79,14 @@ def pieces(folder: Path, kind: str) -> str:
 def test_supervised_runs_on_streams_train_as_on_loaded_rows_and_resume(nano: Path, tmp_path: Path, kind: str) -> None:
     source = pieces(tmp_path / "rows", kind)
     found: dict[str, Any] = {}
-    for name, changes in {
+    starts: dict[str, dict[str, Any]] = {
         "loaded": {"sampler": "sequential", "num_steps": 6},
         "in order": {"sampler": "sequential", "streaming": True, "num_steps": 6},
         "whole": {"streaming": True, "shuffle_buffer_size": 6, "num_steps": 6, "ckpt_interval": 2},
         "parts": {"streaming": True, "shuffle_buffer_size": 6, "num_steps": 3, "ckpt_interval": 2},
         "parts ": {"streaming": True, "shuffle_buffer_size": 6, "num_steps": 6, "ckpt_interval": 2},
-    }.items():
+    }
+    for name, changes in starts.items():
         folder = tmp_path / name.strip()
         folder.mkdir(exist_ok=True)
         records = train_supervised(nano, folder, kind, deterministic=True, **{"train_datasets": (source,), **changes})
