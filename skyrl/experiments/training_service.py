@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,16 +24,22 @@ from torch import Tensor
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.sizes import starts_engines
+from skyrl.config.settings.trackers import names_of
 from skyrl.errors import Problem, ResumeError, Stopped
 from skyrl.experiments.collaborators import NO_ADAPTERS, EngineAdapters, longest_sequence
+from skyrl.experiments.preflight import trackers_can_be_had
 from skyrl.experiments.standalone import StandaloneSampling, model_checks
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.models.files.loading import load_causal_lm, load_config
 from skyrl.models.files.naming import named_weights
+from skyrl.runs.inputs import notice
 from skyrl.runs.read_again import TOKENIZER, model_digests, of_model
-from skyrl.runs.run_lock import RunLock
+from skyrl.runs.run_lock import SIGNATURE, RunLock, write_configuration
 from skyrl.storage.atomic import write_file
-from skyrl.tracking.service_status import SERVICE_STATUS
+from skyrl.tracking.factory import trackers_of
+from skyrl.tracking.jsonlines import JsonLines, MetricsFile
+from skyrl.tracking.service_status import SERVICE_STATUS, folder_of
+from skyrl.tracking.tracker import Tracker, Trackers
 from skyrl.training_service.backend import (
     AdamSettings,
     AdapterSpec,
@@ -43,9 +50,12 @@ from skyrl.training_service.backend import (
     ServedModel,
 )
 from skyrl.training_service.model_bank import ModelBank
+from skyrl.training_service.model_queue import QueuedModel
+from skyrl.training_service.records import ServiceRecords, StepLines
 from skyrl.training_service.samplers import Samplers
 from skyrl.training_service.service import ServiceStatus
 from skyrl.training_service.serving import serving_training
+from skyrl.tree import evolve_at
 from skyrl.tree.files import stored_text
 from skyrl.tree.rules import Check
 from skyrl.weight_receiver.incoming_weights import Shared
@@ -170,8 +180,10 @@ class TrainingServiceExp(StandaloneSampling):
         settings, base = self.cfg.training_service, self.served
         samplers = Samplers(self.client, max_model_len=base.context, vocabulary=base.vocabulary)
         models = ServedModels(bank, samplers, self.client, full=base.full)
+        kept = self.cfg.trainer.samples_per_step_kept
+        records = ServiceRecords(self.open_tracker, self.folder.path, self.decode, samples_per_step=kept)
         try:
-            async with serving_training(models, self.folder.path, settings, base) as served:
+            async with serving_training(models, self.folder.path, settings, base, records) as served:
                 say(f"{base.names[0]} at {served.url}")
                 showing = asyncio.create_task(keep_status(served.status, self.folder.path))
                 try:
@@ -179,7 +191,21 @@ class TrainingServiceExp(StandaloneSampling):
                 finally:
                     showing.cancel()
         finally:
+            await asyncio.to_thread(records.close)
             await models.close()
+
+    def open_tracker(self, model: QueuedModel) -> Tracker:
+        """The trackers of a model: a folder as a run has one, and those that the configuration names."""
+        folder = folder_of(model.id, self.folder.path)
+        folder.mkdir(parents=True, exist_ok=True)
+        run = evolve_at(self.cfg, "trainer.run_path", str(folder))
+        run = evolve_at(run, "trainer.run_name", f"{run.trainer.run_name}-{folder.name}")
+        write_configuration(run, self.places, folder / SIGNATURE)
+        names = names_of(run.trainer.logger)
+        others = evolve_at(run.trainer, "logger", tuple(name for name in names if name != "console"))
+        console = [StepLines(model.id, notice)] if "console" in names else []
+        named = trackers_of(others, total_steps=0, first_step=model.steps, say=notice)
+        return Trackers([MetricsFile(JsonLines(folder / "metrics.jsonl")), *console, *named])
 
     @cached_property
     def served(self) -> ServedModel:
@@ -225,8 +251,13 @@ class TrainingServiceExp(StandaloneSampling):
 async def keep_status(status: Callable[[], Awaitable[ServiceStatus]], folder: Path) -> None:
     """Keep the file that `skyrl watch` reads up to date."""
     while True:
-        write_file(folder / SERVICE_STATUS, json.dumps({"time": time.time(), **asdict(await status())}) + "\n")
+        write_file(folder / SERVICE_STATUS, status_text(await status()))
         await asyncio.sleep(STATUS_SECONDS)
+
+
+def status_text(status: ServiceStatus) -> str:
+    """The content of the file that `skyrl watch` and `skyrl view` read."""
+    return json.dumps({"time": time.time(), **asdict(status)}) + "\n"
 
 
 def learns_in_one_process(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -256,5 +287,15 @@ def engines_take_snapshots(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="generator.inference_engine.rollout_dtype", message=message, hint="set it to bfloat16")
 
 
-PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (*model_checks, learns_in_one_process, engines_take_snapshots)
+def trackers_are_there(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The trackers of models can be had on this machine."""
+    yield from trackers_can_be_had(run.trainer, os.environ)
+
+
+PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
+    *model_checks,
+    trackers_are_there,
+    learns_in_one_process,
+    engines_take_snapshots,
+)
 """Checks before a training service starts."""

@@ -71,9 +71,7 @@ class RunLock:
     def write_config(self) -> None:
         """Write `config.json`: the resolved configuration, its fingerprint and places, digests of the user's code."""
         self._is_new = not self._signature.exists()
-        stored = stored_form(self._run) | {"code": code_digests(self._run), "places": self._places}
-        text = json.dumps(redacted_configuration(stored), indent=1, ensure_ascii=False)
-        write_file(self._signature, text + "\n")
+        write_configuration(self._run, self._places, self._signature)
         record_code(self._run, [str(self.folder), self._run.trainer.folder("ckpt_path")])
 
     def remove_config(self) -> None:
@@ -86,6 +84,12 @@ class RunLock:
         """Unlock the folder for the next process."""
         unsign(self.folder)
         self._lock.release()
+
+
+def write_configuration(run: AnyRun, places: Mapping[str, str], file: Path) -> None:
+    """Write a run as `config.json`; `places` says where values were written."""
+    stored = stored_form(run) | {"code": code_digests(run), "places": dict(places)}
+    write_file(file, json.dumps(redacted_configuration(stored), indent=1, ensure_ascii=False) + "\n")
 
 
 def stored_config(file: Path, field: str) -> object:
