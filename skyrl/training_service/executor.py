@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from attrs import asdict, field, frozen
+from attrs import asdict, frozen
 
 from skyrl.config import TrainingServiceConfig
 from skyrl.endpoint.fields import Fields
@@ -321,6 +321,7 @@ class Executor:
                 model.id,
                 model.steps,
             )
+            self._store.forget_samplers(model.id, self._settings.max_snapshots)
             self._finish(request, {"sampling_session_id": sampler, "type": "save_weights_for_sampler"})
 
     async def _save_external(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:

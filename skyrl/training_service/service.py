@@ -336,7 +336,11 @@ class TrainingService:
         """A sampling session. Raises `RequestError` with 404."""
         row = self.store.one("SELECT * FROM samplers WHERE id = ? AND client = ?", sampler, client)
         if row is None:
-            raise RequestError(f"there is no sampling session {sampler[:200]}", status=404)
+            raise RequestError(
+                f"there is no sampling session {sampler[:200]}: it has ended, or was that of a snapshot without a name, "
+                f"of which a model keeps its last {self.settings.max_snapshots}",
+                status=404,
+            )
         return row
 
     def join_sampler(self, client: str, sampler: str) -> int:

@@ -74,9 +74,9 @@ async def serving_training(
     """A training service that runs for the duration of the block, and continues what the folder holds. At the end, the
     turn in progress ends and the state of all models is stored.
 
-    `records` are written on the service's thread, and closed by the caller. Raises `UserError` for an address that other machines can reach while
-    no client has a token, or a folder that another service uses, `ProcessError` for an address that cannot be used, and
-    at the end of the block the error that ended the service.
+    `records` are written on the service's thread, and closed by the caller. Raises `UserError` for an address that
+    other machines can reach while no client has a token, or a folder that another service uses, `ProcessError` for an
+    address that cannot be used, and at the end of the block the error that ended the service.
     """
     with_tokens = bool(client_names(folder))
     if not with_tokens and not is_loopback(settings.host):

@@ -239,6 +239,15 @@ class Store:
             )
             self.run("DELETE FROM requests WHERE done IS NOT NULL AND result IS NULL AND tick IS NULL")
 
+    def forget_samplers(self, model: str, most: int) -> None:
+        """Drop the sampling sessions of a model's snapshots without a name, all but the newest ones."""
+        unnamed = "FROM samplers WHERE model = ? AND path IS NULL AND inflight IS NULL"
+        self.run(
+            f"DELETE FROM samplers WHERE id IN (SELECT id {unnamed} ORDER BY rowid DESC LIMIT -1 OFFSET ?)",
+            model,
+            most,
+        )
+
     def folders(self) -> set[str]:
         """Folders that something still needs: stored states, checkpoints, samplers, and loads in the journal."""
         rows = self.all(

@@ -190,7 +190,7 @@ def viewed(recorded: Recorded) -> Iterator[tuple[Recorded, ServedTraining, TestC
 def test_the_page_of_a_service_shows_models_clients_queue_losses_and_samples(
     viewed: tuple[Recorded, ServedTraining, TestClient],
 ) -> None:
-    recorded, service, seen = viewed
+    _, service, seen = viewed
     one, two = on_service(service, lambda each: each.status()).models
     page = seen.get("/run").text
     for shown in (one.id, two.id, "rank 8", BASE, "2 models of 1 clients", "0 requests wait", "Training loss"):
