@@ -337,8 +337,8 @@ class TrainingService:
         row = self.store.one("SELECT * FROM samplers WHERE id = ? AND client = ?", sampler, client)
         if row is None:
             raise RequestError(
-                f"there is no sampling session {sampler[:200]}: it has ended, or was that of a snapshot without a name, "
-                f"of which a model keeps its last {self.settings.max_snapshots}",
+                f"there is no sampling session {sampler[:200]}: it has ended, or was that of a snapshot without a "
+                f"name, of which a model keeps its last {self.settings.max_snapshots}",
                 status=404,
             )
         return row

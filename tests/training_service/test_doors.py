@@ -144,32 +144,29 @@ def test_limits_are_named(tmp_path: Path) -> None:
 
 def test_the_number_of_models_of_all_clients_is_bounded(tmp_path: Path) -> None:
     keys = [add_client(tmp_path, name) for name in ("anna", "bert")]
-    with running(tmp_path, TrainingServiceConfig(port=0, max_models=1)) as service:
-        with direct(service.url, keys[0]) as anna, direct(service.url, keys[1]) as bert:
-            model_of(anna, session_of(anna))
-            body = {"session_id": session_of(bert), "model_seq_id": 1, "base_model": BASE}
-            assert (
-                "the service holds 1 models, which is its limit"
-                in bert.post("/create_model", json=body).json()["error"]
-            )
+    settings = TrainingServiceConfig(port=0, max_models=1)
+    with (
+        running(tmp_path, settings) as service,
+        direct(service.url, keys[0]) as anna,
+        direct(service.url, keys[1]) as bert,
+    ):
+        model_of(anna, session_of(anna))
+        body = {"session_id": session_of(bert), "model_seq_id": 1, "base_model": BASE}
+        assert "the service holds 1 models, which is its limit" in bert.post("/create_model", json=body).json()["error"]
 
 
 def test_a_model_keeps_its_newest_snapshots_without_a_name_and_all_that_have_one(tmp_path: Path) -> None:
-    with running(tmp_path, TrainingServiceConfig(port=0, max_snapshots=2)) as service:
-        with client_of(service.url) as client:
-            training = client.create_lora_training_client(BASE, rank=4).result()
-            named = training.save_weights_for_sampler("kept").result().path
-            old, *new = [training.save_weights_and_get_sampling_client().result() for _ in range(3)]
-            with pytest.raises(tinker.NotFoundError, match="a model keeps its last 2"):
-                old.compute_logprobs(PROMPT).result()
-            for sampler in (*new, client.create_sampling_client(model_path=named).result()):
-                sampler.compute_logprobs(PROMPT).result()
-            asyncio.run(_collected(service))
-            assert len(list((tmp_path / "weights").iterdir())) == 3
-
-
-async def _collected(service: ServedTraining) -> None:
-    asyncio.run_coroutine_threadsafe(service._service.executor.collect(), service._loop).result()
+    settings = TrainingServiceConfig(port=0, max_snapshots=2)
+    with running(tmp_path, settings) as service, client_of(service.url) as client:
+        training = client.create_lora_training_client(BASE, rank=4).result()
+        named = training.save_weights_for_sampler("kept").result().path
+        old, *new = [training.save_weights_and_get_sampling_client().result() for _ in range(3)]
+        with pytest.raises(tinker.NotFoundError, match="a model keeps its last 2"):
+            old.compute_logprobs(PROMPT).result()
+        for sampler in (*new, client.create_sampling_client(model_path=named).result()):
+            sampler.compute_logprobs(PROMPT).result()
+        asyncio.run_coroutine_threadsafe(service._service.executor.collect(), service._loop).result()
+        assert len(list((tmp_path / "weights").iterdir())) == 3
 
 
 def test_compressed_bodies_and_answers(service: ServedTraining) -> None:
