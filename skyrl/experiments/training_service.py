@@ -198,7 +198,7 @@ class TrainingServiceExp(StandaloneSampling):
         names = names_of(run.trainer.logger)
         others = evolve_at(run.trainer, "logger", tuple(name for name in names if name != "console"))
         console = [StepLines(model.id, notice)] if "console" in names else []
-        named = trackers_of(others, total_steps=0, first_step=model.steps, say=notice)
+        named = trackers_of(others, total_steps=0, first_step=model.steps - 1, say=notice)
         return Trackers([MetricsFile(JsonLines(folder / "metrics.jsonl")), *console, *named])
 
     @cached_property

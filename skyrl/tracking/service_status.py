@@ -39,7 +39,8 @@ def service_status(folder: Path) -> Mapping[str, Any] | None:
 def silence(status: Mapping[str, Any]) -> str:
     """A sentence about a service that has written no status for a while; empty for one that works."""
     age = time.time() - status["time"]
-    return f"no sign of life for {age:.0f} s: the service has ended, or is stopped" if age > _SILENT_SECONDS else ""
+    since = f" for {age:.0f} s" if status["time"] else ""
+    return f"no sign of life{since}: the service has ended, or is stopped" if age > _SILENT_SECONDS else ""
 
 
 def work_of(status: Mapping[str, Any]) -> str:

@@ -279,7 +279,7 @@ class ModelBank(ModelWorker):
         model = self._awake(model_id)
         assert model.layout is not None
         vector = model.state.weights[FACTORS]
-        return model.layout.adapter(vector.clone() if self._peers.size == 1 else vector.to(HOST, copy=True))
+        return model.layout.adapter(vector if self._peers.size == 1 else vector.to(HOST))
 
     def weights(self) -> tuple[tuple[str, Tensor], ...]:
         """Name and value of every weight of the base, which are those of the model that is trained as a whole."""

@@ -33,7 +33,7 @@ SAMPLES = "trajectories.jsonl"
 _log = logging.getLogger(__name__)
 
 OpenTracker = Callable[[QueuedModel], Tracker]
-"""Opens the trackers of a model, before its first step of a session."""
+"""Opens the trackers of a model, whose step number `steps` is the first of this session."""
 
 
 @frozen(kw_only=True)

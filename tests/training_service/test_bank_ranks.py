@@ -53,7 +53,9 @@ async def course(ranks: BankRanks, folder: Path) -> list[Any]:
             seen.append((await ranks.call(ModelBank.optimizer_step, f"m{index}", STEP))["grad_norm:mean"])
     for index, _ in enumerate(MODELS):
         await ranks.call(ModelBank.save, f"m{index}", folder / f"m{index}", optimizer=True)
-        seen.append((await ranks.call(ModelBank.adapter, f"m{index}")).tensors)
+        adapter = await ranks.call(ModelBank.adapter, f"m{index}")
+        with adapter.open() as tensors:
+            seen += [tensor.clone() for _, tensor in tensors]
     return seen
 
 

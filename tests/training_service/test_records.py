@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 from tinker import types
 
-from skyrl.experiments.training_service import status_text
+from skyrl.config import SkyRLTrainConfig, compose
+from skyrl.experiments.training_service import TrainingServiceExp, status_text
 from skyrl.tracking.jsonlines import JsonLines, MetricsFile
 from skyrl.tracking.service_status import SERVICE_STATUS, folder_of, service_status, status_lines
 from skyrl.tracking.tracker import Tracker, Trackers
@@ -27,6 +28,7 @@ from skyrl.training_service.serving import ServedTraining
 from skyrl.viewer.sample_index import SampleIndex
 from skyrl.viewer.server import view_app
 from skyrl.viewer.service_pages import ServiceFollower, ServicePages
+from tests.tracking.readers import METRIC, READERS
 from tests.training_service.banks import datum, request
 from tests.training_service.running import client_of, on_service, running
 from tests.training_service.test_client_methods import BASE, DATA, PROMPT
@@ -86,7 +88,7 @@ def steps(client: tinker.ServiceClient, count: int, rank: int = 4) -> tinker.Tra
     return training
 
 
-def test_each_model_has_metrics_of_its_steps_which_go_on_after_a_restart(recorded: Recorded) -> None:
+def test_each_model_has_metrics_of_its_steps(recorded: Recorded) -> None:
     records = recorded.records()
     with running(recorded.folder, records=records) as service, client_of(service.url) as client:
         one, two = steps(client, 2), steps(client, 1)
@@ -241,3 +243,30 @@ def test_prometheus_reads_the_numbers(service: ServedTraining, client: tinker.Se
     assert values["skyrl_training_tokens_total",] > 0
     assert "local" not in answer.text
     assert json.dumps(BASE) not in answer.text
+
+
+@pytest.mark.parametrize("named", ["tensorboard", pytest.param("wandb", marks=pytest.mark.long)])
+def test_each_model_is_a_run_of_its_own_at_a_tracking_service(
+    tmp_path: Path, nano: Path, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = {
+        "trainer.run_path": str(tmp_path),
+        "trainer.run_name": "shared",
+        "trainer.policy.model.path": str(nano / "model"),
+        "trainer.device": "cpu",
+        "trainer.logger": ["console", named],
+        "trainer.trackers.wandb.mode": "offline",
+        "generator.inference_engine.backend": "torch",
+    }
+    experiment = TrainingServiceExp(compose([], written, SkyRLTrainConfig).config, {})
+    for name, losses in (("s-1:train:0", (3.0, 2.0)), ("s-1:train:1", (1.0,))):
+        model = QueuedModel(id=name, client="ada", session="s-1", steps=1)
+        tracker = experiment.open_tracker(model)
+        for step, loss in enumerate(losses, 1):
+            tracker.log(step, {METRIC: loss})
+        tracker.close()
+        folder = folder_of(name, tmp_path)
+        assert READERS[named](folder) == list(enumerate(losses, 1))
+        stored = json.loads((folder / "config.json").read_text())["config"]
+        assert stored["trainer"]["run_name"] == f"shared-{name.replace(':', '-')}"
+    assert "s-1:train:0 step 2" in capsys.readouterr().err
