@@ -91,8 +91,12 @@ def _routes(service: TrainingService) -> list[BaseRoute]:
     posts = _Posts(service)
     reads = _Reads(service)
     futures = _Futures(service)
+
+    async def metrics(request: Request) -> Response:  # a coroutine: the service is used from its loop alone
+        return Response(prometheus_text(service.status()), media_type=TEXT_FORMAT)
+
     routes: list[BaseRoute] = [
-        Route("/metrics", lambda request: Response(prometheus_text(service.status()), media_type=TEXT_FORMAT)),
+        Route("/metrics", metrics),
         _post(service, prefix + "forward_backward", posts.forward_backward),
         _post(service, prefix + "asample", posts.asample),
         _post(service, prefix + "retrieve_future", futures.retrieve),

@@ -98,7 +98,8 @@ def status_in(folder: Path) -> Mapping[str, Any]:
 
 def state_of_service(status: Mapping[str, Any]) -> str:
     """What the service does and has done, in words."""
-    return silence(status) or f"{work_of(status)}; finished: {finished_of(status)}"
+    said = (silence(status), work_of(status), f"finished: {finished_of(status)}")
+    return "; ".join(filter(None, said))
 
 
 _EMPTY: Mapping[str, Any] = {
