@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from skyrl.config import TrainerConfig
 from skyrl.errors import RequestError, RunError
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
-from skyrl.training_service.backend import AdamSettings, AdapterSpec, PassRequest, PassResult
+from skyrl.training_service.backend import AdamSettings, AdapterSpec, PassResult
 from skyrl.training_service.bank_ranks import BankRanks
 from skyrl.training_service.model_bank import ModelBank, dealt
 from tests.learners.pool import Pool
-from tests.training_service.banks import MIXED, STEP, bank_of, datum, request, requests_of, result
+from tests.training_service.banks import MIXED, STEP, Short, Torn, bank_of, datum, request, requests_of, result
 
 MODELS = MIXED[:4]
 
@@ -89,23 +89,6 @@ def test_a_pass_of_one_sequence_leaves_a_rank_idle(pool: Pool, trainer: TrainerC
         )
 
     assert asyncio.run(learned(on_two(pool, trainer))) == pytest.approx(asyncio.run(learned(alone(trainer))), rel=1e-5)
-
-
-class Short(ModelBank):
-    """A bank whose rank 1 has no memory for long sequences."""
-
-    def _computed(self, requests: Sequence[PassRequest]) -> Any:
-        if self._peers.rank and any(len(each.data) > 1 for each in requests):
-            raise RuntimeError("out of memory")
-        return super()._computed(requests)
-
-
-class Torn(ModelBank):
-    """A bank whose rank 1 cannot read files."""
-
-    def load(self, model_id: str, folder: Path, *, optimizer: bool) -> None:
-        if self._peers.rank:
-            raise RequestError("no such file here")
 
 
 def test_a_failure_of_one_rank_is_one_of_all_and_changes_nothing(pool: Pool, trainer: TrainerConfig) -> None:
