@@ -65,10 +65,11 @@ def summary_of(request: PassRequest, result: PassResult) -> PassSummary:
         factors = datum.inputs.get("weights", datum.inputs.get("advantages"))
         counts = np.ones(len(datum.tokens), bool) if factors is None else _rows(factors).any(1)
         tokens += int(counts.sum())
-        positive &= factors is None or bool((factors >= 0).all())
+        positive &= factors is None or bool((factors.astype(np.float32) >= 0).all())
         sampled &= "logprobs" in datum.inputs
         if sampled:
-            drift += float(np.abs(outputs["logprobs"] - datum.inputs["logprobs"])[counts].sum())
+            learner, sampler = (each["logprobs"].astype(np.float32) for each in (outputs, datum.inputs))
+            drift += float(np.abs(learner - sampler)[counts].sum())
     return PassSummary(
         is_likelihood=request.loss == "cross_entropy" and positive,
         loss=float(result.metrics["loss:sum"]),

@@ -25,7 +25,7 @@ def prometheus_text(status: ServiceStatus) -> str:
         "tokens_in_flight": ("Tokens in unfinished requests.", sum(each.tokens for each in status.clients)),
         "checkpoint_bytes": ("Bytes of checkpoints.", sum(each.checkpoint_bytes for each in status.clients)),
     }
-    lines = []
+    lines: list[str] = []
     for name, (meaning, value) in gauges.items():
         lines += _metric(name, "gauge", meaning, {"": value})
     kinds = {f'{{kind="{kind}"}}': count for kind, count in sorted(status.finished.items())}
