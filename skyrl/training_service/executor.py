@@ -345,13 +345,16 @@ class Executor:
         ttl = fields.integer("ttl_seconds", None, least=SHORTEST_TTL, most=LONGEST_TTL)
         metadata = fields.mapping("user_metadata")
         training = kind == "weights"
-        used = self._store.one("SELECT COALESCE(SUM(size), 0) AS size FROM checkpoints WHERE client = ?", model.client)
-        if used is not None and used["size"] >= self._settings.client_bytes:
-            raise RequestError(
-                f"your checkpoints take {used['size']} bytes, and at most {self._settings.client_bytes} are allowed: "
-                "delete some"
-            )
         folder = await self._saved(model.id, f"{kind}-{request.seq}", optimizer=training)
+        size = sum(file.stat().st_size for file in (self.weights / folder).rglob("*") if file.is_file())
+        others = "SELECT COALESCE(SUM(size), 0) AS size FROM checkpoints WHERE client = ? AND path != ?"
+        used = self._store.one(others, model.client, path)
+        if used is not None and used["size"] + size > self._settings.client_bytes:
+            shutil.rmtree(self.weights / folder)
+            raise RequestError(
+                f"your checkpoints would take {used['size'] + size} bytes, and at most {self._settings.client_bytes} "
+                "are allowed: delete some"
+            )
         now = time.time()
         return {
             "path": path,
@@ -359,7 +362,7 @@ class Executor:
             "client": model.client,
             "kind": kind,
             "folder": folder,
-            "size": sum(file.stat().st_size for file in (self.weights / folder).rglob("*") if file.is_file()),
+            "size": size,
             "spec": json.dumps(_plain(model.spec)),
             "metadata": json.dumps(metadata),
             "optimizer": training,
