@@ -44,7 +44,7 @@ def silence(status: Mapping[str, Any]) -> str:
 
 
 def work_of(status: Mapping[str, Any]) -> str:
-    """What the service does, in a line."""
+    """Present work of the service, in a line."""
     clients = len({each["client"] for each in status["models"]} | {each["name"] for each in status["clients"]})
     return (
         f"{len(status['models'])} models of {clients} clients in {status['sessions']} sessions, "
@@ -54,7 +54,7 @@ def work_of(status: Mapping[str, Any]) -> str:
 
 
 def finished_of(status: Mapping[str, Any]) -> str:
-    """What the service has done since its start, in a line."""
+    """Requests that the service has finished since its start, in a line."""
     finished = ", ".join(f"{count} {kind}" for kind, count in sorted(status["finished"].items())) or "nothing yet"
     return f"{finished} ({status['tokens']:,} tokens)"
 

@@ -63,7 +63,7 @@ class Finished:
     """Whether the tick's replay needs the request's body."""
 
     summary: PassSummary | None = None
-    """What is recorded of a pass that changed the model's gradients."""
+    """Record of a pass that changed the model's gradients."""
 
 
 class Executor:

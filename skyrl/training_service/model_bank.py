@@ -123,7 +123,7 @@ class _Pass:
     factors: list[_Factors]
     settings: Mapping[str, float]
     outputs: list[Mapping[str, Array]]
-    """Of each sequence; empty for those that another rank computes."""
+    """Outputs of each sequence; empty for those that another rank computes."""
 
     loss: Tensor | float = 0.0
     """The sum of the losses of all tokens, in double."""
@@ -135,7 +135,7 @@ class _Stretch:
 
     of: _Pass
     rows: range
-    """Their numbers in the request."""
+    """Numbers of the sequences in the request."""
 
     @property
     def data(self) -> Sequence[Datum]:

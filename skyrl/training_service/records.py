@@ -1,4 +1,4 @@
-"""What a service records for people: the optimizer steps of each model, and samples.
+"""Records of a service for people: the optimizer steps of each model, and samples.
 
     SERVICE/models/<model>/metrics.jsonl   a line for each step, and what its trackers keep: the folder of a run
     SERVICE/trajectories.jsonl             samples, a line for each
@@ -38,7 +38,7 @@ OpenTracker = Callable[[QueuedModel], Tracker]
 
 @frozen(kw_only=True)
 class PassSummary:
-    """What is recorded of a pass with gradient."""
+    """Record of a pass with gradient."""
 
     is_likelihood: bool
     """Whether its loss is the negative log-likelihood of its targets, and not that of a policy."""
@@ -80,7 +80,7 @@ def summary_of(request: PassRequest, result: PassResult) -> PassSummary:
 
 @define
 class _Step:
-    """What a model did since its last step."""
+    """Passes of a model since its last step."""
 
     since: float = field(factory=time.monotonic)
     passes: list[PassSummary] = field(factory=list)

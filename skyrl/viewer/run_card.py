@@ -217,7 +217,7 @@ def _spread(series: Series) -> float:
 
 
 def cost(metrics: RunMetrics, gpus: int | None, device: str) -> Iterator[tuple[str, str]]:
-    """What a run cost, with labels. `gpus` is the number of its GPUs, None if it is not known."""
+    """Cost of a run, with labels. `gpus` is the number of its GPUs, None if it is not known."""
     seconds = (metrics.last("timing/all_steps") or metrics.total("timing/step")) + sum(map(metrics.total, _OUTSIDE))
     yield "time", f"{_duration(seconds)}, without start-up"
     if device == "cpu" or gpus == 0:

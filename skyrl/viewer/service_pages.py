@@ -46,7 +46,7 @@ class ServiceFollower(RunFollower):
     """Keeps the index and the metrics of a service up to date."""
 
     def state_now(self) -> str:
-        """What the service does and has done."""
+        """Present and finished work of the service."""
         return state_of_service(status_in(self.folder))
 
 
@@ -97,7 +97,7 @@ def status_in(folder: Path) -> Mapping[str, Any]:
 
 
 def state_of_service(status: Mapping[str, Any]) -> str:
-    """What the service does and has done, in words."""
+    """Present and finished work of the service, in words."""
     said = (silence(status), work_of(status), f"finished: {finished_of(status)}")
     return "; ".join(filter(None, said))
 

@@ -170,7 +170,7 @@ def test_a_model_keeps_its_newest_snapshots_without_a_name_and_all_that_have_one
         for sampler in (*new, client.create_sampling_client(model_path=named).result()):
             sampler.compute_logprobs(PROMPT).result()
         asyncio.run_coroutine_threadsafe(service._service.executor.collect(), service._loop).result()
-        assert len(list((tmp_path / "weights").glob("*-train-*"))) == 3
+        assert len(list((tmp_path / "weights").glob("*-sampler*"))) == 3
 
 
 def test_compressed_bodies_and_answers(service: ServedTraining) -> None:
