@@ -240,7 +240,8 @@ class _Reader:
         if self.refuses and (reason := self.refuses(task, extras_of(whole, self.columns))):
             raise DataError(f"{source}, row {place} {reason}")
         messages = chat_of(whole, place, source, self.columns)
-        messages = tuple(without_nulls(messages)) if in_table(source) else messages
+        if in_table(source):
+            messages = tuple(map(without_nulls, messages))
         if not self.rendered:
             return whole, _Chat(messages)
         allowed = bool(whole.get(ALLOW_DROPPED))
@@ -256,12 +257,24 @@ class _Reader:
         made: dict[int, list[int] | BadRow] = {}
         texts: dict[int, str] = {}
         with bounded(template_name(self.tokenizer), len(chats)):
+            texts |= self._texts_together(chats)
             for place, chat in chats.items():
+                if place in texts:
+                    continue
                 try:
                     texts[place] = self._text(chat)
                 except DataError as error:
                     made[place] = BadRow(f"{source}, row {place}: {error}")
         return made | self._encode(texts, source)
+
+    def _texts_together(self, chats: Mapping[int, _Chat]) -> dict[int, str]:
+        """The texts of chats that can be rendered in one call; none of them if the template refuses one."""
+        places = [place for place, chat in chats.items() if self.rendered and not chat.tools]
+        try:
+            texts = self.template.prompts([chats[place].messages for place in places])
+        except DataError:
+            return {}
+        return {place: text for place, text in zip(places, texts, strict=True) if text is not None}
 
     def _text(self, chat: _Chat) -> str:
         if not self.rendered:

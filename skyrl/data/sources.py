@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -196,7 +195,7 @@ def first_row(source: str, columns: Columns, *, skip: bool = False) -> Row:
 
 def in_table(source: str) -> bool:
     """Whether a source is a table, in which a null may stand for an absent value."""
-    return os.path.splitext(source)[1] not in (".json", ".jsonl")  # without a Path: it is called for each row
+    return not source.endswith((".json", ".jsonl"))
 
 
 _TEXT_HINT = (

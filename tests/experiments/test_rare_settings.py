@@ -123,6 +123,8 @@ AXES: dict[str, list[dict[str, Any]]] = {
 """Settings that are drawn together: one of each list."""
 
 ALWAYS = {T + "max_training_steps": 3, T + "epochs": 4, T + "ckpt_interval": 1, T + "eval_interval": -1}
+SHORT = {T + "max_training_steps": 2}
+"""The length of the one combination that is tried without `--long`."""
 
 
 def combination(nano: Path, seed: int) -> dict[str, dict[str, Any]]:
@@ -178,7 +180,7 @@ def test_settings_that_are_seldom_used_together_run_and_go_on_after_a_kill(
 ) -> None:
     seed = number + COMBINATIONS * (pytestconfig.getoption("--seed") - 1)
     chosen = combination(world, seed)
-    changes = settings(world, chosen)
+    changes = settings(world, chosen) | ({} if pytestconfig.getoption("--long") else SHORT)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     status, said = run(world, whole, **changes)
     assert (status, "Traceback" in said) == (0, False), f"{chosen}\n{said}"
