@@ -67,7 +67,7 @@ class RunLock:
             raise
 
     def write_config(self, text: str) -> None:
-        """Write `config.json`, whose text is that of `config_text`."""
+        """Write `config.json` with this content of `config_text`."""
         self._is_new = not self._signature.exists()
         write_file(self._signature, text)
         record_code(self._run, [str(self.folder), self._run.trainer.folder("ckpt_path")])
@@ -84,8 +84,10 @@ class RunLock:
         self._lock.release()
 
 
-def config_text(run: AnyRun, places: Mapping[str, str] = {}) -> str:
-    """`config.json`: the resolved configuration, its fingerprint, the places of its values, digests of own code."""
+def config_text(run: AnyRun, places: Mapping[str, str]) -> str:
+    """Content of `config.json`: the resolved configuration, its fingerprint, digests of the user's code, and `places`,
+    where values were written.
+    """
     stored = stored_form(run) | {"code": code_digests(run), "places": dict(places)}
     return json.dumps(redacted_configuration(stored), indent=1, ensure_ascii=False) + "\n"
 

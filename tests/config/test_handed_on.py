@@ -129,7 +129,7 @@ def shown(*options: str, language: str) -> Callable[[str], str]:
 def stored(kind: str) -> str:
     Path("run").mkdir()
     run = compose([f"{kind}.toml"]).config
-    RunLock(Path("run"), "run_path", run).write_config(config_text(run))
+    RunLock(Path("run"), "run_path", run).write_config(config_text(run, {}))
     return "run"
 
 

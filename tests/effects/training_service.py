@@ -26,9 +26,9 @@ def served(scene: Scene) -> object:
 
     @asynccontextmanager
     async def serving(
-        backend: Backend, folder: Path, settings: TrainingServiceConfig, model: ServedModel
+        backend: Backend, folder: Path, settings: TrainingServiceConfig, model: ServedModel, records: object
     ) -> AsyncIterator[Any]:
-        del backend, folder
+        del backend, folder, records
         found["settings"], found["model"] = attrs.asdict(settings), model.full
         running = MagicMock()
         running.run = lambda: asyncio.sleep(0)

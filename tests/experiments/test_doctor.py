@@ -560,7 +560,7 @@ def stored(folder: Path, run: Any) -> None:
     """The folder of this run."""
     lock = RunLock(folder, "trainer.run_path", run)
     lock.acquire()
-    lock.write_config(config_text(run))
+    lock.write_config(config_text(run, {}))
     lock.release()
 
 
