@@ -375,7 +375,7 @@ _DATA_EFFECTS: tuple[Effect, ...] = (
     Effect("data.train_weights", _HAS_SOURCES & _draws_by("permutation")),
     Effect("data.epoch_tail", _HAS_EPOCHS),
     *(each.below("data") for each in SAMPLER_EFFECTS),
-    *effects(_draws_by("pools"), *fields_in("data.curriculum", "pools unseen_weight")),
+    *effects(_draws_by("pools"), *fields_in("data.curriculum", "pools pool_memory unseen_weight")),
     Effect("data.curriculum.target", _draws_by("target_difficulty")),
     Effect("data.curriculum.solved_reward", is_given("data.curriculum.skip_solved", "data.curriculum.skip_solved")),
 )
