@@ -63,11 +63,12 @@ def evaluated(folder: Path, kind: str) -> dict[str, Any]:
     return {"num_epochs": 1, **shared}
 
 
-ONE = ("FSDP2", "ZeRO-3", "two ranks share sequences")
+ONE = ("FSDP2", "ZeRO-3", "two ranks share sequences", "rows are packed over two ranks")
 LAYOUTS: dict[str, dict[str, Any]] = {
     "FSDP2": {},
     "ZeRO-3": {"strategy": "deepspeed"},
     "two ranks share sequences": {"sequence_parallel_size": 2},
+    "rows are packed over two ranks": {"max_tokens_per_microbatch": 40},
     "two ranks share keys": {"context_parallel_size": 2},
     "two ranks cut matrices": {"tensor_parallel_size": 2},
     "ZeRO-3, two ranks cut matrices": {"strategy": "deepspeed", "tensor_parallel_size": 2},

@@ -160,9 +160,11 @@ def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) 
         apply(writing, key, value, _packing(values))
     elif key in ("dummy_run_full_ctx", "dummy_run_max_steps"):
         apply(writing, key, value, _made_up_steps(values))
+    elif newer := SFT.translated(key, value, values):
+        apply(writing, key, value, newer)
     elif entry := _KEYS.get(key):
         apply(writing, key, value, translate(entry, value))
-    elif newer := SFT.translated(key, value, values) or of_a_policy(key, value):
+    elif newer := of_a_policy(key, value):
         apply(writing, key, value, newer)
     else:
         convert_one(writing, key, value)
