@@ -80,11 +80,12 @@ _KEYS: dict[str, Entry] = {
 """Settings that have a different name or meaning here."""
 
 SFT_ROOTS = (
-    *_KEYS, *_SAMPLER, *_ONE_NAME, *_NAMES, *_SPLITS, "model", "optimizer_config", "placement", "megatron_config",
-    "fsdp_config", "torch_profiler_config", "train_dataset_weights", "messages_key", "tools_key", "system_key",
+    *_KEYS, *_SAMPLER, *_ONE_NAME, *_NAMES, *_SPLITS, "strategy", "model", "model_config_kwargs", "optimizer_config",
+    "placement", "megatron_config", "fsdp_config", "torch_profiler_config", "train_dataset_weights", "messages_key", "tools_key", "system_key",
     "eval_dataset_names", "eval_interval", "eval_before_train", "max_length", "num_steps", "batch_size",
     "micro_train_batch_size_per_gpu", "project_name", "run_name", "ckpt_interval", "max_ckpts_to_keep",
     "hf_save_interval", "seed", "sampler", "train_on_what", "dummy_run_full_ctx", "dummy_run_max_steps",
+    "use_sequence_packing",
 )  # fmt: skip
 """Top-level names of SkyRL's SFT configuration."""
 
@@ -132,7 +133,7 @@ def convert_settings(settings: Sequence[tuple[str, Any] | Line], where: str) -> 
     written = [Line(outcome="kept", source=key, value=value, targets=(key,)) for key, value in _left_out(known).items()]
     for line in written:
         writing.write(line.source, line.source, line.value)
-    converted = writing.finish(lambda run: other_defaults(writing, "sft", known, _convert))
+    converted = writing.finish(lambda run: tuple(other_defaults(writing, "sft", known, _convert)))
     return evolve(converted, defaults=tuple(written), notice=version_notice("sft", known))
 
 
