@@ -4,8 +4,8 @@
     python -m benchmarks.curriculum [--rows 80] [--steps 150] [--seeds 0 1 2] >> lines.jsonl
     python -m benchmarks.curriculum --table lines.jsonl
 
-The right tasks are those of the quick start, and a step has 8 prompts with 16 samples each. Any answer to an easy task
-is rewarded, and none to an impossible one, so that groups of either carry no signal. Prints one JSON line for each run:
+The right tasks are those of the quick start. Any answer to an easy one is rewarded, and none to an impossible one, so
+that groups of either carry no signal. Prints one JSON line for each run:
 the share of groups whose rewards were all equal, over all steps until the evaluation on other right tasks reached 0.8,
 and the number of these steps. The last command makes a table of such lines.
 """
@@ -29,14 +29,14 @@ EVERY = 2
 """Steps between evaluations."""
 
 POOLS = [
-    {"name": "failed", "threshold": 0.02, "weight": 0.002},
+    {"name": "failed", "threshold": 0.02, "weight": 0.01},
     {"name": "mixed", "threshold": 0.75, "weight": 1.0},
-    {"name": "almost_solved", "threshold": 0.97, "weight": 0.5},
-    {"name": "solved", "threshold": 1.0, "weight": 0.002},
+    {"name": "almost_solved", "threshold": 0.95, "weight": 0.1},
+    {"name": "solved", "threshold": 1.0, "weight": 0.01},
 ]
 """Prompts of which every sample failed, many did, few did, none did, in their last groups."""
 
-BY_SUCCESS = {"pools": json.dumps(POOLS), "pool_memory": 0.5, "unseen_weight": 0.03}
+BY_SUCCESS = {"pools": json.dumps(POOLS), "pool_memory": 0.5, "unseen_weight": 0.1}
 """Settings of `data.curriculum` for pools: prompts that gave a signal once are worth more than new ones."""
 
 
@@ -87,9 +87,6 @@ def run(folder: Path, sampler: str, rows: int, steps: int, seed: int) -> dict[st
         "data.curriculum.sampler": sampler,
         **({f"data.curriculum.{name}": value for name, value in BY_SUCCESS.items()} if sampler == "pools" else {}),
         "environment.env_class": "benchmarks/curriculum.py:sorted_or_not",
-        "trainer.train_batch_size": 8,
-        "trainer.policy_mini_batch_size": 8,
-        "generator.n_samples_per_prompt": 16,
         "trainer.epochs": 1000,
         "trainer.max_training_steps": steps,
         "trainer.eval_interval": EVERY,
