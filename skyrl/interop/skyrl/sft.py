@@ -81,9 +81,9 @@ _KEYS: dict[str, Entry] = {
 
 SFT_ROOTS = (
     *_KEYS, *_SAMPLER, *_ONE_NAME, *_NAMES, *_SPLITS, "strategy", "model", "model_config_kwargs", "optimizer_config",
-    "placement", "megatron_config", "fsdp_config", "torch_profiler_config", "train_dataset_weights",
-    "messages_key", "tools_key", "system_key", "eval_dataset_names", "eval_interval", "eval_before_train", "max_length", "num_steps", "batch_size",
-    "micro_train_batch_size_per_gpu", "project_name", "run_name", "ckpt_interval", "max_ckpts_to_keep",
+    "placement", "megatron_config", "fsdp_config", "torch_profiler_config", "train_dataset_weights", "messages_key",
+    "tools_key", "system_key", "eval_dataset_names", "eval_interval", "eval_before_train", "max_length", "num_steps",
+    "batch_size", "micro_train_batch_size_per_gpu", "project_name", "run_name", "ckpt_interval", "max_ckpts_to_keep",
     "hf_save_interval", "seed", "sampler", "train_on_what", "dummy_run_full_ctx", "dummy_run_max_steps",
     "use_sequence_packing",
 )  # fmt: skip
