@@ -35,7 +35,7 @@ def megatron_offloads_no_activations(run: Run) -> Iterator[Problem]:
         yield Problem(
             path=run.trainer.path_of("offload_activations"),
             message="strategy = megatron does not offload activations to the host",
-            hint="set it to false; recomputation is set in megatron_config.transformer_config_kwargs of a model",
+            hint="set it to false; transformer_config_kwargs of megatron_config say what is recomputed",
         )
 
 
