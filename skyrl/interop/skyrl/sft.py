@@ -186,7 +186,7 @@ def _sampler(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
     )
 
 
-def _made_up_steps(values: Mapping[str, Any]) -> Translation:
+def _made_up_steps(values: Mapping[str, object]) -> Translation:
     """Convert steps on dummy rows of full length: a switch and a number in SkyRL, only the number here."""
     if not values.get("dummy_run_full_ctx"):
         return redundant("dummy_run_full_ctx is off")
@@ -218,7 +218,7 @@ def _split(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
     return refused(f"{_SPLITS[key]} is not set")
 
 
-def _packing(values: Mapping[str, Any]) -> Translation:
+def _packing(values: Mapping[str, object]) -> Translation:
     """Convert packing over the whole batch, as rows are dealt out here wherever micro-batches are bounded in tokens.
     SkyRL's bound is `max_length` if none is given (train/config/sft_config.py:229).
     """
