@@ -477,6 +477,7 @@ _SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
     flash_attention_is_installed,
     the_trackers_are_there,
     model_exists,
+    megatron_degrees_divide_model,
     sequence_ranks_divide_heads,
     tensor_ranks_divide_matrices,
     expert_ranks_divide_experts,

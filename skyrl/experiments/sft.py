@@ -16,6 +16,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SFTConfig, SupervisedConfig
 from skyrl.config.checks.supervised_checks import evaluation_names
+from skyrl.config.derive.model_overrides import learner_overrides
 from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.settings.samplers import SamplerConfig
 from skyrl.data.cursor import PromptCursor, batches, batches_before, permutation
@@ -97,7 +98,7 @@ class SupervisedExp(BaseExp):
         """Maximum length of a row, in tokens. Raises `DataError` if it exceeds the positions of the model, and for
         made-up rows without any bound.
         """
-        positions = max_positions(self.model_path)
+        positions = max_positions(self.model_path, learner_overrides(self.cfg, self.cfg))
         if self.cfg.max_length is not None and positions is not None and self.cfg.max_length > positions:
             raise DataError(f"max_length = {self.cfg.max_length}, but the model has {positions} positions")
         if self.cfg.num_dummy_steps and self.cfg.max_length is positions is None:
@@ -328,7 +329,8 @@ class SupervisedExp(BaseExp):
     @property
     def replicas(self) -> Replicas:
         """Which ranks of the model compute on the same rows."""
-        return replicas(MODEL.ranks(self.cfg), inner=MODEL.degrees(self.cfg).inner)
+        degrees = MODEL.degrees(self.cfg)
+        return replicas(MODEL.ranks(self.cfg), inner=degrees.inner, stages=degrees.pipeline)
 
     def ranks(self) -> tuple[Ranks, ...]:
         """The ranks of the model."""

@@ -319,7 +319,7 @@ _RUN = (
     ),
 )
 _CURRICULUM = (
-    MetricSpec("curriculum/pool_<pool>", "share", "Rows whose last mean reward is in this pool (pools)."),
+    MetricSpec("curriculum/pool_<pool>", "share", "Rows whose mean reward is in this pool (pools)."),
     MetricSpec("curriculum/pool_unseen", "share", "Rows that were not drawn yet (pools)."),
     MetricSpec("curriculum/target_difficulty", "unit of the column", "Difficulty next to which rows are drawn."),
     MetricSpec("curriculum/share_of_source_<n>", "share", "Weight of a source in the last batch (mixture)."),

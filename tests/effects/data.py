@@ -126,6 +126,7 @@ PROBES: tuple[Probe, ...] = (
     Probe(f"{C}mixture", [{"weights": [0.0, 1.0]}], drawn, MIXED),
     Probe(f"{C}stages", [{"sampler": "pools"}], drawn, STAGED),
     Probe(f"{C}pools", [{"name": "all"}], drawn, {f"{C}sampler": "pools"}),
+    Probe(f"{C}pool_memory", 0.9, drawn, {f"{C}sampler": "pools"}),
     Probe(f"{C}unseen_weight", 0.01, drawn, {f"{C}sampler": "pools"}),
     Probe(f"{C}target.column", "level", drawn, TARGET),
     Probe(f"{C}target.initial", 10.0, drawn, TARGET),

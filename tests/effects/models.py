@@ -389,8 +389,7 @@ PROBES: tuple[Probe, ...] = (
     ),
     *(place.probe("use_dropout", True, place.sights.trained(), HALF_DROPPED[place.model.path]) for place in LEARNING),
     SFT_PLACE.probe("use_torch_compile", True, compiled_functions),
-    POLICY_PLACE.probe("model_config_kwargs", {"rms_norm_eps": 0.5}, POLICY_PLACE.sights.trained()),
-    CRITIC_PLACE.probe("model_config_kwargs", {"rms_norm_eps": 0.5}, CRITIC_PLACE.sights.trained()),
+    *(place.probe("model_config_kwargs", {"rms_norm_eps": 0.5}, place.sights.trained()) for place in LEARNING),
     REFERENCE_PLACE.probe(
         "model_config_kwargs",
         {"rms_norm_eps": 0.5},

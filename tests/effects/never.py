@@ -67,10 +67,7 @@ NEVER: dict[tuple[str, str], str] = {
     ),
     **{("rl", f"trainer.ref.{_MEGATRON}{field}"): _FROZEN for field in _OF_MEGATRONS_LEARNING},
     **dict.fromkeys(
-        (
-            ("rl", f"trainer.{model}.{_MEGATRON}dist_ckpt_optim_fully_reshardable")
-            for model in ("policy", "critic", "ref")
-        ),
+        ((kind, f"{table}{_MEGATRON}dist_ckpt_optim_fully_reshardable") for kind, table in _MODELS),
         "every checkpoint can be loaded by any number of ranks",
     ),
     ("reward_model", "too_long"): "a score is read at the end of a chat, so that longer pairs are left out",

@@ -20,8 +20,6 @@ from skyrl.errors import Problem
 from skyrl.planning.batches import divisors
 from skyrl.planning.topology import Sizes
 
-_SIZES = ("sequence_parallel_size", "context_parallel_size", "tensor_parallel_size")
-
 
 def training_has_rows(run: SupervisedConfig) -> Iterator[Problem]:
     """Training has at least one source, unless rows are synthetic."""
@@ -95,7 +93,7 @@ def evaluation_names_are_distinct(run: SupervisedConfig) -> Iterator[Problem]:
 
 def batch_divides_over_ranks(run: SupervisedConfig) -> Iterator[Problem]:
     """Every rank, or group of ranks that share rows, gets the same number of rows of each batch."""
-    ranks, together = MODEL.ranks(run), MODEL.degrees(run).inner
+    ranks, together = MODEL.ranks(run), MODEL.degrees(run).replica
     replicas = max(ranks // together, 1)
     if run.batch_size % replicas:
         below, above = run.batch_size // replicas * replicas, -(-run.batch_size // replicas) * replicas
@@ -146,12 +144,14 @@ def fewer_ranks_change_dropout(run: SupervisedConfig) -> Iterator[Problem]:
 
 def ranks_form_whole_groups(run: SupervisedConfig) -> Iterator[Problem]:
     """Every row is computed by the same number of ranks."""
-    ranks, together = MODEL.ranks(run), MODEL.degrees(run).inner
-    if ranks % together:
-        written = [f"{name} = {getattr(run, name)}" for name in _SIZES if getattr(run, name) > 1]
+    ranks, degrees, fields = MODEL.ranks(run), MODEL.degrees(run), MODEL.facts(run).degrees
+    if ranks % degrees.replica:
+        sizes = {name: getattr(degrees, name) for name in ("sequence", "context", "tensor", "pipeline")}
+        written = {MODEL.at(fields[name]): size for name, size in sizes.items() if size > 1}
+        listed = ", ".join(f"{path} = {size}" for path, size in written.items())
         yield Problem(
-            path=next(name for name in _SIZES if getattr(run, name) > 1),
-            message=f"{ranks} ranks cannot be divided into groups of {together} ({', '.join(written)})",
+            path=next(iter(written)),
+            message=f"{ranks} ranks cannot be divided into groups of {degrees.replica} ({listed})",
             hint=f"sizes whose product is one of {', '.join(map(str, divisors(ranks)))}",
         )
 

@@ -384,7 +384,7 @@ _DATA_EFFECTS: tuple[Effect, ...] = (
     Effect("data.shuffle_buffer_size", _SHUFFLES_A_STREAM),
     Effect("trainer.epochs", _LOADS),
     *(each.below("data") for each in SAMPLER_EFFECTS),
-    *effects(_draws_by("pools"), *fields_in("data.curriculum", "pools unseen_weight")),
+    *effects(_draws_by("pools"), *fields_in("data.curriculum", "pools pool_memory unseen_weight")),
     Effect("data.curriculum.target", _draws_by("target_difficulty")),
     Effect("data.curriculum.solved_reward", is_given("data.curriculum.skip_solved", "data.curriculum.skip_solved")),
 )

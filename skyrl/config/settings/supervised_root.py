@@ -42,8 +42,6 @@ class SupervisedConfig(RunConfig, RunBasics, LearnerConfig):
     placement: SFTPlacementConfig = SFTPlacementConfig()
     """GPUs that the model gets."""
 
-    strategy: Literal["fsdp", "fsdp2", "deepspeed"] = "fsdp2"
-
     faults: FaultsConfig = FaultsConfig(on_non_finite="abort")
     """Interruptions and stalls. With `on_non_finite = "skip"`, updates with a non-finite gradient are skipped, up to
     `optimizer_config.max_skipped_updates`; with `"abort"`, one ends the run."""
