@@ -20,7 +20,6 @@ from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.loading.kinds import kind_of, reads_chats, samples_rollouts
 from skyrl.data.conversations import without_nulls
 from skyrl.data.sources import BadRow, Row, in_table, iterate_rows
-from skyrl.data.supervised_rows import preference_reader, supervised_reader
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.sampling import read_prompts
@@ -133,8 +132,7 @@ def _read(
         whole = evolve_at(evolve_at(run, "trainer.max_prompt_length", _ANY_LENGTH), "data.bad_rows", "skip")
         prompts = read_prompts(whole, [source], tokenizer)
         return [(prompt.token_ids, len(prompt.token_ids)) for prompt in prompts.prompts], prompts.bad_rows
-    read: Any = supervised_reader if kind.rows == "chats" else preference_reader
-    reader = read((source,), tokenizer, evolve_at(run, "bad_rows", "skip"), _ANY_LENGTH)
+    reader = kind.row_reader()((source,), tokenizer, evolve_at(run, "bad_rows", "skip"), _ANY_LENGTH)
     rows = [(row.to_bytes(), row.length) for row in reader.rows()]
     return rows, tuple(reader.tally.bad_rows)
 

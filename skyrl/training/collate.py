@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from skyrl.batch import RowTensors, TrainingBatch
+from skyrl.data.answer_pairs import PairRow
 from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 from skyrl.errors import RunError
 from skyrl.models.routers import joined_choices
@@ -153,6 +154,28 @@ def collate_pairs(rows: Sequence[PreferenceRow], *, share_prompts: bool = True) 
     batch = _batch(_padded(sequences), _padded(mask), lengths, groups, answers)
     margins = torch.tensor([margin for row in rows for margin in (row.margin, 0.0)])
     return batch.given(rewards=batch.loss_mask * margins[:, None]) if margins.any() else batch
+
+
+def collate_answers(rows: Sequence[PairRow], *, share_prompts: bool = True) -> TrainingBatch:
+    """Two rows for each pair, chosen and rejected, with the tokens of their answers selected. With `share_prompts`, the
+    tokens before the answers that both begin with are marked as their prompt. Rows that carry log-probabilities of the
+    reference fill `ref_logprobs`.
+    """
+    sides = [side for row in rows for side in ((row.chosen, row.chosen_mask), (row.rejected, row.rejected_mask))]
+    lengths = [len(ids) for ids, _ in sides]
+    shared = [_common_prompt(row) if share_prompts else 0 for row in rows for _ in range(2)]
+    answers = [length - prompt for length, prompt in zip(lengths, shared, strict=True)]
+    groups = [pair for pair in range(len(rows)) for _ in range(2)]
+    mask = _padded([mask for _, mask in sides])
+    batch = _batch(_padded([ids for ids, _ in sides]), mask, lengths, groups, answers)
+    known = [row.ref_logprobs for row in rows if row.ref_logprobs is not None]
+    return batch.given(ref_logprobs=batch.place(torch.from_numpy(np.concatenate(known)))) if known else batch
+
+
+def _common_prompt(row: PairRow) -> int:
+    """Number of tokens before either answer that both sequences begin with."""
+    answer = min(int(row.chosen_mask.argmax()), int(row.rejected_mask.argmax()))
+    return min(common_beginning(row.chosen, row.rejected), answer)
 
 
 def common_beginning(one: NDArray[Any], other: NDArray[Any]) -> int:

@@ -80,7 +80,7 @@ def test_a_file_that_forgot_its_kind_is_told_that_and_nothing_else(folder: Path)
 
 def test_a_kind_that_is_misspelt_is_told_and_the_rest_judged_as_what_was_meant(folder: Path) -> None:
     found = problems("kind=stf", "batchsize=3", "num_epochs=2")
-    assert "'stf' is not one of: rl, sft, reward_model" in found["kind"]
+    assert "'stf' is not one of: rl, sft, reward_model, preference" in found["kind"]
     assert "did you mean batch_size?" in found["batchsize"] and "num_epochs" not in found
 
 

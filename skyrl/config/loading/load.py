@@ -149,7 +149,7 @@ def _builder(
         names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))
         message = f"is missing, so this is read as a reinforcement-learning run, which has no {names}"
         builder.problems.append(
-            Problem(path="kind", message=message, hint='write kind = "sft" or kind = "reward_model"')
+            Problem(path="kind", message=message, hint='write kind = "sft", "reward_model" or "preference"')
         )
     return builder
 

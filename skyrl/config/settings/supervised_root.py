@@ -1,4 +1,5 @@
-"""Runs that learn from existing rows: supervised fine-tuning and reward models.
+"""Runs that learn from existing rows: supervised fine-tuning and reward models; preferences are in
+`preference_root.py`.
 
 `kind = "sft"` and `kind = "reward_model"` at the top of a file choose these roots. They share the RL tree's tables for
 models, optimizers and sharding, and use the names of SkyRL's `SFTConfig` for fields with the same meaning.
