@@ -13,6 +13,7 @@ from torch import Tensor
 from skyrl.algorithms.preferences import PairSettings
 from skyrl.batch import TrainingBatch
 from skyrl.config import PreferenceConfig
+from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.data.pair_rows import load_pairs
 from skyrl.data.reference_logprobs import ReferencedRows, is_stored, logprobs_file, store_logprobs
 from skyrl.data.supervised_rows import TokenizedRows
@@ -55,7 +56,7 @@ class PreferenceExp(SupervisedExp):
     @cached_property
     def reference(self) -> ScorerGroup[PairReferenceWorker]:
         """The model that the policy is compared with, on the ranks of the policy. Started when it is first needed."""
-        ranks = self.ranks_of("ref", len(self.learner.ranks), self.replicas)
+        ranks = self.ranks_of("ref", MODEL.ranks(self.cfg), self.replicas)
         makers = [partial(PairReferenceWorker, self.cfg, ranks=each) for each in ranks]
         started = self.processes.start("ref", makers)
         rows = self.cfg.rows_of_an_item

@@ -109,7 +109,7 @@ QUICK = (
     sampling("engines list {run}", Refused("has no engines/state.json"), NOT_SAMPLED + ": it has no engines"),
     sampling("replay {run} --step 9", Refused("is not in the recording"), NOT_SAMPLED + " and records no steps"),
     alike("eval {run} --step 9", Refused("there is no checkpoint of step 9")),
-    Row("eval {run}", TRUST, CONFIGURED, SCORES, CONFIGURED),
+    Row("eval {run}", TRUST, CONFIGURED, SCORES, Refused("eval_datasets is empty")),
     Row("generate {run} --to out", "6 answers in", PROMPTED, SCORES, PROMPTED),
     alike("serve {run} --adapter a=nowhere", Refused("nowhere contains no adapter")),
     Row(
@@ -425,7 +425,7 @@ def test_a_launched_run_trains_as_the_run_of_its_file(
     assert len(losses[0]) == 2 and losses[0] == losses[1]
 
 
-@pytest.mark.parametrize(("template", "kind"), [("reward", "rl"), ("sft", "sft")])
+@pytest.mark.parametrize(("template", "kind"), [("reward", "rl"), ("sft", "sft"), ("preference", "preference")])
 def test_a_task_is_made_for_each_kind_that_has_a_template(template: str, kind: str, here: Path) -> None:
     assert CliRunner().invoke(cli, ["init", "mine", "--template", template, "--no-model"]).exit_code == 0
     assert load([here / "mine" / "run.toml"]).config.kind == kind

@@ -43,7 +43,7 @@ def warned(values: dict[str, Any]) -> set[str]:
         ({"too_long": "truncate"}, "too_long", "truncate would compare parts of answers; set it to skip"),
         ({"loss_type": []}, "loss_type", "distinct names"),
         ({"loss_type": ["sft", "sft"]}, "loss_type", "distinct names"),
-        ({"loss_type": ["dpo"]}, "loss_type.0", "sigmoid"),
+        ({"loss_type": ["dpo"]}, "loss_type", "sigmoid"),
         ({"ld_alpha": 1.5}, "ld_alpha", "between 0 and 1"),
         ({"beta": 0.0}, "beta", "positive"),
     ],

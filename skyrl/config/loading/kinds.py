@@ -108,6 +108,12 @@ def reads_pairs(run: RunConfig) -> TypeIs[RewardModelConfig | PreferenceConfig]:
     return kind_of(run).rows == "pairs"
 
 
+def compares_answers(run: RunConfig) -> TypeIs[PreferenceConfig]:
+    """Whether the run trains a policy on pairs of a better and a worse answer."""
+    kind = kind_of(run)
+    return kind.rows == "pairs" and not kind.trained.scores
+
+
 def header_of(root: type[RunConfig]) -> dict[str, str]:
     """First lines of a file of this kind of run: empty for reinforcement learning, which needs no `kind`."""
     kind = kind_of(root)
