@@ -219,6 +219,26 @@ PAIR_LOSSES: Mapping[str, PairLoss] = {
 """Name -> loss. `sft` is no loss of pairs: it is a mean over the tokens of the chosen answers."""
 
 
+def kto(
+    ratios: Tensor,
+    labels: Tensor,
+    baseline: Tensor,
+    *,
+    beta: float,
+    desirable_weight: float,
+    undesirable_weight: float,
+) -> Tensor:
+    """w (1 - s(beta (r - z))) for good answers and w (1 - s(beta (z - r))) for bad ones, with r = log pi - log pi_ref.
+    KTO, arXiv:2402.01306, eq. 8; with z = 0 the unpaired form of APO-zero, arXiv:2408.06266.
+
+    All inputs and the result are (N,): `labels` 1 for good answers and 0 for bad ones, `baseline` z, the KL divergence
+    of the policy from the reference in nats, without gradient.
+    """
+    signs = 2 * labels - 1
+    weights = torch.where(labels > 0, desirable_weight, undesirable_weight)
+    return weights * (1 - torch.sigmoid(beta * signs * (ratios - baseline)))
+
+
 def _difference(pairs: Pairs, settings: PairSettings) -> Tensor:
     return divergence_score(pairs.a, settings) - divergence_score(pairs.b, settings)
 

@@ -1,4 +1,4 @@
-"""Pairs of a better and a worse answer as tokens, in memory and as bytes of a file."""
+"""Pairs of a better and a worse answer, and single answers with labels, as tokens in memory and as bytes of a file."""
 
 from __future__ import annotations
 
@@ -58,3 +58,41 @@ class PairRow:
         return cls(
             id=row_id, chosen=ids[:count], rejected=ids[count:], chosen_mask=mask[:count], rejected_mask=mask[count:]
         )
+
+
+@frozen(kw_only=True, eq=False)
+class LabelledRow:
+    """A sequence that ends with an answer, and whether that is good."""
+
+    id: str
+    token_ids: Ids
+
+    mask: Mask
+    """True for each token of the answer."""
+
+    label: bool
+    ref_logprobs: NDArray[np.float32] | None = None
+    """Log-probabilities of the tokens of the answer under the reference. None: they have not been computed. Not stored
+    with the row."""
+
+    @property
+    def length(self) -> int:
+        """Length of the sequence in tokens."""
+        return len(self.token_ids)
+
+    @property
+    def answer_tokens(self) -> int:
+        """Number of tokens of the answer."""
+        return int(self.mask.sum())
+
+    def to_bytes(self) -> bytes:
+        """Everything that training depends on: the label, the tokens, and a byte of mask for each."""
+        return np.array([self.label]).tobytes() + self.token_ids.astype(_ID).tobytes() + self.mask.tobytes()
+
+    @classmethod
+    def of_bytes(cls, row_id: str, data: bytes) -> LabelledRow:
+        """The row that `to_bytes` wrote."""
+        tokens = (len(data) - 1) // (_ID.itemsize + 1)
+        ids = np.frombuffer(data, _ID, tokens, 1).astype(np.int64)
+        mask = np.frombuffer(data, np.bool_, tokens, 1 + tokens * _ID.itemsize)
+        return cls(id=row_id, token_ids=ids, mask=mask, label=bool(data[0]))

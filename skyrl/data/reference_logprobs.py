@@ -1,4 +1,4 @@
-"""Log-probabilities of a reference, computed once for all pairs of a data set and stored as one file of float32."""
+"""Log-probabilities of a reference, computed once for all rows of a data set and stored as one file of float32."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import os
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import overload
+from typing import Generic, TypeVar, overload
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from skyrl.data.answer_pairs import PairRow
+from skyrl.data.answer_pairs import LabelledRow, PairRow
 from skyrl.errors import DataError
 
 _TYPE = np.dtype("<f4")
 
+R = TypeVar("R", PairRow, LabelledRow)
 
-class ReferencedRows(Sequence[PairRow]):
+
+class ReferencedRows(Sequence[R], Generic[R]):
     """Rows with the stored log-probabilities of their answers, each read on access."""
 
-    def __init__(self, rows: Sequence[PairRow], file: Path) -> None:
+    def __init__(self, rows: Sequence[R], file: Path) -> None:
         """`file` is one that `store_logprobs` wrote for these rows. Raises `DataError` for any other."""
         self._rows = rows
         self._ends = np.cumsum([row.answer_tokens for row in rows])
@@ -36,12 +38,12 @@ class ReferencedRows(Sequence[PairRow]):
         return len(self._rows)
 
     @overload
-    def __getitem__(self, place: int) -> PairRow: ...
+    def __getitem__(self, place: int) -> R: ...
 
     @overload
-    def __getitem__(self, place: slice) -> tuple[PairRow, ...]: ...
+    def __getitem__(self, place: slice) -> tuple[R, ...]: ...
 
-    def __getitem__(self, place: int | slice) -> PairRow | tuple[PairRow, ...]:
+    def __getitem__(self, place: int | slice) -> R | tuple[R, ...]:
         if isinstance(place, slice):
             return tuple(self[each] for each in range(len(self))[place])
         place = range(len(self))[place]

@@ -190,7 +190,7 @@ def load_rows(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> 
 
 READ_BY = (
     *("kind", "chat_template_kwargs", "tools_key", "system_key", "train_on_what", "messages_key"),
-    *("chosen_key", "rejected_key", "prompt_key", "margin_key", "bad_rows", "too_long"),
+    *("chosen_key", "rejected_key", "prompt_key", "margin_key", "completion_key", "label_key", "bad_rows", "too_long"),
 )
 """Fields of a run that affect how rows are read, besides the sources and the tokenizer."""
 

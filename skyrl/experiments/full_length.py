@@ -12,7 +12,7 @@ from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.every_kind import folder_of
 from skyrl.config.derive.sizes import longest_row
 from skyrl.config.settings.run_basics import RunBasics
-from skyrl.data.answer_pairs import PairRow
+from skyrl.data.answer_pairs import LabelledRow, PairRow
 from skyrl.data.supervised_rows import Tally, TokenizedRows
 from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 from skyrl.rollout.full_length import FullLengthRollouts
@@ -108,6 +108,16 @@ def made_up_answers(run: SupervisedConfig, tokens: int, vocabulary: int) -> Toke
         for row in pairs.rows
     )
     return TokenizedRows(rows=tuple(rows), tally=pairs.tally)
+
+
+def made_up_labelled(run: SupervisedConfig, tokens: int, vocabulary: int) -> TokenizedRows[LabelledRow]:
+    """One batch of answers as of `made_up_sequences`, every other one labelled as good."""
+    sequences = made_up_sequences(run, tokens, vocabulary)
+    rows = (
+        LabelledRow(id=row.id, token_ids=row.token_ids, mask=row.loss_mask, label=bool(number % 2))
+        for number, row in enumerate(sequences.rows)
+    )
+    return TokenizedRows(rows=tuple(rows), tally=sequences.tally)
 
 
 def verdict(run: SkyRLTrainConfig, records: Iterable[Mapping[str, Any]]) -> str:

@@ -8,20 +8,21 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import attrs
+import torch
 from torch import Tensor
 
 from skyrl.algorithms.preferences import PairSettings
-from skyrl.batch import TrainingBatch
+from skyrl.batch import RowTensors, TrainingBatch
 from skyrl.config import PreferenceConfig
 from skyrl.config.derive.supervised_rules import MODEL
-from skyrl.data.pair_rows import load_pairs
+from skyrl.data.labelled_rows import load_preference_rows
 from skyrl.data.reference_logprobs import ReferencedRows, is_stored, logprobs_file, store_logprobs
 from skyrl.data.supervised_rows import TokenizedRows
-from skyrl.experiments.full_length import made_up_answers
+from skyrl.experiments.full_length import made_up_answers, made_up_labelled
 from skyrl.experiments.sft import SCORED_AT_A_TIME, SupervisedExp
 from skyrl.learners.workers.group import ScorerGroup
 from skyrl.learners.workers.learning_worker import weighed
-from skyrl.learners.workers.preference_objective import PreferenceObjective
+from skyrl.learners.workers.preference_objective import LabelObjective, PreferenceObjective
 from skyrl.learners.workers.preference_roles import (
     PairReferenceWorker,
     PreferenceLearner,
@@ -30,12 +31,15 @@ from skyrl.learners.workers.preference_roles import (
 )
 from skyrl.runs.inputs import notice
 from skyrl.runs.read_again import adapter_digests, model_digests
-from skyrl.training.collate import collate_answers
+from skyrl.training.collate import collate_answers, collate_labelled, mismatched
 from skyrl.training.supervised_evaluation import Sums
 
 
-def preference_objective(run: PreferenceConfig) -> PreferenceObjective:
+def preference_objective(run: PreferenceConfig) -> PreferenceObjective | LabelObjective:
     """The objective that the settings describe."""
+    if run.unpaired:
+        weights_of = {name: getattr(run, name) for name in ("desirable_weight", "undesirable_weight")}
+        return LabelObjective(beta=run.beta, **weights_of)
     weights = run.loss_weights or (1.0,) * len(run.loss_type)
     settings = {each.name: getattr(run, each.name) for each in attrs.fields(PairSettings)}
     return PreferenceObjective(
@@ -63,15 +67,18 @@ class PreferenceExp(SupervisedExp):
         return ScorerGroup(started, self.budget(), replicas=self.replicas, rows_of_an_item=rows)
 
     def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
-        return load_pairs(sources, self.tokenizer, self.cfg, self.max_length)
+        return load_preference_rows(sources, self.tokenizer, self.cfg, self.max_length)
 
     def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
-        return made_up_answers(self.cfg, self.max_length, vocabulary)
+        make = made_up_labelled if self.cfg.unpaired else made_up_answers
+        return make(self.cfg, self.max_length, vocabulary)
 
     def collate(self, rows: Sequence[Any]) -> TrainingBatch:
+        if self.cfg.unpaired:
+            return collate_labelled(rows)
         return collate_answers(rows, share_prompts=self.cfg.use_sequence_packing)
 
-    def get_objective(self) -> PreferenceObjective:
+    def get_objective(self) -> PreferenceObjective | LabelObjective:
         return preference_objective(self.cfg)
 
     def read_again(self) -> dict[str, str]:
@@ -122,13 +129,30 @@ class PreferenceExp(SupervisedExp):
         if self.cfg.compares and batch.ref_logprobs is None:
             with self.clock.measure("ref_logprobs"):
                 batch = batch.given(ref_logprobs=await self._score_reference(batch))
+        if "kto" in self.cfg.loss_type:
+            batch = await self._with_baseline(batch)
         if any(loss.whole_batch for loss in self.cfg.facts):
             with self.clock.measure("policy_logprobs"):
                 batch = batch.given(old_logprobs=await self.learner.score(batch))
         return batch
 
+    async def _with_baseline(self, batch: TrainingBatch) -> TrainingBatch:
+        """The batch with KTO's z: the mean log-ratio of prompts with answers of other rows, at least 0."""
+        others = mismatched(batch, self.max_length)
+        with self.clock.measure("policy_logprobs"):
+            ratios = await self.learner.score(others)
+        if self.cfg.compares:
+            with self.clock.measure("ref_logprobs"):
+                ratios = ratios - await self._score_reference(others)
+        baseline = ratios.sum(1).mean().clamp(min=0).expand(len(batch))
+        ones = torch.ones(len(batch), dtype=torch.long)
+        return batch.carrying(baseline=RowTensors(values=baseline, counts=ones))
+
     def measure(self, scores: Tensor, batch: TrainingBatch) -> Sums:
         objective = self.get_objective()
         _, parts, _ = objective(scores, weighed(objective, batch.given(old_logprobs=scores)))
-        pairs = len(batch) / self.cfg.rows_of_an_item
-        return {name: (value.item() * pairs, pairs) for name, value in parts.items()}
+        items = len(batch) / self.cfg.rows_of_an_item
+        good = batch.extras["label"].values.sum().item() if self.cfg.unpaired else items
+        counts = {"chosen": good, "rejected": items - good if self.cfg.unpaired else items}
+        terms = {name: counts.get(name.partition("_")[0], items) for name in parts}
+        return {name: (value.item() * terms[name], terms[name]) for name, value in parts.items()}

@@ -13,7 +13,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.chats.view import marked_text
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.loading.kinds import kind_named
-from skyrl.data.answer_pairs import PairRow
+from skyrl.data.answer_pairs import LabelledRow, PairRow
 from skyrl.data.sources import BadRow, Row, iterate_rows
 from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 from skyrl.errors import DataError
@@ -57,10 +57,15 @@ def _supervised(run: SupervisedConfig, tokenizer: ChatTokenizer, row: Row, sourc
     return "\n".join(filter(None, (_page(tokenizer, whole if trained is None else trained, trained is not None), fate)))
 
 
-def _page(tokenizer: ChatTokenizer, row: SupervisedRow | PreferenceRow | PairRow, is_learned: bool) -> str:
+def _page(
+    tokenizer: ChatTokenizer, row: SupervisedRow | PreferenceRow | PairRow | LabelledRow, is_learned: bool
+) -> str:
     if isinstance(row, SupervisedRow):
         weights = row.weights if is_learned else np.zeros_like(row.weights)
         return _marked(tokenizer, row.token_ids, weights)
+    if isinstance(row, LabelledRow):
+        page = _marked(tokenizer, row.token_ids, is_learned * row.mask.astype(np.float32))
+        return f"{page}; the answer is {'good' if row.label else 'bad'}"
     if isinstance(row, PairRow):
         sides = ((row.chosen, row.chosen_mask), (row.rejected, row.rejected_mask))
         pages = [_marked(tokenizer, ids, is_learned * mask.astype(np.float32)) for ids, mask in sides]

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from skyrl.algorithms.preferences import PAIR_LOSSES
-from skyrl.batch import TrainingBatch
+from skyrl.batch import RowTensors, TrainingBatch
 from skyrl.config import PreferenceConfig
 from skyrl.experiments.preference import preference_objective
 from skyrl.learners.workers.learning_worker import weighed
@@ -72,6 +72,34 @@ def test_every_loss_has_a_case() -> None:
     assert {name for case in STORED["cases"] for name in case["settings"]["loss_type"]} == {*PAIR_LOSSES, "sft"}
 
 
+def assert_labelled_equal_to_trl(case: dict[str, Any], settings: dict[str, Any], wanted: dict[str, Any]) -> None:
+    run = PreferenceConfig(**{**settings, "loss_type": (settings["loss_type"],)})
+    objective, mask = preference_objective(run), torch.tensor(case["mask"]).bool()
+    old, reference = torch.tensor(case["logprobs"]), torch.tensor(case["ref"])
+    ones = torch.ones(len(mask), dtype=torch.long)
+    labels = (torch.arange(len(mask)) % 2 == 0).float()
+    batch = attrs.evolve(batch_of(case), loss_mask=mask, old_logprobs=old, ref_logprobs=reference)
+    batch = batch.carrying(label=RowTensors(values=labels, counts=ones))
+    if settings["loss_type"] == "kto":
+        baseline = (old - reference).sum(1).mean().clamp(min=0).expand(len(mask))
+        batch = batch.carrying(baseline=RowTensors(values=baseline, counts=ones))
+    logprobs = old.clone().requires_grad_()
+    loss, parts, _ = objective(logprobs, weighed(objective, batch))
+    loss.backward()
+    assert logprobs.grad is not None
+    near = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(loss, torch.tensor(wanted["loss"]), **near)
+    torch.testing.assert_close(torch.where(mask, logprobs.grad, 0.0), torch.tensor(wanted["gradient"]), **near)
+    for name in wanted.keys() - {"loss", "gradient"}:
+        assert parts[name].item() == pytest.approx(wanted[name], rel=1e-5, abs=1e-5), name
+
+
+@pytest.mark.parametrize("case", STORED["labelled"], ids=lambda case: json.dumps(case["settings"]))
+def test_losses_of_single_answers_are_those_of_trl(case: dict[str, Any]) -> None:
+    for batch, wanted in zip(STORED["batches"], case["results"], strict=True):
+        assert_labelled_equal_to_trl(batch, case["settings"], wanted)
+
+
 @pytest.mark.long
 def test_losses_are_those_of_trl_on_many_batches(tmp_path: Path) -> None:
     python = python_with("trl", ["--no-deps", "trl==1.16.0"])
@@ -82,3 +110,6 @@ def test_losses_are_those_of_trl_on_many_batches(tmp_path: Path) -> None:
     for case in found["cases"]:
         for batch, wanted in zip(found["batches"], case["results"], strict=True):
             assert_equal_to_trl(batch, case["settings"], wanted)
+    for case in found["labelled"]:
+        for batch, wanted in zip(found["batches"], case["results"], strict=True):
+            assert_labelled_equal_to_trl(batch, case["settings"], wanted)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trl import DPOTrainer
+from trl import DPOTrainer, KTOTrainer
 from trl.experimental.cpo import CPOTrainer
 from trl.experimental.orpo import ORPOTrainer
 
@@ -43,6 +43,13 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"loss_type": ["orpo"]},
 )
 """Settings under our names, which are TRL's. Losses without a reference are those of its CPO and ORPO trainers."""
+
+LABELLED: tuple[dict[str, Any], ...] = (
+    {"loss_type": "kto"},
+    {"loss_type": "kto", "beta": 0.5, "desirable_weight": 1.33, "undesirable_weight": 0.7},
+    {"loss_type": "apo_zero_unpaired", "beta": 0.3},
+)
+"""Settings of losses of single answers."""
 
 DEFAULTS: dict[str, Any] = {
     "beta": 0.1,
@@ -156,12 +163,63 @@ def _without_reference(settings: Any, mask: Tensor, logprobs: Tensor, _: Any) ->
     return loss, {**rewards, "accuracy": (better > worse).float().mean().item()}
 
 
+def labelled_by_trl(batch: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Loss, gradient of each token, and measurements of KTO, where every other answer is good; the sums of mismatched
+    answers are those of the batch, turned by one.
+    """
+
+    def gathered(values: Tensor) -> Tensor:
+        return values
+
+    settings = SimpleNamespace(**{"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0, **changes})
+    mask, width, metrics = torch.tensor(batch["mask"]), len(batch["mask"][0]), defaultdict(list)
+    logprobs, reference = torch.tensor(batch["logprobs"], requires_grad=True), torch.tensor(batch["ref"])
+    nothing = torch.zeros(len(mask), width - 1)
+    predicted = SimpleNamespace(log_probs=logprobs[:, 1:], entropy=nothing, mean_logits=nothing)
+    shown = SimpleNamespace(log_probs=reference[:, 1:])
+
+    def reference_of(**_: Any) -> Any:
+        return shown
+
+    trainer = SimpleNamespace(
+        model=Untouched(),
+        ref_model=reference_of,
+        accelerator=SimpleNamespace(device="cpu", gather_for_metrics=gathered),
+        args=SimpleNamespace(gradient_checkpointing_kwargs=None),
+        aux_loss_enabled=False,
+        precompute_ref_logps=False,
+        calculate_KL=settings.loss_type == "kto",
+        loss_type=settings.loss_type,
+        beta=settings.beta,
+        desirable_weight=settings.desirable_weight,
+        undesirable_weight=settings.undesirable_weight,
+        _compute_kl_logps=lambda model, _: (reference if model is reference_of else logprobs).detach().sum(1).roll(1),
+        _metrics={"train": metrics},
+        _total_train_tokens=0,
+        _tp_size=1,
+    )
+    labels = torch.arange(len(mask)) % 2 == 0
+    inputs = {"input_ids": mask, "attention_mask": torch.ones_like(mask), "completion_mask": mask, "label": labels}
+    loss = KTOTrainer._compute_loss(trainer, lambda **_: predicted, inputs, False)
+    loss.backward()
+    assert logprobs.grad is not None
+    ours = {"chosen_reward": "rewards/chosen", "rejected_reward": "rewards/rejected", "margin": "rewards/margins"}
+    ours |= {"baseline": "kl", "chosen_logprob": "logps/chosen", "rejected_logprob": "logps/rejected"}
+    measured = {name: metrics[theirs][0] for name, theirs in ours.items()}
+    return {"loss": loss.item(), "gradient": rounded(logprobs.grad * mask), **measured}
+
+
 def main(file: str, count: int, seed: int) -> None:
     """Write the cases of some batches."""
     generator = torch.Generator().manual_seed(seed)
     batches = [batch_of(generator) for _ in range(count)]
     cases = [{"settings": settings, "results": [by_trl(batch, settings) for batch in batches]} for settings in SETTINGS]
-    Path(file).write_text(json.dumps({"batches": batches, "cases": cases}) + "\n", encoding="utf-8")
+    labelled = [
+        {"settings": settings, "results": [labelled_by_trl(batch, settings) for batch in batches]}
+        for settings in LABELLED
+    ]
+    found = {"batches": batches, "cases": cases, "labelled": labelled}
+    Path(file).write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,9 @@ def warned(values: dict[str, Any]) -> set[str]:
             "f_divergence_type",
             "nca_pair and aot are defined for reverse_kl alone; losses that take others: sigmoid, hinge",
         ),
+        ({"loss_type": ["kto", "sft"]}, "loss_type", "kto is for single answers with labels; set it to kto alone"),
+        ({"loss_type": ["kto"], "batch_size": 1}, "batch_size", "1 has no other; choose 2 or more"),
+        ({"loss_type": ["kto"], "precompute_ref_log_probs": True}, "precompute_ref_log_probs", "change with every"),
         ({"too_long": "truncate"}, "too_long", "truncate would compare parts of answers; set it to skip"),
         ({"loss_type": []}, "loss_type", "distinct names"),
         ({"loss_type": ["sft", "sft"]}, "loss_type", "distinct names"),
@@ -79,6 +82,10 @@ def test_settings_of_published_recipes_are_taken(values: dict[str, Any]) -> None
         ("f_alpha_divergence_coef", 0.1, {"loss_type": ["hinge"], "f_divergence_type": "alpha_divergence"}),
         ("ref_log_probs_path", "there", {"loss_type": ["hinge"], "precompute_ref_log_probs": True}),
         ("loss_weights", [2.0], {}),
+        ("desirable_weight", 1.3, {"loss_type": ["kto"]}),
+        ("undesirable_weight", 1.3, {"loss_type": ["apo_zero_unpaired"]}),
+        ("label_key", "good", {"loss_type": ["kto"]}),
+        ("completion_key", "answer", {"loss_type": ["kto"]}),
     ],
 )
 def test_a_value_acts_under_its_condition_alone(path: str, value: Any, acts: dict[str, Any]) -> None:
@@ -97,6 +104,7 @@ def test_a_value_acts_under_its_condition_alone(path: str, value: Any, acts: dic
         ({"loss_type": ["simpo"]}, ["policy"]),
         ({"loss_type": ["orpo", "sft"]}, ["policy"]),
         ({"loss_type": ["simpo", "sigmoid"]}, ["policy", "ref"]),
+        ({"loss_type": ["kto"]}, ["policy", "ref"]),
     ],
 )
 def test_a_reference_is_loaded_where_it_is_another_model(values: dict[str, Any], models: list[str]) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from skyrl.config import PreferenceConfig
-from skyrl.data.answer_pairs import PairRow
-from skyrl.data.pair_rows import load_pairs
+from skyrl.data.answer_pairs import LabelledRow, PairRow
+from skyrl.data.labelled_rows import load_preference_rows
 from skyrl.data.reference_logprobs import ReferencedRows, logprobs_file, store_logprobs
 from skyrl.data.supervised_rows import TokenizedRows
 from skyrl.errors import DataError
@@ -21,8 +21,8 @@ from tests.supervised_run import write
 TOKENIZER = chat_tokenizer()
 
 
-def load(folder: Path, *rows: Mapping[str, Any], longest: int = 1000, **settings: Any) -> TokenizedRows[PairRow]:
-    return load_pairs(
+def load(folder: Path, *rows: Mapping[str, Any], longest: int = 1000, **settings: Any) -> TokenizedRows[Any]:
+    return load_preference_rows(
         [write(folder / "rows.jsonl", [dict(row) for row in rows])], TOKENIZER, PreferenceConfig(**settings), longest
     )
 
@@ -88,6 +88,35 @@ def test_stored_pairs_are_the_same(tmp_path: Path) -> None:
     assert [row.to_bytes() for row in stored.rows] == [row.to_bytes() for row in held.rows]
     assert stored.fingerprint == held.fingerprint
     assert np.array_equal(stored.rows[0].rejected_mask, held.rows[0].rejected_mask)
+
+
+KTO: dict[str, Any] = {"loss_type": ("kto",)}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "q", "completion": "x", "label": True},
+        {"prompt": [ASK], "completion": [BETTER], "label": 1},
+        {"completion": [ASK, BETTER], "label": True},
+    ],
+)
+def test_single_answers_have_labels(tmp_path: Path, row: dict[str, Any]) -> None:
+    [found] = load(tmp_path, row, **KTO).rows
+    assert isinstance(found, LabelledRow) and found.label
+    assert TOKENIZER.decode(found.token_ids[found.mask]) == "x<|im_end|>"
+    again = LabelledRow.of_bytes(found.id, found.to_bytes())
+    assert (again.label, again.token_ids.tolist(), again.mask.tolist()) == (
+        found.label,
+        found.token_ids.tolist(),
+        found.mask.tolist(),
+    )
+
+
+@pytest.mark.parametrize("label", [None, "yes", 0.5])
+def test_an_answer_without_a_label_is_refused(tmp_path: Path, label: object) -> None:
+    with pytest.raises(DataError, match="row 0: label is .*, not true or false"):
+        load(tmp_path, {"prompt": "q", "completion": "x", "label": label}, **KTO)
 
 
 def test_log_probabilities_of_a_reference_come_back_with_their_rows(tmp_path: Path) -> None:

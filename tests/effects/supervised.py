@@ -57,8 +57,8 @@ def rows_of(kind: str) -> list[Values]:
     if kind == "sft":
         chats = [CHAT, CHAT[:2], ("ab", "A" * 24)]
         return [{"messages": messages(words), "chat": messages(OTHER), **common} for words in chats]
-    sides = {"prompt": "ab", "chosen": "xyz", "rejected": "m", "margin": 0.5}
-    others = {"ask": "cd", "better": "yy", "worse": "oo", "by": 0.25}
+    sides = {"prompt": "ab", "chosen": "xyz", "rejected": "m", "margin": 0.5, "completion": "xy", "label": True}
+    others = {"ask": "cd", "better": "yy", "worse": "oo", "by": 0.25, "good": False}
     return [{**sides, **others, **common, "chosen": "x" * length} for length in (2, 3, 24)]
 
 
@@ -157,8 +157,11 @@ def passes(scene: Scene) -> object:
     return [sizes, len(layers)]
 
 
-@observable("loss and measurements of a batch of pairs by another model than the reference")
+@observable("loss and measurements of a batch by another model than the reference")
 def compared(scene: Scene) -> object:
+    rows = [{"prompt": "ab", "completion": word, "label": bool(place % 2)} for place, word in enumerate(CHAT)]
+    Path("out").mkdir(exist_ok=True)
+    Path("out/labelled.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows * 2))
     experiment: Any = experiment_class(scene.run)(scene.run)
     other = evolve_at(scene.run, "model.path", str(scene.nano / "other"))
     experiment.learner = worker_of(evolve(scene, run=other), MODEL)
@@ -361,6 +364,8 @@ COMMON: tuple[tuple[str, Any, Observable, Values], ...] = (
 )
 """Field, value, what is seen, and where."""
 
+LABELLED: Values = {"train_datasets": ["out/labelled.jsonl"]}
+
 OWN: dict[str, tuple[tuple[str, Any, Observable, Values], ...]] = {
     "sft": (
         ("too_long", "truncate", long_rows, {}),
@@ -380,6 +385,10 @@ OWN: dict[str, tuple[tuple[str, Any, Observable, Values], ...]] = {
         ("ld_alpha", 0.5, compared, {}),
         ("discopop_tau", 1.0, compared, {"loss_type": ["discopop"]}),
         ("simpo_gamma", 1.0, compared, {"loss_type": ["simpo"]}),
+        ("desirable_weight", 2.0, compared, {**LABELLED, "loss_type": ["kto"]}),
+        ("undesirable_weight", 2.0, compared, {**LABELLED, "loss_type": ["kto"]}),
+        ("completion_key", "better", rows, {"loss_type": ["kto"]}),
+        ("label_key", "good", rows, {"loss_type": ["kto"]}),
         ("reference_free", True, compared, {}),
         ("ref_model_path", "{nano}/other", compared, {}),
         ("precompute_ref_log_probs", True, stored_reference, {}),

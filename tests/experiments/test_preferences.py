@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from skyrl.batch import TrainingBatch
+from skyrl.cli.main import cli
 from skyrl.config import compose
 from skyrl.experiments.preference import PreferenceExp
+from skyrl.training.collate import mismatched
 from tests.supervised_run import farthest, pairs, settings, train, weights, write
 
 WHOLE_BATCH = ["aot", "aot_unpaired", "sft"]
@@ -43,11 +46,12 @@ def test_a_policy_learns_which_answers_are_better_and_is_measured_on_others(nano
     ],
     ids=lambda changes: next(iter(changes)),
 )
-@pytest.mark.parametrize("loss_type", [["sigmoid", "ipo"], WHOLE_BATCH], ids="+".join)
+@pytest.mark.parametrize("loss_type", [["sigmoid", "sigmoid_norm"], WHOLE_BATCH], ids="+".join)
 def test_the_cut_of_a_batch_changes_nothing(
     nano: Path, tmp_path: Path, loss_type: list[str], changes: dict[str, Any]
 ) -> None:
-    run = {"loss_type": loss_type, "num_epochs": 1, "optimizer_config.optimizer": "sgd", "optimizer_config.lr": 0.1}
+    run: dict[str, Any] = {"loss_type": loss_type, "num_steps": 2, "beta": 0.5}
+    run |= {"optimizer_config.optimizer": "sgd", "optimizer_config.lr": 0.1}
     whole = train(nano, tmp_path / "whole", "preference", **run, micro_train_batch_size_per_gpu=8)
     cut = train(nano, tmp_path / "cut", "preference", **run, **changes)
     assert losses(cut) == pytest.approx(losses(whole), abs=1e-6)
@@ -94,6 +98,57 @@ def test_losses_without_a_reference_load_none(nano: Path, tmp_path: Path, loss_t
     found = train(nano, tmp_path, "preference", loss_type=loss_type, beta=1.0, simpo_gamma=0.1)
     assert losses(found)[-1] < losses(found)[0]
     assert "train/kl" not in found[-1] and "timing/ref_logprobs" not in found[-1]
+
+
+@pytest.mark.parametrize("lora", [0, 4], ids=["all weights", "adapter"])
+def test_a_run_is_evaluated_alone_as_it_was_while_it_trained(nano: Path, tmp_path: Path, lora: int) -> None:
+    held_out = write(tmp_path / "held_out.jsonl", pairs(16, seed=1))
+    way = {"num_steps": 4, "ckpt_interval": 2, "model__lora__rank": lora}
+    found = train(nano, tmp_path, "preference", **way, eval_datasets=(held_out,), eval_interval=2)
+    for step, words in ((4, []), (2, ["--step", "2"])):
+        done = CliRunner().invoke(cli, ["eval", str(tmp_path / "run"), *words, "--json"])
+        assert done.exit_code == 0, done.output
+        results = json.loads(done.stdout)["result"]
+        wanted = {name: value for name, value in found[step].items() if name.startswith("eval/")}
+        assert results["metrics"] == pytest.approx(wanted, abs=1e-4)
+        low, high = results["intervals"]["eval/held_out/accuracy"]
+        assert low <= results["metrics"]["eval/held_out/accuracy"] <= high and results["pairs"]["all"] == 16
+
+
+def labelled(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Both answers of the pairs, each by itself."""
+    return [
+        {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
+        for row in pairs(count // 2, seed)
+        for side in ("chosen", "rejected")
+    ]
+
+
+@pytest.mark.parametrize("loss_type", ["kto", "apo_zero_unpaired"])
+def test_a_policy_learns_from_single_answers_with_labels(nano: Path, tmp_path: Path, loss_type: str) -> None:
+    rows, held_out = (write(tmp_path / f"{seed}.jsonl", labelled(32, seed)) for seed in (0, 1))
+    way = {"loss_type": [loss_type], "train_datasets": (rows,), "beta": 0.5, "num_epochs": 3}
+    found = train(nano, tmp_path, "preference", **way, eval_datasets=(held_out,), eval_interval=8)
+    after = found[-1]
+    assert losses(found)[0] == pytest.approx(0.5, abs=1e-6) and losses(found)[-1] < 0.4
+    assert after["eval/all/accuracy"] > 0.8 and after["eval/all/chosen_reward"] > after["eval/all/rejected_reward"]
+    assert (after["train/baseline"] >= 0) and (loss_type == "kto" or after["train/baseline"] == 0)
+
+
+def test_a_prompt_is_paired_with_the_answer_of_the_row_before(nano: Path, tmp_path: Path) -> None:
+    run: Any = compose([], settings(nano, tmp_path, "preference", loss_type=["kto"])).config
+    experiment = PreferenceExp(run)
+    file = write(tmp_path / "three.jsonl", [{**row, "prompt": "abc"[: 1 + i]} for i, row in enumerate(labelled(6)[:3])])
+    rows = experiment.load((file,)).rows
+    batch = experiment.collate(rows)
+    others = mismatched(batch, 1000)
+    for place, row in enumerate(rows):
+        before = rows[place - 1]
+        wanted = [*row.token_ids[~row.mask], *before.token_ids[before.mask]]
+        length = int(others.lengths[place])
+        assert others.input_ids[place, :length].tolist() == wanted
+        assert int(others.loss_mask[place].sum()) == before.answer_tokens
+    assert mismatched(batch, 4).lengths.tolist() == [4, 4, 4]
 
 
 def test_a_pair_that_is_too_long_is_left_out_and_told(

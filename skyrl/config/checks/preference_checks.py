@@ -43,6 +43,20 @@ def divergences_suit_losses(run: PreferenceConfig) -> Iterator[Problem]:
         )
 
 
+def losses_read_the_same_rows(run: PreferenceConfig) -> Iterator[Problem]:
+    """A row is a pair or a single answer, and the KL term of kto needs answers of other rows."""
+    alone = [name for name in run.loss_type if PREFERENCE_LOSSES[name].unpaired]
+    if alone and len(run.loss_type) > 1:
+        message = f"{listed(alone, 'and')} {'are' if len(alone) > 1 else 'is'} for single answers with labels"
+        yield Problem(path="loss_type", message=message, hint=f"set it to {alone[0]} alone, or leave it out")
+    if "kto" in run.loss_type and run.batch_size == 1:
+        message = "kto compares the answers of a batch with each other's prompts, and 1 has no other"
+        yield Problem(path="batch_size", message=message, hint="choose 2 or more, such as 32")
+    if "kto" in run.loss_type and run.precompute_ref_log_probs:
+        message = "kto pairs prompts with answers of other rows of the batch, which change with every epoch"
+        yield Problem(path="precompute_ref_log_probs", message=message, hint="set it to false")
+
+
 def answers_are_not_truncated(run: PreferenceConfig) -> Iterator[Problem]:
     """A pair whose answers are cut is another pair."""
     if run.too_long == "truncate":

@@ -17,9 +17,19 @@ def _compares(run: PreferenceConfig) -> bool:
     return run.compares
 
 
-@condition("a loss besides sft is minimized (loss_type)")
+@condition("a loss of pairs is minimized (loss_type)")
 def _weighs_pairs(run: PreferenceConfig) -> bool:
-    return any(loss.fields for loss in run.facts)
+    return any(loss.fields and not loss.unpaired for loss in run.facts)
+
+
+@condition("a row is one answer (loss_type is kto or apo_zero_unpaired)")
+def _is_unpaired(run: PreferenceConfig) -> bool:
+    return run.unpaired
+
+
+@condition("a row is a pair (loss_type is not kto or apo_zero_unpaired)")
+def _is_paired(run: PreferenceConfig) -> bool:
+    return not run.unpaired
 
 
 @condition("a loss compares with a reference (loss_type)")
@@ -28,12 +38,16 @@ def _may_compare(run: PreferenceConfig) -> bool:
 
 
 PREFERENCE_EFFECTS: tuple[Effect, ...] = (
-    *map(_read_by, ("beta", "label_smoothing", "discopop_tau", "simpo_gamma")),
+    *map(
+        _read_by, ("beta", "label_smoothing", "discopop_tau", "simpo_gamma", "desirable_weight", "undesirable_weight")
+    ),
     Effect("loss_weights", Condition("loss_type names several", lambda run: len(run.loss_type) > 1)),
     Effect("f_divergence_type", _may_compare),
     Effect("f_alpha_divergence_coef", is_one("f_divergence_type", "alpha_divergence")),
     Effect("ld_alpha", _weighs_pairs),
     Effect("reference_free", _may_compare),
+    *effects(_is_paired, "chosen_key", "rejected_key"),
+    *effects(_is_unpaired, "completion_key", "label_key"),
     *effects(_compares, "ref_model_path", "precompute_ref_log_probs"),
     Effect("ref_log_probs_path", _compares & Condition("they are stored", lambda run: run.precompute_ref_log_probs)),
 )

@@ -49,6 +49,6 @@ PREFERENCE = evolve(
     sizes=_sizes,
     roles=_ROLES,
     rows="pairs",
-    reader="skyrl.data.pair_rows:pair_reader",
+    reader="skyrl.data.labelled_rows:preference_rows_reader",
     experiment="skyrl.experiments.preference:PreferenceExp",
 )

@@ -28,8 +28,10 @@ PreferenceLossName = Literal[
     "simpo",
     "orpo",
     "sft",
+    "kto",
+    "apo_zero_unpaired",
 ]
-"""Losses of pairs, under TRL's names."""
+"""Losses of pairs, and of single answers with labels, under TRL's names."""
 
 
 @attrs.frozen(kw_only=True)
@@ -51,8 +53,12 @@ class PreferenceLossFacts:
     averages: bool = False
     """Whether the reward of an answer is a mean over its tokens, and not their sum."""
 
+    unpaired: bool = False
+    """Whether a row is one answer with a label, and not a pair."""
+
 
 _SMOOTHED = ("beta", "label_smoothing")
+_WEIGHTS = ("desirable_weight", "undesirable_weight")
 
 PREFERENCE_LOSSES: Mapping[str, PreferenceLossFacts] = {
     "sigmoid": PreferenceLossFacts(fields=_SMOOTHED, divergence=True),
@@ -72,6 +78,8 @@ PREFERENCE_LOSSES: Mapping[str, PreferenceLossFacts] = {
     "simpo": PreferenceLossFacts(fields=(*_SMOOTHED, "simpo_gamma"), reference=False, averages=True),
     "orpo": PreferenceLossFacts(reference=False, averages=True),
     "sft": PreferenceLossFacts(fields=(), reference=False),
+    "kto": PreferenceLossFacts(fields=("beta", *_WEIGHTS), unpaired=True),
+    "apo_zero_unpaired": PreferenceLossFacts(fields=("beta", *_WEIGHTS), unpaired=True),
 }
 """Name -> what the loss reads."""
 
@@ -82,10 +90,8 @@ _weights = rule_of_one_field(lambda value: all(weight > 0 for weight in value), 
 @frozen
 class PreferenceConfig(SupervisedConfig):
     """Preferences without a reward model (`kind = "preference"`): DPO and its kin, on pairs of a better and a worse
-    answer.
+    answer; KTO, on single answers with labels.
     """
-
-    rows_of_an_item = 2
 
     kind: Literal["preference"] = field(default="preference", metadata=IDENTITY)
     """Kind of run, which decides the tree that a file is read into."""
@@ -95,8 +101,8 @@ class PreferenceConfig(SupervisedConfig):
 
     loss_type: tuple[PreferenceLossName, ...] = field(default=("sigmoid",), validator=_losses)
     """Losses of a pair, added up: sigmoid is DPO, with `sft` the negative log-likelihood of the chosen answer; CPO is
-    sigmoid and sft with `reference_free`, MPO is sigmoid, bco_pair and sft, ORPO is orpo and sft. See
-    docs/preferences.md."""
+    sigmoid and sft with `reference_free`, MPO is sigmoid, bco_pair and sft, ORPO is orpo and sft. kto
+    and apo_zero_unpaired stand alone: their rows are single answers with labels. See docs/preferences.md."""
 
     loss_weights: tuple[float, ...] | None = field(default=None, validator=_weights)
     """Weight of each of `loss_type`. None: 1 each."""
@@ -125,6 +131,13 @@ class PreferenceConfig(SupervisedConfig):
     simpo_gamma: float = field(default=0.5, validator=non_negative)
     """Margin by which `beta` times the mean log-probability of the chosen answer should exceed the other's in simpo."""
 
+    desirable_weight: float = field(default=1.0, validator=positive)
+    """Weight of answers labelled as good. KTO recommends that this times their number is 1 to 1.33 times the same
+    product of the others."""
+
+    undesirable_weight: float = field(default=1.0, validator=positive)
+    """Weight of answers labelled as bad."""
+
     reference_free: bool = False
     """Compare with no reference: its log-probabilities count as 0."""
 
@@ -149,10 +162,31 @@ class PreferenceConfig(SupervisedConfig):
     rejected_key: str = "rejected"
     """Column of the worse one."""
 
+    completion_key: str = "completion"
+    """Column of the single answer of kto and apo_zero_unpaired, or of the whole chat that ends with it."""
+
+    label_key: str = "label"
+    """Column that says whether this answer is good: true or false."""
+
     @property
     def facts(self) -> tuple[PreferenceLossFacts, ...]:
         """What each of the losses reads."""
         return tuple(PREFERENCE_LOSSES[name] for name in self.loss_type)
+
+    @property
+    def unpaired(self) -> bool:
+        """Whether a row is one answer with a label."""
+        return any(loss.unpaired for loss in self.facts)
+
+    @property
+    def rows_of_an_item(self) -> int:
+        """Rows of a batch that one item of the data becomes: both answers of a pair, or the one."""
+        return 1 if self.unpaired else 2
+
+    @property
+    def answer_keys(self) -> tuple[str, ...]:
+        """Columns of the answers of a row."""
+        return (self.completion_key,) if self.unpaired else (self.chosen_key, self.rejected_key)
 
     @property
     def compares(self) -> bool:

@@ -189,8 +189,6 @@ class SFTConfig(SupervisedConfig):
 class RewardModelConfig(SupervisedConfig):
     """A reward model from preferences (`kind = "reward_model"`): Bradley-Terry, one number at the end of a chat."""
 
-    rows_of_an_item = 2
-
     kind: Literal["reward_model"] = field(default="reward_model", metadata=IDENTITY)
     """Kind of run, which decides the tree that a file is read into."""
 
@@ -206,3 +204,13 @@ class RewardModelConfig(SupervisedConfig):
     margin_key: str = "margin"
     """Column of a number, 0 or more: the margin by which the better chat should score higher (Llama 2,
     arXiv:2307.09288, eq. 2). Optional per row."""
+
+    @property
+    def rows_of_an_item(self) -> int:
+        """Rows of a batch that one item of the data becomes: both chats of a pair."""
+        return 2
+
+    @property
+    def answer_keys(self) -> tuple[str, ...]:
+        """Columns of the answers of a row."""
+        return self.chosen_key, self.rejected_key

@@ -1,6 +1,6 @@
-"""The objective of preference runs: losses of pairs, added up, and what is measured of them.
+"""Objectives of preference runs: losses of pairs, added up, and of single answers, and what is measured of them.
 
-Rows 2i and 2i + 1 of a batch are the chosen and the rejected answer of a pair, and stay in one micro-batch.
+For pairs, rows 2i and 2i + 1 of a batch are the chosen and the rejected answer of a pair, and stay in one micro-batch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from skyrl.algorithms.preferences import PAIR_LOSSES, Pairs, PairSettings, matched
+from skyrl.algorithms.preferences import PAIR_LOSSES, Pairs, PairSettings, kto, matched
 from skyrl.batch import RowTensors, TrainingBatch
 from skyrl.learners.workers.learning_worker import Objective
 
@@ -121,6 +121,52 @@ class PreferenceObjective(Objective):
             aot_chosen=extras[_AOT_UNPAIRED][:, 0] if _AOT_UNPAIRED in extras else None,
             aot_rejected=extras[_AOT_UNPAIRED][:, 1] if _AOT_UNPAIRED in extras else None,
         )
+
+
+@attrs.frozen(kw_only=True)
+class LabelObjective(Objective):
+    """mean over answers of the loss of KTO. Rows carry `label` and, for KTO's z, `baseline`, without which it is 0.
+    `ref_logprobs` are those of the reference; without them they count as 0.
+    """
+
+    beta: float
+    desirable_weight: float
+    undesirable_weight: float
+
+    def weigh(self, batch: TrainingBatch) -> TrainingBatch:
+        """The share of each row among the good or the bad answers, for means of either."""
+        labels = batch.extras["label"]
+        counts = torch.stack([(labels.values == label).sum() for label in (0, 1)]).clamp(min=1)
+        share = RowTensors(values=1 / counts[labels.values.long()], counts=labels.counts)
+        return batch.given(loss_weights=batch.loss_mask.float()).carrying(label_share=share)
+
+    def __call__(
+        self, logprobs: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """Loss of one micro-batch (a scalar with gradient), and its parts of the loss and of the measurements of the
+        whole batch. `logprobs` (B, L), 0 outside of the answers. `entropy` is ignored.
+        """
+        assert batch.row_weights is not None
+        labels, shares = batch.extras["label"].values, batch.row_weights
+        answers = logprobs.sum(1)
+        ratios = answers if batch.ref_logprobs is None else answers - batch.ref_logprobs.sum(1)
+        baseline = batch.extras["baseline"].values if "baseline" in batch.extras else torch.zeros_like(ratios)
+        weights = {"desirable_weight": self.desirable_weight, "undesirable_weight": self.undesirable_weight}
+        loss = (kto(ratios, labels, baseline, beta=self.beta, **weights) * shares).sum()
+        rewards = self.beta * ratios.detach()
+        of_label = torch.where(shares > 0, batch.extras["label_share"].values, 0.0)
+        good, bad = of_label * labels, of_label * (1 - labels)
+        parts = {
+            "loss": loss.detach(),
+            "accuracy": (((rewards > 0) == (labels > 0)) * shares).sum(),
+            "margin": (rewards * (good - bad)).sum(),
+            "chosen_reward": (rewards * good).sum(),
+            "rejected_reward": (rewards * bad).sum(),
+            "chosen_logprob": (answers.detach() * good).sum(),
+            "rejected_logprob": (answers.detach() * bad).sum(),
+            "baseline": (baseline * shares).sum(),
+        }
+        return loss, parts, {}
 
 
 def _of_pairs(numbers: Tensor) -> Tensor:
