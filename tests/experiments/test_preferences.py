@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from skyrl.batch import TrainingBatch
 from skyrl.cli.main import cli
-from skyrl.config import compose
+from skyrl.config import ConfigError, compose
+from skyrl.config.derive.run_kind import RunKind
 from skyrl.experiments.preference import PreferenceExp
 from skyrl.training.collate import mismatched
 from tests.supervised_run import farthest, pairs, settings, train, weights, write
@@ -88,7 +89,12 @@ def test_stored_log_probabilities_are_computed_once(
     train(nano, tmp_path / "two", "preference", **way)
     assert "of the reference" not in capsys.readouterr().err
     assert len(list((tmp_path / "stored").iterdir())) == 2
-    other = {**way, "ref_model_path": str(nano / "other"), "eval_datasets": (), "eval_before_train": False}
+    other = {
+        **way,
+        "ref_model_path": str(tmp_path / "one" / "run" / "model"),
+        "eval_datasets": (),
+        "eval_before_train": False,
+    }
     train(nano, tmp_path / "three", "preference", **other)
     assert "for 32 training pairs, once" in capsys.readouterr().err
 
@@ -149,6 +155,12 @@ def test_a_prompt_is_paired_with_the_answer_of_the_row_before(nano: Path, tmp_pa
         assert others.input_ids[place, :length].tolist() == wanted
         assert int(others.loss_mask[place].sum()) == before.answer_tokens
     assert mismatched(batch, 4).lengths.tolist() == [4, 4, 4]
+
+
+def test_a_reference_that_is_not_there_is_told_before_the_start(nano: Path, tmp_path: Path) -> None:
+    values = settings(nano, tmp_path, "preference", ref_model_path=str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="ref_model_path .*there is no model folder"):
+        compose([], values, also=RunKind.preflight_checks)
 
 
 def test_a_pair_that_is_too_long_is_left_out_and_told(
