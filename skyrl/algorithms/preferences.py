@@ -22,7 +22,7 @@ LARGEST_EXPONENT = 80.0
 
 @attrs.frozen(kw_only=True)
 class PairSettings:
-    """What the losses read besides log-probabilities; the fields are those of `PreferenceConfig`."""
+    """Settings of losses of pairs, under the names of the fields of `PreferenceConfig`."""
 
     beta: float = 0.1
     label_smoothing: float = 0.0

@@ -36,7 +36,7 @@ PreferenceLossName = Literal[
 
 @attrs.frozen(kw_only=True)
 class PreferenceLossFacts:
-    """What a loss reads."""
+    """Facts about a loss: its settings, its rows, and whether it compares with a reference."""
 
     fields: tuple[str, ...] = ("beta",)
     """Fields of `PreferenceConfig`."""
@@ -170,7 +170,7 @@ class PreferenceConfig(SupervisedConfig):
 
     @property
     def facts(self) -> tuple[PreferenceLossFacts, ...]:
-        """What each of the losses reads."""
+        """Facts about each of the losses."""
         return tuple(PREFERENCE_LOSSES[name] for name in self.loss_type)
 
     @property
