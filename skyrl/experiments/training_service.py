@@ -30,7 +30,7 @@ from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.models.files.loading import load_causal_lm, load_config
 from skyrl.models.files.naming import named_weights
 from skyrl.runs.read_again import TOKENIZER, model_digests, of_model
-from skyrl.runs.run_lock import RunLock
+from skyrl.runs.run_lock import RunLock, config_text
 from skyrl.storage.atomic import write_file
 from skyrl.tracking.service_status import SERVICE_STATUS
 from skyrl.training_service.backend import (
@@ -155,11 +155,11 @@ class TrainingServiceExp(StandaloneSampling):
         another base model, and the errors of `serving_training`.
         """
         path = self.cfg.trainer.path_of("run_path")
-        lock = RunLock(self.folder.path, path, self.cfg, self.places)
+        lock = RunLock(self.folder.path, path, self.cfg)
         lock.acquire()
         self.held.callback(lock.release)
         self._refuse_another_base()
-        lock.write_config()
+        lock.write_config(config_text(self.cfg, self.places))
         with suppress(Stopped):  # the regular end of a service
             self.sample(partial(self.answer_clients, say))
 

@@ -29,6 +29,7 @@ from tests.command_pages import contexts
 from tests.supervised_run import toml_file
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "schemas" / "commands.schema.json").read_text(encoding="utf-8"))
+OF_THE_SCHEMA = jsonschema.Draft202012Validator(SCHEMA)
 
 pytestmark = pytest.mark.xdist_group("kinds_of_run")
 
@@ -273,7 +274,7 @@ def conforms(words: str, code: int, about: Mapping[str, str]) -> None:
     done = invoked(f"{words} --json", about)
     assert done.exit_code == code if code != 2 else isinstance(done.exception, UserError), (done.output, done.exc_info)
     answer = json.loads(done.stdout)
-    jsonschema.validate(answer, SCHEMA, jsonschema.Draft202012Validator)
+    OF_THE_SCHEMA.validate(answer)
     command = answer["command"]
     assert words.startswith(command) and answer["ok"] == (code == 0)
     refused = code == 2
@@ -302,6 +303,7 @@ def test_a_machine_reads_the_same_form_from_commands_that_load_a_model(
 
 
 def test_every_command_with_json_is_in_the_schema_and_in_a_test() -> None:
+    OF_THE_SCHEMA.check_schema(SCHEMA)
     with_json = {
         context.command_path.partition(" ")[2]
         for context in contexts()
@@ -320,7 +322,7 @@ def test_a_machine_reads_mistakes_in_arguments_of_every_command(wrong: str, caps
         assert ended.value.code == 2
         printed = capsys.readouterr()
         answer = json.loads(printed.out)
-        jsonschema.validate(answer, SCHEMA, jsonschema.Draft202012Validator)
+        OF_THE_SCHEMA.validate(answer)
         assert (answer["command"], answer["ok"], answer["result"]) == (name, False, None)
         [problem] = answer["problems"]
         assert problem["message"] in printed.err and wrong.partition("=")[0] in problem["message"]

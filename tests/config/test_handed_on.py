@@ -29,7 +29,7 @@ from skyrl.config.loading.standalone_file import kept_text
 from skyrl.config.loading.stored import stored_form
 from skyrl.errors import UserError
 from skyrl.launchers.prepared import Prepared
-from skyrl.runs.run_lock import RunLock
+from skyrl.runs.run_lock import RunLock, config_text
 from skyrl.sweeps.sweep_file import SweepConfig
 from skyrl.sweeps.trials import trials_of
 from skyrl.tree import FrozenDict, Secret, differences, evolve_at, get_at, to_dict
@@ -129,7 +129,8 @@ def shown(*options: str, language: str) -> Callable[[str], str]:
 
 def stored(kind: str) -> str:
     Path("run").mkdir()
-    RunLock(Path("run"), "run_path", compose([f"{kind}.toml"]).config).write_config()
+    run = compose([f"{kind}.toml"]).config
+    RunLock(Path("run"), "run_path", run).write_config(config_text(run, {}))
     return "run"
 
 

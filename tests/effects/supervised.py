@@ -163,7 +163,7 @@ def compared(scene: Scene) -> object:
     Path("out").mkdir(exist_ok=True)
     Path("out/labelled.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows * 2))
     experiment: Any = experiment_class(scene.run)(scene.run)
-    other = evolve_at(scene.run, "model.path", str(scene.nano / "other"))
+    other = evolve_at(scene.run, "model.init_from_scratch", True)
     experiment.learner = worker_of(evolve(scene, run=other), MODEL)
     if scene.run.compares:
         experiment.reference = worker_of(scene, REFERENCE)
@@ -390,7 +390,7 @@ OWN: dict[str, tuple[tuple[str, Any, Observable, Values], ...]] = {
         ("completion_key", "better", rows, {"loss_type": ["kto"]}),
         ("label_key", "good", rows, {"loss_type": ["kto"]}),
         ("reference_free", True, compared, {}),
-        ("ref_model_path", "{nano}/other", compared, {}),
+        ("ref_model_path", "{nano}/mixture", compared, {}),
         ("precompute_ref_log_probs", True, stored_reference, {}),
         ("ref_log_probs_path", "elsewhere", stored_reference, {"precompute_ref_log_probs": True}),
     ),

@@ -22,7 +22,7 @@ from skyrl.errors import ConfigError, Problem, ResumeError, UserError
 from skyrl.experiments import first_rows
 from skyrl.experiments.first_rows import supervised_rows_can_be_used
 from skyrl.experiments.folder_checks import folders_can_be_written
-from skyrl.runs.run_lock import RunLock
+from skyrl.runs.run_lock import RunLock, config_text
 from skyrl.runs.run_owner import sign
 from skyrl.tracking.services.run_files import stored_configuration
 from tests import supervised_run
@@ -561,7 +561,7 @@ def stored(folder: Path, run: Any) -> None:
     """The folder of this run."""
     lock = RunLock(folder, "trainer.run_path", run)
     lock.acquire()
-    lock.write_config()
+    lock.write_config(config_text(run, {}))
     lock.release()
 
 

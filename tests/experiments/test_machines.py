@@ -246,7 +246,8 @@ def test_a_poor_network_changes_no_sample(
     run.trained_as_undisturbed(nano)
 
 
-@pytest.mark.parametrize("layout", ["engine elsewhere", pytest.param("ranks on both", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_network_that_is_cut_for_a_moment_changes_no_sample(
     machines: Machines, nano: Path, tmp_path: Path, layout: str
 ) -> None:
@@ -258,7 +259,8 @@ def test_a_network_that_is_cut_for_a_moment_changes_no_sample(
     run.trained_as_undisturbed(nano)
 
 
-@pytest.mark.parametrize("layout", ["ranks on both", pytest.param("engine elsewhere", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_port_that_is_closed_between_machines_is_named(
     machines: Machines, nano: Path, tmp_path: Path, layout: str
 ) -> None:
