@@ -73,7 +73,7 @@ class PairForms:
 
     def _tokens(self, chat: list[Message], prompt: int, row: Row) -> tuple[Ids, Mask]:
         run = self._run
-        marked = [{**message, "weight": float(place >= prompt)} for place, message in enumerate(chat)]
+        marked: list[Message] = [{**message, "weight": float(place >= prompt)} for place, message in enumerate(chat)]
         whole = with_system(marked, row.get(run.system_key))
         tools = tools_of(row.get(run.tools_key), run.tools_key)
         ids, mask = self._masks(whole, tools, allow_dropped=bool(row.get(ALLOW_DROPPED)))

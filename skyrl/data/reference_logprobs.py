@@ -25,7 +25,7 @@ class ReferencedRows(Sequence[R], Generic[R]):
 
     def __init__(self, rows: Sequence[R], file: Path) -> None:
         """`file` is one that `store_logprobs` wrote for these rows. Raises `DataError` for any other."""
-        self._rows = rows
+        self._rows: Sequence[R] = rows
         self._ends = np.cumsum([row.answer_tokens for row in rows])
         try:
             self._logprobs = np.memmap(file, _TYPE, "r")
@@ -49,7 +49,8 @@ class ReferencedRows(Sequence[R], Generic[R]):
         place = range(len(self))[place]
         start = int(self._ends[place - 1]) if place else 0
         found = np.array(self._logprobs[start : int(self._ends[place])], dtype=np.float32)
-        return attrs.evolve(self._rows[place], ref_logprobs=found)
+        row: R = self._rows[place]
+        return attrs.evolve(row, ref_logprobs=found)
 
 
 def logprobs_file(folder: Path, fingerprint: str, reference: Iterable[object]) -> Path:

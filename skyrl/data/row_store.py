@@ -23,6 +23,7 @@ from typing import Any, Generic, Protocol, overload
 import numpy as np
 
 from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.data.answer_pairs import LabelledRow, PairRow
 from skyrl.data.hugging_face import dataset_fingerprint
 from skyrl.data.tokenized_rows import PreferenceRow, R, SupervisedRow
 from skyrl.errors import DataError
@@ -65,7 +66,7 @@ class StoredRows(Sequence[R], Generic[R]):
         return result
 
 
-def store_rows(folder: Path, rows: Iterable[SupervisedRow | PreferenceRow]) -> str:
+def store_rows(folder: Path, rows: Iterable[SupervisedRow | PreferenceRow | PairRow | LabelledRow]) -> str:
     """Write rows into an empty folder as they arrive. Returns the sha256 of all of them.
 
     Raises `DataError` if they cannot be written.

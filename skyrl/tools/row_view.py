@@ -12,7 +12,7 @@ from skyrl.chats.masks import Ids, Weights
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.chats.view import marked_text
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
-from skyrl.config.loading.kinds import kind_named
+from skyrl.config.loading.kinds import kind_named, kind_of
 from skyrl.data.answer_pairs import LabelledRow, PairRow
 from skyrl.data.sources import BadRow, Row, iterate_rows
 from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
@@ -45,7 +45,7 @@ def row_page(run: Any, source: int, place: int) -> str:
 
 
 def _supervised(run: SupervisedConfig, tokenizer: ChatTokenizer, row: Row, source: str, max_length: int) -> str:
-    reader = kind_named(run.kind).row_reader()((source,), tokenizer, run, max_length)
+    reader = kind_of(run).row_reader()((source,), tokenizer, run, max_length)
     whole = reader.whole(row, source, f"{source}:0")
     trained = reader.shortened(whole)
     size = f"{whole.length} tokens, more than max_length = {max_length}"
