@@ -8,7 +8,7 @@ dealt, and reports are merged here afterwards. The number of ranks therefore doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -57,7 +57,13 @@ class ScorerGroup(Generic[W_co]):
 
     async def score(self, batch: TrainingBatch) -> Tensor:
         """(B, L) float32: the scores of all rows, as a single worker would compute them."""
-        results = self._reported(await self.ranks.deal(ModelWorker.score, self._shares(batch)))
+        return await self.scored_by(ModelWorker.score, batch)
+
+    async def scored_by(
+        self, method: Callable[[W_co, TrainingBatch], Awaitable[Tensor]], batch: TrainingBatch
+    ) -> Tensor:
+        """(B, L) float32: the scores of all rows by a method of the workers, with the contract of `score`."""
+        results = self._reported(await self.ranks.deal(method, self._shares(batch)))
         scored = torch.zeros(sum(len(rows) for rows in results), batch.input_ids.shape[1])
         start = 0
         for rows in results:
