@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.derive.chosen_facts import loss_facts
-from skyrl.config.derive.rl_models import POLICY, has_critic, has_reference
+from skyrl.config.derive.rl_models import POLICY, gives_advantages, gives_distributions, has_critic, has_reference
 from skyrl.config.derive.sizes import models_of, scores_old_logprobs, trained_models
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.strategies import reads
@@ -93,6 +93,22 @@ def reference_has_policys_initial_adapter(run: SkyRLTrainConfig) -> Iterator[Pro
             message="the policy starts from an adapter that the reference does not have: the KL begins above 0",
             hint="set trainer.ref.model.lora to the values of trainer.policy.model.lora",
             severity="warning",
+        )
+
+
+def teacher_suits_distillation(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Log-probabilities at tokens need the sampler's; whole distributions need the models' output matrices."""
+    if gives_advantages(run) and run.generator.sampling_params.logprobs is None:
+        yield Problem(
+            path="generator.sampling_params.logprobs",
+            message="is none, and the teacher's log-probabilities are compared with those that the engine returns",
+            hint="leave it out, or set 1",
+        )
+    if gives_distributions(run) and run.trainer.strategy == "megatron":
+        yield Problem(
+            path="trainer.algorithm.distillation.type",
+            message="loss needs the whole output matrix on the policy's ranks, which Megatron's models do not have",
+            hint="set it to advantage, or trainer.strategy = fsdp2",
         )
 
 

@@ -18,6 +18,8 @@ ONE_UPDATE = {
     "trainer.critic_mini_batch_size": 64,
 }
 SCRATCH = "trainer.policy.model.init_from_scratch"
+TEACHER = {"trainer.teacher.model.path": "teacher"}
+DISTILLATION_TYPE = "trainer.algorithm.distillation.type"
 WIDER = {"trainer.policy.model_config_kwargs": {"max_position_embeddings": 4096}}
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
@@ -36,6 +38,10 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "reference_matches_policy_model": [
         (WIDER, "trainer.ref.model_config_kwargs"),
         ({SCRATCH: True}, "trainer.ref.model.init_from_scratch"),
+    ],
+    "teacher_suits_distillation": [
+        ({**TEACHER, "generator.sampling_params.logprobs": None}, "generator.sampling_params.logprobs"),
+        ({**TEACHER, **MEGATRON, DISTILLATION_TYPE: "loss"}, DISTILLATION_TYPE),
     ],
     "reference_has_policys_initial_adapter": [
         ({**LORA, "trainer.policy.model.lora.path": "stored"}, "trainer.ref.model.lora.path"),
@@ -97,6 +103,7 @@ SILENT: dict[str, dict[str, Any]] = {
         CRITIC_DROPOUT: True,
         "trainer.algorithm.value_clip": None,
     },
+    "teacher_suits_distillation": {**TEACHER, DISTILLATION_TYPE: "loss", "generator.sampling_params.logprobs": None},
     "reference_matches_policy_model": {**WIDER, "trainer.ref.model.path": "another"},
     "schedules_are_consistent": {"trainer.policy.optimizer_config.scheduler": "inverse_sqrt"},
     "determinism_is_tested_on_cpu": {"trainer.deterministic": True},
