@@ -28,8 +28,8 @@ def linear_divergence(
     beta: float,
     temperature: float,
 ) -> Tensor:
-    """Generalised Jensen-Shannon divergence (N,) float32, in nats, between the student's distribution p = softmax(hidden
-    weight^T / temperature) and the teacher's q, over the whole vocabulary (GKD, arXiv:2306.13649, eq. 1).
+    """Generalised Jensen-Shannon divergence (N,) float32, in nats, of the student's distributions p = softmax(hidden
+    weight^T / temperature) from the teacher's q, over the whole vocabulary (GKD, arXiv:2306.13649, eq. 1).
 
     `beta` 0 is the forward KL(q || p), 1 the reverse KL(p || q). Between them, with the mixture m = (1 - beta) p + beta
     q, it is beta KL(q || m) + (1 - beta) KL(p || m). Only `hidden` and `weight` get a gradient.

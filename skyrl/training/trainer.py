@@ -150,8 +150,8 @@ class PPOTrainer:
         batch = batch.given(advantages=self.estimate(batch))
         metrics = await self.improve(batch)  # epochs x mini-batches of updates of critic and policy
         metrics |= await self.weights.publish(self.version + 1)  # pi_old <- pi_theta
-        described = describe(groups) | self.rollouts.metrics() | describe_advantages(batch) | describe_teacher(batch)
-        return described | shaped | metrics
+        taught = describe_teacher(batch) if self.teacher else {}
+        return describe(groups) | self.rollouts.metrics() | describe_advantages(batch) | taught | shaped | metrics
 
     async def improve(self, batch: TrainingBatch) -> Metrics:
         """`update_epochs_per_batch` passes over the batch, with one optimizer step per mini-batch: all passes of the
