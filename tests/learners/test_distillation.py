@@ -103,7 +103,7 @@ async def test_the_loss_of_a_batch_has_the_divergence_of_its_distributions(taugh
     rows, settings = batch(ROWS), taught.algorithm.distillation
     student, teacher = (logits_of(model.path, rows) for model in (taught.policy.model, taught.teacher.model))
     wanted = dense(student, teacher, settings).float()
-    bound = float(wanted.median())
+    bound = float(wanted.mean())
     bounded = changed(taught, {"algorithm.distillation.max_divergence": bound})
     for trainer, costs in ((taught, wanted), (bounded, wanted.clamp(max=bound))):
         learner = PolicyWorker(trainer, policy_objective(trainer.algorithm, has_teacher=True))
