@@ -32,6 +32,7 @@ from skyrl.config import AlgorithmConfig, DistillationConfig, NormConfig, Traine
 from skyrl.config.derive.chosen_facts import estimator_facts
 from skyrl.config.foundation.peer_signatures import ESTIMATOR_FORMS, form_of
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry
+from skyrl.errors import RunError
 from skyrl.training.peer_functions import PeerEstimator, tried_estimator
 
 
@@ -114,9 +115,16 @@ class WithTeacher:
 
 
 def sampler_logprobs(batch: TrainingBatch) -> Tensor:
-    """(B, L): log-probabilities of the policy that sampled, by the learner if it scored them, else by the engine."""
+    """(B, L): log-probabilities of the policy that sampled, by the learner if it scored them, else by the engine. Raises
+    `RunError` if there are none, as in a recording made without them.
+    """
     found = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
-    assert found is not None
+    if found is None:
+        raise RunError(
+            "the teacher's log-probabilities are compared with those that tokens were sampled with, which these samples "
+            "lack: sample them with generator.sampling_params.logprobs = 1, or set "
+            "trainer.algorithm.distillation.type = loss"
+        )
     return found
 
 

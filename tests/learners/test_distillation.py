@@ -22,7 +22,15 @@ from skyrl.learners.workers.roles import TeacherWorker
 from skyrl.planning.replicas import replicas
 from skyrl.training.objective import policy_objective
 from tests.learners.rows import batch
-from tests.learners.spreading import CUTTING, SHARING, Spread, assert_same_numbers, assert_same_weights, changed
+from tests.learners.spreading import (
+    CUTTING,
+    SHARING,
+    Spread,
+    assert_same_numbers,
+    assert_same_weights,
+    changed,
+    weights_of,
+)
 from tests.learners.updating import LearnerGroup, PolicyWorker
 
 ROWS = 7  # of which two ranks have four each, one of them idle
@@ -124,7 +132,7 @@ async def test_a_teacher_that_is_the_policy_changes_nothing(taught: TrainerConfi
 async def trained(learner: Any, rows: TrainingBatch) -> tuple[list[Metrics], dict[str, Tensor]]:
     """Metrics of three updates, and the weights after them."""
     metrics = [await learner.update(rows) for _ in range(3)]
-    return metrics, await learner.stream(lambda weights: {name: weight.clone() for name, weight in weights})
+    return metrics, await weights_of(learner)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +141,7 @@ async def trained(learner: Any, rows: TrainingBatch) -> tuple[list[Metrics], dic
         ({"use_sample_packing": False}, 1),
         ({"micro_train_batch_size_per_gpu": 1}, 1),
         ({}, 2),
-        ({SHARING: 2}, 2),
+        pytest.param({SHARING: 2}, 2, marks=pytest.mark.long),
         ({CUTTING: 2}, 2),
     ],
 )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from skyrl.batch import TEACHER_HIDDEN, RowTensors, TrainingBatch
 from skyrl.config import AlgorithmConfig, DistillationConfig, ModelConfig, TeacherConfig, TrainerConfig
+from skyrl.errors import RunError
 from skyrl.training.advantage import WithTeacher, advantages_of
 from skyrl.training.objective import policy_objective
 from skyrl.training.teacher import TeacherOfDistributions, TeacherOfTokens, describe_teacher
@@ -50,6 +51,12 @@ def test_the_learners_own_scores_stand_for_the_sampler_where_there_are_any() -> 
     engines = batch_of().given(teacher_logprobs=NU)
     assert describe_teacher(engines) == {"loss/teacher_kl": pytest.approx(0.1 / 4)}
     assert describe_teacher(batch_of()) == {}
+
+
+def test_samples_without_log_probabilities_are_refused_in_words() -> None:
+    estimate = WithTeacher(estimate=of_rewards, settings=DistillationConfig())
+    with pytest.raises(RunError, match=r"which these samples lack: sample them with .*logprobs = 1"):
+        estimate(batch_of().given(teacher_logprobs=NU, rollout_logprobs=None))
 
 
 def test_only_a_run_with_a_teacher_changes_its_advantages() -> None:
