@@ -115,14 +115,15 @@ class WithTeacher:
 
 
 def sampler_logprobs(batch: TrainingBatch) -> Tensor:
-    """(B, L): log-probabilities of the policy that sampled, by the learner if it scored them, else by the engine. Raises
-    `RunError` if there are none, as in a recording made without them.
+    """(B, L): log-probabilities of the policy that sampled, by the learner if it scored them, else by the engine.
+
+    Raises `RunError` if there are none, as in a recording made without them.
     """
     found = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
     if found is None:
         raise RunError(
-            "the teacher's log-probabilities are compared with those that tokens were sampled with, which these samples "
-            "lack: sample them with generator.sampling_params.logprobs = 1, or set "
+            "the teacher's log-probabilities are compared with those that tokens were sampled with, which these "
+            "samples lack: sample them with generator.sampling_params.logprobs = 1, or set "
             "trainer.algorithm.distillation.type = loss"
         )
     return found
