@@ -66,7 +66,7 @@ class _LinearDivergence(torch.autograd.Function):
         temperature: float,
         part: VocabularyPart,
     ) -> Tensor:
-        divergence, means, norms, teacher_norms = torch.zeros(4, len(hidden), device=hidden.device)
+        divergence, means, norms, teacher_norms = torch.zeros(4, len(hidden), device=hidden.device).unbind()
         for rows in token_chunks(hidden, part.largest or len(weight)):
             logs, norms[rows] = _normalized(hidden[rows], weight, temperature, part)
             wanted, teacher_norms[rows] = _normalized(teacher_hidden[rows], teacher_weight, temperature, part)

@@ -363,7 +363,7 @@ class BasePPOExp(PolicySampling):
             ),
             policy=learner("policy", self.policy, "policy_logprobs", "policy_train"),
             reference=self.reference and LayeredScorer(score=score("ref", self.reference, "ref_logprobs")),
-            teacher=self.teacher and teaching(self.teacher),
+            teacher=teaching(self.teacher) if self.teacher else None,
             critic=self.critic and learner("critic", self.critic, "values", "critic_train"),
             objective=self.get_objective(),
             critic_objective=self.get_critic_objective(),
