@@ -130,9 +130,7 @@ _POLICY = (
         "policy/mini_batches_moved_too_far", "mini-batches", "Mini-batches left out (algorithm.max_importance_ratio)."
     ),
     MetricSpec("policy/teacher_divergence", "nats", "Divergence from the teacher's distributions, mean over tokens."),
-    MetricSpec(
-        "policy/teacher_divergence_clamped", "share", "Tokens above algorithm.distillation.max_divergence."
-    ),
+    MetricSpec("policy/teacher_divergence_clamped", "share", "Tokens above algorithm.distillation.max_divergence."),
     MetricSpec("policy/policy_entropy", "nats", "Entropy of the policy, mean over trained tokens."),
     MetricSpec("policy/response_length", "tokens", "Trained tokens of an answer, mean."),
     MetricSpec(
