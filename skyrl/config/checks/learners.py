@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.derive.chosen_facts import loss_facts
-from skyrl.config.derive.rl_models import POLICY, gives_advantages, gives_distributions, has_critic, has_reference
+from skyrl.config.derive.rl_models import POLICY, gives_distributions, has_critic, has_reference
 from skyrl.config.derive.sizes import models_of, scores_old_logprobs, trained_models
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.strategies import reads
@@ -96,18 +96,12 @@ def reference_has_policys_initial_adapter(run: SkyRLTrainConfig) -> Iterator[Pro
         )
 
 
-def teacher_suits_distillation(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Log-probabilities at tokens need the sampler's; whole distributions need the models' output matrices."""
-    if gives_advantages(run) and run.generator.sampling_params.logprobs is None:
-        yield Problem(
-            path="generator.sampling_params.logprobs",
-            message="is none, and the teacher's log-probabilities are compared with those that the engine returns",
-            hint="leave it out, or set 1",
-        )
-    if gives_distributions(run) and run.trainer.strategy == "megatron":
+def whole_distributions_exclude_megatron(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The divergence from a teacher's whole distributions is not computed by Megatron's pipelines yet."""
+    if gives_distributions(run) and reads(run.trainer, "megatron_config"):
         yield Problem(
             path="trainer.algorithm.distillation.type",
-            message="loss needs the whole output matrix on the policy's ranks, which Megatron's models do not have",
+            message="loss is not implemented under Megatron yet",
             hint="set it to advantage, or trainer.strategy = fsdp2",
         )
 

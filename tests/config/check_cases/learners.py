@@ -39,10 +39,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         (WIDER, "trainer.ref.model_config_kwargs"),
         ({SCRATCH: True}, "trainer.ref.model.init_from_scratch"),
     ],
-    "teacher_suits_distillation": [
-        ({**TEACHER, "generator.sampling_params.logprobs": None}, "generator.sampling_params.logprobs"),
-        ({**TEACHER, **MEGATRON, DISTILLATION_TYPE: "loss"}, DISTILLATION_TYPE),
-    ],
+    "whole_distributions_exclude_megatron": [({**TEACHER, **MEGATRON, DISTILLATION_TYPE: "loss"}, DISTILLATION_TYPE)],
     "reference_has_policys_initial_adapter": [
         ({**LORA, "trainer.policy.model.lora.path": "stored"}, "trainer.ref.model.lora.path"),
     ],
@@ -103,7 +100,7 @@ SILENT: dict[str, dict[str, Any]] = {
         CRITIC_DROPOUT: True,
         "trainer.algorithm.value_clip": None,
     },
-    "teacher_suits_distillation": {**TEACHER, DISTILLATION_TYPE: "loss", "generator.sampling_params.logprobs": None},
+    "whole_distributions_exclude_megatron": {**TEACHER, **MEGATRON},
     "reference_matches_policy_model": {**WIDER, "trainer.ref.model.path": "another"},
     "schedules_are_consistent": {"trainer.policy.optimizer_config.scheduler": "inverse_sqrt"},
     "determinism_is_tested_on_cpu": {"trainer.deterministic": True},
