@@ -47,16 +47,16 @@ class TeacherHead:
         self._on_device = None
 
 
-def stored_output_matrix(skeleton: nn.Module, stored: StoredWeights) -> Tensor:
+def stored_output_matrix(meta_model: nn.Module, stored: StoredWeights) -> Tensor:
     """(V, H) float32 in host memory: the output matrix of the stored model, read alone, tied to the embeddings or not.
-    `skeleton` is the model without values. Raises `ModelError` if its logits are no product with one matrix.
+    `meta_model` is the model without values. Raises `ModelError` if its logits are no product with one matrix.
     """
-    head = skeleton.get_output_embeddings() if hasattr(skeleton, "get_output_embeddings") else None
+    head = meta_model.get_output_embeddings() if hasattr(meta_model, "get_output_embeddings") else None
     if not isinstance(head, nn.Linear) or head.bias is not None:
         raise no_plain_head(f"the model {stored.path}")
-    name = next(f"{path}.weight" for path, module in skeleton.named_modules() if module is head)
+    name = next(f"{path}.weight" for path, module in meta_model.named_modules() if module is head)
     shape = head.weight.shape
-    return stored.rows(tied_names(skeleton).get(name, name), range(shape[0]), shape)
+    return stored.rows(tied_names(meta_model).get(name, name), range(shape[0]), shape)
 
 
 def no_plain_head(model: str) -> ModelError:

@@ -1,4 +1,4 @@
-"""What a teacher tells about a batch: log-probabilities of its tokens, or hidden states for whole distributions."""
+"""Teachers of a policy: they add log-probabilities or hidden states of its tokens to a batch."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ class AlgorithmConfig(BaseConfig):
     """Rewards that differ by no more than this are equal for `zero_variance_filter`."""
 
     distillation: DistillationConfig = DistillationConfig()
-    """What the policy learns from `trainer.teacher`."""
+    """Distillation of the policy from `trainer.teacher`."""
 
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     """Policy for groups whose samples all got the same reward."""

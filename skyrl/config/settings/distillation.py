@@ -1,4 +1,4 @@
-"""Distillation: what a policy learns from a teacher, beside rewards or alone."""
+"""Distillation of the policy from a teacher, beside rewards or alone."""
 
 from typing import Literal
 

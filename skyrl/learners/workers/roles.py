@@ -243,8 +243,8 @@ def _teacher_head(trainer: TrainerConfig) -> TeacherHead:
         matrix = output_layer(causal_lm(trainer, section).load(torch.device("cpu"))).weight.detach()
     else:
         attention: str = required(trainer.attention, trainer.path_of("attention"))
-        skeleton = causal_lm_skeleton(path, attention=attention, overrides=learner_overrides(trainer, section))
-        matrix = stored_output_matrix(skeleton, StoredWeights(path, table))
+        meta_model = causal_lm_skeleton(path, attention=attention, overrides=learner_overrides(trainer, section))
+        matrix = stored_output_matrix(meta_model, StoredWeights(path, table))
     dtype: str = required(trainer.compute_dtype, trainer.path_of("compute_dtype"))
     return TeacherHead(matrix.to(getattr(torch, dtype)), trainer.algorithm.distillation)
 
