@@ -50,6 +50,7 @@ class RunSession:
         Raises `Stopped` if a signal or the deadline ends it early.
         """
         with (
+            seldom_collected(),
             self._shutdown,
             self._causes_named(),
             WaitReporter(self._experiment.progress, notice),
@@ -140,7 +141,7 @@ class RunSession:
             settings.begin()
             with settings.named_in_failures():
                 try:
-                    with lasting_objects(), seldom_collected():
+                    with lasting_objects():
                         await loop.run()
                     await experiment.saving.finish()
                     await self._folder.samples.finished()
