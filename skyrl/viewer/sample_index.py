@@ -144,6 +144,8 @@ class SampleIndex:
             pass  # it is not a database
         for name in ("", "-journal"):
             self._path.with_name(self._path.name + name).unlink(missing_ok=True)
+        if self.samples.exists():  # who may not read the samples may not read their index
+            self._path.touch(mode=self.samples.stat().st_mode & 0o777)
         with self._connected() as connection:
             connection.executescript(_TABLES + f"PRAGMA user_version = {VERSION};")
 

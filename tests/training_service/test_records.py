@@ -192,7 +192,7 @@ def viewed(recorded: Recorded) -> Iterator[tuple[Recorded, ServedTraining, TestC
 def test_the_page_of_a_service_shows_models_clients_queue_losses_and_samples(
     viewed: tuple[Recorded, ServedTraining, TestClient],
 ) -> None:
-    _, service, seen = viewed
+    recorded, service, seen = viewed
     one, two = on_service(service, lambda each: each.status()).models
     page = seen.get("/run").text
     for shown in (one.id, two.id, "rank 8", BASE, "2 models of 1 clients", "0 requests wait", "Training loss"):
@@ -203,6 +203,7 @@ def test_the_page_of_a_service_shows_models_clients_queue_losses_and_samples(
     assert "loaded, step 2" in own.text
     assert "training loss" in own.text
     assert seen.get("/model/none").status_code == 404
+    assert (recorded.folder / "index").stat().st_mode & 0o077 == 0
     samples = seen.get("/").text
     assert decoded(PROMPT.to_ints()) in samples
     assert "the policy after 2 training steps" in seen.get("/sample/1").text
