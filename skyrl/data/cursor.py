@@ -126,16 +126,16 @@ class PromptCursor(Generic[T]):
         left_out = {"data/prompts_left_out": self.left_out} if self.left_out else {}
         return left_out | {f"curriculum/{name}": value for name, value in self._sampler.metrics().items()}
 
-    def as_stored(self, prompts: Iterable[Prompt]) -> list[Any]:
-        """What a checkpoint stores of prompts that were taken: their ids."""
+    def as_stored(self, prompts: Iterable[Prompt]) -> list[object]:
+        """The ids of prompts that were taken, which a checkpoint stores."""
         return [prompt.id for prompt in prompts]
 
-    def of_stored(self, ids: Sequence[Any]) -> list[T]:
+    def of_stored(self, ids: Sequence[object]) -> list[T]:
         """The prompts with these ids. Raises `KeyError` if one is missing."""
         if isinstance(self._prompts, StoredRows):
-            return [self._prompts.by_id(name) for name in ids]
+            return [self._prompts.by_id(str(name)) for name in ids]
         by_id = {cast(Prompt, prompt).id: prompt for prompt in self._prompts} if ids else {}
-        return [by_id[name] for name in ids]
+        return [by_id[str(name)] for name in ids]
 
     def _position(self, batches_taken: int) -> int:
         return position(batches_taken, len(self._order), self._batch_size, self._tail)

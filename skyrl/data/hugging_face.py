@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from os.path import isdir
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from skyrl.errors import DataError
@@ -84,7 +85,7 @@ def _dataset(source: str) -> Dataset:
     return rows
 
 
-def _library(source: str) -> Any:
+def _library(source: str) -> ModuleType:
     """Hugging Face's library, for a source that exists. Raises `DataError`."""
     if why := dataset_failure(source):
         raise DataError(why)
@@ -93,7 +94,8 @@ def _library(source: str) -> Any:
     except ImportError:
         how = install_command("data")
         raise DataError(f"{source} is a dataset of Hugging Face: reading it needs `{how}`") from None
-    return datasets
+    library: ModuleType = datasets
+    return library
 
 
 def _slice(stored: Dataset | DatasetDict, split: str | None) -> Dataset:

@@ -1,4 +1,4 @@
-"""What a run asks about all of its prompts, gathered in the one pass that makes them."""
+"""Facts that a run asks about all of its prompts, gathered in the one pass that makes them."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Reading(ABC):
             self._row += 1
             yield self._row - 1, row
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """The state from which the rest is read."""
         return {"row": self._row}
 
@@ -89,7 +89,7 @@ class _OfDataset(Reading):
     def _rows(self) -> Iterator[Row | BadRow]:
         return iter(self._dataset)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         return {**super().state(), "dataset": self._dataset.state_dict()}
 
 
@@ -222,7 +222,7 @@ class RowStream:
         order = np.random.default_rng([self._seed, self.passes, *numbers, purpose]).permutation(count)
         return [int(place) for place in order]
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """The position, as a checkpoint stores it."""
         return {"passes": self.passes, "buffer": self._window, "began": dict(self._began), "taken": self._taken}
 

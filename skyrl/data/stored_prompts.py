@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from attrs import asdict, frozen
@@ -89,22 +89,22 @@ def prompt_of_bytes(row_id: str, data: bytes) -> Prompt:
     return _prompt(row_id, np.frombuffer(data, _ID, count, 4).tolist(), json.loads(data[end:]))
 
 
-def prompt_as_object(prompt: Prompt) -> list[Any]:
+def prompt_as_object(prompt: Prompt) -> object:
     """The prompt as JSON has it. Raises `RunError` for a column whose values cannot be written."""
     return [prompt.id, list(prompt.token_ids), _rest(prompt)]
 
 
-def prompt_of_object(stored: Sequence[Any]) -> Prompt:
+def prompt_of_object(stored: object) -> Prompt:
     """The prompt that `prompt_as_object` wrote."""
-    row_id, token_ids, rest = stored
+    row_id, token_ids, rest = cast(Sequence[Any], stored)
     return _prompt(row_id, token_ids, rest)
 
 
-def _rest(prompt: Prompt) -> Any:
+def _rest(prompt: Prompt) -> object:
     return encoded([prompt.messages, prompt.tools, prompt.env_class, prompt.data_source, prompt.extras])
 
 
-def _prompt(row_id: str, token_ids: Sequence[int], rest: Any) -> Prompt:
+def _prompt(row_id: str, token_ids: Sequence[int], rest: object) -> Prompt:
     messages, tools, env_class, data_source, extras = decoded(rest)
     return Prompt(
         id=row_id,

@@ -70,11 +70,11 @@ class StreamCursor(Generic[T]):
         """Numbers of rows that were left out so far."""
         return {f"data/{name}": float(count) for name, count in self._left_out.items()}
 
-    def as_stored(self, prompts: Iterable[T]) -> list[Any]:
-        """What a checkpoint stores of rows that were taken, for `of_stored`: the rows themselves, which no id finds."""
+    def as_stored(self, prompts: Iterable[T]) -> list[object]:
+        """Prompts that were taken, as a checkpoint stores them for `of_stored`: whole, because no id finds them."""
         return [prompt_as_object(prompt) for prompt in prompts if isinstance(prompt, Prompt)]
 
-    def of_stored(self, stored: Sequence[Any]) -> list[Prompt]:
+    def of_stored(self, stored: Sequence[object]) -> list[Prompt]:
         """The rows that `as_stored` stored."""
         return [prompt_of_object(each) for each in stored]
 

@@ -243,7 +243,7 @@ class RowReader(Generic[R]):
         return (None, "rows_too_long") if short is None else (short, "")
 
     def first(self, rows: RowStream, count: int) -> TokenizedRows[R]:
-        """Those of the first `count` rows of a stream that are trained on. Raises `DataError`, also without any."""
+        """Rows among the first `count` of a stream that are trained on. Raises `DataError`, also without any."""
         kept: list[R] = []
         for _ in range(count):
             given = rows.draw()

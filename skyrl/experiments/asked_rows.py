@@ -64,7 +64,7 @@ def what_rows_lack(run: SkyRLTrainConfig) -> Refuses:
 
 
 def asked_of_tasks(run: SkyRLTrainConfig) -> dict[str, tuple[str, ...]]:
-    """What each configured task needs of a row: stored prompts are made anew when it changes."""
+    """Needs of each configured task, of its rows: stored prompts are made anew when they change."""
     settings = run.environment
     result = {}
     for name in {settings.task, *settings.names} - {None}:

@@ -11,6 +11,7 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.rl_models import has_critic
 from skyrl.config.foundation.intervals import read_interval
 from skyrl.config.loading.code_digests import changed_code, code_digests, stored_digests
+from skyrl.config.loading.kinds import samples_rollouts
 from skyrl.errors import Problem, ResumeError
 from skyrl.experiments.model_checks import readable_files
 from skyrl.runs.run_lock import MANIFEST, SIGNATURE, refused_changes, stored_config, values_apart
@@ -129,9 +130,13 @@ def _folders(run: AnyRun) -> Mapping[str, str]:
     """Dotted path and name of each folder on a disk that the run writes into."""
     names = ("run_path", "ckpt_path", "export_path")
     result = {run.trainer.path_of(name): getattr(run.trainer, name) for name in names}
-    of_rows = run.data.tokenized_path if isinstance(run, SkyRLTrainConfig) else run.tokenized_path
+    path, of_rows = (
+        ("data.tokenized_path", run.data.tokenized_path)
+        if samples_rollouts(run)
+        else ("tokenized_path", run.tokenized_path)
+    )
     if of_rows is not None:
-        result["data.tokenized_path" if isinstance(run, SkyRLTrainConfig) else "tokenized_path"] = of_rows
+        result[path] = of_rows
     return {field: text for field, text in result.items() if text is not None and "://" not in text}
 
 

@@ -61,7 +61,7 @@ def _reading(run: SkyRLTrainConfig, env_class: str | None = None) -> dict[str, A
     }
 
 
-def _described(run: SkyRLTrainConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _described(run: SkyRLTrainConfig, settings: Mapping[str, object]) -> dict[str, object]:
     """Everything that prompts depend on besides sources, tokenizer and template."""
     return {**settings, "columns": asdict(_columns(run)), "asked": asked_of_tasks(run)}
 
