@@ -62,11 +62,15 @@ def evaluated(folder: Path, kind: str) -> dict[str, Any]:
     return {"num_epochs": 1, **shared}
 
 
-BY_DEFAULT = {"sft": ("FSDP2", "two ranks share sequences"), "reward_model": ("ZeRO-3",)}
+BY_DEFAULT = {
+    "sft": ("FSDP2", "two ranks share sequences", "rows are packed over two ranks"),
+    "reward_model": ("ZeRO-3",),
+}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "FSDP2": {},
     "ZeRO-3": {"strategy": "deepspeed"},
     "two ranks share sequences": {"sequence_parallel_size": 2},
+    "rows are packed over two ranks": {"max_tokens_per_microbatch": 40},
     "two ranks share keys": {"context_parallel_size": 2},
     "two ranks cut matrices": {"tensor_parallel_size": 2},
     "ZeRO-3, two ranks cut matrices": {"strategy": "deepspeed", "tensor_parallel_size": 2},

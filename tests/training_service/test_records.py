@@ -149,7 +149,7 @@ def test_samples_are_kept_with_the_step_of_their_weights_up_to_a_number_per_step
 def test_the_loss_of_a_step_is_one_per_token_that_counts() -> None:
     """Two of four tokens have an advantage; the sampler's log-probabilities are 0.5 nats away from the learner's."""
     row = datum(4, 1, advantages=0.0, logprobs=-1.0)
-    row.inputs["advantages"][:2] = 1.0  # type: ignore[index]  # a mapping of arrays, which are changed
+    row.inputs["advantages"][:2] = 1.0
     asked = request("m", [row], "importance_sampling")
     result = PassResult(outputs=[{"logprobs": np.full(4, -1.5, np.float32)}], metrics={"loss:sum": -3.0})
     summary = summary_of(asked, result)

@@ -55,7 +55,7 @@ def _where_it_exists(model: Role, table: str) -> Iterator[Effect]:
 
 def _gradients(model: Role) -> list[Condition]:
     """Conditions of a field about gradients or the optimizer; none for a model that learns."""
-    return [] if model.learns else [never("the model learns, which a reference does not")]
+    return [] if model.learns else [never(f"the model learns, which a {model.title} does not")]
 
 
 # Adapters and optimizers.
@@ -181,9 +181,6 @@ def _deepspeed(model: Role) -> Iterator[Effect]:
 
 
 def _megatron(model: Role) -> Iterator[Effect]:
-    """Effects of Megatron's settings; empty for supervised runs, which have no such table."""
-    if not model.trainer:
-        return
     path = model.at("megatron_config")
     yield effect_where(path, *exists(model), _strategy_is(model, "megatron"))
     yield effect_where(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from skyrl.algorithms.reductions import token_mean
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import TensorSource
-from skyrl.config.settings.learners import LearnerConfig, RLModelConfig
+from skyrl.config.settings.learners import LearnerConfig
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of, reads
 from skyrl.errors import NonFiniteError, RunError
@@ -90,7 +90,7 @@ def weighed(objective: Objective, batch: TrainingBatch) -> TrainingBatch:
 
 def trace_folder(run: RunBasics, section: LearnerConfig, rank: int) -> Path | None:
     """The folder that this rank's updates are traced into from the start, under Megatron. None: no traces."""
-    if not isinstance(section, RLModelConfig) or not reads(run, "megatron_config"):
+    if not reads(run, "megatron_config"):
         return None
     traces = section.megatron_config.torch_profiler_config
     return Path(traces.save_path) if traces.enable and traces.save_path and rank in traces.ranks else None
@@ -221,6 +221,8 @@ class LearningWorker(ModelWorker):
 
         def loss_of(outputs: Outputs, micro: MicroBatch) -> Tensor:
             loss, parts, numbers = objective(outputs.values, micro.rows, outputs.entropy)
+            if outputs.token_costs is not None:
+                loss = _add_token_costs(loss, parts, outputs.token_costs, micro.rows)
             if self._options.routers is not None:
                 loss = self._add_router_costs(loss, parts, self._options.routers.loads(), micro.rows, measured)
             measured.add(parts | outputs.sums, outputs.numbers | numbers)
@@ -365,3 +367,14 @@ class LearningWorker(ModelWorker):
             f"the {self._title}'s gradient norm is {norm} ({times}; {parts}): the optimizer step was not taken and the "
             f"weights are unchanged. Lower {self._section.path_of('optimizer_config.lr')}{data}."
         )
+
+
+def _add_token_costs(loss: Tensor, parts: dict[str, Tensor], costs: Tensor, rows: TrainingBatch) -> Tensor:
+    """The loss of a micro-batch plus the costs (B, L) of its tokens, each with the token's weight."""
+    assert rows.loss_weights is not None
+    added = (costs * rows.loss_weights).sum()
+    parts["distillation_loss"] = added.detach()
+    loss = loss + added
+    if "final_loss" in parts:
+        parts["final_loss"] = loss.detach()
+    return loss

@@ -7,7 +7,6 @@ from typing import Any
 from skyrl.config.checks.models import WITHOUT_FIELDS
 from tests.config.check_cases.settings import CRITIC, LORA, MEGATRON
 
-PROFILER = "trainer.policy.megatron_config.torch_profiler_config."
 REENTRANT = "trainer.gradient_checkpointing_use_reentrant"
 
 DROPOUT, CRITIC_DROPOUT = "trainer.policy.use_dropout", "trainer.critic.use_dropout"
@@ -18,6 +17,8 @@ ONE_UPDATE = {
     "trainer.critic_mini_batch_size": 64,
 }
 SCRATCH = "trainer.policy.model.init_from_scratch"
+TEACHER = {"trainer.teacher.model.path": "teacher"}
+DISTILLATION_TYPE = "trainer.algorithm.distillation.type"
 WIDER = {"trainer.policy.model_config_kwargs": {"max_position_embeddings": 4096}}
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
@@ -37,6 +38,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         (WIDER, "trainer.ref.model_config_kwargs"),
         ({SCRATCH: True}, "trainer.ref.model.init_from_scratch"),
     ],
+    "whole_distributions_exclude_megatron": [({**TEACHER, **MEGATRON, DISTILLATION_TYPE: "loss"}, DISTILLATION_TYPE)],
     "reference_has_policys_initial_adapter": [
         ({**LORA, "trainer.policy.model.lora.path": "stored"}, "trainer.ref.model.lora.path"),
     ],
@@ -68,20 +70,6 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             REENTRANT,
         ),
     ],
-    "profiler_has_ranks_and_path": [
-        ({**MEGATRON, PROFILER + "enable": True, PROFILER + "save_path": "traces"}, PROFILER + "ranks"),
-        ({**MEGATRON, PROFILER + "enable": True, PROFILER + "ranks": [0]}, PROFILER + "save_path"),
-        (
-            {**MEGATRON, PROFILER + "enable": True, PROFILER + "ranks": [0], PROFILER + "save_path": "s3://x"},
-            PROFILER + "save_path",
-        ),
-    ],
-    "gather_overlap_needs_reduce_overlap": [
-        (
-            {**MEGATRON, "trainer.policy.megatron_config.ddp_config.overlap_param_gather": True},
-            "trainer.policy.megatron_config.ddp_config.overlap_param_gather",
-        )
-    ],
 }
 
 SILENT: dict[str, dict[str, Any]] = {
@@ -97,15 +85,10 @@ SILENT: dict[str, dict[str, Any]] = {
         CRITIC_DROPOUT: True,
         "trainer.algorithm.value_clip": None,
     },
+    "whole_distributions_exclude_megatron": {**TEACHER, **MEGATRON},
     "reference_matches_policy_model": {**WIDER, "trainer.ref.model.path": "another"},
     "schedules_are_consistent": {"trainer.policy.optimizer_config.scheduler": "inverse_sqrt"},
     "determinism_is_tested_on_cpu": {"trainer.deterministic": True},
     "adapters_exclude_delta_transport": LORA,
     "adapters_receive_gradients": {**LORA, "trainer.recompute_activations": True},
-    "profiler_has_ranks_and_path": {
-        **MEGATRON,
-        PROFILER + "enable": True,
-        PROFILER + "ranks": [0],
-        PROFILER + "save_path": "traces",
-    },
 }
