@@ -209,10 +209,14 @@ def test_rows_that_are_rendered_together_are_as_each_alone(tmp_path: Path, templ
 
 def test_plain_rows_are_rendered_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = chat_tokenizer(CHATML)
-    apply, calls = tokenizer.apply_chat_template, []
-    monkeypatch.setattr(
-        tokenizer, "apply_chat_template", lambda *args, **options: calls.append(args) or apply(*args, **options)
-    )
+    apply = tokenizer.apply_chat_template
+    calls: list[int] = []
+
+    def counted(chats: Sequence[Any], **options: Any) -> Any:
+        calls.append(len(chats))
+        return apply(chats, **options)
+
+    monkeypatch.setattr(tokenizer, "apply_chat_template", counted)
     rows = [{"prompt": [{"role": "user", "content": f"{number} + 1?"}]} for number in range(20)]
     assert len(loaded(tmp_path, *rows, tokenizer=tokenizer).prompts) == 20
-    assert len(calls) == 2  # one for all, and one that shows which messages the template passes over
+    assert calls == [20, 1]  # all rows, and a conversation that shows which messages the template passes over

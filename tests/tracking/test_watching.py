@@ -21,6 +21,7 @@ from skyrl.errors import UserError
 from skyrl.processes.lifetimes import process_id
 from skyrl.processes.progress import Progress
 from skyrl.runs.progress_file import ProgressFile
+from skyrl.storage.json_files import record_of
 from skyrl.tracking import run_progress
 from skyrl.tracking.run_progress import Now, RunProgress
 from skyrl.tracking.watching import follow, panel, sparkline
@@ -105,8 +106,12 @@ def test_only_the_end_of_a_long_file_is_read_and_then_what_is_added(
         record(tmp_path, step, **({"eval__all__avg_score": 0.5} if step % 100 == 0 else {}))
     monkeypatch.setattr(run_progress, "_TAIL", 1000)
     read: list[bytes] = []
-    record_of = run_progress.record_of
-    monkeypatch.setattr(run_progress, "record_of", lambda line: read.append(line) or record_of(line))
+
+    def counted(line: bytes) -> dict[str, Any] | None:
+        read.append(line)
+        return record_of(line)
+
+    monkeypatch.setattr(run_progress, "record_of", counted)
     run = RunProgress(tmp_path)
     run.look()
     assert 5 < len(read) < 20 and sum(map(len, read)) <= 1000

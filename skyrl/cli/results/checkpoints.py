@@ -246,7 +246,7 @@ class _Count(str):
     """Placeholder for a table that is too long to print."""
 
 
-def _with_long_tables_counted(data: object, parts: int = 2) -> Any:
+def _with_long_tables_counted(data: object, parts: int = 2) -> object:
     """The data with every table of more than `MOST` values, such as digests of data parts or what alarms have seen,
     replaced by their number; of the outer `parts` levels, only tables without tables in them.
     """
