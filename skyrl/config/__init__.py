@@ -15,6 +15,7 @@ from skyrl.config.loading.resolve import Loaded, resolve
 from skyrl.config.settings.algorithm import AlgorithmConfig, DynamicSamplingConfig, KLCtrlConfig
 from skyrl.config.settings.data import DataConfig
 from skyrl.config.settings.deepspeed import DeepSpeedConfig, OffloadConfig, ZeroOptimizationConfig
+from skyrl.config.settings.distillation import DistillationConfig
 from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.config.settings.environment import (
     EnvironmentConfig,
@@ -34,6 +35,7 @@ from skyrl.config.settings.learners import (
     OptimizerConfig,
     PolicyConfig,
     RefConfig,
+    TeacherConfig,
 )
 from skyrl.config.settings.losses import (
     CISPOConfig,
@@ -76,6 +78,7 @@ from skyrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from skyrl.config.settings.placement import PlacementConfig, SFTPlacementConfig
+    from skyrl.config.settings.preference_root import PreferenceConfig
     from skyrl.config.settings.supervised_root import RewardModelConfig, SFTConfig, SupervisedConfig
 
 __all__ = [
@@ -93,6 +96,7 @@ __all__ = [
     "DataConfig",
     "DecoupledConfig",
     "DeepSpeedConfig",
+    "DistillationConfig",
     "DynamicSamplingConfig",
     "EnvironmentConfig",
     "FSDPConfig",
@@ -121,6 +125,7 @@ __all__ = [
     "PolicyConfig",
     "PolicyLossRegistry",
     "PoolConfig",
+    "PreferenceConfig",
     "RefConfig",
     "RewardModelConfig",
     "RewardModelEnvConfig",
@@ -138,6 +143,7 @@ __all__ = [
     "SkyRLTrainConfig",
     "SupervisedConfig",
     "TargetDifficultyConfig",
+    "TeacherConfig",
     "Text2SQLEnvConfig",
     "TrackersConfig",
     "TrainerConfig",
@@ -162,4 +168,8 @@ def __getattr__(name: str) -> object:
         from skyrl.config.settings import supervised_root as root
 
         return getattr(root, name)
+    if name == "PreferenceConfig":
+        from skyrl.config.settings.preference_root import PreferenceConfig
+
+        return PreferenceConfig
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -92,7 +92,7 @@ def load_supervised(
         tables = [_table_of_tokens(source, run) for source in sources]
         if all(tables):
             return _mapped(reader, [table for table in tables if table is not None])
-    return _load(reader, tokenizer, SupervisedRow)
+    return load_rows(reader, tokenizer, SupervisedRow)
 
 
 def _table_of_tokens(source: str, run: SFTConfig) -> ArrowTable | None:
@@ -150,7 +150,7 @@ def load_preferences(
 
     A pair that is too long is never truncated, because its score is read at the end.
     """
-    return _load(preference_reader(sources, tokenizer, run, max_length), tokenizer, PreferenceRow)
+    return load_rows(preference_reader(sources, tokenizer, run, max_length), tokenizer, PreferenceRow)
 
 
 def preference_reader(
@@ -167,7 +167,7 @@ def preference_reader(
 
 
 @seldom_collected()
-def _load(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> TokenizedRows[R]:
+def load_rows(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> TokenizedRows[R]:
     """Load the rows into memory, or into a folder, which is reused if an earlier run has written the same rows."""
     run = reader.run
     if run.tokenized_path is None:
@@ -191,7 +191,7 @@ def _load(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> Toke
 
 READ_BY = (
     *("kind", "chat_template_kwargs", "tools_key", "system_key", "train_on_what", "messages_key"),
-    *("chosen_key", "rejected_key", "prompt_key", "margin_key", "bad_rows", "too_long"),
+    *("chosen_key", "rejected_key", "prompt_key", "margin_key", "completion_key", "label_key", "bad_rows", "too_long"),
 )
 """Fields of a run that affect how rows are read, besides the sources and the tokenizer."""
 

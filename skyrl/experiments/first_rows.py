@@ -128,7 +128,7 @@ def supervised_rows_of(run: SupervisedConfig) -> Judge:
         try:
             refuse_media(row)
             if reads_pairs(run):
-                for key in (run.chosen_key, run.rejected_key):
+                for key in run.answer_keys:
                     preference_chat(row, key, run.prompt_key)
             elif reads_chats(run) and (chat := chat_in(row, run)) is not None:
                 message_weights(chat, all_messages=learns_all(run))

@@ -66,6 +66,9 @@ class SupervisedExp(BaseExp):
     worker: ClassVar[Callable[..., LearningWorker]]
     """The role of the model."""
 
+    learner_group: ClassVar[type[LearnerGroup[Any]]] = LearnerGroup
+    """All its ranks."""
+
     def __init__(self, cfg: SupervisedConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
         super().__init__(supervised_without_traces(cfg) if cfg.num_dummy_steps else cfg)
@@ -158,7 +161,8 @@ class SupervisedExp(BaseExp):
         """The model that learns. It is placed as the policy of a run is: there is no other model."""
         makers = [partial(self.worker, self.cfg, self.total_steps, ranks=ranks) for ranks in self.ranks()]
         ranks = self.processes.start("policy", makers)
-        return LearnerGroup(ranks, self.budget(), replicas=self.replicas, rows_of_an_item=self.cfg.rows_of_an_item)
+        rows = self.cfg.rows_of_an_item
+        return self.learner_group(ranks, self.budget(), replicas=self.replicas, rows_of_an_item=rows)
 
     def get_objective(self) -> Objective:
         """Objective that the model minimizes."""
@@ -167,6 +171,10 @@ class SupervisedExp(BaseExp):
     def collate(self, rows: Sequence[Any]) -> TrainingBatch:
         """Combine rows into a batch."""
         raise TypeError(f"{type(self).__name__} does not define collate()")
+
+    async def complete(self, batch: TrainingBatch) -> TrainingBatch:
+        """The batch with what other models compute. Here there are none."""
+        return batch
 
     def measure(self, scores: Tensor, batch: TrainingBatch) -> Sums:
         """Sums that an evaluation takes from the scores of a batch."""
@@ -178,7 +186,7 @@ class SupervisedExp(BaseExp):
             return None
         sets = {name: dataset.rows for name, dataset in self.eval_datasets.items()}
         size = max(self.cfg.batch_size, SCORED_AT_A_TIME)
-        return SupervisedEvaluation(sets, self.collate, self.measure, batch_size=size)
+        return SupervisedEvaluation(sets, self.collate, self.measure, batch_size=size, complete=self.complete)
 
     def get_order(self) -> Order:
         """Order of the rows in an epoch."""
@@ -232,7 +240,7 @@ class SupervisedExp(BaseExp):
             optimizer_step=layered(self.learner.optimizer_step, measured),
         )
         position = RowPosition(cursor, self.total_steps, cfg)
-        trainer = SupervisedTrainer(position, self.collate, learner, self.get_objective())
+        trainer = SupervisedTrainer(position, self.collate, learner, self.get_objective(), self.complete)
 
         async def evaluate(version: int) -> Metrics:
             return {} if evaluation is None else await evaluation.run(learner)

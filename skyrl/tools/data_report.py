@@ -21,7 +21,6 @@ from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.loading.kinds import kind_of, reads_chats, samples_rollouts
 from skyrl.data.conversations import without_nulls
 from skyrl.data.sources import BadRow, Row, in_table, iterate_rows
-from skyrl.data.supervised_rows import preference_reader, supervised_reader
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.sampling import prompt_maker
@@ -141,8 +140,7 @@ def _read(
         if not found:
             raise DataError(f"no row of {source} is a prompt; the first: {bad[0]}")
         return found, tuple(bad)
-    read: Any = supervised_reader if kind.rows == "chats" else preference_reader
-    reader = read((source,), tokenizer, evolve_at(run, "bad_rows", "skip"), _ANY_LENGTH)
+    reader = kind.row_reader()((source,), tokenizer, evolve_at(run, "bad_rows", "skip"), _ANY_LENGTH)
     rows = [(xxh3_128_digest(row.to_bytes()), row.length) for row in reader.rows()]
     return rows, tuple(reader.tally.bad_rows)
 

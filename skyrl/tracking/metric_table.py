@@ -78,6 +78,20 @@ def _updates(prefix: str, rate: str, loss: Iterable[MetricSpec]) -> Iterator[Met
     yield from _routers(prefix)
 
 
+def _preferences(prefix: str) -> Iterator[MetricSpec]:
+    """Metrics of preference runs besides loss, accuracy and margin."""
+    for side in ("chosen", "rejected"):
+        yield MetricSpec(
+            f"{prefix}/{side}_reward", "score", f"Preferences: beta x log-ratio of the {side} answer, mean."
+        )
+        yield MetricSpec(
+            f"{prefix}/{side}_logprob", "nats", f"Preferences: log-probability of the {side} answer, mean."
+        )
+    yield MetricSpec(f"{prefix}/baseline", "nats", "KTO: z, the KL divergence of the policy from the reference.")
+    meaning = "Preferences: KL divergence of the reference from the policy, estimated on the answers, mean of pairs."
+    yield MetricSpec(f"{prefix}/kl", "nats per token", meaning)
+
+
 _REWARDS = (
     MetricSpec("reward/avg_raw_reward", "reward", "Mean reward of the sampled answers, as environments gave it."),
     MetricSpec(
@@ -107,11 +121,19 @@ _REWARDS = (
     MetricSpec("loss/avg_kl", "nats per token", "KL penalty in the reward: mean over answers of the mean over tokens."),
     MetricSpec("loss/avg_kl_max", "nats", "KL penalty in the reward: mean over answers of the largest token."),
     MetricSpec("loss/kl_loss_coef", "1", "Weight of the KL penalty in the reward, which an adaptive controller moves."),
+    MetricSpec(
+        "loss/teacher_kl",
+        "nats",
+        "Reverse KL from the teacher, estimated from the sampled tokens (algorithm.distillation.type = advantage).",
+    ),
 )
 _POLICY_LOSS = (
     MetricSpec("policy/final_loss", "1", "Loss that is minimized: policy loss, KL and entropy terms."),
     MetricSpec("policy/policy_loss", "1", "Policy loss, after weights of off-policy correction."),
     MetricSpec("policy/policy_kl", "nats", "KL to the reference model in the loss (use_kl_loss)."),
+    MetricSpec(
+        "policy/distillation_loss", "nats", "Weighted divergence from the teacher (algorithm.distillation.type = loss)."
+    ),
     MetricSpec("policy/router_aux_loss", "1", "Load-balancing loss (router_aux_loss_coef): even loads make K."),
     MetricSpec("policy/router_z_loss", "1", "Mean square of the log sum exp of router logits (router_z_loss_coef)."),
 )
@@ -121,6 +143,8 @@ _POLICY = (
     MetricSpec(
         "policy/mini_batches_moved_too_far", "mini-batches", "Mini-batches left out (algorithm.max_importance_ratio)."
     ),
+    MetricSpec("policy/teacher_divergence", "nats", "Divergence from the teacher's distributions, mean over tokens."),
+    MetricSpec("policy/teacher_divergence_clamped", "share", "Tokens above algorithm.distillation.max_divergence."),
     MetricSpec("policy/policy_entropy", "nats", "Entropy of the policy, mean over trained tokens."),
     MetricSpec("policy/response_length", "tokens", "Trained tokens of an answer, mean."),
     MetricSpec(
@@ -256,7 +280,12 @@ _EVALUATION = (
     MetricSpec("eval/<set>/maj_at_<n>_stderr", "share", "Its standard error."),
     MetricSpec("eval/<set>/loss", "nats per token, or nats per pair", "Supervised runs: mean loss of the set."),
     MetricSpec("eval/<set>/perplexity", "1", "Supervised fine-tuning: exp of the loss."),
-    MetricSpec("eval/<set>/margin", "score", "Reward models: score of the chosen less that of the rejected, mean."),
+    MetricSpec(
+        "eval/<set>/margin",
+        "score",
+        "Reward models and preferences: score of the chosen less that of the rejected, mean.",
+    ),
+    *_preferences("eval/<set>"),
     MetricSpec("eval/failures", "attempts", "Attempts that failed in an environment, where there were any."),
     MetricSpec("eval/failures_<kind>", "attempts", "Those of one kind."),
     MetricSpec("eval/replaced_samples", "answers", "Samples that a later attempt gave, where there were any."),
@@ -272,8 +301,11 @@ _SUPERVISED = (
     *_updates("train", "lr", [MetricSpec("train/loss", "nats", "Supervised runs: loss of the batch.")]),
     MetricSpec("train/tokens", "tokens", "Tokens of the batch, padding excluded."),
     MetricSpec("train/learned_tokens", "tokens", "Tokens of the batch that are learned."),
-    MetricSpec("train/accuracy", "share", "Reward models: pairs in the right order."),
-    MetricSpec("train/margin", "score", "Reward models: score of the chosen less that of the rejected, mean."),
+    MetricSpec("train/accuracy", "share", "Reward models and preferences: pairs in the right order."),
+    MetricSpec(
+        "train/margin", "score", "Reward models and preferences: score of the chosen less that of the rejected, mean."
+    ),
+    *_preferences("train"),
     MetricSpec("train/chosen_score", "score", "Reward models: score of the chosen answer, mean."),
     MetricSpec("train/rejected_score", "score", "Reward models: score of the rejected answer, mean."),
     *_spread("train/values", "score", "Reward models: scores of answers"),
@@ -295,6 +327,7 @@ _RUN = (
     MetricSpec("timing/generate", "s", "Waiting for samples."),
     MetricSpec("timing/policy_logprobs", "s", "Old log-probabilities."),
     MetricSpec("timing/ref_logprobs", "s", "Log-probabilities of the reference model."),
+    MetricSpec("timing/teacher", "s", "Log-probabilities or hidden states of the teacher."),
     MetricSpec("timing/values", "s", "Values of the critic."),
     MetricSpec("timing/policy_train", "s", "Updates of the policy."),
     MetricSpec("timing/critic_train", "s", "Updates of the critic."),

@@ -12,6 +12,7 @@ from skyrl.data.stream_cursor import StreamCursor
 from skyrl.errors import ResumeError
 from skyrl.learners.workers.learning_worker import Objective
 from skyrl.training.describe import Metrics
+from skyrl.training.supervised_evaluation import Completion, unchanged
 from skyrl.training.trainer import Learner, update
 
 Row = TypeVar("Row")
@@ -81,9 +82,13 @@ class SupervisedTrainer(Generic[Row]):
         collate: Callable[[Sequence[Row]], TrainingBatch],
         learner: Learner,
         objective: Objective,
+        complete: Completion = unchanged,
     ) -> None:
-        """`collate` makes a batch from rows; `objective` is what the learner minimizes."""
+        """`collate` makes a batch from rows, and `complete` adds to it what other models compute; `objective` is what
+        the learner minimizes.
+        """
         self.position, self.collate, self.learner, self.objective = position, collate, learner, objective
+        self._complete = complete
         self.version = 0
         """Number of optimizer steps that the weights have been trained for."""
 
@@ -93,7 +98,7 @@ class SupervisedTrainer(Generic[Row]):
 
     async def step(self) -> Metrics:
         """Train on one batch, with one optimizer step."""
-        batch = self.collate(self.position.take())
+        batch = await self._complete(self.collate(self.position.take()))
         learned = await update(self.learner, batch, self.objective)
         renamed = {name.removeprefix("policy_").removeprefix("critic_"): value for name, value in learned.items()}
         return {

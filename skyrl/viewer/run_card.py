@@ -32,7 +32,7 @@ _GOOD_IF_LOW = ("loss",)
 _LOSSES = {"regular": "PPO's clipped loss"}
 """Name of a policy loss in the configuration -> its name in the field, where they differ."""
 
-_SUPERVISED = {"sft": "supervised fine-tuning", "reward_model": "reward model"}
+_SUPERVISED = {"sft": "supervised fine-tuning", "reward_model": "reward model", "preference": "preferences"}
 
 
 @frozen(kw_only=True)

@@ -79,6 +79,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "sft": {"kind": "sft", "device": "cpu", "train_datasets": ["a.jsonl"], "model": {"path": "a/b"}},
     "reward_model": {"kind": "reward_model", "device": "cpu", "train_datasets": ["a.jsonl"], "model": {"path": "a/b"}},
+    "preference": {"kind": "preference", "device": "cpu", "train_datasets": ["a.jsonl"], "model": {"path": "a/b"}},
 }
 """A file of each kind of run."""
 
@@ -187,7 +188,12 @@ def _texts(place: str) -> list[str]:
 def test_two_files_of_a_kind_differ_in_what_is_changed_and_the_values_are_shown(kind: str, folder: Path) -> None:
     stored(kind)
     assert CliRunner().invoke(cli, ["config", "diff", f"{kind}.toml", "run"]).output == ""
-    path = {"rl": "trainer.algorithm.answer_key", "sft": "messages_key", "reward_model": "chosen_key"}[kind]
+    path = {
+        "rl": "trainer.algorithm.answer_key",
+        "sft": "messages_key",
+        "reward_model": "chosen_key",
+        "preference": "beta",
+    }[kind]
     (folder / "other.toml").write_text(tomli_w.dumps({"extends": f"{kind}.toml"} | _nested(path, "other")))
     done = CliRunner().invoke(cli, ["config", "diff", "run", "other.toml"])
     value = get_at(load(["run"]).config, path)

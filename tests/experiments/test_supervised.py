@@ -256,7 +256,7 @@ def test_kind_chooses_the_tree(tmp_path: Path) -> None:
     assert isinstance(load([], {"kind": "sft"}).config, SFTConfig)
     assert type(load([]).config) is SkyRLTrainConfig
     assert cattrs.structure(cattrs.unstructure(loaded), RewardModelConfig) == loaded
-    with pytest.raises(ConfigError, match="'sfx' is not one of: rl, sft, reward_model"):
+    with pytest.raises(ConfigError, match="'sfx' is not one of: rl, sft, reward_model, preference"):
         load([], ["kind=sfx"])
 
 

@@ -38,7 +38,7 @@ def moments(count: int) -> list[Fault]:
     ]
 
 
-@pytest.mark.parametrize("kind", long_except(["sft", "reward_model"], "reward_model"))
+@pytest.mark.parametrize("kind", long_except(["sft", "reward_model", "preference"], "reward_model"))
 def test_a_supervised_run_that_is_killed_ends_like_one_that_was_not(
     nano: Path, tmp_path: Path, kind: str, pytestconfig: pytest.Config
 ) -> None:

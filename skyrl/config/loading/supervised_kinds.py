@@ -33,12 +33,20 @@ _supervised = partial(
     doctor="skyrl.experiments.preflight:SUPERVISED_DOCTOR",
 )
 
-SFT = _supervised(name="sft", root=SFTConfig, roles=(MODEL,), rows="chats", experiment="skyrl.experiments.sft:SFTExp")
+SFT = _supervised(
+    name="sft",
+    root=SFTConfig,
+    roles=(MODEL,),
+    rows="chats",
+    reader="skyrl.data.supervised_rows:supervised_reader",
+    experiment="skyrl.experiments.sft:SFTExp",
+)
 
 REWARD_MODEL = _supervised(
     name="reward_model",
     root=RewardModelConfig,
     roles=(REWARD,),
     rows="pairs",
+    reader="skyrl.data.supervised_rows:preference_reader",
     experiment="skyrl.experiments.reward_model:RewardModelExp",
 )

@@ -1,4 +1,5 @@
-"""Runs that learn from existing rows: supervised fine-tuning and reward models.
+"""Runs that learn from existing rows: supervised fine-tuning and reward models; preferences are in
+`preference_root.py`.
 
 `kind = "sft"` and `kind = "reward_model"` at the top of a file choose these roots. They share the RL tree's tables for
 models, optimizers and sharding, and use the names of SkyRL's `SFTConfig` for fields with the same meaning.
@@ -194,8 +195,6 @@ class SFTConfig(SupervisedConfig):
 class RewardModelConfig(SupervisedConfig):
     """A reward model from preferences (`kind = "reward_model"`): Bradley-Terry, one number at the end of a chat."""
 
-    rows_of_an_item = 2
-
     kind: Literal["reward_model"] = field(default="reward_model", metadata=IDENTITY)
     """Kind of run, which decides the tree that a file is read into."""
 
@@ -211,3 +210,13 @@ class RewardModelConfig(SupervisedConfig):
     margin_key: str = "margin"
     """Column of a number, 0 or more: the margin by which the better chat should score higher (Llama 2,
     arXiv:2307.09288, eq. 2). Optional per row."""
+
+    @property
+    def rows_of_an_item(self) -> int:
+        """Rows of a batch that one item of the data becomes: both chats of a pair."""
+        return 2
+
+    @property
+    def answer_keys(self) -> tuple[str, ...]:
+        """Columns of the answers of a row."""
+        return self.chosen_key, self.rejected_key
