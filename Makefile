@@ -79,7 +79,7 @@ fmt: .venv/dev.stamp
 # After a field or the documentation of a field has changed.
 schemas: .venv/dev.stamp
 	$(BIN)/skyrl config schema > schemas/skyrl.schema.json
-	for kind in sft reward_model; do $(BIN)/skyrl config schema kind=$$kind > schemas/skyrl.$$kind.schema.json || exit 1; done
+	for kind in sft reward_model preference; do $(BIN)/skyrl config schema kind=$$kind > schemas/skyrl.$$kind.schema.json || exit 1; done
 
 # After a table of a page that is made from code, or a probe of tests/effects, has changed (tests/pages.py).
 pages: .venv/dev.stamp

@@ -34,7 +34,12 @@ _OF_MEGATRONS_LEARNING = (
     "lora_config.lora_type",
 )
 _RL_MODELS = ("policy", "critic", *FROZEN)
-_MODELS = (*(("rl", f"trainer.{model}.") for model in _RL_MODELS), ("sft", ""), ("reward_model", ""))
+_MODELS = (
+    *(("rl", f"trainer.{model}.") for model in _RL_MODELS),
+    ("sft", ""),
+    ("reward_model", ""),
+    ("preference", ""),
+)
 
 NEVER: dict[tuple[str, str], str] = {
     **{
@@ -56,7 +61,7 @@ NEVER: dict[tuple[str, str], str] = {
     },
     **{
         (kind, field): why
-        for kind in ("sft", "reward_model")
+        for kind in ("sft", "reward_model", "preference")
         for field, why in (
             ("optimizer_config.offload_after_step", "no engines share the device"),
             ("optimizer_config.schedule_unit", "one batch is one optimizer step"),
@@ -69,13 +74,15 @@ NEVER: dict[tuple[str, str], str] = {
             *(("rl", f"trainer.{model}.model.lora.lora_sync_path") for model in _RL_MODELS if model != "policy"),
             ("sft", "model.lora.lora_sync_path"),
             ("reward_model", "model.lora.lora_sync_path"),
+            ("preference", "model.lora.lora_sync_path"),
         ),
         "engines sample from the policy alone",
     ),
     **dict.fromkeys(
-        (("rl", f"trainer.{model}.{_MEGATRON}dist_ckpt_optim_fully_reshardable") for model in _RL_MODELS),
+        ((kind, f"{table}{_MEGATRON}dist_ckpt_optim_fully_reshardable") for kind, table in _MODELS),
         "every checkpoint can be loaded by any number of ranks",
     ),
+    ("preference", "too_long"): "a pair whose answers are cut is another pair, so that longer ones are left out",
     ("reward_model", "too_long"): "a score is read at the end of a chat, so that longer pairs are left out",
 }
 """(kind, path) -> reason."""
