@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from skyrl.config.derive.chosen_facts import loss_facts
 from skyrl.config.derive.rl_models import POLICY, gives_distributions, has_critic, has_reference
-from skyrl.config.derive.sizes import models_of, scores_old_logprobs, trained_models
+from skyrl.config.derive.sizes import scores_old_logprobs, trained_models
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import reads
 from skyrl.errors import Problem
 from skyrl.tree import get_at
 

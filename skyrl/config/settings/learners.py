@@ -325,7 +325,7 @@ class RefConfig(ShardedModelConfig):
 
 
 @frozen
-class TeacherConfig(RLModelConfig):
+class TeacherConfig(ShardedModelConfig):
     """The frozen model that the policy is distilled from; there is one if its `model.path` is given. See
     `trainer.algorithm.distillation`.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from skyrl.config.checks.models import WITHOUT_FIELDS
-from tests.config.check_cases.settings import CRITIC, LORA
+from tests.config.check_cases.settings import CRITIC, LORA, MEGATRON
 
 REENTRANT = "trainer.gradient_checkpointing_use_reentrant"
 
