@@ -86,6 +86,16 @@ def test_half_precision_gives_the_numbers_of_its_own_logits(beta: float) -> None
     assert weight.grad is not None and weight.grad.dtype == torch.bfloat16
 
 
+@BETAS
+def test_a_large_vocabulary_is_added_up_exactly(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOGITS_AT_A_TIME", 2**25)
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight, states, matrix = (0.5 * torch.randn(rows, 64, generator=generator) for rows in (2, 150_000) * 2)
+    found = linear_divergence(hidden, weight, states, matrix, beta=beta, temperature=1.0)
+    wanted = dense(hidden.double() @ weight.double().T, states.double() @ matrix.double().T, beta)
+    torch.testing.assert_close(found, wanted.float(), atol=2e-5, rtol=0)
+
+
 def test_no_tensor_of_tokens_times_vocabulary_is_ever_made() -> None:
     largest = 0
 
