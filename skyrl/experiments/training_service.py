@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -26,6 +26,7 @@ from skyrl.config.derive.sizes import starts_engines
 from skyrl.errors import Problem, ResumeError, Stopped
 from skyrl.experiments.collaborators import NO_ADAPTERS, EngineAdapters, longest_sequence
 from skyrl.experiments.standalone import StandaloneSampling, model_checks
+from skyrl.inference.engine import InferenceEngine
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.models.files.loading import load_causal_lm, load_config
 from skyrl.models.files.naming import named_weights
@@ -42,6 +43,7 @@ from skyrl.training_service.backend import (
     SampleResult,
     ServedModel,
 )
+from skyrl.training_service.executor import WEIGHTS
 from skyrl.training_service.model_bank import ModelBank
 from skyrl.training_service.samplers import Samplers
 from skyrl.training_service.service import ServiceStatus
@@ -168,8 +170,7 @@ class TrainingServiceExp(StandaloneSampling):
         with self.progress.waiting_for("the model that learns"):
             bank = self._bank()
         settings, base = self.cfg.training_service, self.served
-        samplers = Samplers(self.client, max_model_len=base.context, vocabulary=base.vocabulary)
-        models = ServedModels(bank, samplers, self.client, full=base.full)
+        models = ServedModels(bank, self.samplers, self.client, full=base.full)
         try:
             async with serving_training(models, self.folder.path, settings, base) as served:
                 say(f"{base.names[0]} at {served.url}")
@@ -180,6 +181,16 @@ class TrainingServiceExp(StandaloneSampling):
                     showing.cancel()
         finally:
             await models.close()
+
+    def admitting(self, engine: InferenceEngine) -> AbstractAsyncContextManager[None]:
+        """The block in which a restarted engine gets the published adapters."""
+        return self.samplers.admitting(engine)
+
+    @cached_property
+    def samplers(self) -> Samplers:
+        """The published snapshots."""
+        base, stored = self.served, self.folder.path / WEIGHTS
+        return Samplers(self.client, max_model_len=base.context, vocabulary=base.vocabulary, snapshots=stored)
 
     @cached_property
     def served(self) -> ServedModel:
