@@ -26,7 +26,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Hundreds of processes import the same modules: what one has compiled is there for all.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-lm test test-long gpu mutants bench bench-compare lint fmt schemas pages peer-trees pictures constraints clean demo-clean
+.PHONY: demo demo-lm test test-long gpu mutants bench bench-compare lint fmt schemas pages site peer-trees pictures constraints clean demo-clean
 .DELETE_ON_ERROR:
 
 demo: .venv/train.stamp
@@ -79,11 +79,20 @@ fmt: .venv/dev.stamp
 # After a field or the documentation of a field has changed.
 schemas: .venv/dev.stamp
 	$(BIN)/skyrl config schema > schemas/skyrl.schema.json
-	for kind in sft reward_model; do $(BIN)/skyrl config schema kind=$$kind > schemas/skyrl.$$kind.schema.json || exit 1; done
+	for kind in sft reward_model preference; do $(BIN)/skyrl config schema kind=$$kind > schemas/skyrl.$$kind.schema.json || exit 1; done
 
 # After a table of a page that is made from code, or a probe of tests/effects, has changed (tests/pages.py).
 pages: .venv/dev.stamp
 	$(BIN)/python -m tests.pages
+
+# The documentation as a site, in website/site, every link checked; make site ARGS=serve shows it while pages change.
+site: .venv-site/made.stamp
+	.venv-site/bin/python website/build.py $(ARGS)
+
+.venv-site/made.stamp: website/requirements.txt
+	$(PYTHON) -m venv .venv-site
+	.venv-site/bin/python $(PIP) install -r website/requirements.txt
+	@touch $@
 
 # Settings of SkyRL, verl, AReaL and TRL with their defaults, from their wheels (tests/interop/peer_trees.py).
 # Another version: make peer-trees PEERS="verl=0.9.1"
@@ -110,7 +119,7 @@ constraints: .venv/made.stamp
 	rm -rf .venv-constraints
 
 clean:
-	rm -rf .venv .venv-constraints .venv-trackers* .venv-verifiers* build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-constraints .venv-site .venv-trackers* .venv-verifiers* build dist website/pages website/site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 demo-clean:

@@ -5,9 +5,9 @@
     python -m benchmarks.curriculum --table lines.jsonl
 
 The right tasks are those of the quick start. Any answer to an easy one is rewarded, and none to an impossible one, so
-that groups of either carry no signal. Prints one JSON line for each run: the share of groups whose rewards were all
-equal, over all steps until the evaluation on other right tasks reached 0.8, and the number of these steps. The last
-command makes a table of such lines.
+that groups of either carry no signal. Prints one JSON line for each run:
+the share of groups whose rewards were all equal, over all steps until the evaluation on other right tasks reached 0.8,
+and the number of these steps. The last command makes a table of such lines.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ EVERY = 2
 """Steps between evaluations."""
 
 POOLS = [
-    {"name": "failed", "threshold": 0.0, "weight": 0.05},
-    {"name": "mixed", "threshold": 0.99, "weight": 1.0},
-    {"name": "solved", "threshold": 1.0, "weight": 0.05},
+    {"name": "failed", "threshold": 0.02, "weight": 0.01},
+    {"name": "mixed", "threshold": 0.75, "weight": 1.0},
+    {"name": "almost_solved", "threshold": 0.95, "weight": 0.1},
+    {"name": "solved", "threshold": 1.0, "weight": 0.01},
 ]
-"""Prompts of which every sample failed, some did, none did."""
+"""Prompts of which every sample failed, many did, few did, none did, in their last groups."""
+
+BY_SUCCESS = {"pools": json.dumps(POOLS), "pool_memory": 0.5, "unseen_weight": 0.1}
+"""Settings of `data.curriculum` for pools: prompts that gave a signal once are worth more than new ones."""
 
 
 def main() -> None:
@@ -81,7 +85,7 @@ def run(folder: Path, sampler: str, rows: int, steps: int, seed: int) -> dict[st
         "data.train_data": json.dumps([str(train)]),
         "data.val_data": json.dumps([str(validation)]),
         "data.curriculum.sampler": sampler,
-        **({"data.curriculum.pools": json.dumps(POOLS)} if sampler == "pools" else {}),
+        **({f"data.curriculum.{name}": value for name, value in BY_SUCCESS.items()} if sampler == "pools" else {}),
         "environment.env_class": "benchmarks/curriculum.py:sorted_or_not",
         "trainer.epochs": 1000,
         "trainer.max_training_steps": steps,

@@ -26,7 +26,7 @@ from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.training.objective import PolicyObjective, Reduction
 
 a_quarter = settings(max_examples=settings.default.max_examples // 4)  # type: ignore[union-attr]  # a profile is loaded
-"""Each law is asked of every loss: 25 examples for each, and 750 in the long profile."""
+"""Each law is asked of every loss: 6 examples for each, and 750 in the long profile."""
 
 LOSSES: dict[str, PolicyLoss] = {
     "regular": RegularLoss(eps_clip_low=0.2, eps_clip_high=0.28),

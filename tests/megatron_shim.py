@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from skyrl.config.settings.strategies import STRATEGIES
 from skyrl.learners.ranks import Ranks
-from skyrl.learners.workers.roles import PolicyWorker
+from skyrl.learners.workers.roles import PolicyWorker, RewardModelWorker, SFTWorker
 
 ON_ANY_DEVICE = evolve(STRATEGIES["megatron"], devices=("cuda", "cpu"))
 """Facts about Megatron with the devices that it computes on with this shim: a test puts them into `STRATEGIES`."""
@@ -137,5 +137,23 @@ class HostPolicyWorker(PolicyWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """As a policy's rank is made."""
+        install()
+        super().__init__(*args, **kwargs)
+
+
+class HostSFTWorker(SFTWorker):
+    """A rank of supervised fine-tuning in such a process."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """As a rank of supervised fine-tuning is made."""
+        install()
+        super().__init__(*args, **kwargs)
+
+
+class HostRewardModelWorker(RewardModelWorker):
+    """A rank of a reward model in such a process."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """As a rank of a reward model is made."""
         install()
         super().__init__(*args, **kwargs)

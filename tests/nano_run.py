@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from skyrl.config import SkyRLTrainConfig, compose
 from skyrl.experiments.ppo import BasePPOExp
@@ -50,11 +52,17 @@ def config(nano: Path, out: Path, **changes: Any) -> SkyRLTrainConfig:
     return compose([], overrides(nano, out, **changes)).config
 
 
-def train(nano: Path, out: Path, **changes: Any) -> BasePPOExp:
+def train(nano: Path, out: Path, *, draws_curve: bool = False, **changes: Any) -> BasePPOExp:
     """The same, trained to the end in this process."""
     experiment = BasePPOExp(config(nano, out, **changes))
-    experiment.run()
+    with nullcontext() if draws_curve else without_curve():
+        experiment.run()
     return experiment
+
+
+def without_curve() -> AbstractContextManager[object]:
+    """Runs in this process leave an empty file as their reward curve, which takes a sixth of such a run to draw."""
+    return mock.patch("skyrl.runs.run_folder.draw_reward_curve", lambda records, path, title: path.touch())
 
 
 def metrics(out: Path, own: Collection[str] = ()) -> list[dict[str, Any]]:

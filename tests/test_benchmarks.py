@@ -19,6 +19,7 @@ SHORTEST: Mapping[str, str] = {
     "checkpoints": "--steps 2 --rounds 1 --megabytes 1",
     "config": "1",
     "config_doors": "20",
+    "data_start": "--rows 20",
     "curriculum": "--rows 8 --steps 2 --seeds 0 --samplers pools",
     "driver": "--tokens 20 --steps 2 16",
     "endpoint": "--clients 4 --seconds 1",
@@ -50,7 +51,9 @@ NOT_ALONE = {
 }
 """Scripts that cannot run here, and why."""
 
-NEEDS_THE_QUICK_START = {"asynchrony", "checkpoints", "curriculum", "driver", "grpo_step", "parity", "staleness"}
+NEEDS_THE_QUICK_START = {
+    *("asynchrony", "checkpoints", "curriculum", "data_start", "driver", "grpo_step", "parity", "staleness"),
+}
 
 
 def test_every_script_of_the_benchmarks_has_a_shortest_form() -> None:

@@ -149,7 +149,9 @@ def tells_kinds_apart(node: ast.AST) -> bool:
     match node:
         case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, classes]):
             names = {found.id for found in ast.walk(classes) if isinstance(found, ast.Name)}
-            return not names.isdisjoint({"SkyRLTrainConfig", "SupervisedConfig", "SFTConfig", "RewardModelConfig"})
+            return not names.isdisjoint(
+                {"SkyRLTrainConfig", "SupervisedConfig", "SFTConfig", "RewardModelConfig", "PreferenceConfig"}
+            )
         case ast.Compare(left=left, comparators=others):
             compared = {found.attr for found in (left, *others) if isinstance(found, ast.Attribute)}
             names = {found.id for found in (left, *others) if isinstance(found, ast.Name)}

@@ -4,7 +4,9 @@ vocabulary.
 A vocabulary of 150,000 makes that table the largest tensor of training: 8,192 tokens are 5 GB, several times over. Here
 it exists for a few hundred tokens at a time, in forward and again in backward, which recomputes it; what is kept for
 backward is one number per token. Small tables are not worth the second product: `linear_logprobs` takes the plain path.
-On a GPU, kernels read the table once in its own 16 bits (`logprob_kernels.py`), and a table that fits is kept.
+On a GPU, kernels read the table once in its own 16 bits (`logprob_kernels.py`), and a table that fits is kept. Where
+the output matrix does not learn, as beside an adapter, forward computes the slopes of the hidden states from the table
+that it has, and backward computes no table.
 """
 
 from __future__ import annotations
@@ -79,14 +81,15 @@ def linear_logprobs(
     part = VocabularyPart.of(weight) if isinstance(weight, DTensor) else None
     if part is None and has_kernels(hidden.device):
         fused: Any = _FusedLogprobs.apply
-        logprobs, spread = fused(hidden, weight, targets, temperature)
+        logprobs, spread = fused(hidden, weight, targets, temperature, entropy_gradient)
         if not with_entropy:
             return logprobs, None
         return logprobs, spread if entropy_gradient else spread.detach()
     if part or not _fits_plainly(hidden.shape[0] * weight.shape[0], hidden.device):
         apply: Any = _LinearLogprobs.apply
         own = weight.to_local() if isinstance(weight, DTensor) else weight
-        logprobs, spread = apply(hidden, own, targets, temperature, with_entropy, part or VocabularyPart(), compile_it)
+        part, alone = part or VocabularyPart(), not (with_entropy and entropy_gradient)
+        logprobs, spread = apply(hidden, own, targets, temperature, with_entropy, part, compile_it, alone)
         if not with_entropy:
             return logprobs, None
         return logprobs, spread if entropy_gradient else spread.detach()
@@ -133,11 +136,14 @@ class _FusedLogprobs(torch.autograd.Function):
     """Computes what `_LinearLogprobs` computes, by kernels that read logits once and write their gradient over them."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        from skyrl.algorithms.logprob_kernels import statistics
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        from skyrl.algorithms.logprob_kernels import overwrite_with_gradient, statistics
 
-        learns = any(ctx.needs_input_grad[:2])
-        kept = len(hidden) * len(weight) * hidden.itemsize <= kept_bytes(hidden.device) and learns
+        learns, slopes = any(ctx.needs_input_grad[:2]), _slopes(ctx, hidden, logprobs_alone=not entropy_gradient)
+        fits = len(hidden) * len(weight) * hidden.itemsize <= kept_bytes(hidden.device)
+        kept = fits and learns and slopes is None
         logprobs, spread, norms = torch.empty(3, len(hidden), dtype=torch.float32, device=hidden.device)
         ctx.logits = []
         ctx.chunks = [slice(0, len(hidden))] if kept else _chunks(hidden, len(weight))
@@ -146,7 +152,12 @@ class _FusedLogprobs(torch.autograd.Function):
             logprobs[rows], spread[rows], norms[rows] = statistics(logits, targets[rows], temperature)
             if kept:
                 ctx.logits.append(logits)
-        ctx.save_for_backward(hidden, weight, targets, norms, spread)
+            if slopes is not None:
+                ones = torch.ones_like(norms[rows])
+                overwrite_with_gradient(logits, targets[rows], norms[rows], spread[rows], ones, None, temperature)
+                slopes[rows] = logits @ weight
+        ctx.has_slopes = slopes is not None
+        ctx.save_for_backward(*((hidden, weight, targets, norms, spread) if slopes is None else (slopes,)))
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
         return logprobs, spread
@@ -155,6 +166,8 @@ class _FusedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         from skyrl.algorithms.logprob_kernels import overwrite_with_gradient
 
+        if ctx.has_slopes:
+            return _along_slopes(ctx, gradients[0]), *[None] * 4
         hidden, weight, targets, norms, spread = (saved.detach() for saved in ctx.saved_tensors)
         of_logprobs, of_entropy = gradients
         for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
@@ -176,7 +189,21 @@ class _FusedLogprobs(torch.autograd.Function):
                 product = change.T @ hidden[rows]
                 for_weight = product if len(ctx.chunks) == 1 else _sum(for_weight, product)
             del change
-        return for_hidden, None if for_weight is None else for_weight.to(weight.dtype), None, None
+        return for_hidden, None if for_weight is None else for_weight.to(weight.dtype), *[None] * 3
+
+
+def _slopes(ctx: Any, hidden: Tensor, *, logprobs_alone: bool) -> Tensor | None:
+    """(N, H) for d log p_y / d hidden of each token, if that is all that backward needs: only hidden states learn, from
+    log-probabilities alone. None otherwise.
+    """
+    of_hidden, of_weight = ctx.needs_input_grad[:2]
+    return torch.empty_like(hidden) if logprobs_alone and of_hidden and not of_weight else None
+
+
+def _along_slopes(ctx: Any, of_logprobs: Tensor | None) -> Tensor | None:
+    """(N, H): gradient of the hidden states, given that of the log-probabilities."""
+    [slopes] = ctx.saved_tensors
+    return None if of_logprobs is None else (slopes * of_logprobs.unsqueeze(-1)).to(slopes.dtype)
 
 
 def kept_bytes(device: torch.device) -> int:
@@ -244,12 +271,14 @@ class _LinearLogprobs(torch.autograd.Function):
         with_entropy: bool,
         part: VocabularyPart,
         compile_it: bool,
+        logprobs_alone: bool,
     ) -> tuple[Tensor, Tensor]:
         logprobs, spread, norms = (torch.zeros(len(hidden), device=hidden.device) for _ in range(3))
+        slopes = _slopes(ctx, hidden, logprobs_alone=logprobs_alone)
         compile_it = compile_it and part.group is None
         for rows in _chunks(hidden, part.largest or len(weight)):
             scores = _scores(hidden[rows], weight, temperature)
-            if compile_it:
+            if compile_it and slopes is None:
                 logprobs[rows], spread[rows], norms[rows] = compiled(statistics)(scores, targets[rows])
                 continue
             highest = part.reduce(scores.amax(-1), dist.ReduceOp.MAX)
@@ -263,8 +292,13 @@ class _LinearLogprobs(torch.autograd.Function):
             logprobs[rows] = chosen - total.log()
             if with_entropy:
                 spread[rows] = total.log() - weighted[0] / total
+            if slopes is not None:  # (1_y - p) W / T
+                change = weights.div_(-total.unsqueeze(-1))
+                part.add_at(change, targets[rows], torch.ones_like(total))
+                slopes[rows] = part.reduce(change.div_(temperature).to(hidden.dtype) @ weight)
             del scores, weights
-        ctx.save_for_backward(hidden, weight, targets, norms, spread)
+        ctx.has_slopes = slopes is not None
+        ctx.save_for_backward(*((hidden, weight, targets, norms, spread) if slopes is None else (slopes,)))
         ctx.temperature, ctx.part, ctx.compile_it = temperature, part, compile_it
         ctx.set_materialize_grads(False)
         return logprobs, spread
@@ -272,6 +306,8 @@ class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """d log p_y / dz = 1_y - p and dH / dz = -p (log p + H), summed over chunks into dW."""
+        if ctx.has_slopes:
+            return _along_slopes(ctx, gradients[0]), *[None] * 7
         hidden, weight, targets, norms, spread = (saved.detach() for saved in ctx.saved_tensors)
         of_logprobs, of_entropy = gradients
         wanted_hidden, wanted_weight = ctx.needs_input_grad[:2]
@@ -294,7 +330,7 @@ class _LinearLogprobs(torch.autograd.Function):
                 _add_product(for_weight, change, hidden[rows])
         if for_hidden is not None:
             ctx.part.reduce(for_hidden)
-        return for_hidden, None if for_weight is None else for_weight.to(weight.dtype), *[None] * 5
+        return for_hidden, None if for_weight is None else for_weight.to(weight.dtype), *[None] * 6
 
 
 def _change(logs: Tensor, spread: Tensor, of_logprobs: Tensor, of_entropy: Tensor | None) -> Tensor:

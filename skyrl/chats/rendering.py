@@ -15,7 +15,7 @@ from attrs import evolve, field, frozen
 
 from skyrl.chats.contents import DroppedPart, dropped, dropped_tools, holds, short
 from skyrl.chats.spellings import FullestSpelling, Spelling
-from skyrl.chats.text import CONTEXT, chat_text, continued_tokens, placeholder, text_tokens
+from skyrl.chats.text import CONTEXT, chat_text, chat_texts, continued_tokens, placeholder, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import DataError
 
@@ -129,6 +129,20 @@ class Template:
 
         return self._fullest(messages, write, missing=missing, text_of=str, allow_dropped=allow_dropped)
 
+    def prompts(self, chats: Sequence[Sequence[Message]]) -> list[str | None]:
+        """The texts of `prompt`, rendered in one call, which is faster; None for each conversation that needs `prompt`:
+        one that can be spelled in several ways, or of which the template drops a part. Raises `DataError`.
+        """
+        plain = [place for place, messages in enumerate(chats) if all(map(_is_plain, messages))]
+        texts: list[str | None] = [None] * len(chats)
+        for place, text in zip(
+            plain, chat_texts(self.tokenizer, [chats[p] for p in plain], **self.arguments), strict=True
+        ):
+            written = all(holds(text, message["content"]) for message in chats[place])
+            if written and not self._passed_over(chats[place])[0]:
+                texts[place] = text
+        return texts
+
     def _prompt_text(self, messages: Sequence[Message], *, continues: bool) -> str:
         shown = evolve(self, arguments={**self.arguments, "continue_final_message": True}) if continues else self
         return shown.text(messages, ask=not continues)
@@ -177,6 +191,11 @@ class Template:
             return None
         _refuse_dropped(marked, rest)
         return self.spelled.ids(rest, before=stem)
+
+
+def _is_plain(message: Message) -> bool:
+    """Whether a message has a single spelling: only a content, which is not the assistant's."""
+    return len(message) == 2 and "content" in message and message.get("role") not in ("assistant", None)
 
 
 def begins_an_answer(messages: Sequence[Message]) -> bool:

@@ -31,6 +31,22 @@ def chat_text(tokenizer: ChatTokenizer, messages: Sequence[Message], *, ask: boo
     return text
 
 
+def chat_texts(tokenizer: ChatTokenizer, chats: Sequence[Sequence[Message]], **arguments: object) -> list[str]:
+    """The texts of conversations with the generation prompt, rendered in one call. Raises as `chat_text` does."""
+    if not chats:
+        return []
+    try:
+        with bounded(template_name(tokenizer), len(chats)):
+            texts: list[str] = tokenizer.apply_chat_template(
+                [list(messages) for messages in chats], add_generation_prompt=True, tokenize=False, **arguments
+            )
+    except TemplateTimeoutError:
+        raise
+    except Exception as error:  # as above
+        raise DataError(f"the chat template refuses one of {len(chats)} conversations: {error}") from error
+    return texts
+
+
 def placeholder(name: str) -> str:
     """A text that stands for something while a template renders a conversation, such as "skyrl-3f...-answer". It is
     drawn for each process, so no page, tool or policy can write it.

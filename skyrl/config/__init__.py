@@ -76,6 +76,7 @@ from skyrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from skyrl.config.settings.placement import PlacementConfig, SFTPlacementConfig
+    from skyrl.config.settings.preference_root import PreferenceConfig
     from skyrl.config.settings.supervised_root import RewardModelConfig, SFTConfig, SupervisedConfig
 
 __all__ = [
@@ -121,6 +122,7 @@ __all__ = [
     "PolicyConfig",
     "PolicyLossRegistry",
     "PoolConfig",
+    "PreferenceConfig",
     "RefConfig",
     "RewardModelConfig",
     "RewardModelEnvConfig",
@@ -162,4 +164,8 @@ def __getattr__(name: str) -> object:
         from skyrl.config.settings import supervised_root as root
 
         return getattr(root, name)
+    if name == "PreferenceConfig":
+        from skyrl.config.settings.preference_root import PreferenceConfig
+
+        return PreferenceConfig
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

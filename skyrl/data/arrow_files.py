@@ -55,7 +55,7 @@ class ArrowTable:
     def rows(self) -> Iterator[dict[str, Any]]:
         """All rows in order, as Python objects."""
         for file, batch in self._batches:
-            expansion = Expansion(file.path)
+            expansion = Expansion(str(file.path), file.path.stat().st_size)
             expansion.take(size_of(batch))
             file.count(batch.nbytes)
             yield from batch.to_pylist()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyrl.errors import DataError
@@ -45,9 +44,10 @@ def _children(value: object) -> list[Any]:
 class Expansion:
     """Counts the bytes to which a compressed file expands."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._left = FREE_BYTES + LARGEST_RATIO * path.stat().st_size
+    def __init__(self, place: str, size: int) -> None:
+        """`place` is its path or address, `size` its number of bytes."""
+        self._path = place
+        self._left = FREE_BYTES + LARGEST_RATIO * size
 
     def take(self, size: int) -> None:
         """Count `size` more bytes. Raises `DataError` if the file has expanded to more than it may."""

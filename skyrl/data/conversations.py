@@ -60,6 +60,8 @@ def refuse_media(row: Row) -> None:
 
 def without_nulls(value: object) -> Any:
     """A copy without keys whose value is null, at any depth."""
+    if isinstance(value, str):
+        return value
     if isinstance(value, Mapping):
         return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [without_nulls(inner) for inner in value] if isinstance(value, list | tuple) else value

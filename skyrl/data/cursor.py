@@ -8,23 +8,21 @@ nor on where a run was interrupted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Generic, Literal, cast
 
 from typing_extensions import TypeVar
 
 from skyrl.data.order import Order, Shuffled
-from skyrl.data.prompts import content_hash
+from skyrl.data.prompt_facts import PromptFacts, facts_of
+from skyrl.data.row_store import StoredRows
 from skyrl.data.samplers import Permutation, Sampler, Scored
 from skyrl.errors import ResumeError
 from skyrl.trajectory import Prompt
 
 Tail = Literal["drop", "carry", "short"]
 """Policy for the prompts of an epoch that do not fill a batch."""
-
-_PARTS = 32
-"""Number of parts into which the data is hashed, so that a change can be located."""
 
 
 T = TypeVar("T", default=Prompt)
@@ -46,20 +44,22 @@ class PromptCursor(Generic[T]):
         order: Order | None = None,
         tail: Tail = "drop",
         fingerprint: str | None = None,
+        parts: Mapping[str, str] | None = None,
         sampler: Sampler | None = None,
         lag: int = 0,
     ) -> None:
         """`batch_size` is a number of prompts and must not exceed the length of an epoch; without an `order`, prompts
         are shuffled; without a `sampler`, they follow the order.
 
-        `fingerprint` is the prompts' fingerprint, if known; it is required for rows that are not prompts. `lag` is the
+        `fingerprint` is the prompts' fingerprint and `parts` their digests (see `PromptFacts`), if known; the former is
+        required for rows that are not prompts, which have no parts. `lag` is the
         number of batches, besides the next, whose rewards the next one does not depend on.
         """
         self._prompts = prompts
         self._batch_size = batch_size
         self._order = order or Shuffled(len(prompts), seed)
         self._tail = tail
-        self._fingerprint = fingerprint
+        self._fingerprint, self._known_parts = fingerprint, parts
         self._sampler = sampler or permutation(self._order, batch_size, tail)
         self._lag = lag * batch_size
         self._applied = 0
@@ -126,6 +126,17 @@ class PromptCursor(Generic[T]):
         left_out = {"data/prompts_left_out": self.left_out} if self.left_out else {}
         return left_out | {f"curriculum/{name}": value for name, value in self._sampler.metrics().items()}
 
+    def as_stored(self, prompts: Iterable[Prompt]) -> list[Any]:
+        """What a checkpoint stores of prompts that were taken: their ids."""
+        return [prompt.id for prompt in prompts]
+
+    def of_stored(self, ids: Sequence[Any]) -> list[T]:
+        """The prompts with these ids. Raises `KeyError` if one is missing."""
+        if isinstance(self._prompts, StoredRows):
+            return [self._prompts.by_id(name) for name in ids]
+        by_id = {cast(Prompt, prompt).id: prompt for prompt in self._prompts} if ids else {}
+        return [by_id[name] for name in ids]
+
     def _position(self, batches_taken: int) -> int:
         return position(batches_taken, len(self._order), self._batch_size, self._tail)
 
@@ -171,16 +182,13 @@ class PromptCursor(Generic[T]):
 
     @cached_property
     def _parts(self) -> dict[str, str]:
-        """A digest for each range of consecutive prompts, named like `0 to 374`: at most 32 ranges in total."""
-        if not isinstance(self._prompts[0], Prompt):
-            return {}  # rows of another kind are compared as a whole
-        size = -(-len(self._prompts) // _PARTS)
-        prompts = cast(Sequence[Prompt], self._prompts)
-        parts = [prompts[start : start + size] for start in range(0, len(prompts), size)]
-        return {
-            f"{size * number} to {size * number + len(part) - 1}": content_hash(part)[:16]
-            for number, part in enumerate(parts)
-        }
+        if self._known_parts is not None:
+            return dict(self._known_parts)
+        return dict(self._facts.parts) if isinstance(self._prompts[0], Prompt) else {}
+
+    @cached_property
+    def _facts(self) -> PromptFacts:
+        return facts_of(cast(Sequence[Prompt], self._prompts))
 
     def _what_changed(self, stored: Mapping[str, str] | None) -> str:
         if not stored:
@@ -196,7 +204,7 @@ class PromptCursor(Generic[T]):
     def fingerprint(self) -> str:
         """Digest of all prompts."""
         if self._fingerprint is None:
-            self._fingerprint = content_hash(cast(Sequence[Prompt], self._prompts))
+            self._fingerprint = self._facts.content
         return self._fingerprint
 
 

@@ -46,17 +46,18 @@ def group_of(plain: Mapping[str, Any]) -> TrajectoryGroup:
     return _CONVERTER.structure(plain, TrajectoryGroup)
 
 
-def _encoded(value: object) -> Any:
+def encoded(value: object) -> Any:
+    """The value as JSON has it, for `decoded`. Raises `RunError` for a type that has no notation here."""
     if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and isfinite(value)):
         return value
     if isinstance(value, Mapping):
-        items = {key: _encoded(each) for key, each in value.items()}
+        items = {key: encoded(each) for key, each in value.items()}
         words = [str(key) for key in items if str(key).startswith("$") or not isinstance(key, str)]
-        return {"$items": [[_encoded(key), each] for key, each in items.items()]} if words else items
+        return {"$items": [[encoded(key), each] for key, each in items.items()]} if words else items
     if isinstance(value, tuple):
-        return {"$tuple": [_encoded(each) for each in value]}
+        return {"$tuple": [encoded(each) for each in value]}
     if isinstance(value, list):
-        return [_encoded(each) for each in value]
+        return [encoded(each) for each in value]
     for kind, word, write, _ in _WORDS:
         if isinstance(value, kind):
             return {word: write(value)}
@@ -66,21 +67,22 @@ def _encoded(value: object) -> Any:
     )
 
 
-def _decoded(value: object) -> Any:
+def decoded(value: object) -> Any:
+    """The value that `encoded` wrote."""
     if isinstance(value, list):
-        return [_decoded(each) for each in value]
+        return [decoded(each) for each in value]
     if not isinstance(value, Mapping):
         return value
     if len(value) == 1:
         [(word, content)] = value.items()
         if word == "$items":
-            return {_decoded(key): _decoded(each) for key, each in content}
+            return {decoded(key): decoded(each) for key, each in content}
         if word == "$tuple":
-            return tuple(_decoded(each) for each in content)
+            return tuple(decoded(each) for each in content)
         for _, known, _, read in _WORDS:
             if word == known:
                 return read(content)
-    return {key: _decoded(each) for key, each in value.items()}
+    return {key: decoded(each) for key, each in value.items()}
 
 
 def _converter() -> Converter:
@@ -89,7 +91,7 @@ def _converter() -> Converter:
     converter.register_structure_hook(float, lambda value, _: float(value))
     converter.register_unstructure_hook(bytes, lambda value: base64.b64encode(value).decode())
     converter.register_structure_hook(bytes, lambda value, _: base64.b64decode(value))
-    extras = override(unstruct_hook=_encoded, struct_hook=lambda value, _: _decoded(value))
+    extras = override(unstruct_hook=encoded, struct_hook=lambda value, _: decoded(value))
     converter.register_unstructure_hook(Prompt, make_dict_unstructure_fn(Prompt, converter, extras=extras))
     converter.register_structure_hook(
         Prompt, make_dict_structure_fn(Prompt, converter, _cattrs_forbid_extra_keys=True, extras=extras)

@@ -13,7 +13,7 @@ from skyrl.hub import HUB_NAME, beside, hub_failure
 from skyrl.installation import install_command
 
 if TYPE_CHECKING:
-    from datasets import Dataset, DatasetDict
+    from datasets import Dataset, DatasetDict, IterableDataset
 
 SPLIT = "train"
 """The split that is read if none is named."""
@@ -29,6 +29,22 @@ def read_dataset(source: str) -> Iterator[Mapping[str, Any]]:
     name is neither, or cannot be loaded.
     """
     yield from _dataset(source)
+
+
+def streamed_dataset(source: str) -> IterableDataset:
+    """The same rows, read while they are asked for: nothing is downloaded before, and there is no random access."""
+    name, configuration, split = _parts(source)
+    folder = Path(name).expanduser()
+    if split and "[" in split:
+        raise DataError(f"{source}: a slice of a split cannot be streamed; name the whole split, or do not stream")
+    if (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file():
+        return _dataset(source).to_iterable_dataset()
+    datasets = _library(source)
+    try:
+        place = str(folder) if folder.is_dir() else name
+        return datasets.load_dataset(place, configuration, split=split or SPLIT, streaming=True)
+    except Exception as error:  # errors of the library, of its readers, and of the network
+        raise DataError(f"the dataset {source} cannot be loaded: {error}") from error
 
 
 def dataset_fingerprint(source: str) -> str:
@@ -56,13 +72,7 @@ def _dataset(source: str) -> Dataset:
     """The library's dataset, whose rows stay on disk."""
     name, configuration, split = _parts(source)
     folder = Path(name).expanduser()
-    if why := dataset_failure(source):
-        raise DataError(why)
-    try:
-        import datasets
-    except ImportError:
-        how = install_command("data")
-        raise DataError(f"{source} is a dataset of Hugging Face: reading it needs `{how}`") from None
+    datasets = _library(source)
     try:
         if (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file():
             rows = _slice(datasets.load_from_disk(str(folder)), split)
@@ -72,6 +82,18 @@ def _dataset(source: str) -> Dataset:
     except Exception as error:  # errors of the library, of its readers, and of the network
         raise DataError(f"the dataset {source} cannot be loaded: {error}") from error
     return rows
+
+
+def _library(source: str) -> Any:
+    """Hugging Face's library, for a source that exists. Raises `DataError`."""
+    if why := dataset_failure(source):
+        raise DataError(why)
+    try:
+        import datasets
+    except ImportError:
+        how = install_command("data")
+        raise DataError(f"{source} is a dataset of Hugging Face: reading it needs `{how}`") from None
+    return datasets
 
 
 def _slice(stored: Dataset | DatasetDict, split: str | None) -> Dataset:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
+from itertools import islice
 from typing import Any
 
-import numpy as np
-from attrs import evolve, field, frozen
+from attrs import asdict, define, evolve, field, frozen
 
 from skyrl.chats.contents import ALLOW_DROPPED, tool_name
 from skyrl.chats.deadline import bounded
@@ -17,12 +16,18 @@ from skyrl.chats.rendering import Template
 from skyrl.chats.text import encoded, template_name, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.data.conversations import from_json, refuse_media, without_nulls
-from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, in_table, is_missing, read_rows
+from skyrl.data.prompt_facts import FactGatherer, PromptFacts, facts_of
+from skyrl.data.row_streams import StreamedRow
+from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, checked_rows, in_table, is_missing
+from skyrl.data.stored_prompts import PromptStore, stored_prompts
 from skyrl.errors import DataError
 from skyrl.processes.garbage import seldom_collected
 from skyrl.trajectory import Prompt
 
 _OWN_COLUMNS = ("env_class", "data_source")
+
+_AT_A_TIME = 1000
+"""Number of rows that are tokenized together."""
 
 Refuses = Callable[[str, Mapping[str, Any]], str | None]
 """Function from a task's name and the columns that it receives to the reason why the task refuses the row; None if it
@@ -33,7 +38,9 @@ accepts it."""
 class PromptDataset:
     """Prompts in the order of their sources, and counts of the rows that are not prompts."""
 
-    prompts: tuple[Prompt, ...]
+    prompts: Sequence[Prompt]
+    """In memory, or on disk and read when they are drawn."""
+
     too_long: int = 0
     """Number of rows that were longer than allowed."""
 
@@ -43,6 +50,8 @@ class PromptDataset:
     sizes: tuple[int, ...] = field()
     """Number of prompts of each source."""
 
+    _facts: PromptFacts | None = field(default=None, eq=False, repr=False)
+
     @sizes.default
     def _one_source(self) -> tuple[int, ...]:
         return (len(self.prompts),)
@@ -51,23 +60,17 @@ class PromptDataset:
         return len(self.prompts)
 
     @cached_property
+    def facts(self) -> PromptFacts:
+        """Facts about all prompts, known from when they were made."""
+        return self._facts or facts_of(self.prompts)
+
+    @cached_property
     def fingerprint(self) -> str:
         """sha256 of everything that training depends on: see `content_hash`. With several sources, it includes their
         sizes.
         """
-        whole = content_hash(self.prompts)
+        whole = self.facts.content
         return whole if len(self.sizes) == 1 else sha256(f"{whole} {self.sizes}".encode()).hexdigest()
-
-
-def content_hash(prompts: Sequence[Prompt]) -> str:
-    """sha256 over the tokens, the task and the other columns of every prompt, in order."""
-    digest = sha256()
-    for prompt in prompts:
-        digest.update(len(prompt.token_ids).to_bytes(8, "little"))
-        digest.update(np.asarray(prompt.token_ids, dtype=np.int64).tobytes())
-        others = [prompt.env_class, prompt.data_source, prompt.extras]
-        digest.update(json.dumps(others, sort_keys=True, default=_plain).encode() + b"\n")
-    return digest.hexdigest()
 
 
 @seldom_collected()
@@ -82,6 +85,7 @@ def load_prompts(
     skip_bad_rows: bool = False,
     refuses: Refuses | None = None,
     rendered: bool = True,
+    store: PromptStore | None = None,
 ) -> PromptDataset:
     """Read every source and tokenize each row's chat with the model's template.
 
@@ -89,32 +93,100 @@ def load_prompts(
     `skip_bad_rows` is set. A row may name its own `env_class`; without one it gets `env_class`, if that is not None. A
     row that `refuses` gives a reason against is bad, and so is one of which the template drops a part, unless the row
     sets `allow_dropped_content`. Without `rendered`, the policy sees other text, such as that of an agent, and nothing
-    is checked. Raises `DataError` for a bad source or row, and when no row is left.
+    is checked. With a `store`, prompts are kept on disk, where a later run finds them. Raises `DataError` for a bad
+    source or row, and when no row is left.
     """
     template = Template(tokenizer=tokenizer, arguments=chat_template_kwargs or {})
     read = _Reader(tokenizer, template, rendered, env_class, columns or Columns(), refuses)
-    prompts: list[Prompt] = []
-    bad: list[str] = []
-    sizes = []
-    for number, source in enumerate(sources):
-        found = list(read.prompts(source, number))
-        own = [prompt for prompt in found if isinstance(prompt, Prompt) and len(prompt.token_ids) <= max_prompt_length]
-        reasons = [row.reason for row in found if isinstance(row, BadRow)]
-        if reasons and not skip_bad_rows:
-            raise DataError(_stopped_by(reasons))
-        sizes.append((len(own), len(found) - len(own) - len(reasons)))
-        prompts, bad = prompts + own, bad + reasons
-    too_long = sum(long for _, long in sizes)
-    if not prompts:
-        if not too_long:
-            raise DataError(f"no row of {', '.join(sources)} is a prompt; the first: {bad[0]}")
+    found = _Selection(read, tuple(sources), max_prompt_length, skip_bad_rows)
+    if store is None:
+        return PromptDataset(prompts=tuple(found.prompts()), **found.about())
+    stored = stored_prompts(store.folder(sources, tokenizer), found.prompts(), found.about)
+    return PromptDataset(**asdict(stored, recurse=False))
+
+
+@define
+class _Selection:
+    """Reads all sources in turn, once, and counts the rows that are left out."""
+
+    read: _Reader
+    sources: tuple[str, ...]
+    max_prompt_length: int
+    skip_bad_rows: bool
+    _facts: FactGatherer = field(factory=FactGatherer)
+    _sizes: list[int] = field(factory=list)
+    _too_long: int = 0
+    _bad: list[str] = field(factory=list)
+
+    def prompts(self) -> Iterator[Prompt]:
+        """The prompts of all sources. Raises `DataError`."""
+        for number, source in enumerate(self.sources):
+            before = len(self._bad)
+            self._sizes.append(0)
+            for found in self.read.prompts(source, number):
+                if isinstance(found, BadRow):
+                    self._bad.append(found.reason)
+                elif len(found.token_ids) > self.max_prompt_length:
+                    self._too_long += 1
+                else:
+                    self._sizes[-1] += 1
+                    self._facts.add(found)
+                    yield found
+            if self._bad[before:] and not self.skip_bad_rows:
+                raise DataError(_stopped_by(self._bad[before:]))
+        if not any(self._sizes):
+            raise DataError(self._why_none())
+
+    def about(self) -> dict[str, Any]:
+        """The values of a dataset besides its prompts, once all of them were read."""
+        counts = {"too_long": self._too_long, "bad_rows": tuple(self._bad), "sizes": tuple(self._sizes)}
+        return {**counts, "facts": self._facts.facts()}
+
+    def _why_none(self) -> str:
+        named, bad = ", ".join(self.sources), self._bad
+        if not self._too_long:
+            return f"no row of {named} is a prompt; the first: {bad[0]}"
         also = f", and {len(bad)} more {'is' if len(bad) == 1 else 'are'} bad" if bad else ""
-        raise DataError(
-            f"all {too_long} rows of {', '.join(sources)} are longer than "
-            f"trainer.max_prompt_length = {max_prompt_length} tokens{also}"
+        return (
+            f"all {self._too_long} rows of {named} are longer than "
+            f"trainer.max_prompt_length = {self.max_prompt_length} tokens{also}"
         )
-    short = tuple(count for count, _ in sizes)
-    return PromptDataset(prompts=tuple(prompts), too_long=too_long, bad_rows=tuple(bad), sizes=short)
+
+
+class StreamedPrompts:
+    """Makes prompts of streamed rows, one by one, as `load_prompts` makes them."""
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        *,
+        env_class: str | None,
+        max_prompt_length: int,
+        chat_template_kwargs: Mapping[str, Any],
+        columns: Columns,
+        skip_bad_rows: bool,
+        refuses: Refuses | None,
+        rendered: bool,
+    ) -> None:
+        """The arguments are those of `load_prompts`."""
+        template = Template(tokenizer=tokenizer, arguments=chat_template_kwargs)
+        self._read = _Reader(tokenizer, template, rendered, env_class, columns, refuses)
+        self._max_prompt_length, self._skip_bad_rows = max_prompt_length, skip_bad_rows
+
+    def of_source(self, source: str) -> Iterator[Prompt | BadRow]:
+        """A prompt, however long it is, or `BadRow` for each row of a source. Raises `DataError` for the source."""
+        return self._read.prompts(source, 0)
+
+    def __call__(self, given: StreamedRow) -> tuple[Prompt | None, str]:
+        """The prompt; or None, and why the row is left out: `rows_too_long` or `rows_bad`. Raises `DataError`."""
+        [found] = self._read.block([(given.place, given.row)], given.part.name, given.part.source)
+        if isinstance(found, BadRow):
+            if not self._skip_bad_rows:
+                raise DataError(_stopped_by([found.reason]))
+            return None, "rows_bad"
+        if len(found.token_ids) > self._max_prompt_length:
+            return None, "rows_too_long"
+        return evolve(found, id=f"{given.part.prefix}{given.place}"), ""
 
 
 @frozen
@@ -137,16 +209,21 @@ class _Reader:
 
     def prompts(self, source: str, number: int) -> Iterator[Prompt | BadRow]:
         """A prompt or `BadRow` for each row of the source, which has index `number` in the run."""
+        rows = enumerate(checked_rows(source, self.columns))
+        while block := list(islice(rows, _AT_A_TIME)):
+            yield from self.block(block, source, number)
+
+    def block(self, placed: Sequence[tuple[int, Row | BadRow]], source: str, number: int) -> Iterator[Prompt | BadRow]:
+        """The same for a few rows, each with its place in the source."""
         rows: dict[int, tuple[Row, _Chat]] = {}
         bad: dict[int, BadRow] = {}
-        whole = read_rows(source, self.columns)
-        for place, row in enumerate(whole):
+        for place, row in placed:
             try:
                 rows[place] = self._chat(row, place, source)
             except DataError as error:
                 bad[place] = BadRow(str(error))
         ids = self._tokenize({place: chat for place, (_, chat) in rows.items()}, source)
-        for place in range(len(whole)):
+        for place, _ in placed:
             tokens = bad.get(place) or ids[place]
             if isinstance(tokens, BadRow):
                 yield tokens
@@ -163,7 +240,8 @@ class _Reader:
         if self.refuses and (reason := self.refuses(task, extras_of(whole, self.columns))):
             raise DataError(f"{source}, row {place} {reason}")
         messages = chat_of(whole, place, source, self.columns)
-        messages = tuple(without_nulls(messages)) if in_table(source) else messages
+        if in_table(source):
+            messages = tuple(map(without_nulls, messages))
         if not self.rendered:
             return whole, _Chat(messages)
         allowed = bool(whole.get(ALLOW_DROPPED))
@@ -179,12 +257,24 @@ class _Reader:
         made: dict[int, list[int] | BadRow] = {}
         texts: dict[int, str] = {}
         with bounded(template_name(self.tokenizer), len(chats)):
+            texts |= self._texts_together(chats)
             for place, chat in chats.items():
+                if place in texts:
+                    continue
                 try:
                     texts[place] = self._text(chat)
                 except DataError as error:
                     made[place] = BadRow(f"{source}, row {place}: {error}")
         return made | self._encode(texts, source)
+
+    def _texts_together(self, chats: Mapping[int, _Chat]) -> dict[int, str]:
+        """The texts of chats that can be rendered in one call; none of them if the template refuses one."""
+        places = [place for place, chat in chats.items() if self.rendered and not chat.tools]
+        try:
+            texts = self.template.prompts([chats[place].messages for place in places])
+        except DataError:
+            return {}
+        return {place: text for place, text in zip(places, texts, strict=True) if text is not None}
 
     def _text(self, chat: _Chat) -> str:
         if not self.rendered:
@@ -253,8 +343,3 @@ def _stopped_by(reasons: Sequence[str]) -> str:
     counted = f" ({others} more {'row is' if others == 1 else 'rows are'} bad)" if others else ""
     following = "".join(f"\n  {reason}" for reason in reasons[1:3])
     return f"{reasons[0]}{counted}; data.bad_rows = skip leaves such rows out{following}"
-
-
-def _plain(value: object) -> Any:
-    """A JSON-compatible form of values that JSON does not support: bytes, dates, a frozen mapping."""
-    return dict(value) if isinstance(value, Mapping) else repr(value)

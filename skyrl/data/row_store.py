@@ -17,14 +17,16 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Generic, Protocol, overload
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 import numpy as np
 
 from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.config.foundation.reasoning_tasks import SCHEME
+from skyrl.data.data_files import has_files, versions_of
 from skyrl.data.hugging_face import dataset_fingerprint
-from skyrl.data.tokenized_rows import PreferenceRow, R, SupervisedRow
 from skyrl.errors import DataError
 
 FORMAT = 1
@@ -33,14 +35,18 @@ FORMAT = 1
 _ENTRY = np.dtype("<i8")
 _COLUMNS = 3
 
+R = TypeVar("R")
+
 
 class StoredRows(Sequence[R], Generic[R]):
-    """Rows of a folder, each read on access. Only the index is in memory: 24 bytes per row."""
+    """Rows of a folder, each read on access. The index, 24 bytes per row, is mapped into memory."""
 
-    def __init__(self, folder: Path, kind: type[R]) -> None:
-        """Raises `DataError` if the files of the folder are inconsistent."""
-        self._kind: type[R] = kind
-        self._index = np.fromfile(folder / "index.bin", _ENTRY).reshape(-1, _COLUMNS)
+    def __init__(self, folder: Path, read: Callable[[str, bytes], R]) -> None:
+        """`read` makes a row of its id and its bytes. Raises `DataError` if the folder's files are inconsistent."""
+        self._read = read
+        file = folder / "index.bin"
+        index = np.memmap(file, _ENTRY, "r") if file.stat().st_size else np.empty(0, _ENTRY)
+        self._index = index.reshape(-1, _COLUMNS)
         self._file = os.open(folder / "rows.bin", os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
         if len(self._index) and self._index[-1, 0] != os.fstat(self._file).st_size:
@@ -61,24 +67,31 @@ class StoredRows(Sequence[R], Generic[R]):
         place = range(len(self))[place]
         start = int(self._index[place - 1, 0]) if place else 0
         stop, source, number = (int(each) for each in self._index[place])
-        result: R = self._kind.of_bytes(f"{source}:{number}", os.pread(self._file, stop - start, start))
-        return result
+        return self._read(f"{source}:{number}", os.pread(self._file, stop - start, start))
+
+    def by_id(self, row_id: str) -> R:
+        """The row with this id. Raises `KeyError` if there is none."""
+        source, number = map(int, row_id.split(":"))
+        first, end = (int(np.searchsorted(self._index[:, 1], source, side)) for side in ("left", "right"))
+        place = first + int(np.searchsorted(self._index[first:end, 2], number))
+        if place == end or self._index[place, 2] != number:
+            raise KeyError(row_id)
+        return self[place]
 
 
-def store_rows(folder: Path, rows: Iterable[SupervisedRow | PreferenceRow]) -> str:
-    """Write rows into an empty folder as they arrive. Returns the sha256 of all of them.
+def store_rows(folder: Path, rows: Iterable[tuple[str, bytes]]) -> str:
+    """Write rows, given by id and bytes, into an empty folder as they arrive. Returns the sha256 of all of them.
 
     Raises `DataError` if they cannot be written.
     """
     digest, end = sha256(), 0
     try:
         with (folder / "rows.bin").open("wb") as file, (folder / "index.bin").open("wb") as index:
-            for row in rows:
-                data = row.to_bytes()
+            for row_id, data in rows:
                 add_to_digest(digest, data)
                 end += len(data)
                 file.write(data)
-                index.write(np.array([end, *map(int, row.id.split(":"))], _ENTRY).tobytes())
+                index.write(np.array([end, *map(int, row_id.split(":"))], _ENTRY).tobytes())
     except OSError as error:
         raise DataError(f"tokenized rows cannot be written to {folder}: {error.strerror}") from error
     return digest.hexdigest()
@@ -143,9 +156,13 @@ def row_key(sources: Sequence[str], tokenizer: ChatTokenizer, settings: Mapping[
 
 
 def _identity(source: str) -> Iterator[Any]:
-    """Name, size in bytes and modification time of each file of a source; the fingerprint if it is a dataset on the
-    hub.
-    """
+    """Name, size in bytes and version of each file of a source; the fingerprint if it is a dataset on the hub."""
+    if source.startswith(SCHEME):
+        yield source, version("reasoning-gym")
+        return
+    if has_files(source):
+        yield from versions_of(source)
+        return
     named = Path(source).expanduser()
     path = named if named.exists() else Path(source.partition(":")[0]).expanduser()
     if not path.exists():

@@ -109,37 +109,40 @@ class Pool:
 
 
 class Pools(Sampler):
-    """Draws a row in proportion to the weight of its pool, which is that of its last mean reward; no row twice in a
-    batch, as long as there are others of positive weight.
+    """Draws a row in proportion to the weight of its pool, which is that of its mean reward; no row twice in a batch,
+    as long as there are others of positive weight.
     """
 
-    def __init__(self, rows: int, pools: Sequence[Pool], unseen: float, seed: int) -> None:
-        """`unseen` is the weight of rows that were not drawn yet."""
-        self._pools, self._unseen, self._seed = tuple(pools), unseen, seed
-        self._last: dict[int, float] = {}
+    def __init__(self, rows: int, pools: Sequence[Pool], unseen: float, memory: float, seed: int) -> None:
+        """`unseen` is the weight of rows that were not drawn yet, `memory` the share of its earlier mean reward that a
+        row keeps with each new group.
+        """
+        self._pools, self._unseen, self._memory, self._seed = tuple(pools), unseen, memory, seed
+        self._means: dict[int, float] = {}
         self._weights = np.full(rows, unseen, dtype=np.float64)
 
     def draw(self, count: int, step: int) -> Sequence[int]:
         return weighted(self._weights, count, np.random.default_rng([self._seed, step, 2]))
 
     def observe(self, group: Scored) -> None:
-        self._last[group.row] = group.mean
-        self._weights[group.row] = self._pool(group.mean).weight
+        before = self._means.get(group.row, group.mean)
+        mean = self._means[group.row] = self._memory * before + (1 - self._memory) * group.mean
+        self._weights[group.row] = self._pool(mean).weight
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rows": list(self._last), "rewards": list(self._last.values())}
+        return {"rows": list(self._means), "rewards": list(self._means.values())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._last = {}
+        self._means = dict(zip(state["rows"], state["rewards"], strict=True))
         self._weights.fill(self._unseen)
-        for row, reward in zip(state["rows"], state["rewards"], strict=True):
-            self.observe(Scored(row, (reward,)))
+        for row, mean in self._means.items():
+            self._weights[row] = self._pool(mean).weight
 
     def metrics(self) -> dict[str, float]:
         """Share of all rows that is in each pool, and of those that were not drawn yet."""
-        counts, rows = Counter(self._pool(reward).name for reward in self._last.values()), len(self._weights)
+        counts, rows = Counter(self._pool(reward).name for reward in self._means.values()), len(self._weights)
         shares = {f"pool_{pool.name}": counts[pool.name] / rows for pool in self._pools}
-        return {"pool_unseen": 1 - len(self._last) / rows, **shares}
+        return {"pool_unseen": 1 - len(self._means) / rows, **shares}
 
     def _pool(self, reward: float) -> Pool:
         return next((pool for pool in self._pools if reward <= pool.threshold), self._pools[-1])

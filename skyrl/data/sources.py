@@ -9,23 +9,29 @@ and answer in other data. An invalid row is a `BadRow`, which the caller may ski
 from __future__ import annotations
 
 import csv
+import io
 import json
-import os
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
 from skyrl.config.foundation.reasoning_tasks import SCHEME
 from skyrl.data.arrow_files import ArrowTable
 from skyrl.data.bounds import DEEPEST, ELEMENT_BYTES, LONGEST_LINE, Expansion, is_too_deep, size_of
+from skyrl.data.data_files import DataFile, data_files, has_files
 from skyrl.data.harbor_tasks import holds_tasks, read_tasks
 from skyrl.data.hugging_face import read_dataset
 from skyrl.data.reasoning_rows import read_reasoning_rows
 from skyrl.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Row = Mapping[str, Any]
 
@@ -55,17 +61,22 @@ class Columns:
 
 
 def read_rows(source: str, columns: Columns | None = None) -> list[Row | BadRow]:
-    """Every row of one source: a `.parquet`, `.arrow`, `.jsonl`, `.json` or `.csv` file, a folder, a hub name, or a
-    task of reasoning-gym.
+    """Every row of one source in a list, as `checked_rows` reads it."""
+    return list(checked_rows(source, columns))
+
+
+def checked_rows(source: str, columns: Columns | None = None) -> Iterator[Row | BadRow]:
+    """Every row of one source in turn: `.parquet`, `.arrow`, `.jsonl`, `.json` or `.csv` files (a path, an address such
+    as `s3://bucket/rows.parquet`, or a pattern with `*`), a folder, a hub name, or a task of reasoning-gym.
 
     Raises `DataError` for a source that is missing, unreadable, empty, or without the columns.
     """
-    columns = columns or Columns()
-    rows = list(iterate_rows(source, columns))
-    first = next((row for row in rows if not isinstance(row, BadRow)), None)
-    if first is not None:
-        _refuse_missing(source, list(first), columns)
-    return rows
+    columns, is_first = columns or Columns(), True
+    for row in iterate_rows(source, columns):
+        if is_first and not isinstance(row, BadRow):
+            _refuse_missing(source, list(row), columns)
+            is_first = False
+        yield row
 
 
 def iterate_rows(source: str, columns: Columns | None = None) -> Iterator[Row | BadRow]:
@@ -73,23 +84,14 @@ def iterate_rows(source: str, columns: Columns | None = None) -> Iterator[Row | 
 
     In a parquet file, `columns` are checked even if it has no rows. Raises `DataError` as `read_rows` does.
     """
-    path = Path(source).expanduser()
     rows: Iterable[Row | BadRow]
-    match path.suffix:
-        case _ if source.startswith(SCHEME):
-            rows = read_reasoning_rows(source)
-        case ".parquet":
-            rows = _read_parquet(_existing(path), columns)
-        case ".jsonl":
-            rows = _read_jsonl(_existing(path))
-        case ".csv":
-            rows = _read_csv(_existing(path))
-        case ".json":
-            rows = _read_json(_existing(path))
-        case ".arrow":
-            rows = ArrowTable([_existing(path)]).rows()
-        case _:
-            rows = read_tasks(path) if holds_tasks(path) else read_dataset(source)
+    if source.startswith(SCHEME):
+        rows = read_reasoning_rows(source)
+    elif has_files(source):
+        rows = _read_files(data_files(source), columns)
+    else:
+        path = Path(source).expanduser()
+        rows = read_tasks(path) if holds_tasks(path) else read_dataset(source)
     empty = True
     for row in rows:
         empty = False
@@ -98,8 +100,81 @@ def iterate_rows(source: str, columns: Columns | None = None) -> Iterator[Row | 
         raise DataError(f"{source} contains no rows")
 
 
-FILES = (".parquet", ".arrow", ".jsonl", ".csv", ".json")
-"""Suffixes of sources that are files."""
+def read_file(file: DataFile, columns: Columns | None = None, start: int = 0) -> Iterator[Row | BadRow]:
+    """The rows of a file from the one with the number `start`, counted from 0."""
+    match file.suffix:
+        case ".parquet":
+            return _read_parquet(file, columns, start)
+        case ".jsonl":
+            return _read_jsonl(file, start)
+        case ".csv":
+            return islice(_read_csv(file), start, None)
+        case ".json":
+            return islice(_read_json(file), start, None)
+    if file.path is None:
+        raise DataError(f"{file.place}: Arrow files are mapped into memory; copy it to a disk, or store parquet")
+    return islice(ArrowTable([file.path]).rows(), start, None)
+
+
+def _read_files(files: Sequence[DataFile], columns: Columns | None) -> Iterator[Row | BadRow]:
+    kinds = ColumnKinds()
+    for file in files:
+        if len(files) > 1:
+            kinds.add(file)
+        yield from read_file(file, columns)
+
+
+class ColumnKinds:
+    """The kinds of values in the columns of several files, which have to be the same; a column may be missing."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[str, str]] = {}
+
+    def add(self, file: DataFile) -> None:
+        """Add the columns of a file: those of its schema, or of its first row. Raises `DataError` for another kind."""
+        for name, kind in _kinds(file):
+            before, place = self._seen.setdefault(name, (kind, file.place))
+            if before != kind:
+                raise DataError(
+                    f"the column {name} has values of the kind {kind} in {file.place}, and {before} in {place}: "
+                    "write the files again with the same types, or name them as sources of their own"
+                )
+
+
+def _kinds(file: DataFile) -> Iterator[tuple[str, str]]:
+    if file.suffix == ".parquet":
+        for column in _parquet_schema(file):
+            if (kind := kind_of_type(column.type)) is not None:
+                yield column.name, kind
+        return
+    row = next((row for row in read_file(file) if not isinstance(row, BadRow)), {})
+    for name, value in row.items():
+        if value is not None:
+            yield name, kind_of_value(value)
+
+
+def kind_of_value(value: object) -> str:
+    """The kind of a value: text, number, list, ..."""
+    names = {str: "text", bool: "yes or no", int: "number", float: "number", list: "list", dict: "table"}
+    return next((name for kind, name in names.items() if isinstance(value, kind)), type(value).__name__)
+
+
+def kind_of_type(kind: pa.DataType) -> str | None:
+    """The kind of the values of a column; None for one of nulls."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return kind_of_type(kind.value_type)
+    if pa.types.is_null(kind):
+        return None
+    tests = {
+        "text": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+        "yes or no": (pa.types.is_boolean,),
+        "number": (pa.types.is_integer, pa.types.is_floating),
+        "list": (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list),
+        "table": (pa.types.is_struct,),
+    }
+    return next((name for name, any_of in tests.items() if any(test(kind) for test in any_of)), str(kind))
 
 
 def first_row(source: str, columns: Columns, *, skip: bool = False) -> Row:
@@ -120,7 +195,7 @@ def first_row(source: str, columns: Columns, *, skip: bool = False) -> Row:
 
 def in_table(source: str) -> bool:
     """Whether a source is a table, in which a null may stand for an absent value."""
-    return os.path.splitext(source)[1] not in (".json", ".jsonl")  # without a Path: it is called for each row
+    return not source.endswith((".json", ".jsonl"))
 
 
 _TEXT_HINT = (
@@ -134,6 +209,7 @@ def chat_of(row: Row, number: int, source: str, columns: Columns | None = None) 
     column = (columns or Columns()).prompt
     prompt = row.get(column)
     where = f"{source}, row {number}"
+    prompt = _chat_in_text(prompt) if isinstance(prompt, str) and prompt.lstrip().startswith("[") else prompt
     if isinstance(prompt, str) and prompt and column != "prompt":
         return ({"role": "user", "content": prompt},)
     if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
@@ -148,6 +224,16 @@ def chat_of(row: Row, number: int, source: str, columns: Columns | None = None) 
         ):
             raise DataError(f"{where}: the message {_short(message)} needs the texts 'role' and 'content'")
     return tuple({key: value for key, value in message.items() if value is not None} for message in given)
+
+
+def _chat_in_text(text: str) -> object:
+    """The chat whose JSON the text is; the text itself, if it is another one."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    is_chat = isinstance(found, list) and found and all(isinstance(each, dict) and "role" in each for each in found)
+    return found if is_chat else text
 
 
 def _with_content(message: object) -> object:
@@ -194,16 +280,6 @@ def is_missing(value: object) -> bool:
 _NUMBER_WITH_COMMAS = re.compile(r"-?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")
 
 
-def _existing(path: Path) -> Path:
-    try:
-        if path.is_file():
-            return path
-        reason = ""
-    except OSError as error:  # a name of thousands of letters
-        reason = f": {error.strerror}"
-    raise DataError(f"there is no data file {str(path)[:500]}{reason}")
-
-
 def _refuse_missing(source: str, there: Sequence[Any], columns: Columns) -> None:
     wanted = {"prompt_column": columns.prompt} | ({"answer_column": columns.answer} if columns.answer else {})
     for field, column in wanted.items():
@@ -214,52 +290,74 @@ def _refuse_missing(source: str, there: Sequence[Any], columns: Columns) -> None
             )
 
 
-def _read_parquet(path: Path, columns: Columns | None) -> Iterator[Row]:
+def _read_parquet(given: DataFile, columns: Columns | None, start: int) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    name, size = given.place, given.size()
+    try:
+        with pq.ParquetFile(given.path or given.open(), pre_buffer=False) as file:
+            if columns is not None:
+                _refuse_missing(name, file.schema_arrow.names, columns)
+            groups = list(map(file.metadata.row_group, range(file.metadata.num_row_groups)))
+            pages = Expansion(name, size)
+            for group in groups:
+                values = sum(group.column(place).num_values for place in range(group.num_columns))
+                pages.take(group.total_byte_size + ELEMENT_BYTES * values)
+            ends = list(accumulate(group.num_rows for group in groups))
+            first = bisect_right(ends, start)
+            skipped = start - (ends[first - 1] if first else 0)
+            expansion = Expansion(name, size)
+            for batch in file.iter_batches(batch_size=ROWS_AT_A_TIME, row_groups=range(first, len(groups))):
+                expansion.take(size_of(batch))
+                if skipped < len(batch):
+                    yield from batch.slice(skipped).to_pylist()
+                skipped = max(skipped - len(batch), 0)
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise DataError(f"{name} cannot be read as parquet: {error}") from error
+
+
+def _parquet_schema(given: DataFile) -> pa.Schema:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
-            if columns is not None:
-                _refuse_missing(str(path), file.schema_arrow.names, columns)
-            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-            pages = Expansion(path)
-            for group in groups:
-                values = sum(group.column(place).num_values for place in range(group.num_columns))
-                pages.take(group.total_byte_size + ELEMENT_BYTES * values)
-            expansion = Expansion(path)
-            for batch in file.iter_batches(batch_size=ROWS_AT_A_TIME):
-                expansion.take(size_of(batch))
-                yield from batch.to_pylist()
+        return pq.read_schema(given.path or given.open())
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise DataError(f"{path} cannot be read as parquet: {error}") from error
+        raise DataError(f"{given.place} cannot be read as parquet: {error}") from error
 
 
-def _read_csv(path: Path) -> Iterator[Row | BadRow]:
+def _read_csv(file: DataFile) -> Iterator[Row | BadRow]:
     """Rows under the names of the first line; an empty cell counts as absent."""
     csv.field_size_limit(LONGEST_CELL)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
+        with io.TextIOWrapper(file.open(), encoding="utf-8-sig", newline="") as lines:
             reader = csv.DictReader(lines, strict=True)
             for row in reader:
                 if None in row or None in row.values():
-                    yield BadRow(f"{path}:{reader.line_num} has more or fewer cells than the first line has names")
+                    yield BadRow(
+                        f"{file.place}:{reader.line_num} has more or fewer cells than the first line has names"
+                    )
                 else:
                     yield {name: value or None for name, value in row.items()}
     except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as CSV: {error}") from error
+        raise DataError(f"{file.place} cannot be read as CSV: {error}") from error
 
 
-def _read_jsonl(path: Path) -> Iterator[Row | BadRow]:
-    with path.open("rb") as lines:
+def _read_jsonl(file: DataFile, start: int) -> Iterator[Row | BadRow]:
+    with file.open() as lines:
         for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE + 1), b""), start=1):
             if len(line) > LONGEST_LINE:
-                raise DataError(f"{path}:{number} is longer than {LONGEST_LINE} bytes")
-            if line.strip():
-                yield _object(path, number, line)
+                raise DataError(f"{file.place}:{number} is longer than {LONGEST_LINE} bytes")
+            if not line.strip():
+                continue
+            if start:
+                start -= 1
+            else:
+                yield _object(file.place, number, line)
 
 
-def _object(path: Path, number: int, line: bytes) -> Row | BadRow:
+def _object(path: str, number: int, line: bytes) -> Row | BadRow:
     try:
         row = json.loads(line)
     except ValueError as error:
@@ -273,9 +371,11 @@ def _object(path: Path, number: int, line: bytes) -> Row | BadRow:
     return row
 
 
-def _read_json(path: Path) -> list[Row | BadRow]:
+def _read_json(file: DataFile) -> list[Row | BadRow]:
+    path = file.place
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        with file.open() as opened:
+            rows = json.loads(opened.read().decode())
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}") from error
     except RecursionError:
@@ -285,7 +385,7 @@ def _read_json(path: Path) -> list[Row | BadRow]:
     return [_row_of_json(path, number, row) for number, row in enumerate(rows)]
 
 
-def _row_of_json(path: Path, number: int, row: object) -> Row | BadRow:
+def _row_of_json(path: str, number: int, row: object) -> Row | BadRow:
     if is_too_deep(row):
         return BadRow(f"{path}, row {number} {_TOO_DEEP}")
     return row if isinstance(row, dict) else BadRow(f"{path}, row {number} is {_short(row)}, not an object")

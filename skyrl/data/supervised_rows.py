@@ -21,6 +21,7 @@ from skyrl.data.conversations import without_nulls
 from skyrl.data.mapped_rows import MappedRows, rows_of_tokens
 from skyrl.data.row_forms import PreferenceForms, SupervisedForms
 from skyrl.data.row_store import RowFolder, StoredRows, add_to_digest, row_key, store_rows
+from skyrl.data.row_streams import RowStream, StreamedRow
 from skyrl.data.sources import BadRow, Row, in_table, iterate_rows
 from skyrl.data.tokenized_rows import PreferenceRow, R, SupervisedRow
 from skyrl.errors import DataError
@@ -91,7 +92,7 @@ def load_supervised(
         tables = [_table_of_tokens(source, run) for source in sources]
         if all(tables):
             return _mapped(reader, [table for table in tables if table is not None])
-    return _load(reader, tokenizer, SupervisedRow)
+    return load_rows(reader, tokenizer, SupervisedRow)
 
 
 def _table_of_tokens(source: str, run: SFTConfig) -> ArrowTable | None:
@@ -149,7 +150,7 @@ def load_preferences(
 
     A pair that is too long is never truncated, because its score is read at the end.
     """
-    return _load(preference_reader(sources, tokenizer, run, max_length), tokenizer, PreferenceRow)
+    return load_rows(preference_reader(sources, tokenizer, run, max_length), tokenizer, PreferenceRow)
 
 
 def preference_reader(
@@ -166,7 +167,7 @@ def preference_reader(
 
 
 @seldom_collected()
-def _load(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> TokenizedRows[R]:
+def load_rows(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> TokenizedRows[R]:
     """Load the rows into memory, or into a folder, which is reused if an earlier run has written the same rows."""
     run = reader.run
     if run.tokenized_path is None:
@@ -178,19 +179,19 @@ def _load(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> Toke
     if about is None:
 
         def fill(scratch: Path) -> dict[str, Any]:
-            digest = store_rows(scratch, reader.rows())
+            digest = store_rows(scratch, ((row.id, row.to_bytes()) for row in reader.rows()))
             return {"digest": digest, "tally": asdict(reader.tally)}
 
         about = folder.fill(fill)
     tally = Tally(**about["tally"])
     end = tally.turn_end
     tally.turn_end = None if end is None else (end[0], end[1])
-    return TokenizedRows(rows=StoredRows(folder.path, kind), tally=tally, digest=about["digest"])
+    return TokenizedRows(rows=StoredRows[R](folder.path, kind.of_bytes), tally=tally, digest=about["digest"])
 
 
 READ_BY = (
     *("kind", "chat_template_kwargs", "tools_key", "system_key", "train_on_what", "messages_key"),
-    *("chosen_key", "rejected_key", "prompt_key", "margin_key", "bad_rows", "too_long"),
+    *("chosen_key", "rejected_key", "prompt_key", "margin_key", "completion_key", "label_key", "bad_rows", "too_long"),
 )
 """Fields of a run that affect how rows are read, besides the sources and the tokenizer."""
 
@@ -229,6 +230,32 @@ class RowReader(Generic[R]):
                 f"max_length = {self.max_length} tokens, and {len(tally.bad_rows)} are bad"
                 + (f"; the first: {tally.bad_rows[0]}" if tally.bad_rows else "")
             )
+
+    def streamed(self, given: StreamedRow) -> tuple[R | None, str]:
+        """A streamed row that is trained on; or None, and why it is left out: `rows_too_long` or `rows_bad`. Raises
+        `DataError`.
+        """
+        self.tally.bad_rows.clear()  # they are counted by whoever asks
+        row = self._row(given.row, given.part.name, given.part.source, given.place)
+        if row is None:
+            return None, "rows_bad"
+        short = self.shortened(row)
+        return (None, "rows_too_long") if short is None else (short, "")
+
+    def first(self, rows: RowStream, count: int) -> TokenizedRows[R]:
+        """Those of the first `count` rows of a stream that are trained on. Raises `DataError`, also without any."""
+        kept: list[R] = []
+        for _ in range(count):
+            given = rows.draw()
+            if rows.passes:
+                break
+            made, _ = self.streamed(given)
+            kept += [] if made is None else [made]
+        if not kept:
+            raise DataError(f"none of the first {count} rows of {', '.join(self.sources)} can be trained on")
+        tally = Tally(sizes=[len(kept)])
+        self.conclude(tally)
+        return TokenizedRows(rows=tuple(kept), tally=tally)
 
     def _row(self, found: Row | BadRow, source: str, number: int, place: int) -> R | None:
         """The row as tokens; None for a bad row that may be skipped."""

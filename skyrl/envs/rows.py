@@ -14,10 +14,13 @@ def ground_truths(extras: Mapping[str, Any]) -> dict[str, Any]:
     """The ground truths of a row by their places: `reward_spec`, `reward_model` (verl) and the column `ground_truth`.
     Null and NaN are none.
     """
-    specs = ((column, extras.get(column)) for column in ("reward_spec", "reward_model"))
-    found = {f"{column}.ground_truth": spec.get("ground_truth") for column, spec in specs if isinstance(spec, Mapping)}
-    places = found | {"ground_truth": extras.get("ground_truth")}
-    return {place: truth for place, truth in places.items() if not is_missing(truth)}
+    truths: dict[str, Any] = {}
+    for column in ("reward_spec", "reward_model"):
+        spec = extras.get(column)
+        if isinstance(spec, Mapping):
+            truths[f"{column}.ground_truth"] = spec.get("ground_truth")
+    truths["ground_truth"] = extras.get("ground_truth")
+    return {place: truth for place, truth in truths.items() if not is_missing(truth)}
 
 
 def differing(truths: Mapping[str, Any]) -> str | None:

@@ -63,6 +63,19 @@ def what_rows_lack(run: SkyRLTrainConfig) -> Refuses:
     return refuses
 
 
+def asked_of_tasks(run: SkyRLTrainConfig) -> dict[str, tuple[str, ...]]:
+    """What each configured task needs of a row: stored prompts are made anew when it changes."""
+    settings = run.environment
+    result = {}
+    for name in {settings.task, *settings.names} - {None}:
+        try:
+            make = find_task(str(name), settings.task, settings.skyrl_gym)
+        except TaskError:  # another check reports it
+            continue
+        result[str(name)] = (name_of(make, str(name)), *asked_by(make))
+    return result
+
+
 def asked_by(make: MakeEnv) -> tuple[str, ...]:
     """Parameters of a task's reward function that rows must have values for; none for environments."""
     match make:

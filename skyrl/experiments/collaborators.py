@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -348,7 +348,7 @@ def _transfer_rendezvous(
     return TransferRendezvous(host, port, workers=workers or workers_of_an_engine(run), timeout=timeout)
 
 
-def parity_canary(run: SkyRLTrainConfig, prompts: Sequence[Sequence[int]]) -> Canary:
+def parity_canary(run: SkyRLTrainConfig, prompts: Iterable[Sequence[int]]) -> Canary:
     """The log-probability parity canary: the run's own prompts, and answers that begin as its own do."""
     engine, longest = run.generator.inference_engine, longest_sequence(run)
     new = min(run.generator.sampling_params.max_generate_length, NEW_TOKENS)

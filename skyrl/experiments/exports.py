@@ -10,7 +10,7 @@ from typing import Any
 from skyrl.chats.masks import ChatMasks
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SupervisedConfig
-from skyrl.config.derive.model_overrides import LONGEST_ROW, learner_overrides
+from skyrl.config.derive.model_overrides import learner_overrides
 from skyrl.config.loading.kinds import kind_of
 from skyrl.config.settings.learners import LearnerConfig
 from skyrl.config.settings.run_basics import RunBasics
@@ -37,7 +37,7 @@ def export_of(run: SupervisedConfig, folder: Path) -> Export | RewardModelExport
     """Function that takes the gathered weights and stores them in the folder."""
     start: dict[str, Any] = {
         "like": required(run.model.path, "model.path"),
-        "overrides": {LONGEST_ROW: run.max_length},
+        "overrides": learner_overrides(run, run),
         "tokenizer_path": run.tokenizer_path,
         "use_fast_tokenizer": not run.disable_fast_tokenizer,
     }

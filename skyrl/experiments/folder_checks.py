@@ -129,8 +129,9 @@ def _folders(run: AnyRun) -> Mapping[str, str]:
     """Dotted path and name of each folder on a disk that the run writes into."""
     names = ("run_path", "ckpt_path", "export_path")
     result = {run.trainer.path_of(name): getattr(run.trainer, name) for name in names}
-    if (tokenized := getattr(run, "tokenized_path", None)) is not None:
-        result[run.trainer.path_of("tokenized_path")] = tokenized
+    of_rows = run.data.tokenized_path if isinstance(run, SkyRLTrainConfig) else run.tokenized_path
+    if of_rows is not None:
+        result["data.tokenized_path" if isinstance(run, SkyRLTrainConfig) else "tokenized_path"] = of_rows
     return {field: text for field, text in result.items() if text is not None and "://" not in text}
 
 

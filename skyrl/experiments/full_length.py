@@ -12,6 +12,7 @@ from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.every_kind import folder_of
 from skyrl.config.derive.sizes import longest_row
 from skyrl.config.settings.run_basics import RunBasics
+from skyrl.data.answer_pairs import LabelledRow, PairRow
 from skyrl.data.supervised_rows import Tally, TokenizedRows
 from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 from skyrl.rollout.full_length import FullLengthRollouts
@@ -96,6 +97,27 @@ def made_up_pairs(run: SupervisedConfig, tokens: int, vocabulary: int) -> Tokeni
         for number, (chosen, rejected) in enumerate(ids)
     )
     return TokenizedRows(rows=tuple(rows), tally=Tally(sizes=[run.batch_size]))
+
+
+def made_up_answers(run: SupervisedConfig, tokens: int, vocabulary: int) -> TokenizedRows[PairRow]:
+    """One batch of pairs as of `made_up_pairs`, all tokens of which but the first are answers."""
+    answer = np.arange(tokens) > 0
+    pairs = made_up_pairs(run, tokens, vocabulary)
+    rows = (
+        PairRow(id=row.id, chosen=row.chosen, rejected=row.rejected, chosen_mask=answer, rejected_mask=answer)
+        for row in pairs.rows
+    )
+    return TokenizedRows(rows=tuple(rows), tally=pairs.tally)
+
+
+def made_up_labelled(run: SupervisedConfig, tokens: int, vocabulary: int) -> TokenizedRows[LabelledRow]:
+    """One batch of answers as of `made_up_sequences`, every other one labelled as good."""
+    sequences = made_up_sequences(run, tokens, vocabulary)
+    rows = (
+        LabelledRow(id=row.id, token_ids=row.token_ids, mask=row.loss_mask, label=bool(number % 2))
+        for number, row in enumerate(sequences.rows)
+    )
+    return TokenizedRows(rows=tuple(rows), tally=sequences.tally)
 
 
 def verdict(run: SkyRLTrainConfig, records: Iterable[Mapping[str, Any]]) -> str:

@@ -25,7 +25,7 @@ from skyrl.experiments.collaborators import (
     longest_sequence,
 )
 from skyrl.experiments.experiment import BaseExp
-from skyrl.experiments.sampling import read_prompts
+from skyrl.experiments.sampling import first_prompts, read_prompts
 from skyrl.experiments.served_policy import address_of_clients, served_policy
 from skyrl.experiments.servers import server_engines
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine
@@ -99,7 +99,7 @@ class PolicySampling(BaseExp):
         if self.eval_dataset is not None:
             found["data.val_data"] = self.eval_dataset.fingerprint
         datasets = [dataset for dataset in (self.train_dataset, self.eval_dataset) if dataset is not None]
-        return found | judged_with(self.cfg, [prompt for dataset in datasets for prompt in dataset.prompts])
+        return found | judged_with(self.cfg, datasets)
 
     def digests_beside_policy(self) -> dict[str, str]:
         """Digests of models beside the policy that a resumed run reads again: none."""
@@ -110,8 +110,12 @@ class PolicySampling(BaseExp):
         return with_template(super().get_tokenizer(), self.cfg.generator.chat_template)
 
     def get_train_dataset(self) -> PromptDataset:
-        """The prompts to train on. Raises `DataError` if they do not fill one batch."""
-        dataset = read_prompts(self.cfg, self.cfg.data.train_data, self.tokenizer)
+        """The prompts to train on, or the first ones if they are streamed. Raises `DataError` if they do not fill one
+        batch.
+        """
+        if self.cfg.data.streaming:
+            return first_prompts(self.cfg, self.tokenizer)
+        dataset = read_prompts(self.cfg, self.cfg.data.train_data, self.tokenizer, stored=True)
         batch = self.cfg.trainer.train_batch_size
         if len(dataset) < batch:
             raise DataError(
@@ -122,7 +126,9 @@ class PolicySampling(BaseExp):
 
     def get_eval_dataset(self) -> PromptDataset | None:
         """The prompts to evaluate on, or None if this run never evaluates."""
-        return read_prompts(self.cfg, self.cfg.data.val_data, self.tokenizer) if evaluates(self.cfg.trainer) else None
+        if not evaluates(self.cfg.trainer):
+            return None
+        return read_prompts(self.cfg, self.cfg.data.val_data, self.tokenizer, stored=True)
 
     def get_inference_client(self) -> InferenceEngineClient:
         """Client of the engines that sample, each with its own copy of the weights."""

@@ -24,7 +24,7 @@ from skyrl.config.derive.sizes import Model, grid_of, on_ray, replicas_of, start
 from skyrl.experiments.collaborators import engine_makers, parity_canary, rollout_parity, weight_transport
 from skyrl.experiments.full_length import full_length_rollouts, verdict, without_traces
 from skyrl.experiments.policy_sampling import PolicySampling
-from skyrl.experiments.sampling import prompt_cursor, sampled_rollouts, steps_that_prompts_fill
+from skyrl.experiments.sampling import prompt_cursor, sampled_rollouts, steps_that_prompts_fill, stream_cursor
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
@@ -231,7 +231,7 @@ class BasePPOExp(PolicySampling):
         """Weight transfer from the policy to the engines; `rollouts` are informed of each version."""
         if self.recorded:
             return NoEngines()
-        prompts = [prompt.token_ids for prompt in self.train_dataset.prompts]
+        prompts = (prompt.token_ids for prompt in self.train_dataset.prompts)
         transport = weight_transport(self.cfg, self.rendezvous, self.folder.path / "weights")
         asynchronous = self.cfg.trainer.fully_async
         return WeightSync(
@@ -251,9 +251,10 @@ class BasePPOExp(PolicySampling):
             return full_length_rollouts(self.cfg, len(self.tokenizer))
         if self.recorded:
             return RecordedRollouts(self.recorded.recording, self.cfg.trainer.train_batch_size)
+        streaming = self.cfg.data.streaming
         return sampled_rollouts(
             self.cfg,
-            self.train_dataset,
+            stream_cursor(self.cfg, self.tokenizer) if streaming else prompt_cursor(self.cfg, self.train_dataset),
             self.generator,
             total_steps=self.total_steps,
             waits=self.progress.waits,

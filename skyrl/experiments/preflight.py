@@ -26,8 +26,8 @@ from skyrl.config.settings.environment import MCP
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.trackers import TRACKERS, lacks_of, names_of
+from skyrl.data.data_files import data_files, has_files, is_remote
 from skyrl.data.hugging_face import dataset_failure
-from skyrl.data.sources import FILES
 from skyrl.endpoint.client_access import TOKEN_VARIABLE
 from skyrl.envs import find_env
 from skyrl.envs.mcp.environment import TABLE as MCP_TABLE
@@ -157,9 +157,14 @@ def missing_data(field: str, sources: Iterable[str]) -> Iterator[Problem]:
 def _missing(source: str) -> str | None:
     if source.startswith(SCHEME):
         return refusal(source)
+    if is_remote(source):
+        return None  # reading it asks the store
     why = no_path(source)
-    if why or Path(source).suffix not in FILES:
+    if why or not has_files(source):
         return why or dataset_failure(source)
+    if "*" in source:
+        data_files(source)
+        return None
     is_there = Path(source).expanduser().is_file()
     return None if is_there else f"there is no file {source}{beside(source)}"
 
@@ -472,6 +477,7 @@ _SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
     flash_attention_is_installed,
     the_trackers_are_there,
     model_exists,
+    megatron_degrees_divide_model,
     sequence_ranks_divide_heads,
     tensor_ranks_divide_matrices,
     expert_ranks_divide_experts,

@@ -48,7 +48,7 @@ def _named(name: str, config: SamplerConfig, drawn: SampledRows, permutation: Pe
         return Schedule(named)
     if name == "pools" and isinstance(config, CurriculumConfig):
         pools = [Pool(pool.name, pool.threshold, pool.weight) for pool in config.pools]
-        return Pools(len(drawn.rows), pools, config.unseen_weight, drawn.seed)
+        return Pools(len(drawn.rows), pools, config.unseen_weight, config.pool_memory, drawn.seed)
     if name == "target_difficulty" and isinstance(config, CurriculumConfig):
         target = config.target
         return TargetDifficulty(

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from attrs import asdict, evolve
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLTrainConfig
 from skyrl.data.cursor import PromptCursor, batches, permutation
 from skyrl.data.order import InOrder, Mixed, Shuffled
-from skyrl.data.prompts import PromptDataset, load_prompts
+from skyrl.data.prompt_facts import facts_of
+from skyrl.data.prompts import PromptDataset, StreamedPrompts, load_prompts
+from skyrl.data.row_store import row_key
+from skyrl.data.row_streams import EXAMINED, RowStream, parts_of, versions
 from skyrl.data.sources import Columns
-from skyrl.experiments.asked_rows import what_rows_lack
+from skyrl.data.stored_prompts import PromptStore
+from skyrl.data.stream_cursor import StreamCursor
+from skyrl.errors import DataError
+from skyrl.experiments.asked_rows import asked_of_tasks, what_rows_lack
 from skyrl.experiments.collaborators import stream_limits
 from skyrl.experiments.samplers import SampledRows, sampler_of
 from skyrl.rollout.batches import Rollouts, SynchronousRollouts
@@ -21,39 +30,96 @@ from skyrl.tree.imports import import_object
 
 
 def read_prompts(
-    run: SkyRLTrainConfig, sources: Sequence[str], tokenizer: ChatTokenizer, *, env_class: str | None = None
+    run: SkyRLTrainConfig,
+    sources: Sequence[str],
+    tokenizer: ChatTokenizer,
+    *,
+    env_class: str | None = None,
+    stored: bool = False,
 ) -> PromptDataset:
     """The prompts of these sources, tokenized. Raises `DataError`. `env_class` is the task of rows that name none, by
-    default that of the run.
+    default that of the run. With `stored`, they are kept below `data.tokenized_path`, if it is set.
     """
-    return load_prompts(
-        sources,
-        tokenizer,
-        env_class=env_class or run.environment.task,
-        max_prompt_length=run.trainer.max_prompt_length,
-        chat_template_kwargs=run.generator.chat_template_kwargs,
-        columns=Columns(prompt=run.data.prompt_column, answer=run.data.answer_column),
-        skip_bad_rows=run.data.bad_rows == "skip",
-        refuses=what_rows_lack(run),
-        rendered=not run.environment.agent.plays,
-    )
+    settings = _reading(run, env_class)
+    path, columns = run.data.tokenized_path if stored else None, _columns(run)
+    store = None if path is None else PromptStore(path=path, settings=_described(run, settings))
+    return load_prompts(sources, tokenizer, **settings, columns=columns, refuses=what_rows_lack(run), store=store)
+
+
+def _columns(run: SkyRLTrainConfig) -> Columns:
+    return Columns(prompt=run.data.prompt_column, answer=run.data.answer_column)
+
+
+def _reading(run: SkyRLTrainConfig, env_class: str | None = None) -> dict[str, Any]:
+    """How rows become prompts."""
+    return {
+        "env_class": env_class or run.environment.task,
+        "max_prompt_length": run.trainer.max_prompt_length,
+        "chat_template_kwargs": run.generator.chat_template_kwargs,
+        "skip_bad_rows": run.data.bad_rows == "skip",
+        "rendered": not run.environment.agent.plays,
+    }
+
+
+def _described(run: SkyRLTrainConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that prompts depend on besides sources, tokenizer and template."""
+    return {**settings, "columns": asdict(_columns(run)), "asked": asked_of_tasks(run)}
+
+
+def first_prompts(run: SkyRLTrainConfig, tokenizer: ChatTokenizer) -> PromptDataset:
+    """The first streamed prompts, as many as are examined before the run starts. Raises `DataError`.
+
+    Any later prompt may have `trainer.max_prompt_length` tokens: that is the longest one of the dataset.
+    """
+    make = prompt_maker(run, tokenizer)
+    stream = RowStream(parts_of(run.data.train_data, _columns(run)), buffer=1, seed=None)
+    found: list[Prompt] = []
+    for _ in range(EXAMINED):
+        row = stream.draw()
+        if stream.passes:
+            break
+        prompt, _ = make(row)
+        found += [] if prompt is None else [prompt]
+    if not found:
+        raise DataError(
+            f"none of the first {EXAMINED} rows of {', '.join(run.data.train_data)} is a prompt of at most "
+            f"trainer.max_prompt_length = {run.trainer.max_prompt_length} tokens"
+        )
+    facts = evolve(facts_of(found), longest=run.trainer.max_prompt_length)
+    return PromptDataset(prompts=tuple(found), facts=facts)
+
+
+def prompt_maker(run: SkyRLTrainConfig, tokenizer: ChatTokenizer) -> StreamedPrompts:
+    """Makes prompts of rows one by one, as the run does."""
+    return StreamedPrompts(tokenizer, **_reading(run), columns=_columns(run), refuses=what_rows_lack(run))
+
+
+def stream_cursor(run: SkyRLTrainConfig, tokenizer: ChatTokenizer) -> StreamCursor[Prompt]:
+    """The streamed prompts of the run in the order in which they are drawn. Raises `DataError`."""
+    data, trainer = run.data, run.trainer
+    seed = trainer.seed if data.shuffle else None
+    stream = RowStream(parts_of(data.train_data, _columns(run)), buffer=data.shuffle_buffer_size, seed=seed)
+    read = {**_described(run, _reading(run)), "buffer": data.shuffle_buffer_size, "seed": seed}
+    key = row_key((), tokenizer, {**read, "versions": versions(data.train_data)})
+    return StreamCursor(stream, prompt_maker(run, tokenizer), trainer.train_batch_size, key)
 
 
 def steps_that_prompts_fill(run: SkyRLTrainConfig, prompts: int) -> int:
-    """Number of batches in all epochs, at most `max_training_steps` and what `max_training_prompts` fills. `prompts` is
-    the number of prompts in an epoch.
+    """Number of batches in all epochs, which streamed prompts do not count, at most `max_training_steps` and what
+    `max_training_prompts` fills. `prompts` is the number of prompts in an epoch.
     """
     trainer = run.trainer
-    steps, _ = batches(prompts, trainer.train_batch_size, trainer.epochs, run.data.epoch_tail)
     limits = [trainer.max_training_steps]
+    if not run.data.streaming:
+        limits.append(batches(prompts, trainer.train_batch_size, trainer.epochs, run.data.epoch_tail)[0])
     if trainer.max_training_prompts is not None:
         limits.append(trainer.max_training_prompts // trainer.train_batch_size)
-    return min([steps, *(limit for limit in limits if limit is not None)])
+    return min(limit for limit in limits if limit is not None)
 
 
 def sampled_rollouts(
     run: SkyRLTrainConfig,
-    dataset: PromptDataset,
+    cursor: PromptCursor | StreamCursor,
     generator: SkyRLGymGenerator,
     *,
     total_steps: int,
@@ -63,14 +129,13 @@ def sampled_rollouts(
 
     `waits` names what the process is waiting for, which a stalled stream reports.
     """
-    trainer, cursor = run.trainer, prompt_cursor(run, dataset)
-    settings, algorithm, seed = run.generator, trainer.algorithm, trainer.seed
+    trainer, settings = run.trainer, run.generator
+    algorithm, seed = trainer.algorithm, trainer.seed
     if not trainer.fully_async.enabled:
         return SynchronousRollouts(cursor, generator, settings, algorithm, seed=seed)
     accept = trainer.fully_async.accept
     return StreamingRollouts(
         cursor,
-        dataset.prompts,
         generator,
         settings,
         algorithm,
@@ -97,6 +162,7 @@ def prompt_cursor(run: SkyRLTrainConfig, dataset: PromptDataset) -> PromptCursor
         order=order,
         tail=data.epoch_tail,
         fingerprint=dataset.fingerprint,
+        parts=dataset.facts.parts,
         sampler=sampler_of(data.curriculum, drawn, permutation(order, size, data.epoch_tail)),
         lag=trainer.fully_async.max_staleness_steps if trainer.fully_async.enabled else 0,
     )

@@ -16,12 +16,16 @@ from skyrl.batch import TrainingBatch
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SFTConfig, SupervisedConfig
 from skyrl.config.checks.supervised_checks import evaluation_names
+from skyrl.config.derive.model_overrides import learner_overrides
 from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.settings.samplers import SamplerConfig
 from skyrl.data.cursor import PromptCursor, batches, batches_before, permutation
 from skyrl.data.order import InOrder, Mixed, Order, Shuffled
+from skyrl.data.row_store import row_key
+from skyrl.data.row_streams import EXAMINED, RowStream, parts_of, versions
 from skyrl.data.samplers import Sampler
-from skyrl.data.supervised_rows import TokenizedRows, load_supervised
+from skyrl.data.stream_cursor import StreamCursor
+from skyrl.data.supervised_rows import READ_BY, RowReader, TokenizedRows, load_supervised, supervised_reader
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.exports import chat_tokenizer, export_of, new_turn_end
@@ -46,6 +50,7 @@ from skyrl.training.middleware import LayeredLearner, in_context, layered, run_b
 from skyrl.training.profiling import ProfiledSteps
 from skyrl.training.supervised import RowPosition, SupervisedTrainer
 from skyrl.training.supervised_evaluation import Sums, SupervisedEvaluation, likelihood
+from skyrl.tree import to_dict
 
 SCORED_AT_A_TIME = 64
 """Minimum number of rows in a batch of an evaluation; micro-batches bound what is computed at a time."""
@@ -61,17 +66,24 @@ class SupervisedExp(BaseExp):
     worker: ClassVar[Callable[..., LearningWorker]]
     """The role of the model."""
 
+    learner_group: ClassVar[type[LearnerGroup[Any]]] = LearnerGroup
+    """All its ranks."""
+
     def __init__(self, cfg: SupervisedConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
         super().__init__(supervised_without_traces(cfg) if cfg.num_dummy_steps else cfg)
 
     @cached_property
     def train_dataset(self) -> TokenizedRows[Any]:
-        """The rows to train on, or made-up ones if configured. Raises `DataError` if they do not fill one batch, unless
-        batches may be short.
+        """The rows to train on, the first ones if they are streamed, or made-up ones if configured. Raises `DataError`
+        if they do not fill one batch, unless batches may be short.
         """
         if self.cfg.num_dummy_steps:
             return self.made_up_rows(len(self.tokenizer))
+        if self.cfg.streaming:
+            stream = RowStream(parts_of(self.cfg.train_datasets), buffer=1, seed=None)
+            first: TokenizedRows[Any] = self.reader(self.cfg.train_datasets).first(stream, EXAMINED)
+            return first
         rows = self.load(self.cfg.train_datasets)
         if len(rows) < self.cfg.batch_size and self.cfg.epoch_tail != "short":
             raise DataError(f"batch_size = {self.cfg.batch_size} rows, but the training data has {len(rows)}")
@@ -89,7 +101,7 @@ class SupervisedExp(BaseExp):
         """Maximum length of a row, in tokens. Raises `DataError` if it exceeds the positions of the model, and for
         made-up rows without any bound.
         """
-        positions = max_positions(self.model_path)
+        positions = max_positions(self.model_path, learner_overrides(self.cfg, self.cfg))
         if self.cfg.max_length is not None and positions is not None and self.cfg.max_length > positions:
             raise DataError(f"max_length = {self.cfg.max_length}, but the model has {positions} positions")
         if self.cfg.num_dummy_steps and self.cfg.max_length is positions is None:
@@ -113,7 +125,12 @@ class SupervisedExp(BaseExp):
         """
         if self.cfg.num_dummy_steps:
             return self.cfg.num_dummy_steps
-        cfg, rows = self.cfg, len(self.train_dataset)
+        cfg = self.cfg
+        if cfg.streaming:
+            samples = cfg.max_training_samples
+            most = [cfg.num_steps, None if samples is None else samples // cfg.batch_size]
+            return min(limit for limit in most if limit is not None)
+        rows = len(self.train_dataset)
         steps, _ = batches(rows, cfg.batch_size, cfg.num_epochs, cfg.epoch_tail)
         limits = [cfg.num_steps]
         if cfg.max_training_samples is not None:
@@ -132,6 +149,10 @@ class SupervisedExp(BaseExp):
         """Rows of this kind of run."""
         raise TypeError(f"{type(self).__name__} does not define load()")
 
+    def reader(self, sources: tuple[str, ...]) -> RowReader[Any]:
+        """Reads rows of this kind of run one by one."""
+        raise TypeError(f"{type(self).__name__} does not define reader()")
+
     def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
         """One batch of rows of the maximum length, with tokens below `vocabulary`."""
         raise TypeError(f"{type(self).__name__} does not define made_up_rows()")
@@ -140,7 +161,8 @@ class SupervisedExp(BaseExp):
         """The model that learns. It is placed as the policy of a run is: there is no other model."""
         makers = [partial(self.worker, self.cfg, self.total_steps, ranks=ranks) for ranks in self.ranks()]
         ranks = self.processes.start("policy", makers)
-        return LearnerGroup(ranks, self.budget(), replicas=self.replicas, rows_of_an_item=self.cfg.rows_of_an_item)
+        rows = self.cfg.rows_of_an_item
+        return self.learner_group(ranks, self.budget(), replicas=self.replicas, rows_of_an_item=rows)
 
     def get_objective(self) -> Objective:
         """Objective that the model minimizes."""
@@ -149,6 +171,10 @@ class SupervisedExp(BaseExp):
     def collate(self, rows: Sequence[Any]) -> TrainingBatch:
         """Combine rows into a batch."""
         raise TypeError(f"{type(self).__name__} does not define collate()")
+
+    async def complete(self, batch: TrainingBatch) -> TrainingBatch:
+        """The batch with what other models compute. Here there are none."""
+        return batch
 
     def measure(self, scores: Tensor, batch: TrainingBatch) -> Sums:
         """Sums that an evaluation takes from the scores of a batch."""
@@ -160,7 +186,7 @@ class SupervisedExp(BaseExp):
             return None
         sets = {name: dataset.rows for name, dataset in self.eval_datasets.items()}
         size = max(self.cfg.batch_size, SCORED_AT_A_TIME)
-        return SupervisedEvaluation(sets, self.collate, self.measure, batch_size=size)
+        return SupervisedEvaluation(sets, self.collate, self.measure, batch_size=size, complete=self.complete)
 
     def get_order(self) -> Order:
         """Order of the rows in an epoch."""
@@ -176,10 +202,18 @@ class SupervisedExp(BaseExp):
         curriculum = SamplerConfig() if cfg.num_dummy_steps else cfg.curriculum
         return sampler_of(curriculum, drawn, permutation(self.get_order(), cfg.batch_size, cfg.epoch_tail))
 
-    def get_loop(self, tracker: Tracker) -> TrainingLoop:
-        """The training loop: a batch of rows, an optimizer step, and the hooks before and after it."""
-        cfg, rows, evaluation = self.cfg, self.train_dataset, self.get_evaluation()
-        cursor: PromptCursor[Any] = PromptCursor(
+    def get_cursor(self) -> PromptCursor[Any] | StreamCursor[Any]:
+        """The position in the rows, and the batches that follow from it."""
+        cfg = self.cfg
+        if cfg.streaming and not cfg.num_dummy_steps:
+            seed = None if cfg.sampler == "sequential" else cfg.seed
+            stream = RowStream(parts_of(cfg.train_datasets), buffer=cfg.shuffle_buffer_size, seed=seed)
+            read = {name: value for name, value in to_dict(cfg).items() if name in READ_BY}
+            drawn = {"longest": self.max_length, "buffer": cfg.shuffle_buffer_size, "seed": seed}
+            key = row_key((), self.tokenizer, {**read, **drawn, "versions": versions(cfg.train_datasets)})
+            return StreamCursor(stream, self.reader(cfg.train_datasets).streamed, cfg.batch_size, key)
+        rows = self.train_dataset
+        return PromptCursor(
             rows.rows,
             cfg.batch_size,
             cfg.seed,
@@ -188,6 +222,10 @@ class SupervisedExp(BaseExp):
             fingerprint=rows.fingerprint,
             sampler=self.get_sampler(),
         )
+
+    def get_loop(self, tracker: Tracker) -> TrainingLoop:
+        """The training loop: a batch of rows, an optimizer step, and the hooks before and after it."""
+        cfg, cursor, evaluation = self.cfg, self.get_cursor(), self.get_evaluation()
         profiled = ProfiledSteps(cfg.profile_steps, self.folder.profile)
 
         async def step_begins() -> None:
@@ -202,7 +240,7 @@ class SupervisedExp(BaseExp):
             optimizer_step=layered(self.learner.optimizer_step, measured),
         )
         position = RowPosition(cursor, self.total_steps, cfg)
-        trainer = SupervisedTrainer(position, self.collate, learner, self.get_objective())
+        trainer = SupervisedTrainer(position, self.collate, learner, self.get_objective(), self.complete)
 
         async def evaluate(version: int) -> Metrics:
             return {} if evaluation is None else await evaluation.run(learner)
@@ -269,7 +307,8 @@ class SupervisedExp(BaseExp):
                 notice(f"{len(tally.bad_rows)} {name} rows are bad and left out; the first: {tally.bad_rows[0]}")
         self.get_sampler()  # one that cannot be made is refused before anything starts
         self._report_turn_end()
-        self._report_tail()
+        if not self.cfg.streaming:
+            self._report_tail()
 
     def _report_tail(self) -> None:
         """Report the rows that no batch contains."""
@@ -298,7 +337,8 @@ class SupervisedExp(BaseExp):
     @property
     def replicas(self) -> Replicas:
         """Which ranks of the model compute on the same rows."""
-        return replicas(MODEL.ranks(self.cfg), inner=MODEL.degrees(self.cfg).inner)
+        degrees = MODEL.degrees(self.cfg)
+        return replicas(MODEL.ranks(self.cfg), inner=degrees.inner, stages=degrees.pipeline)
 
     def ranks(self) -> tuple[Ranks, ...]:
         """The ranks of the model."""
@@ -318,6 +358,9 @@ class SFTExp(SupervisedExp):
 
     def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         return load_supervised(sources, self.tokenizer, self.cfg, self.max_length)
+
+    def reader(self, sources: tuple[str, ...]) -> RowReader[Any]:
+        return supervised_reader(sources, self.tokenizer, self.cfg, self.max_length)
 
     def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
         return made_up_sequences(self.cfg, self.max_length, vocabulary)

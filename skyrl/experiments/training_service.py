@@ -1,6 +1,6 @@
-"""The training service: the models of `ModelBank` learn in this process, and engines sample from their snapshots.
+"""The training service: the models of `ModelBank` learn, and engines sample from their snapshots.
 
-clients -> TrainingService -> ServedModels -> ModelBank, on a thread of its own
+clients -> TrainingService -> ServedModels -> BankRanks -> ModelBank, on a thread of this process or on ranks
                                            -> Samplers -> engines
 """
 
@@ -8,32 +8,41 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 import torch
-from attrs import asdict
+from attrs import asdict, evolve
 from torch import Tensor
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.engine_backends import backend_of
-from skyrl.config.derive.sizes import starts_engines
+from skyrl.config.derive.sizes import grid_of, sizes_of, starts_engines
+from skyrl.config.settings.trackers import names_of
 from skyrl.errors import Problem, ResumeError, Stopped
-from skyrl.experiments.collaborators import NO_ADAPTERS, EngineAdapters, longest_sequence
+from skyrl.experiments.collaborators import NO_ADAPTERS, EngineAdapters, longest_sequence, start_processes
+from skyrl.experiments.preflight import trackers_can_be_had
 from skyrl.experiments.standalone import StandaloneSampling, model_checks
 from skyrl.inference.engine import InferenceEngine
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.models.files.loading import load_causal_lm, load_config
 from skyrl.models.files.naming import named_weights
+from skyrl.planning.layout import layout
+from skyrl.processes.handles import Group, Processes
+from skyrl.processes.in_process import LocalHandle
+from skyrl.runs.inputs import notice
 from skyrl.runs.read_again import TOKENIZER, model_digests, of_model
-from skyrl.runs.run_lock import RunLock
+from skyrl.runs.run_lock import SIGNATURE, RunLock, config_text
 from skyrl.storage.atomic import write_file
-from skyrl.tracking.service_status import SERVICE_STATUS
+from skyrl.tracking.factory import trackers_of
+from skyrl.tracking.jsonlines import JsonLines, MetricsFile
+from skyrl.tracking.service_status import SERVICE_STATUS, folder_of
+from skyrl.tracking.tracker import Tracker, Trackers
 from skyrl.training_service.backend import (
     AdamSettings,
     AdapterSpec,
@@ -43,17 +52,18 @@ from skyrl.training_service.backend import (
     SampleResult,
     ServedModel,
 )
+from skyrl.training_service.bank_ranks import BankRanks
 from skyrl.training_service.executor import WEIGHTS
 from skyrl.training_service.model_bank import ModelBank
+from skyrl.training_service.model_queue import QueuedModel
+from skyrl.training_service.records import ServiceRecords, StepLines
 from skyrl.training_service.samplers import Samplers
 from skyrl.training_service.service import ServiceStatus
 from skyrl.training_service.serving import serving_training
+from skyrl.tree import evolve_at
 from skyrl.tree.files import stored_text
 from skyrl.tree.rules import Check
 from skyrl.weight_receiver.incoming_weights import Shared
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 TOKENS_PER_PASS = 8192
 """Tokens that go through the model together, unless `trainer.max_tokens_per_microbatch` bounds them."""
@@ -70,34 +80,33 @@ _MODEL = "trainer.policy.model"
 class ServedModels:
     """The `Backend` of a training service: what learns, and what samples."""
 
-    def __init__(self, bank: ModelBank, samplers: Samplers, client: InferenceEngineClient, *, full: bool) -> None:
+    def __init__(self, bank: BankRanks, samplers: Samplers, client: InferenceEngineClient, *, full: bool) -> None:
         self._bank, self._samplers, self._client, self._full = bank, samplers, client, full
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="models")
         self._versions = 0
 
     async def create(self, model_id: str, spec: AdapterSpec | None) -> None:
-        await self._learn(self._bank.create, model_id, spec)
+        await self._bank.call(ModelBank.create, model_id, spec)
 
     async def passes(self, requests: Sequence[PassRequest]) -> Sequence[PassResult | Exception]:
-        return await self._learn(self._bank.passes, requests)
+        return await self._bank.passes(requests)
 
     async def optimizer_step(self, model_id: str, settings: AdamSettings) -> Mapping[str, float]:
-        return await self._learn(self._bank.optimizer_step, model_id, settings)
+        return await self._bank.call(ModelBank.optimizer_step, model_id, settings)
 
     async def save(self, model_id: str, folder: Path, *, optimizer: bool) -> None:
-        await self._learn(self._bank.save, model_id, folder, optimizer=optimizer)
+        await self._bank.call(ModelBank.save, model_id, folder, optimizer=optimizer)
 
     async def load(self, model_id: str, folder: Path, *, optimizer: bool) -> None:
-        await self._learn(self._bank.load, model_id, folder, optimizer=optimizer)
+        await self._bank.call(ModelBank.load, model_id, folder, optimizer=optimizer)
 
     async def unload(self, model_id: str) -> None:
-        await self._learn(self._bank.unload, model_id)
+        await self._bank.call(ModelBank.unload, model_id)
 
     async def publish(self, model_id: str, sampler: str) -> None:
         if self._full:
-            await self._send(sampler, await self._learn(self._bank.weights))
+            await self._send(sampler, await self._bank.call(ModelBank.weights))
         else:
-            await self._samplers.publish(sampler, await self._learn(self._bank.adapter, model_id))
+            await self._samplers.publish(sampler, await self._bank.call(ModelBank.adapter, model_id))
 
     async def publish_stored(self, folder: Path, sampler: str) -> None:
         if self._full:
@@ -113,12 +122,7 @@ class ServedModels:
 
     async def close(self) -> None:
         """Release the models that learn."""
-        await self._learn(self._bank.close)
-        self._thread.shutdown()
-
-    async def _learn(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """A call of the bank, on its own thread, so that engines of this process sample meanwhile."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *args, **kwargs))
+        await self._bank.call(ModelBank.close)
 
     async def _send(self, sampler: str, weights: tuple[tuple[str, Tensor], ...]) -> None:
         """Make all weights of a model a sampler, in place of the one before."""
@@ -157,22 +161,24 @@ class TrainingServiceExp(StandaloneSampling):
         another base model, and the errors of `serving_training`.
         """
         path = self.cfg.trainer.path_of("run_path")
-        lock = RunLock(self.folder.path, path, self.cfg, self.places)
+        lock = RunLock(self.folder.path, path, self.cfg)
         lock.acquire()
         self.held.callback(lock.release)
         self._refuse_another_base()
-        lock.write_config()
+        lock.write_config(config_text(self.cfg, self.places))
         with suppress(Stopped):  # the regular end of a service
             self.sample(partial(self.answer_clients, say))
 
     async def answer_clients(self, say: Callable[[str], None]) -> None:
         """Answer clients until the service fails or is cancelled, on the loop of the engines."""
         with self.progress.waiting_for("the model that learns"):
-            bank = self._bank()
+            bank = self.start_models()
         settings, base = self.cfg.training_service, self.served
         models = ServedModels(bank, self.samplers, self.client, full=base.full)
+        kept = self.cfg.trainer.samples_per_step_kept
+        records = ServiceRecords(self.open_tracker, self.folder.path, self.decode, samples_per_step=kept)
         try:
-            async with serving_training(models, self.folder.path, settings, base) as served:
+            async with serving_training(models, self.folder.path, settings, base, records) as served:
                 say(f"{base.names[0]} at {served.url}")
                 showing = asyncio.create_task(keep_status(served.status, self.folder.path))
                 try:
@@ -180,6 +186,7 @@ class TrainingServiceExp(StandaloneSampling):
                 finally:
                     showing.cancel()
         finally:
+            await asyncio.to_thread(records.close)
             await models.close()
 
     def admitting(self, engine: InferenceEngine) -> AbstractAsyncContextManager[None]:
@@ -191,6 +198,19 @@ class TrainingServiceExp(StandaloneSampling):
         """The published snapshots."""
         base, stored = self.served, self.folder.path / WEIGHTS
         return Samplers(self.client, max_model_len=base.context, vocabulary=base.vocabulary, snapshots=stored)
+
+    def open_tracker(self, model: QueuedModel) -> Tracker:
+        """The trackers of a model: a folder as a run has one, and those that the configuration names."""
+        folder = folder_of(model.id, self.folder.path)
+        folder.mkdir(parents=True, exist_ok=True)
+        run = evolve_at(self.cfg, "trainer.run_path", str(folder))
+        run = evolve_at(run, "trainer.run_name", f"{run.trainer.run_name}-{folder.name}")
+        write_file(folder / SIGNATURE, config_text(run, self.places))
+        names = names_of(run.trainer.logger)
+        others = evolve_at(run.trainer, "logger", tuple(name for name in names if name != "console"))
+        console = [StepLines(model.id, notice)] if "console" in names else []
+        named = trackers_of(others, total_steps=0, first_step=model.steps - 1, say=notice)
+        return Trackers([MetricsFile(JsonLines(folder / "metrics.jsonl")), *console, *named])
 
     @cached_property
     def served(self) -> ServedModel:
@@ -206,10 +226,22 @@ class TrainingServiceExp(StandaloneSampling):
             full=self.cfg.training_service.train_all_weights,
         )
 
-    def _bank(self) -> ModelBank:
+    def get_processes(self) -> Processes:
+        """Processes of the engines, and of the models that learn if they have several ranks."""
+        if _ranks(self.cfg) == 1:
+            return super().get_processes()
+        sizes = sizes_of(self.cfg)
+        models = {"policy": sizes.models["policy"]}
+        return start_processes(
+            self.cfg, layout(evolve(sizes, models=models, colocate_all=False, colocate_policy_ref=False))
+        )
+
+    def start_models(self) -> BankRanks:
+        """The models that learn: in this process, or, with several ranks, each rank in a process of its own."""
         trainer, settings = self.cfg.trainer, self.cfg.training_service
         bound = trainer.max_tokens_per_microbatch
-        return ModelBank(
+        make = partial(
+            ModelBank,
             trainer,
             trainer.policy,
             tokens_per_pass=bound if bound > 0 else TOKENS_PER_PASS,
@@ -217,6 +249,13 @@ class TrainingServiceExp(StandaloneSampling):
             resident=settings.resident_models,
             rest_in=self.folder.path,
         )
+        count = _ranks(self.cfg)
+        if count > 1:
+            makers = [partial(make, ranks=ranks) for ranks in self.ranks_of("policy", count)]
+            return BankRanks(self.processes.start("policy", makers))
+        thread = ThreadPoolExecutor(1, thread_name_prefix="models")  # so that engines of this process sample meanwhile
+        self.held.callback(thread.shutdown)
+        return BankRanks(Group([LocalHandle("models", make(), thread=thread)]))
 
     def _refuse_another_base(self) -> None:
         """Raises `ResumeError` if the base model is not the one that the stored models were trained on."""
@@ -236,17 +275,31 @@ class TrainingServiceExp(StandaloneSampling):
 async def keep_status(status: Callable[[], Awaitable[ServiceStatus]], folder: Path) -> None:
     """Keep the file that `skyrl watch` reads up to date."""
     while True:
-        write_file(folder / SERVICE_STATUS, json.dumps({"time": time.time(), **asdict(await status())}) + "\n")
+        write_file(folder / SERVICE_STATUS, status_text(await status()))
         await asyncio.sleep(STATUS_SECONDS)
 
 
-def learns_in_one_process(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The models that learn are in the process of the command, without an adapter of the configuration's own."""
-    placement, lora = run.trainer.placement, run.trainer.policy.model.lora
-    ranks = placement.policy_num_nodes * placement.policy_num_gpus_per_node
-    if ranks > 1:
-        message = f"{ranks} ranks, but the models of a training service learn in one process"
+def status_text(status: ServiceStatus) -> str:
+    """The content of the file that `skyrl watch` and `skyrl view` read."""
+    return json.dumps({"time": time.time(), **asdict(status)}) + "\n"
+
+
+def _ranks(run: SkyRLTrainConfig) -> int:
+    """Number of ranks of the models that learn."""
+    return grid_of(run, "policy").ranks
+
+
+def every_rank_holds_the_base(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Ranks of a training service share sequences, not the model, which has no adapter of the configuration's own."""
+    ranks, lora = _ranks(run), run.trainer.policy.model.lora
+    if ranks > 1 and run.training_service.train_all_weights:
+        message = f"{ranks} ranks, but all weights of a model are trained by one"
         yield Problem(path="trainer.placement.policy_num_gpus_per_node", message=message, hint="set it to 1")
+    for name in ("tensor_parallel_size", "sequence_parallel_size", "context_parallel_size", "expert_parallel_size"):
+        size = getattr(run.trainer.policy, name)
+        if size > 1:
+            message = f"{size}, but each rank of a training service holds the whole base model"
+            yield Problem(path=f"trainer.policy.{name}", message=message, hint="set it to 1")
     if lora.rank:
         message = f"{lora.rank}, but clients of a training service choose the ranks of their adapters"
         yield Problem(path=f"{_MODEL}.lora.rank", message=message, hint="leave it out")
@@ -267,5 +320,15 @@ def engines_take_snapshots(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="generator.inference_engine.rollout_dtype", message=message, hint="set it to bfloat16")
 
 
-PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (*model_checks, learns_in_one_process, engines_take_snapshots)
+def trackers_are_there(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The trackers of models can be had on this machine."""
+    yield from trackers_can_be_had(run.trainer, os.environ)
+
+
+PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
+    *model_checks,
+    trackers_are_there,
+    every_rank_holds_the_base,
+    engines_take_snapshots,
+)
 """Checks before a training service starts."""

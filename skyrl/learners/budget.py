@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.planning.micro_batches import Plan, equal_plans
+from skyrl.planning.micro_batches import Plan, dealt_plans, equal_plans
 
 
 @attrs.frozen(kw_only=True)
@@ -40,6 +40,18 @@ class TokenBudget:
             for share, own, plan in zip(shares, items, plans, strict=True)
         ]
 
+    def pack(self, batch: TrainingBatch, replicas: int) -> list[TrainingBatch]:
+        """Rows for each replica, packed over the whole batch, each with the number of its micro-batch; all replicas get
+        equally many micro-batches. `replicas` divides the number of rows, of which stretches of a group stay together.
+        """
+        assert self.tokens is not None
+        items = _items(batch, self.keep_groups)
+        plans = dealt_plans([tokens for _, tokens in items], self.tokens, replicas, at_least=self.at_least)
+        if any(not each for plan in plans for each in plan):  # fewer groups than micro-batches
+            items = _items(batch, False)
+            plans = dealt_plans([tokens for _, tokens in items], self.tokens, replicas, at_least=self.at_least)
+        return [_share(batch, [row for row, _ in items], plan) for plan in plans]
+
     def _plans(self, items: Sequence[Sequence[tuple[tuple[int, ...], int]]], capacity: int) -> tuple[Plan, ...]:
         return equal_plans([[tokens for _, tokens in own] for own in items], capacity, at_least=self.at_least)
 
@@ -66,6 +78,14 @@ def _items(batch: TrainingBatch, keep_groups: bool) -> list[tuple[tuple[int, ...
         rows = tuple(members)
         items.append((rows, lengths[rows[0]] - answers[rows[0]] + sum(answers[row] for row in rows)))
     return items
+
+
+def _share(batch: TrainingBatch, items: Sequence[tuple[int, ...]], plan: Plan) -> TrainingBatch:
+    """The rows of one replica, in the order of the batch, with the numbers of their micro-batches."""
+    numbers = {row: number for number, own in enumerate(plan) for item in own for row in items[item]}
+    rows = sorted(numbers)
+    share = batch.select(torch.tensor(rows))
+    return share.given(micro_batches=torch.tensor([numbers[row] for row in rows]))
 
 
 def _numbers(batch: TrainingBatch, items: Sequence[tuple[int, ...]], plan: Sequence[Sequence[int]]) -> Tensor:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -138,6 +139,22 @@ def _refuse_unsuitable(model: nn.Module, field: str) -> None:
                 f"{field}.target_modules matches {name}, whose weight is also used elsewhere in this model: leave it "
                 "out with exclude_modules"
             )
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Within the context, the model computes without its adapters."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    # PEFT's own enable_adapters(False) would also freeze the adapters, which FSDP's parameters cannot take back.
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
 
 
 @define

@@ -67,6 +67,19 @@ def equal_plans(tokens: Sequence[Sequence[int]], capacity: int, *, at_least: int
         wanted = most
 
 
+def dealt_plans(tokens: Sequence[int], capacity: int, ranks: int, *, at_least: int = 1) -> tuple[Plan, ...]:
+    """Pack items over all ranks at once, and deal the bins: each rank gets equally many, at least `at_least`, and those
+    at the same place, which ranks compute at the same time, are of similar size.
+
+    An item above the capacity gets a separate bin. Bins are empty, `()`, only if there are fewer items than bins.
+    """
+    wanted = at_least * ranks
+    while len(plan := _plan(tokens, capacity, wanted)) % ranks:
+        wanted = -(-len(plan) // ranks) * ranks
+    bins = sorted(plan, key=lambda items: -sum(tokens[item] for item in items))
+    return tuple(tuple(bins[rank::ranks]) for rank in range(ranks))
+
+
 def _plan(tokens: Sequence[int], capacity: int, at_least: int) -> Plan:
     """Bins for the items that fit, a separate bin for each oversized item, and empty bins up to `at_least`."""
     alone = [(item,) for item, size in enumerate(tokens) if size > capacity]

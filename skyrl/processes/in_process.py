@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -21,8 +24,11 @@ R = TypeVar("R")
 class LocalHandle(Generic[T]):
     """Handle of an object in this process. Deadlines have no effect: the process that computes cannot watch itself."""
 
-    def __init__(self, name: str, target: T, progress: Progress | None = None) -> None:
-        self.name, self.target = name, target
+    def __init__(
+        self, name: str, target: T, progress: Progress | None = None, *, thread: Executor | None = None
+    ) -> None:
+        """`thread` runs the calls, which are no coroutines, so that the event loop goes on; None: it waits for them."""
+        self.name, self.target, self._thread = name, target, thread
         self._progress = progress or Progress()
 
     def within(self, seconds: float) -> LocalHandle[T]:
@@ -35,7 +41,10 @@ class LocalHandle(Generic[T]):
     async def call(self, method: Callable[..., object], *args: object, **kwargs: object) -> object:
         name = name_of(method)  # refuse methods here that other processes could not import
         with self._progress.waiting_for(f"{self.name} in {name[1]}"):
-            result = apply(self.target, method, args, kwargs)
+            work = partial(apply, self.target, method, args, kwargs)
+            if self._thread is not None:
+                return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            result = work()
             return await result if inspect.isawaitable(result) else result
 
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from skyrl.config import AlgorithmConfig, GeneratorConfig
 from skyrl.data.cursor import PromptCursor
+from skyrl.data.stream_cursor import StreamCursor
 from skyrl.errors import ResumeError
 from skyrl.rollout.batch_filter import Batch, BatchFilter
 from skyrl.rollout.generator import SkyRLGymGenerator
@@ -43,7 +44,7 @@ class SynchronousRollouts:
 
     def __init__(
         self,
-        cursor: PromptCursor,
+        cursor: PromptCursor | StreamCursor,
         generator: SkyRLGymGenerator,
         config: GeneratorConfig,
         algorithm: AlgorithmConfig,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -32,6 +32,7 @@ from attrs import define, frozen
 from skyrl.config import AlgorithmConfig, GeneratorConfig
 from skyrl.data.cursor import PromptCursor
 from skyrl.data.group_lines import as_object, group_of
+from skyrl.data.stream_cursor import StreamCursor
 from skyrl.errors import RunError
 from skyrl.planning.staleness import room_for_groups
 from skyrl.rollout.batch_filter import Batch, BatchFilter
@@ -109,7 +110,7 @@ class GroupStream:
 
     def __init__(
         self,
-        cursor: PromptCursor,
+        cursor: PromptCursor | StreamCursor,
         sample: Sample,
         limits: StreamLimits,
         accept: Callable[[TrajectoryGroup], bool],
@@ -229,29 +230,29 @@ class GroupStream:
 
     def state(self) -> dict[str, Any]:
         """The state that a checkpoint stores: finished groups, and the prompts that have to be sampled (again)."""
-        unfinished = [begun.prompt.id for begun in self._begun.values() if begun.group is None]
+        unfinished = [begun.prompt for begun in self._begun.values() if begun.group is None]
         draws = [begun.draw for begun in self._begun.values() if begun.group is None]
         finished = [begun.as_stored() for begun in self._begun.values() if begun.group is not None]
         return {
             "cursor": self._cursor.state(),
-            "prompts": [*unfinished, *(prompt.id for _, prompt in self._prompts)],
+            "prompts": self._cursor.as_stored([*unfinished, *(prompt for _, prompt in self._prompts)]),
             "draws": [*draws, *(draw for draw, _ in self._prompts)],
             "finished": finished,
             "consumed": self._consumed,
             "trained": self._trained,
         }
 
-    def load_state(self, state: Mapping[str, Any], prompts: Iterable[Prompt]) -> None:
-        """Continue where `state` was taken; `prompts` are those of the data set, in which ids are looked up.
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken.
 
         Groups that were being sampled start again; no prompt is lost and none is trained on twice.
         """
         self.resampled += self.running
         self._give_up(self._in_order())
-        by_id = {prompt.id: prompt for prompt in prompts}
         self._cursor.load_state(state["cursor"])
+        prompts = self._cursor.of_stored(state["prompts"])
         draws = state.get("draws", [0] * len(state["prompts"]))  # absent from checkpoints before there were samplers
-        self._prompts = deque((draw, by_id[name]) for draw, name in zip(draws, state["prompts"], strict=True))
+        self._prompts = deque(zip(draws, prompts, strict=True))
         self._consumed, self._trained = int(state["consumed"]), int(state["trained"])
         for stored in state["finished"]:
             group = group_of(stored["group"])
@@ -378,8 +379,7 @@ class StreamingRollouts:
 
     def __init__(
         self,
-        cursor: PromptCursor,
-        prompts: Sequence[Prompt],
+        cursor: PromptCursor | StreamCursor,
         generator: SkyRLGymGenerator,
         config: GeneratorConfig,
         algorithm: AlgorithmConfig,
@@ -390,10 +390,10 @@ class StreamingRollouts:
         seed: int = 0,
         waits: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """`prompts` are those of the cursor. With `mask_older_tokens`, only the tokens of the newest weights are
-        trained on in a trajectory that several versions sampled. `waits`: see `GroupStream`.
+        """With `mask_older_tokens`, only the tokens of the newest weights are trained on in a trajectory that several
+        versions sampled. `waits`: see `GroupStream`.
         """
-        self._prompts, self._limits, self._algorithm = prompts, limits, algorithm
+        self._limits, self._algorithm = limits, algorithm
         self._gates, self._mask_older = Gates(algorithm.dynamic_sampling, accept, batch=limits.batch), mask_older_tokens
         self._stream = GroupStream(cursor, self._sample, limits, self._accept, waits)
         self._selection = BatchFilter(self._draw, generator, config, algorithm, seed=seed)
@@ -472,7 +472,7 @@ class StreamingRollouts:
         if "cursor" not in state:
             taken = int(state["batches_taken"]) * self._limits.batch
             state = {"cursor": state, "prompts": [], "finished": [], "consumed": taken, "trained": taken}
-        self._stream.load_state(state, self._prompts)
+        self._stream.load_state(state)
 
     async def close(self) -> None:
         await self._stream.close()

@@ -24,7 +24,6 @@ from skyrl.models.files.chat_templates import unread_variables
 from skyrl.models.files.loading import max_positions, refuse_small_vocabulary
 from skyrl.sandbox.sandbox import Sandbox, why_weaker
 from skyrl.tracking.source_labels import source_labels
-from skyrl.trajectory import Prompt
 
 
 def check_data(run: SkyRLTrainConfig, train: PromptDataset | None, evaluation: PromptDataset | None) -> None:
@@ -34,7 +33,7 @@ def check_data(run: SkyRLTrainConfig, train: PromptDataset | None, evaluation: P
     for name, dataset in (("training", train), ("evaluation", evaluation)):
         if dataset is None:
             continue
-        for env_class in {prompt.env_class for prompt in dataset.prompts}:
+        for env_class in dataset.facts.columns:
             task = find_task(env_class, run.environment.task, run.environment.skyrl_gym)
             if isinstance(task, McpTask):
                 task.offered()
@@ -44,23 +43,24 @@ def check_data(run: SkyRLTrainConfig, train: PromptDataset | None, evaluation: P
             first = "".join(f"\n  {reason}" for reason in dataset.bad_rows[:3])
             counted = f"{len(dataset.bad_rows)} {name} {'row is' if len(dataset.bad_rows) == 1 else 'rows are'}"
             notice(f"{counted} bad and left out (data.bad_rows), the first:{first}")
-    if train is not None:
+    if train is not None and not run.data.streaming:
         _tell_the_tail(run, len(train))
     if evaluation is not None:
         _tell_the_sources(run.data.val_data, evaluation)
-    _report_unread_fields(run, [prompt for each in (train, evaluation) if each for prompt in each.prompts])
+    _report_unread_fields(run, [each for each in (train, evaluation) if each])
 
 
-def _report_unread_fields(run: SkyRLTrainConfig, prompts: Sequence[Prompt]) -> None:
+def _report_unread_fields(run: SkyRLTrainConfig, datasets: Sequence[PromptDataset]) -> None:
     """Report defaults for rows that have no effect because every row has its own value."""
     env_class, column = run.environment.task, run.data.answer_column
-    own = sorted({prompt.env_class for prompt in prompts})
+    own = sorted({task for dataset in datasets for task in dataset.facts.columns})
     if env_class not in (*own, None, EnvironmentConfig().env_class):
         notice(f"environment.env_class = {env_class} has no effect: every row names its own ({', '.join(own)})")
     for task in own:
-        columns = {name for prompt in prompts if prompt.env_class == task for name in prompt.extras}
+        columns = {name for dataset in datasets for name in dataset.facts.columns.get(task, ())}
         if names := ignored_columns(find_task(task, env_class, run.environment.skyrl_gym), columns):
             notice(ignored_columns_warning(names, task))
+    prompts = (prompt for dataset in datasets for prompt in dataset.prompts)
     if column is not None and not any(_has_answer(prompt.extras, column) for prompt in prompts):
         notice(f"data.answer_column = {column} has no effect: every row has a reward_spec of its own")
 
@@ -73,9 +73,10 @@ def _has_answer(row: Mapping[str, Any], column: str) -> bool:
 
 def _tell_the_sources(files: Sequence[str], evaluation: PromptDataset) -> None:
     """Report data sources that are not evaluated under their own name, and several files without a `data_source`."""
-    origins: dict[str, dict[str, None]] = {}
-    for prompt in evaluation.prompts:
-        origins.setdefault(prompt.data_source, {})[files[int(prompt.id.partition(":")[0])]] = None
+    origins = {
+        source: dict.fromkeys(files[int(number)] for number in numbers)
+        for source, numbers in evaluation.facts.origins.items()
+    }
     for source, label in source_labels(origins).items():
         if label != source:
             notice(f"the data_source {source!r:.80} is reported as eval/{label}")
@@ -101,9 +102,8 @@ def sandbox_in_force(run: SkyRLTrainConfig, *datasets: PromptDataset | None) -> 
     Raises `UserError` if the machine does not have the requested tier.
     """
     gym = run.environment.skyrl_gym
-    sandboxed = sandboxed_parts(
-        run.environment, {prompt.env_class for dataset in datasets if dataset is not None for prompt in dataset.prompts}
-    )
+    tasks = {task for dataset in datasets if dataset is not None for task in dataset.facts.columns}
+    sandboxed = sandboxed_parts(run.environment, tasks)
     if not sandboxed:
         return None
     sandbox = Sandbox(gym.sandbox_tier)
@@ -140,7 +140,7 @@ def _refuse_long(positions: int | None, sampled: Iterable[tuple[PromptDataset | 
     for dataset, sampling in sampled:
         if dataset is None or sampling is None or positions is None:
             continue
-        longest = max(len(prompt.token_ids) for prompt in dataset.prompts)
+        longest = dataset.facts.longest
         if longest + sampling.max_generate_length > positions:
             raise DataError(
                 f"the longest prompt ({longest} tokens) and max_generate_length = {sampling.max_generate_length} "

@@ -16,6 +16,7 @@ from skyrl.checkpoint.store import Checkpoint
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.settings.environment import MCP, weighted_names
 from skyrl.config.settings.models import ModelConfig
+from skyrl.data.prompts import PromptDataset
 from skyrl.envs.mcp.environment import TABLE as MCP_TABLE
 from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.registry import find_env
@@ -26,7 +27,6 @@ from skyrl.models.files.paths import INDEX, local_folder, weight_files
 from skyrl.rollout.harbor import TASK as HARBOR_TASK
 from skyrl.runs.run_tree import AnyRun
 from skyrl.storage.disk import digest_of
-from skyrl.trajectory import Prompt
 
 Digests = Mapping[str, str]
 """A digest of each file or set of rows, keyed by the field that names it and the name of the file:
@@ -126,12 +126,13 @@ def _blocks(file: Path, size: int, share: int) -> Iterator[bytes]:
             yield opened.read(BLOCK)
 
 
-def judged_with(run: SkyRLTrainConfig, prompts: Sequence[Prompt]) -> dict[str, str]:
+def judged_with(run: SkyRLTrainConfig, datasets: Sequence[PromptDataset]) -> dict[str, str]:
     """Digests of what the environments of these prompts read: tools of MCP servers, a reward model, databases, folders
     of Harbor tasks.
     """
     found, gym = dict[str, str](), run.environment.skyrl_gym
-    tasks = {name for prompt in prompts for _, name in weighted_names(prompt.env_class)}
+    columns = {name for dataset in datasets for names in dataset.facts.columns.values() for name in names}
+    tasks = {name for dataset in datasets for task in dataset.facts.columns for _, name in weighted_names(task)}
     if MCP in tasks:
         task = find_env(MCP, gym)
         assert isinstance(task, McpTask), "the environment mcp is made by one"
@@ -140,11 +141,16 @@ def judged_with(run: SkyRLTrainConfig, prompts: Sequence[Prompt]) -> dict[str, s
     if "reward_model" in tasks and gym.reward_model.url is None and gym.reward_model.path is not None:
         place, path = "environment.skyrl_gym.reward_model.path", gym.reward_model.path
         found |= of_model(place, path, (*CONFIGURATION, *TOKENIZER, INDEX, *_weights(path)))
-    names = {prompt.extras.get("db_id") for prompt in prompts if "text2sql" in tasks}
+    names = _values(datasets, "db_id") if "text2sql" in tasks else ()
     found |= of_many("environment.skyrl_gym.text2sql.db_path", _databases(Path(gym.text2sql.db_path), names))
-    folders = {str(prompt.extras[HARBOR_TASK]) for prompt in prompts if HARBOR_TASK in prompt.extras}
+    folders = map(str, _values(datasets, HARBOR_TASK) - {None} if HARBOR_TASK in columns else ())
     tasks_files = (file for folder in folders for file in files_below(Path(folder)))
     return found | of_many("the folders of Harbor tasks", tasks_files)
+
+
+def _values(datasets: Sequence[PromptDataset], column: str) -> set[object]:
+    """The values of a column of all prompts, None for those without it."""
+    return {prompt.extras.get(column) for dataset in datasets for prompt in dataset.prompts}
 
 
 def files_below(folder: Path) -> Iterator[Path]:

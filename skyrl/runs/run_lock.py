@@ -36,12 +36,10 @@ SIGNATURE, MANIFEST = STORED_FILES
 class RunLock:
     """A folder that a run writes into: locked before anything is started, and marked with the run's configuration."""
 
-    def __init__(self, folder: Path, field: str, run: AnyRun, places: Mapping[str, str] | None = None) -> None:
-        """`field` is the dotted path of the configuration that names the folder; `places` says where values were
-        written.
-        """
+    def __init__(self, folder: Path, field: str, run: AnyRun) -> None:
+        """`field` is the dotted path of the configuration that names the folder."""
         self.folder = folder
-        self._field, self._run, self._places = field, run, dict(places or {})
+        self._field, self._run = field, run
         self._lock = FileLock(folder / LOCK)
         self._signature = folder / SIGNATURE
         self._is_new = False
@@ -68,12 +66,10 @@ class RunLock:
             self.release()
             raise
 
-    def write_config(self) -> None:
-        """Write `config.json`: the resolved configuration, its fingerprint and places, digests of the user's code."""
+    def write_config(self, text: str) -> None:
+        """Write `config.json` with this content of `config_text`."""
         self._is_new = not self._signature.exists()
-        stored = stored_form(self._run) | {"code": code_digests(self._run), "places": self._places}
-        text = json.dumps(redacted_configuration(stored), indent=1, ensure_ascii=False)
-        write_file(self._signature, text + "\n")
+        write_file(self._signature, text)
         record_code(self._run, [str(self.folder), self._run.trainer.folder("ckpt_path")])
 
     def remove_config(self) -> None:
@@ -86,6 +82,14 @@ class RunLock:
         """Unlock the folder for the next process."""
         unsign(self.folder)
         self._lock.release()
+
+
+def config_text(run: AnyRun, places: Mapping[str, str]) -> str:
+    """Content of `config.json`: the resolved configuration, its fingerprint, digests of the user's code, and `places`,
+    where values were written.
+    """
+    stored = stored_form(run) | {"code": code_digests(run), "places": dict(places)}
+    return json.dumps(redacted_configuration(stored), indent=1, ensure_ascii=False) + "\n"
 
 
 def stored_config(file: Path, field: str) -> object:

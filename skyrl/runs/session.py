@@ -27,7 +27,7 @@ from skyrl.runs.process_settings import ProcessSettings
 from skyrl.runs.progress_file import ProgressFile
 from skyrl.runs.read_again import carried_on, refuse_changed_inputs
 from skyrl.runs.resume import find_start
-from skyrl.runs.run_lock import RunLock, changes_to_say
+from skyrl.runs.run_lock import RunLock, changes_to_say, config_text
 from skyrl.storage.disk import Disk
 from skyrl.storage.disk_errors import FULL, OPEN_FILES, nearest, readable, remedy
 from skyrl.tracking.tracker import Trackers
@@ -50,6 +50,7 @@ class RunSession:
         Raises `Stopped` if a signal or the deadline ends it early.
         """
         with (
+            seldom_collected(),
             self._shutdown,
             self._causes_named(),
             WaitReporter(self._experiment.progress, notice),
@@ -90,8 +91,9 @@ class RunSession:
             held.callback(lock.release)
         held.callback(self._folder.samples.close)
         checkpoint = find_start(self._cfg, self._checkpoints, self._folder, again=experiment.is_another_try)
+        text = config_text(self._cfg, experiment.places)
         for lock in self._locks:
-            lock.write_config()
+            lock.write_config(text)
             held.callback(self._free_if_empty, lock)
         if sandbox is not None:
             self._folder.record_sandbox(sandbox)
@@ -121,10 +123,7 @@ class RunSession:
         if isinstance(self._checkpoints.storage, Disk):  # in an object store, each checkpoint is compared
             fields.setdefault(self._checkpoints.storage.path, "ckpt_path")
         fields.setdefault(self._experiment.exports, "export_path")
-        places = self._experiment.places
-        return tuple(
-            RunLock(path, self._cfg.trainer.path_of(field), self._cfg, places) for path, field in fields.items()
-        )
+        return tuple(RunLock(path, self._cfg.trainer.path_of(field), self._cfg) for path, field in fields.items())
 
     def _free_if_empty(self, lock: RunLock) -> None:
         """Free the folder of a run that failed before it saved anything."""
@@ -142,7 +141,7 @@ class RunSession:
             settings.begin()
             with settings.named_in_failures():
                 try:
-                    with lasting_objects(), seldom_collected():
+                    with lasting_objects():
                         await loop.run()
                     await experiment.saving.finish()
                     await self._folder.samples.finished()

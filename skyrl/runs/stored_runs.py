@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from skyrl.checkpoint.names import step_of
-from skyrl.config import RewardModelConfig, SFTConfig, SkyRLTrainConfig
+from skyrl.config import PreferenceConfig, RewardModelConfig, SFTConfig, SkyRLTrainConfig
 from skyrl.config.loading.kinds import KINDS, root_of, samples_rollouts
 from skyrl.config.loading.stored import tree_of
 from skyrl.errors import ResumeError, UserError
 from skyrl.tree.files import stored_text
 
-Run: TypeAlias = SkyRLTrainConfig | SFTConfig | RewardModelConfig
+Run: TypeAlias = SkyRLTrainConfig | SFTConfig | RewardModelConfig | PreferenceConfig
 
 _FILE = "config.json"
 

@@ -20,6 +20,7 @@ TEMPLATES = {
     "tools": "an environment with tools that the policy calls",
     "agent": "a program that calls the policy over OpenAI's protocol",
     "sft": "supervised fine-tuning on chats",
+    "preference": "DPO and its kin on pairs of answers",
     "lm": "a reward function for a pretrained language model, which is fetched from the package index",
 }
 """Name of each template -> what it is for."""
@@ -28,7 +29,7 @@ TEMPLATES = {
 _CHANGE = "Edit `{file}`, whose reward decides what is learned"
 _LOOK = "`skyrl view runs/{name}` shows what the model answered, `skyrl eval runs/{name}` scores it, and "
 _TEST = "; `pytest` runs `{test}`"
-_DEMONSTRATE = "The model learns what the assistant says in the rows: write rows of your own, as below."
+_DEMONSTRATE = "The model learns from the rows alone: write rows of your own, as below."
 
 SCHEMA = "skyrl.schema.json"
 """File with the schema of the configuration, which the first line of `run.toml` names."""

@@ -66,6 +66,14 @@ class Bucket:
 
         return patiently(measured, self._path(name))
 
+    def version(self, name: str) -> str:
+        def looked_up(path: str) -> str:
+            self._system.invalidate_cache()
+            about = self._system.info(path)
+            return str(about.get("e_tag") or about.get("ETag") or about.get("last_modified") or about.get("created"))
+
+        return patiently(looked_up, self._path(name))
+
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytearray:
         if length == 0:
             return bytearray()

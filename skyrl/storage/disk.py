@@ -41,6 +41,9 @@ class Storage(Protocol):
     def size(self, name: str) -> int:
         """Size of a file in bytes."""
 
+    def version(self, name: str) -> str:
+        """A text that changes when the file does."""
+
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytearray:
         """`length` bytes of a file from byte `start`, or all of the bytes from there."""
 
@@ -85,6 +88,9 @@ class Disk:
 
     def size(self, name: str) -> int:
         return (self.path / name).stat().st_size
+
+    def version(self, name: str) -> str:
+        return str((self.path / name).stat().st_mtime_ns)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytearray:
         with (self.path / name).open("rb", buffering=0) as file:

@@ -6,7 +6,7 @@ Nothing is trained and no model is loaded: only its tokenizer.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -14,16 +14,16 @@ from typing import Any, Literal
 
 import numpy as np
 from attrs import evolve, frozen
+from xxhash import xxh3_128_digest
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.loading.kinds import kind_of, reads_chats, samples_rollouts
 from skyrl.data.conversations import without_nulls
 from skyrl.data.sources import BadRow, Row, in_table, iterate_rows
-from skyrl.data.supervised_rows import preference_reader, supervised_reader
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
-from skyrl.experiments.sampling import read_prompts
+from skyrl.experiments.sampling import prompt_maker
 from skyrl.runs.run_tree import AnyRun
 from skyrl.storage.atomic import write_files
 from skyrl.tree import evolve_at, get_at
@@ -83,7 +83,7 @@ class DataReport:
 def data_report(run: AnyRun) -> DataReport:
     """Read every source of the run."""
     kind = kind_of(run)
-    seen: dict[Part, set[Hashable]] = {"train": set(), "validation": set()}
+    seen: dict[Part, set[bytes]] = {"train": set(), "validation": set()}
     experiment: Any = experiment_class(run)(run)
     bound = run.trainer.max_prompt_length if samples_rollouts(run) else experiment.max_length
     reports, overlap = list[SourceReport](), 0
@@ -100,7 +100,7 @@ def data_report(run: AnyRun) -> DataReport:
 
 def _of_source(
     run: AnyRun, kind: RunKind, tokenizer: ChatTokenizer, part: Part, source: str, bound: int
-) -> tuple[SourceReport, list[Hashable]]:
+) -> tuple[SourceReport, list[bytes]]:
     """The report of a source, and a key for each row that is used: equal rows have equal keys."""
     try:
         columns = {name: _type_of(value) for name, value in _first_row(source).items()}
@@ -127,15 +127,21 @@ def _of_source(
 
 def _read(
     run: AnyRun, kind: RunKind, tokenizer: ChatTokenizer, source: str
-) -> tuple[list[tuple[Hashable, int]], tuple[str, ...]]:
-    """Key and length of every row that is not bad, and why the others are."""
+) -> tuple[list[tuple[bytes, int]], tuple[str, ...]]:
+    """Digest and length of every row that is not bad, and why the others are."""
     if samples_rollouts(run):
-        whole = evolve_at(evolve_at(run, "trainer.max_prompt_length", _ANY_LENGTH), "data.bad_rows", "skip")
-        prompts = read_prompts(whole, [source], tokenizer)
-        return [(prompt.token_ids, len(prompt.token_ids)) for prompt in prompts.prompts], prompts.bad_rows
-    read: Any = supervised_reader if kind.rows == "chats" else preference_reader
-    reader = read((source,), tokenizer, evolve_at(run, "bad_rows", "skip"), _ANY_LENGTH)
-    rows = [(row.to_bytes(), row.length) for row in reader.rows()]
+        found, bad = [], list[str]()
+        for prompt in prompt_maker(run, tokenizer).of_source(source):
+            if isinstance(prompt, BadRow):
+                bad.append(prompt.reason)
+            else:
+                ids = np.asarray(prompt.token_ids)
+                found.append((xxh3_128_digest(ids.tobytes()), len(ids)))
+        if not found:
+            raise DataError(f"no row of {source} is a prompt; the first: {bad[0]}")
+        return found, tuple(bad)
+    reader = kind.row_reader()((source,), tokenizer, evolve_at(run, "bad_rows", "skip"), _ANY_LENGTH)
+    rows = [(xxh3_128_digest(row.to_bytes()), row.length) for row in reader.rows()]
     return rows, tuple(reader.tally.bad_rows)
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
+from skyrl.chats.masks import Ids, Weights
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.chats.view import marked_text
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
-from skyrl.config.loading.kinds import kind_named, reads_chats
+from skyrl.config.loading.kinds import kind_named, kind_of
+from skyrl.data.answer_pairs import LabelledRow, PairRow
 from skyrl.data.sources import BadRow, Row, iterate_rows
-from skyrl.data.supervised_rows import preference_reader, supervised_reader
 from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
@@ -44,8 +45,7 @@ def row_page(run: Any, source: int, place: int) -> str:
 
 
 def _supervised(run: SupervisedConfig, tokenizer: ChatTokenizer, row: Row, source: str, max_length: int) -> str:
-    read: Any = supervised_reader if reads_chats(run) else preference_reader
-    reader = read((source,), tokenizer, run, max_length)
+    reader = kind_of(run).row_reader()((source,), tokenizer, run, max_length)
     whole = reader.whole(row, source, f"{source}:0")
     trained = reader.shortened(whole)
     size = f"{whole.length} tokens, more than max_length = {max_length}"
@@ -57,11 +57,19 @@ def _supervised(run: SupervisedConfig, tokenizer: ChatTokenizer, row: Row, sourc
     return "\n".join(filter(None, (_page(tokenizer, whole if trained is None else trained, trained is not None), fate)))
 
 
-def _page(tokenizer: ChatTokenizer, row: SupervisedRow | PreferenceRow, is_learned: bool) -> str:
+def _page(
+    tokenizer: ChatTokenizer, row: SupervisedRow | PreferenceRow | PairRow | LabelledRow, is_learned: bool
+) -> str:
     if isinstance(row, SupervisedRow):
         weights = row.weights if is_learned else np.zeros_like(row.weights)
-        text, learned = marked_text(tokenizer, row.token_ids, weights), int((weights != 0).sum())
-        return f"{text}\n\n{row.length} tokens, {learned} of them learned"
+        return _marked(tokenizer, row.token_ids, weights)
+    if isinstance(row, LabelledRow):
+        page = _marked(tokenizer, row.token_ids, is_learned * row.mask.astype(np.float32))
+        return f"{page}; the answer is {'good' if row.label else 'bad'}"
+    if isinstance(row, PairRow):
+        sides = ((row.chosen, row.chosen_mask), (row.rejected, row.rejected_mask))
+        pages = [_marked(tokenizer, ids, is_learned * mask.astype(np.float32)) for ids, mask in sides]
+        return "\n\n".join(f"===== {name}\n{page}" for name, page in zip(("chosen", "rejected"), pages, strict=True))
     texts = (tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in (row.chosen, row.rejected))
     sizes = f"{len(row.chosen)} and {len(row.rejected)} tokens, margin {row.margin:g}"
     return "\n\n".join(
@@ -70,6 +78,11 @@ def _page(tokenizer: ChatTokenizer, row: SupervisedRow | PreferenceRow, is_learn
             f"{sizes}; the score is read at the last token of each" if is_learned else sizes,
         )
     )
+
+
+def _marked(tokenizer: ChatTokenizer, ids: Ids, weights: Weights) -> str:
+    learned = int((weights != 0).sum())
+    return f"{marked_text(tokenizer, ids, weights)}\n\n{len(ids)} tokens, {learned} of them learned"
 
 
 def _row(source: str, place: int) -> Row:

@@ -141,6 +141,11 @@ def stored_configuration(target: Target) -> list[str]:
     return [target.stored] if samples_rollouts(run) else []
 
 
+def stored_run_of(target: Target) -> Run:
+    """The configuration of the run that produced the model of a target that has one."""
+    return _run_in(Path(required(target.stored, "the folder of the run")))
+
+
 def compose_sampling(
     files: Sequence[str],
     overrides: Sequence[str | tuple[str, Any]],

@@ -78,6 +78,20 @@ def _updates(prefix: str, rate: str, loss: Iterable[MetricSpec]) -> Iterator[Met
     yield from _routers(prefix)
 
 
+def _preferences(prefix: str) -> Iterator[MetricSpec]:
+    """Metrics of preference runs besides loss, accuracy and margin."""
+    for side in ("chosen", "rejected"):
+        yield MetricSpec(
+            f"{prefix}/{side}_reward", "score", f"Preferences: beta x log-ratio of the {side} answer, mean."
+        )
+        yield MetricSpec(
+            f"{prefix}/{side}_logprob", "nats", f"Preferences: log-probability of the {side} answer, mean."
+        )
+    yield MetricSpec(f"{prefix}/baseline", "nats", "KTO: z, the KL divergence of the policy from the reference.")
+    meaning = "Preferences: KL divergence of the reference from the policy, estimated on the answers, mean of pairs."
+    yield MetricSpec(f"{prefix}/kl", "nats per token", meaning)
+
+
 _REWARDS = (
     MetricSpec("reward/avg_raw_reward", "reward", "Mean reward of the sampled answers, as environments gave it."),
     MetricSpec(
@@ -208,6 +222,10 @@ _FAILURES = (
     MetricSpec(
         "rollout/groups_without_baseline", "prompts", "Groups left out because their greedy baseline failed (remax)."
     ),
+    MetricSpec(
+        "data/rows_bad", "rows", "Streamed rows that were left out because they are no prompts (`data.bad_rows`)."
+    ),
+    MetricSpec("data/rows_too_long", "rows", "Streamed rows that were left out for `trainer.max_prompt_length`."),
     MetricSpec("data/prompts_left_out", "prompts", "Prompts that were left out for failures since the run started."),
 )
 _ASYNC = (
@@ -252,7 +270,12 @@ _EVALUATION = (
     MetricSpec("eval/<set>/maj_at_<n>_stderr", "share", "Its standard error."),
     MetricSpec("eval/<set>/loss", "nats per token, or nats per pair", "Supervised runs: mean loss of the set."),
     MetricSpec("eval/<set>/perplexity", "1", "Supervised fine-tuning: exp of the loss."),
-    MetricSpec("eval/<set>/margin", "score", "Reward models: score of the chosen less that of the rejected, mean."),
+    MetricSpec(
+        "eval/<set>/margin",
+        "score",
+        "Reward models and preferences: score of the chosen less that of the rejected, mean.",
+    ),
+    *_preferences("eval/<set>"),
     MetricSpec("eval/failures", "attempts", "Attempts that failed in an environment, where there were any."),
     MetricSpec("eval/failures_<kind>", "attempts", "Those of one kind."),
     MetricSpec("eval/replaced_samples", "answers", "Samples that a later attempt gave, where there were any."),
@@ -268,8 +291,11 @@ _SUPERVISED = (
     *_updates("train", "lr", [MetricSpec("train/loss", "nats", "Supervised runs: loss of the batch.")]),
     MetricSpec("train/tokens", "tokens", "Tokens of the batch, padding excluded."),
     MetricSpec("train/learned_tokens", "tokens", "Tokens of the batch that are learned."),
-    MetricSpec("train/accuracy", "share", "Reward models: pairs in the right order."),
-    MetricSpec("train/margin", "score", "Reward models: score of the chosen less that of the rejected, mean."),
+    MetricSpec("train/accuracy", "share", "Reward models and preferences: pairs in the right order."),
+    MetricSpec(
+        "train/margin", "score", "Reward models and preferences: score of the chosen less that of the rejected, mean."
+    ),
+    *_preferences("train"),
     MetricSpec("train/chosen_score", "score", "Reward models: score of the chosen answer, mean."),
     MetricSpec("train/rejected_score", "score", "Reward models: score of the rejected answer, mean."),
     *_spread("train/values", "score", "Reward models: scores of answers"),
@@ -315,7 +341,7 @@ _RUN = (
     ),
 )
 _CURRICULUM = (
-    MetricSpec("curriculum/pool_<pool>", "share", "Rows whose last mean reward is in this pool (pools)."),
+    MetricSpec("curriculum/pool_<pool>", "share", "Rows whose mean reward is in this pool (pools)."),
     MetricSpec("curriculum/pool_unseen", "share", "Rows that were not drawn yet (pools)."),
     MetricSpec("curriculum/target_difficulty", "unit of the column", "Difficulty next to which rows are drawn."),
     MetricSpec("curriculum/share_of_source_<n>", "share", "Weight of a source in the last batch (mixture)."),

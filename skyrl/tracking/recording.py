@@ -217,7 +217,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def _rows(path: Path) -> Iterator[Any]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            expansion, pieces = Expansion(path), []
+            expansion, pieces = Expansion(str(path), path.stat().st_size), []
             while piece := file.read(1 << 20):
                 expansion.take(len(piece))
                 pieces.append(piece)

@@ -1,6 +1,6 @@
 """The progress of a run, read from its folder by the live panel and by `skyrl watch`.
 
-metrics.jsonl     a line for each step: each look continues where the last one ended
+metrics.jsonl     a line for each step: the first look reads the end, each later one continues where the last one ended
 progress.json     current activity of the run, replaced every second: `skyrl.runs.progress_file`
 """
 
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, BinaryIO
 
 import attrs
 
@@ -29,6 +29,9 @@ GONE = "gone"
 _LARGEST = 1e300
 _SHOWN = 60
 """Number of steps whose rewards are kept."""
+
+_TAIL = 4 << 20
+"""Bytes at the end of the metrics that the first look reads: a thousand steps, the last evaluation among them."""
 
 _WHOLE = "timing/step"
 _BESIDE = ("timing/eval", "timing/save_checkpoints")
@@ -157,7 +160,7 @@ class RunProgress:
         return {name.removeprefix("timing/"): float(value) for name, value in timings.items()}
 
     def _read_metrics(self) -> None:
-        """Read the new complete lines; a file that was replaced, as by a resumed run, is read again from the start."""
+        """Read the new complete lines; of a file that is new or was replaced, as by a resumed run, those at its end."""
         try:
             with self._metrics.open("rb") as lines:
                 found = lines.seek(0, 2)
@@ -165,6 +168,7 @@ class RunProgress:
                 if found < self._place or inode != self._inode:
                     self._forget()
                     self._inode = inode
+                    self._place = _start_of_tail(lines, found)
                 lines.seek(self._place)
                 for line in complete_lines(lines):
                     self._place += len(line)
@@ -190,6 +194,15 @@ class RunProgress:
             seconds = sum(float(self.last.get(name, 0.0)) for name in (_WHOLE, *_BESIDE))
             self._seconds.append((self.step, seconds))
         self.on_step()
+
+
+def _start_of_tail(lines: BinaryIO, size: int) -> int:
+    """Position of the first line that begins among the last `_TAIL` bytes."""
+    if size <= _TAIL:
+        return 0
+    lines.seek(size - _TAIL - 1)
+    lines.readline()
+    return lines.tell()
 
 
 def _is_usual(value: float) -> bool:

@@ -145,7 +145,7 @@ class TokenFiles:
                     return None
                 pieces = json.loads(metadata[b"skyrl.pieces"])
                 batch = reader.get_batch(group)
-                Expansion(path).take(size_of(batch))
+                Expansion(str(path), path.stat().st_size).take(size_of(batch))
                 return TokenTable(columns=batch.to_pydict(), pieces={int(key): text for key, text in pieces.items()})
         except FileNotFoundError:
             return None

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from skyrl.batch import RowTensors, TrainingBatch
+from skyrl.data.answer_pairs import LabelledRow, PairRow
 from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 from skyrl.errors import RunError
 from skyrl.models.routers import joined_choices
@@ -153,6 +154,59 @@ def collate_pairs(rows: Sequence[PreferenceRow], *, share_prompts: bool = True) 
     batch = _batch(_padded(sequences), _padded(mask), lengths, groups, answers)
     margins = torch.tensor([margin for row in rows for margin in (row.margin, 0.0)])
     return batch.given(rewards=batch.loss_mask * margins[:, None]) if margins.any() else batch
+
+
+def collate_answers(rows: Sequence[PairRow], *, share_prompts: bool = True) -> TrainingBatch:
+    """Two rows for each pair, chosen and rejected, with the tokens of their answers selected. With `share_prompts`, the
+    tokens before the answers that both begin with are marked as their prompt. Rows that carry log-probabilities of the
+    reference fill `ref_logprobs`.
+    """
+    sides = [side for row in rows for side in ((row.chosen, row.chosen_mask), (row.rejected, row.rejected_mask))]
+    lengths = [len(ids) for ids, _ in sides]
+    shared = [_common_prompt(row) if share_prompts else 0 for row in rows for _ in range(2)]
+    answers = [length - prompt for length, prompt in zip(lengths, shared, strict=True)]
+    groups = [pair for pair in range(len(rows)) for _ in range(2)]
+    mask = _padded([mask for _, mask in sides])
+    batch = _batch(_padded([ids for ids, _ in sides]), mask, lengths, groups, answers)
+    known = [row.ref_logprobs for row in rows if row.ref_logprobs is not None]
+    return batch.given(ref_logprobs=batch.place(torch.from_numpy(np.concatenate(known)))) if known else batch
+
+
+def collate_labelled(rows: Sequence[LabelledRow]) -> TrainingBatch:
+    """One row for each answer, with its tokens selected, and `label`, 1 for a good one and 0 for a bad one. Rows that
+    carry log-probabilities of the reference fill `ref_logprobs`.
+    """
+    lengths = [row.length for row in rows]
+    ids, mask = _padded([row.token_ids for row in rows]), _padded([row.mask for row in rows])
+    batch = _batch(ids, mask, lengths, list(range(len(rows))), None)
+    labels = torch.tensor([float(row.label) for row in rows])
+    batch = batch.carrying(label=RowTensors(values=labels, counts=torch.ones(len(rows), dtype=torch.long)))
+    known = [row.ref_logprobs for row in rows if row.ref_logprobs is not None]
+    return batch.given(ref_logprobs=batch.place(torch.from_numpy(np.concatenate(known)))) if known else batch
+
+
+def mismatched(batch: TrainingBatch, longest: int) -> TrainingBatch:
+    """Each prompt of the batch with the answer of the row before it, the first with that of the last, cut at `longest`
+    tokens: what KTO estimates the KL divergence on.
+    """
+    starts, lengths = batch.loss_mask.int().argmax(1).tolist(), batch.lengths.tolist()
+    rows = []
+    for row, start in enumerate(starts):
+        other = row - 1
+        parts = [(row, slice(0, start)), (other, slice(starts[other], lengths[other]))]
+        rows.append([torch.cat([each[at][part] for at, part in parts])[:longest] for each in _token_fields(batch)])
+    ids, mask = (_padded([row[place].numpy() for row in rows]) for place in range(2))
+    return _batch(ids, mask, [len(row[0]) for row in rows], list(range(len(rows))), None)
+
+
+def _token_fields(batch: TrainingBatch) -> tuple[Tensor, Tensor]:
+    return batch.input_ids, batch.loss_mask
+
+
+def _common_prompt(row: PairRow) -> int:
+    """Number of tokens before either answer that both sequences begin with."""
+    answer = min(int(row.chosen_mask.argmax()), int(row.rejected_mask.argmax()))
+    return min(common_beginning(row.chosen, row.rejected), answer)
 
 
 def common_beginning(one: NDArray[Any], other: NDArray[Any]) -> int:

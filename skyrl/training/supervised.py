@@ -8,9 +8,11 @@ from typing import Any, Generic, TypeVar
 from skyrl.batch import TrainingBatch
 from skyrl.config import SupervisedConfig
 from skyrl.data.cursor import PromptCursor
+from skyrl.data.stream_cursor import StreamCursor
 from skyrl.errors import ResumeError
 from skyrl.learners.workers.learning_worker import Objective
 from skyrl.training.describe import Metrics
+from skyrl.training.supervised_evaluation import Completion, unchanged
 from skyrl.training.trainer import Learner, update
 
 Row = TypeVar("Row")
@@ -19,7 +21,7 @@ Row = TypeVar("Row")
 class RowPosition(Generic[Row]):
     """The position of supervised training in its rows."""
 
-    def __init__(self, cursor: PromptCursor[Row], total_steps: int, run: SupervisedConfig) -> None:
+    def __init__(self, cursor: PromptCursor[Row] | StreamCursor[Row], total_steps: int, run: SupervisedConfig) -> None:
         """`total_steps` is the length of the whole run, which the learning-rate schedule may depend on."""
         self._cursor, self._total_steps = cursor, total_steps
         self._optimizer, self._may_change = run.optimizer_config, run.resume_with_changes
@@ -80,9 +82,13 @@ class SupervisedTrainer(Generic[Row]):
         collate: Callable[[Sequence[Row]], TrainingBatch],
         learner: Learner,
         objective: Objective,
+        complete: Completion = unchanged,
     ) -> None:
-        """`collate` makes a batch from rows; `objective` is what the learner minimizes."""
+        """`collate` makes a batch from rows, and `complete` adds to it what other models compute; `objective` is what
+        the learner minimizes.
+        """
         self.position, self.collate, self.learner, self.objective = position, collate, learner, objective
+        self._complete = complete
         self.version = 0
         """Number of optimizer steps that the weights have been trained for."""
 
@@ -92,7 +98,7 @@ class SupervisedTrainer(Generic[Row]):
 
     async def step(self) -> Metrics:
         """Train on one batch, with one optimizer step."""
-        batch = self.collate(self.position.take())
+        batch = await self._complete(self.collate(self.position.take()))
         learned = await update(self.learner, batch, self.objective)
         renamed = {name.removeprefix("policy_").removeprefix("critic_"): value for name, value in learned.items()}
         return {

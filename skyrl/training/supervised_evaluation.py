@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +30,15 @@ Measure = Callable[[Tensor, TrainingBatch], Sums]
 """Function from a batch's scores to sums."""
 
 
+Completion = Callable[[TrainingBatch], Awaitable[TrainingBatch]]
+"""Function that adds to a batch what other models compute, such as a reference."""
+
+
+async def unchanged(batch: TrainingBatch) -> TrainingBatch:
+    """The `Completion` that adds nothing."""
+    return batch
+
+
 class SupervisedEvaluation:
     """Evaluates a model on several sets of rows, separately and together."""
 
@@ -40,9 +49,11 @@ class SupervisedEvaluation:
         measure: Measure,
         *,
         batch_size: int,
+        complete: Completion = unchanged,
     ) -> None:
         """`batch_size` is in rows of the evaluation sets."""
         self._sets, self._collate, self._measure, self._batch_size = sets, collate, measure, batch_size
+        self._complete = complete
 
     async def run(self, model: RowScorer) -> dict[str, float]:
         """Metrics `eval/<set>/loss`, ... of each set, and `eval/all/...` of all together."""
@@ -51,7 +62,7 @@ class SupervisedEvaluation:
         for name, rows in self._sets.items():
             own: Sums = {}
             for start in range(0, len(rows), self._batch_size):
-                batch = self._collate(rows[start : start + self._batch_size])
+                batch = await self._complete(self._collate(rows[start : start + self._batch_size]))
                 own = _added(own, self._measure(await model.score(batch), batch))
             whole = _added(whole, own)
             metrics |= _means(f"eval/{name}", own)

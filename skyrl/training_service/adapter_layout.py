@@ -72,8 +72,9 @@ class AdapterLayout:
         }
 
     def adapter(self, vector: Tensor) -> Adapter:
-        """The adapter, for engines."""
-        return shared(tuple(self.named(vector).items()), rank=self.spec.rank, alpha=ALPHA)
+        """A copy of the adapter, for engines. Each factor has memory of its own: of a part, pickle would send all."""
+        copies = tuple((name, factor.clone()) for name, factor in self.named(vector).items())
+        return shared(copies, rank=self.spec.rank, alpha=ALPHA)
 
     def write(self, vector: Tensor, folder: Path, like: str) -> None:
         """Store the adapter of the model `like` in PEFT's format."""

@@ -13,11 +13,11 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from attrs import asdict, field, frozen
+from attrs import asdict, frozen
 
 from skyrl.config import TrainingServiceConfig
 from skyrl.endpoint.fields import Fields
@@ -27,6 +27,7 @@ from skyrl.training_service.backend import AdamSettings, AdapterSpec, Backend, P
 from skyrl.training_service.model_queue import ModelQueue, QueuedModel, Waiting
 from skyrl.training_service.passes import PassLimits, pass_body, pass_request
 from skyrl.training_service.publishing import PublishedSnapshots
+from skyrl.training_service.records import PassSummary, ServiceRecords, summary_of
 from skyrl.training_service.samples import seed_from
 from skyrl.training_service.store import Outcome, Store, StoredRequest, Tick
 
@@ -51,9 +52,6 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Listener = Callable[[str, str, Mapping[str, float]], None]
-"""Called with a model's id, the kind of request that it executed, and the metrics of that."""
-
 
 @frozen(kw_only=True)
 class Finished:
@@ -64,7 +62,8 @@ class Finished:
     journaled: bool = False
     """Whether the tick's replay needs the request's body."""
 
-    metrics: Mapping[str, float] = field(factory=dict)
+    summary: PassSummary | None = None
+    """Record of a pass that changed the model's gradients."""
 
 
 class Executor:
@@ -77,7 +76,7 @@ class Executor:
         folder: Path,
         settings: TrainingServiceConfig,
         model: ServedModel,
-        listener: Listener | None = None,
+        records: ServiceRecords | None = None,
     ) -> None:
         self.queue = ModelQueue(settings.max_pass_tokens)
         self.computing = asyncio.Lock()
@@ -85,7 +84,7 @@ class Executor:
         most = 1 if model.full else settings.max_snapshots  # all weights of a model take the place of the base's
         self.published = PublishedSnapshots(backend, self.weights, self.computing, most)
         self._backend, self._store, self._settings, self._model = backend, store, settings, model
-        self._listener = listener
+        self._records = records
         self._limits = PassLimits(datums=settings.max_datums, context=model.context, vocabulary=model.vocabulary)
         self._changed: set[str] = set()
         self._steps_since, self._bytes_since, self._stored_at = 0, 0, time.monotonic()
@@ -112,6 +111,7 @@ class Executor:
                     session=row["session"],
                     spec=_spec(row["spec"]),
                     next_seq=row["next_seq"],
+                    steps=row["steps"],
                 )
             )
 
@@ -180,6 +180,8 @@ class Executor:
                     self._store.finish(asked["id"], Outcome(body=json.dumps(answer).encode()))
         self._changed.add(model.id)
         self.queue.remove(model.id)
+        if self._records is not None:
+            self._records.ended(model.id)
         ended = self._fail_waiting(model, f"the model {model.id} was unloaded")
         return ended if asked is None else [*ended, asked["id"]]
 
@@ -205,7 +207,7 @@ class Executor:
             results = await self._backend.passes([each for _, each in computed]) if computed else []
         except Exception as error:  # noqa: BLE001 - it becomes the requests' outcome
             results = [error] * len(computed)
-        done = [_pass_outcome(request, result) for (request, _), result in zip(computed, results, strict=True)]
+        done = [_pass_outcome(*each, result) for each, result in zip(computed, results, strict=True)]
         changed = {
             model_of(each.request.id)
             for each, (_, asked) in zip(done, computed, strict=True)
@@ -275,9 +277,11 @@ class Executor:
         with self._store.transaction():
             content = {"model": model.id, "settings": asdict(settings)}
             self._finish(request, {"metrics": metrics, "type": "optim_step"}, "step", content)
+            self._store.run("UPDATE models SET steps = steps + 1 WHERE id = ?", model.id)
         model.steps += 1
         self._steps_since += 1
-        self._tell(request, metrics)
+        if self._records is not None:
+            self._records.stepped(model, settings, metrics)
 
     async def _save(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
         fields = Fields(json_object(stored.body))
@@ -304,15 +308,21 @@ class Executor:
         inflight = model.id if kind == "inflight" else None
         with self._store.transaction():
             if inflight:
-                self._store.run("UPDATE samplers SET folder = ? WHERE inflight = ?", folder, inflight)
+                self._store.run(
+                    "UPDATE samplers SET folder = ?, step = ? WHERE inflight = ?", folder, model.steps, inflight
+                )
             self._store.run(
-                "INSERT OR REPLACE INTO samplers (id, client, session, folder, inflight) VALUES (?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO samplers (id, client, session, folder, inflight, model, step) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 sampler,
                 model.client,
                 model.session,
                 folder,
                 inflight,
+                model.id,
+                model.steps,
             )
+            self._store.forget_samplers(model.id, self._settings.max_snapshots)
             self._finish(request, {"sampling_session_id": sampler, "type": "save_weights_for_sampler"})
 
     async def _save_external(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
@@ -339,13 +349,16 @@ class Executor:
         ttl = fields.integer("ttl_seconds", None, least=SHORTEST_TTL, most=LONGEST_TTL)
         metadata = fields.mapping("user_metadata")
         training = kind == "weights"
-        used = self._store.one("SELECT COALESCE(SUM(size), 0) AS size FROM checkpoints WHERE client = ?", model.client)
-        if used is not None and used["size"] >= self._settings.client_bytes:
-            raise RequestError(
-                f"your checkpoints take {used['size']} bytes, and at most {self._settings.client_bytes} are allowed: "
-                "delete some"
-            )
         folder = await self._saved(model.id, f"{kind}-{request.seq}", optimizer=training)
+        size = sum(file.stat().st_size for file in (self.weights / folder).rglob("*") if file.is_file())
+        others = "SELECT COALESCE(SUM(size), 0) AS size FROM checkpoints WHERE client = ? AND path != ?"
+        used = self._store.one(others, model.client, path)
+        if used is not None and used["size"] + size > self._settings.client_bytes:
+            shutil.rmtree(self.weights / folder)
+            raise RequestError(
+                f"your checkpoints would take {used['size'] + size} bytes, and at most {self._settings.client_bytes} "
+                "are allowed: delete some"
+            )
         now = time.time()
         return {
             "path": path,
@@ -353,10 +366,11 @@ class Executor:
             "client": model.client,
             "kind": kind,
             "folder": folder,
-            "size": sum(file.stat().st_size for file in (self.weights / folder).rglob("*") if file.is_file()),
+            "size": size,
             "spec": json.dumps(_plain(model.spec)),
             "metadata": json.dumps(metadata),
             "optimizer": training,
+            "step": model.steps,
             "created": now,
             "expires": None if ttl is None else now + ttl,
         }
@@ -416,7 +430,12 @@ class Executor:
                 self._store.finish(each.request.id, each.outcome, number if each.journaled else None)
                 self._advance(each.request)
         for each in finished:
-            self._tell(each.request, each.metrics)
+            model = self.queue.get(model_of(each.request.id))
+            if model is None or each.summary is None:
+                continue
+            model.loss = each.summary.loss_per_token
+            if self._records is not None:
+                self._records.passed(model, each.summary)
 
     def _advance(self, request: Waiting) -> None:
         self._store.run(
@@ -425,13 +444,6 @@ class Executor:
             time.time(),
             model_of(request.id),
         )
-
-    def _tell(self, request: Waiting, metrics: Mapping[str, float]) -> None:
-        model = self.queue.get(model_of(request.id))
-        if model is not None and "loss:sum" in metrics:
-            model.loss = metrics["loss:sum"] / max(1, request.tokens)
-        if self._listener is not None and metrics:
-            self._listener(model_of(request.id), request.kind, metrics)
 
     async def _replay(self, tick: Tick) -> None:
         """Do again what a tick did. Results are stored already."""
@@ -544,12 +556,13 @@ def adam_settings(fields: Fields) -> AdamSettings:
     return settings
 
 
-def _pass_outcome(request: Waiting, result: PassResult | Exception) -> Finished:
+def _pass_outcome(request: Waiting, asked: PassRequest, result: PassResult | Exception) -> Finished:
     if isinstance(result, Exception):
         # A refusal is part of the composition that is replayed; after a failure, nothing is known about the pass.
         return Finished(request=request, outcome=failure(result), journaled=isinstance(result, RequestError))
     outcome = Outcome(body=pass_body(result), media="application/x-protobuf")
-    return Finished(request=request, outcome=outcome, journaled=True, metrics=dict(result.metrics))
+    summary = summary_of(asked, result) if asked.backward else None
+    return Finished(request=request, outcome=outcome, journaled=True, summary=summary)
 
 
 def _plain(spec: AdapterSpec | None) -> dict[str, Any] | None:

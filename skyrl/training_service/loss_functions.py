@@ -153,7 +153,7 @@ LOSSES: Mapping[str, LossFunction] = {
 _ELSEWHERE: Mapping[str, str] = {
     "custom": "custom losses are computed by the client (forward_backward_custom), not here",
     "stable_reinforce": "it needs information that only the hosted service records while it samples",
-    "ppo_critic": "it needs a value head, which models of this service do not have",
+    "ppo_critic": "it needs a value head, and clients of version 0.38 have no field that asks for one",
 }
 """Losses that other services have -> why this one does not."""
 

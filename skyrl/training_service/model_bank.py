@@ -7,11 +7,15 @@ requests in the same composition give the same bits.
 A pass changes a model only if it ends well: gradients are collected apart, and added when loss and gradient are finite.
 If the joint pass of several models is not finite, or fails, each model is computed alone, because NaN of one model may
 reach the rows of others: no client's weights spoil another client's results.
+
+Several ranks hold the same models and compute on different sequences of a pass; see `bank_ranks.py`. What one of them
+finds out alone, such as too little memory, all of them learn before they go on.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, count, pairwise, starmap
@@ -20,7 +24,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+import torch.distributed as dist
+from attrs import define, frozen
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -34,7 +39,7 @@ from skyrl.errors import ModelError, RequestError, RunError, UserError
 from skyrl.learners.forward import compute_logprobs
 from skyrl.learners.fsdp2 import Fsdp2
 from skyrl.learners.moving import HOST
-from skyrl.learners.ranks import ALONE
+from skyrl.learners.ranks import ALONE, Ranks
 from skyrl.learners.row_layouts import RowLayout
 from skyrl.learners.schedule import recompute_activations
 from skyrl.learners.stretch_layers import updated
@@ -117,13 +122,11 @@ class _Pass:
     gradients: Tensors
     factors: list[_Factors]
     settings: Mapping[str, float]
-    outputs: list[Mapping[str, Array]] = field(factory=list)
-    losses: list[Tensor] = field(factory=list)
+    outputs: list[Mapping[str, Array]]
+    """Outputs of each sequence; empty for those that another rank computes."""
 
-    @property
-    def loss(self) -> float:
-        """The sum of the losses of all tokens."""
-        return float(sum(self.losses))
+    loss: Tensor | float = 0.0
+    """The sum of the losses of all tokens, in double."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -131,10 +134,16 @@ class _Stretch:
     """Sequences of one request in a micro-batch."""
 
     of: _Pass
-    data: Sequence[Datum]
+    rows: range
+    """Numbers of the sequences in the request."""
 
     @property
-    def rows(self) -> list[Tensor]:
+    def data(self) -> Sequence[Datum]:
+        """The sequences."""
+        return self.of.request.data[self.rows.start : self.rows.stop]
+
+    @property
+    def tokens(self) -> list[Tensor]:
         """The tokens of each sequence."""
         return [torch.from_numpy(datum.tokens.astype("int64")) for datum in self.data]
 
@@ -149,6 +158,7 @@ class ModelBank(ModelWorker):
         run: RunBasics,
         section: ShardedModelConfig,
         *,
+        ranks: Ranks = ALONE,
         tokens_per_pass: int,
         full: bool = False,
         resident: int | None = None,
@@ -156,12 +166,14 @@ class ModelBank(ModelWorker):
     ) -> None:
         """Loads the model of `section`, a table of `run`.
 
-        `tokens_per_pass` bounds the tokens that go through the model together. `full`: one model, all of whose weights
-        are trained, in place of adapters. `resident` is the number of adapters on the device, None for all; the others,
-        those used least recently, rest on the host, or in a folder within `rest_in`, which `close` removes.
+        `ranks` says which of the ranks this is. `tokens_per_pass` bounds the tokens that go through the model together
+        on a rank, unless a single sequence has more. `full`: one model, all of whose weights are trained, in place of
+        adapters. `resident` is the number of adapters on the device, None for all; the others, those used least
+        recently, rest on the host, or in a folder within `rest_in`, which `close` removes.
 
         Raises as `ModelWorker`, and `UserError` for a strategy that cuts the model into parts.
         """
+        assert ranks.size == 1 or not full, "all weights of a model are trained by one rank"
         read = partial(compute_logprobs, temperature=1.0, measured=False)
         self._source = causal_lm(run, section)
         super().__init__(run, section, self._source, read, ALONE, role="base")
@@ -185,6 +197,9 @@ class ModelBank(ModelWorker):
                 parameter.data = parameter.data.to(self._dtype)  # it never changes
         if run.recompute_activations:
             recompute_activations(self.model, use_reentrant=False, draws=False)
+        self._peers = ranks
+        if ranks.size > 1:
+            ranks.join(self.device)
 
     def create(self, model_id: str, spec: AdapterSpec | None) -> None:
         """A new model; see `Backend.create`."""
@@ -206,7 +221,9 @@ class ModelBank(ModelWorker):
         self._let_rest()
 
     def passes(self, requests: Sequence[PassRequest]) -> list[PassResult | Exception]:
-        """Passes of different models, each with its own outcome; see `Backend.passes`."""
+        """Passes of different models, each with its own outcome; see `Backend.passes`. With several ranks, outputs of
+        sequences that another rank computes are empty.
+        """
         outcomes: dict[int, PassResult | Exception] = {}
         for index, request in enumerate(requests):
             try:
@@ -228,6 +245,8 @@ class ModelBank(ModelWorker):
     def save(self, model_id: str, folder: Path, *, optimizer: bool) -> None:
         """Write a model into a new folder; see `Backend.save`. Raises `RunError` if writing fails."""
         model = self._awake(model_id)
+        if self._peers.rank > 0:
+            return  # the model of rank 0 is the same
         try:
             with atomic_folder(folder) as scratch:
                 if model.layout is None:
@@ -261,10 +280,11 @@ class ModelBank(ModelWorker):
         del self._models[model_id]
 
     def adapter(self, model_id: str) -> Adapter:
-        """A copy of a model's adapter, for engines."""
+        """A copy of a model's adapter, for engines: on the host if they are in other processes."""
         model = self._awake(model_id)
         assert model.layout is not None
-        return model.layout.adapter(model.state.weights[FACTORS].clone())
+        vector = model.state.weights[FACTORS]
+        return model.layout.adapter(vector if self._peers.size == 1 else vector.to(HOST))
 
     def weights(self) -> tuple[tuple[str, Tensor], ...]:
         """Name and value of every weight of the base, which are those of the model that is trained as a whole."""
@@ -274,6 +294,9 @@ class ModelBank(ModelWorker):
         """Leave the process group and remove what rests on the disk."""
         if self._rest is not None:
             self._rest.cleanup()
+        if self._peers.size > 1:
+            self._peers.leave()
+            self._peers = ALONE
         super().close()
 
     def _find(self, model_id: str) -> _Model:
@@ -324,15 +347,38 @@ class ModelBank(ModelWorker):
 
     def _outcomes(self, requests: Sequence[PassRequest]) -> list[PassResult | Exception]:
         """Passes that are all with or all without gradient: together, or each alone if that does not end well."""
+        passes: list[_Pass] = []
+        error: Exception | None = None
         try:
             passes = self._computed(requests)
-        except RuntimeError as error:  # such as too little memory
-            if len(requests) == 1:
-                return [error]
-            passes = []
-        if not passes or (len(passes) > 1 and not all(map(_is_finite, passes))):
+        except (RuntimeError, RequestError) as caught:  # such as too little memory, or an unreadable disk
+            error = caught
+        error = self._of_any_rank(error)
+        if error is not None and len(requests) == 1:
+            return [error]
+        if error is None:
+            self._sum_over_ranks(passes)
+        if error is not None or (len(passes) > 1 and not all(map(_is_finite, passes))):
             return [outcome for request in requests for outcome in self._outcomes([request])]
         return [self._concluded(each) for each in passes]
+
+    def _of_any_rank(self, error: Exception | None) -> Exception | None:
+        """The error of this rank; with several ranks, the first error of any of them, on each of them."""
+        if self._peers.size == 1:
+            return error
+        texts: list[str | None] = [None] * self._peers.size
+        dist.all_gather_object(texts, None if error is None else f"{type(error).__name__}: {error}")
+        return next((RuntimeError(text) for text in texts if text is not None), None)
+
+    def _sum_over_ranks(self, passes: Sequence[_Pass]) -> None:
+        """Make losses and gradients those of all sequences."""
+        if self._peers.size == 1:
+            return
+        losses = torch.tensor([float(one.loss) for one in passes], dtype=torch.float64, device=self.device)
+        for summed in (losses, *(gradient for one in passes for gradient in one.gradients.values())):
+            dist.all_reduce(summed)
+        for one, loss in zip(passes, losses.tolist(), strict=True):
+            one.loss = loss
 
     def _concluded(self, done: _Pass) -> PassResult | Exception:
         """The result of a pass, whose gradient is added to the model's."""
@@ -343,7 +389,7 @@ class ModelBank(ModelWorker):
                 "learning rate"
             )
         done.model.state.add(done.gradients)
-        return PassResult(outputs=done.outputs, metrics={"loss:sum": done.loss})
+        return PassResult(outputs=done.outputs, metrics={"loss:sum": float(done.loss)})
 
     def _computed(self, requests: Sequence[PassRequest]) -> list[_Pass]:
         learns = requests[0].backward
@@ -352,7 +398,8 @@ class ModelBank(ModelWorker):
         passes = [self._begun(request) for request in requests]
         with torch.set_grad_enabled(learns), self._computing():
             for stretches in self._micro_batches(passes):
-                self._compute(stretches)
+                if stretches:
+                    self._compute(stretches)
         if self._full and learns:
             [alone] = passes
             alone.gradients = {
@@ -372,26 +419,26 @@ class ModelBank(ModelWorker):
             gradients=gradients,
             factors=model.factors(gradients, self._dtype),
             settings=settings_of(request),
+            outputs=[{}] * len(request.data),
         )
 
     def _micro_batches(self, passes: Sequence[_Pass]) -> Iterator[list[_Stretch]]:
-        """The sequences of all passes in order, as many together as the bound of tokens allows, at least one."""
-        stretches: list[_Stretch] = []
-        tokens = 0
-        for one in passes:
-            first = 0
-            for index, datum in enumerate(one.request.data):
-                if tokens and tokens + len(datum.tokens) > self._tokens_per_pass:
-                    yield [*stretches, *_stretch(one, first, index)]
-                    stretches, tokens, first = [], 0, index
-                tokens += len(datum.tokens)
-            stretches += _stretch(one, first, len(one.request.data))
-        yield stretches
+        """The sequences of all passes that this rank computes, in order, as many together as the bound of tokens
+        allows, at least one.
+        """
+        lengths = [len(datum.tokens) for one in passes for datum in one.request.data]
+        first = [*accumulate((len(one.request.data) for one in passes), initial=0)]
+        for rows in dealt(lengths, self._tokens_per_pass, self._peers.size)[self._peers.rank]:
+            spans = [
+                (one, range(max(rows.start, start) - start, min(rows.stop, stop) - start))
+                for one, (start, stop) in zip(passes, pairwise(first), strict=True)
+            ]
+            yield [_Stretch(of=one, rows=span) for one, span in spans if span]
 
     def _compute(self, stretches: Sequence[_Stretch]) -> None:
         """One pass of some sequences through the model: adds to the outputs, losses and gradients of each request."""
         data = [datum for each in stretches for datum in each.data]
-        rows = whole_rows([each.rows for each in stretches], self._options)
+        rows = whole_rows([each.tokens for each in stretches], self._options)
         layout, lengths = rows.layout.to(self.device), [len(each.tokens) for each in data]
         places = list(starmap(range, pairwise(rows.starts)))
         tokens = [sum(len(datum.tokens) for datum in each.data) for each in stretches]
@@ -435,14 +482,26 @@ class ModelBank(ModelWorker):
             after = row + len(each.data)
             one = each.of
             losses = LOSSES[one.request.loss].compute(loss_tokens(each.data, logprobs[row:after], one.settings))
-            one.losses.append(losses.detach().double().sum())
-            one.outputs += [{"logprobs": values} for values in on_host[row:after]]
+            one.loss = one.loss + losses.detach().double().sum()
+            one.outputs[each.rows.start : each.rows.stop] = ({"logprobs": values} for values in on_host[row:after])
             total, row = total + losses.sum(), after
         return total
 
 
-def _stretch(one: _Pass, start: int, stop: int) -> list[_Stretch]:
-    return [_Stretch(of=one, data=one.request.data[start:stop])] if start < stop else []
+def dealt(lengths: Sequence[int], most: int, ranks: int) -> list[list[range]]:
+    """For each rank, the rows of its micro-batches, in order: about equally many tokens for all ranks, and at most
+    `most` in a micro-batch, unless a row alone has more.
+    """
+    ends = [*accumulate(lengths)]
+    per_rank = -(-ends[-1] // (ranks * most))
+    while True:
+        parts = ranks * per_rank
+        part_of = [(end - length / 2) * parts // ends[-1] for end, length in zip(ends, lengths, strict=True)]
+        cuts = [bisect_left(part_of, part) for part in range(parts + 1)]
+        rows = [range(*each) for each in pairwise(cuts)]
+        if all(len(each) < 2 or sum(lengths[each.start : each.stop]) <= most for each in rows):
+            return [rows[rank * per_rank : (rank + 1) * per_rank] for rank in range(ranks)]
+        per_rank += 1
 
 
 def _is_finite(done: _Pass) -> bool:

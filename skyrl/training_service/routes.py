@@ -15,7 +15,7 @@ from typing import Any
 import zstandard
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from skyrl.endpoint.fields import Fields
@@ -26,7 +26,7 @@ from skyrl.training_service.executor import LONGEST_TTL, SHORTEST_TTL, model_of,
 from skyrl.training_service.model_queue import Kind
 from skyrl.training_service.passes import address_of, address_of_start
 from skyrl.training_service.service import CLONE, MOST_SEQ, TrainingService
-from skyrl.training_service.statistics import prometheus_text
+from skyrl.training_service.statistics import TEXT_FORMAT, prometheus_text
 from skyrl.training_service.store import client_of
 
 POLL_SECONDS = 30.0
@@ -91,8 +91,12 @@ def _routes(service: TrainingService) -> list[BaseRoute]:
     posts = _Posts(service)
     reads = _Reads(service)
     futures = _Futures(service)
+
+    async def metrics(request: Request) -> Response:  # a coroutine: the service is used from its loop alone
+        return Response(prometheus_text(service.status()), media_type=TEXT_FORMAT)
+
     routes: list[BaseRoute] = [
-        Route("/metrics", lambda request: PlainTextResponse(prometheus_text(service.status()))),
+        Route("/metrics", metrics),
         _post(service, prefix + "forward_backward", posts.forward_backward, cut=True),
         _post(service, prefix + "asample", posts.asample),
         _post(service, prefix + "retrieve_future", futures.retrieve),

@@ -26,8 +26,9 @@ from skyrl.endpoint.fields import Fields
 from skyrl.errors import RequestError, RunError
 from skyrl.processes.service_app import json_object
 from skyrl.training_service.backend import Backend, SampleRequest, ServedModel
-from skyrl.training_service.executor import LONGEST_TTL, SHORTEST_TTL, UNLOAD, Executor, Listener, failure, needed
+from skyrl.training_service.executor import LONGEST_TTL, SHORTEST_TTL, UNLOAD, Executor, failure, needed
 from skyrl.training_service.model_queue import Kind, QueuedModel, Waiting
+from skyrl.training_service.records import ServiceRecords
 from skyrl.training_service.samples import sample_body, sample_request
 from skyrl.training_service.store import Outcome, Store, StoredRequest
 
@@ -66,10 +67,26 @@ class ModelStatus:
 
 
 @frozen(kw_only=True)
+class ClientStatus:
+    """A client with an open session, and what it has of its quotas."""
+
+    name: str
+    models: int
+    tokens: int
+    """Number of tokens in its unfinished requests."""
+
+    checkpoint_bytes: int
+
+
+@frozen(kw_only=True)
 class ServiceStatus:
     """Present work of a service, and counts since its start."""
 
+    base: str
+    """The base model."""
+
     models: tuple[ModelStatus, ...]
+    clients: tuple[ClientStatus, ...]
     sessions: int
     samplers: int
     samples_running: int
@@ -91,13 +108,13 @@ class TrainingService:
         folder: Path,
         settings: TrainingServiceConfig,
         model: ServedModel,
-        listener: Listener | None = None,
+        records: ServiceRecords | None = None,
     ) -> None:
         """Raises `UserError` if another service uses the folder."""
         self.settings, self.model = settings, model
         self.store = Store(folder)
-        self._backend = backend
-        self.executor = Executor(backend, self.store, folder, settings, model, listener)
+        self._backend, self._records = backend, records
+        self.executor = Executor(backend, self.store, folder, settings, model, records)
         self._work = asyncio.Event()
         self._events: dict[str, asyncio.Event] = {}
         self._requests: dict[str, Waiting] = {}
@@ -303,15 +320,15 @@ class TrainingService:
             raise RequestError(f"base_model = {base[:80]!r} is not served here: {', '.join(self.model.names)}")
         if path is None and base is None:
             raise RequestError("model_path or base_model is missing")
-        folder = None if path is None else self.checkpoint(client, path)["folder"]
+        stored = None if path is None else self.checkpoint(client, path)
         sampler = f"{session}:sample:{number}"
         self.store.run(
-            "INSERT OR IGNORE INTO samplers (id, client, session, folder, path) VALUES (?, ?, ?, ?, ?)",
+            "INSERT OR IGNORE INTO samplers (id, client, session, folder, path, model, step) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
             sampler,
             client,
             session,
-            folder,
-            path,
+            *((None,) * 4 if stored is None else (stored["folder"], path, stored["model"], stored["step"])),
         )
         return sampler
 
@@ -319,7 +336,11 @@ class TrainingService:
         """A sampling session. Raises `RequestError` with 404."""
         row = self.store.one("SELECT * FROM samplers WHERE id = ? AND client = ?", sampler, client)
         if row is None:
-            raise RequestError(f"there is no sampling session {sampler[:200]}", status=404)
+            raise RequestError(
+                f"there is no sampling session {sampler[:200]}: it has ended, or was that of a snapshot without a "
+                f"name, of which a model keeps its last {self.settings.max_snapshots}",
+                status=404,
+            )
         return row
 
     def join_sampler(self, client: str, sampler: str) -> int:
@@ -495,8 +516,23 @@ class TrainingService:
             for model in self.executor.queue
         )
         running = len(self._running_samples)
+        rows = self.store.all(
+            "SELECT client, (SELECT COALESCE(SUM(size), 0) FROM checkpoints WHERE client = sessions.client) AS bytes "
+            "FROM sessions WHERE finished IS NULL GROUP BY client ORDER BY client"
+        )
+        clients = tuple(
+            ClientStatus(
+                name=row["client"],
+                models=sum(model.client == row["client"] for model in models),
+                tokens=self._in_flight(row["client"]),
+                checkpoint_bytes=row["bytes"],
+            )
+            for row in rows
+        )
         return ServiceStatus(
+            base=self.model.names[0],
             models=models,
+            clients=clients,
             sessions=len(self._heartbeats),
             samplers=len(self.executor.published),
             samples_running=running,
@@ -565,7 +601,7 @@ class TrainingService:
     async def _draw(self, request: StoredRequest) -> None:
         try:
             async with self._slots:
-                sampler = self.store.one("SELECT folder FROM samplers WHERE id = ?", request.owner)
+                sampler = self.store.one("SELECT * FROM samplers WHERE id = ?", request.owner)
                 if sampler is None:
                     raise RequestError("the sampling session has ended")
                 fields = Fields(json_object(request.body))
@@ -573,6 +609,9 @@ class TrainingService:
                 async with self.executor.published.using(asked.sampler):
                     self._running_samples.add(request.id)
                     result = await self._backend.sample(asked)
+            if self._records is not None:
+                source, step = sampler["model"] or self.model.names[0], sampler["step"] or 0
+                self._records.sampled(source, step, request.seq, asked, result)
             last = fields.integer("prompt_logprobs_last_n", None, least=1, most=MOST_SEQ)
             outcome = Outcome(body=sample_body(result, last), media="application/x-protobuf")
         except RunError as error:

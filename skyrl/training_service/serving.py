@@ -31,7 +31,7 @@ from skyrl.training_service.backend import (
     SampleResult,
     ServedModel,
 )
-from skyrl.training_service.executor import Listener
+from skyrl.training_service.records import ServiceRecords
 from skyrl.training_service.routes import training_app
 from skyrl.training_service.service import ServiceStatus, TrainingService
 from skyrl.training_service.store import client_names
@@ -69,14 +69,14 @@ async def serving_training(
     folder: Path,
     settings: TrainingServiceConfig,
     model: ServedModel,
-    listener: Listener | None = None,
+    records: ServiceRecords | None = None,
 ) -> AsyncIterator[ServedTraining]:
     """A training service that runs for the duration of the block, and continues what the folder holds. At the end, the
     turn in progress ends and the state of all models is stored.
 
-    `listener` is called on the service's thread. Raises `UserError` for an address that other machines can reach while
-    no client has a token, or a folder that another service uses, `ProcessError` for an address that cannot be used, and
-    at the end of the block the error that ended the service.
+    `records` are written on the service's thread, and closed by the caller. Raises `UserError` for an address that
+    other machines can reach while no client has a token, or a folder that another service uses, `ProcessError` for an
+    address that cannot be used, and at the end of the block the error that ended the service.
     """
     with_tokens = bool(client_names(folder))
     if not with_tokens and not is_loopback(settings.host):
@@ -93,7 +93,7 @@ async def serving_training(
         caller = asyncio.get_running_loop()
 
         async def serve() -> None:
-            service = TrainingService(_OnLoop(backend, caller), folder, settings, model, listener)
+            service = TrainingService(_OnLoop(backend, caller), folder, settings, model, records)
             try:
                 await service.start()
                 started.set_result(ServedTraining(url, service, asyncio.get_running_loop(), ended))

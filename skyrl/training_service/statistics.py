@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from skyrl.training_service.service import ServiceStatus
+
+TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
+"""Media type of Prometheus' text format."""
+
+_PREFIX = "skyrl_training_"
 
 
 def prometheus_text(status: ServiceStatus) -> str:
     """All numbers of a status."""
     gauges = {
-        "models": len(status.models),
-        "sessions": status.sessions,
-        "published_snapshots": status.samplers,
-        "samples_running": status.samples_running,
-        "samples_waiting": status.samples_waiting,
-        "requests_waiting": status.requests_waiting,
+        "models": ("Models that are loaded.", len(status.models)),
+        "clients": ("Clients with an open session.", len(status.clients)),
+        "sessions": ("Open sessions.", status.sessions),
+        "published_snapshots": ("Snapshots that the engines hold.", status.samplers),
+        "samples_running": ("Sampling requests that the engines work on.", status.samples_running),
+        "samples_waiting": ("Sampling requests that wait for an engine.", status.samples_waiting),
+        "requests_waiting": ("Requests of models that are not finished.", status.requests_waiting),
+        "tokens_in_flight": ("Tokens in unfinished requests.", sum(each.tokens for each in status.clients)),
+        "checkpoint_bytes": ("Bytes of checkpoints.", sum(each.checkpoint_bytes for each in status.clients)),
     }
-    lines = []
-    for name, value in gauges.items():
-        lines += [f"# TYPE skyrl_training_{name} gauge", f"skyrl_training_{name} {value}"]
-    lines.append("# TYPE skyrl_training_requests_total counter")
-    lines += [
-        f'skyrl_training_requests_total{{kind="{kind}"}} {count}' for kind, count in sorted(status.finished.items())
-    ]
-    lines += ["# TYPE skyrl_training_tokens_total counter", f"skyrl_training_tokens_total {status.tokens}"]
+    lines: list[str] = []
+    for name, (meaning, value) in gauges.items():
+        lines += _metric(name, "gauge", meaning, {"": value})
+    kinds = {f'{{kind="{kind}"}}': count for kind, count in sorted(status.finished.items())}
+    lines += _metric("requests_total", "counter", "Finished requests by kind, since the start of the service.", kinds)
+    lines += _metric(
+        "tokens_total", "counter", "Tokens of finished requests, since the start of the service.", {"": status.tokens}
+    )
     return "\n".join(lines) + "\n"
+
+
+def _metric(name: str, kind: str, meaning: str, values: Mapping[str, int]) -> Iterator[str]:
+    yield f"# HELP {_PREFIX}{name} {meaning}"
+    yield f"# TYPE {_PREFIX}{name} {kind}"
+    for labels, value in values.items():
+        yield f"{_PREFIX}{name}{labels} {value}"

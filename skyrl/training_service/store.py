@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS sessions (
     metadata TEXT NOT NULL, created REAL NOT NULL, finished TEXT, detail TEXT);
 CREATE TABLE IF NOT EXISTS models (
     id TEXT PRIMARY KEY, client TEXT NOT NULL, session TEXT NOT NULL, spec TEXT, metadata TEXT,
-    next_seq INTEGER NOT NULL, alive INTEGER NOT NULL, last_request REAL NOT NULL);
+    next_seq INTEGER NOT NULL, alive INTEGER NOT NULL, last_request REAL NOT NULL, steps INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS requests (
     id TEXT PRIMARY KEY, kind TEXT NOT NULL, owner TEXT NOT NULL, seq INTEGER NOT NULL, client TEXT NOT NULL,
     tokens INTEGER NOT NULL, created REAL NOT NULL, tick INTEGER, done INTEGER, done_at REAL, read_at REAL,
@@ -54,10 +54,11 @@ CREATE TABLE IF NOT EXISTS ticks (number INTEGER PRIMARY KEY, kind TEXT NOT NULL
 CREATE TABLE IF NOT EXISTS states (model TEXT PRIMARY KEY, folder TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS checkpoints (
     path TEXT PRIMARY KEY, model TEXT NOT NULL, client TEXT NOT NULL, kind TEXT NOT NULL, folder TEXT NOT NULL,
-    size INTEGER NOT NULL, spec TEXT, metadata TEXT, optimizer INTEGER NOT NULL, created REAL NOT NULL, expires REAL);
+    size INTEGER NOT NULL, spec TEXT, metadata TEXT, optimizer INTEGER NOT NULL, step INTEGER NOT NULL,
+    created REAL NOT NULL, expires REAL);
 CREATE TABLE IF NOT EXISTS samplers (
     id TEXT PRIMARY KEY, client TEXT NOT NULL, session TEXT NOT NULL, folder TEXT, path TEXT, inflight TEXT,
-    clones INTEGER NOT NULL DEFAULT 0);
+    model TEXT, step INTEGER, clones INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value NOT NULL);
 """
 
@@ -237,6 +238,15 @@ class Store:
                 most_bytes,
             )
             self.run("DELETE FROM requests WHERE done IS NOT NULL AND result IS NULL AND tick IS NULL")
+
+    def forget_samplers(self, model: str, most: int) -> None:
+        """Drop the sampling sessions of a model's snapshots without a name, all but the newest ones."""
+        unnamed = "FROM samplers WHERE model = ? AND path IS NULL AND inflight IS NULL"
+        self.run(
+            f"DELETE FROM samplers WHERE id IN (SELECT id {unnamed} ORDER BY rowid DESC LIMIT -1 OFFSET ?)",
+            model,
+            most,
+        )
 
     def folders(self) -> set[str]:
         """Folders that something still needs: stored states, checkpoints, samplers, and loads in the journal."""

@@ -21,8 +21,8 @@ from skyrl.viewer.conversation import (
 )
 from skyrl.viewer.panels import constants, panels, phases
 from skyrl.viewer.rendering import environment
-from skyrl.viewer.run_card import run_card
-from skyrl.viewer.run_metrics import RunMetrics
+from skyrl.viewer.run_card import RunCard, run_card
+from skyrl.viewer.run_metrics import RunMetrics, Series
 from skyrl.viewer.sample_filter import ORDERS, SampleFilter
 from skyrl.viewer.sample_index import SampleIndex
 from skyrl.viewer.small_charts import SmallChart, short, small_charts
@@ -36,6 +36,9 @@ TOKENS_ON_A_PAGE = 4000
 
 class Pages:
     """The pages of one run."""
+
+    about = "run and curves"
+    """Name of the page of the run in the menu."""
 
     def __init__(self, run: Path, index: SampleIndex, tokens: TokenFiles) -> None:
         self._run, self._index, self._tokens = run, index, tokens
@@ -63,16 +66,11 @@ class Pages:
     def run(self) -> str:
         """The page of the run: its card and its curves."""
         with self.metrics.lock:
-            runs = {self._name: self.metrics.series}
-            seconds = {name: series.mean for name, series in phases(self.metrics.series).items()}
-            return self._rendered(
-                "run.html",
-                card=run_card(self._run, self._name, self.metrics),
-                charts=[(section, list(own)) for section, own in groupby(small_charts(panels(runs)), _section)],
-                constants=[(name, short(value)) for name, value in constants(runs)],
-                phases=sorted(seconds.items(), key=lambda pair: -pair[1]),
-                longest=max(seconds.values(), default=0.0),
-            )
+            return self._run_page(run_card(self._run, self._name, self.metrics), {self._name: self.metrics.series})
+
+    def model(self, name: str) -> str | None:
+        """The page of a model of a training service; None for a run, which has none of this name."""
+        return None
 
     def sample(self, number: int, query: Mapping[str, str]) -> str | None:
         """One sample as a conversation; None if it does not exist."""
@@ -154,8 +152,27 @@ class Pages:
             return [], str(error)
         return rows, "" if rows else "The step has no tokens yet, or was sampled again since."
 
+    def _run_page(self, card: RunCard, runs: Mapping[str, Mapping[str, Series]]) -> str:
+        """A card and the curves of its run."""
+        [series] = runs.values()
+        seconds = {name: each.mean for name, each in phases(series).items()}
+        return self._rendered(
+            "run.html",
+            card=card,
+            phases=sorted(seconds.items(), key=lambda pair: -pair[1]),
+            longest=max(seconds.values(), default=0.0),
+            **self._curves(runs),
+        )
+
+    def _curves(self, runs: Mapping[str, Mapping[str, Series]]) -> dict[str, Any]:
+        """Charts with a line for each run, and metrics that never change."""
+        return {
+            "charts": [(section, list(own)) for section, own in groupby(small_charts(panels(runs)), _section)],
+            "constants": [(name, short(value)) for name, value in constants(runs)],
+        }
+
     def _rendered(self, name: str, **values: Any) -> str:
-        return self._templates.get_template(name).render({"run": self._name, "here": "", **values})
+        return self._templates.get_template(name).render({"run": self._name, "here": "", "about": self.about, **values})
 
     @property
     def _name(self) -> str:

@@ -32,7 +32,7 @@ _GOOD_IF_LOW = ("loss",)
 _LOSSES = {"regular": "PPO's clipped loss"}
 """Name of a policy loss in the configuration -> its name in the field, where they differ."""
 
-_SUPERVISED = {"sft": "supervised fine-tuning", "reward_model": "reward model"}
+_SUPERVISED = {"sft": "supervised fine-tuning", "reward_model": "reward model", "preference": "preferences"}
 
 
 @frozen(kw_only=True)
@@ -94,8 +94,8 @@ def run_card(folder: Path, name: str, metrics: RunMetrics, *, gpus: int | None =
         state=state,
         tone=tone,
         trained=tuple(_trained(stored)),
-        scores=tuple(_scores(metrics)),
-        cost=tuple(_cost(metrics, gpus, "cpu" if _text(stored, "trainer.device", "device") == "cpu" else "")),
+        scores=tuple(scores(metrics)),
+        cost=tuple(cost(metrics, gpus, "cpu" if _text(stored, "trainer.device", "device") == "cpu" else "")),
         troubles=(*resumed, *_counted(found), *warned),
         notes=tuple(_notes(metrics)),
     )
@@ -168,7 +168,8 @@ def _text(stored: Mapping[str, object], *paths: str) -> str:
     return ""
 
 
-def _scores(metrics: RunMetrics) -> Iterator[Score]:
+def scores(metrics: RunMetrics) -> Iterator[Score]:
+    """The scores of a run: of its evaluations and of its training."""
     evaluations = ("eval/all/avg_score", "eval/all/loss")
     for name, title in zip(evaluations, ("evaluation score", "evaluation loss"), strict=True):
         if name in metrics.series:
@@ -215,7 +216,8 @@ def _spread(series: Series) -> float:
     return median(abs(later - value) for value, later in pairwise(series.values)) / 0.954 if len(series) > 1 else 0.0
 
 
-def _cost(metrics: RunMetrics, gpus: int | None, device: str) -> Iterator[tuple[str, str]]:
+def cost(metrics: RunMetrics, gpus: int | None, device: str) -> Iterator[tuple[str, str]]:
+    """Cost of a run, with labels. `gpus` is the number of its GPUs, None if it is not known."""
     seconds = (metrics.last("timing/all_steps") or metrics.total("timing/step")) + sum(map(metrics.total, _OUTSIDE))
     yield "time", f"{_duration(seconds)}, without start-up"
     if device == "cpu" or gpus == 0:

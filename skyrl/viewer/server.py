@@ -51,7 +51,8 @@ class RunFollower:
     """Keeps the index and the metrics of a run up to date on a separate thread, until it is closed."""
 
     def __init__(self, index: SampleIndex, metrics: RunMetrics, run: Path) -> None:
-        self._index, self._metrics, self._folder, self._closed = index, metrics, run, threading.Event()
+        self._index, self._metrics, self._closed = index, metrics, threading.Event()
+        self.folder = run
         self._thread = threading.Thread(target=self._run, name="skyrl-index", daemon=True)
         self.complete = False
         """Whether all lines were indexed at the last check of the file."""
@@ -75,8 +76,12 @@ class RunFollower:
         if new or not self.complete:
             self.samples = self._index.count(SampleFilter())
         steps = self._metrics.look()
-        self.state, _ = state_of(now_in(self._folder), self._metrics.last_step)
+        self.state = self.state_now()
         self.complete = new == steps == 0
+
+    def state_now(self) -> str:
+        """How the run ended, or that it continues."""
+        return state_of(now_in(self.folder), self._metrics.last_step)[0]
 
     @property
     def version(self) -> str:
@@ -137,6 +142,10 @@ def view_app(pages: Pages, follower: RunFollower, key: str) -> Starlette:
     async def run(request: Request) -> Response:
         return await _page(pages, lambda query: pages.run(), request)
 
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        return await _page(pages, lambda query: pages.model(name), request)
+
     async def status(request: Request) -> Response:
         """Number of samples and state of the run, without reading a file; 304 for a page that shows them already."""
         version = follower.version
@@ -150,6 +159,7 @@ def view_app(pages: Pages, follower: RunFollower, key: str) -> Starlette:
         Route("/sample/{number:int}", sample, methods=["GET"]),
         Route("/group/{number:int}", group, methods=["GET"]),
         Route("/run", run, methods=["GET"]),
+        Route("/model/{name}", model, methods=["GET"]),
         Route("/prompt", prompt, methods=["GET"]),
         Route("/status", status, methods=["GET"]),
         Mount("/static", StaticFiles(directory=Path(__file__).with_name("static"))),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from attrs import define, field
@@ -157,10 +157,17 @@ def refuse_mean(distance: float, count: int, engine: str, version: int, bound: f
         )
 
 
-def canary_prompts(prompts: Sequence[Sequence[int]], *, longest: int, number: int = 128) -> tuple[Tokens, ...]:
+def canary_prompts(prompts: Iterable[Sequence[int]], *, longest: int, number: int = 128) -> tuple[Tokens, ...]:
     """The first `number` distinct prompts of at most `longest` tokens; if all are longer, the end of the first."""
-    fitting = dict.fromkeys(tuple(prompt) for prompt in prompts if len(prompt) <= longest)
-    return tuple(fitting)[:number] or (tuple(prompts[0])[-longest:],)
+    fitting, first = dict[Tokens, None](), None
+    for prompt in map(tuple, prompts):
+        first = prompt if first is None else first
+        if len(prompt) <= longest:
+            fitting[prompt] = None
+        if len(fitting) == number:
+            break
+    assert first is not None, "a run has prompts"
+    return tuple(fitting) or (first[-longest:],)
 
 
 async def _scored(source: WeightSource, answers: Sequence[Sampled]) -> Scores:

@@ -36,6 +36,18 @@ def test_values_and_gradients_are_those_of_the_whole_table(
     check(dtype, temperature, slope, "cpu", tolerance)
 
 
+def test_beside_a_frozen_matrix_hidden_states_get_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "kept_bytes", lambda device: 0)
+    monkeypatch.setattr(module, "LOGITS_AT_A_TIME", 3 * VOCABULARY)
+    hidden, weight, targets = problem(torch.float32)
+    shares = torch.linspace(-1, 2, TOKENS)
+    wanted = linear_logprobs(hidden, weight, targets, temperature=0.7)[0]
+    found = linear_logprobs(hidden, weight.detach(), targets, temperature=0.7)[0]
+    gradients = [torch.autograd.grad((each * shares).sum(), hidden)[0] for each in (wanted, found)]
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(*gradients)
+
+
 def test_a_token_without_probability_has_no_share_in_entropy_and_gradient() -> None:
     logits = torch.tensor([[0.0, 0.0, -torch.inf, -torch.inf]])
     targets = torch.tensor([1])

@@ -119,11 +119,53 @@ def test_no_tensor_of_tokens_times_vocabulary_is_ever_made() -> None:
     assert largest == VOCABULARY * WIDTH  # the gradient of the matrix; a chunk has 5 x 101
 
 
-def test_a_frozen_matrix_gets_no_gradient() -> None:
+def products(function: Callable[[], object]) -> int:
+    """Number of matrix products while the function runs."""
+    count = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # torch's signature
+            nonlocal count
+            count += func in (torch.ops.aten.mm.default, torch.ops.aten.addmm_.default)
+            return func(*args, **(kwargs or {}))
+
+    with Watch():  # type: ignore[no-untyped-call]  # torch's signature
+        function()
+    return count
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("compile_it", [False, True])
+def test_a_frozen_matrix_gets_no_gradient_and_its_table_is_computed_once(
+    with_entropy: bool, entropy_gradient: bool, compile_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "compiled", lambda function: function)
+    shares = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(1))
+    uses_entropy = with_entropy and entropy_gradient
     hidden, weight, targets = problem()
     weight.requires_grad_(False)
-    linear_logprobs(hidden, weight, targets, temperature=1.0)[0].sum().backward()
-    assert weight.grad is None and hidden.grad is not None
+    logprobs, entropy = linear_logprobs(
+        hidden,
+        weight,
+        targets,
+        temperature=0.7,
+        with_entropy=with_entropy,
+        entropy_gradient=entropy_gradient,
+        compile_it=compile_it,
+    )
+    loss = (logprobs * shares[0]).sum()
+    if uses_entropy:
+        assert entropy is not None
+        loss = loss + (entropy * shares[1]).sum()
+    again = products(loss.backward)
+    assert again == (10 if uses_entropy else 0)  # of five chunks: the table, and its gradient times the matrix
+    whole, _, _ = problem()
+    expected = naive(whole, weight, targets, 0.7)
+    ((expected[0] * shares[0]).sum() + (expected[1] * shares[1]).sum() * uses_entropy).backward()
+    assert weight.grad is None
+    torch.testing.assert_close(logprobs, expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(hidden.grad, whole.grad, rtol=1e-5, atol=1e-5)
 
 
 def test_small_tables_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,17 +291,25 @@ def test_two_parts_of_the_vocabulary_give_the_numbers_and_gradients_of_the_whole
     hidden, weight, targets = problem()
     expected = naive(hidden, weight, targets, 2.0)
     slopes = torch.linspace(-1, 1, TOKENS), torch.linspace(2, 3, TOKENS)
-    wanted = torch.autograd.grad(expected, (hidden, weight), slopes)
+    wanted = torch.autograd.grad(expected, (hidden, weight), slopes, retain_graph=True)
+    [of_logprobs] = torch.autograd.grad(expected[0], hidden, slopes[0])
 
     def rank(first: int, last: int) -> list[Tensor]:
         own, part = hidden.detach().clone().requires_grad_(), weight.detach()[first:last].clone().requires_grad_()
         apply: Any = module._LinearLogprobs.apply
-        found = apply(own, part, targets, 2.0, True, VocabularyPart(first=first, largest=51), False)
-        return [*found, *torch.autograd.grad(found, (own, part), slopes)]
+        where = VocabularyPart(first=first, largest=51)
+        found = apply(own, part, targets, 2.0, True, where, False, False)
+        frozen, _ = apply(own, part.detach(), targets, 2.0, True, where, False, True)
+        return [
+            *found,
+            *torch.autograd.grad(found, (own, part), slopes),
+            *torch.autograd.grad(frozen, own, slopes[0]),
+        ]
 
     with ThreadPoolExecutor(2) as ranks:
         ends = list(ranks.map(rank, (0, 51), (51, VOCABULARY)))
-    for logprobs, spread, of_hidden, of_weight in ends:
+    for logprobs, spread, of_hidden, of_weight, beside_a_frozen_matrix in ends:
+        torch.testing.assert_close(beside_a_frozen_matrix, of_logprobs)
         torch.testing.assert_close(logprobs, expected[0])
         torch.testing.assert_close(spread, expected[1])
         torch.testing.assert_close(of_hidden, wanted[0])

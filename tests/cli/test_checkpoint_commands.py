@@ -63,6 +63,17 @@ def test_show_counts_long_tables(tmp_path: Path) -> None:
     assert "    rollouts.parts = (11 values)" in skyrl("show", str(tmp_path)).output.splitlines()
 
 
+def test_show_counts_what_alarms_have_seen(tmp_path: Path) -> None:
+    alarms = {
+        name: {"condition": {"metric": "reward", "above": 1.0}, "seen": {"count": 3, "first": []}} for name in "abc"
+    }
+    saved = evolve(checkpoint(1), state={"trainer": {"version": 1, "alarms": {"alarms": alarms, "stopped_by": ""}}})
+    CheckpointStore(tmp_path).save(saved)
+    lines = skyrl("show", str(tmp_path)).output.splitlines()
+    state = lines[lines.index("  state") + 1 : lines.index("  metrics")]
+    assert state == ["    trainer.version = 1", "    trainer.alarms = (13 values)"]
+
+
 def test_the_folder_of_checkpoints_may_lie_anywhere(folder: Path) -> None:
     there = {"kind": "rl", "trainer": {"run_path": "/elsewhere", "ckpt_path": "/elsewhere/checkpoints"}}
     (folder / "config.json").write_text(json.dumps({"config": there}), encoding="utf-8")

@@ -61,7 +61,7 @@ def test_the_files_of_a_template_are_a_run_with_the_name_of_the_folder(
     assert {"/model/", "/runs/"} <= set(Path(".gitignore").read_text().splitlines())
     readme = Path("README.md").read_text()
     assert readme.startswith("# mine\n") and readme.count("\n5. ") == 1 and "{" not in readme
-    assert ("skyrl view runs/mine" in readme) == (template != "sft")
+    assert ("skyrl view runs/mine" in readme) == (template not in SUPERVISED)
 
 
 def test_the_tests_of_a_task_pass(tmp_path: Path) -> None:
@@ -73,9 +73,10 @@ def test_the_tests_of_a_task_pass(tmp_path: Path) -> None:
 
 
 WITH_TESTS = ["reward", "environment", "tools", "agent"]
+SUPERVISED = ["sft", "preference"]
 
 
-@pytest.mark.parametrize("template", [*WITH_TESTS, "sft"])
+@pytest.mark.parametrize("template", [*WITH_TESTS, *SUPERVISED])
 def test_validation_rows_are_none_that_training_sees(
     template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +115,7 @@ def test_a_smaller_batch_of_a_template_needs_no_other_setting(
 ) -> None:
     init(tmp_path / "mine", "--template", template, "--no-model")
     monkeypatch.chdir(tmp_path / "mine")
-    assert compose(["run.toml"], ["batch_size=2"] if template == "sft" else SMALLER).warnings == ()
+    assert compose(["run.toml"], ["batch_size=2"] if template in SUPERVISED else SMALLER).warnings == ()
 
 
 def test_a_folder_that_holds_something_is_left_as_it_is(tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_a_new_task_trains_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("template", [name for name in TEMPLATES if name != "sft"])
+@pytest.mark.parametrize("template", [name for name in TEMPLATES if name not in SUPERVISED])
 def test_a_model_learns_the_task_of_a_template(template: str, tmp_path: Path) -> None:
     init(tmp_path / "mine", "--template", template)
     before, after = skyrl(tmp_path / "mine", "run", "run.toml").splitlines()[-1].split()[2::2]

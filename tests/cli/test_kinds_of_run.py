@@ -29,6 +29,7 @@ from tests.command_pages import contexts
 from tests.supervised_run import toml_file
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "schemas" / "commands.schema.json").read_text(encoding="utf-8"))
+OF_THE_SCHEMA = jsonschema.Draft202012Validator(SCHEMA)
 
 pytestmark = pytest.mark.xdist_group("kinds_of_run")
 
@@ -50,23 +51,26 @@ class Row:
     rl: str | Refused | None
     sft: str | Refused | None
     reward_model: str | Refused | None
+    preference: str | Refused | None
     code: int = 0
 
 
 def alike(words: str, says: str | Refused, code: int = 0) -> Row:
     """A command that does the same for every kind."""
-    return Row(words, says, says, says, code)
+    return Row(words, says, says, says, says, code)
 
 
 def sampling(words: str, says: str | Refused | None, refused: str | None) -> Row:
     """A command for runs that sample."""
     other = None if refused is None else Refused(refused)
-    return Row(words, says, other, other)
+    return Row(words, says, other, other, other)
 
 
 NOT_SAMPLED = "{run} is a run of kind = {kind}, which samples nothing"
 NOT_REHEARSED = "kind = {kind}: only reinforcement-learning runs can be rehearsed"
 SCORES = Refused("{run} is a run of kind = reward_model, which scores chats: use skyrl serve-reward")
+CONFIGURED = Refused("also give a configuration")
+PROMPTED = Refused("also give prompts, with --prompts FILE")
 TRUST = Refused("if you trust it, pass --trust, or name it in this command, too: environment.env_class=")
 ON_TORCH = "generator.inference_engine.backend=torch trainer.device=cpu generator.sampling_params.max_generate_length=5"
 ANSWERS = "--prompts {nano}/validation.jsonl --to out"
@@ -76,7 +80,7 @@ QUICK = (
     alike("config show {file}", '"kind": "{kind}"'),
     alike("config show {file} --sparse --format toml", "{last}"),
     alike("config check {file}", "The configuration is valid"),
-    Row("config check {run}", TRUST, "The configuration is valid", "The configuration is valid"),
+    Row("config check {run}", TRUST, *["The configuration is valid"] * 3),
     alike("config explain {lr} {file}", "run.toml"),
     alike("config diff {file} {other}", "{lr}", 1),
     alike("config diff {file} {run}", ""),
@@ -87,11 +91,11 @@ QUICK = (
     alike("data show {file}", "tokens"),
     alike("data inspect {file}", "are used"),
     alike("data split {file} --out halves", "halves/validation.jsonl: "),
-    sampling("plan {file}", "Everything runs in the command's own process", "kind = {kind}: it has one model"),
+    sampling("plan {file}", "Everything runs in the command's own process", "kind = {kind}: its models are on placem"),
     sampling("simulate {file}", Refused("--answer-seconds is missing"), "kind = {kind}: nothing is sampled"),
     sampling("rehearse {file}", None, NOT_REHEARSED),
     alike("launch local {file} --dry-run", "run {here}/launches/{name}/run.toml"),
-    Row("launch local {run} --dry-run", TRUST, "launches/{name}/run.toml", "launches/{name}/run.toml"),
+    Row("launch local {run} --dry-run", TRUST, *["launches/{name}/run.toml"] * 3),
     alike("launch slurm {file} --dry-run", "#SBATCH --job-name={name}"),
     alike("launch ray {file} --dry-run", "run {here}/launches/{name}/run.toml"),
     alike("sweep sweep.toml --dry-run", "{lr}=0.01"),
@@ -106,23 +110,24 @@ QUICK = (
     sampling("engines list {run}", Refused("has no engines/state.json"), NOT_SAMPLED + ": it has no engines"),
     sampling("replay {run} --step 9", Refused("is not in the recording"), NOT_SAMPLED + " and records no steps"),
     alike("eval {run} --step 9", Refused("there is no checkpoint of step 9")),
-    Row("eval {run}", TRUST, Refused("also give a configuration"), SCORES),
-    Row("generate {run} --to out", "6 answers in", Refused("also give prompts, with --prompts FILE"), SCORES),
+    Row("eval {run}", TRUST, CONFIGURED, SCORES, Refused("eval_datasets is empty")),
+    Row("generate {run} --to out", "6 answers in", PROMPTED, SCORES, PROMPTED),
     alike("serve {run} --adapter a=nowhere", Refused("nowhere contains no adapter")),
     Row(
         "serve-reward {run} --port 0",
         Refused("{run} is a run of kind = rl, whose model scores nothing"),
         Refused("{run} is a run of kind = sft, whose model scores nothing"),
         "{run} at http://127.0.0.1:",
+        Refused("{run} is a run of kind = preference, whose model scores nothing"),
     ),
 )  # fmt: skip
 """What takes no more than a moment."""
 
 WHOLE = (
-    Row(f"eval {{run}} {{rl_file}} {OWN_REWARD}", "letters  ", "letters  ", SCORES),
-    Row(f"eval {{run}} {{rl_file}} {OWN_REWARD} --step 1", "letters  ", "letters  ", SCORES),
-    Row(f"generate {{run}} {{rl_file}} {ANSWERS}", "6 answers in", "6 answers in", SCORES),
-    Row(f"generate {{run}} {ANSWERS} {ON_TORCH}", "6 answers in", "6 answers in", SCORES),
+    Row(f"eval {{run}} {{rl_file}} {OWN_REWARD}", "letters  ", "letters  ", SCORES, "letters  "),
+    Row(f"eval {{run}} {{rl_file}} {OWN_REWARD} --step 1", "letters  ", "letters  ", SCORES, "letters  "),
+    Row(f"generate {{run}} {{rl_file}} {ANSWERS}", "6 answers in", "6 answers in", SCORES, "6 answers in"),
+    Row(f"generate {{run}} {ANSWERS} {ON_TORCH}", "6 answers in", "6 answers in", SCORES, "6 answers in"),
     alike("export {run} --to out", "step 2: model in out"),
     alike("report {run} --to report.html", "report.html: "),
     alike("track {run} --to tensorboard", "up to step 2"),
@@ -269,7 +274,7 @@ def conforms(words: str, code: int, about: Mapping[str, str]) -> None:
     done = invoked(f"{words} --json", about)
     assert done.exit_code == code if code != 2 else isinstance(done.exception, UserError), (done.output, done.exc_info)
     answer = json.loads(done.stdout)
-    jsonschema.validate(answer, SCHEMA, jsonschema.Draft202012Validator)
+    OF_THE_SCHEMA.validate(answer)
     command = answer["command"]
     assert words.startswith(command) and answer["ok"] == (code == 0)
     refused = code == 2
@@ -298,6 +303,7 @@ def test_a_machine_reads_the_same_form_from_commands_that_load_a_model(
 
 
 def test_every_command_with_json_is_in_the_schema_and_in_a_test() -> None:
+    OF_THE_SCHEMA.check_schema(SCHEMA)
     with_json = {
         context.command_path.partition(" ")[2]
         for context in contexts()
@@ -316,7 +322,7 @@ def test_a_machine_reads_mistakes_in_arguments_of_every_command(wrong: str, caps
         assert ended.value.code == 2
         printed = capsys.readouterr()
         answer = json.loads(printed.out)
-        jsonschema.validate(answer, SCHEMA, jsonschema.Draft202012Validator)
+        OF_THE_SCHEMA.validate(answer)
         assert (answer["command"], answer["ok"], answer["result"]) == (name, False, None)
         [problem] = answer["problems"]
         assert problem["message"] in printed.err and wrong.partition("=")[0] in problem["message"]
@@ -421,7 +427,7 @@ def test_a_launched_run_trains_as_the_run_of_its_file(
     assert len(losses[0]) == 2 and losses[0] == losses[1]
 
 
-@pytest.mark.parametrize(("template", "kind"), [("reward", "rl"), ("sft", "sft")])
+@pytest.mark.parametrize(("template", "kind"), [("reward", "rl"), ("sft", "sft"), ("preference", "preference")])
 def test_a_task_is_made_for_each_kind_that_has_a_template(template: str, kind: str, here: Path) -> None:
     assert CliRunner().invoke(cli, ["init", "mine", "--template", template, "--no-model"]).exit_code == 0
     assert load([here / "mine" / "run.toml"]).config.kind == kind

@@ -156,7 +156,7 @@ def test_the_prompts_of_a_run_are_counted_as_the_run_reads_them(nano: Path, tmp_
     assert said.endswith("1 validation rows are also trained on\n")
 
 
-@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+@pytest.mark.parametrize("kind", ["sft", "reward_model", "preference"])
 def test_rows_of_supervised_runs_are_inspected_too(kind: str, nano: Path, tmp_path: Path) -> None:
     file = toml_file(tmp_path / "run.toml", settings(nano, tmp_path, kind))
     [source] = inspected(file)["sources"]

@@ -80,14 +80,14 @@ def test_a_file_that_forgot_its_kind_is_told_that_and_nothing_else(folder: Path)
 
 def test_a_kind_that_is_misspelt_is_told_and_the_rest_judged_as_what_was_meant(folder: Path) -> None:
     found = problems("kind=stf", "batchsize=3", "num_epochs=2")
-    assert "'stf' is not one of: rl, sft, reward_model" in found["kind"]
+    assert "'stf' is not one of: rl, sft, reward_model, preference" in found["kind"]
     assert "did you mean batch_size?" in found["batchsize"] and "num_epochs" not in found
 
 
 def test_a_name_of_another_kind_of_run_is_told_to_be_one(folder: Path) -> None:
     found = problems("sft.toml", "trainer.epochs=3", "chosen_key=a")
     assert "trainer belongs to kind = rl, and this is kind = sft" in found["trainer.epochs"]
-    assert "chosen_key belongs to kind = reward_model, and this is kind = sft" in found["chosen_key"]
+    assert "chosen_key belongs to kind = reward_model and preference, and this is kind = sft" in found["chosen_key"]
 
 
 def test_paths_are_completed_in_the_tree_that_the_words_before_make(folder: Path) -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from skyrl.config import SkyRLTrainConfig, check, compose
 from skyrl.config.loading.kinds import RL
-from skyrl.errors import ConfigError, Problem
+from skyrl.errors import ConfigError
 from skyrl.tree.classes import table_paths
-from skyrl.tree.rules import paths_read
+from skyrl.tree.rules import find_problems, paths_read
 from tests.config.check_cases import EDGES, FIRES, SILENT
 from tests.config.check_cases.settings import CRITIC, ENGINE, TURNS, resolved
-from tests.config.leaves import LEAVES, RUNNABLE
+from tests.config.leaves import LEAVES, RUNNABLE, each
 
 SEARCH_URL = "environment.skyrl_gym.search.search_url"
 PATHS = set(LEAVES) | set(table_paths(SkyRLTrainConfig))
@@ -22,7 +22,7 @@ FREE_FORM = (
     "generator.inference_engine.engine_init_kwargs.",
     "trainer.policy.megatron_config.transformer_config_kwargs.",
 )
-NAMED: dict[str, Any] = {each.__name__: each for each in RL.checks}
+NAMED: dict[str, Any] = {function.__name__: function for function in RL.checks}
 CASES = [(name, values, path) for name, cases in FIRES.items() for values, path in cases]
 
 
@@ -57,20 +57,22 @@ def test_every_check_has_a_case() -> None:
     assert FIRES.keys() == NAMED.keys()
 
 
-@pytest.mark.parametrize(("name", "values", "path"), CASES)
-def test_a_check_fires(name: str, values: dict[str, Any], path: str) -> None:
+@each(CASES)
+def test_a_check_fires(case: tuple[str, dict[str, Any], str]) -> None:
+    name, values, path = case
     [problem] = NAMED[name](resolved(values))
     assert problem.path == path
     assert problem.message
 
 
-@pytest.mark.parametrize("name", NAMED)
+@each(NAMED)
 def test_a_check_is_silent_on_a_run_without_mistakes(name: str) -> None:
     assert list(NAMED[name](resolved({}))) == []
 
 
-@pytest.mark.parametrize(("name", "values"), [*SILENT.items(), *EDGES])
-def test_a_check_is_silent_near_by(name: str, values: dict[str, Any]) -> None:
+@each([*SILENT.items(), *EDGES])
+def test_a_check_is_silent_near_by(case: tuple[str, dict[str, Any]]) -> None:
+    name, values = case
     assert list(NAMED[name](resolved(values))) == []
 
 
@@ -86,16 +88,17 @@ def test_the_setting_that_makes_several_samples_of_a_trajectory_is_named(values:
     assert f"with {which} a trajectory can be several" in problem.message
 
 
-@pytest.mark.parametrize(("name", "values", "path"), CASES)
+@each(CASES)
 def test_a_problem_is_about_a_path_that_exists_and_has_a_remedy_or_is_a_warning(
-    name: str, values: dict[str, Any], path: str
+    case: tuple[str, dict[str, Any], str],
 ) -> None:
+    name, values, _ = case
     [problem] = NAMED[name](resolved(values))
     assert problem.path in PATHS or problem.path.startswith(FREE_FORM)
     assert problem.hint or problem.severity == "warning"
 
 
-@pytest.mark.parametrize("name", NAMED)
+@each(NAMED)
 def test_a_check_says_in_a_sentence_what_must_hold(name: str) -> None:
     assert NAMED[name].__doc__
 
@@ -125,12 +128,16 @@ def test_what_was_derived_was_not_written() -> None:
     assert check(resolved(off)) == []
 
 
-@pytest.mark.parametrize(("name", "values", "path"), CASES)
-def test_a_check_is_skipped_where_it_reads_a_broken_value(name: str, values: dict[str, Any], path: str) -> None:
-    def about(broken: set[str]) -> list[Problem]:
-        own = {repr(each) for each in NAMED[name](resolved(values))}
-        return [each for each in check(resolved(values), {}, broken) if repr(each) in own]
+@each(CASES)
+def test_a_check_is_skipped_where_it_reads_a_broken_value(case: tuple[str, dict[str, Any], str]) -> None:
+    name, values, _ = case
+    run, named = resolved(values), NAMED[name]
+    assert len(find_problems(run, [named], {})) == 1
+    for broken in paths_read(named, run):
+        assert find_problems(run, [named], {}, {broken}) == []
 
-    assert len(about(set())) == 1
-    for broken in paths_read(NAMED[name], resolved(values)):
-        assert about({broken}) == []
+
+def test_broken_values_of_a_run_reach_its_checks() -> None:
+    run = resolved({"trainer.policy_mini_batch_size": 300})
+    assert len(check(run, {})) == 1
+    assert check(run, {}, {"trainer.policy_mini_batch_size"}) == []

@@ -186,7 +186,9 @@ def test_a_name_of_another_kind_of_run_is_told_apart_from_one_that_no_kind_has()
 def test_a_kind_that_there_is_not_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ConfigError) as refused:
         load([], {"kind": "sftt", "train_datasets": ["rows"]})
-    assert {problem.message for problem in refused.value.problems} == {"'sftt' is not one of: rl, sft, reward_model"}
+    assert {problem.message for problem in refused.value.problems} == {
+        "'sftt' is not one of: rl, sft, reward_model, preference"
+    }
 
 
 def test_the_last_kind_counts_whatever_a_file_says(tmp_path: Path) -> None:

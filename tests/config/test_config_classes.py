@@ -42,6 +42,7 @@ from skyrl.tree.classes import class_name, fields_of, leaf_paths, role_of, table
 from skyrl.tree.docs import docs_of
 from skyrl.tree.types import config_class
 from skyrl.tree.validators import positive
+from tests.config.leaves import each
 
 
 def classes(cls: type[Any] = SkyRLTrainConfig) -> set[type[Any]]:
@@ -78,8 +79,9 @@ def test_every_class_and_every_field_is_documented() -> None:
     assert [f"{cls.__name__}.{name}" for cls, name in FIELDS if not docs_of(cls).get(name)] == []
 
 
-@pytest.mark.parametrize(("cls", "name"), FIELDS, ids=lambda value: getattr(value, "__name__", value))
-def test_a_value_of_no_type_is_refused_by_every_field_in_its_own_name(cls: type[Any], name: str) -> None:
+@each(FIELDS)
+def test_a_value_of_no_type_is_refused_by_every_field_in_its_own_name(field: tuple[type[Any], str]) -> None:
+    cls, name = field
     with pytest.raises(ConfigError) as caught:
         cls(**{name: object()})
     assert [problem.path for problem in caught.value.problems] == [name]

@@ -184,12 +184,9 @@ WITH_MEGATRON = (
     ),
     Case("model_config_kwargs", {"rms_norm_eps": 0.5}, BY_OTHERS, (MEGATRON,)),
 )
-"""In every model of a reinforcement-learning run."""
+"""In every model, under Megatron."""
 
-IN_EVERY_PLACE = [
-    *((place, case) for place in PLACES for case in CASES),
-    *((f"trainer.{name}", case) for name in ("policy", "critic", "ref") for case in WITH_MEGATRON),
-]
+IN_EVERY_PLACE = [(place, case) for place in PLACES for case in (*CASES, *WITH_MEGATRON)]
 
 
 def named(place: str, field: str) -> str:
@@ -228,7 +225,7 @@ def test_a_setting_that_does_nothing_is_told(at: tuple[str, Case]) -> None:
         assert is_told(place, case.field, case.value, case.acts, context), context
 
 
-@pytest.mark.parametrize("place", ["trainer.policy", "trainer.critic", "trainer.ref"])
+@pytest.mark.parametrize("place", PLACES)
 def test_megatrons_checkpoints_are_loaded_by_any_number_of_ranks_anyway(place: str) -> None:
     assert is_told(place, "megatron_config.dist_ckpt_optim_fully_reshardable", True, MEGATRON)
 

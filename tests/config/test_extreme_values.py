@@ -49,6 +49,7 @@ BASES: dict[str, dict[str, Any]] = {
     "deepspeed": {**GPUS, "trainer.strategy": "deepspeed"},
     "sft": {"kind": "sft", "train_datasets": ["a.jsonl"], "model.path": "Qwen/Qwen2.5-7B", "device": "cuda"},
     "reward_model": {"kind": "reward_model", "train_datasets": ["a.jsonl"], "model.path": "m", "device": "cpu"},
+    "preference": {"kind": "preference", "train_datasets": ["a.jsonl"], "model.path": "m", "device": "cpu"},
 }
 EXTREMES = (1e300, 2**63 - 1, -1e300, 2**63, 2**31, -(2**63), -0.0, 5e-324)
 FEW = EXTREMES[:2]

@@ -71,7 +71,7 @@ def test_a_setting_of_another_system_is_answered_with_our_path(written: str, mea
 def test_the_model_of_another_kind_of_run_is_answered_with_those_of_this_one() -> None:
     told = said(RL | {"model.path": "m"}, "model.path")
     assert "use trainer.policy.model.path, trainer.ref.model.path or trainer.critic.model.path instead; " in told
-    assert told.endswith("model belongs to kind = sft and reward_model, and this is kind = rl")
+    assert told.endswith("model belongs to kind = sft, reward_model and preference, and this is kind = rl")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from skyrl.config.loading.standalone_file import kept_text
 from skyrl.config.loading.stored import stored_form
 from skyrl.errors import UserError
 from skyrl.launchers.prepared import Prepared
-from skyrl.runs.run_lock import RunLock
+from skyrl.runs.run_lock import RunLock, config_text
 from skyrl.sweeps.sweep_file import SweepConfig
 from skyrl.sweeps.trials import trials_of
 from skyrl.tree import FrozenDict, Secret, differences, evolve_at, get_at, to_dict
@@ -79,6 +79,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "sft": {"kind": "sft", "device": "cpu", "train_datasets": ["a.jsonl"], "model": {"path": "a/b"}},
     "reward_model": {"kind": "reward_model", "device": "cpu", "train_datasets": ["a.jsonl"], "model": {"path": "a/b"}},
+    "preference": {"kind": "preference", "device": "cpu", "train_datasets": ["a.jsonl"], "model": {"path": "a/b"}},
 }
 """A file of each kind of run."""
 
@@ -128,7 +129,8 @@ def shown(*options: str, language: str) -> Callable[[str], str]:
 
 def stored(kind: str) -> str:
     Path("run").mkdir()
-    RunLock(Path("run"), "run_path", compose([f"{kind}.toml"]).config).write_config()
+    run = compose([f"{kind}.toml"]).config
+    RunLock(Path("run"), "run_path", run).write_config(config_text(run, {}))
     return "run"
 
 
@@ -186,7 +188,12 @@ def _texts(place: str) -> list[str]:
 def test_two_files_of_a_kind_differ_in_what_is_changed_and_the_values_are_shown(kind: str, folder: Path) -> None:
     stored(kind)
     assert CliRunner().invoke(cli, ["config", "diff", f"{kind}.toml", "run"]).output == ""
-    path = {"rl": "trainer.algorithm.answer_key", "sft": "messages_key", "reward_model": "chosen_key"}[kind]
+    path = {
+        "rl": "trainer.algorithm.answer_key",
+        "sft": "messages_key",
+        "reward_model": "chosen_key",
+        "preference": "beta",
+    }[kind]
     (folder / "other.toml").write_text(tomli_w.dumps({"extends": f"{kind}.toml"} | _nested(path, "other")))
     done = CliRunner().invoke(cli, ["config", "diff", "run", "other.toml"])
     value = get_at(load(["run"]).config, path)

@@ -41,7 +41,9 @@ def test_a_refused_assignment_has_the_code_of_its_kind(override: str, code: str)
 def test_an_unknown_kind_is_refused_with_the_kinds_of_runs(kind: object, shown: str) -> None:
     with pytest.raises(ConfigError) as error:
         load([], {"kind": kind})
-    assert [problem.message for problem in error.value.problems] == [f"{shown} is not one of: rl, sft, reward_model"]
+    assert [problem.message for problem in error.value.problems] == [
+        f"{shown} is not one of: rl, sft, reward_model, preference"
+    ]
 
 
 def test_a_foreign_setting_is_reported_by_the_code_of_its_problem() -> None:

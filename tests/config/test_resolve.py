@@ -20,7 +20,7 @@ from skyrl.config.loading.stored import stored_form
 from skyrl.tree import FrozenDict, differences, evolve_at, frozen, get_at, thaw
 from skyrl.tree.classes import table_paths
 from skyrl.tree.rules import Rule, paths_read
-from tests.config.leaves import LEAVES, OTHERS, RUNNABLE
+from tests.config.leaves import LEAVES, OTHERS, RUNNABLE, each
 
 PATHS = set(LEAVES) | set(table_paths(SkyRLTrainConfig))
 
@@ -334,12 +334,12 @@ def variants(rule: Rule[Any]) -> list[SkyRLTrainConfig]:
 # The rules
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@each(RULES)
 def test_a_rule_reads_what_it_says(rule: Rule[Any]) -> None:
     assert set().union(*(paths_read(rule.compute, tree) for tree in variants(rule))) == set(rule.reads)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@each(RULES)
 def test_the_paths_of_a_rule_exist(rule: Rule[Any]) -> None:
     assert {*rule.reads, rule.writes} <= PATHS
 
@@ -351,14 +351,15 @@ def test_a_rule_comes_after_those_that_write_what_it_reads() -> None:
     assert late == []
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@each(RULES)
 def test_a_rule_says_in_a_sentence_what_follows(rule: Rule[Any]) -> None:
     assert rule.compute.__doc__
     assert rule.name.count("_") >= 2
 
 
-@pytest.mark.parametrize(("values", "path", "derived"), EXAMPLES)
-def test_what_follows_can_be_redone_by_hand(values: dict[str, Any], path: str, derived: Any) -> None:
+@each(EXAMPLES)
+def test_what_follows_can_be_redone_by_hand(case: tuple[dict[str, Any], str, Any]) -> None:
+    values, path, derived = case
     value = get_at(resolve(written(values)), path)
     assert (type(value), value) == (type(derived), derived) or value == derived == {"factor": 2}
 
@@ -419,13 +420,13 @@ def test_on_a_cpu_one_default_of_the_seeds_more_does_not_run(reference: Path) ->
     assert others == {f"generator.inference_engine.{name}" for name in ("weight_sync_backend", "enforce_eager")}
 
 
-@pytest.mark.parametrize("values", [{}, RUNNABLE, OTHERS, *(values for values, _, _ in EXAMPLES)])
+@each([{}, RUNNABLE, OTHERS, *(values for values, _, _ in EXAMPLES)])
 def test_resolving_again_changes_nothing(values: dict[str, Any]) -> None:
     once = resolve(written(values))
     assert differences(once, resolve(once)) == {}
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@each(RULES)
 def test_what_a_person_wrote_stays(rule: Rule[Any]) -> None:
     value = OTHERS[rule.writes]
     loaded = load([], {rule.writes: value})

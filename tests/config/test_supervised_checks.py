@@ -214,3 +214,21 @@ def test_attention_kernels_of_cuda_are_refused_on_a_cpu() -> None:
 def test_a_run_that_no_cluster_holds_is_refused(name: str) -> None:
     found = problems(batch_size=2**40, **{f"placement__{name}": 2**40})
     assert "ask for 1099511627776 GPUs, but at most 131072" in found["placement"]
+
+
+@pytest.mark.parametrize(
+    ("values", "path", "said"),
+    [
+        ({}, "num_steps", "streamed rows are not counted"),
+        ({"num_steps": 3, "train_dataset_weights": (1.0,)}, "train_dataset_weights", "one after the other"),
+        (
+            {"max_training_samples": 8, "curriculum.sampler": "schedule", "curriculum.stages": [{}]},
+            "curriculum.sampler",
+            "in the order in which they are read",
+        ),
+        ({"num_steps": 3}, None, ""),
+    ],
+)
+def test_streamed_rows_need_an_end_and_are_drawn_in_turn(values: dict[str, Any], path: str | None, said: str) -> None:
+    found = problems(streaming=True, **values)
+    assert (not found) if path is None else (said in found[path])

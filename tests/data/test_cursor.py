@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from skyrl.data.cursor import PromptCursor, batches, batches_before
-from skyrl.data.prompts import content_hash
+from skyrl.data.prompt_facts import content_hash
 from skyrl.errors import ResumeError
 from skyrl.trajectory import Prompt
 

@@ -179,3 +179,40 @@ def test_what_is_not_refused_is_in_the_text(tmp_path: Path, name: str) -> None:
         assert bool(prompt.begun) == (prompt.messages[-1]["role"] == "assistant")
         if prompt.begun:  # nothing follows what has begun
             assert text.rstrip().casefold().endswith(prompt.begun[0]["content"].strip()[-3:].casefold())
+
+
+REFUSES = PASSES_OVER.replace(
+    "{%- if m.role in", "{%- if m.role == 'odd' %}{{ raise_exception('odd') }}{%- endif %}{%- if m.role in"
+)
+"""The same, which refuses a conversation with the role `odd`."""
+
+
+@pytest.mark.parametrize("template", [CHATML, PASSES_OVER, REFUSES])
+def test_rows_that_are_rendered_together_are_as_each_alone(tmp_path: Path, template: str) -> None:
+    chats = [
+        [ASKED],
+        [{"role": "system", "content": "Be short."}, ASKED],
+        [ASKED, {"role": "assistant", "content": "It is"}],
+        [{"role": "odd", "content": "hello"}],
+        [{**ASKED, "content": "2+2?"}],
+    ]
+    together = loaded(tmp_path, *({"prompt": chat} for chat in chats), template=template, skip_bad_rows=True)
+    alone = []
+    for chat in chats:
+        try:
+            alone += loaded(tmp_path, {"prompt": chat}, template=template).prompts
+        except DataError:
+            assert "odd" in chat[0]["role"]
+    assert [prompt.token_ids for prompt in together.prompts] == [prompt.token_ids for prompt in alone]
+    assert len(alone) == (5 if template == CHATML else 4)
+
+
+def test_plain_rows_are_rendered_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = chat_tokenizer(CHATML)
+    apply, calls = tokenizer.apply_chat_template, []
+    monkeypatch.setattr(
+        tokenizer, "apply_chat_template", lambda *args, **options: calls.append(args) or apply(*args, **options)
+    )
+    rows = [{"prompt": [{"role": "user", "content": f"{number} + 1?"}]} for number in range(20)]
+    assert len(loaded(tmp_path, *rows, tokenizer=tokenizer).prompts) == 20
+    assert len(calls) == 2  # one for all, and one that shows which messages the template passes over

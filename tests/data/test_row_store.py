@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from skyrl.config import RewardModelConfig, SFTConfig
-from skyrl.data.row_store import store_rows
-from skyrl.data.supervised_rows import load_preferences, load_supervised
+from skyrl.data.supervised_rows import RowReader, load_preferences, load_supervised
 from skyrl.errors import DataError
 from tests.rollout.chats import chat_tokenizer
 from tests.supervised_run import chats, pairs, write
@@ -131,17 +130,16 @@ def test_few_rows_are_held_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
     most = 0
 
-    def watched(folder: Path, rows: Any) -> str:
-        def seen() -> Any:
-            nonlocal most
-            for row in rows:
-                alive.add(row)
-                most = max(most, len(alive))
-                yield row
+    unwatched = RowReader.rows
 
-        return store_rows(folder, seen())
+    def watched(reader: RowReader[Any], found_in: Any = None) -> Any:
+        nonlocal most
+        for row in unwatched(reader, found_in):
+            alive.add(row)
+            most = max(most, len(alive))
+            yield row
 
-    monkeypatch.setattr("skyrl.data.supervised_rows.store_rows", watched)
+    monkeypatch.setattr(RowReader, "rows", watched)
     run = SFTConfig(tokenized_path=str(tmp_path / "store"))
     assert len(load_supervised([str(source)], TOKENIZER, run, 99)) == 3000
     assert most <= 3

@@ -34,8 +34,8 @@ ROWS, BATCH = 24, 4
 HARD, NORMAL, EASY = Pool("hard", 0.25, 0.2), Pool("normal", 0.75, 1.0), Pool("easy", 1.0, 0.2)
 
 
-def pools(*changed: Pool, unseen: float = 1.0) -> Pools:
-    return Pools(ROWS, changed or (HARD, NORMAL, EASY), unseen, seed=3)
+def pools(*changed: Pool, unseen: float = 1.0, memory: float = 0.0) -> Pools:
+    return Pools(ROWS, changed or (HARD, NORMAL, EASY), unseen, memory, seed=3)
 
 
 def target(initial: float = 0.0) -> TargetDifficulty:
@@ -81,6 +81,7 @@ class Counting:
 MAKERS: dict[str, Callable[[], Sampler]] = {
     "permutation": in_passes,
     "pools": pools,
+    "pools with a memory": lambda: pools(memory=0.5),
     "target difficulty": target,
     "mixture": mixture,
     "schedule": lambda: Schedule([(0, in_passes()), (3, pools()), (9, target())]),
@@ -155,6 +156,14 @@ def test_a_threshold_belongs_to_its_pool() -> None:
         "pool_normal": 2 / 24,
         "pool_easy": 1 / 24,
     }
+
+
+def test_a_memory_keeps_rows_that_are_solved_at_times_from_those_that_always_are() -> None:
+    sampler = pools(memory=0.5)
+    for reward in (0.4, 1.0):
+        sampler.observe(Scored(0, (reward,)))  # 0.4, then 0.7
+        sampler.observe(Scored(1, (1.0,)))
+    assert (sampler.metrics()["pool_normal"], sampler.metrics()["pool_easy"]) == (1 / 24, 1 / 24)
 
 
 def test_rows_that_were_not_drawn_come_first_if_nothing_else_has_a_weight() -> None:

@@ -17,15 +17,17 @@ from attrs import frozen
 from torch import nn
 
 from skyrl.config.derive.model_tables import Role
+from skyrl.experiments.preference import preference_objective
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.model_worker import ModelWorker
 from skyrl.learners.workers.objectives import BradleyTerry, CrossEntropy, ReturnRegression
+from skyrl.learners.workers.preference_roles import PairReferenceWorker
 from skyrl.learners.workers.roles import RefWorker
 from skyrl.models.files.loading import load_causal_lm
 from skyrl.training.objective import policy_objective
 from skyrl.tree import FrozenDict
 from tests.effects.probe import Scene
-from tests.learners.updating import CriticWorker, PolicyWorker, RewardModelWorker, SFTWorker
+from tests.learners.updating import CriticWorker, PolicyWorker, PreferenceWorker, RewardModelWorker, SFTWorker
 
 STEPS = 12
 """Optimizer steps that the schedules of these learners are laid out over."""
@@ -87,6 +89,9 @@ def worker_of(scene: Scene, model: Role, ranks: Ranks = Unmet()) -> ModelWorker:
             make = partial(RefWorker, run.trainer)
         case "sft", _:
             make = partial(SFTWorker, run, CrossEntropy(), STEPS)
+        case "preference", _:
+            make = partial(PreferenceWorker, run, preference_objective(run), STEPS)
+            make = make if model.learns else partial(PairReferenceWorker, run)
         case _:
             make = partial(RewardModelWorker, run, BradleyTerry(), STEPS)
     with read_once():
@@ -94,10 +99,12 @@ def worker_of(scene: Scene, model: Role, ranks: Ranks = Unmet()) -> ModelWorker:
     return worker
 
 
-def learner_of(scene: Scene, model: Role) -> PolicyWorker | CriticWorker | SFTWorker | RewardModelWorker:
+def learner_of(
+    scene: Scene, model: Role
+) -> PolicyWorker | CriticWorker | SFTWorker | RewardModelWorker | PreferenceWorker:
     """The learner of a model that is trained, alone."""
     worker = worker_of(scene, model)
-    assert isinstance(worker, PolicyWorker | CriticWorker | SFTWorker | RewardModelWorker)
+    assert isinstance(worker, PolicyWorker | CriticWorker | SFTWorker | RewardModelWorker | PreferenceWorker)
     return worker
 
 

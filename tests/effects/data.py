@@ -62,6 +62,12 @@ def broken(scene: Scene) -> object:
     return _read(scene, [json.dumps(QUESTION), "{"])
 
 
+@observable("the prompts of training, and where they are written")
+def written(scene: Scene) -> object:
+    dataset = BasePPOExp(scene.run).train_dataset
+    return tuple(dataset.prompts), sorted(file.name for file in Path().rglob("rows.bin"))
+
+
 @observable("the order of prompts")
 def order(scene: Scene) -> object:
     async def three(stage: SimulatedRun) -> object:
@@ -106,6 +112,9 @@ TARGET = {f"{C}sampler": "target_difficulty"}
 PROBES: tuple[Probe, ...] = (
     Probe(f"{D}train_data", ["{nano}/validation.jsonl"], prompts),
     Probe(f"{D}train_weights", [1.0, 3.0], order, TWO),
+    Probe(f"{D}streaming", True, order, {"trainer.max_training_steps": 3}),
+    Probe(f"{D}shuffle_buffer_size", 2, order, {f"{D}streaming": True, "trainer.max_training_steps": 3}),
+    Probe(f"{D}tokenized_path", "tokens", written),
     Probe(f"{D}val_data", ["{nano}/train.jsonl"], prompts),
     Probe(f"{D}prompt_column", "question", questions),
     Probe(f"{D}answer_column", "answer", questions),
@@ -117,6 +126,7 @@ PROBES: tuple[Probe, ...] = (
     Probe(f"{C}mixture", [{"weights": [0.0, 1.0]}], drawn, MIXED),
     Probe(f"{C}stages", [{"sampler": "pools"}], drawn, STAGED),
     Probe(f"{C}pools", [{"name": "all"}], drawn, {f"{C}sampler": "pools"}),
+    Probe(f"{C}pool_memory", 0.9, drawn, {f"{C}sampler": "pools"}),
     Probe(f"{C}unseen_weight", 0.01, drawn, {f"{C}sampler": "pools"}),
     Probe(f"{C}target.column", "level", drawn, TARGET),
     Probe(f"{C}target.initial", 10.0, drawn, TARGET),

@@ -77,8 +77,10 @@ class Sights:
         return self._of("the configuration that DeepSpeed gets for {}", lambda it: given_to_deepspeed(it, self.model))
 
     def _of(self, shows: str, see: Callable[[Scene], object]) -> Observable:
-        """Critic and reward model are learned by the same code as the others, and are looked at in the long suite."""
-        again = self.model is CRITIC or self.kind == "reward_model"
+        """Critic, reward model and preferences are learned by the same code as the others, and are looked at in the
+        long suite.
+        """
+        again = self.model is CRITIC or self.kind in ("reward_model", "preference")
         return Observable(shows.format(f"the {self.model.title}"), see, long=again)
 
     def _trained(self, scene: Scene) -> object:
@@ -206,6 +208,7 @@ REFERENCE_PLACE = Place(
 )
 SFT_PLACE = Place(kind="sft", model=MODEL, there={}, several={"placement.num_gpus_per_node": 2})
 REWARD_PLACE = Place(kind="reward_model", model=MODEL, there={}, several={"placement.num_gpus_per_node": 2})
+PREFERENCE_PLACE = Place(kind="preference", model=MODEL, there={}, several={"placement.num_gpus_per_node": 2})
 
 
 def optimizer(place: Place) -> Iterator[Probe]:
@@ -359,7 +362,7 @@ STRETCHED: Values = {
 }
 """Where rotary embeddings depend on the length of rows."""
 
-LEARNING = (POLICY_PLACE, CRITIC_PLACE, SFT_PLACE, REWARD_PLACE)
+LEARNING = (POLICY_PLACE, CRITIC_PLACE, SFT_PLACE, REWARD_PLACE, PREFERENCE_PLACE)
 
 HALF_DROPPED: Mapping[str, Values] = {
     "trainer.policy": {"trainer.policy.model_config_kwargs": {"attention_dropout": 0.5}},
@@ -389,8 +392,7 @@ PROBES: tuple[Probe, ...] = (
     ),
     *(place.probe("use_dropout", True, place.sights.trained(), HALF_DROPPED[place.model.path]) for place in LEARNING),
     SFT_PLACE.probe("use_torch_compile", True, compiled_functions),
-    POLICY_PLACE.probe("model_config_kwargs", {"rms_norm_eps": 0.5}, POLICY_PLACE.sights.trained()),
-    CRITIC_PLACE.probe("model_config_kwargs", {"rms_norm_eps": 0.5}, CRITIC_PLACE.sights.trained()),
+    *(place.probe("model_config_kwargs", {"rms_norm_eps": 0.5}, place.sights.trained()) for place in LEARNING),
     REFERENCE_PLACE.probe(
         "model_config_kwargs",
         {"rms_norm_eps": 0.5},

@@ -32,7 +32,12 @@ _OF_MEGATRONS_LEARNING = (
     "empty_cuda_cache",
     "lora_config.lora_type",
 )
-_MODELS = (*(("rl", f"trainer.{model}.") for model in ("policy", "critic", "ref")), ("sft", ""), ("reward_model", ""))
+_MODELS = (
+    *(("rl", f"trainer.{model}.") for model in ("policy", "critic", "ref")),
+    ("sft", ""),
+    ("reward_model", ""),
+    ("preference", ""),
+)
 
 NEVER: dict[tuple[str, str], str] = {
     **{
@@ -48,7 +53,7 @@ NEVER: dict[tuple[str, str], str] = {
     ("rl", "trainer.ref.model.lora.init_method"): "a reference has a stored adapter or none",
     **{
         (kind, field): why
-        for kind in ("sft", "reward_model")
+        for kind in ("sft", "reward_model", "preference")
         for field, why in (
             ("optimizer_config.offload_after_step", "no engines share the device"),
             ("optimizer_config.schedule_unit", "one batch is one optimizer step"),
@@ -62,17 +67,16 @@ NEVER: dict[tuple[str, str], str] = {
             ("rl", "trainer.ref.model.lora.lora_sync_path"),
             ("sft", "model.lora.lora_sync_path"),
             ("reward_model", "model.lora.lora_sync_path"),
+            ("preference", "model.lora.lora_sync_path"),
         ),
         "engines sample from the policy alone",
     ),
     **{("rl", f"trainer.ref.{_MEGATRON}{field}"): _FROZEN for field in _OF_MEGATRONS_LEARNING},
     **dict.fromkeys(
-        (
-            ("rl", f"trainer.{model}.{_MEGATRON}dist_ckpt_optim_fully_reshardable")
-            for model in ("policy", "critic", "ref")
-        ),
+        ((kind, f"{table}{_MEGATRON}dist_ckpt_optim_fully_reshardable") for kind, table in _MODELS),
         "every checkpoint can be loaded by any number of ranks",
     ),
+    ("preference", "too_long"): "a pair whose answers are cut is another pair, so that longer ones are left out",
     ("reward_model", "too_long"): "a score is read at the end of a chat, so that longer pairs are left out",
 }
 """(kind, path) -> reason."""

@@ -30,6 +30,7 @@ from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tracking.metric_table import depends_on_machine
 from skyrl.training.callbacks import callbacks_by_name
 from tests.effects.probe import Scene, observable
+from tests.nano_run import without_curve
 
 
 def plain(value: Any) -> Any:
@@ -106,7 +107,7 @@ def what_is_left(scene: Scene) -> dict[str, object]:
     torch.manual_seed(0)
     random.seed(0)
     printed = StringIO()
-    with redirect_stdout(printed), redirect_stderr(printed):
+    with redirect_stdout(printed), redirect_stderr(printed), without_curve():
         try:
             end: object = experiment_class(scene.run)(scene.run).run()
         except UserError as error:

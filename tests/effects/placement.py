@@ -102,7 +102,7 @@ PROBES: tuple[Probe, ...] = (
     ),
     *(
         probe
-        for kind in ("sft", "reward_model")
+        for kind in ("sft", "reward_model", "preference")
         for probe in (
             Probe("placement.executor", "ray", processes, kind=kind),
             *(

@@ -12,7 +12,7 @@ from skyrl.data.prompts import PromptDataset
 from skyrl.errors import RunError
 from skyrl.experiments.collaborators import in_flight, stream_limits
 from skyrl.experiments.experiment import experiment_class
-from skyrl.experiments.sampling import sampled_rollouts
+from skyrl.experiments.sampling import prompt_cursor, sampled_rollouts
 from skyrl.rollout.stream import GroupStream
 from skyrl.tools.virtual_time import run_in_virtual_time
 from skyrl.trajectory import Prompt, TrajectoryGroup
@@ -86,7 +86,7 @@ class Instant:
 @observable("the source of batches, its first batch, and the tokens in it that are trained on")
 def first_batch(scene: Scene) -> object:
     dataset: Any = PromptDataset(prompts=tuple(prompts_of(12)))
-    source = sampled_rollouts(scene.run, dataset, Instant(), total_steps=STEPS, waits=tuple)  # type: ignore[arg-type]  # it has what rollouts call
+    source = sampled_rollouts(scene.run, prompt_cursor(scene.run, dataset), Instant(), total_steps=STEPS, waits=tuple)  # type: ignore[arg-type]  # it has what rollouts call
 
     async def take() -> object:
         source.weights_are(0)

@@ -17,6 +17,7 @@ from attrs import evolve
 from torch import nn
 
 from skyrl.config.derive.supervised_rules import MODEL
+from skyrl.config.loading.preference_kind import REFERENCE
 from skyrl.config.loading.stored import stored_tree
 from skyrl.errors import ResumeError, RunError, UserError
 from skyrl.experiments.experiment import experiment_class
@@ -27,8 +28,8 @@ from skyrl.runs.run_lock import refuse_changed
 from skyrl.runs.session import RunSession
 from skyrl.tree import evolve_at, get_at
 from tests.effects.boundaries import Reached, given_to_deepspeed, learner_of, worker_of
-from tests.effects.models import REWARD_PLACE, SFT_PLACE, batch_for
-from tests.effects.observables import alarms, callbacks, planned_steps, run, trackers, what_is_left
+from tests.effects.models import PREFERENCE_PLACE, REWARD_PLACE, SFT_PLACE, batch_for
+from tests.effects.observables import alarms, callbacks, plain, planned_steps, run, trackers, what_is_left
 from tests.effects.passes import fusions_of, noted_activations, tokenizer
 from tests.effects.placement import processes
 from tests.effects.probe import Observable, Probe, Scene, observable
@@ -56,8 +57,8 @@ def rows_of(kind: str) -> list[Values]:
     if kind == "sft":
         chats = [CHAT, CHAT[:2], ("ab", "A" * 24)]
         return [{"messages": messages(words), "chat": messages(OTHER), **common} for words in chats]
-    sides = {"prompt": "ab", "chosen": "xyz", "rejected": "m", "margin": 0.5}
-    others = {"ask": "cd", "better": "yy", "worse": "oo", "by": 0.25}
+    sides = {"prompt": "ab", "chosen": "xyz", "rejected": "m", "margin": 0.5, "completion": "xy", "label": True}
+    others = {"ask": "cd", "better": "yy", "worse": "oo", "by": 0.25, "good": False}
     return [{**sides, **others, **common, "chosen": "x" * length} for length in (2, 3, 24)]
 
 
@@ -127,6 +128,14 @@ def drawn(scene: Scene) -> object:
         return [list(sampler.draw(4, step)) for step in range(5)]
 
 
+@observable("the rows of the first two batches")
+def streamed(scene: Scene) -> object:
+    with files(scene.run.kind):
+        experiment: Any = experiment_class(scene.run)(scene.run)
+        cursor = experiment.get_cursor()
+        return [[row.to_bytes() for row in cursor.take()] for _ in range(2)]
+
+
 @observable("the training steps that are planned for 33 rows")
 def steps_of_an_odd_number(scene: Scene) -> object:
     experiment: Any = experiment_class(scene.run)(evolve_at(scene.run, "num_steps", None))
@@ -154,6 +163,29 @@ def passes(scene: Scene) -> object:
             module.register_forward_pre_hook(lambda *_: layers.append(1))
     asyncio.run(learner.update(batch_for(scene)))
     return [sizes, len(layers)]
+
+
+@observable("loss and measurements of a batch by another model than the reference")
+def compared(scene: Scene) -> object:
+    rows = [{"prompt": "ab", "completion": word, "label": bool(place % 2)} for place, word in enumerate(CHAT)]
+    Path("out").mkdir(exist_ok=True)
+    Path("out/labelled.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows * 2))
+    experiment: Any = experiment_class(scene.run)(scene.run)
+    other = evolve_at(scene.run, "model.init_from_scratch", True)
+    experiment.learner = worker_of(evolve(scene, run=other), MODEL)
+    if scene.run.compares:
+        experiment.reference = worker_of(scene, REFERENCE)
+    batch = asyncio.run(experiment.complete(batch_for(scene)))
+    return plain(asyncio.run(experiment.learner.forward_backward(batch, experiment.get_objective())))
+
+
+@observable("the folders in which log-probabilities of the reference are stored")
+def stored_reference(scene: Scene) -> object:
+    experiment: Any = experiment_class(scene.run)(scene.run)
+    experiment.reference = worker_of(scene, REFERENCE)
+    with redirect_stderr(StringIO()):
+        asyncio.run(experiment.prepare())
+    return sorted({str(file.parent) for file in Path().rglob("*.f32")})
 
 
 @observable("whether the inputs of recomputed layers may wait on the host")
@@ -290,6 +322,8 @@ COMMON: tuple[tuple[str, Any, Observable, Values], ...] = (
     ("bad_rows", "skip", bad_rows, {}),
     ("max_length", 16, rows, {}),
     ("tokenized_path", "tokens", rows, {}),
+    ("streaming", True, streamed, {"num_steps": 3}),
+    ("shuffle_buffer_size", 1, streamed, {"streaming": True, "num_steps": 3}),
     ("disable_fast_tokenizer", True, rows, {}),
     ("tokenizer_path", "{nano}/other", tokenizer, {}),
     ("chat_template.name_or_path", "template.jinja", rows, {"chat_template.source": "file"}),
@@ -340,11 +374,35 @@ COMMON: tuple[tuple[str, Any, Observable, Values], ...] = (
 )
 """Field, value, what is seen, and where."""
 
+LABELLED: Values = {"train_datasets": ["out/labelled.jsonl"]}
+
 OWN: dict[str, tuple[tuple[str, Any, Observable, Values], ...]] = {
     "sft": (
         ("too_long", "truncate", long_rows, {}),
         ("train_on_what", "all_assistant_messages", rows, {}),
         ("messages_key", "chat", rows, {}),
+    ),
+    "preference": (
+        ("chosen_key", "better", rows, {}),
+        ("rejected_key", "worse", rows, {}),
+        ("prompt_key", "ask", rows, {}),
+        ("loss_type", ["hinge"], compared, {}),
+        ("loss_weights", [1.0, 0.5], compared, {"loss_type": ["sigmoid", "sft"]}),
+        ("beta", 0.3, compared, {}),
+        ("label_smoothing", 0.2, compared, {}),
+        ("f_divergence_type", "forward_kl", compared, {}),
+        ("f_alpha_divergence_coef", 0.7, compared, {"f_divergence_type": "alpha_divergence"}),
+        ("ld_alpha", 0.5, compared, {}),
+        ("discopop_tau", 1.0, compared, {"loss_type": ["discopop"]}),
+        ("simpo_gamma", 1.0, compared, {"loss_type": ["simpo"]}),
+        ("desirable_weight", 2.0, compared, {**LABELLED, "loss_type": ["kto"]}),
+        ("undesirable_weight", 2.0, compared, {**LABELLED, "loss_type": ["kto"]}),
+        ("completion_key", "better", rows, {"loss_type": ["kto"]}),
+        ("label_key", "good", rows, {"loss_type": ["kto"]}),
+        ("reference_free", True, compared, {}),
+        ("ref_model_path", "{nano}/mixture", compared, {}),
+        ("precompute_ref_log_probs", True, stored_reference, {}),
+        ("ref_log_probs_path", "elsewhere", stored_reference, {"precompute_ref_log_probs": True}),
     ),
     "reward_model": (
         ("chosen_key", "better", rows, {}),
@@ -359,13 +417,18 @@ WRITTEN_DTYPE: Values = {"strategy": "deepspeed", "device": "cuda", "attention":
 PROBES: tuple[Probe, ...] = (
     *(Probe(path, value, seen_in, context, "sft") for path, value, seen_in, context in (*COMMON, *OWN["sft"])),
     *(
-        Probe(path, value, evolve(seen_in, long=True), context, "reward_model")  # by the same code
+        Probe(path, value, evolve(seen_in, long=True), context, kind)  # by the same code
+        for kind in ("reward_model", "preference")
         for path, value, seen_in, context in COMMON
     ),
-    *(Probe(path, value, seen_in, context, "reward_model") for path, value, seen_in, context in OWN["reward_model"]),
+    *(
+        Probe(path, value, seen_in, context, kind)
+        for kind in ("reward_model", "preference")
+        for path, value, seen_in, context in OWN[kind]
+    ),
     *(
         probe
-        for place in (SFT_PLACE, REWARD_PLACE)
+        for place in (SFT_PLACE, REWARD_PLACE, PREFERENCE_PLACE)
         for probe in (
             place.probe("faults.on_non_finite", "skip", place.sights.left_out()),
             place.probe("compute_dtype", "bfloat16", place.sights.scored()),

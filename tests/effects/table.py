@@ -50,7 +50,12 @@ WITHOUT_EFFECT: dict[str, str] = {
 }
 """Leaves that change nothing by nature, with the reason."""
 
-TITLES = {"rl": "Reinforcement learning", "sft": "Supervised fine-tuning", "reward_model": "Reward models"}
+TITLES = {
+    "rl": "Reinforcement learning",
+    "sft": "Supervised fine-tuning",
+    "reward_model": "Reward models",
+    "preference": "Preferences",
+}
 
 
 def page() -> str:

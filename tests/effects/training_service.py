@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import attrs
 import pytest
@@ -26,9 +26,9 @@ def served(scene: Scene) -> object:
 
     @asynccontextmanager
     async def serving(
-        backend: Backend, folder: Path, settings: TrainingServiceConfig, model: ServedModel
+        backend: Backend, folder: Path, settings: TrainingServiceConfig, model: ServedModel, records: object
     ) -> AsyncIterator[Any]:
-        del backend, folder
+        del backend, folder, records
         found["settings"], found["model"] = attrs.asdict(settings), model.full
         running = MagicMock()
         running.run = lambda: asyncio.sleep(0)
@@ -41,7 +41,8 @@ def served(scene: Scene) -> object:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("skyrl.experiments.training_service.serving_training", serving)
-        patch.setattr("skyrl.experiments.training_service.ModelBank", bank)
+        patch.setattr("skyrl.experiments.training_service.ModelBank", MagicMock(side_effect=bank))
+        patch.setattr("skyrl.experiments.training_service.BankRanks", lambda ranks: AsyncMock())
         experiment = TrainingServiceExp(scene.run, {})
         vars(experiment)["client"] = MagicMock()
         found["adapters"] = experiment.adapters

@@ -16,7 +16,7 @@ class LoggedPools(Pools):
 
     def __init__(self, rows: Sequence[Any], log: str) -> None:
         pools = (Pool("hard", 0.3, 0.2), Pool("normal", 0.7, 1.0), Pool("easy", 1.0, 0.2))
-        super().__init__(len(rows), pools, unseen=1.0, seed=7)
+        super().__init__(len(rows), pools, unseen=1.0, memory=0.5, seed=7)
         self.log = Path(log)
 
     def draw(self, count: int, step: int) -> Sequence[int]:

@@ -21,11 +21,13 @@ from typing import Any, Literal, TypeVar
 from attrs import asdict, frozen
 
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.experiments.preference import PreferenceExp
 from skyrl.experiments.reward_model import RewardModelExp
 from skyrl.experiments.sft import SFTExp
 from skyrl.learners.data_parallel import DataParallel
 from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker
+from skyrl.learners.workers.preference_roles import PreferenceWorker
 from skyrl.learners.workers.roles import PolicyWorker, RewardModelWorker, SFTWorker
 from skyrl.processes.orphans import RUN, folder_of_this_process, tagged
 from skyrl.storage.disk import Bytes, Disk
@@ -190,6 +192,10 @@ class PhasedSFTWorker(Phased, SFTWorker):
     """Of supervised fine-tuning."""
 
 
+class PhasedPreferenceWorker(Phased, PreferenceWorker):
+    """Of a preference run."""
+
+
 class PhasedRewardModelWorker(Phased, RewardModelWorker):
     """Of a reward model."""
 
@@ -236,6 +242,16 @@ class PhasedSFTExp(SFTExp):
         tell_of_the_clock(self)
 
 
+class PhasedPreferenceExp(PreferenceExp):
+    """`PreferenceExp` that tells of its phases."""
+
+    worker = PhasedPreferenceWorker
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        tell_of_the_clock(self)
+
+
 class PhasedRewardModelExp(RewardModelExp):
     """`RewardModelExp` that tells of its phases."""
 
@@ -265,10 +281,11 @@ def command(words: list[str], environment: dict[str, str], folder: Path, verbs: 
     os.dup2(said, 2)
     from skyrl.cli.main import main
     from skyrl.config.settings import strategies
-    from skyrl.experiments import ppo, reward_model, sft
+    from skyrl.experiments import ppo, preference, reward_model, sft
 
     strategies.STRATEGIES = {**strategies.STRATEGIES, "megatron": ON_ANY_DEVICE}
     ppo.BasePPOExp = PhasedExp  # type: ignore[misc]  # replaced for the test
     sft.SFTExp = PhasedSFTExp  # type: ignore[misc]  # replaced for the test
+    preference.PreferenceExp = PhasedPreferenceExp  # type: ignore[misc]  # replaced for the test
     reward_model.RewardModelExp = PhasedRewardModelExp  # type: ignore[misc]  # replaced for the test
     main([*verbs, *words])

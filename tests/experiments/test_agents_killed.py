@@ -25,7 +25,8 @@ PLAYED: dict[str, Any] = {
 """Six steps of four prompts, of three samples each: one epoch."""
 
 WHERE: dict[str, tuple[dict[str, Any], list[int]]] = {
-    "here": ({}, [5, 30]),
+    "here": ({}, [30]),
+    "here, twice": ({}, [5, 30]),
     "ahead of training": ({"trainer__fully_async": {"enabled": True, "max_staleness_steps": 2}}, [5, 20, 40]),
     "on Ray": ({"trainer__placement__executor": "ray", "trainer__placement__colocate_all": False}, [5, 30]),
 }

@@ -53,6 +53,7 @@ def test_early_stopping_finishes_the_run_and_keeps_it_finished(
     assert [record["step"] for record in all_metrics(tmp_path)] == list(range(7))
 
 
+@pytest.mark.long
 def test_a_negative_entropy_bonus_collapses_the_entropy_and_is_noticed(nano: Path, tmp_path: Path) -> None:
     ill: dict[str, Any] = {
         "trainer__algorithm__use_entropy_loss": True,

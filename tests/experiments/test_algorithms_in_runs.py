@@ -114,6 +114,7 @@ def test_the_reference_is_refreshed_after_every_epoch_and_a_resumed_run_has_it(n
     assert not all(torch.equal(reference[name], policy[name]) for name in reference)  # which is a step further
 
 
+@pytest.mark.long
 def test_a_refreshed_reference_is_the_policy_with_its_adapter(nano: Path, tmp_path: Path) -> None:
     adapted = {"trainer__policy__model__lora__rank": 4, "trainer__max_training_steps": 3, "trainer__recording": "jsonl"}
     train(nano, tmp_path, **REFRESHED, **adapted)

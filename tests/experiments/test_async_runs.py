@@ -61,7 +61,7 @@ def test_without_staleness_a_run_is_the_synchronous_one_token_for_token(nano: Pa
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("interrupt", [True, False])
+@pytest.mark.parametrize("interrupt", long_except([True, False], True))
 def test_samples_get_as_old_as_the_bound_and_no_older(nano: Path, tmp_path: Path, interrupt: bool) -> None:
     settings = {"enabled": True, "max_staleness_steps": 2, "interrupt_generation": interrupt}
     train(nano, tmp_path, trainer__fully_async=settings, trainer__algorithm__policy_loss_type="decoupled")
@@ -174,7 +174,7 @@ def test_a_run_that_goes_on_trains_on_every_prompt_of_its_epoch_once(nano: Path,
 @pytest.mark.parametrize(
     ("poison", "staleness"),
     [
-        (weight, 0),
+        pytest.param(weight, 0, marks=pytest.mark.long),
         (logprob, 2),
         pytest.param(weight, 2, marks=pytest.mark.long),
         pytest.param(logprob, 0, marks=pytest.mark.long),
@@ -206,6 +206,7 @@ def test_a_run_goes_back_to_its_last_checkpoint_and_on_with_other_prompts(
     assert (len(prompts), len(set(prompts[:20]))) == (24, 20)
 
 
+@pytest.mark.long
 def test_a_run_that_goes_back_over_several_versions_trains_on_nothing_that_they_drew(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +260,7 @@ def test_evaluation_and_checkpoints_come_when_their_triggers_say(nano: Path, tmp
     }
 
 
-@pytest.mark.parametrize("kind", ["filter", "replace"])
+@pytest.mark.parametrize("kind", long_except(["filter", "replace"], "filter"))
 def test_dynamic_sampling_fills_batches_with_groups_that_teach(nano: Path, tmp_path: Path, kind: str) -> None:
     """A group whose samples all have the same reward is refused as soon as it ends, or its batch is drawn again."""
     hook = tmp_path / "mixed.py"

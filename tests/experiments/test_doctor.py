@@ -22,7 +22,7 @@ from skyrl.errors import ConfigError, Problem, ResumeError, UserError
 from skyrl.experiments import first_rows
 from skyrl.experiments.first_rows import supervised_rows_can_be_used
 from skyrl.experiments.folder_checks import folders_can_be_written
-from skyrl.runs.run_lock import RunLock
+from skyrl.runs.run_lock import RunLock, config_text
 from skyrl.runs.run_owner import sign
 from skyrl.tracking.services.run_files import stored_configuration
 from tests import supervised_run
@@ -520,6 +520,7 @@ def test_a_run_reads_a_large_file_once_and_still_counts_a_parquet_file(
         ("sft", '{"messages": 3}', ", row 32: messages is 3"),
         ("sft", '{"messages": [], "images": ["x"]}', ", row 32: "),
         ("reward_model", '{"prompt": "a", "chosen": "b"}', ", row 32: it has no rejected"),
+        ("preference", '{"prompt": "a", "chosen": "b"}', ", row 32: it has no rejected"),
         ("reward_model", '{"chosen": "a", "rejected": "b"}', ", row 32: chosen is a text and there is no prompt"),
     ],
 )
@@ -539,7 +540,7 @@ def test_a_bad_row_of_a_supervised_run_is_found(kind: str, line: str, said: str,
         ]
 
 
-@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+@pytest.mark.parametrize("kind", ["sft", "reward_model", "preference"])
 def test_supervised_rows_that_do_not_fill_a_batch_are_found(kind: str, nano: Path, tmp_path: Path) -> None:
     settings = supervised_run.settings(nano, tmp_path, kind, batch_size=33)
     (problem,) = said_of(settings, RunKind.preflight_checks)
@@ -560,7 +561,7 @@ def stored(folder: Path, run: Any) -> None:
     """The folder of this run."""
     lock = RunLock(folder, "trainer.run_path", run)
     lock.acquire()
-    lock.write_config()
+    lock.write_config(config_text(run, {}))
     lock.release()
 
 

@@ -18,7 +18,9 @@ from skyrl.training.describe import Metrics
 from tests.supervised_run import settings
 
 
-@pytest.mark.parametrize(("kind", "rows", "tokens"), [("sft", 8, 16), ("reward_model", 16, 16 + 1)])
+@pytest.mark.parametrize(
+    ("kind", "rows", "tokens"), [("sft", 8, 16), ("reward_model", 16, 16 + 1), ("preference", 16, 16)]
+)
 def test_each_made_up_step_learns_from_a_whole_batch_of_the_longest_rows(
     nano: Path,
     tmp_path: Path,

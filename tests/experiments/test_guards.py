@@ -23,6 +23,7 @@ from skyrl.tools.replay import Replay
 from skyrl.training.advantage import advantage_estimator
 from skyrl.training.guards import NonFiniteGuard
 from skyrl.trajectory import TurnReward
+from tests.long_cases import long_except
 from tests.nano_run import metrics, train
 
 NAN, INF = float("nan"), float("inf")
@@ -157,7 +158,7 @@ def assert_only_numbers_were_saved(out: Path, steps: set[int]) -> None:
     assert found == steps
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", long_except(KINDS, "advantage", "learning rate"))
 def test_abort_ends_the_run_and_names_the_cause(
     nano: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +168,7 @@ def test_abort_ends_the_run_and_names_the_cause(
     assert_only_numbers_were_saved(tmp_path, {2})
 
 
-@pytest.mark.parametrize("kind", BEFORE_LEARNING | OF_AN_UPDATE)
+@pytest.mark.parametrize("kind", long_except(BEFORE_LEARNING | OF_AN_UPDATE, "reward", "loss"))
 def test_skip_leaves_out_what_would_have_learnt_from_it(
     nano: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,7 +181,7 @@ def test_skip_leaves_out_what_would_have_learnt_from_it(
     assert ("a step is left out (1 in a row)" in capsys.readouterr().err) == whole_step
 
 
-@pytest.mark.parametrize("kind", OF_THE_LEARNER)
+@pytest.mark.parametrize("kind", long_except(OF_THE_LEARNER, "weight"))
 def test_a_learner_that_is_broken_cannot_be_skipped(
     nano: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,7 +191,7 @@ def test_a_learner_that_is_broken_cannot_be_skipped(
     assert_only_numbers_were_saved(tmp_path, {2})
 
 
-@pytest.mark.parametrize("kind", ["logprob", "gradient", "learning rate", "weight"])
+@pytest.mark.parametrize("kind", long_except(["logprob", "gradient", "learning rate", "weight"], "logprob", "gradient"))
 def test_roll_back_goes_on_from_the_last_checkpoint_with_other_prompts(
     nano: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

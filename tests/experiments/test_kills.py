@@ -14,6 +14,7 @@ import pytest
 from tests.experiments.forked import run
 from tests.experiments.phases import PHASES, Fault
 from tests.experiments.sameness import assert_same, assert_same_files, tokens
+from tests.long_cases import long_except
 from tests.nano_run import metrics
 
 pytestmark = pytest.mark.xdist_group("forked")
@@ -92,16 +93,25 @@ def assert_every_prompt_is_trained_on_twice(out: Path) -> None:
     assert 0 <= min(lags) <= max(lags) <= 2
 
 
-def test_a_run_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: Path, whole: Path) -> None:
-    faults = [*moments(9, seed=1), Fault(phase="product", nth=6)]
-    assert {fault.phase for fault in faults} == {*PHASES, "product"}
+EVERY_PHASE = [*moments(9, seed=1), Fault(phase="product", nth=6)]
+
+
+FEW_PHASES = {"reward", "backward", "sync", "writing", "product"}
+
+
+@pytest.mark.parametrize("phases", long_except([{*PHASES, "product"}, FEW_PHASES], FEW_PHASES), ids=["every", "few"])
+def test_a_run_that_is_killed_ends_like_one_that_was_not(
+    nano: Path, tmp_path: Path, whole: Path, phases: set[str]
+) -> None:
+    faults = [fault for fault in EVERY_PHASE if fault.phase in phases]
+    assert {fault.phase for fault in faults} == phases
     assert_kills_change_nothing(nano, tmp_path, whole, faults)
 
 
 def test_an_asynchronous_run_that_is_killed_trains_on_no_prompt_too_often_or_not_at_all(
     nano: Path, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    faults = moments(20 if pytestconfig.getoption("--long") else 3, seed=3)
+    faults = moments(20 if pytestconfig.getoption("--long") else 2, seed=3)
     for killed in killed_runs(nano, tmp_path, faults, **AHEAD):
         assert_every_prompt_is_trained_on_twice(killed)
 

@@ -69,6 +69,7 @@ def test_a_synchronous_run_that_is_killed_draws_what_an_undisturbed_one_draws(
         assert_same_files(killed, tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_an_asynchronous_run_that_is_killed_draws_what_an_undisturbed_one_draws(
     nano: Path, tmp_path: Path, count: int
 ) -> None:

@@ -16,6 +16,8 @@ import pytest
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.errors import RunError
 from skyrl.tracking.jsonlines import JsonLines
+from tests.experiments.logged_sampler import draws_in
+from tests.experiments.test_kills_of_samplers import followed
 from tests.experiments.test_lost_ranks import samples
 from tests.machines import RAY_PORTS, ROOT, Machines
 from tests.nano_run import as_words, overrides, train
@@ -102,6 +104,14 @@ class Started:
         """Its exit code."""
         return self._process.wait(PATIENCE)
 
+    def is_killed_and_starts_again(self) -> None:
+        """The command is killed, which ends all that it started, and begins anew."""
+        assert self._process.poll() is None, self.said
+        self._process.kill()
+        self._process.wait()
+        assert self.left_nothing(), self.said
+        self._process = self._start()
+
     def goes_on(self) -> None:
         """The same command again, to the end."""
         self._process = self._start()
@@ -171,6 +181,23 @@ def test_a_machine_that_vanishes_is_named_and_the_run_resumes_when_it_is_back(
     assert "Continuing after step" in run.said
     if layout == "engine elsewhere":
         run.trained_as_undisturbed(nano)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_killed_run_draws_by_rewards_what_an_undisturbed_one_draws(
+    machines: Machines, nano: Path, tmp_path: Path, layout: str
+) -> None:
+    rewarded = {"environment__env_class": "tests.experiments.logged_sampler:by_letter"}
+    run = Started(machines, nano, tmp_path, layout, **rewarded, **followed(tmp_path))
+    for step in range(10):  # 20 moments with both layouts
+        run.reaches(step)
+        run.is_killed_and_starts_again()
+    assert run.ends() == 0, run.said
+    alone = tmp_path / "undisturbed"
+    alone.mkdir()
+    train(nano, alone, **{**SHORT, **rewarded, **followed(alone)})
+    assert draws_in(tmp_path / "draws") == draws_in(alone / "draws")
 
 
 @pytest.mark.long
@@ -246,7 +273,8 @@ def test_a_poor_network_changes_no_sample(
     run.trained_as_undisturbed(nano)
 
 
-@pytest.mark.parametrize("layout", ["engine elsewhere", pytest.param("ranks on both", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_network_that_is_cut_for_a_moment_changes_no_sample(
     machines: Machines, nano: Path, tmp_path: Path, layout: str
 ) -> None:
@@ -258,7 +286,8 @@ def test_a_network_that_is_cut_for_a_moment_changes_no_sample(
     run.trained_as_undisturbed(nano)
 
 
-@pytest.mark.parametrize("layout", ["ranks on both", pytest.param("engine elsewhere", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_port_that_is_closed_between_machines_is_named(
     machines: Machines, nano: Path, tmp_path: Path, layout: str
 ) -> None:

@@ -18,8 +18,10 @@ from tests.experiments.test_kills import ON_RAY as KILLED_ON_RAY
 from tests.experiments.test_kills import assert_kills_change_nothing, moments
 from tests.experiments.test_other_ranks import ON_RAY, RANKS, samples
 from tests.inference.nano import nano_model
-from tests.megatron_shim import ON_ANY_DEVICE, HostPolicyWorker
+from tests.megatron_shim import ON_ANY_DEVICE, HostPolicyWorker, HostRewardModelWorker, HostSFTWorker
 from tests.nano_run import metrics, train
+from tests.supervised_run import farthest, weights
+from tests.supervised_run import train as train_on_rows
 
 pytestmark = pytest.mark.long
 
@@ -32,6 +34,8 @@ def megatron_takes_the_cpu_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the processes of the policy's ranks, and in the check of the configuration."""
     monkeypatch.setitem(STRATEGIES, "megatron", ON_ANY_DEVICE)
     monkeypatch.setattr("skyrl.experiments.ppo.PolicyWorker", HostPolicyWorker)
+    monkeypatch.setattr("skyrl.experiments.sft.SFTExp.worker", HostSFTWorker)
+    monkeypatch.setattr("skyrl.experiments.reward_model.RewardModelExp.worker", HostRewardModelWorker)
 
 
 def degrees(**sizes: int) -> dict[str, Any]:
@@ -126,3 +130,30 @@ def test_a_run_goes_on_under_fsdp2_and_back(nano: Path, tmp_path: Path) -> None:
         for one, two in zip(metrics(tmp_path / "whole"), metrics(tmp_path / name), strict=True):
             if one["step"]:
                 assert two["policy/final_loss"] == pytest.approx(one["policy/final_loss"], rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "sizes"),
+    [
+        ("sft", 1, {}),
+        ("sft", 2, {"tensor_model": 2}),
+        ("sft", 2, {"pipeline_model": 2}),
+        ("sft", 2, {"context": 2}),
+        ("sft", 4, {"tensor_model": 2}),
+        ("reward_model", 2, {"pipeline_model": 2}),
+    ],
+    ids=str,
+)
+def test_rows_are_learned_as_in_one_process(
+    kind: str, ranks: int, sizes: dict[str, int], nano: Path, tmp_path: Path
+) -> None:
+    megatron = {f"megatron_config__{name}_parallel_size": size for name, size in sizes.items()}
+    spread = {"strategy": "megatron", "placement__num_gpus_per_node": ranks, "placement__executor": "ray", **megatron}
+    evaluated = {"eval_datasets": (str(tmp_path / "alone" / "train.jsonl"),), "eval_interval": 4}
+    alone = train_on_rows(nano, tmp_path / "alone", kind, **evaluated)
+    together = train_on_rows(nano, tmp_path / "together", kind, **evaluated, **spread)
+    for name in ("train/loss", "train/grad_norm", "eval/train/loss"):
+        losses = [[record[name] for record in each if name in record] for each in (alone, together)]
+        assert losses[0] and losses[1] == pytest.approx(losses[0], abs=1e-5)
+    if kind == "sft":
+        assert farthest(weights(tmp_path / "alone"), weights(tmp_path / "together")) < 1e-4

@@ -71,7 +71,8 @@ def logged(nano: Path, out: Path) -> Iterator[str]:
         nano_run.train(nano, out / name, **{**SHORT, **changes, **critic})
         for record in nano_run.all_metrics(out / name):
             yield from record
-    for kind, rows in (("sft", supervised_run.chats(8)), ("reward_model", supervised_run.pairs(8))):
+    pairs = supervised_run.pairs(8)
+    for kind, rows in (("sft", supervised_run.chats(8)), ("reward_model", pairs), ("preference", pairs)):
         held_out = supervised_run.write(out / f"{kind}.jsonl", rows)
         evaluated = {"eval_datasets": (held_out,), "eval_before_train": True}
         for record in supervised_run.train(nano, out / kind, kind, num_steps=2, **evaluated):

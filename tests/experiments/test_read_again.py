@@ -12,6 +12,7 @@ import pytest
 
 from skyrl.checkpoint.store import Checkpoint
 from skyrl.config import ModelConfig, SkyRLTrainConfig, compose
+from skyrl.data.prompts import PromptDataset
 from skyrl.errors import ResumeError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.ppo import BasePPOExp
@@ -201,10 +202,10 @@ def test_the_folders_of_harbor_tasks_are_read_again(nano: Path, tmp_path: Path) 
     (folder / "tests" / "test.sh").write_text("exit 0")
     task = {"harbor_task": str(folder)}
     prompt = Prompt(id="0:0", messages=(), token_ids=(1,), env_class="harbor", extras=task)
-    before = judged_with(run, [prompt])
+    before = judged_with(run, [PromptDataset(prompts=(prompt,))])
     assert before.keys() == {"the folders of Harbor tasks"}
     (folder / "tests" / "test.sh").write_text("exit 1")
-    assert judged_with(run, [prompt]) != before
+    assert judged_with(run, [PromptDataset(prompts=(prompt,))]) != before
     assert judged_with(run, []) == {}
 
 

@@ -18,6 +18,7 @@ from skyrl.runs import recovery
 from skyrl.runs.resume import beginning
 from skyrl.storage.disk import Disk
 from skyrl.tree import fingerprint
+from tests.long_cases import long_except
 from tests.nano_run import config, metrics, overrides, train
 from tests.supervised_run import toml_file
 
@@ -106,7 +107,7 @@ def run_failing(nano: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **cha
     return end.value.code
 
 
-@pytest.mark.parametrize("mode", ["auto", "fault"])
+@pytest.mark.parametrize("mode", long_except(["auto", "fault"], "auto"))
 def test_a_run_that_fails_begins_again_and_ends_like_one_that_did_not(
     nano: Path,
     tmp_path: Path,
@@ -180,7 +181,7 @@ def test_a_run_that_waits_for_its_checkpoints_saves_the_same(nano: Path, tmp_pat
         assert digests(tmp_path, step) == digests(whole, step)
 
 
-@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("waits", long_except([True, False], False))
 def test_a_full_disk_ends_the_run_with_what_is_needed_and_leaves_the_checkpoint_before(
     nano: Path, tmp_path: Path, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.routing_replay import drawn, measured, save_mixture
 from tests import nano_run
 from tests.experiments.test_async_runs import ASYNC
+from tests.long_cases import long_except
 
 REPLAYED: dict[str, Any] = {
     "trainer__policy__moe_enable_routing_replay": True,
@@ -33,7 +34,7 @@ def test_with_rollouts_in_sixteen_bits_replay_brings_learner_and_engine_together
     assert found["with_replay"]["max"] < found["without_replay"]["max"]
 
 
-@pytest.mark.parametrize("way", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("way", long_except(["synchronous", "asynchronous"], "asynchronous"))
 def test_a_run_replays_what_its_engine_chose(way: str, nano: Path, tmp_path: Path) -> None:
     apart = {}
     for replays in (False, True):

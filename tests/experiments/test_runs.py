@@ -40,7 +40,7 @@ def assert_same_weights(one: Path, other: Path) -> None:
 
 
 def test_a_run_leaves_its_configuration_metrics_samples_curve_and_model(nano: Path, tmp_path: Path) -> None:
-    experiment = train(nano, tmp_path)
+    experiment = train(nano, tmp_path, draws_curve=True)
     folder = tmp_path / "run"
     stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert cattrs.structure(stored["config"], SkyRLTrainConfig) == experiment.cfg
@@ -57,6 +57,14 @@ def test_a_run_leaves_its_configuration_metrics_samples_curve_and_model(nano: Pa
     assert list(summary(experiment.cfg, experiment.folder))[-1].startswith("accuracy before 0.")
 
 
+@pytest.fixture(scope="module")
+def finished(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six steps. Its tests share one process, and leave it as it is."""
+    out = tmp_path_factory.mktemp("finished")
+    train(nano, out)
+    return out
+
+
 def test_the_policy_learns_what_is_rewarded(nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path, trainer__epochs=4, generator__n_samples_per_prompt=8, trainer__eval_interval=-1)
     rewards = [row["reward/avg_raw_reward"] for row in metrics(tmp_path) if "reward/avg_raw_reward" in row]
@@ -64,13 +72,13 @@ def test_the_policy_learns_what_is_rewarded(nano: Path, tmp_path: Path) -> None:
     assert sum(rewards[-4:]) / 4 > 0.8
 
 
-def test_the_trained_model_loads_in_transformers_and_is_the_last_checkpoint(nano: Path, tmp_path: Path) -> None:
+@pytest.mark.xdist_group("finished_run")
+def test_the_trained_model_loads_in_transformers_and_is_the_last_checkpoint(finished: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    train(nano, tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
-    assert AutoTokenizer.from_pretrained(tmp_path / "run" / "model").decode(model.config.eos_token_id) == "<|end|>"
-    latest = CheckpointStore(tmp_path / "checkpoints").latest()
+    model = AutoModelForCausalLM.from_pretrained(finished / "run" / "model")
+    assert AutoTokenizer.from_pretrained(finished / "run" / "model").decode(model.config.eos_token_id) == "<|end|>"
+    latest = CheckpointStore(finished / "checkpoints").latest()
     assert latest is not None and latest.step == 6
     for name, weight in model.named_parameters():
         assert torch.equal(latest.models["policy"][f"model.{name}"], weight.detach())
@@ -84,10 +92,9 @@ def test_two_deterministic_runs_write_the_same_metrics_and_weights(nano: Path, t
 
 
 def test_a_run_that_was_stopped_and_made_longer_ends_like_one_that_was_not(nano: Path, tmp_path: Path) -> None:
-    changes = {**DETERMINISTIC, "trainer__epochs": 2}
-    train(nano, tmp_path / "whole", **changes)
-    train(nano, tmp_path / "stopped", **changes, trainer__max_training_steps=6)
-    train(nano, tmp_path / "stopped", **changes)
+    train(nano, tmp_path / "whole", **DETERMINISTIC)
+    train(nano, tmp_path / "stopped", **DETERMINISTIC, trainer__max_training_steps=3)
+    train(nano, tmp_path / "stopped", **DETERMINISTIC)
     assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
     assert_same_weights(tmp_path / "stopped", tmp_path / "whole")
 
@@ -106,7 +113,9 @@ OTHER_SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("settings", long_except(OTHER_SETTINGS, OTHER_SETTINGS[-1]))
-@pytest.mark.parametrize("moment", ["_record_samples", "save", "after save", "export"])
+@pytest.mark.parametrize(
+    "moment", long_except(["_record_samples", "save", "after save", "export"], "_record_samples", "after save")
+)
 def test_a_run_that_died_at_any_moment_ends_like_one_that_did_not(
     nano: Path, tmp_path: Path, moment: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,22 +160,22 @@ def test_a_run_that_failed_before_it_kept_anything_leaves_its_folders_free(nano:
     train(nano, tmp_path, trainer__max_training_steps=1)
 
 
-def test_a_finished_run_is_not_trained_again(nano: Path, tmp_path: Path) -> None:
-    train(nano, tmp_path)
-    assert BasePPOExp(config(nano, tmp_path)).run() is False
-    assert [row["step"] for row in metrics(tmp_path)][-1] == 6
+@pytest.mark.xdist_group("finished_run")
+def test_a_finished_run_is_not_trained_again(nano: Path, finished: Path) -> None:
+    assert BasePPOExp(config(nano, finished)).run() is False
+    assert [row["step"] for row in metrics(finished)][-1] == 6
 
 
-def test_a_folder_refuses_another_run_with_the_difference(nano: Path, tmp_path: Path) -> None:
-    train(nano, tmp_path)
+@pytest.mark.xdist_group("finished_run")
+def test_a_folder_refuses_another_run_with_the_difference(nano: Path, finished: Path) -> None:
     with pytest.raises(ResumeError, match=r"optimizer_config.lr: 0.01 there, 0.02 here(.|\n)*trainer.run_path"):
-        train(nano, tmp_path, trainer__policy__optimizer_config__lr=0.02)
+        train(nano, finished, trainer__policy__optimizer_config__lr=0.02)
 
 
-def test_checkpoints_of_another_run_are_refused_in_a_new_folder_too(nano: Path, tmp_path: Path) -> None:
-    train(nano, tmp_path)
+@pytest.mark.xdist_group("finished_run")
+def test_checkpoints_of_another_run_are_refused_in_a_new_folder_too(nano: Path, finished: Path, tmp_path: Path) -> None:
     with pytest.raises(ResumeError, match=r"trainer.seed: 42 there, 7 here(.|\n)*trainer.ckpt_path"):
-        train(nano, tmp_path, trainer__seed=7, trainer__run_path=str(tmp_path / "elsewhere"))
+        train(nano, finished, trainer__seed=7, trainer__run_path=str(tmp_path / "elsewhere"))
 
 
 def test_fields_that_change_no_number_may_differ_on_resume(nano: Path, tmp_path: Path) -> None:
@@ -174,10 +183,10 @@ def test_fields_that_change_no_number_may_differ_on_resume(nano: Path, tmp_path:
     assert BasePPOExp(config(nano, tmp_path, trainer__run_name="other", trainer__eval_interval=2)).run() is True
 
 
-def test_without_resuming_nothing_that_is_there_is_overwritten(nano: Path, tmp_path: Path) -> None:
-    train(nano, tmp_path)
+@pytest.mark.xdist_group("finished_run")
+def test_without_resuming_nothing_that_is_there_is_overwritten(nano: Path, finished: Path) -> None:
     with pytest.raises(ResumeError, match=r"later steps \(2, 4, 6\), which this run would overwrite"):
-        train(nano, tmp_path, trainer__resume_mode="none")
+        train(nano, finished, trainer__resume_mode="none")
 
 
 def test_a_trained_model_without_checkpoints_is_not_replaced(nano: Path, tmp_path: Path) -> None:
@@ -312,9 +321,9 @@ def test_a_kl_loss_pulls_towards_the_reference(nano: Path, tmp_path: Path) -> No
     assert 0 < 2 * drift[5.0] < drift[1e-9]
 
 
-def test_the_engine_and_the_learner_agree_on_every_token(nano: Path, tmp_path: Path) -> None:
-    train(nano, tmp_path)
-    gaps = [row["policy/rollout_train_logprobs_abs_diff_max"] for row in metrics(tmp_path) if row["step"]]
+@pytest.mark.xdist_group("finished_run")
+def test_the_engine_and_the_learner_agree_on_every_token(finished: Path) -> None:
+    gaps = [row["policy/rollout_train_logprobs_abs_diff_max"] for row in metrics(finished) if row["step"]]
     assert max(gaps) < 1e-4
 
 

@@ -16,6 +16,7 @@ from skyrl.tree.masking import masked
 from tests.experiments.forked import TINY
 from tests.experiments.phases import command
 from tests.forkserver import CONTEXT
+from tests.long_cases import long_except
 from tests.nano_run import config, overrides
 
 pytestmark = pytest.mark.xdist_group("forked")
@@ -145,7 +146,7 @@ def said_by(words: list[str], out: Path, *verbs: str, exit_code: int = 0) -> str
     return said
 
 
-@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("broken", long_except([False, True], True))
 def test_a_hundred_secrets_are_nowhere_in_what_a_run_leaves(nano: Path, tmp_path: Path, broken: bool) -> None:
     tracked: dict[str, Any] = {} if broken else TRACKED
     said = run(nano, tmp_path / "out", broken=broken, **tracked)

@@ -30,22 +30,33 @@ def saved(out: Path) -> list[int]:
     return CheckpointStore(out / "checkpoints").steps()
 
 
-def test_a_run_that_is_terminated_in_every_phase_ends_like_one_that_was_not(
-    nano: Path, tmp_path: Path, whole: Path
+FEW_PHASES = [  # and the steps that are saved then
+    (Fault(phase="generation", does="SIGTERM", nth=2), [1]),
+    (Fault(phase="evaluation", does="SIGTERM"), [1, 2, 4]),
+    (Fault(phase="optimizer", does="kill"), [1, 2, 4]),  # the evaluation was made up for, and will be again
+    (Fault(phase="save", does="SIGTERM"), [1, 2, 4, 6]),
+]
+EVERY_PHASE = [
+    (Fault(phase="start", does="SIGTERM"), []),
+    (Fault(phase="generation", does="SIGTERM", nth=2), [1]),
+    (Fault(phase="reward", does="SIGTERM", nth=17), [1, 2]),
+    (Fault(phase="backward", does="SIGTERM", nth=3), [1, 2, 3]),
+    (Fault(phase="evaluation", does="SIGTERM"), [1, 2, 3, 4]),
+    (Fault(phase="optimizer", does="kill"), [1, 2, 3, 4]),  # the evaluation was made up for, and will be again
+    (Fault(phase="optimizer", does="SIGTERM", nth=2), [1, 2, 3, 4, 5]),
+    (Fault(phase="sync", does="SIGTERM", nth=2), [1, 2, 3, 4, 5, 6]),
+    (Fault(phase="forward", does="SIGTERM", nth=1), [1, 2, 3, 4, 5, 6]),
+    (Fault(phase="save", does="SIGTERM"), [1, 2, 3, 4, 5, 6, 8]),
+]
+
+
+@pytest.mark.parametrize(
+    "faults", [FEW_PHASES, pytest.param(EVERY_PHASE, marks=pytest.mark.long)], ids=["few", "every"]
+)
+def test_a_run_that_is_terminated_in_any_phase_ends_like_one_that_was_not(
+    nano: Path, tmp_path: Path, whole: Path, faults: list[tuple[Fault, list[int]]]
 ) -> None:
     out = tmp_path / "out"
-    faults = [  # and the steps that are saved then
-        (Fault(phase="start", does="SIGTERM"), []),
-        (Fault(phase="generation", does="SIGTERM", nth=2), [1]),
-        (Fault(phase="reward", does="SIGTERM", nth=17), [1, 2]),
-        (Fault(phase="backward", does="SIGTERM", nth=3), [1, 2, 3]),
-        (Fault(phase="evaluation", does="SIGTERM"), [1, 2, 3, 4]),
-        (Fault(phase="optimizer", does="kill"), [1, 2, 3, 4]),  # the evaluation was made up for, and will be again
-        (Fault(phase="optimizer", does="SIGTERM", nth=2), [1, 2, 3, 4, 5]),
-        (Fault(phase="sync", does="SIGTERM", nth=2), [1, 2, 3, 4, 5, 6]),
-        (Fault(phase="forward", does="SIGTERM", nth=1), [1, 2, 3, 4, 5, 6]),
-        (Fault(phase="save", does="SIGTERM"), [1, 2, 3, 4, 5, 6, 8]),
-    ]
     for fault, steps in faults:
         status, said = run(nano, out, fault)
         assert status == (75 if fault.does == "SIGTERM" else -signal.SIGKILL), (fault, said)

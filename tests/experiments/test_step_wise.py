@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.long_cases import long_except
 from tests.nano_run import metrics, train
 
 ECHO = """
@@ -49,7 +50,7 @@ def test_a_policy_learns_from_steps_and_batches_count_trajectories(nano: Path, t
     assert all(len(json.loads(line)["earlier"]) == 1 for line in lines)
 
 
-@pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean"])
+@pytest.mark.parametrize("reduction", long_except(["token_mean", "sequence_mean"], "sequence_mean"))
 def test_a_template_of_ones_own_trains_in_few_rows(nano: Path, tmp_path: Path, reduction: str) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{% for m in messages %}{{ m['content'] | upper }}<|end|>{% endfor %}", encoding="utf-8")

@@ -26,6 +26,7 @@ from tests.experiments.forked import TINY
 from tests.experiments.phases import command
 from tests.experiments.sameness import assert_same
 from tests.forkserver import CONTEXT
+from tests.long_cases import long_except
 from tests.nano_run import config, overrides, train
 
 pytestmark = pytest.mark.xdist_group("forked")
@@ -64,7 +65,7 @@ def test_a_write_that_fails_leaves_the_last_checkpoint(
     assert_same(broken, whole)
 
 
-@pytest.mark.parametrize("file", ["metrics.jsonl", "trajectories.jsonl"])
+@pytest.mark.parametrize("file", long_except(["metrics.jsonl", "trajectories.jsonl"], "metrics.jsonl"))
 def test_a_record_that_cannot_be_written_says_what_is_full(
     nano: Path, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

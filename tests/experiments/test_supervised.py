@@ -24,6 +24,7 @@ from skyrl.runs import recovery
 from skyrl.runs.stored_runs import checkpoints_of
 from skyrl.runs.summary import summary
 from skyrl.tools.exporting import export
+from tests.long_cases import long_except
 from tests.supervised_run import chats, farthest, pairs, records, settings, toml_file, train, weights, write
 
 
@@ -37,7 +38,9 @@ def test_the_loss_falls_on_the_rows_and_on_others(nano: Path, tmp_path: Path) ->
     assert after["eval/all/perplexity"] == pytest.approx(2.718281828 ** after["eval/all/loss"])
 
 
-@pytest.mark.parametrize("weights_of_rows", [(1,), (0.25, 1, 3)], ids=["unweighted", "weighted"])
+@pytest.mark.parametrize(
+    "weights_of_rows", long_except([(1,), (0.25, 1, 3)], (0.25, 1, 3)), ids=["unweighted", "weighted"]
+)
 def test_a_run_is_the_plain_loop_of_pytorch(nano: Path, tmp_path: Path, weights_of_rows: tuple[float, ...]) -> None:
     weighted = list(zip(chats(32), weights_of_rows * 32, strict=False))
     for row, weight in weighted:
@@ -134,7 +137,7 @@ def test_a_checkpoint_that_has_to_be_there_is_missed_in_the_words_of_its_own_tre
     assert str(refused.value).startswith("recover_mode = resume, but ") and "trainer." not in str(refused.value)
 
 
-@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+@pytest.mark.parametrize("kind", long_except(["sft", "reward_model"], "reward_model"))
 def test_a_run_that_was_moved_is_exported_out_of_the_checkpoints_in_its_folder(
     nano: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -253,7 +256,7 @@ def test_kind_chooses_the_tree(tmp_path: Path) -> None:
     assert isinstance(load([], {"kind": "sft"}).config, SFTConfig)
     assert type(load([]).config) is SkyRLTrainConfig
     assert cattrs.structure(cattrs.unstructure(loaded), RewardModelConfig) == loaded
-    with pytest.raises(ConfigError, match="'sfx' is not one of: rl, sft, reward_model"):
+    with pytest.raises(ConfigError, match="'sfx' is not one of: rl, sft, reward_model, preference"):
         load([], ["kind=sfx"])
 
 

@@ -13,6 +13,7 @@ from skyrl.errors import EXIT_REQUEUE
 from tests.experiments.forked import run_of
 from tests.experiments.phases import Fault
 from tests.experiments.sameness import assert_same_learning
+from tests.long_cases import long_except
 from tests.supervised_run import settings
 
 pytestmark = pytest.mark.xdist_group("forked")
@@ -37,7 +38,7 @@ def moments(count: int) -> list[Fault]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+@pytest.mark.parametrize("kind", long_except(["sft", "reward_model", "preference"], "reward_model"))
 def test_a_supervised_run_that_is_killed_ends_like_one_that_was_not(
     nano: Path, tmp_path: Path, kind: str, pytestconfig: pytest.Config
 ) -> None:

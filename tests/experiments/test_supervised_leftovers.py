@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from skyrl.cli.main import cli
 from skyrl.models.saving.reward_model import RewardModel
+from tests.long_cases import long_except
 from tests.supervised_run import farthest, train
 
 pytestmark = pytest.mark.xdist_group("leftovers")
@@ -30,7 +31,7 @@ def said(*words: Any) -> str:
     return done.output if done.exception is None else f"{type(done.exception).__name__}: {done.exception}"
 
 
-@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+@pytest.mark.parametrize("kind", long_except(["sft", "reward_model"], "reward_model"))
 def test_the_model_of_a_checkpoint_is_the_one_that_the_run_left(
     left: dict[str, Path], tmp_path: Path, kind: str
 ) -> None:

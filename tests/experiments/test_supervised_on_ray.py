@@ -15,7 +15,7 @@ from tests.supervised_run import records, settings, toml_file, train
 
 pytestmark = pytest.mark.xdist_group("forked")
 
-KINDS = pytest.mark.parametrize("kind", ["sft", "reward_model"])
+KINDS = pytest.mark.parametrize("kind", ["sft", "reward_model", "preference"])
 STRATEGIES = pytest.mark.parametrize("strategy", ["fsdp2", "deepspeed"])
 
 
@@ -30,8 +30,8 @@ def assert_one_file_has_the_same_losses_on_two_ranks(nano: Path, folder: Path, k
     for name, changes in {"alone": {}, "together": on_ray}.items():
         session = RunSession({**changes, "run_path": str(folder / name / "run")}, folder / name, files=[file])
         assert session.ends() == 0, session.said
-        logs = [log.name for log in (folder / name / "run").rglob("*-1.log")]
-        assert logs == (["policy-1.log"] if changes else [])
+        logs = sorted(log.name for log in (folder / name / "run").rglob("*-1.log"))
+        assert logs == (["policy-1.log", "ref-1.log"][: 1 + (kind == "preference")] if changes else [])
     assert losses(folder / "together") == pytest.approx(losses(folder / "alone"), abs=1e-5)
     assert len(losses(folder / "alone")) == 4
 

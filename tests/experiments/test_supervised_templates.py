@@ -12,6 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Gene
 
 from skyrl.models.saving.reward_model import RewardModel
 from skyrl.tools.exporting import export
+from tests.long_cases import long_except
 from tests.supervised_run import train
 
 TEMPLATE = (
@@ -33,7 +34,7 @@ def end_of(nano: Path, *, other: bool) -> tuple[str, int]:
     return special[0], int(tokenizer.encode(special[0], add_special_tokens=False)[0])
 
 
-@pytest.mark.parametrize("other", [True, False])
+@pytest.mark.parametrize("other", long_except([True, False], True))
 def test_the_model_is_stored_with_its_template_and_stops_where_its_turns_end(
     nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], other: bool
 ) -> None:

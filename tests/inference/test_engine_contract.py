@@ -30,6 +30,7 @@ from tests.inference.server_engines import SERVERS, arrived, engine_over, hung_u
 from tests.inference.steps import Steps, gate_of_model, gate_of_vllm
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import changed, saved, small_model
+from tests.long_cases import long_except
 
 pytestmark = pytest.mark.xdist_group("vllm")
 
@@ -50,6 +51,9 @@ class Held:
 
 ENGINES: dict[str, tuple[InferenceEngine, Steps]] = {}
 """One engine of each kind, with the gate in front of its steps; filled in the other process only."""
+
+DRAWN: dict[str, list[tuple[Completion, ...]]] = {}
+"""Requests, and what the torch engine answered; filled there, too."""
 
 
 def make(kind: str, folder: Path, **options: Any) -> tuple[InferenceEngine, Steps]:
@@ -97,7 +101,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(tmp_path_factory.mktemp("contract") / "model", model)
 
 
-OTHERS = ["vllm", "sglang server", "our server", pytest.param("vllm server", marks=pytest.mark.long)]
+OTHERS = long_except(["vllm", "sglang server", "our server", "vllm server"], "vllm", "sglang server")
 """Kinds of engine beside the torch engine, which they are compared with."""
 
 every = pytest.mark.parametrize("kind", ["torch", *OTHERS])
@@ -115,12 +119,20 @@ def agree(one: list[tuple[Completion, ...]], other: list[tuple[Completion, ...]]
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
 
 
+async def draw_by_torch(folder: Path, *asked: GenerationRequest) -> list[tuple[Completion, ...]]:
+    """What the torch engine draws, which is asked once for all kinds that are compared with it."""
+    key = repr(asked)
+    if key not in DRAWN:
+        DRAWN[key] = await draw("torch", folder, *asked)
+    return DRAWN[key]
+
+
 GREEDY = [request(prompt, temperature=0.0, max_generate_length=80) for prompt in prompts(*range(3, 27, 2))]
 
 
 @other
 def test_engines_draw_the_same_greedy_completions(host: Host, folder: Path, kind: str) -> None:
-    ours, theirs = host.run(draw, "torch", folder, *GREEDY), host.run(draw, kind, folder, *GREEDY)
+    ours, theirs = host.run(draw_by_torch, folder, *GREEDY), host.run(draw, kind, folder, *GREEDY)
     agree(ours, theirs)
     said = sum(ours, ())
     assert {completion.stop_reason for completion in said} == {"stop", "length"}
@@ -131,12 +143,12 @@ def test_engines_draw_the_same_greedy_completions(host: Host, folder: Path, kind
 @other
 def test_engines_stop_at_the_same_stop_strings(host: Host, folder: Path, kind: str) -> None:
     asked = []
-    for one, said in zip(GREEDY, host.run(draw, "torch", folder, *GREEDY), strict=True):
+    for one, said in zip(GREEDY, host.run(draw_by_torch, folder, *GREEDY), strict=True):
         pairs = [said[0].text[at : at + 2] for at in range(2, len(said[0].text) - 2)]
         stops = tuple(pair for pair in pairs if pair.isascii() and pair.isprintable())[:1]
         sampling = SamplingParams(temperature=0.0, max_generate_length=80, stop=(*stops, "nowhere"))
         asked.append(attrs.evolve(one, sampling=sampling))
-    ours, theirs = host.run(draw, "torch", folder, *asked), host.run(draw, kind, folder, *asked)
+    ours, theirs = host.run(draw_by_torch, folder, *asked), host.run(draw, kind, folder, *asked)
     agree(ours, theirs)
     stopped = [c.text for c, one in zip(sum(ours, ()), asked, strict=True) if c.text.endswith(one.sampling.stop or ())]
     assert len(stopped) >= 6
@@ -145,28 +157,28 @@ def test_engines_stop_at_the_same_stop_strings(host: Host, folder: Path, kind: s
 @other
 def test_engines_apply_a_repetition_penalty_alike(host: Host, folder: Path, kind: str) -> None:
     asked = [request(p, temperature=0.0, repetition_penalty=1.7) for p in prompts(4, 9)]
-    agree(host.run(draw, "torch", folder, *asked), host.run(draw, kind, folder, *asked))
+    agree(host.run(draw_by_torch, folder, *asked), host.run(draw, kind, folder, *asked))
 
 
 @other
 def test_engines_apply_a_frequency_penalty_alike(host: Host, folder: Path, kind: str) -> None:
     plain = [request(p, greedy=True, max_generate_length=40) for p in prompts(4, 9)]
     asked = [request(p, greedy=True, max_generate_length=40, frequency_penalty=1.2) for p in prompts(4, 9)]
-    ours = host.run(draw, "torch", folder, *asked)
+    ours = host.run(draw_by_torch, folder, *asked)
     agree(ours, host.run(draw, kind, folder, *asked))
-    repeated = [max(map(c.token_ids.count, c.token_ids)) for c in sum(host.run(draw, "torch", folder, *plain), ())]
+    repeated = [max(map(c.token_ids.count, c.token_ids)) for c in sum(host.run(draw_by_torch, folder, *plain), ())]
     assert max(max(map(c.token_ids.count, c.token_ids)) for c in sum(ours, ())) < max(repeated)
 
 
 @other
 def test_engines_stop_at_the_same_tokens(host: Host, folder: Path, kind: str) -> None:
-    longest = sum(host.run(draw, "torch", folder, *GREEDY), ())
+    longest = sum(host.run(draw_by_torch, folder, *GREEDY), ())
     ends = tuple(c.token_ids[min(5, len(c.token_ids) - 1)] for c in longest[:4])
     asked = [
         request(one.prompt_ids, greedy=True, max_generate_length=80, stop_token_ids=ends if place % 2 else ends[:1])
         for place, one in enumerate(GREEDY)
     ]
-    ours, theirs = host.run(draw, "torch", folder, *asked), host.run(draw, kind, folder, *asked)
+    ours, theirs = host.run(draw_by_torch, folder, *asked), host.run(draw, kind, folder, *asked)
     agree(ours, theirs)
     said = [
         c for c, one in zip(sum(ours, ()), asked, strict=True) if c.token_ids[-1] in (one.sampling.stop_token_ids or ())
@@ -177,7 +189,7 @@ def test_engines_stop_at_the_same_tokens(host: Host, folder: Path, kind: str) ->
 
 @other
 def test_no_completion_ends_before_its_least_length(host: Host, folder: Path, kind: str) -> None:
-    free = sum(host.run(draw, "torch", folder, *GREEDY), ())
+    free = sum(host.run(draw_by_torch, folder, *GREEDY), ())
     assert any(completion.stop_reason == "stop" and len(completion.token_ids) < 40 for completion in free)
     stop = next(letter for c in free for letter in c.text[2:30] if letter.isascii() and letter.isprintable())
     more: list[dict[str, Any]] = [{}, {"stop": (stop,)}, {"stop_token_ids": (free[0].token_ids[0],)}]
@@ -185,7 +197,7 @@ def test_no_completion_ends_before_its_least_length(host: Host, folder: Path, ki
         request(one.prompt_ids, greedy=True, max_generate_length=60, min_new_tokens=40, **more[place % 3])
         for place, one in enumerate(GREEDY)
     ]
-    ours, theirs = host.run(draw, "torch", folder, *asked), host.run(draw, kind, folder, *asked)
+    ours, theirs = host.run(draw_by_torch, folder, *asked), host.run(draw, kind, folder, *asked)
     agree(ours, theirs)
     assert all(len(completion.token_ids) >= 40 for completion in sum(ours, ()))
     assert len({len(completion.token_ids) for completion in sum(ours, ())}) > 1
@@ -314,22 +326,29 @@ async def load(kind: str, folder: Path, fault: str) -> tuple[str, list[tuple[Com
     return problem, await draw(kind, folder, *GREEDY[:3])
 
 
-@every
+FAULTS = {
+    "missing": "model.norm.weight is missing",
+    "unknown": "model.extra.weight is not a weight of this model",
+    "shape": "model.norm.weight has shape (7,), this model's has (64,)",
+    "not paused": "before the engine was paused and idle",
+}
+ONE_OF_EACH = [("torch", "missing"), ("vllm", "shape"), ("vllm", "not paused"), ("sglang server", "unknown")]
+
+
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("kind", "fault"),
     [
-        ("missing", "model.norm.weight is missing"),
-        ("unknown", "model.extra.weight is not a weight of this model"),
-        ("shape", r"model.norm.weight has shape (7,), this model's has (64,)"),
-        ("not paused", "before the engine was paused and idle"),
+        pytest.param(kind, fault, marks=[pytest.mark.long] * ((kind, fault) not in ONE_OF_EACH))
+        for kind in ("torch", "vllm", "sglang server", "our server", "vllm server")
+        for fault in FAULTS
     ],
 )
 def test_weights_that_do_not_fit_are_refused_and_the_old_ones_kept(
-    host: Host, folder: Path, kind: str, fault: str, said: str
+    host: Host, folder: Path, kind: str, fault: str
 ) -> None:
     before = host.run(draw, kind, folder, *GREEDY[:3])
     problem, after = host.run(load, kind, folder, fault)
-    assert said in problem
+    assert FAULTS[fault] in problem
     agree(after, before)
 
 

@@ -168,7 +168,10 @@ async def what_fails(folder: Path, fault: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [("cut off", "the learner is gone"), ("cache", "vLLM could not drop what it had computed with the old weights")],
+    [
+        ("cut off", "the learner is gone"),
+        pytest.param("cache", "vLLM could not drop what it had computed with the old weights", marks=pytest.mark.long),
+    ],
 )
 def test_weights_that_stop_halfway_put_the_engine_out_of_service(
     host: Host, folder: Path, fault: str, said: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,10 @@ import pytest
 import tomli_w
 
 from skyrl.config import SFTConfig, load
+from skyrl.interop.peer_trees import peer_trees
 from skyrl.interop.report import Conversion, Line
 from skyrl.interop.skyrl.scripts import convert_overrides, convert_skyrl
+from skyrl.interop.skyrl.sft import convert_sft
 from skyrl.tree.sparse import as_toml_has_it
 from tests.interop.corpora import RECORDED, scripts_of_2026
 
@@ -40,9 +41,48 @@ def test_every_setting_of_the_published_scripts_has_a_line_and_its_value(referen
         assert (run.batch_size, run.seed, run.model.path) == expected
 
 
-def test_the_published_scripts_lose_only_what_is_not_implemented() -> None:
+def test_the_published_scripts_lose_nothing() -> None:
     lines = [line for script in scripts_of_2026(RECORDED, "sft") for line in script.conversion.lines]
-    assert Counter(line.why.partition(";")[0] for line in lines if line.is_refused) == {"Megatron learners": 6}
+    assert not [line for line in lines if line.is_refused]
+
+
+PACKED = (  # noqa: SIM905 - as the script writes it
+    "strategy=megatron model.path=Qwen/Qwen2.5-0.5B-Instruct train_datasets=['allenai/tulu-3-sft-mixture'] "
+    "train_dataset_splits=['train[:50000]'] eval_datasets=['allenai/tulu-3-sft-mixture'] "
+    "eval_dataset_splits=['train[-500:]'] messages_key=messages max_length=4096 num_steps=4166 batch_size=24 "
+    "micro_train_batch_size_per_gpu=6 remove_microbatch_padding=true use_sequence_packing=true "
+    "max_tokens_per_microbatch=4096 seed=42 optimizer_config.lr=1e-6 optimizer_config.weight_decay=1e-2 "
+    "optimizer_config.max_grad_norm=1.0 optimizer_config.num_warmup_steps=0 "
+    "optimizer_config.scheduler=constant_with_warmup placement.num_nodes=1 placement.num_gpus_per_node=4 "
+    "megatron_config.tensor_model_parallel_size=1 megatron_config.pipeline_model_parallel_size=1 "
+    "megatron_config.context_parallel_size=1 logger=wandb project_name=skyrl_sft run_name=packed ckpt_path=/ckpts "
+    "ckpt_interval=0 resume_from= train_on_what=all_assistant_messages hf_save_interval=2083 export_path=/exports"
+).split()
+"""SkyRL's script examples/train/sft/run_sft_megatron_tulu3_50k_packed.sh, with Megatron and packing."""
+
+
+def test_the_documented_command_keeps_every_setting(tmp_path: Path) -> None:
+    converted = convert_overrides(PACKED)
+    assert not [line for line in converted.lines if line.is_refused]
+    run = loaded(converted, tmp_path)
+    assert (run.strategy, run.use_sequence_packing, run.max_tokens_per_microbatch) == ("megatron", True, 4096)
+    assert run.megatron_config.tensor_model_parallel_size == 1 and run.placement.num_gpus_per_node == 4
+    other = convert_overrides([each for each in PACKED if not each.startswith("max_tokens_per_microbatch")])
+    assert other.tables["max_tokens_per_microbatch"] == 4096  # SkyRL's bins are then of max_length
+
+
+@pytest.mark.parametrize("version", ["0.2.0", "0.3.0", "0.4.0"])
+def test_the_defaults_of_every_release_are_converted(version: str) -> None:
+    [tree] = [tree for tree in peer_trees("skyrl", "sft") if tree.version == version]
+    converted = convert_sft(tree.defaults, "skyrl")
+    assert not [line for line in converted.lines if line.is_refused]
+    assert converted.tables["strategy"] == "megatron"
+
+
+def test_megatrons_settings_bring_its_strategy() -> None:
+    converted = convert_overrides(["dataset_name=c/d", "megatron_config.context_parallel_size=2"])
+    assert converted.tables["strategy"] == "megatron"
+    assert "megatron_config.pipeline_model_parallel_size" in {each.source for each in converted.other_defaults}
 
 
 def test_a_sampler_of_the_user_keeps_its_class_and_its_arguments(tmp_path: Path) -> None:
@@ -78,7 +118,11 @@ def test_a_file_is_recognised_by_its_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "outcome", "said"),
     [
-        ("strategy=megatron", "not yet", "Megatron learners"),
+        ("strategy=megatron", "kept", ""),
+        ("model_config_kwargs.rope_theta=1e6", "kept", ""),
+        ("use_sequence_packing=true", "refused", "packing needs max_length or max_tokens_per_microbatch"),
+        ("use_sequence_packing=false", "needless", "max_tokens_per_microbatch decides"),
+        ("megatron_config.moe_enable_routing_replay=true", "needless", "not read with strategy = 'fsdp'"),
         ("megatron_config.tensor_model_parallel_size=2", "needless", "not read with strategy = 'fsdp'"),
         ("resume_from=", "kept", ""),
         ("ckpt_path=", "needless", "empty, so the default applies"),
@@ -112,9 +156,9 @@ def test_settings_that_are_left_out_are_compared_by_their_defaults() -> None:
     assert [line.source for line in conversion.defaults] == ["optimizer_config.lr", "model.path"]
     assert convert_overrides(["strategy=fsdp", "optimizer_config.lr=1e-4"]).tables["optimizer_config"] == {"lr": 1e-4}
     assert [(each.source, each.theirs, each.ours) for each in conversion.other_defaults] == [
-        ("strategy", "megatron", "fsdp2"),
         ("placement.num_gpus_per_node", 4, 1),
         ("resume_from", "", "latest"),
+        ("strategy", "megatron", "fsdp2"),
     ]
 
 

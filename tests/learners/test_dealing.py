@@ -174,3 +174,15 @@ async def test_a_rank_that_does_not_report_learns_and_returns_no_rows(small: Tra
         await learner.forward_backward_share(rows, objective)
         await learner.optimizer_step(AS_CONFIGURED)
     torch.testing.assert_close(dict(silent.weights()), dict(twin.weights()))
+
+
+async def test_an_update_packs_rows_over_all_replicas() -> None:
+    replicas, _ = PLACEMENTS["two stages of each replica"]
+    ranks = fakes(replicas)
+    budget = TokenBudget(tokens=17, keep_groups=False)
+    learner = LearnerGroup(group_of(ranks), CrossEntropy(), budget, replicas=replicas)
+    await learner.update(batch(4))  # 5, 12, 8 and 12 tokens
+    shares = [rank.shares[0] for rank in ranks]
+    plans = [share.micro_batches.tolist() for share in shares if share.micro_batches is not None]
+    assert [share.lengths.tolist() for share in shares] == [[12, 8], [5, 12]] * 2
+    assert plans == [[0, 1], [1, 0]] * 2

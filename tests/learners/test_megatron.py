@@ -145,7 +145,7 @@ def alone(spread: Spread) -> Trained:
     return asyncio.run(course(spread.alone({})))
 
 
-@pytest.mark.parametrize("name", long_except(WAYS | VARIANTS, "2 replicas", "TP2 x PP2", "CP2"))
+@pytest.mark.parametrize("name", long_except(WAYS | VARIANTS, "TP2 x PP2", "CP2"))
 async def test_five_steps_are_those_of_one_process(name: str, spread: Spread, alone: Trained) -> None:
     other = await course(spread.policy(*(WAYS | VARIANTS)[name]))
     for one, two in zip(alone.metrics, other.metrics, strict=True):

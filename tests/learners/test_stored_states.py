@@ -28,7 +28,7 @@ pytestmark = pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [
-        ("FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"),
+        pytest.param("FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks", marks=pytest.mark.long),
         ("ZeRO-1 on 2 ranks", "FSDP2 on 4 ranks"),
         ("ZeRO-2, 2 ranks cut matrices", None),
         *(
@@ -121,7 +121,7 @@ async def test_dropout_resumes_bit_for_bit_and_scores_are_without(
     assert all(torch.equal(weight, resumed[1][key]) for key, weight in undisturbed[1].items())
 
 
-@pytest.mark.parametrize("name", ["FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"])
+@pytest.mark.parametrize("name", long_except(["FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"], "ZeRO-3 on 2 ranks"))
 async def test_the_state_of_another_model_is_refused(name: str, spread: Spread, tmp_path: Path) -> None:
     learner = spread.policy(*WAYS[name])
     tensors, numbers = await stored(learner, tmp_path)

@@ -16,7 +16,6 @@ from skyrl.processes.exit_notice import ExitNotice
 from skyrl.processes.handles import Group, Handle
 from skyrl.processes.progress import Progress
 from tests.learners.pool import Pool
-from tests.long_cases import long_except
 from tests.supervised_run import chats, farthest, pairs, records, settings, train, write
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -63,11 +62,15 @@ def evaluated(folder: Path, kind: str) -> dict[str, Any]:
     return {"num_epochs": 1, **shared}
 
 
-ONE = ("FSDP2", "ZeRO-3", "two ranks share sequences")
+BY_DEFAULT = {
+    "sft": ("FSDP2", "two ranks share sequences", "rows are packed over two ranks"),
+    "reward_model": ("ZeRO-3",),
+}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "FSDP2": {},
     "ZeRO-3": {"strategy": "deepspeed"},
     "two ranks share sequences": {"sequence_parallel_size": 2},
+    "rows are packed over two ranks": {"max_tokens_per_microbatch": 40},
     "two ranks share keys": {"context_parallel_size": 2},
     "two ranks cut matrices": {"tensor_parallel_size": 2},
     "ZeRO-3, two ranks cut matrices": {"strategy": "deepspeed", "tensor_parallel_size": 2},
@@ -79,8 +82,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("layout", long_except(LAYOUTS, *ONE))
-@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        pytest.param(kind, layout, marks=[pytest.mark.long] * (layout not in BY_DEFAULT[kind]))
+        for kind in ROWS
+        for layout in LAYOUTS
+    ],
+)
 def test_several_ranks_learn_what_one_process_does(
     nano: Path, tmp_path: Path, pool: Pool, zero_pool: Pool, alone: dict[str, Path], kind: str, layout: str
 ) -> None:

@@ -46,8 +46,8 @@ def with_other_plan(make: partial[PolicyWorker], without: str, *args: Any, **opt
     ("family", "without", "fault"),
     [
         ("Gemma 3n", "", "log-probabilities of a small copy differ by "),
-        ("Apertus", "", "the gradient of model.layers.0.mlp.act_fn."),
-        ("Granite, windows", "", "a small copy fails: "),
+        pytest.param("Apertus", "", "the gradient of model.layers.0.mlp.act_fn.", marks=pytest.mark.long),
+        pytest.param("Granite, windows", "", "a small copy fails: ", marks=pytest.mark.long),
         ("Qwen3", "layers.*.self_attn.q_norm", "the gradient of model.layers.0.self_attn.q_norm.weight "),
         ("Qwen3", "layers.*.mlp.down_proj", "a small copy fails: "),
     ],

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import RowTensors, TrainingBatch
-from skyrl.config import RewardModelConfig, SFTConfig, TrainerConfig
+from skyrl.config import PreferenceConfig, RewardModelConfig, SFTConfig, TrainerConfig
 from skyrl.learners.rank_metrics import Metrics
 from skyrl.learners.schedule import StepSettings
-from skyrl.learners.workers import group, normalized_critic
+from skyrl.learners.workers import group, normalized_critic, preference_roles
 from skyrl.learners.workers import roles as workers
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.processes.handles import Group
@@ -65,6 +65,12 @@ class SFTWorker(Updating, workers.SFTWorker):
 
 class RewardModelWorker(Updating, workers.RewardModelWorker):
     def __init__(self, run: RewardModelConfig, objective: Objective, *args: Any, **kwargs: Any) -> None:
+        super().__init__(run, *args, **kwargs)
+        self.objective = objective
+
+
+class PreferenceWorker(Updating, preference_roles.PreferenceWorker):
+    def __init__(self, run: PreferenceConfig, objective: Objective, *args: Any, **kwargs: Any) -> None:
         super().__init__(run, *args, **kwargs)
         self.objective = objective
 

@@ -21,7 +21,6 @@ from skyrl.config.loading.kinds import RL
 from tests.planning import dealer
 from tests.planning.dealer import Game, Player, fair
 
-POINTS = 20_000
 PLAIN = SkyRLTrainConfig()
 CRITIC = CriticConfig(model=ModelConfig(path="critic"))
 
@@ -194,18 +193,19 @@ def accepts(run: SkyRLTrainConfig) -> bool:
     return not any(list(check(run)) for check in checks_in(batches))
 
 
-def test_the_checks_say_yes_exactly_where_every_rank_gets_equal_work() -> None:
+@pytest.mark.parametrize("number", [2_000, pytest.param(20_000, marks=pytest.mark.long)])
+def test_the_checks_say_yes_exactly_where_every_rank_gets_equal_work(number: int) -> None:
     said: dict[bool, int] = {True: 0, False: 0}
     narrowly = 0
-    for point in points(POINTS):
+    for point in points(number):
         verdict = fair(game(point))
         assert accepts(tree(point)) == verdict, point
         said[verdict] += 1
         narrowly += verdict and point.micro > 1 and point.policy[0] * point.policy[1] > _product(point.together)
     print(f"{said[True]} dealt evenly ({narrowly} of them to several ranks in micro-batches), {said[False]} not")
-    assert said[True] >= 8_000
-    assert said[False] >= 8_000
-    assert narrowly >= 4_000
+    assert said[True] >= 0.4 * number
+    assert said[False] >= 0.4 * number
+    assert narrowly >= 0.2 * number
 
 
 def test_the_law_is_about_checks_that_are_made() -> None:

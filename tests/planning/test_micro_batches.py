@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyrl.planning.micro_batches import Plan, equal_plans, first_fit_decreasing, karmarkar_karp
+from skyrl.planning.micro_batches import Plan, dealt_plans, equal_plans, first_fit_decreasing, karmarkar_karp
 
 sizes = st.lists(st.integers(1, 50), min_size=1, max_size=20)
 
@@ -64,3 +64,18 @@ def test_all_ranks_end_with_the_same_number_of_micro_batches(
 
 def test_a_row_that_is_too_long_goes_alone_and_a_rank_with_less_to_do_idles() -> None:
     assert equal_plans([[90, 5, 5], [40]], 50) == (((0,), (1, 2)), ((0,), ()))
+
+
+@given(sizes, st.integers(5, 120), st.integers(1, 4), st.integers(1, 3))
+def test_bins_over_all_ranks_are_dealt_evenly(tokens: list[int], capacity: int, ranks: int, at_least: int) -> None:
+    plans = dealt_plans(tokens, capacity, ranks, at_least=at_least)
+    [count] = {len(plan) for plan in plans}
+    assert len(plans) == ranks and count >= at_least
+    assert sorted(chain(*chain(*plans))) == list(range(len(tokens)))
+    assert all(len(each) <= 1 or sum(tokens[item] for item in each) <= capacity for each in chain(*plans))
+
+
+def test_packing_over_all_ranks_takes_fewer_passes_than_packing_on_each() -> None:
+    tokens = [9, 9, 9, 1, 1, 1]
+    assert [len(plan) for plan in equal_plans([tokens[:3], tokens[3:]], 10)] == [3, 3]
+    assert dealt_plans(tokens, 10, 2) == (((0,), (2,)), ((1,), (3, 4, 5)))

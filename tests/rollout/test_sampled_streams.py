@@ -82,7 +82,7 @@ class Run:
         )
         stream = GroupStream(cursor, sample, limits, accept)
         if state is not None:
-            stream.load_state(json.loads(state), rows)
+            stream.load_state(json.loads(state))
         for version in range(first, last):
             stream.weights_are(version)
             await stream.take(version)

@@ -178,7 +178,6 @@ async def test_a_function_that_accepts_no_group_ends_the_run_with_its_name(monke
     limits = StreamLimits(batch=1, staleness=0, concurrency=1, queue=1, total=100, stall_seconds=600.0)
     rollouts = StreamingRollouts(
         PromptCursor([row], 1, seed=0),
-        [row],
         generator(Says(TOKENIZER, ["#### 1"]), TOKENIZER),
         GeneratorConfig(n_samples_per_prompt=1),
         AlgorithmConfig(),

@@ -216,7 +216,7 @@ def test_a_stream_that_was_killed_trains_on_what_is_left_and_on_nothing_twice(st
     async def resumed(state: dict[str, Any]) -> World:
         world = World(staleness=4, latency=uneven, data=80, steps=20)
         stream = world.stream()
-        stream.load_state(state, prompts(80))
+        stream.load_state(state)
         await world.train(stream, stopped)
         await stream.close()
         return world
@@ -235,7 +235,7 @@ def test_a_checkpoint_keeps_finished_groups_as_they_were() -> None:
         await world.train(stream, 0, 3)
         state = json.loads(json.dumps(stream.state()))
         again = world.stream()
-        again.load_state(state, prompts(400))
+        again.load_state(state)
         assert [held.group for held in again._begun.values()] == [
             held.group for held in stream._begun.values() if held.group
         ]
@@ -255,7 +255,7 @@ def test_a_prompt_that_a_checkpoint_holds_a_group_of_is_drawn_anew_by_the_same_w
         await stream.close()
         world = World(staleness=4, batch=2, data=2, queue=6)
         again = world.stream()
-        again.load_state(state, prompts(2))
+        again.load_state(state)
         again.weights_are(0)
         await asyncio.sleep(10)
         await again.close()
@@ -280,7 +280,7 @@ def test_a_run_that_goes_back_gives_up_what_later_weights_drew_and_samples_those
         stream.weights_are(5)
         await asyncio.sleep(10)
         ahead = [held.prompt.id for held in stream._in_order() if held.newest > 2]
-        stream.load_state(stream.state(), prompts(400))
+        stream.load_state(stream.state())
         await world.train(stream, 2)
         await stream.close()
         return ahead, stream
@@ -302,7 +302,7 @@ def test_without_staleness_a_run_goes_back_to_the_version_that_the_engines_hold(
         await world.train(stream, 0, 1)
         stream.weights_are(1)
         await stream.take(1)
-        stream.load_state(stream.state(), prompts(400))
+        stream.load_state(stream.state())
         await world.train(stream, 1)
         await stream.close()
 
@@ -322,7 +322,7 @@ def test_a_run_that_goes_on_with_a_smaller_bound_samples_anew_what_is_too_old_fo
     async def shorter(state: dict[str, Any]) -> World:
         world = World(staleness=1, data=80, steps=20)
         stream = world.stream()
-        stream.load_state(state, prompts(80))
+        stream.load_state(state)
         await world.train(stream, 5)
         await stream.close()
         return world

@@ -60,7 +60,7 @@ def rollouts(sampler: Any, count: int = 4, *, mask: bool = False, **algorithm: A
     rows = prompts(count)
     settings = AlgorithmConfig(**algorithm)
     cursor = PromptCursor(rows, 2, seed=0)
-    return StreamingRollouts(cursor, rows, sampler, GeneratorConfig(), settings, limits, mask_older_tokens=mask)
+    return StreamingRollouts(cursor, sampler, GeneratorConfig(), settings, limits, mask_older_tokens=mask)
 
 
 async def train(source: StreamingRollouts, *versions: int) -> list[str]:

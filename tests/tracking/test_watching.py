@@ -21,6 +21,7 @@ from skyrl.errors import UserError
 from skyrl.processes.lifetimes import process_id
 from skyrl.processes.progress import Progress
 from skyrl.runs.progress_file import ProgressFile
+from skyrl.tracking import run_progress
 from skyrl.tracking.run_progress import Now, RunProgress
 from skyrl.tracking.watching import follow, panel, sparkline
 
@@ -94,6 +95,26 @@ def test_the_time_left_does_not_count_the_first_step_of_the_session(tmp_path: Pa
 def test_a_sparkline_goes_from_the_smallest_to_the_largest_value() -> None:
     assert sparkline([0.0, 1.0, 0.5]) == "▁█▅"
     assert (sparkline([3.0, 3.0]), sparkline([])) == ("▁▁", "")
+
+
+def test_only_the_end_of_a_long_file_is_read_and_then_what_is_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(tmp_path)
+    for step in range(1, 301):
+        record(tmp_path, step, **({"eval__all__avg_score": 0.5} if step % 100 == 0 else {}))
+    monkeypatch.setattr(run_progress, "_TAIL", 1000)
+    read: list[bytes] = []
+    record_of = run_progress.record_of
+    monkeypatch.setattr(run_progress, "record_of", lambda line: read.append(line) or record_of(line))
+    run = RunProgress(tmp_path)
+    run.look()
+    assert 5 < len(read) < 20 and sum(map(len, read)) <= 1000
+    assert (run.step, run.evaluation) == (300, (300, 0.5))
+    assert list(run.rewards) == [step / 10 for step in range(301 - len(read), 301)]
+    record(tmp_path, 301)
+    run.look()
+    assert (run.step, json.loads(read[-1])["step"], json.loads(read[-2])["step"]) == (301, 301, 300)
 
 
 def test_a_line_that_is_half_written_waits_and_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from attrs import evolve
 
 from skyrl.config import TrainerConfig
+from skyrl.errors import RequestError
 from skyrl.training_service.adapter_layout import AdapterLayout
 from skyrl.training_service.backend import AdamSettings, AdapterSpec, Array, Datum, PassRequest, PassResult
 from skyrl.training_service.model_bank import ModelBank
@@ -113,3 +114,20 @@ def requests_of(specs: Sequence[AdapterSpec], round_: int) -> list[PassRequest]:
 
 STEP = AdamSettings(lr=3e-3, eps=1e-4, weight_decay=0.1, max_grad_norm=1.0)
 """With a large `eps`: a smaller one makes Adam step as far for a gradient of rounding errors as for any other."""
+
+
+class Short(ModelBank):
+    """A bank whose rank 1 has no memory for long sequences."""
+
+    def _computed(self, requests: Sequence[PassRequest]) -> Any:
+        if self._peers.rank and any(len(each.data) > 1 for each in requests):
+            raise RuntimeError("out of memory")
+        return super()._computed(requests)
+
+
+class Torn(ModelBank):
+    """A bank whose rank 1 cannot read files."""
+
+    def load(self, model_id: str, folder: Path, *, optimizer: bool) -> None:
+        if self._peers.rank:
+            raise RequestError("no such file here")

@@ -19,6 +19,7 @@ from attrs import evolve
 
 from skyrl.config import TrainingServiceConfig
 from skyrl.training_service.backend import ServedModel
+from skyrl.training_service.records import ServiceRecords
 from skyrl.training_service.service import TrainingService
 from skyrl.training_service.serving import ServedTraining, serving_training
 from tests.training_service.bigrams import SERVED, BigramBackend
@@ -37,13 +38,16 @@ def running(
     settings: TrainingServiceConfig = SETTINGS,
     backend: BigramBackend | None = None,
     served: ServedModel = SERVED,
+    records: ServiceRecords | None = None,
+    port: int | None = None,
 ) -> Iterator[ServedTraining]:
     """A service on a thread of its own, stopped at the end of the block."""
+    settings = settings if port is None else evolve(settings, port=port)
     started, stop = threading.Event(), threading.Event()
     servers: list[ServedTraining] = []
 
     async def serve() -> None:
-        async with serving_training(backend or BigramBackend(), folder, settings, served) as each:
+        async with serving_training(backend or BigramBackend(), folder, settings, served, records) as each:
             servers.append(each)
             started.set()
             await asyncio.to_thread(stop.wait)

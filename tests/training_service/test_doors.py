@@ -122,7 +122,7 @@ def test_another_clients_things_do_not_exist(tmp_path: Path) -> None:
 
 def test_limits_are_named(tmp_path: Path) -> None:
     settings = TrainingServiceConfig(
-        port=0, max_models=2, client_models=1, max_body_bytes=20_000, max_datums=3, client_bytes=1
+        port=0, max_models=2, client_models=1, max_body_bytes=20_000, max_datums=3, client_bytes=50_000
     )
     with running(tmp_path, settings) as service, direct(service.url) as client:
         session = session_of(client)
@@ -138,10 +138,41 @@ def test_limits_are_named(tmp_path: Path) -> None:
         assert (long.status_code, "longer than 20000 bytes" in long.json()["error"]) == (413, True)
         sent = client.post("/forward_backward", content=pass_body(model, 1, DATA * 2), headers=PROTOBUF).json()
         assert "4 sequences; allowed are 1 to 3" in result(client, sent["request_id"]).json()["error"]
-        for seq, name in ((2, "a"), (3, "b")):
-            saved = client.post("/save_weights", json={"model_id": model, "seq_id": seq, "path": name}).json()
-            answer = result(client, saved["request_id"]).json()
-        assert "at most 1 are allowed" in answer["error"]
+        answers = []
+        for seq in (2, 3, 4):  # the second one replaces the first
+            save = {"model_id": model, "seq_id": seq, "path": "ab"[seq // 4], "overwrite": True}
+            answers.append(result(client, client.post("/save_weights", json=save).json()["request_id"]).json())
+        assert [each.get("path", "")[-1:] for each in answers] == ["a", "a", ""]
+        assert "at most 50000 are allowed" in answers[2]["error"]
+        asyncio.run_coroutine_threadsafe(service._service.executor.collect(), service._loop).result()
+        assert len(list((tmp_path / "weights").glob("*-weights-*"))) == 1
+
+
+def test_the_number_of_models_of_all_clients_is_bounded(tmp_path: Path) -> None:
+    keys = [add_client(tmp_path, name) for name in ("anna", "bert")]
+    settings = TrainingServiceConfig(port=0, max_models=1)
+    with (
+        running(tmp_path, settings) as service,
+        direct(service.url, keys[0]) as anna,
+        direct(service.url, keys[1]) as bert,
+    ):
+        model_of(anna, session_of(anna))
+        body = {"session_id": session_of(bert), "model_seq_id": 1, "base_model": BASE}
+        assert "the service holds 1 models, which is its limit" in bert.post("/create_model", json=body).json()["error"]
+
+
+def test_a_model_keeps_its_newest_snapshots_without_a_name_and_all_that_have_one(tmp_path: Path) -> None:
+    settings = TrainingServiceConfig(port=0, max_snapshots=2)
+    with running(tmp_path, settings) as service, client_of(service.url) as client:
+        training = client.create_lora_training_client(BASE, rank=4).result()
+        named = training.save_weights_for_sampler("kept").result().path
+        old, *new = [training.save_weights_and_get_sampling_client().result() for _ in range(3)]
+        with pytest.raises(tinker.NotFoundError, match="a model keeps its last 2"):
+            old.compute_logprobs(PROMPT).result()
+        for sampler in (*new, client.create_sampling_client(model_path=named).result()):
+            sampler.compute_logprobs(PROMPT).result()
+        asyncio.run_coroutine_threadsafe(service._service.executor.collect(), service._loop).result()
+        assert len(list((tmp_path / "weights").glob("*-sampler*"))) == 3
 
 
 @pytest.mark.parametrize("encoding", ["identity", "zstd"])

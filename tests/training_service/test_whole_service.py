@@ -16,9 +16,10 @@ import pytest
 import tinker
 from tinker import types
 
-from skyrl.config import compose
+from skyrl.config import SkyRLTrainConfig, compose
 from skyrl.errors import ConfigError
-from skyrl.experiments.training_service import PREFLIGHT
+from skyrl.experiments.training_service import PREFLIGHT, every_rank_holds_the_base
+from skyrl.tree import evolve_at
 from tests.training_service.running import KEY, client_of
 
 LETTERS = [ord(each) for each in "abcdefgh"]
@@ -159,7 +160,8 @@ def test_clients_with_tokens_and_what_watch_shows(tmp_path: Path, nano: Path) ->
     ("path", "value", "message"),
     [
         ("trainer.policy.model.lora.rank", 4, "clients of a training service choose the ranks"),
-        ("trainer.placement.policy_num_gpus_per_node", 2, "the models of a training service learn in one process"),
+        ("trainer.policy.sequence_parallel_size", 2, "each rank of a training service holds the whole base model"),
+        ("trainer.logger", "swanlab", "swanlab"),
         ("generator.inference_engine.backend", "sglang", "set it to torch or vllm"),
         ("generator.inference_engine.rollout_dtype", "int8", "engines take no adapters"),
         ("training_service.port", 70000, "a port (0 to 65535"),
@@ -175,6 +177,30 @@ def test_a_service_that_cannot_start_says_why(nano: Path, path: str, value: obje
     with pytest.raises(ConfigError) as refused:
         compose([], written, also=lambda kind: PREFLIGHT)
     assert message in str(refused.value)
+
+
+def test_all_weights_are_trained_by_one_rank() -> None:
+    two_ranks = evolve_at(SkyRLTrainConfig(), "trainer.placement.policy_num_gpus_per_node", 2)
+    run = evolve_at(two_ranks, "training_service.train_all_weights", True)
+    [problem] = every_rank_holds_the_base(run)
+    assert problem.message == "2 ranks, but all weights of a model are trained by one"
+
+
+TWO_RANKS = (
+    "trainer.placement.executor=ray",
+    "trainer.placement.policy_num_gpus_per_node=2",
+    "trainer.placement.colocate_all=false",
+    "trainer.placement.colocate_policy_ref=false",
+)
+
+
+@pytest.mark.long
+def test_models_learn_on_two_ranks_and_are_sampled(tmp_path: Path, nano: Path) -> None:
+    with service(tmp_path / "service", nano, *TWO_RANKS) as (url, _), client_of(url) as client:
+        model = client.create_lora_training_client(base_model=name_of(url), rank=8, seed=1).result()
+        losses = learned(model)
+        assert losses[-1] < losses[0] / 3
+        assert drawn(model.save_weights_and_get_sampling_client().result()) == LETTERS[1:7]
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from skyrl.config import RewardModelConfig, SFTConfig, SkyRLTrainConfig
+from skyrl.config import PreferenceConfig, RewardModelConfig, SFTConfig, SkyRLTrainConfig
 from skyrl.tree import to_dict
 from skyrl.tree.schema import json_schema
 
@@ -25,6 +25,7 @@ STORED = {
     "skyrl.schema.json": SkyRLTrainConfig,
     "skyrl.sft.schema.json": SFTConfig,
     "skyrl.reward_model.schema.json": RewardModelConfig,
+    "skyrl.preference.schema.json": PreferenceConfig,
 }
 
 

@@ -64,9 +64,17 @@ def engine(kind: str = "qwen2, tied") -> TorchEngine:
     return TorchEngine(nano_model(kind), nano_tokenizer(), max_num_seqs=8)
 
 
+KINDS = ("qwen2", "qwen2, tied", "qwen3", "llama")
+ROADS = [
+    pytest.param(transport, kind, marks=[pytest.mark.long] * (number != TRANSPORTS.index(transport)))
+    for transport in TRANSPORTS
+    for number, kind in enumerate(KINDS)
+]
+"""Every transport with every kind of model; by default each with one, and each kind once."""
+
+
 @pytest.mark.parametrize("updates", [5, pytest.param(20, marks=pytest.mark.long)])
-@pytest.mark.parametrize("kind", ["qwen2", "qwen2, tied", "qwen3", "llama"])
-@pytest.mark.parametrize("transport", TRANSPORTS, indirect=True)
+@pytest.mark.parametrize(("transport", "kind"), ROADS, indirect=["transport"])
 async def test_engines_agree_with_the_learner_after_every_update(
     transport: WeightTransport, kind: str, updates: int
 ) -> None:

@@ -136,7 +136,7 @@ async def differences_in_place(folder: Path, family: str, tied: bool) -> tuple[d
         return await largest_differences(folder, family, tied, 2), bool(rebuilt)
 
 
-@pytest.mark.parametrize(("family", "tied"), [("qwen2", True), ("llama", False)])
+@pytest.mark.parametrize(("family", "tied"), [("qwen2", True), pytest.param("llama", False, marks=pytest.mark.long)])
 def test_weights_that_nothing_processes_are_loaded_in_place(
     host: Host, tmp_path: Path, family: str, tied: bool
 ) -> None:
@@ -172,7 +172,12 @@ async def misled_in_place(folder: Path, road: str, name: str, instead: str) -> s
 @pytest.mark.parametrize(
     ("road", "instead", "said"),
     [
-        ("shared", "", "model.layers.0.mlp.up_proj.weight was taken by vLLM and is in none of its parameters"),
+        pytest.param(
+            "shared",
+            "",
+            "model.layers.0.mlp.up_proj.weight was taken by vLLM and is in none of its parameters",
+            marks=pytest.mark.long,
+        ),
         ("native", "model.layers.1.mlp.up_proj.weight", "layers.0.mlp.up_proj.weight was replaced by another weight"),
     ],
 )
@@ -239,11 +244,13 @@ def flip_a_byte(patch: pytest.MonkeyPatch) -> None:
         pytest.param(
             "missing tensor", "broadcast", "model.layers.1.mlp.up_proj.weight is missing", True, marks=pytest.mark.long
         ),
-        ("missing head", "native", "lm_head.weight is missing", True),
+        pytest.param("missing head", "native", "lm_head.weight is missing", True, marks=pytest.mark.long),
         pytest.param("flipped byte", "broadcast", "was changed in transit", False, marks=pytest.mark.long),
         ("flipped byte", "native", "model.norm.weight was changed in transit", False),
         ("cache not reset", "shared", "does not compute with the weights of version 1", False),
-        ("head left out", "folder", "does not compute with the weights of version 1", False),
+        pytest.param(
+            "head left out", "folder", "does not compute with the weights of version 1", False, marks=pytest.mark.long
+        ),
     ],
 )
 def test_what_is_wrong_is_caught_before_the_first_token(

@@ -69,7 +69,7 @@ def plan(
     from skyrl.tools.run_plan import plan_of
 
     run = compose_rl(
-        arguments, "it has one model, on placement.num_nodes x num_gpus_per_node; there is nothing to lay out"
+        arguments, "its models are on placement.num_nodes x num_gpus_per_node; there is nothing to lay out"
     )
     planned = plan_of(run, gpus_per_node)
     if drawn is not None:

@@ -246,13 +246,16 @@ class _Count(str):
     """Placeholder for a table that is too long to print."""
 
 
-def _with_long_tables_counted(data: object) -> Any:
-    """The data with every table of more than `MOST` values, such as digests of data parts, replaced by its length."""
+def _with_long_tables_counted(data: object, parts: int = 2) -> Any:
+    """The data with every table of more than `MOST` values, such as digests of data parts or what alarms have seen,
+    replaced by their number; of the outer `parts` levels, only tables without tables in them.
+    """
     if not isinstance(data, Mapping):
         return data
-    if len(data) > MOST and not any(isinstance(value, Mapping) for value in data.values()):
-        return _Count(f"({len(data)} values)")
-    return {name: _with_long_tables_counted(value) for name, value in data.items()}
+    values = sum(1 for _ in _flat(data))
+    if values > MOST and (parts <= 0 or not any(isinstance(value, Mapping) for value in data.values())):
+        return _Count(f"({values} values)")
+    return {name: _with_long_tables_counted(value, parts - 1) for name, value in data.items()}
 
 
 def _shape(tensors: Mapping[str, Any], name: str) -> str:

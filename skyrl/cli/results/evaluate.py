@@ -30,13 +30,23 @@ def evaluate(target: str, arguments: tuple[str, ...], step: int | None, to: Path
     configuration. generator.eval_sampling_params and generator.eval_n_samples_per_prompt set the sampling; seeds equal
     those of the run's own evaluation after the same step. Intervals are Wilson's for shares and bootstrapped for
     rewards; both treat a prompt's samples as one cluster.
+
+    Without FILE, a preference run is evaluated on the pairs of its eval_datasets, beside its reference.
     """
     set_torch_environment()
+    from skyrl.tools.evaluating_pairs import evaluate_pairs, pair_run_of, pair_table
     from skyrl.tools.sampling_alone import prepared
     from skyrl.tools.sampling_target import find_target
 
     model = find_target(target, step)
     files, overrides = split_words(arguments)
+    if not files and pair_run_of(model) is not None:
+        found, file = evaluate_pairs(model, overrides, to)
+        if as_json:
+            print_result(found)
+            return
+        click.echo("\n".join([*pair_table(found), f"results in {file}"]))
+        return
     with prepared(model, files, overrides, rewarded=True, to=to, warn=warn) as (sampling, folder):
         from skyrl.tools.evaluating import evaluate as run
         from skyrl.tools.evaluating import failures, table

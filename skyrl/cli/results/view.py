@@ -25,13 +25,17 @@ _HOST = "127.0.0.1"
 def view(run: Path, port: int, index: Path | None) -> None:
     """Browse the samples of RUN in a browser.
 
-    RUN is the folder of a run, which may still be in progress. The page is read-only and is served only to this
+    RUN is the folder of a run, which may still be in progress, or of a training service, whose models and clients are
+    shown, too. The page is read-only and is served only to this
     machine, to users with the key in the printed address. An index of the samples is kept in RUN/trajectories.index,
     and may be deleted.
     """
     require_packages("view", "view", "starlette", "uvicorn", "jinja2", "pyarrow")
+    from skyrl.tracking.service_status import SERVICE_STATUS
+
     samples = run / "trajectories.jsonl"
-    if not samples.is_file():
+    is_service = (run / SERVICE_STATUS).is_file()
+    if not is_service and not samples.is_file():
         from skyrl.runs.stored_runs import refuse_supervised, runs_below
 
         refuse_supervised(run, f"skyrl report {run} shows its curves")
@@ -42,6 +46,7 @@ def view(run: Path, port: int, index: Path | None) -> None:
     from skyrl.viewer.pages import Pages
     from skyrl.viewer.sample_index import SampleIndex
     from skyrl.viewer.server import RunFollower, view_app
+    from skyrl.viewer.service_pages import ServiceFollower, ServicePages
 
     with ExitStack() as held:
         bound = held.enter_context(listen(_HOST, port, None, ""))
@@ -49,8 +54,12 @@ def view(run: Path, port: int, index: Path | None) -> None:
             folder = run if os.access(run, os.W_OK) else Path(held.enter_context(tempfile.TemporaryDirectory()))
             index = folder / "trajectories.index"
         samples_index = SampleIndex(samples, index)
-        pages = Pages(run.absolute(), samples_index, TokenFiles(run / FOLDER))
-        follower = RunFollower(samples_index, pages.metrics, run)
+        if is_service:
+            pages: Pages = ServicePages(run.absolute(), samples_index)
+            follower: RunFollower = ServiceFollower(samples_index, pages.metrics, run)
+        else:
+            pages = Pages(run.absolute(), samples_index, TokenFiles(run / FOLDER))
+            follower = RunFollower(samples_index, pages.metrics, run)
         follower.look()  # so that the first page has something to show
         follower.start()
         held.callback(follower.close)

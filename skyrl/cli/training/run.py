@@ -13,6 +13,7 @@ import click
 
 from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, TRUST, compose_arguments, refuse_nothing, split_words
 from skyrl.cli.command_line.commands import FieldsCommand, examples
+from skyrl.cli.command_line.lasting_imports import lasting_imports
 
 _HELP = """\
 Train a model as configured.
@@ -60,11 +61,11 @@ def run(arguments: tuple[str, ...], strict: bool, new: bool) -> None:
 
     composed = compose_arguments(arguments, strict=strict, also=RunKind.preflight_checks)
     set_torch_environment()
-    with _log_slow_command("the import of torch and transformers"):
+    with _log_slow_command("the import of torch and transformers"), lasting_imports():
         from skyrl.experiments.experiment import experiment_class
-    from skyrl.runs.recovery import attempts
-    from skyrl.runs.session import RunSession
-    from skyrl.runs.summary import summary
+        from skyrl.runs.recovery import attempts
+        from skyrl.runs.session import RunSession
+        from skyrl.runs.summary import summary
 
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
@@ -72,7 +73,7 @@ def run(arguments: tuple[str, ...], strict: bool, new: bool) -> None:
     if any(origin.kind == "rule" for origin in composed.origins.get(kind.path("logger"), ())):
         why = next(lack for lack, _ in lacks_of("wandb", mode=composed.config.trainer.trackers.wandb.mode))
         click.echo(f"Metrics go to the console: {why} (the default of {kind.path('logger')} is wandb).", err=True)
-    with _log_slow_command("the import of the modules that the run uses"):
+    with _log_slow_command("the import of the modules that the run uses"), lasting_imports():
         make = experiment_class(composed.config)
     for attempt in attempts(composed.config):
         experiment = make(attempt.run)

@@ -186,6 +186,26 @@ def training_sources_have_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
     yield from run.data.problems_at("data")
 
 
+def streaming_has_an_end(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Streamed prompts are not counted, so that the run needs another end, and cannot be drawn out of turn."""
+    trainer, curriculum = run.trainer, run.data.curriculum
+    if not run.data.streaming:
+        return
+    if trainer.max_training_steps is None and trainer.max_training_prompts is None:
+        yield Problem(
+            path="trainer.max_training_steps",
+            message="streamed prompts are not counted before they are trained on, so that trainer.epochs ends no run",
+            hint="set it to a number of steps, or trainer.max_training_prompts",
+        )
+    if curriculum.sampler != "permutation" or curriculum.skip_solved is not None:
+        unset = "sampler" if curriculum.sampler != "permutation" else "skip_solved"
+        yield Problem(
+            path=f"data.curriculum.{unset}",
+            message="streamed prompts come in the order in which they are read",
+            hint="leave it out, or set data.streaming to false",
+        )
+
+
 def curriculum_can_draw(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The sampler is known, its stages are in order, and something can be drawn at every step."""
     curriculum = run.data.curriculum

@@ -64,3 +64,20 @@ def megatron_routers_support_replay(run: SkyRLTrainConfig) -> Iterator[Problem]:
                 message="Megatron-core then chooses experts by itself, and replays none",
                 hint=f"leave it out, or set trainer.{model}.moe_enable_routing_replay = false",
             )
+
+
+def router_matches_model_config(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Engines use the router of the model's own configuration; a different one changes the log-probabilities."""
+    for model in models_of(run) if reads(run.trainer, "megatron_config") else ():
+        config = getattr(run.trainer, model).megatron_config
+        changed = {
+            "moe_router_score_function": config.moe_router_score_function == "sigmoid",
+            "moe_router_load_balancing_type": config.moe_router_load_balancing_type == "sinkhorn",
+        }
+        for name in (name for name, is_changed in changed.items() if is_changed):
+            yield Problem(
+                path=f"trainer.{model}.megatron_config.{name}",
+                message="engines route as the model's own configuration says: their log-probabilities will differ",
+                hint="leave it out, unless the model was trained with it",
+                severity="warning",
+            )

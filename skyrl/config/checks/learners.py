@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from skyrl.config.derive.chosen_facts import loss_facts
 from skyrl.config.derive.rl_models import POLICY, has_critic, has_reference
-from skyrl.config.derive.sizes import models_of, scores_old_logprobs, trained_models
+from skyrl.config.derive.sizes import scores_old_logprobs, trained_models
 from skyrl.config.settings.root import SkyRLTrainConfig
-from skyrl.config.settings.strategies import reads
 from skyrl.errors import Problem
 from skyrl.tree import get_at
 
@@ -34,38 +33,6 @@ def adapters_receive_gradients(run: SkyRLTrainConfig) -> Iterator[Problem]:
             message="the reentrant form of gradient checkpointing gives adapters no gradient",
             hint="set it to false",
         )
-
-
-def profiler_has_ranks_and_path(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A profiler that is on names the ranks that it traces and a folder for the traces."""
-    if not reads(run.trainer, "megatron_config"):
-        return
-    for model in models_of(run):
-        profiler = getattr(run.trainer, model).megatron_config.torch_profiler_config
-        path = f"trainer.{model}.megatron_config.torch_profiler_config"
-        if not profiler.enable:
-            continue
-        if not profiler.ranks:
-            yield Problem(path=f"{path}.ranks", message="the list is empty, but enable is on", hint="such as [0]")
-        if not profiler.save_path:
-            hint = "set it to a local folder"
-            yield Problem(
-                path=f"{path}.save_path", message="no folder is given for the traces, but enable is on", hint=hint
-            )
-        elif "://" in profiler.save_path:
-            message = f"{profiler.save_path} is not a local folder, but the profiler writes local files only"
-            yield Problem(path=f"{path}.save_path", message=message, hint="set it to a local folder")
-
-
-def gather_overlap_needs_reduce_overlap(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Megatron gathers weights during forward only where it sums gradients during backward."""
-    if not reads(run.trainer, "megatron_config"):
-        return
-    for model in models_of(run):
-        ddp = getattr(run.trainer, model).megatron_config.ddp_config
-        if ddp.overlap_param_gather and not ddp.overlap_grad_reduce:
-            path = f"trainer.{model}.megatron_config.ddp_config.overlap_param_gather"
-            yield Problem(path=path, message="needs overlap_grad_reduce", hint="set that to true, or this to false")
 
 
 def reference_matches_policy_model(run: SkyRLTrainConfig) -> Iterator[Problem]:

@@ -1,4 +1,7 @@
-"""Checks of one model's settings, the same for every model of every kind of run: adapters, FSDP and DeepSpeed."""
+"""Checks of one model's settings, the same for every model of every kind of run: adapters, FSDP and DeepSpeed.
+
+Those of Megatron are in `megatron.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
-from skyrl.config.checks import functions_in
+from skyrl.config.checks import functions_in, megatron
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.errors import Problem
@@ -37,8 +40,9 @@ ModelCheck = Callable[[Any, Role], Iterator[Problem]]
 
 
 def model_checks(models: Sequence[Role]) -> tuple[Check[Any], ...]:
-    """Every check of this module, for each of the models that a run has."""
-    return tuple(_for_each(check, models) for check in functions_in(sys.modules[__name__], "run", "model"))
+    """Every check of a model, for each of the models that a run has."""
+    modules = (sys.modules[__name__], megatron)
+    return tuple(_for_each(check, models) for module in modules for check in functions_in(module, "run", "model"))
 
 
 def _for_each(check: ModelCheck, models: Sequence[Role]) -> Check[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import product
 
 from skyrl.config.checks.every_kind import processes_fit_cluster
 from skyrl.config.derive.engine_backends import backend_of, server_urls
@@ -21,6 +22,7 @@ from skyrl.config.derive.sizes import (
     starts_engines,
 )
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import reads
 from skyrl.errors import Problem
 from skyrl.planning.layout import counted
 from skyrl.tree import get_at
@@ -43,6 +45,24 @@ def one_process_has_one_rank(run: SkyRLTrainConfig) -> Iterator[Problem]:
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         if name in backend_of(engine).fields:
             yield from _one(f"{_ENGINE}.{name}", getattr(engine, name), "parts of an engine do")
+
+
+def colocated_models_share_megatron_degrees(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Megatron-core has one set of process groups per process."""
+    shares = run.trainer.placement.colocate_all or run.trainer.placement.colocate_policy_ref
+    if not reads(run.trainer, "megatron_config") or not shares:
+        return
+    others = [model for model in models_of(run) if model != "policy"]
+    degrees = ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
+    for model, name in product(others, degrees):
+        field = f"megatron_config.{name}_parallel_size"
+        policy, own = (get_at(run, f"trainer.{each}.{field}") for each in ("policy", model))
+        if policy != own:
+            yield Problem(
+                path=f"trainer.{model}.{field}",
+                message=f"{own}, but the policy has {policy}: models in the same processes need the same degrees",
+                hint=f"set it to {policy}, or trainer.placement.colocate_all and colocate_policy_ref = false",
+            )
 
 
 def other_processes_find_code(run: SkyRLTrainConfig) -> Iterator[Problem]:

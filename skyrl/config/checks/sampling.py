@@ -80,7 +80,7 @@ def input_length_covers_prompt(run: SkyRLTrainConfig) -> Iterator[Problem]:
     yield Problem(
         path="generator.max_input_length",
         message=f"{longest} is not {wanted} trainer.max_prompt_length = {prompt} (max_turns = {turns})",
-        hint="leave it out in single-turn runs: it is derived"
+        hint="leave it out in single-turn runs, where it is derived (~generator.max_input_length drops that of a file)"
         if turns == 1
         else "raise it to the longest conversation before an answer, or lower trainer.max_prompt_length",
     )

@@ -20,8 +20,6 @@ from skyrl.errors import Problem
 from skyrl.planning.batches import divisors
 from skyrl.planning.topology import Sizes
 
-_SIZES = ("sequence_parallel_size", "context_parallel_size", "tensor_parallel_size")
-
 
 def training_has_rows(run: SupervisedConfig) -> Iterator[Problem]:
     """Training has at least one source, unless rows are synthetic."""
@@ -49,6 +47,22 @@ def weighted_sources_are_shuffled(run: SupervisedConfig) -> Iterator[Problem]:
     if run.train_dataset_weights is not None and run.sampler == "sequential":
         message = "sequential uses the rows in their order, but train_dataset_weights draws them"
         yield Problem(path="sampler", message=message, hint="set it to random, or leave the weights out")
+
+
+def streaming_has_an_end(run: SupervisedConfig) -> Iterator[Problem]:
+    """Streamed rows are not counted, so that the run needs another end, and cannot be drawn out of turn."""
+    if not run.streaming:
+        return
+    if run.num_steps is None and run.max_training_samples is None:
+        message = "streamed rows are not counted before they are trained on, so that num_epochs ends no run"
+        yield Problem(path="num_steps", message=message, hint="set it, or max_training_samples")
+    loaded = "or set streaming to false"
+    if run.train_dataset_weights is not None:
+        message = "streamed sources are read one after the other, mixed by the shuffle buffer alone"
+        yield Problem(path="train_dataset_weights", message=message, hint=f"leave the weights out, {loaded}")
+    if run.curriculum.sampler != "permutation":
+        message = "streamed rows come in the order in which they are read"
+        yield Problem(path="curriculum.sampler", message=message, hint=f"leave it out, {loaded}")
 
 
 def curriculum_can_draw(run: SupervisedConfig) -> Iterator[Problem]:
@@ -79,7 +93,7 @@ def evaluation_names_are_distinct(run: SupervisedConfig) -> Iterator[Problem]:
 
 def batch_divides_over_ranks(run: SupervisedConfig) -> Iterator[Problem]:
     """Every rank, or group of ranks that share rows, gets the same number of rows of each batch."""
-    ranks, together = MODEL.ranks(run), MODEL.degrees(run).inner
+    ranks, together = MODEL.ranks(run), MODEL.degrees(run).replica
     replicas = max(ranks // together, 1)
     if run.batch_size % replicas:
         below, above = run.batch_size // replicas * replicas, -(-run.batch_size // replicas) * replicas
@@ -130,12 +144,14 @@ def fewer_ranks_change_dropout(run: SupervisedConfig) -> Iterator[Problem]:
 
 def ranks_form_whole_groups(run: SupervisedConfig) -> Iterator[Problem]:
     """Every row is computed by the same number of ranks."""
-    ranks, together = MODEL.ranks(run), MODEL.degrees(run).inner
-    if ranks % together:
-        written = [f"{name} = {getattr(run, name)}" for name in _SIZES if getattr(run, name) > 1]
+    ranks, degrees, fields = MODEL.ranks(run), MODEL.degrees(run), MODEL.facts(run).degrees
+    if ranks % degrees.replica:
+        sizes = {name: getattr(degrees, name) for name in ("sequence", "context", "tensor", "pipeline")}
+        written = {MODEL.at(fields[name]): size for name, size in sizes.items() if size > 1}
+        listed = ", ".join(f"{path} = {size}" for path, size in written.items())
         yield Problem(
-            path=next(name for name in _SIZES if getattr(run, name) > 1),
-            message=f"{ranks} ranks cannot be divided into groups of {together} ({', '.join(written)})",
+            path=next(iter(written)),
+            message=f"{ranks} ranks cannot be divided into groups of {degrees.replica} ({listed})",
             hint=f"sizes whose product is one of {', '.join(map(str, divisors(ranks)))}",
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skyrl.config.settings.learners import RLModelConfig, ShardedModelConfig
+from skyrl.config.settings.learners import ShardedModelConfig
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
@@ -29,6 +29,6 @@ def engine_overrides(run: SkyRLTrainConfig) -> dict[str, Any]:
 def _overrides(
     run: RunBasics, section: ShardedModelConfig, scaling: Mapping[str, Any] | None, theta: float | None
 ) -> dict[str, Any]:
-    own: Mapping[str, Any] = get_at(section, facts_of(run).overrides) if isinstance(section, RLModelConfig) else {}
+    own: Mapping[str, Any] = get_at(section, facts_of(run).overrides)
     rope = {"rope_scaling": scaling, "rope_theta": theta, LONGEST_ROW: run.longest_row}
     return {**own, **{name: value for name, value in rope.items() if value is not None}}

@@ -42,6 +42,10 @@ class RunKind:
     rows: Literal["prompts", "chats", "pairs"]
     """Content of a row of its data: a prompt for the policy, a chat to learn, or a better and a worse chat."""
 
+    reader: str = ""
+    """Import path of the function that makes a `RowReader` of sources, tokenizer, run and length; empty for prompts.
+    """
+
     data: str
     """Path of the list of sources to train on."""
 
@@ -80,6 +84,11 @@ class RunKind:
     def experiment_class(self) -> type[object]:
         """The experiment class, imported by this call."""
         found: type[object] = built_in(self.experiment)
+        return found
+
+    def row_reader(self) -> Callable[..., Any]:
+        """The function that makes a reader of its rows, imported by this call."""
+        found: Callable[..., Any] = built_in(self.reader)
         return found
 
     def preflight_checks(self) -> tuple[Check[Any], ...]:

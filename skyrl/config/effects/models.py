@@ -181,9 +181,6 @@ def _deepspeed(model: Role) -> Iterator[Effect]:
 
 
 def _megatron(model: Role) -> Iterator[Effect]:
-    """Effects of Megatron's settings; empty for supervised runs, which have no such table."""
-    if not model.trainer:
-        return
     path = model.at("megatron_config")
     yield effect_where(path, *exists(model), _strategy_is(model, "megatron"))
     yield effect_where(

@@ -364,6 +364,13 @@ _HAS_EPOCHS = Condition(
 )
 
 
+_LOADS = Condition("prompts are loaded (data.streaming = false)", lambda run: not run.data.streaming)
+_SHUFFLES_A_STREAM = Condition(
+    "prompts are streamed and shuffled (data.streaming, data.shuffle)",
+    lambda run: run.data.streaming and run.data.shuffle,
+)
+
+
 def _draws_by(name: str) -> Condition:
     return draws_by(name).below("data")
 
@@ -373,9 +380,11 @@ _DATA_EFFECTS: tuple[Effect, ...] = (
     Effect("data.val_data", EVALUATES),
     Effect("data.shuffle", _draws_by("permutation")),
     Effect("data.train_weights", _HAS_SOURCES & _draws_by("permutation")),
-    Effect("data.epoch_tail", _HAS_EPOCHS),
+    Effect("data.epoch_tail", _LOADS & _HAS_EPOCHS),
+    Effect("data.shuffle_buffer_size", _SHUFFLES_A_STREAM),
+    Effect("trainer.epochs", _LOADS),
     *(each.below("data") for each in SAMPLER_EFFECTS),
-    *effects(_draws_by("pools"), *fields_in("data.curriculum", "pools unseen_weight")),
+    *effects(_draws_by("pools"), *fields_in("data.curriculum", "pools pool_memory unseen_weight")),
     Effect("data.curriculum.target", _draws_by("target_difficulty")),
     Effect("data.curriculum.solved_reward", is_given("data.curriculum.skip_solved", "data.curriculum.skip_solved")),
 )

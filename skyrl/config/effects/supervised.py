@@ -25,6 +25,12 @@ def _compiles(run: SupervisedConfig) -> bool:
 _RESUMES = Condition("the run may resume (resume_from is not empty)", may_resume)
 
 
+_LOADS = Condition("rows are loaded (streaming = false)", lambda run: not run.streaming)
+_SHUFFLES_A_STREAM = Condition(
+    "rows are streamed and shuffled (streaming, sampler)", lambda run: run.streaming and run.sampler == "random"
+)
+
+
 @condition("there are several epochs (num_epochs)")
 def _has_epochs(run: SupervisedConfig) -> bool:
     return run.num_epochs > 1 or run.epoch_tail == "short"
@@ -45,7 +51,9 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
     Effect("faults.max_skipped_steps", _SKIPS_STEPS),
     Effect("faults.max_roll_backs", _ROLLS_BACK),
     Effect("micro_train_batch_size_per_gpu", is_one("max_tokens_per_microbatch", -1)),
-    Effect("epoch_tail", _has_epochs),
+    Effect("epoch_tail", _LOADS & _has_epochs),
+    Effect("shuffle_buffer_size", _SHUFFLES_A_STREAM),
+    Effect("num_epochs", _LOADS),
     *SAMPLER_EFFECTS,
     *effects(draws_by("permutation"), "sampler", "train_dataset_weights"),
     *effects(_EVALUATES, "eval_datasets", "eval_dataset_names"),

@@ -41,6 +41,7 @@ from skyrl.tree.classes import fields_of
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
+    from skyrl.config.settings.preference_root import PreferenceConfig
     from skyrl.config.settings.supervised_root import RewardModelConfig, SFTConfig
 
 RL = RunKind(
@@ -70,6 +71,7 @@ KINDS: Mapping[str, str] = {
     "rl": f"{__name__}:RL",
     "sft": f"{_SUPERVISED}:SFT",
     "reward_model": f"{_SUPERVISED}:REWARD_MODEL",
+    "preference": "skyrl.config.loading.preference_kind:PREFERENCE",
 }
 """Value of `kind` in a file -> import path of its `RunKind`, imported on request: checking an RL file stays quick."""
 
@@ -101,9 +103,15 @@ def reads_chats(run: RunConfig) -> TypeIs[SFTConfig]:
     return kind_of(run).rows == "chats"
 
 
-def reads_pairs(run: RunConfig) -> TypeIs[RewardModelConfig]:
+def reads_pairs(run: RunConfig) -> TypeIs[RewardModelConfig | PreferenceConfig]:
     """Whether a row of the run's data is a pair of a better and a worse chat."""
     return kind_of(run).rows == "pairs"
+
+
+def compares_answers(run: RunConfig) -> TypeIs[PreferenceConfig]:
+    """Whether the run trains a policy on pairs of a better and a worse answer."""
+    kind = kind_of(run)
+    return kind.rows == "pairs" and not kind.trained.scores
 
 
 def header_of(root: type[RunConfig]) -> dict[str, str]:

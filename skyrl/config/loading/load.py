@@ -31,7 +31,7 @@ from skyrl.tree.classes import fields_of
 from skyrl.tree.files import EXTENDS, STORED_FILES, is_stored_form, read_file, stored_file
 from skyrl.tree.names import nearest
 from skyrl.tree.origins import Assignment, Origins
-from skyrl.tree.rules import Check, find_problems
+from skyrl.tree.rules import Check, find_problems, listed
 from skyrl.tree.types import shown
 
 C = TypeVar("C", bound=RunConfig, default=SkyRLTrainConfig)
@@ -149,7 +149,7 @@ def _builder(
         names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))
         message = f"is missing, so this is read as a reinforcement-learning run, which has no {names}"
         builder.problems.append(
-            Problem(path="kind", message=message, hint='write kind = "sft" or kind = "reward_model"')
+            Problem(path="kind", message=message, hint='write kind = "sft", "reward_model" or "preference"')
         )
     return builder
 
@@ -188,7 +188,7 @@ def _in_terms_of_kinds(problem: Problem, root: type[Any]) -> Problem:
         return evolve(problem, hint=hint)
     others = [kind for kind in KINDS if name in fields_of(root_of(kind))]
     if others:
-        hint = f"{name} belongs to kind = {' and '.join(others)}, and this is kind = {root().kind}"
+        hint = f"{name} belongs to kind = {listed(others, 'and')}, and this is kind = {root().kind}"
         return evolve(problem, hint="; ".join(filter(None, (problem.hint, hint))))
     return problem
 

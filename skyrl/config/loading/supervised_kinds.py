@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from skyrl.config.checks import checks_in, every_kind, supervised_checks
+from skyrl.config.checks import checks_in, every_kind, megatron, supervised_checks
 from skyrl.config.checks.models import model_checks
 from skyrl.config.derive.model_tables import grids_of
 from skyrl.config.derive.run_kind import RunKind
@@ -24,7 +24,7 @@ def _sizes(run: SupervisedConfig) -> Sizes:
 _supervised = partial(
     RunKind,
     rules=SUPERVISED_RULES,
-    checks=(*checks_in(supervised_checks, every_kind), *model_checks((MODEL,))),
+    checks=(*checks_in(supervised_checks, every_kind, megatron), *model_checks((MODEL,))),
     effects=SUPERVISED_EFFECTS,
     sizes=_sizes,
     data="train_datasets",
@@ -33,12 +33,20 @@ _supervised = partial(
     doctor="skyrl.experiments.preflight:SUPERVISED_DOCTOR",
 )
 
-SFT = _supervised(name="sft", root=SFTConfig, roles=(MODEL,), rows="chats", experiment="skyrl.experiments.sft:SFTExp")
+SFT = _supervised(
+    name="sft",
+    root=SFTConfig,
+    roles=(MODEL,),
+    rows="chats",
+    reader="skyrl.data.supervised_rows:supervised_reader",
+    experiment="skyrl.experiments.sft:SFTExp",
+)
 
 REWARD_MODEL = _supervised(
     name="reward_model",
     root=RewardModelConfig,
     roles=(REWARD,),
     rows="pairs",
+    reader="skyrl.data.supervised_rows:preference_reader",
     experiment="skyrl.experiments.reward_model:RewardModelExp",
 )

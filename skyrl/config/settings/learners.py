@@ -210,6 +210,14 @@ class ShardedModelConfig(ModelDefaults, LocatedConfig):
     deepspeed_config: DeepSpeedConfig = DeepSpeedConfig()
     """Sharding under DeepSpeed."""
 
+    megatron_config: MegatronConfig = MegatronConfig()
+    """Sharding under Megatron; the last pipeline stage holds the head of a critic or reward model."""
+
+    model_config_kwargs: Mapping[str, Any] = FrozenDict()
+    """Values by name that replace those of the model's Hugging Face configuration, such as `max_position_embeddings`,
+    in learner and exports, and in the engines of a policy. A reference loaded from the policy's path must have the
+    policy's values. Under Megatron: `megatron_config.model_config_kwargs`."""
+
     sequence_parallel_size: int = field(default=1, validator=positive)
     """Consecutive ranks that share sequences (Ulysses, arXiv:2309.14509): each computes a stretch of every packed row,
     and in attention some of the heads. Divides the number of ranks and of attention heads. 1: every rank computes whole
@@ -248,20 +256,7 @@ class LearnerConfig(ShardedModelConfig):
 
 
 @frozen
-class RLModelConfig(ShardedModelConfig):
-    """A model of a reinforcement-learning run, which Megatron may spread."""
-
-    megatron_config: MegatronConfig = MegatronConfig()
-    """Sharding under Megatron; the last pipeline stage of a critic holds the value head."""
-
-    model_config_kwargs: Mapping[str, Any] = FrozenDict()
-    """Values by name that replace those of the model's Hugging Face configuration, such as `max_position_embeddings`:
-    for the policy in learner, engines and exports. A reference loaded from the policy's path must have the policy's
-    values. Under Megatron: `megatron_config.model_config_kwargs`."""
-
-
-@frozen
-class PolicyConfig(LearnerConfig, RLModelConfig):
+class PolicyConfig(LearnerConfig):
     """The model that is trained and that the inference engines serve."""
 
     table_path: ClassVar[str] = "trainer.policy"
@@ -298,7 +293,7 @@ class PolicyConfig(LearnerConfig, RLModelConfig):
 
 
 @frozen
-class CriticConfig(LearnerConfig, RLModelConfig):
+class CriticConfig(LearnerConfig):
     """The model that predicts returns, for `advantage_estimator = "gae"`; there is one if its `model.path` is given."""
 
     table_path: ClassVar[str] = "trainer.critic"
@@ -311,7 +306,7 @@ class CriticConfig(LearnerConfig, RLModelConfig):
 
 
 @frozen
-class RefConfig(RLModelConfig):
+class RefConfig(ShardedModelConfig):
     """The frozen model that the policy is held near to; loaded only if `use_kl_loss` or `use_kl_in_reward` is on."""
 
     table_path: ClassVar[str] = "trainer.ref"

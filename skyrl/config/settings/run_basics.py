@@ -37,8 +37,10 @@ class RunDefaults:
     ckpt_best_metric: str | None = None
     ckpt_best_is: Literal["max", "min"] = "max"
 
-    rows_of_an_item: int = 1
-    """Rows of a batch that one item of the data becomes."""
+    @property
+    def rows_of_an_item(self) -> int:
+        """Rows of a batch that one item of the data becomes."""
+        return 1
 
 
 @frozen

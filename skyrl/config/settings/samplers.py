@@ -12,7 +12,7 @@ from skyrl.tree import FrozenDict, field, frozen
 from skyrl.tree.classes import named
 from skyrl.tree.code_names import named_code
 from skyrl.tree.names import nearest
-from skyrl.tree.validators import no_negative, non_negative, not_empty, positive
+from skyrl.tree.validators import fraction_below_one, no_negative, non_negative, not_empty, positive
 
 READS_ROWS = ("permutation", "mixture", "schedule")
 """Built-in samplers that need no rewards, which every kind of run has."""
@@ -104,7 +104,7 @@ class SamplerConfig(BaseConfig):
 
 @frozen
 class PoolConfig(BaseConfig):
-    """Rows whose last mean reward is in one range."""
+    """Rows whose mean reward is in one range."""
 
     name: str = ""
     """Name of the pool in metrics (`curriculum/pool_<name>`)."""
@@ -148,7 +148,7 @@ class CurriculumConfig(SamplerConfig):
     """How prompts are drawn: as in every kind of run, or by the rewards of what was drawn before."""
 
     sampler: str = field(default="permutation", converter=named_code, metadata=named({}, (*READS_ROWS, *READS_REWARDS)))
-    """permutation: every prompt once in an epoch; pools: by the last mean reward of a prompt, see `pools`;
+    """permutation: every prompt once in an epoch; pools: by the mean reward of a prompt, see `pools`;
     target_difficulty: those nearest to a difficulty that follows the rewards; mixture: sources by weights that change,
     see `mixture`; schedule: one sampler after another, see `stages`; or one of your own, by import path
     (`my_package.samplers:Mine`, `samplers.py:Mine`): a subclass of `skyrl.data.samplers.Sampler`, or any class whose
@@ -159,7 +159,12 @@ class CurriculumConfig(SamplerConfig):
         PoolConfig(name="normal", threshold=0.75, weight=1.0),
         PoolConfig(name="easy", threshold=1.0, weight=0.2),
     )
-    """Pools in order of their thresholds. A prompt is in the pool of the mean reward that its last group had."""
+    """Pools in order of their thresholds. A prompt is in the pool of its mean reward, see `pool_memory`."""
+
+    pool_memory: float = field(default=0.0, validator=fraction_below_one)
+    """Share of the earlier mean reward that a prompt keeps with each new group: m <- memory m + (1 - memory) r. Prompts
+    that are solved in some groups and not in others then stay apart from those that always are. 0: the mean reward of
+    the last group alone."""
 
     unseen_weight: float = field(default=1.0, validator=non_negative)
     """Weight of prompts that were not drawn yet, under `pools`."""

@@ -1,4 +1,5 @@
-"""Runs that learn from existing rows: supervised fine-tuning and reward models.
+"""Runs that learn from existing rows: supervised fine-tuning and reward models; preferences are in
+`preference_root.py`.
 
 `kind = "sft"` and `kind = "reward_model"` at the top of a file choose these roots. They share the RL tree's tables for
 models, optimizers and sharding, and use the names of SkyRL's `SFTConfig` for fields with the same meaning.
@@ -42,8 +43,6 @@ class SupervisedConfig(RunConfig, RunBasics, LearnerConfig):
     placement: SFTPlacementConfig = SFTPlacementConfig()
     """GPUs that the model gets."""
 
-    strategy: Literal["fsdp", "fsdp2", "deepspeed"] = "fsdp2"
-
     faults: FaultsConfig = FaultsConfig(on_non_finite="abort")
     """Interruptions and stalls. With `on_non_finite = "skip"`, updates with a non-finite gradient are skipped, up to
     `optimizer_config.max_skipped_updates`; with `"abort"`, one ends the run."""
@@ -51,6 +50,14 @@ class SupervisedConfig(RunConfig, RunBasics, LearnerConfig):
     train_datasets: tuple[str, ...] = field(default=(), validator=_sources, metadata=IDENTITY)
     """Sources of training rows: parquet, arrow, json or jsonl files (`~` is the home folder), or datasets of Hugging
     Face as `name` or `name:split`."""
+
+    streaming: bool = False
+    """Read training rows while the run trains on them, for sources larger than memory and disk: nothing is read in
+    advance but `shuffle_buffer_size` rows. The run ends by `num_steps` or `max_training_samples`; rows that are bad or
+    too long are left out when they are reached. False: all rows are read before the first step."""
+
+    shuffle_buffer_size: int = field(default=10_000, validator=positive)
+    """Number of streamed rows that are shuffled together. The files of a source are read in random order, too."""
 
     train_dataset_weights: tuple[float, ...] | None = field(default=None, validator=_weights)
     """Share of each source in an epoch, relative to each other; an epoch has as many rows as all sources together, and
@@ -188,8 +195,6 @@ class SFTConfig(SupervisedConfig):
 class RewardModelConfig(SupervisedConfig):
     """A reward model from preferences (`kind = "reward_model"`): Bradley-Terry, one number at the end of a chat."""
 
-    rows_of_an_item = 2
-
     kind: Literal["reward_model"] = field(default="reward_model", metadata=IDENTITY)
     """Kind of run, which decides the tree that a file is read into."""
 
@@ -205,3 +210,13 @@ class RewardModelConfig(SupervisedConfig):
     margin_key: str = "margin"
     """Column of a number, 0 or more: the margin by which the better chat should score higher (Llama 2,
     arXiv:2307.09288, eq. 2). Optional per row."""
+
+    @property
+    def rows_of_an_item(self) -> int:
+        """Rows of a batch that one item of the data becomes: both chats of a pair."""
+        return 2
+
+    @property
+    def answer_keys(self) -> tuple[str, ...]:
+        """Columns of the answers of a row."""
+        return self.chosen_key, self.rejected_key

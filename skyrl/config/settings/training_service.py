@@ -32,7 +32,8 @@ class TrainingServiceConfig(BaseConfig):
 
     max_snapshots: int = field(default=16, validator=positive, metadata=FREE)
     """Maximum number of snapshots that the engines hold at once; the one used longest ago makes room, and is loaded
-    from the disk when it is sampled from again."""
+    from the disk when it is sampled from again. Of its snapshots without a name, a model keeps as many on the disk, the
+    newest ones."""
 
     max_pass_tokens: int = field(default=65536, validator=positive, metadata=FREE)
     """Maximum number of tokens in a joint pass of several models; one request alone may have more."""

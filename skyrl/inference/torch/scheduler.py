@@ -145,8 +145,10 @@ class Scheduler:
 
     def _joining(self) -> list[Job]:
         jobs: list[Job] = []
-        while self._fits(sum(len(job.unfinished) for job in jobs)):
+        rows = 0
+        while self._fits(rows):
             jobs.append(self._waiting.popleft())
+            rows += len(jobs[-1].unfinished)
         return jobs
 
     def _fits(self, joining: int) -> bool:

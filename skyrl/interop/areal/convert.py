@@ -136,7 +136,7 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment", *, keep_eng
         raise ConfigError([Problem(path=where, message="sets no engine to keep", hint=hint)], "Nothing was converted")
     if is_preference(values):
         hint = "supported kinds of run: " + ", ".join(KINDS)
-        message = "is a DPO experiment: preference training without a reward model is not implemented yet"
+        message = 'is a DPO experiment: preference training is not converted yet; write kind = "preference"'
         raise ConfigError([Problem(path=where, message=message, hint=hint)], title="Nothing was converted")
     if is_supervised(values):
         return convert_supervised(values, originals, where)

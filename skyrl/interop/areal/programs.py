@@ -46,7 +46,7 @@ _KNOWN: Mapping[str, ProgramFacts] = {
     **dict.fromkeys(
         ("clevr_count_70k_grpo", "clevr_count_70k_sft", "geometry3k_grpo", "virl39k_grpo"), unconverted(_IMAGES)
     ),
-    "hhrlhf_dpo": unconverted("preference training, which skyrl does not have yet"),
+    "hhrlhf_dpo": unconverted('preference training, which is not converted yet: write kind = "preference"'),
     "gsm8k_eval": aside("it only evaluates: `skyrl eval` does that here"),
     **dict.fromkeys(("online_rollout", "human_in_the_loop_demo"), aside(_SAMPLES)),
     **dict.fromkeys(("start_session", "set_reward", "hermes_loop", "demo_lifecycle"), aside(_OF_A_SESSION)),

@@ -27,7 +27,7 @@ from skyrl.interop.translation import (
 )
 from skyrl.tree.arguments import split_path
 from skyrl.tree.migrations import follow
-from skyrl.tree.origins import Assignment, Origin
+from skyrl.tree.origins import Assignment, Origin, dotted
 
 POLICY = "trainer.policy."
 _PROFILER = "torch_profiler_config."
@@ -182,7 +182,9 @@ def of_a_policy(key: str, value: object) -> Translation | None:
         followed = follow(NEWER_UPSTREAM_FIELDS, assignment)
     except ConfigError as error:
         return unsupported(error.problems[0].hint)
-    if followed is None or followed[0]:
+    if followed is None:
         return None
-    [warning] = followed[1]
-    return redundant(warning.hint)
+    moved, warnings = followed
+    if moved:
+        return Translation(writes={dotted(each.path).removeprefix(POLICY): each.value for each in moved})
+    return redundant(warnings[0].hint)

@@ -8,10 +8,8 @@ from typing import Any
 from attrs import evolve
 
 from skyrl.config import SFTConfig
-from skyrl.config.settings.strategies import has_own_modules
 from skyrl.interop.environment import read_environment
-from skyrl.interop.peer_trees import peer_trees
-from skyrl.interop.report import Conversion, Line, OtherDefault
+from skyrl.interop.report import Conversion, Line
 from skyrl.interop.skyrl.defaults import other_defaults, tree_of, version_notice
 from skyrl.interop.skyrl.newer_settings import SFT, of_a_policy
 from skyrl.interop.skyrl.settings import convert_one
@@ -19,16 +17,14 @@ from skyrl.interop.translation import (
     Entry,
     Translation,
     fixed,
-    missing,
     redundant,
     refused,
     translate,
-    unsupported,
 )
 from skyrl.interop.writing import Writing, apply
 
-_MEGATRON = "Megatron learners"
 _STRATEGY = "strategy"
+_BOUND = "max_tokens_per_microbatch"
 _ALWAYS_CACHED = "rows are tokenized when the run starts; tokenized_path stores them"
 _COLLATION = "affects how fast batches are assembled, not their content"
 
@@ -39,7 +35,6 @@ _SPLITS = {split: name for name, split in (_ONE_NAME | _NAMES).items()}
 """Setting with splits -> the setting that names their datasets; here a source is `name:split`."""
 
 _BY_SPLIT = "part of the data source: NAME:SPLIT"
-_FREE_TABLES = ("model_config_kwargs",)
 _SAMPLER = ("sampler_class_path", "sampler_kwargs")
 
 
@@ -53,14 +48,8 @@ def _tokenized(path: str) -> Callable[[Any], Translation]:
     return lambda value: Translation(writes={path: value}) if value else redundant("no rows are tokenized already")
 
 
-def _strategy(value: object) -> Translation:
-    return unsupported(_MEGATRON) if has_own_modules(value) else Translation(writes={"strategy": value})
-
-
 _KEYS: dict[str, Entry] = {
-    "strategy": _strategy,
     "sequence_parallel_size": "sequence_parallel_size",
-    "model_config_kwargs": missing("overrides of the model's configuration", {}),
     "use_torch_compile": "use_torch_compile",
     "record_memory": "record_memory",
     "pretokenized_dataset_paths": _tokenized("train_datasets"),
@@ -80,23 +69,23 @@ _KEYS: dict[str, Entry] = {
     "disable_cache": redundant(_ALWAYS_CACHED),
     "remove_microbatch_padding": "use_sequence_packing",
     "use_sample_packing": "use_sequence_packing",
-    "use_sequence_packing": fixed(
-        False,
-        does="rows are distributed by max_tokens_per_microbatch",
-        otherwise="packing batches before they are distributed",
+    "megatron_config.async_dist_ckpt_save": redundant("checkpoints are written in the background"),
+    "megatron_config.moe_enable_routing_replay": fixed(
+        False, does="no engine has chosen experts for the rows", otherwise="replay of experts in supervised runs"
     ),
-    "max_tokens_per_microbatch": "max_tokens_per_microbatch",
+    _BOUND: lambda value: redundant("not set") if value is None else Translation(writes={_BOUND: value}),
     "num_epochs": "num_epochs",
     "max_training_steps": "num_steps",
 }
 """Settings that have a different name or meaning here."""
 
 SFT_ROOTS = (
-    *_KEYS, *_SAMPLER, *_ONE_NAME, *_NAMES, *_SPLITS, "model", "optimizer_config", "placement", "megatron_config",
-    "fsdp_config", "torch_profiler_config", "train_dataset_weights", "messages_key", "tools_key", "system_key",
-    "eval_dataset_names", "eval_interval", "eval_before_train", "max_length", "num_steps", "batch_size",
-    "micro_train_batch_size_per_gpu", "project_name", "run_name", "ckpt_interval", "max_ckpts_to_keep",
+    *_KEYS, *_SAMPLER, *_ONE_NAME, *_NAMES, *_SPLITS, "strategy", "model", "model_config_kwargs", "optimizer_config",
+    "placement", "megatron_config", "fsdp_config", "torch_profiler_config", "train_dataset_weights", "messages_key",
+    "tools_key", "system_key", "eval_dataset_names", "eval_interval", "eval_before_train", "max_length", "num_steps",
+    "batch_size", "micro_train_batch_size_per_gpu", "project_name", "run_name", "ckpt_interval", "max_ckpts_to_keep",
     "hf_save_interval", "seed", "sampler", "train_on_what", "dummy_run_full_ctx", "dummy_run_max_steps",
+    "use_sequence_packing",
 )  # fmt: skip
 """Top-level names of SkyRL's SFT configuration."""
 
@@ -144,23 +133,18 @@ def convert_settings(settings: Sequence[tuple[str, Any] | Line], where: str) -> 
     written = [Line(outcome="kept", source=key, value=value, targets=(key,)) for key, value in _left_out(known).items()]
     for line in written:
         writing.write(line.source, line.source, line.value)
-    converted = writing.finish(
-        lambda run: (*_other_strategy(run.strategy, known), *other_defaults(writing, "sft", known, _convert))
-    )
+    converted = writing.finish(lambda run: tuple(other_defaults(writing, "sft", known, _convert)))
     return evolve(converted, defaults=tuple(written), notice=version_notice("sft", known))
 
 
-def _other_strategy(ours: str, values: Mapping[str, Any]) -> Iterable[OtherDefault]:
-    """SkyRL's default strategy, which is missing here, of a file that omits it."""
-    if _STRATEGY not in values:
-        theirs = tree_of("sft", values).defaults[_STRATEGY]
-        yield OtherDefault(source=_STRATEGY, theirs=theirs, path=_STRATEGY, ours=ours)
-
-
 def _left_out(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that a file omits and that change what is learned, with SkyRL's defaults."""
+    """Settings that a file omits and that change what is learned, or that others of its settings need, with SkyRL's
+    defaults.
+    """
     tree = tree_of("sft", values).defaults
     found = {key: tree[key] for key in _LEARNING if key not in values}
+    if _STRATEGY not in values and any(key.startswith("megatron_config.") for key in values):
+        found[_STRATEGY] = tree[_STRATEGY]
     if not values.get("dummy_run_full_ctx") and all(values.get(key) is None for key in _SOURCES):
         found["train_datasets"] = [f"{_DATASET}:{values.get('dataset_split') or _SPLIT}"]
     return found
@@ -171,15 +155,17 @@ def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) 
         apply(writing, key, value, _sources(key, value, values))
     elif key in _SPLITS:
         apply(writing, key, value, _split(key, value, values))
-    elif key.startswith("megatron_config."):
-        apply(writing, key, value, SFT.translated(key, value, values) or _megatron(key, value))
     elif key.partition(".")[0] in ("sampler", *_SAMPLER):
         apply(writing, key, value, _sampler(key, value, values))
+    elif key == "use_sequence_packing":
+        apply(writing, key, value, _packing(values))
     elif key in ("dummy_run_full_ctx", "dummy_run_max_steps"):
         apply(writing, key, value, _made_up_steps(values))
-    elif entry := _KEYS.get(key) or _KEYS.get(key.partition(".")[0] if key.startswith(_FREE_TABLES) else ""):
+    elif newer := SFT.translated(key, value, values):
+        apply(writing, key, value, newer)
+    elif entry := _KEYS.get(key):
         apply(writing, key, value, translate(entry, value))
-    elif newer := SFT.translated(key, value, values) or of_a_policy(key, value):
+    elif newer := of_a_policy(key, value):
         apply(writing, key, value, newer)
     else:
         convert_one(writing, key, value)
@@ -200,7 +186,7 @@ def _sampler(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
     )
 
 
-def _made_up_steps(values: Mapping[str, Any]) -> Translation:
+def _made_up_steps(values: Mapping[str, object]) -> Translation:
     """Convert steps on dummy rows of full length: a switch and a number in SkyRL, only the number here."""
     if not values.get("dummy_run_full_ctx"):
         return redundant("dummy_run_full_ctx is off")
@@ -232,9 +218,14 @@ def _split(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
     return refused(f"{_SPLITS[key]} is not set")
 
 
-def _megatron(key: str, value: object) -> Translation:
-    """Convert a setting of Megatron, which is the strategy: at its default it needs nothing besides the strategy."""
-    defaults = [tree.defaults[key] for tree in peer_trees("skyrl", "sft") if key in tree.defaults]
-    if (type(value), value) in [(type(each), each) for each in defaults] or (key.endswith("_size") and value == 1):
-        return redundant("SkyRL's default, which only strategy = megatron reads")
-    return unsupported(_MEGATRON)
+def _packing(values: Mapping[str, object]) -> Translation:
+    """Convert packing over the whole batch, as rows are dealt out here wherever micro-batches are bounded in tokens.
+    SkyRL's bound is `max_length` if none is given (train/config/sft_config.py:229).
+    """
+    if not values.get("use_sequence_packing"):
+        return redundant("max_tokens_per_microbatch decides")
+    if values.get(_BOUND) is not None:
+        return Translation(writes={"use_sequence_packing": True})
+    if values.get("max_length") is None:
+        return refused(f"packing needs max_length or {_BOUND}")
+    return Translation(writes={"use_sequence_packing": True, _BOUND: values["max_length"]})

@@ -21,7 +21,8 @@ from skyrl.interop.values import flat_file, is_script, text_of, yaml_value
 from skyrl.tree.python_source import parsed_program
 
 _TITLE = "Nothing was converted"
-_PREFERENCES = "preference training without a reward model, which skyrl does not have yet"
+_PREFERENCES = 'preference training, which is not converted yet: write kind = "preference" (docs/preferences.md)'
+_ONLINE = "online preference training, which skyrl does not have yet"
 _DISTILLATION = "distillation from a teacher, which is not converted"
 _OF_STEPS = "a model of rewards for steps, which skyrl does not train"
 _ASYNCHRONOUS = "asynchronous GRPO, whose arguments are not converted: trainer.fully_async is ours"
@@ -29,7 +30,7 @@ _IMAGES = "rows with images, which skyrl does not train on yet"
 _OWN_PPO = "PPO with a reward model of its own, whose arguments are not converted"
 _REFUSED: dict[str, str] = {
     **dict.fromkeys(("dpo", "kto", "bco", "cpo", "orpo", "tpo"), _PREFERENCES),
-    **dict.fromkeys(("online_dpo", "nash_md", "xpo", "mpo"), _PREFERENCES),
+    **dict.fromkeys(("online_dpo", "nash_md", "xpo", "mpo"), _ONLINE),
     **dict.fromkeys(("gkd", "gold", "sdft", "sdpo", "ssd", "distillation"), _DISTILLATION),
     "prm": _OF_STEPS,
     "ppo": _OWN_PPO,

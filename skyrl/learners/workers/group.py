@@ -1,13 +1,14 @@
 """All ranks of a role as one learner, which the training loop calls wherever the ranks run.
 
-Rows are dealt in order and in equal numbers to the replicas of the model; the ranks of one replica get the same rows,
-and one of them reports. Token weights, which depend on the whole mini-batch, are computed here before rows are dealt,
-and reports are merged here afterwards. The number of ranks therefore does not change the result.
+Rows are dealt to the replicas of the model: in order and in equal numbers, or for an update whose micro-batches are
+bounded in tokens, packed over the whole batch into equally many micro-batches. The ranks of one replica get the same
+rows, and one of them reports. Token weights, which depend on the whole mini-batch, are computed here before rows are
+dealt, and reports are merged here afterwards. The number of ranks therefore does not change the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -56,7 +57,13 @@ class ScorerGroup(Generic[W_co]):
 
     async def score(self, batch: TrainingBatch) -> Tensor:
         """(B, L) float32: the scores of all rows, as a single worker would compute them."""
-        results = self._reported(await self.ranks.deal(ModelWorker.score, self._shares(batch)))
+        return await self.scored_by(ModelWorker.score, batch)
+
+    async def scored_by(
+        self, method: Callable[[W_co, TrainingBatch], Awaitable[Tensor]], batch: TrainingBatch
+    ) -> Tensor:
+        """(B, L) float32: the scores of all rows by a method of the workers, with the contract of `score`."""
+        results = self._reported(await self.ranks.deal(method, self._shares(batch)))
         scored = torch.zeros(sum(len(rows) for rows in results), batch.input_ids.shape[1])
         start = 0
         for rows in results:
@@ -67,6 +74,14 @@ class ScorerGroup(Generic[W_co]):
     def _shares(self, batch: TrainingBatch) -> list[TrainingBatch]:
         """The rows of each rank, which are the rows of its replica."""
         shares = self._budget.plan(deal(batch, self._replicas.count, rows_of_an_item=self._rows_of_an_item))
+        return [shares[replica] for replica in self._replicas.of_rank]
+
+    def _packed(self, batch: TrainingBatch) -> list[TrainingBatch]:
+        """The rows of each rank for an update, whose order does not matter."""
+        count = self._replicas.count
+        if self._budget.tokens is None or count == 1:
+            return self._shares(batch)
+        shares = self._budget.pack(_divisible(batch, count, self._rows_of_an_item), count)
         return [shares[replica] for replica in self._replicas.of_rank]
 
     def _reported(self, results: Sequence[T]) -> list[T]:
@@ -124,7 +139,7 @@ class LearnerGroup(ScorerGroup[L_co]):
 
         Returns metrics over all tokens of the batch; of rows that are left out, over a sample.
         """
-        shares = self._shares(weighed(objective, batch))
+        shares = self._packed(weighed(objective, batch))
         watched = objective.watched(batch)
         seen: list[dict[str, Moments]] = []
         if watched is not None:
@@ -177,10 +192,14 @@ def deal(batch: TrainingBatch, replicas: int, *, rows_of_an_item: int = 1) -> li
     """Deal equal numbers of consecutive rows to the replicas; the rows of an item (such as a pair) stay together. If
     the items do not divide evenly, the last is repeated with no token selected, which changes no sum and no mean.
     """
-    missing = -(len(batch) // rows_of_an_item) % replicas
-    if missing:
-        batch = _with_idle_items(batch, missing, rows_of_an_item)
+    batch = _divisible(batch, replicas, rows_of_an_item)
     return list(batch.split(len(batch) // replicas))
+
+
+def _divisible(batch: TrainingBatch, replicas: int, rows_of_an_item: int) -> TrainingBatch:
+    """The batch with the last item repeated until the items divide evenly, its tokens not selected."""
+    missing = -(len(batch) // rows_of_an_item) % replicas
+    return _with_idle_items(batch, missing, rows_of_an_item) if missing else batch
 
 
 def _with_idle_items(batch: TrainingBatch, count: int, size: int) -> TrainingBatch:

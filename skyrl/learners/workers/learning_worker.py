@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from skyrl.algorithms.reductions import token_mean
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import TensorSource
-from skyrl.config.settings.learners import LearnerConfig, RLModelConfig
+from skyrl.config.settings.learners import LearnerConfig
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of, reads
 from skyrl.errors import NonFiniteError, RunError
@@ -90,7 +90,7 @@ def weighed(objective: Objective, batch: TrainingBatch) -> TrainingBatch:
 
 def trace_folder(run: RunBasics, section: LearnerConfig, rank: int) -> Path | None:
     """The folder that this rank's updates are traced into from the start, under Megatron. None: no traces."""
-    if not isinstance(section, RLModelConfig) or not reads(run, "megatron_config"):
+    if not reads(run, "megatron_config"):
         return None
     traces = section.megatron_config.torch_profiler_config
     return Path(traces.save_path) if traces.enable and traces.save_path and rank in traces.ranks else None

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from skyrl.config import RewardModelConfig, SFTConfig, TrainerConfig
+from skyrl.config import RewardModelConfig, SupervisedConfig, TrainerConfig
 from skyrl.config.derive.model_overrides import learner_overrides
 from skyrl.config.settings.learners import LearnerConfig, ShardedModelConfig
 from skyrl.config.settings.run_basics import RunBasics
@@ -76,7 +76,7 @@ class SFTWorker(LearningWorker):
 
     def __init__(
         self,
-        run: SFTConfig,
+        run: SupervisedConfig,
         num_training_steps: int | None = None,
         *,
         ranks: Ranks = ALONE,

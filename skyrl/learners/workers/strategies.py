@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from skyrl.config.settings.learners import RLModelConfig, ShardedModelConfig
+from skyrl.config.settings.learners import ShardedModelConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.learners.fsdp2 import Fsdp2
 from skyrl.learners.megatron.package import import_megatron
@@ -24,7 +24,6 @@ def _fsdp2(source: ModelSource, section: ShardedModelConfig, context: StrategyCo
 
 def _megatron(source: ModelSource, section: ShardedModelConfig, context: StrategyContext) -> Strategy:
     megatron: type[Any] = import_megatron("skyrl.learners.megatron.strategy", context.run.path_of("strategy")).Megatron
-    assert isinstance(section, RLModelConfig)
     started: Strategy = megatron(source, section.megatron_config, context)
     return started
 

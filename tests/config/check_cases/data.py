@@ -30,6 +30,17 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "recorded_samples_exclude_evaluation": [({"trainer.rollouts_from": "runs/other"}, "trainer.rollouts_from")],
     "training_sources_have_weights": [({"data.train_weights": [1.0, 2.0]}, "data.train_weights")],
+    "streaming_has_an_end": [
+        ({"data.streaming": True}, "trainer.max_training_steps"),
+        (
+            {"data.streaming": True, "trainer.max_training_steps": 9, f"{CURRICULUM}.sampler": "pools"},
+            f"{CURRICULUM}.sampler",
+        ),
+        (
+            {"data.streaming": True, "trainer.max_training_prompts": 99, f"{CURRICULUM}.skip_solved": 2},
+            f"{CURRICULUM}.skip_solved",
+        ),
+    ],
     "curriculum_can_draw": [
         ({f"{CURRICULUM}.sampler": "easy"}, f"{CURRICULUM}.sampler"),
         ({f"{CURRICULUM}.sampler": "mixture"}, f"{CURRICULUM}.mixture"),
@@ -126,6 +137,7 @@ SILENT: dict[str, dict[str, Any]] = {
         "environment.reward_weights": [1.0, 0.5],
     },
     "reasoning_tasks_are_valid": {"environment.env_class": "reasoning_gym:chain_sum"},
+    "streaming_has_an_end": {"data.streaming": True, "trainer.max_training_steps": 9},
     "curriculum_can_draw": {f"{CURRICULUM}.sampler": "pools", f"{CURRICULUM}.pools": [{"name": "all"}]},
     "environment_is_known": {"environment.env_class": "mine.py:Mine"},
     "evaluation_has_data": {"data.val_data": [], "trainer.eval_interval": 0, "trainer.eval_before_train": False},

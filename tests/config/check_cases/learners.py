@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from skyrl.config.checks.models import WITHOUT_FIELDS
-from tests.config.check_cases.settings import CRITIC, LORA, MEGATRON
+from tests.config.check_cases.settings import CRITIC, LORA
 
-PROFILER = "trainer.policy.megatron_config.torch_profiler_config."
 REENTRANT = "trainer.gradient_checkpointing_use_reentrant"
 
 DROPOUT, CRITIC_DROPOUT = "trainer.policy.use_dropout", "trainer.critic.use_dropout"
@@ -68,20 +67,6 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             REENTRANT,
         ),
     ],
-    "profiler_has_ranks_and_path": [
-        ({**MEGATRON, PROFILER + "enable": True, PROFILER + "save_path": "traces"}, PROFILER + "ranks"),
-        ({**MEGATRON, PROFILER + "enable": True, PROFILER + "ranks": [0]}, PROFILER + "save_path"),
-        (
-            {**MEGATRON, PROFILER + "enable": True, PROFILER + "ranks": [0], PROFILER + "save_path": "s3://x"},
-            PROFILER + "save_path",
-        ),
-    ],
-    "gather_overlap_needs_reduce_overlap": [
-        (
-            {**MEGATRON, "trainer.policy.megatron_config.ddp_config.overlap_param_gather": True},
-            "trainer.policy.megatron_config.ddp_config.overlap_param_gather",
-        )
-    ],
 }
 
 SILENT: dict[str, dict[str, Any]] = {
@@ -102,10 +87,4 @@ SILENT: dict[str, dict[str, Any]] = {
     "determinism_is_tested_on_cpu": {"trainer.deterministic": True},
     "adapters_exclude_delta_transport": LORA,
     "adapters_receive_gradients": {**LORA, "trainer.recompute_activations": True},
-    "profiler_has_ranks_and_path": {
-        **MEGATRON,
-        PROFILER + "enable": True,
-        PROFILER + "ranks": [0],
-        PROFILER + "save_path": "traces",
-    },
 }

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.config.check_cases.settings import APART, CRITIC, LORA, MEGATRON
+from tests.config.check_cases.settings import CRITIC, LORA, MEGATRON
 
 MUON = {"trainer.policy.optimizer_config.optimizer": "muon"}
 DROPPING = {"trainer.policy.use_dropout": True}
 DROPOUT = "trainer.policy.model.lora.dropout"
 CRITICS_RULE = "trainer.critic.optimizer_config.optimizer"
 OFFLOADING = {"trainer.offload_activations": True}
-DEGREE = "megatron_config.tensor_model_parallel_size"
 TABLE = "trainer.policy.megatron_config."
 EXPERT, DISPATCHER = TABLE + "expert_model_parallel_size", TABLE + "moe_token_dispatcher_type"
 SCORE, BIAS = TABLE + "moe_router_score_function", TABLE + "moe_router_enable_expert_bias"
-BALANCING = TABLE + "moe_router_load_balancing_type"
+PROFILER = TABLE + "torch_profiler_config."
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "megatron_needs_cuda": [(MEGATRON, "trainer.strategy")],
@@ -29,10 +28,6 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**MEGATRON, **CRITIC, "trainer.critic.use_dropout": True}, "trainer.critic.use_dropout"),
     ],
     "megatron_offloads_no_activations": [({**MEGATRON, **OFFLOADING}, "trainer.offload_activations")],
-    "colocated_models_share_megatron_degrees": [
-        ({**MEGATRON, f"trainer.{model}.{DEGREE}": 2}, f"trainer.ref.{DEGREE}") for model in ("policy", "ref")
-    ]
-    + [({**MEGATRON, **CRITIC, f"trainer.critic.{DEGREE}": 2}, f"trainer.critic.{DEGREE}")],
     "expert_degrees_divide_stage_ranks": [
         ({**MEGATRON, EXPERT: 3}, EXPERT),
         ({**MEGATRON, TABLE + "expert_tensor_parallel_size": 3}, TABLE + "expert_tensor_parallel_size"),
@@ -43,10 +38,19 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**MEGATRON, BIAS: True}, BIAS),
         ({**MEGATRON, BIAS: True, SCORE: "softmax"}, BIAS),
     ],
-    "router_matches_model_config": [
-        ({**MEGATRON, SCORE: "sigmoid"}, SCORE),
-        ({**MEGATRON, SCORE: "sigmoid", BIAS: True}, SCORE),
-        ({**MEGATRON, BALANCING: "sinkhorn"}, BALANCING),
+    "profiler_has_ranks_and_path": [
+        ({**MEGATRON, PROFILER + "enable": True, PROFILER + "save_path": "traces"}, PROFILER + "ranks"),
+        ({**MEGATRON, PROFILER + "enable": True, PROFILER + "ranks": [0]}, PROFILER + "save_path"),
+        (
+            {**MEGATRON, PROFILER + "enable": True, PROFILER + "ranks": [0], PROFILER + "save_path": "s3://x"},
+            PROFILER + "save_path",
+        ),
+    ],
+    "gather_overlap_needs_reduce_overlap": [
+        (
+            {**MEGATRON, "trainer.policy.megatron_config.ddp_config.overlap_param_gather": True},
+            "trainer.policy.megatron_config.ddp_config.overlap_param_gather",
+        )
     ],
 }
 
@@ -55,9 +59,13 @@ SILENT: dict[str, dict[str, Any]] = {
     "megatron_needs_adam_or_sgd": MUON,
     "megatron_has_no_dropout": {**MEGATRON, DROPOUT: 0.1},
     "megatron_offloads_no_activations": OFFLOADING,
-    "colocated_models_share_megatron_degrees": {**MEGATRON, **APART, f"trainer.ref.{DEGREE}": 2},
     "expert_degrees_divide_stage_ranks": {EXPERT: 3},
     "flex_dispatch_needs_expert_parallel": {DISPATCHER: "flex"},
     "megatron_supports_router": {SCORE: "sqrtsoftplus"},
-    "router_matches_model_config": {**MEGATRON, BALANCING: "aux_loss", SCORE: "softmax"},
+    "profiler_has_ranks_and_path": {
+        **MEGATRON,
+        PROFILER + "enable": True,
+        PROFILER + "ranks": [0],
+        PROFILER + "save_path": "traces",
+    },
 }

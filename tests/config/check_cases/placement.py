@@ -8,12 +8,15 @@ from tests.config.check_cases.settings import (
     APART,
     CRITIC,
     ENGINE,
+    MEGATRON,
     PLACEMENT,
     RAY,
     SERVER,
     VLLM,
     gpus,
 )
+
+DEGREE = "megatron_config.tensor_model_parallel_size"
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "other_processes_find_code": [
@@ -135,6 +138,10 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             ENGINE + "tensor_parallel_size",
         ),
     ],
+    "colocated_models_share_megatron_degrees": [
+        ({**MEGATRON, f"trainer.{model}.{DEGREE}": 2}, f"trainer.ref.{DEGREE}") for model in ("policy", "ref")
+    ]
+    + [({**MEGATRON, **CRITIC, f"trainer.critic.{DEGREE}": 2}, f"trainer.critic.{DEGREE}")],
 }
 
 SILENT: dict[str, dict[str, Any]] = {
@@ -174,4 +181,5 @@ SILENT: dict[str, dict[str, Any]] = {
     },
     "run_fits_cluster": {**VLLM, ENGINE + "num_engines": 2**17 - 2},  # and a rank of the policy and the reference
     "one_process_has_one_rank": {"trainer.placement.policy_num_nodes": 2},
+    "colocated_models_share_megatron_degrees": {**MEGATRON, **APART, f"trainer.ref.{DEGREE}": 2},
 }

@@ -1,0 +1,110 @@
+"""Files of a source: one, those that match a pattern, or those of a folder of an object store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from glob import glob
+from pathlib import Path
+from typing import BinaryIO
+
+from attrs import frozen
+
+from skyrl.config.foundation.reasoning_tasks import SCHEME
+from skyrl.errors import DataError, UserError
+from skyrl.storage.places import is_address, storage_at
+from skyrl.storage.remote_file import opened
+
+FILES = (".parquet", ".arrow", ".jsonl", ".csv", ".json")
+"""Suffixes of sources that are files."""
+
+
+@frozen
+class DataFile:
+    """A file of rows, on a disk or in an object store."""
+
+    place: str
+    """Its path or address."""
+
+    @property
+    def suffix(self) -> str:
+        """The end of its name, which says how it is read."""
+        return Path(self.place).suffix
+
+    @property
+    def path(self) -> Path | None:
+        """Its path; None in an object store."""
+        return None if is_address(self.place) else Path(self.place)
+
+    def size(self) -> int:
+        """Its size in bytes. Raises `DataError`."""
+        try:
+            folder, _, name = self.place.rpartition("/")
+            return Path(self.place).stat().st_size if self.path else storage_at(folder).size(name)
+        except (OSError, UserError) as error:
+            raise DataError(f"{self.place} cannot be read: {error}") from error
+
+    def open(self) -> BinaryIO:
+        """The file, open for reading. Raises `DataError`."""
+        try:
+            return opened(self.place)
+        except (OSError, UserError) as error:
+            raise DataError(f"{self.place} cannot be read: {error}") from error
+
+
+def is_remote(source: str) -> bool:
+    """Whether a source is in an object store."""
+    return is_address(source) and not source.startswith(SCHEME)
+
+
+def has_files(source: str) -> bool:
+    """Whether a source is a file, a pattern of files, or in an object store; others are datasets and tasks."""
+    return is_remote(source) or (not is_address(source) and (source.endswith(FILES) or "*" in source))
+
+
+def data_files(source: str) -> tuple[DataFile, ...]:
+    """The files of such a source, in the order of their names. Raises `DataError` if there is none.
+
+    A pattern has `*` and `?` for any characters, and on a disk `**` for any folders.
+    """
+    found = _remote(source) if is_remote(source) else _local(source)
+    if not found:
+        what = f"; files of rows end in {', '.join(FILES)}" if "*" in source or is_remote(source) else ""
+        raise DataError(f"there is no data file {(source if what else str(Path(source).expanduser()))[:500]}{what}")
+    return tuple(map(DataFile, found))
+
+
+def _local(source: str) -> Sequence[str]:
+    path = str(Path(source).expanduser())
+    if "*" in source:
+        return sorted(each for each in glob(path, recursive=True) if each.endswith(FILES) and Path(each).is_file())
+    try:
+        return [path] if Path(path).is_file() else []
+    except OSError as error:  # a name of thousands of letters
+        raise DataError(f"there is no data file {path[:500]}: {error.strerror}") from error
+
+
+def _remote(source: str) -> Sequence[str]:
+    folder, _, last = source.rstrip("/").rpartition("/")
+    if last.endswith(FILES) and "*" not in last:
+        return [source]
+    pattern = last if "*" in last else "*"
+    where = folder if "*" in last else source.rstrip("/")
+    try:
+        return [f"{where}/{name}" for name in storage_at(where).names() if _fits(name, pattern)]
+    except (OSError, UserError) as error:
+        raise DataError(f"{source} cannot be listed: {error}") from error
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return name.endswith(FILES) and fnmatchcase(name, pattern)
+
+
+def versions_of(source: str) -> Iterator[tuple[str, int, str]]:
+    """Place, size in bytes and version of each file of a source: what changes when a file does."""
+    for file in data_files(source):
+        if file.path is not None:
+            yield str(file.path.absolute()), file.size(), str(file.path.stat().st_mtime_ns)
+        else:
+            folder, _, name = file.place.rpartition("/")
+            yield file.place, file.size(), storage_at(folder).version(name)

@@ -1,0 +1,76 @@
+"""Log-probabilities of a reference, computed once for all rows of a data set and stored as one file of float32."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Generic, TypeVar, overload
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from skyrl.data.answer_pairs import LabelledRow, PairRow
+from skyrl.errors import DataError
+
+_TYPE = np.dtype("<f4")
+
+R = TypeVar("R", PairRow, LabelledRow)
+
+
+class ReferencedRows(Sequence[R], Generic[R]):
+    """Rows with the stored log-probabilities of their answers, each read on access."""
+
+    def __init__(self, rows: Sequence[R], file: Path) -> None:
+        """`file` is one that `store_logprobs` wrote for these rows. Raises `DataError` for any other."""
+        self._rows: Sequence[R] = rows
+        self._ends = np.cumsum([row.answer_tokens for row in rows])
+        try:
+            self._logprobs = np.memmap(file, _TYPE, "r")
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file} cannot be read ({error}): delete it, and it is computed again") from error
+        if len(self._logprobs) != self._ends[-1]:
+            raise DataError(f"{file} is damaged: delete it, and it is computed again")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, place: int) -> R: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[R, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> R | tuple[R, ...]:
+        if isinstance(place, slice):
+            return tuple(self[each] for each in range(len(self))[place])
+        place = range(len(self))[place]
+        start = int(self._ends[place - 1]) if place else 0
+        found = np.array(self._logprobs[start : int(self._ends[place])], dtype=np.float32)
+        row: R = self._rows[place]
+        return attrs.evolve(row, ref_logprobs=found)
+
+
+def logprobs_file(folder: Path, fingerprint: str, reference: Iterable[object]) -> Path:
+    """The file for rows with this fingerprint and a reference with these marks, such as digests of its weights."""
+    key = sha256(repr((fingerprint, *reference)).encode()).hexdigest()[:32]
+    return folder / f"{key}.f32"
+
+
+def is_stored(file: Path) -> bool:
+    """Whether an earlier session, or another run, has stored the log-probabilities."""
+    return file.exists()
+
+
+def store_logprobs(file: Path, found: Sequence[NDArray[np.float32]]) -> None:
+    """Write the log-probabilities of all rows, whole or not at all. Raises `DataError` if they cannot be written."""
+    scratch = file.with_suffix(f".{os.getpid()}.new")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.concatenate(found).astype(_TYPE).tofile(scratch)
+        scratch.replace(file)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise DataError(f"log-probabilities of the reference cannot be stored in {file.parent}: {error}") from error

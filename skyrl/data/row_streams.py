@@ -1,0 +1,236 @@
+"""Rows that are read while a run trains on them: sources of any size, without random access.
+
+A pass reads the files of all sources, in random order if the run shuffles. Rows go through a buffer: so many rows are
+read, and handed out in random order before others are read. All orders follow from (seed, pass, number of the buffer in
+the pass). So the state of a stream is where its buffer begins and how many rows of it were handed out; a resumed run
+reads the buffer again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import frozen
+
+from skyrl.config.foundation.reasoning_tasks import SCHEME
+from skyrl.data.data_files import DataFile, data_files, has_files
+from skyrl.data.harbor_tasks import holds_tasks
+from skyrl.data.hugging_face import streamed_dataset
+from skyrl.data.sources import BadRow, ColumnKinds, Columns, Row, iterate_rows, read_file
+from skyrl.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
+
+State = Mapping[str, Any]
+
+EXAMINED = 1000
+"""Number of streamed rows that are examined before a run starts."""
+
+_COMPARED = 256
+"""Number of files of a source whose columns are compared before any is read."""
+
+_ENDS = 64 << 10
+"""Number of bytes at each end of a file that tell it from another one of its size."""
+
+
+class Reading(ABC):
+    """The rows of a part from a state on."""
+
+    def __init__(self, state: State) -> None:
+        self._row = int(state.get("row", 0))
+
+    def rows(self) -> Iterator[tuple[int, Row | BadRow]]:
+        """Each row with its number, counted from 0. Raises `DataError`."""
+        for row in self._rows():
+            self._row += 1
+            yield self._row - 1, row
+
+    def state(self) -> dict[str, Any]:
+        """The state from which the rest is read."""
+        return {"row": self._row}
+
+    @abstractmethod
+    def _rows(self) -> Iterator[Row | BadRow]:
+        """The rows from the one with the number `_row`."""
+
+
+class _OfFile(Reading):
+    def __init__(self, file: DataFile, columns: Columns | None, state: State) -> None:
+        super().__init__(state)
+        self._file, self._columns = file, columns
+
+    def _rows(self) -> Iterator[Row | BadRow]:
+        return read_file(self._file, self._columns, self._row)
+
+
+class _OfTasks(Reading):
+    def __init__(self, source: str, state: State) -> None:
+        super().__init__(state)
+        self._source = source
+
+    def _rows(self) -> Iterator[Row | BadRow]:
+        return (row for place, row in enumerate(iterate_rows(self._source)) if place >= self._row)
+
+
+class _OfDataset(Reading):
+    def __init__(self, source: str, state: State) -> None:
+        super().__init__(state)
+        self._dataset: IterableDataset = streamed_dataset(source)
+        if "dataset" in state:
+            self._dataset.load_state_dict(state["dataset"])
+
+    def _rows(self) -> Iterator[Row | BadRow]:
+        return iter(self._dataset)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "dataset": self._dataset.state_dict()}
+
+
+@frozen
+class Part:
+    """A file, or another source that is read as a whole."""
+
+    source: int
+    """Number of its source."""
+
+    name: str
+    """What messages call it."""
+
+    prefix: str
+    """Beginning of the ids of its rows."""
+
+    read: Callable[[State], Reading]
+
+
+@frozen
+class StreamedRow:
+    """A row and where it was read."""
+
+    part: Part
+    place: int
+    row: Row | BadRow
+
+
+def parts_of(sources: Sequence[str], columns: Columns | None = None) -> tuple[Part, ...]:
+    """The parts of all sources, in their order. Raises `DataError` for a missing file, and for files of one source of
+    which a column has values of different kinds.
+    """
+    parts: list[Part] = []
+    for number, source in enumerate(sources):
+        if has_files(source):
+            files = data_files(source)
+            several = len(files) > 1
+            kinds = ColumnKinds()
+            for file in files[:: -(-len(files) // _COMPARED)] if several else ():
+                kinds.add(file)
+            for place, file in enumerate(files):
+                prefix = f"{number}:{place}/" if several else f"{number}:"
+                parts.append(Part(number, file.place, prefix, partial(_OfFile, file, columns)))
+            continue
+        tasks = source.startswith(SCHEME) or holds_tasks(Path(source).expanduser())
+        reading: type[_OfTasks] | type[_OfDataset] = _OfTasks if tasks else _OfDataset
+        parts.append(Part(number, source, f"{number}:", partial(reading, source)))
+    return tuple(parts)
+
+
+def versions(sources: Sequence[str]) -> str:
+    """A digest of what is known about the content of the sources without reading it: of files on a disk, names, sizes
+    and both ends; of objects, addresses, sizes and versions; of other sources, names.
+    """
+    digest = sha256()
+    for source in sources:
+        for file in data_files(source) if has_files(source) else ():
+            digest.update(f"{Path(file.place).name} {file.size()} ".encode() + _ends(file))
+        if not has_files(source):
+            digest.update(source.encode())
+    return digest.hexdigest()
+
+
+def _ends(file: DataFile) -> bytes:
+    size = file.size()
+    with file.open() as opened:
+        first = opened.read(_ENDS)
+        opened.seek(max(size - _ENDS, 0))
+        return sha256(first + opened.read(_ENDS)).digest()
+
+
+class RowStream:
+    """The rows of all parts, pass after pass."""
+
+    def __init__(self, parts: Sequence[Part], *, buffer: int, seed: int | None) -> None:
+        """`buffer` is the number of rows that are shuffled together. Without a `seed`, rows keep their order."""
+        self._parts, self._buffer, self._seed = parts, buffer, seed
+        self.passes = 0
+        """Number of passes that are complete."""
+
+        self._window, self._taken = -1, 0
+        self._rows: list[StreamedRow] = []
+        self._order: Sequence[int] = ()
+        self._began: dict[str, Any] = {"part": 0}
+        self._after: dict[str, Any] = {"part": 0}
+        self._open: tuple[int, Reading, Iterator[tuple[int, Row | BadRow]]] | None = None
+
+    def draw(self) -> StreamedRow:
+        """The next row. Raises `DataError` if a part cannot be read, or if there is no row at all."""
+        while self._taken == len(self._rows):
+            self._advance()
+        self._taken += 1
+        return self._rows[self._order[self._taken - 1]]
+
+    def _advance(self) -> None:
+        """Go on to the next buffer, which may be the first one of the next pass."""
+        if self._after["part"] == len(self._parts):
+            if self._window == -1:
+                raise DataError(f"{', '.join(part.name for part in self._parts[:3])}: no source contains rows")
+            self.passes, self._window, self._after = self.passes + 1, -1, {"part": 0}
+        self._fill(self._after)
+        self._window += bool(self._rows)
+        self._shuffle()
+
+    def _fill(self, begin: dict[str, Any]) -> None:
+        """Read a buffer from this position on."""
+        self._began, self._taken, self._rows = begin, 0, []
+        order, place, state = self._random(5, len(self._parts)), int(begin["part"]), begin
+        while place < len(order) and len(self._rows) < self._buffer:
+            part = self._parts[order[place]]
+            if self._open is None or self._open[0] != place:
+                reading = part.read(state)
+                self._open = (place, reading, reading.rows())
+            _, reading, rows = self._open
+            for number, row in rows:
+                self._rows.append(StreamedRow(part, number, row))
+                if len(self._rows) == self._buffer:
+                    break
+            else:
+                place, state, self._open = place + 1, {}, None
+        inside = {} if self._open is None else self._open[1].state()
+        self._after = {"part": place, **inside}
+
+    def _shuffle(self) -> None:
+        self._order = self._random(6, len(self._rows), max(self._window, 0))
+
+    def _random(self, purpose: int, count: int, *numbers: int) -> Sequence[int]:
+        if self._seed is None:
+            return range(count)
+        order = np.random.default_rng([self._seed, self.passes, *numbers, purpose]).permutation(count)
+        return [int(place) for place in order]
+
+    def state(self) -> dict[str, Any]:
+        """The position, as a checkpoint stores it."""
+        return {"passes": self.passes, "buffer": self._window, "began": dict(self._began), "taken": self._taken}
+
+    def load_state(self, state: State) -> None:
+        """Continue where `state` was taken. Raises `DataError` as `draw` does."""
+        self.passes, self._window, self._open = int(state["passes"]), int(state["buffer"]), None
+        self._after, self._rows, self._taken = dict(state["began"]), [], 0
+        if self._window >= 0:  # otherwise nothing of the pass was read
+            self._fill(self._after)
+            self._shuffle()
+            self._taken = int(state["taken"])

@@ -1,0 +1,108 @@
+"""Evaluation of a preference run on pairs of answers, without training: loss, accuracy, margin, rewards and KL."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from skyrl.config import PreferenceConfig
+from skyrl.config.loading.kinds import compares_answers
+from skyrl.config.loading.load import compose
+from skyrl.errors import UserError
+from skyrl.experiments.preference import PreferenceExp
+from skyrl.processes.event_loop import event_loop
+from skyrl.runs.stored_runs import Run
+from skyrl.storage.atomic import write_file
+from skyrl.tools.sampling_target import Target, model_of, stored_run_of
+from skyrl.training.eval_scores import share_interval
+
+ALONE = (
+    *("placement.num_nodes=1", "placement.num_gpus_per_node=1", "placement.executor=in_process"),
+    *(f"{name}_parallel_size=1" for name in ("sequence", "context", "tensor", "expert")),
+    *("callbacks=[]", "precompute_ref_log_probs=false"),
+)
+"""Settings of a run that evaluates in this process."""
+
+
+def pair_run_of(target: Target) -> Run | None:
+    """The configuration of a target that is a preference run, or a checkpoint of one; None for any other."""
+    run = None if target.stored is None else stored_run_of(target)
+    return run if run is not None and compares_answers(run) else None
+
+
+def evaluate_pairs(target: Target, overrides: Sequence[str], to: Path | None) -> tuple[dict[str, Any], Path]:
+    """Evaluate a preference run on `eval_datasets`. Returns the results and the file that has them.
+
+    The reference is that of the run. Raises `UserError` without pairs, `ConfigError` and `DataError`.
+    """
+    folder = to or Path(str(target.stored)) / "evaluations" / f"step_{target.step}"
+    composed = compose([str(target.stored)], [*overrides, *ALONE, f"run_path={folder}"], environ=os.environ)
+    run = composed.config
+    assert compares_answers(run), "pair_run_of has found a preference run"
+    if not run.eval_datasets:
+        raise UserError("eval_datasets is empty: set it to the pairs to evaluate on")
+    with TemporaryDirectory() as scratch:
+        model = model_of(target, Path(scratch) / "model")
+        trained = compose(
+            [str(target.stored)],
+            [
+                *overrides,
+                *ALONE,
+                f"run_path={folder}",
+                f"model.path={model}",
+                "model.lora.rank=0",
+                "model.lora.path=null",
+            ],
+            environ=os.environ,
+        ).config
+        assert compares_answers(trained)
+        metrics, pairs = _measured(trained, run)
+    results = {
+        "target": target.name,
+        "step": target.step,
+        "pairs": pairs,
+        "confidence": 0.95,
+        "metrics": metrics,
+        "intervals": {
+            f"eval/{name}/accuracy": share_interval(_clusters(metrics[f"eval/{name}/accuracy"], count))
+            for name, count in pairs.items()
+        },
+    }
+    file = folder / "results.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(file, json.dumps(results, indent=2) + "\n")
+    return results, file
+
+
+def _measured(trained: PreferenceConfig, run: PreferenceConfig) -> tuple[dict[str, float], dict[str, int]]:
+    """Metrics of the trained policy beside the reference of the run, and the number of pairs of each set."""
+    policy, before = PreferenceExp(trained), PreferenceExp(run)
+    with policy.held, before.held, event_loop() as wait_for:
+        if run.compares:
+            policy.reference = before.reference
+        evaluation = policy.get_evaluation()
+        assert evaluation is not None
+        metrics = wait_for(evaluation.run(policy.learner))
+    pairs = {name: len(rows) for name, rows in policy.eval_datasets.items()}
+    return metrics, pairs | {"all": sum(pairs.values())}
+
+
+def _clusters(share: float, count: int) -> list[list[float]]:
+    """`count` pairs, each by itself, of which this share is in the right order."""
+    right = round(share * count)
+    return [[1.0]] * right + [[0.0]] * (count - right)
+
+
+def pair_table(results: dict[str, Any]) -> list[str]:
+    """Lines for a terminal: a row for each set and number, with its interval where it has one."""
+    rows = [("set", "number", "value", "95 % interval")]
+    for name, value in results["metrics"].items():
+        source, _, number = name.removeprefix("eval/").rpartition("/")
+        bounds = results["intervals"].get(name)
+        rows.append((source, number, f"{value:.4f}", f"{bounds[0]:.4f} to {bounds[1]:.4f}" if bounds else ""))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

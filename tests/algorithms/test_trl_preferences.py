@@ -1,0 +1,115 @@
+"""Losses of pairs, gradients and measurements equal those of TRL 1.16 on random ragged batches.
+
+`trl_preferences.py` makes the stored cases; the long suite compares 200 other batches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from skyrl.algorithms.preferences import PAIR_LOSSES
+from skyrl.batch import RowTensors, TrainingBatch
+from skyrl.config import PreferenceConfig
+from skyrl.experiments.preference import preference_objective
+from skyrl.learners.workers.learning_worker import weighed
+from tests.other_environments import ROOT, python_with
+
+STORED = json.loads((ROOT / "tests" / "reference" / "trl_preferences.json").read_text(encoding="utf-8"))
+
+
+def batch_of(case: dict[str, Any]) -> TrainingBatch:
+    """Rows of a case in our order: the two answers of a pair side by side."""
+    mask = torch.tensor(case["mask"]).bool()
+    order = torch.arange(len(mask)).view(2, -1).T.flatten()
+    nothing, count = torch.zeros(mask.shape), len(mask)
+    batch = TrainingBatch(
+        input_ids=torch.zeros(mask.shape, dtype=torch.long),
+        lengths=torch.full((count,), mask.shape[1]),
+        loss_mask=mask[order],
+        rollout_logprobs=None,
+        rewards=nothing,
+        groups=torch.arange(count) // 2,
+        answer_lengths=torch.full((count,), mask.shape[1]),
+    )
+    old, reference = torch.tensor(case["logprobs"])[order], torch.tensor(case["ref"])[order]
+    return batch.given(old_logprobs=old, ref_logprobs=reference)
+
+
+def assert_equal_to_trl(case: dict[str, Any], settings: dict[str, Any], wanted: dict[str, Any]) -> None:
+    run = PreferenceConfig(**{name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()})
+    objective, batch = preference_objective(run), batch_of(case)
+    if "margin" not in wanted:  # a trainer without a reference
+        batch = batch.given(ref_logprobs=None)
+    assert batch.old_logprobs is not None
+    logprobs = batch.old_logprobs.clone().requires_grad_()
+    loss, parts, _ = objective(logprobs, weighed(objective, batch))
+    loss.backward()
+    assert logprobs.grad is not None
+    gradient = torch.tensor(wanted["gradient"])
+    order = torch.arange(len(gradient)).view(2, -1).T.flatten()
+    near = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(loss, torch.tensor(wanted["loss"]), **near)
+    torch.testing.assert_close(torch.where(batch.loss_mask, logprobs.grad, 0.0), gradient[order], **near)
+    for name in wanted.keys() - {"loss", "gradient"}:
+        assert parts[name].item() == pytest.approx(wanted[name], rel=1e-5, abs=1e-5), name
+
+
+@pytest.mark.parametrize("case", STORED["cases"], ids=lambda case: json.dumps(case["settings"]))
+def test_losses_are_those_of_trl(case: dict[str, Any]) -> None:
+    for batch, wanted in zip(STORED["batches"], case["results"], strict=True):
+        assert_equal_to_trl(batch, case["settings"], wanted)
+
+
+def test_every_loss_has_a_case() -> None:
+    assert {name for case in STORED["cases"] for name in case["settings"]["loss_type"]} == {*PAIR_LOSSES, "sft"}
+
+
+def assert_labelled_equal_to_trl(case: dict[str, Any], settings: dict[str, Any], wanted: dict[str, Any]) -> None:
+    run = PreferenceConfig(**{**settings, "loss_type": (settings["loss_type"],)})
+    objective, mask = preference_objective(run), torch.tensor(case["mask"]).bool()
+    old, reference = torch.tensor(case["logprobs"]), torch.tensor(case["ref"])
+    ones = torch.ones(len(mask), dtype=torch.long)
+    labels = (torch.arange(len(mask)) % 2 == 0).float()
+    batch = attrs.evolve(batch_of(case), loss_mask=mask, old_logprobs=old, ref_logprobs=reference)
+    batch = batch.carrying(label=RowTensors(values=labels, counts=ones))
+    if settings["loss_type"] == "kto":
+        baseline = (old - reference).sum(1).mean().clamp(min=0).expand(len(mask))
+        batch = batch.carrying(baseline=RowTensors(values=baseline, counts=ones))
+    logprobs = old.clone().requires_grad_()
+    loss, parts, _ = objective(logprobs, weighed(objective, batch))
+    loss.backward()
+    assert logprobs.grad is not None
+    near = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(loss, torch.tensor(wanted["loss"]), **near)
+    torch.testing.assert_close(torch.where(mask, logprobs.grad, 0.0), torch.tensor(wanted["gradient"]), **near)
+    for name in wanted.keys() - {"loss", "gradient"}:
+        assert parts[name].item() == pytest.approx(wanted[name], rel=1e-5, abs=1e-5), name
+
+
+@pytest.mark.parametrize("case", STORED["labelled"], ids=lambda case: json.dumps(case["settings"]))
+def test_losses_of_single_answers_are_those_of_trl(case: dict[str, Any]) -> None:
+    for batch, wanted in zip(STORED["batches"], case["results"], strict=True):
+        assert_labelled_equal_to_trl(batch, case["settings"], wanted)
+
+
+@pytest.mark.long
+def test_losses_are_those_of_trl_on_many_batches(tmp_path: Path) -> None:
+    python = python_with("trl", ["--no-deps", "trl==1.16.0"])
+    packages = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(attrs.__file__).parents[1])])}
+    command = [python, "-m", "tests.algorithms.trl_preferences", str(tmp_path / "cases"), "200", "1"]
+    subprocess.run(command, env={**os.environ, **packages}, check=True, cwd=ROOT)
+    found = json.loads((tmp_path / "cases").read_text(encoding="utf-8"))
+    for case in found["cases"]:
+        for batch, wanted in zip(found["batches"], case["results"], strict=True):
+            assert_equal_to_trl(batch, case["settings"], wanted)
+    for case in found["labelled"]:
+        for batch, wanted in zip(found["batches"], case["results"], strict=True):
+            assert_labelled_equal_to_trl(batch, case["settings"], wanted)

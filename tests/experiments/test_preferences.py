@@ -1,0 +1,185 @@
+"""Preference runs, to the end in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from skyrl.batch import TrainingBatch
+from skyrl.cli.main import cli
+from skyrl.config import ConfigError, compose
+from skyrl.config.derive.run_kind import RunKind
+from skyrl.experiments.preference import PreferenceExp
+from skyrl.training.collate import mismatched
+from tests.supervised_run import farthest, pairs, settings, train, weights, write
+
+WHOLE_BATCH = ["aot", "aot_unpaired", "sft"]
+
+
+def losses(found: list[dict[str, Any]]) -> list[float]:
+    return [record["train/loss"] for record in found if record["step"]]
+
+
+def test_a_policy_learns_which_answers_are_better_and_is_measured_on_others(nano: Path, tmp_path: Path) -> None:
+    held_out = write(tmp_path / "held_out.jsonl", pairs(32, seed=1))
+    evaluated = {"eval_datasets": (held_out,), "eval_interval": 8, "eval_before_train": True, "beta": 0.5}
+    found = train(nano, tmp_path, "preference", **evaluated, num_epochs=3)
+    before, first, after = found[0], found[1], found[-1]
+    assert before["eval/all/loss"] == pytest.approx(0.6931, abs=1e-4) and before["eval/all/kl"] == 0.0
+    assert first["train/margin"] == 0.0 and first["train/chosen_reward"] == first["train/rejected_reward"] == 0.0
+    assert after["eval/all/accuracy"] > 0.9 and after["eval/all/loss"] < 0.5 and after["eval/all/kl"] > 0
+    assert after["eval/all/margin"] == pytest.approx(
+        after["eval/all/chosen_reward"] - after["eval/all/rejected_reward"], abs=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"micro_train_batch_size_per_gpu": 1},
+        {"use_sequence_packing": False},
+        {"max_tokens_per_microbatch": 20},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+@pytest.mark.parametrize("loss_type", [["sigmoid", "sigmoid_norm"], WHOLE_BATCH], ids="+".join)
+def test_the_cut_of_a_batch_changes_nothing(
+    nano: Path, tmp_path: Path, loss_type: list[str], changes: dict[str, Any]
+) -> None:
+    run: dict[str, Any] = {"loss_type": loss_type, "num_steps": 2, "beta": 0.5}
+    run |= {"optimizer_config.optimizer": "sgd", "optimizer_config.lr": 0.1}
+    whole = train(nano, tmp_path / "whole", "preference", **run, micro_train_batch_size_per_gpu=8)
+    cut = train(nano, tmp_path / "cut", "preference", **run, **changes)
+    assert losses(cut) == pytest.approx(losses(whole), rel=1e-6)
+    assert farthest(weights(tmp_path / "whole"), weights(tmp_path / "cut")) < 1e-6
+
+
+@pytest.mark.parametrize("lora", [0, 4], ids=["all weights", "adapter"])
+def test_every_way_to_a_reference_gives_the_same_numbers(nano: Path, tmp_path: Path, lora: int) -> None:
+    """Frozen ranks, the policy without its adapter, and stored log-probabilities."""
+    ways: dict[str, dict[str, Any]] = {
+        "default": {},
+        "named": {"ref_model_path": str(nano / "model")},
+        "stored": {"precompute_ref_log_probs": True, "ref_log_probs_path": str(tmp_path / "stored")},
+        "stored before": {"precompute_ref_log_probs": True, "ref_log_probs_path": str(tmp_path / "stored")},
+    }
+    found = {
+        name: losses(train(nano, tmp_path / name, "preference", num_steps=3, model__lora__rank=lora, **way))
+        for name, way in ways.items()
+    }
+    assert found["default"][-1] < 0.69
+    for name, numbers in found.items():
+        assert numbers == pytest.approx(found["default"], abs=1e-6), name
+
+
+def test_stored_log_probabilities_are_computed_once(
+    nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held_out = write(tmp_path / "held_out.jsonl", pairs(8, seed=1))
+    way = {"precompute_ref_log_probs": True, "ref_log_probs_path": str(tmp_path / "stored"), "num_steps": 1}
+    way |= {"eval_datasets": (held_out,), "eval_before_train": True}
+    train(nano, tmp_path / "one", "preference", **way)
+    said = capsys.readouterr().err
+    assert "of the reference for 32 training pairs, once" in said and "for 8 held_out pairs, once" in said
+    train(nano, tmp_path / "two", "preference", **way)
+    assert "of the reference" not in capsys.readouterr().err
+    assert len(list((tmp_path / "stored").iterdir())) == 2
+    other = {
+        **way,
+        "ref_model_path": str(tmp_path / "one" / "run" / "model"),
+        "eval_datasets": (),
+        "eval_before_train": False,
+    }
+    train(nano, tmp_path / "three", "preference", **other)
+    assert "for 32 training pairs, once" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("loss_type", [["simpo"], ["orpo", "sft"]], ids="+".join)
+def test_losses_without_a_reference_load_none(nano: Path, tmp_path: Path, loss_type: list[str]) -> None:
+    found = train(nano, tmp_path, "preference", loss_type=loss_type, beta=1.0, simpo_gamma=0.1)
+    assert losses(found)[-1] < losses(found)[0]
+    assert "train/kl" not in found[-1] and "timing/ref_logprobs" not in found[-1]
+
+
+@pytest.mark.parametrize("lora", [0, 4], ids=["all weights", "adapter"])
+def test_a_run_is_evaluated_alone_as_it_was_while_it_trained(nano: Path, tmp_path: Path, lora: int) -> None:
+    held_out = write(tmp_path / "held_out.jsonl", pairs(16, seed=1))
+    way = {"num_steps": 4, "ckpt_interval": 2, "model__lora__rank": lora}
+    found = train(nano, tmp_path, "preference", **way, eval_datasets=(held_out,), eval_interval=2)
+    for step, words in ((4, []), (2, ["--step", "2"])):
+        done = CliRunner().invoke(cli, ["eval", str(tmp_path / "run"), *words, "--json"])
+        assert done.exit_code == 0, done.output
+        results = json.loads(done.stdout)["result"]
+        wanted = {name: value for name, value in found[step].items() if name.startswith("eval/")}
+        assert results["metrics"] == pytest.approx(wanted, abs=1e-4)
+        low, high = results["intervals"]["eval/held_out/accuracy"]
+        assert low <= results["metrics"]["eval/held_out/accuracy"] <= high and results["pairs"]["all"] == 16
+
+
+def labelled(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Both answers of the pairs, each by itself."""
+    return [
+        {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
+        for row in pairs(count // 2, seed)
+        for side in ("chosen", "rejected")
+    ]
+
+
+@pytest.mark.parametrize("loss_type", ["kto", "apo_zero_unpaired"])
+def test_a_policy_learns_from_single_answers_with_labels(nano: Path, tmp_path: Path, loss_type: str) -> None:
+    rows, held_out = (write(tmp_path / f"{seed}.jsonl", labelled(32, seed)) for seed in (0, 1))
+    way = {"loss_type": [loss_type], "train_datasets": (rows,), "beta": 0.5, "num_epochs": 3}
+    found = train(nano, tmp_path, "preference", **way, eval_datasets=(held_out,), eval_interval=8)
+    after = found[-1]
+    assert losses(found)[0] == pytest.approx(0.5, abs=1e-6) and losses(found)[-1] < 0.4
+    assert after["eval/all/accuracy"] > 0.8 and after["eval/all/chosen_reward"] > after["eval/all/rejected_reward"]
+    assert (after["train/baseline"] >= 0) and (loss_type == "kto" or after["train/baseline"] == 0)
+
+
+def test_a_prompt_is_paired_with_the_answer_of_the_row_before(nano: Path, tmp_path: Path) -> None:
+    run: Any = compose([], settings(nano, tmp_path, "preference", loss_type=["kto"])).config
+    experiment = PreferenceExp(run)
+    file = write(tmp_path / "three.jsonl", [{**row, "prompt": "abc"[: 1 + i]} for i, row in enumerate(labelled(6)[:3])])
+    rows = experiment.load((file,)).rows
+    batch = experiment.collate(rows)
+    others = mismatched(batch, 1000)
+    for place, row in enumerate(rows):
+        before = rows[place - 1]
+        wanted = [*row.token_ids[~row.mask], *before.token_ids[before.mask]]
+        length = int(others.lengths[place])
+        assert others.input_ids[place, :length].tolist() == wanted
+        assert int(others.loss_mask[place].sum()) == before.answer_tokens
+    assert mismatched(batch, 4).lengths.tolist() == [4, 4, 4]
+
+
+def test_a_reference_that_is_not_there_is_told_before_the_start(nano: Path, tmp_path: Path) -> None:
+    values = settings(nano, tmp_path, "preference", ref_model_path=str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="ref_model_path .*there is no model folder"):
+        compose([], values, also=RunKind.preflight_checks)
+
+
+def test_a_pair_that_is_too_long_is_left_out_and_told(
+    nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [*pairs(16), {"prompt": "abc", "chosen": "xy", "rejected": "m" * 40}]
+    train(nano, tmp_path, "preference", train_datasets=(write(tmp_path / "rows.jsonl", rows),), max_length=20)
+    assert "1 training rows are longer than 20 tokens and left out" in capsys.readouterr().err
+
+
+def test_the_prompt_of_a_pair_is_shared_up_to_the_answers(nano: Path, tmp_path: Path) -> None:
+    run: Any = compose([], settings(nano, tmp_path, "preference")).config
+    experiment = PreferenceExp(run)
+    rows = [{"prompt": "abcabc", "chosen": "xyz", "rejected": "xzz"}, {"prompt": "a", "chosen": "x", "rejected": "m"}]
+    (tmp_path / "two.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    batch: TrainingBatch = experiment.collate(experiment.load((str(tmp_path / "two.jsonl"),)).rows)
+    assert batch.answer_lengths is not None
+    prompts = (batch.lengths - batch.answer_lengths).tolist()
+    first = [int(mask.int().argmax()) for mask in batch.loss_mask]
+    assert prompts == first and prompts[0] == prompts[1] > prompts[2] == prompts[3] > 0
+    assert batch.groups.tolist() == [0, 0, 1, 1]
+    assert torch.equal(batch.loss_mask.sum(1), batch.answer_lengths)

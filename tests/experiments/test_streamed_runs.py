@@ -1,0 +1,114 @@
+"""Runs on streamed and on stored prompts: they train as runs on loaded ones, and go on exactly where they stopped."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.config import compose
+from skyrl.errors import ConfigError
+from skyrl.tools.data_report import data_report
+from tests.experiments.forked import run
+from tests.experiments.phases import Fault
+from tests.experiments.sameness import assert_same, assert_same_files
+from tests.experiments.test_kills import AHEAD
+from tests.nano_run import config, metrics, overrides, train
+from tests.supervised_run import chats, pairs, write
+from tests.supervised_run import train as train_supervised
+
+pytestmark = pytest.mark.xdist_group("forked")
+
+
+def in_shards(nano: Path, folder: Path) -> str:
+    """The training rows of the nano model in three files."""
+    folder.mkdir()
+    lines = (nano / "train.jsonl").read_text().splitlines()
+    for number in range(3):
+        (folder / f"{number}.jsonl").write_text("\n".join(lines[number::3]))
+    return str(folder / "*.jsonl")
+
+
+def streamed(nano: Path, folder: Path) -> dict[str, Any]:
+    return {
+        "data__train_data": [in_shards(nano, folder / "rows")],
+        "data__streaming": True,
+        "data__shuffle_buffer_size": 5,
+        "trainer__max_training_steps": 8,
+    }
+
+
+@pytest.mark.parametrize("ahead", [pytest.param({}, marks=pytest.mark.long), AHEAD], ids=["in turns", "ahead"])
+def test_a_run_on_a_stream_that_is_killed_ends_like_one_that_was_not(
+    nano: Path, tmp_path: Path, ahead: dict[str, Any]
+) -> None:
+    changes = {**streamed(nano, tmp_path), **ahead}
+    status, said = run(nano, tmp_path / "whole", **changes)
+    assert status == 0, said
+    killed = tmp_path / "killed"
+    for fault in (Fault(phase="backward", nth=5, delay=0.0), Fault(phase="generation", nth=2, delay=0.0)):
+        status, said = run(nano, killed, fault, **changes)
+        assert status == -signal.SIGKILL, said
+    status, said = run(nano, killed, **changes)
+    assert status == 0 and "Traceback" not in said, said
+    assert_same(killed, tmp_path / "whole")
+    assert_same_files(killed, tmp_path / "whole")
+
+
+def test_in_order_a_run_on_a_stream_is_the_run_on_loaded_rows(nano: Path, tmp_path: Path) -> None:
+    in_order = {"data__shuffle": False, "data__epoch_tail": "carry", "trainer__max_training_steps": 4}
+    train(nano, tmp_path / "loaded", **in_order)
+    train(nano, tmp_path / "stored", **in_order, data__tokenized_path=str(tmp_path / "tokens"))
+    train(nano, tmp_path / "streamed", **{**in_order, "data__epoch_tail": "drop"}, data__streaming=True)
+    loaded = metrics(tmp_path / "loaded")
+    assert len(loaded) >= 4 and loaded == metrics(tmp_path / "stored") == metrics(tmp_path / "streamed")
+
+
+def pieces(folder: Path, kind: str) -> str:
+    """32 rows in two files."""
+    folder.mkdir()
+    rows = chats(32) if kind == "sft" else pairs(32)
+    write(folder / "0.jsonl", rows[:20])
+    write(folder / "1.jsonl", rows[20:])
+    return str(folder / "*.jsonl")
+
+
+@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+def test_supervised_runs_on_streams_train_as_on_loaded_rows_and_resume(nano: Path, tmp_path: Path, kind: str) -> None:
+    source = pieces(tmp_path / "rows", kind)
+    found: dict[str, Any] = {}
+    starts: dict[str, dict[str, Any]] = {
+        "loaded": {"sampler": "sequential", "num_steps": 6},
+        "in order": {"sampler": "sequential", "streaming": True, "num_steps": 6},
+        "whole": {"streaming": True, "shuffle_buffer_size": 6, "num_steps": 6, "ckpt_interval": 2},
+        "parts": {"streaming": True, "shuffle_buffer_size": 6, "num_steps": 3, "ckpt_interval": 2},
+        "parts ": {"streaming": True, "shuffle_buffer_size": 6, "num_steps": 6, "ckpt_interval": 2},
+    }
+    for name, changes in starts.items():
+        folder = tmp_path / name.strip()
+        folder.mkdir(exist_ok=True)
+        records = train_supervised(nano, folder, kind, deterministic=True, **{"train_datasets": (source,), **changes})
+        found[name] = [record.get("train/loss") for record in records]
+    assert found["loaded"] == found["in order"] and found["whole"] == found["parts "]
+    assert found["whole"] != found["in order"] and len(found["whole"]) == 7
+
+
+def test_streamed_data_is_inspected_whole(nano: Path, tmp_path: Path) -> None:
+    there = config(nano, tmp_path, **streamed(nano, tmp_path))
+    loaded = config(nano, tmp_path)
+    one, other = (data_report(each).sources[0] for each in (there, loaded))
+    assert (one.used, one.tokens, one.columns, one.too_long) == (
+        other.used,
+        other.tokens,
+        other.columns,
+        other.too_long,
+    )
+    assert one.used == len((nano / "train.jsonl").read_text().splitlines()) - one.too_long
+
+
+def test_a_stream_without_an_end_is_refused(nano: Path, tmp_path: Path) -> None:
+    values = overrides(nano, tmp_path, **{**streamed(nano, tmp_path), "trainer__max_training_steps": None})
+    with pytest.raises(ConfigError, match="streamed prompts are not counted"):
+        compose([], values)
