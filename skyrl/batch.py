@@ -146,6 +146,9 @@ class TrainingBatch:
     ref_logprobs: Tensor | None = None
     """(B, L) float32: log-probabilities under the reference model."""
 
+    teacher_logprobs: Tensor | None = None
+    """(B, L) float32: log-probabilities under the teacher."""
+
     advantages: Tensor | None = None
     """(B, L) float32: advantage of each token, 0 where `loss_mask` is false."""
 
@@ -291,6 +294,9 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
 
 
 _OTHER_SHAPES = frozenset({"selected", "routed_experts"})
+
+TEACHER_HIDDEN = "teacher_hidden"
+"""Name of the extras with one entry for each selected token of a row: the last hidden states of the teacher."""
 
 PER_ROW = frozenset(
     {

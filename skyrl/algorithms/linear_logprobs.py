@@ -146,7 +146,7 @@ class _FusedLogprobs(torch.autograd.Function):
         kept = fits and learns and slopes is None
         logprobs, spread, norms = torch.empty(3, len(hidden), dtype=torch.float32, device=hidden.device)
         ctx.logits = []
-        ctx.chunks = [slice(0, len(hidden))] if kept else _chunks(hidden, len(weight))
+        ctx.chunks = [slice(0, len(hidden))] if kept else token_chunks(hidden, len(weight))
         for rows in ctx.chunks:
             logits = hidden[rows] @ weight.T
             logprobs[rows], spread[rows], norms[rows] = statistics(logits, targets[rows], temperature)
@@ -276,8 +276,8 @@ class _LinearLogprobs(torch.autograd.Function):
         logprobs, spread, norms = (torch.zeros(len(hidden), device=hidden.device) for _ in range(3))
         slopes = _slopes(ctx, hidden, logprobs_alone=logprobs_alone)
         compile_it = compile_it and part.group is None
-        for rows in _chunks(hidden, part.largest or len(weight)):
-            scores = _scores(hidden[rows], weight, temperature)
+        for rows in token_chunks(hidden, part.largest or len(weight)):
+            scores = scores_of(hidden[rows], weight, temperature)
             if compile_it and slopes is None:
                 logprobs[rows], spread[rows], norms[rows] = compiled(statistics)(scores, targets[rows])
                 continue
@@ -313,9 +313,9 @@ class _LinearLogprobs(torch.autograd.Function):
         wanted_hidden, wanted_weight = ctx.needs_input_grad[:2]
         for_hidden = torch.empty_like(hidden) if wanted_hidden else None
         for_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if wanted_weight else None
-        for rows in _chunks(hidden, ctx.part.largest or len(weight)):
+        for rows in token_chunks(hidden, ctx.part.largest or len(weight)):
             factor = torch.zeros_like(norms[rows]) if of_logprobs is None else of_logprobs[rows]
-            change = _scores(hidden[rows], weight, ctx.temperature)
+            change = scores_of(hidden[rows], weight, ctx.temperature)
             if ctx.compile_it:
                 slope = torch.zeros_like(factor) if of_entropy is None else of_entropy[rows]
                 change = compiled(change_of_scores)(change, targets[rows], norms[rows], spread[rows], factor, slope)
@@ -327,7 +327,7 @@ class _LinearLogprobs(torch.autograd.Function):
             if for_hidden is not None:
                 for_hidden[rows] = change @ weight
             if for_weight is not None:
-                _add_product(for_weight, change, hidden[rows])
+                add_product(for_weight, change, hidden[rows])
         if for_hidden is not None:
             ctx.part.reduce(for_hidden)
         return for_hidden, None if for_weight is None else for_weight.to(weight.dtype), *[None] * 6
@@ -342,13 +342,13 @@ def _change(logs: Tensor, spread: Tensor, of_logprobs: Tensor, of_entropy: Tenso
     return logs.add_(of_logprobs.unsqueeze(-1)).mul_(share).neg_()
 
 
-def _scores(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+def scores_of(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
     """(C, V) float32 logits divided by the temperature, as a new tensor."""
     scores = (hidden @ weight.T).float()
     return scores if temperature == 1.0 else scores.div_(temperature)
 
 
-def _add_product(total: Tensor, change: Tensor, hidden: Tensor) -> None:
+def add_product(total: Tensor, change: Tensor, hidden: Tensor) -> None:
     """total += change^T hidden, in float32."""
     if change.dtype == torch.float32:
         total.addmm_(change.T, hidden)
@@ -356,7 +356,7 @@ def _add_product(total: Tensor, change: Tensor, hidden: Tensor) -> None:
         total += change.T @ hidden
 
 
-def _chunks(hidden: Tensor, tokens: int) -> list[slice]:
+def token_chunks(hidden: Tensor, tokens: int) -> list[slice]:
     """Rows of `hidden` that are computed together, for a vocabulary of `tokens`."""
     size = max(logits_at_a_time(hidden.device) // tokens, 1)
     return [slice(start, start + size) for start in range(0, len(hidden), size)]

@@ -15,6 +15,7 @@ from skyrl.config.loading.resolve import Loaded, resolve
 from skyrl.config.settings.algorithm import AlgorithmConfig, DynamicSamplingConfig, KLCtrlConfig
 from skyrl.config.settings.data import DataConfig
 from skyrl.config.settings.deepspeed import DeepSpeedConfig, OffloadConfig, ZeroOptimizationConfig
+from skyrl.config.settings.distillation import DistillationConfig
 from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.config.settings.environment import (
     EnvironmentConfig,
@@ -34,6 +35,7 @@ from skyrl.config.settings.learners import (
     OptimizerConfig,
     PolicyConfig,
     RefConfig,
+    TeacherConfig,
 )
 from skyrl.config.settings.losses import (
     CISPOConfig,
@@ -94,6 +96,7 @@ __all__ = [
     "DataConfig",
     "DecoupledConfig",
     "DeepSpeedConfig",
+    "DistillationConfig",
     "DynamicSamplingConfig",
     "EnvironmentConfig",
     "FSDPConfig",
@@ -140,6 +143,7 @@ __all__ = [
     "SkyRLTrainConfig",
     "SupervisedConfig",
     "TargetDifficultyConfig",
+    "TeacherConfig",
     "Text2SQLEnvConfig",
     "TrackersConfig",
     "TrainerConfig",

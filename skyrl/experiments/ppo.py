@@ -19,7 +19,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.handover import WeightFiles
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.derive.rl_models import has_critic, has_reference
+from skyrl.config.derive.rl_models import gives_distributions, has_critic, has_reference, has_teacher
 from skyrl.config.derive.sizes import Model, grid_of, on_ray, replicas_of, starts_engines
 from skyrl.experiments.collaborators import engine_makers, parity_canary, rollout_parity, weight_transport
 from skyrl.experiments.full_length import full_length_rollouts, verdict, without_traces
@@ -31,7 +31,7 @@ from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.learners.workers.model_worker import ModelWorker, token_budget
 from skyrl.learners.workers.normalized_critic import NormalizedCritic
 from skyrl.learners.workers.objectives import ReturnRegression
-from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, RefWorker
+from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, RefWorker, TeacherWorker
 from skyrl.processes.handles import Processes
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts
@@ -43,7 +43,7 @@ from skyrl.storage.disk import Disk
 from skyrl.tracking.batch_dump import BatchDump
 from skyrl.tracking.sample_files import SampleSink
 from skyrl.tracking.tracker import Tracker
-from skyrl.training.advantage import advantage_estimator, critic_targets
+from skyrl.training.advantage import advantages_of, critic_targets
 from skyrl.training.guards import FiniteNumbers, NonFiniteGuard
 from skyrl.training.loop import Hooks, TrainingLoop
 from skyrl.training.middleware import (
@@ -62,6 +62,7 @@ from skyrl.training.position import RolloutPosition
 from skyrl.training.profiling import ProfiledSteps
 from skyrl.training.shaping import reward_shaping
 from skyrl.training.step_trace import Sink, StepTrace
+from skyrl.training.teacher import Teacher, TeacherOfDistributions, TeacherOfTokens
 from skyrl.training.time_sharing import Movable, TimeSharing, is_room_for_all
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
@@ -100,6 +101,10 @@ class BasePPOExp(PolicySampling):
     @cached_property
     def reference(self) -> ScorerGroup[RefWorker] | None:
         return self.get_reference()
+
+    @cached_property
+    def teacher(self) -> ScorerGroup[TeacherWorker] | None:
+        return self.get_teacher()
 
     @cached_property
     def critic(self) -> LearnerGroup[CriticWorker] | None:
@@ -150,6 +155,10 @@ class BasePPOExp(PolicySampling):
             ref = trainer.ref.model
             result |= model_digests("trainer.ref.model.path", ref, weights=True)
             result |= adapter_digests("trainer.ref.model.lora.path", ref)
+        if has_teacher(self.cfg):
+            teacher = trainer.teacher.model
+            result |= model_digests("trainer.teacher.model.path", teacher, weights=True)
+            result |= adapter_digests("trainer.teacher.model.lora.path", teacher)
         if has_critic(self.cfg):
             critic = trainer.critic.model
             result |= model_digests("trainer.critic.model.path", critic, weights=bool(critic.lora.rank))
@@ -159,6 +168,7 @@ class BasePPOExp(PolicySampling):
         """Let the engines and the models that start after the policy import their packages while it starts."""
         models: tuple[tuple[Model, Callable[..., object], bool], ...] = (
             ("ref", RefWorker, has_reference(self.cfg)),
+            ("teacher", TeacherWorker, has_teacher(self.cfg)),
             ("critic", CriticWorker, has_critic(self.cfg)),
         )
         for role, worker, is_needed in models:
@@ -180,7 +190,11 @@ class BasePPOExp(PolicySampling):
     def get_objective(self) -> Objective:
         """Objective that the policy minimizes."""
         trainer = self.cfg.trainer
-        return policy_objective(trainer.algorithm, micro_batch_rows=trainer.micro_train_batch_size_per_gpu)
+        return policy_objective(
+            trainer.algorithm,
+            micro_batch_rows=trainer.micro_train_batch_size_per_gpu,
+            has_teacher=has_teacher(self.cfg),
+        )
 
     def get_reference(self) -> ScorerGroup[RefWorker] | None:
         """The model that the KL term measures the distance from, if there is a KL term."""
@@ -188,6 +202,14 @@ class BasePPOExp(PolicySampling):
             return None
         makers = [partial(RefWorker, self.cfg.trainer, ranks=ranks) for ranks in self._ranks("ref")]
         ranks, replicas = self.processes.start("ref", makers), replicas_of(self.cfg, "ref")
+        return ScorerGroup(ranks, token_budget(self.cfg.trainer), replicas=replicas)
+
+    def get_teacher(self) -> ScorerGroup[TeacherWorker] | None:
+        """The model that the policy is distilled from, on all its ranks, if there is one."""
+        if not has_teacher(self.cfg):
+            return None
+        makers = [partial(TeacherWorker, self.cfg.trainer, ranks=ranks) for ranks in self._ranks("teacher")]
+        ranks, replicas = self.processes.start("teacher", makers), replicas_of(self.cfg, "teacher")
         return ScorerGroup(ranks, token_budget(self.cfg.trainer), replicas=replicas)
 
     def get_critic(self) -> LearnerGroup[CriticWorker] | None:
@@ -210,7 +232,7 @@ class BasePPOExp(PolicySampling):
     def get_time_sharing(self) -> TimeSharing:
         """Time sharing of devices between models and engines."""
         placement = self.cfg.trainer.placement
-        scorers = {"policy": self.policy, "ref": self.reference, "critic": self.critic}
+        scorers = {"policy": self.policy, "ref": self.reference, "teacher": self.teacher, "critic": self.critic}
         models: dict[str, Movable] = {name: model for name, model in scorers.items() if model is not None}
         share = placement.colocate_all or (placement.colocate_policy_ref and len(models) > 1)
         alone = placement.executor == "in_process" and self.cfg.trainer.device == "cuda"
@@ -288,9 +310,17 @@ class BasePPOExp(PolicySampling):
         samples = self.folder.path / "trajectories.jsonl"
         constant = ConstantRewards(notice, samples, steps=min(STEPS, self.total_steps), endings=ended)
 
-        def score(name: str, model: ScorerGroup[ModelWorker], timing: str) -> Call[[TrainingBatch], Tensor]:
+        def asked(name: str, call: Call[[TrainingBatch], R], timing: str) -> Call[[TrainingBatch], R]:
             turn = run_before(partial(turns.for_scoring, name))
-            return layered(model.score, interruptible, in_context(partial(clock.measure, timing)), turn)
+            return layered(call, interruptible, in_context(partial(clock.measure, timing)), turn)
+
+        def score(name: str, model: ScorerGroup[ModelWorker], timing: str) -> Call[[TrainingBatch], Tensor]:
+            return asked(name, model.score, timing)
+
+        def teaching(teacher: ScorerGroup[TeacherWorker]) -> Teacher:
+            if gives_distributions(self.cfg):
+                return TeacherOfDistributions(asked("teacher", teacher.hidden, "teacher"))
+            return TeacherOfTokens(score("teacher", teacher, "teacher"))
 
         def learner(name: str, model: LearnerGroup[LearningWorker], scoring: str, learning: str) -> LayeredLearner:
             turn = run_before(partial(turns.for_learning, name))
@@ -334,6 +364,7 @@ class BasePPOExp(PolicySampling):
             ),
             policy=learner("policy", self.policy, "policy_logprobs", "policy_train"),
             reference=self.reference and LayeredScorer(score=score("ref", self.reference, "ref_logprobs")),
+            teacher=teaching(self.teacher) if self.teacher else None,
             critic=self.critic and learner("critic", self.critic, "values", "critic_train"),
             objective=self.get_objective(),
             critic_objective=self.get_critic_objective(),
@@ -347,7 +378,7 @@ class BasePPOExp(PolicySampling):
                 )
             ),
             shape=trace.shaping(numbers.shaping(shaping)),
-            estimate=trace.estimating(numbers.estimating(advantage_estimator(algorithm))),
+            estimate=trace.estimating(numbers.estimating(advantages_of(self.cfg.trainer))),
             targets=trace.returning(critic_targets(algorithm)),
             position=position,
         )

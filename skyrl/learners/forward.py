@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from skyrl.algorithms.linear_logprobs import linear_logprobs, logprobs_of_logits
-from skyrl.batch import TrainingBatch
+from skyrl.batch import TEACHER_HIDDEN, TrainingBatch
 from skyrl.errors import ModelError, RunError
+from skyrl.learners.distillation import TeacherHead
 from skyrl.learners.row_layouts import MicroBatch, RowLayout, packed, padded
 from skyrl.learners.sequence_parallel import own_stretch
 from skyrl.models import output_head
@@ -37,6 +38,10 @@ class Outputs:
 
     sums: dict[str, Tensor] = attrs.field(factory=dict)
     """Scalars by name that add up over micro-batches."""
+
+    token_costs: Tensor | None = None
+    """(B, L) with gradient: what is added to the loss at each selected token, weighed by `loss_weights`, whatever the
+    objective is. None: nothing."""
 
 
 PARITY = "parity/"
@@ -126,6 +131,7 @@ def compute_logprobs(
     measured: bool = True,
     compile_it: bool = False,
     float32_head: bool = False,
+    teacher: TeacherHead | None = None,
 ) -> Outputs:
     """A policy's `ForwardFn`: log-probability of every token that `loss_mask` selects. While the policy learns, also
     the entropy of the distribution that the token was drawn from, and the distance, in nats, between its
@@ -133,19 +139,25 @@ def compute_logprobs(
 
     `model` is a transformers causal language model. The entropy has a gradient only with `entropy_gradient`. `measured`
     False leaves out entropy and distance, for tokens that were not sampled. `compile_it` runs what follows the logits
-    through `torch.compile`. With `float32_head`, logits are computed in float32 from 16-bit weights.
+    through `torch.compile`. With `float32_head`, logits are computed in float32 from 16-bit weights. With a `teacher`,
+    while the policy learns, the divergence from the distributions of rows that carry `TEACHER_HIDDEN` is a cost of
+    their tokens; it needs `options.plain_head`.
     """
     batch, layout = micro.rows, micro.layout
     learns = measured and (options.measures or torch.is_grad_enabled())
     targets = layout.own(batch.pick(batch.input_ids))
     settings: dict[str, Any] = {"temperature": temperature, "with_entropy": learns, "compile_it": compile_it}
     settings["entropy_gradient"] = entropy_gradient
+    carried = batch.extras.get(TEACHER_HIDDEN) if learns else None
     if options.plain_head:
 
         def read_head(hidden: Tensor, weight: Tensor) -> Tensor:
             picked = layout.pick(hidden)
             states, matrix = (picked.float(), weight.float()) if float32_head else (picked, weight)
-            return _columns(*linear_logprobs(states, matrix, targets, **settings))
+            columns = linear_logprobs(states, matrix, targets, **settings)
+            if teacher is None or carried is None:
+                return _columns(*columns)
+            return _columns(*columns, teacher.divergence(states, matrix, layout.own(carried.values)))
 
         with in_place_of_the_head(model, read_head):
             columns = options.answer(model, layout)
@@ -162,7 +174,11 @@ def compute_logprobs(
         numbers["rollout_train_logprobs_abs_diff"] = distance
         if batch.engines is not None:
             sums = by_engine(distance, batch.pick(batch.engines), micro.engines)
-    return Outputs(values=batch.place(found), entropy=batch.place(spread[0]), numbers=numbers, sums=sums)
+    outputs = Outputs(values=batch.place(found), entropy=batch.place(spread[0]), numbers=numbers, sums=sums)
+    if teacher is None or carried is None:
+        return outputs
+    cost, own_numbers = teacher.cost(spread[1])
+    return attrs.evolve(outputs, token_costs=batch.place(cost), numbers=numbers | own_numbers)
 
 
 def by_engine(distance: Tensor, engines: Tensor, numbers: Sequence[int]) -> dict[str, Tensor]:
@@ -176,6 +192,15 @@ def by_engine(distance: Tensor, engines: Tensor, numbers: Sequence[int]) -> dict
         result[f"{PARITY}{number}/nats"] = torch.where(own, distance, 0.0).double().sum()
         result[f"{PARITY}{number}/tokens"] = own.double().sum()
     return result
+
+
+def read_hidden(model: nn.Module, micro: MicroBatch, options: ForwardOptions) -> Tensor:
+    """(N, H): the last hidden states, which the output matrix is multiplied with, at all selected tokens. Needs
+    `options.plain_head`.
+    """
+    layout = micro.layout
+    with in_place_of_the_head(model, lambda hidden, weight: layout.pick(hidden)):
+        return layout.join(options.answer(model, layout))
 
 
 def _columns(*found: Tensor | None) -> Tensor:

@@ -41,7 +41,7 @@ class RankPlacement:
     """One process of a role, and the GPUs of its pool that it computes on."""
 
     role: str
-    """Role of the process: policy, critic, ref or engine."""
+    """Role of the process: policy, critic, ref, teacher or engine."""
 
     rank: int
     """Rank among the processes of the role, or the engine's number."""

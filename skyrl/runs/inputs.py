@@ -10,18 +10,18 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import EnvironmentConfig, SkyRLTrainConfig
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.model_overrides import engine_overrides
-from skyrl.config.derive.rl_models import has_reference
+from skyrl.config.derive.rl_models import has_reference, has_teacher
 from skyrl.data.cursor import batches
 from skyrl.data.prompts import NO_SOURCE, PromptDataset
 from skyrl.data.sources import answer_in
 from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.registry import ACCEPT_TIER, find_task, ignored_columns, ignored_columns_warning, sandboxed_parts
 from skyrl.envs.rows import ground_truths
-from skyrl.errors import DataError
+from skyrl.errors import DataError, ModelError
 from skyrl.inference.vllm.arguments import refuse_unsuitable
 from skyrl.inference.vllm.model import model_facts
 from skyrl.models.files.chat_templates import unread_variables
-from skyrl.models.files.loading import max_positions, refuse_small_vocabulary
+from skyrl.models.files.loading import load_tokenizer, max_positions, refuse_small_vocabulary
 from skyrl.sandbox.sandbox import Sandbox, why_weaker
 from skyrl.tracking.source_labels import source_labels
 
@@ -122,6 +122,10 @@ def read_model_configs(
     """
     policy, replaced = str(run.trainer.policy.model.path), engine_overrides(run)
     paths = {policy, str(run.trainer.ref.model.path)} if has_reference(run) else {policy}
+    if has_teacher(run):
+        teacher = str(run.trainer.teacher.model.path)
+        refuse_other_tokens(tokenizer, load_tokenizer(teacher), policy=policy, teacher=teacher)
+        paths |= {teacher}
     for path in sorted(paths):
         refuse_small_vocabulary(path, tokenizer)
     generator = run.generator
@@ -131,6 +135,20 @@ def read_model_configs(
     turns = generator.max_input_length if generator.max_turns > 1 else None
     sampled = [(train, generator.sampling_params), (evaluation, generator.eval_sampling_params)]
     _refuse_long(max_positions(policy, replaced), sampled, turns)
+
+
+def refuse_other_tokens(own: ChatTokenizer, other: ChatTokenizer, *, policy: str, teacher: str) -> None:
+    """Raises `ModelError` unless two tokenizers number the same tokens alike; a teacher scores the policy's numbers."""
+    owns, others = own.get_vocab(), other.get_vocab()
+    differing = sorted((number, token) for token, number in owns.items() if others.get(token) != number)
+    differing += sorted((number, token) for token, number in others.items() if token not in owns)
+    if differing:
+        number, token = differing[0]
+        whose = policy if owns.get(token) == number else teacher
+        raise ModelError(
+            f"the teacher {teacher} has another tokenizer than the policy: {len(differing)} tokens differ, such as "
+            f"{token!r}, which is number {number} of {whose} alone. Use a teacher with the tokens of {policy}"
+        )
 
 
 def _refuse_long(positions: int | None, sampled: Iterable[tuple[PromptDataset | None, Any]], turns: int | None) -> None:

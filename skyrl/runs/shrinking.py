@@ -21,8 +21,8 @@ def shrunk(run: R, role: str, *, by_machine: bool = False) -> tuple[R, dict[str,
     """The resolved run with the next smaller number of ranks that passes every check, and the changed paths with their
     new values. None if no smaller number passes.
 
-    `role` (policy, critic, ref or engine) loses ranks, together with the models that share its GPUs; of engines with
-    GPUs of their own, one is removed. `by_machine` removes a whole machine where the model has several.
+    `role` (policy, critic, ref, teacher or engine) loses ranks, together with the models that share its GPUs; of
+    engines with GPUs of their own, one is removed. `by_machine` removes a whole machine where the model has several.
     """
     for changes in _smaller(run, role, by_machine=by_machine):
         smaller = run

@@ -121,11 +121,19 @@ _REWARDS = (
     MetricSpec("loss/avg_kl", "nats per token", "KL penalty in the reward: mean over answers of the mean over tokens."),
     MetricSpec("loss/avg_kl_max", "nats", "KL penalty in the reward: mean over answers of the largest token."),
     MetricSpec("loss/kl_loss_coef", "1", "Weight of the KL penalty in the reward, which an adaptive controller moves."),
+    MetricSpec(
+        "loss/teacher_kl",
+        "nats",
+        "Reverse KL from the teacher, estimated from the sampled tokens (algorithm.distillation.type = advantage).",
+    ),
 )
 _POLICY_LOSS = (
     MetricSpec("policy/final_loss", "1", "Loss that is minimized: policy loss, KL and entropy terms."),
     MetricSpec("policy/policy_loss", "1", "Policy loss, after weights of off-policy correction."),
     MetricSpec("policy/policy_kl", "nats", "KL to the reference model in the loss (use_kl_loss)."),
+    MetricSpec(
+        "policy/distillation_loss", "nats", "Weighted divergence from the teacher (algorithm.distillation.type = loss)."
+    ),
     MetricSpec("policy/router_aux_loss", "1", "Load-balancing loss (router_aux_loss_coef): even loads make K."),
     MetricSpec("policy/router_z_loss", "1", "Mean square of the log sum exp of router logits (router_z_loss_coef)."),
 )
@@ -135,6 +143,8 @@ _POLICY = (
     MetricSpec(
         "policy/mini_batches_moved_too_far", "mini-batches", "Mini-batches left out (algorithm.max_importance_ratio)."
     ),
+    MetricSpec("policy/teacher_divergence", "nats", "Divergence from the teacher's distributions, mean over tokens."),
+    MetricSpec("policy/teacher_divergence_clamped", "share", "Tokens above algorithm.distillation.max_divergence."),
     MetricSpec("policy/policy_entropy", "nats", "Entropy of the policy, mean over trained tokens."),
     MetricSpec("policy/response_length", "tokens", "Trained tokens of an answer, mean."),
     MetricSpec(
@@ -317,6 +327,7 @@ _RUN = (
     MetricSpec("timing/generate", "s", "Waiting for samples."),
     MetricSpec("timing/policy_logprobs", "s", "Old log-probabilities."),
     MetricSpec("timing/ref_logprobs", "s", "Log-probabilities of the reference model."),
+    MetricSpec("timing/teacher", "s", "Log-probabilities or hidden states of the teacher."),
     MetricSpec("timing/values", "s", "Values of the critic."),
     MetricSpec("timing/policy_train", "s", "Updates of the policy."),
     MetricSpec("timing/critic_train", "s", "Updates of the critic."),

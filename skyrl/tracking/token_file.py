@@ -12,9 +12,9 @@ row is one forward pass of the policy: a trajectory, or one of its turns if the 
     weight_versions            list of int32
     rollout_logprobs           list of float32: under the engine, in nats, 0 where `loss_mask` is false
     rewards, advantages        list of float32, if the step got that far: as used in training
-    old_logprobs, ref_logprobs, values, returns
+    old_logprobs, ref_logprobs, teacher_logprobs, values, returns
                                list of float32, if the run computes them: under the learner before the update, under
-                               the reference model; of the critic
+                               the reference model, under the teacher; of the critic
 
 The schema's metadata holds `skyrl.version`, `skyrl.samples`, which is the number of samples, and `skyrl.pieces`: JSON,
 text of each token id in the file on its own.
@@ -44,7 +44,7 @@ FOLDER = "tokens"
 VERSION = 1
 """Version of the format. It rises when a reader of an older version would misread the columns."""
 
-COMPUTED = ("rewards", "advantages", "old_logprobs", "ref_logprobs", "values", "returns")
+COMPUTED = ("rewards", "advantages", "old_logprobs", "ref_logprobs", "teacher_logprobs", "values", "returns")
 """Columns that a step computes from its batch, under the names of `TrainingBatch`."""
 
 

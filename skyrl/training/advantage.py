@@ -14,6 +14,7 @@ from skyrl.algorithms.advantages import (
     relative_to_mean,
     rescaled_for_silent_groups,
 )
+from skyrl.algorithms.distillation import teacher_advantages
 from skyrl.algorithms.estimators import (
     GAE,
     OPO,
@@ -27,11 +28,20 @@ from skyrl.algorithms.masked import standardize
 from skyrl.algorithms.normalization import normalize
 from skyrl.algorithms.returns import generalized_advantages
 from skyrl.batch import TrainingBatch
-from skyrl.config import AlgorithmConfig, NormConfig
+from skyrl.config import AlgorithmConfig, DistillationConfig, NormConfig, TrainerConfig
 from skyrl.config.derive.chosen_facts import estimator_facts
 from skyrl.config.foundation.peer_signatures import ESTIMATOR_FORMS, form_of
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry
+from skyrl.errors import RunError
 from skyrl.training.peer_functions import PeerEstimator, tried_estimator
+
+
+def advantages_of(trainer: TrainerConfig) -> AdvantageEstimator:
+    """The advantages of a run: those of the configured estimator, and those from a teacher if there is one."""
+    estimate = advantage_estimator(trainer.algorithm)
+    if not trainer.teacher.model.path:
+        return estimate
+    return WithTeacher(estimate=estimate, settings=trainer.algorithm.distillation)
 
 
 def advantage_estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
@@ -81,6 +91,42 @@ class Normalized:
         groups = batch.groups.unsqueeze(1).expand_as(advantages)
         flat = by_config(self.norm, advantages.flatten(), groups.flatten(), batch.loss_mask.flatten())
         return flat.view_as(advantages)
+
+
+@attrs.frozen(kw_only=True)
+class WithTeacher:
+    """Wraps an estimator: its advantages are scaled by `task_coef`, and those from a teacher's log-probabilities are
+    added, unless the teacher has a part in the loss.
+    """
+
+    estimate: AdvantageEstimator
+    settings: DistillationConfig
+
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        """(B, L): advantages of the selected tokens, 0 elsewhere."""
+        settings = self.settings
+        advantages = settings.task_coef * self.estimate(batch)
+        if settings.type == "loss":
+            return advantages
+        assert batch.teacher_logprobs is not None
+        sampled, mask = sampler_logprobs(batch), batch.loss_mask
+        added = teacher_advantages(sampled, batch.teacher_logprobs, mask, discount=settings.discount)
+        return advantages + settings.coef * added
+
+
+def sampler_logprobs(batch: TrainingBatch) -> Tensor:
+    """(B, L): log-probabilities of the policy that sampled, by the learner if it scored them, else by the engine.
+
+    Raises `RunError` if there are none, as in a recording made without them.
+    """
+    found = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
+    if found is None:
+        raise RunError(
+            "the teacher's log-probabilities are compared with those that tokens were sampled with, which these "
+            "samples lack: sample them with generator.sampling_params.logprobs = 1, or set "
+            "trainer.algorithm.distillation.type = loss"
+        )
+    return found
 
 
 @attrs.frozen(kw_only=True)

@@ -24,7 +24,15 @@ from skyrl.trajectory import TrajectoryGroup
 Shape = Callable[[TrainingBatch], tuple[Tensor, Metrics]]
 """Reward shaping: rewards at tokens, (B, L), and metrics."""
 
-_TERMS = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "values", "rewards", "advantages")
+_TERMS = (
+    "rollout_logprobs",
+    "old_logprobs",
+    "ref_logprobs",
+    "teacher_logprobs",
+    "values",
+    "rewards",
+    "advantages",
+)
 """Checked in this order: the first with a non-finite value is the cause of those after it. Rewards may include a KL
 term."""
 

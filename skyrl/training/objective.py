@@ -90,6 +90,9 @@ class PolicyObjective:
     entropy_loss_coef: float = 0.0
     """Weight of the entropy bonus; 0 turns it off."""
 
+    distills: bool = False
+    """Whether the learner adds the divergence from a teacher to the loss of every token."""
+
     reduction: Reduction = attrs.field(factory=Reduction)
     correction: OffPolicyCorrection = attrs.field(factory=OffPolicyCorrection)
 
@@ -128,7 +131,8 @@ class PolicyObjective:
     def _contributing(self, batch: TrainingBatch) -> Tensor:
         """(B,) bool: rows that the loss and its gradient depend on."""
         used = batch.loss_mask
-        if not self.kl_loss_coef and not self.wants_entropy and self.vanishes_without_advantage:
+        of_all = self.kl_loss_coef or self.wants_entropy or self.distills
+        if not of_all and self.vanishes_without_advantage:
             assert batch.advantages is not None
             used = used & (batch.advantages != 0)
         return used.any(1)
@@ -183,7 +187,9 @@ def old_logprobs(current: Tensor, batch: TrainingBatch) -> Tensor:
     return interpolated_logprobs(batch.old_logprobs, current, batch.interpolation)
 
 
-def policy_objective(algorithm: AlgorithmConfig, *, micro_batch_rows: int = 1) -> PolicyObjective:
+def policy_objective(
+    algorithm: AlgorithmConfig, *, micro_batch_rows: int = 1, has_teacher: bool = False
+) -> PolicyObjective:
     """The objective that the configuration asks for. Raises `ConfigError` for an unknown loss.
 
     `micro_batch_rows` is `trainer.micro_train_batch_size_per_gpu`, which `token_mean_legacy` is defined by.
@@ -197,6 +203,7 @@ def policy_objective(algorithm: AlgorithmConfig, *, micro_batch_rows: int = 1) -
         kl_loss_coef=algorithm.kl_loss_coef if algorithm.use_kl_loss else 0.0,
         kl_estimator=algorithm.kl_estimator_type,
         entropy_loss_coef=algorithm.entropy_loss_coef if algorithm.use_entropy_loss else 0.0,
+        distills=has_teacher and algorithm.distillation.type == "loss",
         reduction=reduction,
         correction=off_policy_correction(algorithm.off_policy_correction),
     )

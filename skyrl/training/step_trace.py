@@ -34,6 +34,7 @@ STAGES = (
     "rollout_logprobs",
     "old_logprobs",
     "ref_logprobs",
+    "teacher_logprobs",
     "values",
     "rewards",
     "advantages",

@@ -22,6 +22,7 @@ from skyrl.training.collate import collate, versions_behind
 from skyrl.training.describe import Metrics, average, describe, describe_advantages, prefixed
 from skyrl.training.objective import old_logprobs
 from skyrl.training.position import RolloutPosition
+from skyrl.training.teacher import Teacher, describe_teacher
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree import required
 
@@ -96,15 +97,17 @@ class PPOTrainer:
         estimate: AdvantageEstimator,
         targets: Callable[[TrainingBatch], Tensor],
         position: RolloutPosition,
+        teacher: Teacher | None = None,
     ) -> None:
         """`objective` is what the policy minimizes. `position` is the state of `rollouts` and `shape` that a checkpoint
-        stores.
+        stores. `teacher` adds to a batch what the policy is distilled from.
         """
         self._config = trainer_cfg
         self.rollouts = rollouts
         self.policy = policy
         self.reference = reference
         self.critic = critic
+        self.teacher = teacher
         self.objective, self.critic_objective = objective, critic_objective
         self.weights = weights
         self.shape = shape
@@ -140,12 +143,15 @@ class PPOTrainer:
             batch = batch.given(ref_logprobs=await self.reference.score(batch))  # log pi_ref
         if self.critic:
             batch = batch.given(values=await self.critic.score(batch))  # V of the states that tokens were drawn in
+        if self.teacher:
+            batch = await self.teacher(batch)  # log nu, or what gives nu of all tokens
         rewards, shaped = self.shape(batch)  # r_t, less beta KL(pi_old || pi_ref) if configured
         batch = batch.given(rewards=rewards)
         batch = batch.given(advantages=self.estimate(batch))
         metrics = await self.improve(batch)  # epochs x mini-batches of updates of critic and policy
         metrics |= await self.weights.publish(self.version + 1)  # pi_old <- pi_theta
-        return describe(groups) | self.rollouts.metrics() | describe_advantages(batch) | shaped | metrics
+        taught = describe_teacher(batch) if self.teacher else {}
+        return describe(groups) | self.rollouts.metrics() | describe_advantages(batch) | taught | shaped | metrics
 
     async def improve(self, batch: TrainingBatch) -> Metrics:
         """`update_epochs_per_batch` passes over the batch, with one optimizer step per mini-batch: all passes of the

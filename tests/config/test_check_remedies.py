@@ -69,7 +69,7 @@ def test_the_nearest_micro_batches_suit_policy_and_critic() -> None:
 
 
 def test_the_nearest_batches_suit_mini_batches_and_reference() -> None:
-    [problem] = NAMED["reference_shares_are_equal"](resolved(gpus(3, "ref")))
+    [problem] = NAMED["scoring_shares_are_equal"](resolved(gpus(3, "ref")))
     assert problem.message == (
         "5120 samples (1024 prompts x 5) cannot be split evenly across the reference's 3 data-parallel ranks"
     )

@@ -24,6 +24,8 @@ from tests.config.leaves import FIXED, LEAVES, OTHERS, RUNNABLE, each
 
 NO_KL = {"trainer.algorithm.use_kl_loss": False, "trainer.algorithm.use_kl_in_reward": False}
 CRITIC = {"trainer.critic.model.path": "critic"}
+OF_LOSS = ("beta", "temperature", "max_divergence")
+TAUGHT = {"trainer.teacher.model.path": "teacher"}
 NO_EVALUATION = {"trainer.eval_before_train": False, "trainer.eval_interval": 0}
 NOT_SAVED = {"trainer.ckpt_interval": -1}
 RECORDED = {"trainer.rollouts_from": "runs/other"}
@@ -45,6 +47,8 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.faults.on_stall": {"trainer.faults.stall_timeout_seconds": None},
     "trainer.placement.ref_num_nodes": NO_KL,
     "trainer.placement.ref_num_gpus_per_node": NO_KL,
+    "trainer.algorithm.distillation.discount": {**TAUGHT, "trainer.algorithm.distillation.type": "loss"},
+    **dict.fromkeys((f"trainer.algorithm.distillation.{name}" for name in OF_LOSS), TAUGHT),
     "trainer.algorithm.grpo_norm_by_std": {"trainer.algorithm.advantage_estimator": "rloo"},
     "trainer.algorithm.old_logprobs": {"trainer.algorithm.policy_loss_type": "dppo"},
     "trainer.algorithm.max_importance_ratio": {"trainer.algorithm.policy_loss_type": "dppo"},
@@ -76,7 +80,7 @@ OFF: dict[str, dict[str, Any]] = {
 }
 
 CUDA = {"trainer.device": "cuda"}
-ELSEWHERE = tuple(f"trainer.{model}." for model in ("policy", "critic", "ref"))
+ELSEWHERE = tuple(f"trainer.{model}." for model in ("policy", "critic", "ref", "teacher"))
 """Tables whose conditions `test_effects_of_models.py` or `tests/effects/test_bounds_of_the_ratio.py` test."""
 
 TESTED = [

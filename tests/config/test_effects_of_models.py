@@ -17,7 +17,9 @@ from tests.config.leaves import RUNNABLE, each
 
 Values = dict[str, Any]
 
-BASE: Values = {"trainer.critic.model.path": "critic", **RUNNABLE}
+MODELS = ("policy", "critic", "ref", "teacher")
+FROZEN = ("trainer.ref", "trainer.teacher")
+BASE: Values = {"trainer.critic.model.path": "critic", "trainer.teacher.model.path": "teacher", **RUNNABLE}
 SFT: Values = {"kind": "sft", "model.path": "m", "train_datasets": ["rows"], "device": "cpu"}
 
 ZERO = "{m}deepspeed_config.zero_optimization."
@@ -40,7 +42,7 @@ class Case:
     acts: Values
     idle: tuple[Values, ...] = ()
     learns: bool = False
-    """A reference never has a use for it."""
+    """A reference or a teacher never has a use for it."""
 
 
 BY_FSDP: Values = {"{t}strategy": "deepspeed"}
@@ -156,7 +158,7 @@ PLACES: dict[str, tuple[Values, dict[str, str]]] = {
             BASE,
             {"{m}": f"trainer.{name}.", "{t}": "trainer.", "{ranks}": f"trainer.placement.{name}_num_gpus_per_node"},
         )
-        for name in ("policy", "critic", "ref")
+        for name in MODELS
     },
     "": (SFT, {"{m}": "", "{t}": "", "{ranks}": "placement.num_gpus_per_node"}),
 }
@@ -211,15 +213,15 @@ def is_told(place: str, field: str, value: Any, *contexts: Values) -> bool:
 @each(IN_EVERY_PLACE)
 def test_a_setting_that_acts_is_not_told(at: tuple[str, Case]) -> None:
     place, case = at
-    if place == "trainer.ref" and case.field.startswith("optimizer_config"):
+    if place in FROZEN and case.field.startswith("optimizer_config"):
         return
-    assert is_told(place, case.field, case.value, case.acts) == (case.learns and place == "trainer.ref")
+    assert is_told(place, case.field, case.value, case.acts) == (case.learns and place in FROZEN)
 
 
 @each(IN_EVERY_PLACE)
 def test_a_setting_that_does_nothing_is_told(at: tuple[str, Case]) -> None:
     place, case = at
-    if place == "trainer.ref" and case.field.startswith("optimizer_config"):
+    if place in FROZEN and case.field.startswith("optimizer_config"):
         return
     for context in case.idle:
         assert is_told(place, case.field, case.value, case.acts, context), context
@@ -294,6 +296,7 @@ def test_models_share_gpus_with_the_engines_whether_they_share_them_among_each_o
         "trainer.placement.executor": "ray",
         "trainer.placement.colocate_all": False,
         "trainer.critic.model.path": None,
+        "trainer.teacher.model.path": None,
         "trainer.algorithm.use_kl_loss": False,
     }
     assert is_told("trainer.policy", switch, False, one_model)

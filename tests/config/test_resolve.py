@@ -25,25 +25,26 @@ from tests.config.leaves import LEAVES, OTHERS, RUNNABLE, each
 PATHS = set(LEAVES) | set(table_paths(SkyRLTrainConfig))
 
 _MEGATRON = "megatron_config."
+MODELS = ("policy", "critic", "ref", "teacher")
 ALLOCATED: dict[str, dict[str, Any]] = {
     "vllm:d2t2p3+fsdp:d8t2c3e2": {
         "generator.inference_engine.num_engines": 2,
         "generator.inference_engine.tensor_parallel_size": 2,
         "generator.inference_engine.pipeline_parallel_size": 3,
         "trainer.placement.colocate_all": False,
-        **{f"trainer.placement.{model}_num_nodes": 6 for model in ("policy", "critic", "ref")},
-        **{f"trainer.placement.{model}_num_gpus_per_node": 8 for model in ("policy", "critic", "ref")},
-        **{f"trainer.{model}.tensor_parallel_size": 2 for model in ("policy", "critic", "ref")},
-        **{f"trainer.{model}.sequence_parallel_size": 3 for model in ("policy", "critic", "ref")},
-        **{f"trainer.{model}.expert_parallel_size": 2 for model in ("policy", "critic", "ref")},
+        **{f"trainer.placement.{model}_num_nodes": 6 for model in MODELS},
+        **{f"trainer.placement.{model}_num_gpus_per_node": 8 for model in MODELS},
+        **{f"trainer.{model}.tensor_parallel_size": 2 for model in MODELS},
+        **{f"trainer.{model}.sequence_parallel_size": 3 for model in MODELS},
+        **{f"trainer.{model}.expert_parallel_size": 2 for model in MODELS},
     },
     "vllm:d24+megatron:(attn:d2p2t2c3|ffn:p2t3e2)": {
         "trainer.strategy": "megatron",
-        **{f"trainer.{model}.{_MEGATRON}tensor_model_parallel_size": 2 for model in ("policy", "critic", "ref")},
-        **{f"trainer.{model}.{_MEGATRON}pipeline_model_parallel_size": 2 for model in ("policy", "critic", "ref")},
-        **{f"trainer.{model}.{_MEGATRON}context_parallel_size": 3 for model in ("policy", "critic", "ref")},
-        **{f"trainer.{model}.{_MEGATRON}expert_model_parallel_size": 2 for model in ("policy", "critic", "ref")},
-        **{f"trainer.{model}.{_MEGATRON}expert_tensor_parallel_size": 3 for model in ("policy", "critic", "ref")},
+        **{f"trainer.{model}.{_MEGATRON}tensor_model_parallel_size": 2 for model in MODELS},
+        **{f"trainer.{model}.{_MEGATRON}pipeline_model_parallel_size": 2 for model in MODELS},
+        **{f"trainer.{model}.{_MEGATRON}context_parallel_size": 3 for model in MODELS},
+        **{f"trainer.{model}.{_MEGATRON}expert_model_parallel_size": 2 for model in MODELS},
+        **{f"trainer.{model}.{_MEGATRON}expert_tensor_parallel_size": 3 for model in MODELS},
     },
     "vllm[rollout]:d1+fsdp[actor]:d2+fsdp[ref]:d4": {"trainer.placement.colocate_policy_ref": False},
     "sglang:d1+fsdp:d1": {"generator.inference_engine.backend": "sglang"},

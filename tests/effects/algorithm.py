@@ -12,9 +12,10 @@ from skyrl.batch import TrainingBatch
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.learners.distillation import TeacherHead
 from skyrl.learners.workers.objectives import ReturnRegression
 from skyrl.rollout.batches import SynchronousRollouts
-from skyrl.training.advantage import advantage_estimator, critic_targets
+from skyrl.training.advantage import advantages_of, critic_targets
 from skyrl.training.objective import policy_objective
 from skyrl.training.shaping import reward_shaping
 from skyrl.training.trainer import update
@@ -57,6 +58,7 @@ def small_batch() -> TrainingBatch:
         advantages=torch.where(mask, torch.randn(mask.shape, generator=numbers), 0.0),
         values=torch.where(mask, torch.randn(mask.shape, generator=numbers), 0.0),
         returns=torch.where(mask, torch.randn(mask.shape, generator=numbers), 0.0),
+        teacher_logprobs=torch.where(mask, -2.0 + torch.sin(columns + groups.unsqueeze(1)), 0.0),
         routed_experts=torch.rand((*mask.shape, 2, 4), generator=numbers).topk(2).indices.to(torch.int16),
     )
 
@@ -76,7 +78,18 @@ def policy_loss(scene: Scene) -> object:
 
 @observable("the advantages of a batch")
 def advantages(scene: Scene) -> object:
-    return plain(advantage_estimator(scene.run.trainer.algorithm)(small_batch()))
+    return plain(advantages_of(scene.run.trainer)(small_batch()))
+
+
+@observable("a student's divergence from a teacher, its part of the loss, and its gradient")
+def teacher_costs(scene: Scene) -> object:
+    numbers = torch.Generator().manual_seed(1)
+    student, teacher = (torch.randn(6, 8, generator=numbers).requires_grad_() for _ in range(2))
+    matrix, other = (torch.randn(40, 8, generator=numbers) for _ in range(2))
+    head = TeacherHead(other, scene.run.trainer.algorithm.distillation)
+    costs, found = head.cost(head.divergence(student, matrix, teacher.detach()))
+    costs.sum().backward()
+    return plain([costs, found, student.grad])
 
 
 @observable("what the critic learns from a batch: targets, loss and gradient")
@@ -193,6 +206,16 @@ ADVANTAGES: tuple[Probe, ...] = (
     Probe(f"{A}lambd", 0.5, advantages, {f"{A}advantage_estimator": "gae", **CRITIC}),
 )
 
+TAUGHT: dict[str, Any] = {"trainer.teacher.model.path": "{nano}/model"}
+IN_LOSS = {**TAUGHT, "distillation__type": "loss"}
+
+TEACHERS: tuple[Probe, ...] = (
+    *on(advantages, TAUGHT, distillation__type="loss", distillation__coef=2.0, distillation__task_coef=0.5),
+    *on(advantages, TAUGHT, distillation__discount=0.5),
+    *on(teacher_costs, IN_LOSS, distillation__beta=0.5, distillation__temperature=2.0),
+    *on(teacher_costs, IN_LOSS, distillation__max_divergence=0.5),
+)
+
 CRITICS: tuple[Probe, ...] = (
     Probe(f"{A}gamma", 0.5, critic_loss, CRITIC),
     Probe(f"{A}value_clip", 0.5, critic_loss, CRITIC),
@@ -260,6 +283,7 @@ GROUPS: tuple[Probe, ...] = (
 
 PROBES: tuple[Probe, ...] = (
     *ADVANTAGES,
+    *TEACHERS,
     *CRITICS,
     *LOSSES,
     *CORRECTIONS,

@@ -22,7 +22,7 @@ from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.model_worker import ModelWorker
 from skyrl.learners.workers.objectives import BradleyTerry, CrossEntropy, ReturnRegression
 from skyrl.learners.workers.preference_roles import PairReferenceWorker
-from skyrl.learners.workers.roles import RefWorker
+from skyrl.learners.workers.roles import RefWorker, TeacherWorker
 from skyrl.models.files.loading import load_causal_lm
 from skyrl.training.objective import policy_objective
 from skyrl.tree import FrozenDict
@@ -87,6 +87,8 @@ def worker_of(scene: Scene, model: Role, ranks: Ranks = Unmet()) -> ModelWorker:
             make = partial(CriticWorker, run.trainer, objective, STEPS)
         case "rl", "trainer.ref":
             make = partial(RefWorker, run.trainer)
+        case "rl", "trainer.teacher":
+            make = partial(TeacherWorker, run.trainer)
         case "sft", _:
             make = partial(SFTWorker, run, CrossEntropy(), STEPS)
         case "preference", _:

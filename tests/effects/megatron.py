@@ -14,7 +14,7 @@ from skyrl.learners.megatron.settings import MegatronSettings
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.learners.workers.learning_worker import trace_folder
 from tests.effects.boundaries import Reached, Unmet, reached
-from tests.effects.models import LEARNING, REFERENCE_PLACE, Place
+from tests.effects.models import FROZEN, LEARNING, Place
 from tests.effects.observables import plain
 from tests.effects.probe import Observable, Probe, Scene
 
@@ -90,6 +90,6 @@ def _learning(place: Place) -> Iterator[Probe]:
 
 
 PROBES: tuple[Probe, ...] = (
-    *(probe for place in (*LEARNING, REFERENCE_PLACE) for probe in _probes(place)),
+    *(probe for place in (*LEARNING, *FROZEN) for probe in _probes(place)),
     *(probe for place in LEARNING for probe in _learning(place)),
 )

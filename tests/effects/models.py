@@ -12,7 +12,7 @@ import torch
 
 from skyrl.batch import TrainingBatch
 from skyrl.config.derive.model_tables import Role
-from skyrl.config.derive.rl_models import CRITIC, POLICY, REFERENCE
+from skyrl.config.derive.rl_models import CRITIC, POLICY, REFERENCE, TEACHER
 from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.errors import NonFiniteError, UserError
 from skyrl.experiments.experiment import experiment_class
@@ -192,6 +192,7 @@ PATH, SAME_PATH = "{nano}/model", "{nano}/./model"
 WITH_CRITIC: Values = {"trainer.critic.model.path": PATH, "trainer.critic_mini_batch_size": 4}
 MIXTURE: Values = {"trainer.policy.model.path": "{nano}/mixture"}
 RETURNED: Values = {"generator.inference_engine.enable_return_routed_experts": True}
+WITH_TEACHER: Values = {"trainer.teacher.model.path": PATH}
 WITH_KL: Values = {"trainer.algorithm.use_kl_loss": True}
 
 POLICY_PLACE = Place(
@@ -205,6 +206,9 @@ CRITIC_PLACE = Place(
 )
 REFERENCE_PLACE = Place(
     kind="rl", model=REFERENCE, there=WITH_KL, several={**APART, "trainer.placement.ref_num_gpus_per_node": 2}
+)
+TEACHER_PLACE = Place(
+    kind="rl", model=TEACHER, there=WITH_TEACHER, several={**APART, "trainer.placement.teacher_num_gpus_per_node": 2}
 )
 SFT_PLACE = Place(kind="sft", model=MODEL, there={}, several={"placement.num_gpus_per_node": 2})
 REWARD_PLACE = Place(kind="reward_model", model=MODEL, there={}, several={"placement.num_gpus_per_node": 2})
@@ -363,6 +367,7 @@ STRETCHED: Values = {
 """Where rotary embeddings depend on the length of rows."""
 
 LEARNING = (POLICY_PLACE, CRITIC_PLACE, SFT_PLACE, REWARD_PLACE, PREFERENCE_PLACE)
+FROZEN = (REFERENCE_PLACE, TEACHER_PLACE)
 
 HALF_DROPPED: Mapping[str, Values] = {
     "trainer.policy": {"trainer.policy.model_config_kwargs": {"attention_dropout": 0.5}},
@@ -379,7 +384,7 @@ PROBES: tuple[Probe, ...] = (
         place.probe(
             "model.path", "{nano}/other", place.sights.trained() if place.model.learns else place.sights.scored()
         )
-        for place in (*LEARNING, REFERENCE_PLACE)
+        for place in (*LEARNING, *FROZEN)
     ),
     *(
         place.probe(
@@ -388,7 +393,7 @@ PROBES: tuple[Probe, ...] = (
             place.sights.trained() if place.model.learns else place.sights.scored(),
             {"trainer.ref.model.path": SAME_PATH} if place is REFERENCE_PLACE else {},
         )
-        for place in (*LEARNING, REFERENCE_PLACE)
+        for place in (*LEARNING, *FROZEN)
     ),
     *(place.probe("use_dropout", True, place.sights.trained(), HALF_DROPPED[place.model.path]) for place in LEARNING),
     SFT_PLACE.probe("use_torch_compile", True, compiled_functions),
@@ -399,6 +404,7 @@ PROBES: tuple[Probe, ...] = (
         REFERENCE_PLACE.sights.scored(),
         {"trainer.ref.model.path": SAME_PATH},
     ),
+    TEACHER_PLACE.probe("model_config_kwargs", {"rms_norm_eps": 0.5}, TEACHER_PLACE.sights.scored()),
     Probe("trainer.rope_theta", 50.0, POLICY_PLACE.sights.trained()),
     Probe("trainer.rope_scaling", {"rope_type": "linear", "factor": 4.0}, POLICY_PLACE.sights.trained()),
     Probe("trainer.longest_row", 8, POLICY_PLACE.sights.trained(), STRETCHED),
@@ -406,24 +412,21 @@ PROBES: tuple[Probe, ...] = (
     Probe("generator.rope_scaling", {"rope_type": "linear", "factor": 4.0}, problems),
     *(
         probe
-        for place in (*LEARNING, REFERENCE_PLACE)
+        for place in (*LEARNING, *FROZEN)
         for probe in (
             place.probe("sequence_parallel_size", 2, place.sights.shared(), place.several),
             place.probe("context_parallel_size", 2, place.sights.shared(), place.several),
             place.probe("tensor_parallel_size", 2, place.sights.cut(), place.several),
         )
     ),
-    *(
-        place.probe("expert_parallel_size", 2, place.sights.spread(), place.several)
-        for place in (*LEARNING, REFERENCE_PLACE)
-    ),
+    *(place.probe("expert_parallel_size", 2, place.sights.spread(), place.several) for place in (*LEARNING, *FROZEN)),
     *(
         POLICY_PLACE.probe(f"router_{name}_loss_coef", 0.5, POLICY_PLACE.sights.trained(), MIXTURE)
         for name in ("aux", "z")
     ),
     POLICY_PLACE.probe("moe_enable_routing_replay", True, POLICY_PLACE.sights.scored(), MIXTURE, RETURNED),
     REFERENCE_PLACE.probe("moe_enable_routing_replay", True, REFERENCE_PLACE.sights.scored(), MIXTURE, RETURNED),
-    *stored_adapter(REFERENCE_PLACE),
+    *(probe for place in FROZEN for probe in stored_adapter(place)),
     *(probe for place in LEARNING for table in (adapter, optimizer) for probe in table(place)),
-    *(probe for place in (*LEARNING, REFERENCE_PLACE) for table in (fsdp, deepspeed) for probe in table(place)),
+    *(probe for place in (*LEARNING, *FROZEN) for table in (fsdp, deepspeed) for probe in table(place)),
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+FROZEN = {"ref": "reference", "teacher": "teacher"}
 _SAVES = "DeepSpeed saves no model: checkpoints and exports gather it otherwise"
 _CLIPPING = "`optimizer_config.max_grad_norm` clips under every strategy"
-_FROZEN = "a reference has neither gradients nor an optimizer"
+_FROZEN = {model: f"a {title} has neither gradients nor an optimizer" for model, title in FROZEN.items()}
 _ZERO = "deepspeed_config.zero_optimization."
 
 _OF_GRADIENTS = (
@@ -32,8 +33,9 @@ _OF_MEGATRONS_LEARNING = (
     "empty_cuda_cache",
     "lora_config.lora_type",
 )
+_RL_MODELS = ("policy", "critic", *FROZEN)
 _MODELS = (
-    *(("rl", f"trainer.{model}.") for model in ("policy", "critic", "ref")),
+    *(("rl", f"trainer.{model}.") for model in _RL_MODELS),
     ("sft", ""),
     ("reward_model", ""),
     ("preference", ""),
@@ -48,9 +50,15 @@ NEVER: dict[tuple[str, str], str] = {
             ("deepspeed_config.gradient_clipping", _CLIPPING),
         )
     },
-    **{("rl", f"trainer.ref.{field}"): _FROZEN for field in _OF_GRADIENTS},
-    ("rl", "trainer.ref.model.lora.dropout"): _FROZEN,
-    ("rl", "trainer.ref.model.lora.init_method"): "a reference has a stored adapter or none",
+    **{
+        ("rl", f"trainer.{model}.{field}"): why
+        for model, why in _FROZEN.items()
+        for field in (*_OF_GRADIENTS, *(_MEGATRON + each for each in _OF_MEGATRONS_LEARNING), "model.lora.dropout")
+    },
+    **{
+        ("rl", f"trainer.{model}.model.lora.init_method"): f"a {title} has a stored adapter or none"
+        for model, title in FROZEN.items()
+    },
     **{
         (kind, field): why
         for kind in ("sft", "reward_model", "preference")
@@ -63,15 +71,13 @@ NEVER: dict[tuple[str, str], str] = {
     },
     **dict.fromkeys(
         (
-            ("rl", "trainer.critic.model.lora.lora_sync_path"),
-            ("rl", "trainer.ref.model.lora.lora_sync_path"),
+            *(("rl", f"trainer.{model}.model.lora.lora_sync_path") for model in _RL_MODELS if model != "policy"),
             ("sft", "model.lora.lora_sync_path"),
             ("reward_model", "model.lora.lora_sync_path"),
             ("preference", "model.lora.lora_sync_path"),
         ),
         "engines sample from the policy alone",
     ),
-    **{("rl", f"trainer.ref.{_MEGATRON}{field}"): _FROZEN for field in _OF_MEGATRONS_LEARNING},
     **dict.fromkeys(
         ((kind, f"{table}{_MEGATRON}dist_ckpt_optim_fully_reshardable") for kind, table in _MODELS),
         "every checkpoint can be loaded by any number of ranks",

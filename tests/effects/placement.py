@@ -14,7 +14,7 @@ from skyrl.experiments.collaborators import start_processes
 from skyrl.planning.layout import Layout
 from skyrl.processes.handles import Deadlines
 from skyrl.runs import recovery
-from tests.effects.models import APART, WITH_CRITIC, WITH_KL
+from tests.effects.models import APART, WITH_CRITIC, WITH_KL, WITH_TEACHER
 from tests.effects.observables import placement, problems
 from tests.effects.probe import Probe, Scene, observable
 
@@ -97,7 +97,7 @@ PROBES: tuple[Probe, ...] = (
     Probe(f"{P}colocate_policy_ref", False, placement, {**ON_RAY, **WITH_KL, f"{P}colocate_all": False}),
     *(
         Probe(f"{P}{model}_{name}", 2, placement, {**context, **APART})
-        for model, context in (("policy", {}), ("critic", WITH_CRITIC), ("ref", WITH_KL))
+        for model, context in (("policy", {}), ("critic", WITH_CRITIC), ("ref", WITH_KL), ("teacher", WITH_TEACHER))
         for name in ("num_nodes", "num_gpus_per_node")
     ),
     *(

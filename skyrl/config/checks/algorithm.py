@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.derive.chosen_facts import estimator_facts, is_peer_loss, loss_facts
+from skyrl.config.derive.rl_models import has_teacher
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.losses import asks_for_correction
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLossRegistry, Registry
@@ -58,6 +59,8 @@ def kl_is_counted_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def group_advantages_need_several_samples(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Group-relative advantages of a single sample are its bare reward, or nothing."""
     name = run.trainer.algorithm.advantage_estimator
+    if has_teacher(run) and run.trainer.algorithm.distillation.task_coef == 0:
+        return
     if estimator_facts(run.trainer.algorithm).compares_answers and run.generator.n_samples_per_prompt == 1:
         yield Problem(
             path="generator.n_samples_per_prompt",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.derive.allocation import PATH, allocation_of, contradictions, strategy_of
+from skyrl.config.derive.allocation import PATH, ROLES, allocation_of, contradictions, strategy_of
 from skyrl.config.derive.sizes import models_of, starts_engines
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
@@ -43,7 +43,7 @@ def allocation_places_every_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(
             path=PATH, message=f"no part is the policy's: the learners are {names}", hint="name one of them [actor]"
         )
-    known = {"policy", "actor", "ref", "critic"}
+    known = {"actor", *ROLES}
     for part in allocation.learners:
         if part.name and part.name not in known:
             yield Problem(

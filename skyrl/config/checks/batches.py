@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.derive.rl_models import RL_ROLES, has_critic, has_reference
+from skyrl.config.derive.rl_models import RL_ROLES, has_critic
 from skyrl.config.derive.sizes import Model, data_parallel_of, degrees_of, grid_of, models_of, trained_models
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.strategies import reads
@@ -142,22 +142,24 @@ def micro_batch_divides_mini_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
             return  # one field, one problem: the sizes in its remedy suit every model
 
 
-def reference_shares_are_equal(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Every data-parallel rank of the reference gets the same number of the batch's samples.
+def scoring_shares_are_equal(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Every data-parallel rank of a reference or a teacher gets the same number of the batch's samples.
 
     Models that learn need no such check: if every mini-batch divides evenly among the ranks, so does the batch.
     """
-    ranks = data_parallel_of(run, "ref") if has_reference(run) else None
     batch, samples = run.trainer.train_batch_size, run.generator.n_samples_per_prompt
-    if ranks is None:
-        return
-    if verdict := uneven_scoring(batch, samples, ranks, mini=run.trainer.policy_mini_batch_size):
-        yield Problem(
-            path="trainer.train_batch_size",
-            message=f"{verdict.whole} samples ({batch} prompts x {samples}) cannot be split evenly across the "
-            f"reference's {ranks} data-parallel ranks",
-            hint=f"nearest sizes that can, and that trainer.policy_mini_batch_size divides: {_listed(verdict.nearest)}",
-        )
+    for model in (model for model in models_of(run) if not RL_ROLES[model].learns):
+        ranks = data_parallel_of(run, model)
+        if ranks is None:
+            continue  # reported by another check
+        if verdict := uneven_scoring(batch, samples, ranks, mini=run.trainer.policy_mini_batch_size):
+            yield Problem(
+                path="trainer.train_batch_size",
+                message=f"{verdict.whole} samples ({batch} prompts x {samples}) cannot be split evenly across the "
+                f"{RL_ROLES[model].title}'s {ranks} data-parallel ranks",
+                hint="nearest sizes that can, and that trainer.policy_mini_batch_size divides: "
+                f"{_listed(verdict.nearest)}",
+            )
 
 
 def _mini_batches_divide_the_batch(run: SkyRLTrainConfig, model: Model) -> Iterator[Problem]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.derive.chosen_facts import loss_facts
-from skyrl.config.derive.rl_models import POLICY, has_critic, has_reference
+from skyrl.config.derive.rl_models import POLICY, gives_distributions, has_critic, has_reference
 from skyrl.config.derive.sizes import scores_old_logprobs, trained_models
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import reads
 from skyrl.errors import Problem
 from skyrl.tree import get_at
 
@@ -60,6 +61,16 @@ def reference_has_policys_initial_adapter(run: SkyRLTrainConfig) -> Iterator[Pro
             message="the policy starts from an adapter that the reference does not have: the KL begins above 0",
             hint="set trainer.ref.model.lora to the values of trainer.policy.model.lora",
             severity="warning",
+        )
+
+
+def whole_distributions_exclude_megatron(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The divergence from a teacher's whole distributions is not computed by Megatron's pipelines yet."""
+    if gives_distributions(run) and reads(run.trainer, "megatron_config"):
+        yield Problem(
+            path="trainer.algorithm.distillation.type",
+            message="loss is not implemented under Megatron yet",
+            hint="set it to advantage, or trainer.strategy = fsdp2",
         )
 
 

@@ -12,6 +12,7 @@ from itertools import product
 
 from skyrl.config.checks.every_kind import processes_fit_cluster
 from skyrl.config.derive.engine_backends import backend_of, server_urls
+from skyrl.config.derive.rl_models import RL_ROLES
 from skyrl.config.derive.sizes import (
     engines_of,
     grid_of,
@@ -29,7 +30,6 @@ from skyrl.tree import get_at
 from skyrl.tree.code_names import OF_PROGRAM
 
 _ENGINE = "generator.inference_engine"
-_NAMES = {"policy": "policy", "critic": "critic", "ref": "reference"}
 
 
 def one_process_has_one_rank(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -98,8 +98,8 @@ def colocated_models_have_equal_ranks(run: SkyRLTrainConfig) -> Iterator[Problem
             if own != policys:
                 yield Problem(
                     path=f"trainer.placement.{model}_{name}",
-                    message=f"{own} is not trainer.placement.policy_{name} = {policys}, and the {_NAMES[model]} shares "
-                    f"the policy's GPUs (trainer.placement.{switch})",
+                    message=f"{own} is not trainer.placement.policy_{name} = {policys}, and the "
+                    f"{RL_ROLES[model].title} shares the policy's GPUs (trainer.placement.{switch})",
                     hint=f"set it to {policys}, or give the models GPUs of their own: colocate_all = false and "
                     "colocate_policy_ref = false",
                 )

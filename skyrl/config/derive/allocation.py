@@ -21,6 +21,7 @@ ROLES: Mapping[Model, tuple[str, ...]] = {
     "policy": ("policy", "actor"),
     "critic": ("critic", "policy", "actor"),
     "ref": ("ref", "policy", "actor"),
+    "teacher": ("teacher", "policy", "actor"),
 }
 """Model -> names of its part of the allocation; the first one present counts."""
 
@@ -119,8 +120,10 @@ def _rule_for(path: str) -> Rule[SkyRLTrainConfig]:
 def _paths() -> tuple[str, ...]:
     """Every path that an allocation may stand for."""
     part = "[{name}]:(attn:d1|ffn:d1)"
-    strings = [f"vllm[rollout]:d1+{kind}[policy]:d1+{kind}[critic]:d1+{kind}[ref]:d1" for kind in ("fsdp", "megatron")]
-    strings.append(f"vllm[rollout]:d1+megatron{part.format(name='policy')}+megatron{part.format(name='ref')}")
+    models = "+".join(f"{{kind}}[{model}]:d1" for model in ROLES)
+    strings = [f"vllm[rollout]:d1+{models.format(kind=kind)}" for kind in ("fsdp", "megatron")]
+    cut = "+".join(f"megatron{part.format(name=model)}" for model in ROLES if model != "critic")
+    strings.append(f"vllm[rollout]:d1+{cut}")
     return tuple(dict.fromkeys(path for text in strings for path in stands_for(read_allocation(text))))
 
 

@@ -1,4 +1,4 @@
-"""The roles of a reinforcement-learning run: policy, critic and reference."""
+"""The roles of a reinforcement-learning run: policy, critic, reference and teacher."""
 
 from __future__ import annotations
 
@@ -16,6 +16,21 @@ def has_critic(run: SkyRLTrainConfig) -> bool:
 def has_reference(run: SkyRLTrainConfig) -> bool:
     """Whether the run has a KL term, and therefore a frozen reference model."""
     return bool(run.trainer.algorithm.use_kl_loss or run.trainer.algorithm.use_kl_in_reward)
+
+
+def has_teacher(run: SkyRLTrainConfig) -> bool:
+    """Whether the run has a teacher, a frozen model that the policy is distilled from."""
+    return bool(run.trainer.teacher.model.path)
+
+
+def gives_advantages(run: SkyRLTrainConfig) -> bool:
+    """Whether a teacher's log-probabilities of the sampled tokens are added to their advantages."""
+    return has_teacher(run) and run.trainer.algorithm.distillation.type == "advantage"
+
+
+def gives_distributions(run: SkyRLTrainConfig) -> bool:
+    """Whether the divergence from a teacher's whole distributions is a part of the policy's loss."""
+    return has_teacher(run) and run.trainer.algorithm.distillation.type == "loss"
 
 
 def _role(name: str, title: str, **facts: Any) -> Role:
@@ -40,8 +55,9 @@ def _updates(run: SkyRLTrainConfig, model: str) -> int:
 POLICY = _role("policy", "policy", sent=True, exported_as="policy")
 CRITIC = _role("critic", "critic", scores=True, exists=has_critic, exists_where="there is a critic")
 REFERENCE = _role("ref", "reference", learns=False, exists=has_reference, exists_where="a KL term is on")
+TEACHER = _role("teacher", "teacher", learns=False, exists=has_teacher, exists_where="there is a teacher")
 
-RL_ROLES = {role.name: role for role in (POLICY, CRITIC, REFERENCE)}
+RL_ROLES = {role.name: role for role in (POLICY, CRITIC, REFERENCE, TEACHER)}
 """Name -> role, in the order in which messages name them."""
 
 

@@ -17,6 +17,7 @@ from skyrl.config.derive.allocation import ALLOCATION_RULES
 from skyrl.config.derive.engine_backends import GROUP_TRANSPORTS, backend_of, engine_dtype
 from skyrl.config.derive.engine_options import given_length
 from skyrl.config.derive.every_kind import EVERY_KIND_RULES
+from skyrl.config.derive.rl_models import gives_advantages
 from skyrl.config.derive.sizes import grid_of, models_of, samples, starts_engines
 from skyrl.config.foundation.reasoning_tasks import TaskRows
 from skyrl.config.settings.data import DataConfig
@@ -59,7 +60,10 @@ def weight_transport_follows_engine_device(run: SkyRLTrainConfig) -> str:
         "trainer.placement.critic_num_gpus_per_node",
         "trainer.placement.ref_num_nodes",
         "trainer.placement.ref_num_gpus_per_node",
+        "trainer.placement.teacher_num_nodes",
+        "trainer.placement.teacher_num_gpus_per_node",
         "trainer.critic.model.path",
+        "trainer.teacher.model.path",
         "trainer.algorithm.use_kl_loss",
         "trainer.algorithm.use_kl_in_reward",
         *_KIND_OF_ENGINE,
@@ -279,11 +283,15 @@ def token_cap_follows_tis_cap(run: SkyRLTrainConfig) -> float:
         "trainer.algorithm.off_policy_correction.outlier_token_is_threshold_high",
         "trainer.algorithm.off_policy_correction.token_mask_is_threshold_low",
         "trainer.algorithm.off_policy_correction.token_mask_is_threshold_high",
+        "trainer.algorithm.distillation.type",
+        "trainer.teacher.model.path",
     ),
 )
-def corrections_need_engine_logprobs(run: SkyRLTrainConfig) -> int | None:
-    """Importance ratios are against the engine's log-probabilities, so it has to return them."""
-    return 1 if asks_for_correction(run.trainer.algorithm.off_policy_correction) else None
+def comparisons_need_engine_logprobs(run: SkyRLTrainConfig) -> int | None:
+    """Importance ratios, and a teacher's advantages, are against the engine's log-probabilities, so it has to return
+    them.
+    """
+    return 1 if asks_for_correction(run.trainer.algorithm.off_policy_correction) or gives_advantages(run) else None
 
 
 @rule(writes="generator.rope_scaling", reads=("trainer.rope_scaling",))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skyrl.config.derive.chosen_facts import estimator_facts, loss_facts
-from skyrl.config.derive.rl_models import POLICY, has_critic, has_reference
+from skyrl.config.derive.rl_models import POLICY, has_critic, has_reference, has_teacher
 from skyrl.config.derive.sizes import scores_old_logprobs
 from skyrl.config.settings.algorithm import AlgorithmConfig
 from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS
@@ -13,6 +13,7 @@ from skyrl.tree.rules import Condition, Effect, condition, effects, fields_in, i
 
 REFERENCE = Condition("a KL term is on", has_reference)
 CRITIC = Condition("there is a critic", has_critic)
+TEACHER = Condition("there is a teacher (trainer.teacher.model.path)", has_teacher)
 
 
 @condition("pi_old is the engine's, or scored by the learner, which has several optimizer steps for a batch")
@@ -99,6 +100,8 @@ def _of_the_tree(effect: Effect) -> Effect:
 
 _OF_THE_TABLE: tuple[Effect, ...] = (
     Effect("kl_ctrl", is_on("use_kl_in_reward")),
+    Effect("distillation.discount", is_one("distillation.type", "advantage")),
+    *effects(is_one("distillation.type", "loss"), *fields_in("distillation", "beta temperature max_divergence")),
     Effect("old_logprobs", _reads_old_logprobs),
     Effect("entropy_loss_coef", is_on("use_entropy_loss")),
     *map(_estimator_field, ("grpo_norm_by_std", "lambd", "whiten_advantages")),
@@ -151,6 +154,7 @@ _OF_THE_TABLE: tuple[Effect, ...] = (
 ALGORITHM_EFFECTS: tuple[Effect, ...] = (
     *effects(REFERENCE, *fields_in("trainer.algorithm", "kl_loss_coef kl_estimator_type")),
     *effects(CRITIC, *fields_in("trainer.algorithm", "value_clip value_head_prefix normalize_values")),
+    Effect("trainer.algorithm.distillation", TEACHER),
     Effect("trainer.algorithm.max_importance_ratio", _compares_with_an_old_policy),
     Effect("trainer.algorithm.gamma", _discounts),
     *effects(_ratio_can_differ_from_1, *fields_in("trainer.algorithm", " ".join(_BOUNDS_IN_TABLES))),

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.derive.model_tables import GRID, Role
-from skyrl.config.derive.rl_models import CRITIC, POLICY, REFERENCE, RL_ROLES, has_critic, has_reference, shares_gpus
+from skyrl.config.derive.rl_models import (
+    CRITIC,
+    POLICY,
+    REFERENCE,
+    RL_ROLES,
+    TEACHER,
+    has_reference,
+    shares_gpus,
+)
 from skyrl.config.derive.sizes import models_of, on_ray
 from skyrl.config.effects.models import effect_where, exists, model_effects
 from skyrl.config.settings.root import SkyRLTrainConfig
@@ -13,10 +21,9 @@ from skyrl.config.settings.strategies import facts_of
 from skyrl.tree.rules import Condition, Effect
 
 _KL = Condition(REFERENCE.exists_where, has_reference)
-_CRITIC = Condition(CRITIC.exists_where, has_critic)
 _DEVICES = Condition("the run is on Ray or the device is cuda", lambda run: on_ray(run) or run.trainer.device == "cuda")
 _NOT_ALL_TOGETHER = Condition(
-    "colocate_all is false and there is a reference or a critic",
+    "colocate_all is false and there is a reference, a critic or a teacher",
     lambda run: not run.trainer.placement.colocate_all and len(models_of(run)) > 1,
 )
 _NOT_ABORT = Condition(
@@ -51,16 +58,17 @@ LEARNER_EFFECTS: tuple[Effect, ...] = (
     effect_where("trainer.placement.gpu_kind", Condition("the device is cuda", POLICY.on_cuda)),
     effect_where(REFERENCE.path, _KL),
     *(
-        effect_where(CRITIC.at(name), _CRITIC)
+        effect_where(model.at(name), *exists(model))
+        for model in (CRITIC, TEACHER)
         for name in (
             "sequence_parallel_size",
             "context_parallel_size",
             "tensor_parallel_size",
             "expert_parallel_size",
-            "use_dropout",
             "model.init_from_scratch",
         )
     ),
+    effect_where(CRITIC.at("use_dropout"), *exists(CRITIC)),
     *(effect for role in RL_ROLES.values() for effect in model_effects(role)),
     *(effect for role in RL_ROLES.values() if role.learns for effect in _optimizer(role)),
     effect_where(
@@ -72,7 +80,7 @@ LEARNER_EFFECTS: tuple[Effect, ...] = (
         ),
     ),
     effect_where("trainer.policy.record_memory", Condition("trainer.profile_steps has a step", _profiles)),
-    *(effect_where(f"{role.placement}{name}", *exists(role)) for role in (REFERENCE, CRITIC) for name in GRID),
+    *(effect_where(f"{role.placement}{name}", *exists(role)) for role in (REFERENCE, CRITIC, TEACHER) for name in GRID),
     effect_where("trainer.placement.colocate_all", _DEVICES),
     effect_where("trainer.placement.colocate_policy_ref", _DEVICES, _NOT_ALL_TOGETHER),
 )

@@ -55,7 +55,7 @@ def _where_it_exists(model: Role, table: str) -> Iterator[Effect]:
 
 def _gradients(model: Role) -> list[Condition]:
     """Conditions of a field about gradients or the optimizer; none for a model that learns."""
-    return [] if model.learns else [never("the model learns, which a reference does not")]
+    return [] if model.learns else [never(f"the model learns, which a {model.title} does not")]
 
 
 # Adapters and optimizers.

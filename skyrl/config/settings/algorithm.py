@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from skyrl.config.foundation.entry import BaseConfig
+from skyrl.config.settings.distillation import DistillationConfig
 from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS
 from skyrl.config.settings.losses import (
     POLICY_LOSSES,
@@ -202,6 +203,9 @@ class AlgorithmConfig(BaseConfig):
 
     zero_variance_filter_tol: float = field(default=1e-6, validator=non_negative)
     """Rewards that differ by no more than this are equal for `zero_variance_filter`."""
+
+    distillation: DistillationConfig = DistillationConfig()
+    """Distillation of the policy from `trainer.teacher`."""
 
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     """Policy for groups whose samples all got the same reward."""

@@ -1,4 +1,4 @@
-"""The three models of a run and how each is sharded and optimized: policy, critic, reference.
+"""The models of a run and how each is sharded and optimized: policy, critic, reference, teacher.
 
 The sharding settings of every strategy stand side by side; `trainer.strategy` says which of them is read.
 """
@@ -317,6 +317,23 @@ class RefConfig(ShardedModelConfig):
     moe_enable_routing_replay: bool = False
     """Route each token to the experts that the engine chose for it, as in the policy; needs a reference with the same
     number of experts in each layer."""
+
+    deepspeed_config: DeepSpeedConfig = DeepSpeedConfig(
+        zero_optimization=ZeroOptimizationConfig(offload_param=OffloadConfig(device="cpu"))
+    )
+    """Sharding under DeepSpeed; its weights rest in CPU memory, since they are read once a step."""
+
+
+@frozen
+class TeacherConfig(ShardedModelConfig):
+    """The frozen model that the policy is distilled from; there is one if its `model.path` is given. See
+    `trainer.algorithm.distillation`.
+    """
+
+    table_path: ClassVar[str] = "trainer.teacher"
+
+    model: ModelConfig = ModelConfig()
+    """Model of the teacher, of any size and architecture; its tokenizer must have the policy's tokens."""
 
     deepspeed_config: DeepSpeedConfig = DeepSpeedConfig(
         zero_optimization=ZeroOptimizationConfig(offload_param=OffloadConfig(device="cpu"))

@@ -58,8 +58,8 @@ class PlacementConfig(ProcessesConfig):
     their own."""
 
     colocate_policy_ref: bool = True
-    """Let policy and reference (and critic) share GPUs without `colocate_all`, so that their counts must agree. False:
-    each has its own."""
+    """Let policy and reference (and critic and teacher) share GPUs without `colocate_all`, so that their counts must
+    agree. False: each has its own."""
 
     policy_num_nodes: int = field(default=1, validator=positive, metadata=FREE)
     """Nodes of the policy."""
@@ -78,6 +78,12 @@ class PlacementConfig(ProcessesConfig):
 
     ref_num_gpus_per_node: int = field(default=1, validator=positive, metadata=FREE)
     """GPUs of the reference on each of its nodes."""
+
+    teacher_num_nodes: int = field(default=1, validator=positive, metadata=FREE)
+    """Nodes of the teacher, if there is one."""
+
+    teacher_num_gpus_per_node: int = field(default=1, validator=positive, metadata=FREE)
+    """GPUs of the teacher on each of its nodes."""
 
     gpu_kind: Literal["H100-80", "H200-141", "A100-40", "A100-80", "L40S"] | None = field(default=None, metadata=FREE)
     """Kind of every GPU of the run, with its memory in gigabytes. `skyrl plan` and the check of a configuration then

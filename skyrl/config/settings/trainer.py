@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from skyrl.config.foundation.intervals import Interval, interval
 from skyrl.config.settings.algorithm import AlgorithmConfig
 from skyrl.config.settings.fully_async import FullyAsyncConfig
-from skyrl.config.settings.learners import CriticConfig, PolicyConfig, RefConfig
+from skyrl.config.settings.learners import CriticConfig, PolicyConfig, RefConfig, TeacherConfig
 from skyrl.config.settings.placement import PlacementConfig
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.trackers import TRACKERS, known_trackers
@@ -37,6 +37,9 @@ class TrainerConfig(RunBasics):
 
     critic: CriticConfig = CriticConfig()
     """The model that predicts returns."""
+
+    teacher: TeacherConfig = TeacherConfig()
+    """The frozen model that the policy is distilled from."""
 
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """Objective, estimator and corrections."""

@@ -16,7 +16,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from skyrl.batch import TrainingBatch
+from skyrl.batch import TEACHER_HIDDEN, RowTensors, TrainingBatch
 from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.shards import TensorSource
 from skyrl.learners.budget import TokenBudget
@@ -70,6 +70,11 @@ class ScorerGroup(Generic[W_co]):
             scored[start : start + len(rows), : rows.shape[1]] = rows
             start += len(rows)
         return scored[: len(batch)]
+
+    async def hidden(self, batch: TrainingBatch) -> RowTensors:
+        """The last hidden states of all rows at their selected tokens; see `ModelWorker.hidden`."""
+        results = self._reported(await self.ranks.deal(ModelWorker.hidden, self._shares(batch)))
+        return RowTensors.of([row for found in results for row in found.rows()][: len(batch)])
 
     def _shares(self, batch: TrainingBatch) -> list[TrainingBatch]:
         """The rows of each rank, which are the rows of its replica."""
@@ -214,6 +219,9 @@ def _with_idle_items(batch: TrainingBatch, count: int, size: int) -> TrainingBat
     if size > 1:  # separate items, which may be in other micro-batches
         first = int(batch.groups.max()) + 1
         present["groups"][rows:] = torch.arange(first, first + count).repeat_interleave(size)
-    return attrs.evolve(
-        batch, extras={name: carried.select(index) for name, carried in batch.extras.items()}, **present
-    )
+    extras = {name: carried.select(index) for name, carried in batch.extras.items()}
+    if TEACHER_HIDDEN in extras:  # nothing is selected in idle rows
+        states = batch.extras[TEACHER_HIDDEN]
+        none = states.counts.new_zeros(len(index) - rows)
+        extras[TEACHER_HIDDEN] = attrs.evolve(states, counts=torch.cat([states.counts, none]))
+    return attrs.evolve(batch, extras=extras, **present)

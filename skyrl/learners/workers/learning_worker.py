@@ -221,6 +221,8 @@ class LearningWorker(ModelWorker):
 
         def loss_of(outputs: Outputs, micro: MicroBatch) -> Tensor:
             loss, parts, numbers = objective(outputs.values, micro.rows, outputs.entropy)
+            if outputs.token_costs is not None:
+                loss = _add_token_costs(loss, parts, outputs.token_costs, micro.rows)
             if self._options.routers is not None:
                 loss = self._add_router_costs(loss, parts, self._options.routers.loads(), micro.rows, measured)
             measured.add(parts | outputs.sums, outputs.numbers | numbers)
@@ -365,3 +367,14 @@ class LearningWorker(ModelWorker):
             f"the {self._title}'s gradient norm is {norm} ({times}; {parts}): the optimizer step was not taken and the "
             f"weights are unchanged. Lower {self._section.path_of('optimizer_config.lr')}{data}."
         )
+
+
+def _add_token_costs(loss: Tensor, parts: dict[str, Tensor], costs: Tensor, rows: TrainingBatch) -> Tensor:
+    """The loss of a micro-batch plus the costs (B, L) of its tokens, each with the token's weight."""
+    assert rows.loss_weights is not None
+    added = (costs * rows.loss_weights).sum()
+    parts["distillation_loss"] = added.detach()
+    loss = loss + added
+    if "final_loss" in parts:
+        parts["final_loss"] = loss.detach()
+    return loss

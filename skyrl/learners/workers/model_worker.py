@@ -1,4 +1,4 @@
-"""One rank of a model that scores batches, the common base of policy, critic and reference."""
+"""One rank of a model that scores batches, the common base of policy, critic, reference and teacher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from skyrl.batch import TrainingBatch
+from skyrl.batch import RowTensors, TrainingBatch
 from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.shards import TensorShard, TensorSource, write_shards
 from skyrl.checkpoint.store import could_not_write, file_of_rank
@@ -24,7 +24,7 @@ from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
 from skyrl.errors import ModelError, NonFiniteError, RunError
 from skyrl.learners.budget import TokenBudget, micro_batches
-from skyrl.learners.forward import ForwardFn, Outputs, probe_forward
+from skyrl.learners.forward import ForwardFn, Outputs, probe_forward, read_hidden
 from skyrl.learners.loss_scale import loss_scale_of
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.rank_metrics import on_the_host
@@ -129,6 +129,23 @@ class ModelWorker:
         for (index, _), values in zip(cut, on_the_host(found), strict=True):
             scored[index, : values.shape[1]] = values
         return scored
+
+    async def hidden(self, batch: TrainingBatch) -> RowTensors:
+        """The last hidden states (n, H) of each row at its n selected tokens, in the type of the computation; no rows
+        on a rank that does not report. Needs a model with a plain head; `batch` is as in `score`.
+        """
+        if batch.micro_batches is None:
+            [batch] = self._budget.plan([batch])
+        cut = list(micro_batches(batch, self._forward_rows))
+        read = partial(read_hidden, options=self._options)
+        found = self.strategy.forward([self._options.prepare(micro) for _, micro in cut], read)
+        if not self.ranks.reports:
+            return RowTensors(values=torch.zeros(0), counts=torch.zeros(0, dtype=torch.int64))
+        rows: dict[int, Tensor] = {}
+        for (index, micro), states in zip(cut, on_the_host(found), strict=True):
+            each = states.split(micro.loss_mask.sum(1).tolist())
+            rows |= zip(index.tolist(), each, strict=True)
+        return RowTensors.of([rows[row] for row in range(len(batch))])
 
     async def offload(self, *, model: bool = True, optimizer: bool = True) -> int:
         """Move weights, optimizer state, or both to host memory. Returns the bytes moved on this rank."""

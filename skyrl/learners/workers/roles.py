@@ -1,4 +1,5 @@
-"""The roles: a policy and a critic that learn, and a reference that only scores. One object is one rank of one role.
+"""The roles: a policy and a critic that learn, and a reference and a teacher that only score. One object is one rank of
+one role.
 
 Each worker is built from its own configuration and does not know how batches were generated. The strategies, such as
 `fsdp2.py` and `zero/strategy.py`, spread the model; `group.py` lets a driver call all ranks of a role as one learner.
@@ -19,6 +20,7 @@ from skyrl.config.settings.learners import LearnerConfig, ShardedModelConfig
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.supervised_root import SCORE
+from skyrl.learners.distillation import TeacherHead, no_plain_head, stored_output_matrix
 from skyrl.learners.forward import ForwardFn, compute_logprobs, read_values
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import ALONE, Ranks
@@ -34,6 +36,7 @@ from skyrl.models.files.stored_adapter import merge_adapters
 from skyrl.models.files.stored_weights import StoredWeights
 from skyrl.models.fused_layers import fuse_layers
 from skyrl.models.lora import with_adapter
+from skyrl.models.output_head import output_layer
 from skyrl.models.value_head import ValueModel
 from skyrl.tree import required
 
@@ -45,6 +48,19 @@ class RefWorker(ModelWorker):
         """Loads `trainer.ref.model`; its adapter, if it has one, is merged into its weights."""
         source, read = causal_lm(trainer, trainer.ref), _log_probabilities(trainer)
         super().__init__(trainer, trainer.ref, source, read, ranks, role="ref", mover=mover)
+
+
+class TeacherWorker(ModelWorker):
+    """A model that does not learn and that the policy is distilled from: its scores are log-probabilities of the
+    policy's tokens, its hidden states stand for its whole distributions.
+    """
+
+    def __init__(self, trainer: TrainerConfig, *, ranks: Ranks = ALONE, mover: DeviceMover | None = None) -> None:
+        """Loads `trainer.teacher.model`; its adapter, if it has one, is merged into its weights."""
+        source, read = causal_lm(trainer, trainer.teacher), _log_probabilities(trainer)
+        super().__init__(trainer, trainer.teacher, source, read, ranks, role="teacher", mover=mover)
+        if trainer.algorithm.distillation.type == "loss" and not self._options.plain_head:
+            raise no_plain_head("the teacher")
 
 
 class PolicyWorker(LearningWorker):
@@ -62,11 +78,20 @@ class PolicyWorker(LearningWorker):
     ) -> None:
         """Loads `trainer.policy.model`. See `LearningWorker` for the arguments."""
         policy, updates = trainer.policy, _updates(trainer, trainer.policy_mini_batch_size)
-        read = _log_probabilities(trainer, compile_it=_compiles_logits(trainer, policy))
+        distills = trainer.teacher.model.path and trainer.algorithm.distillation.type == "loss"
+        self._teacher = _teacher_head(trainer) if distills else None
+        read = _log_probabilities(trainer, compile_it=_compiles_logits(trainer, policy), teacher=self._teacher)
         source = causal_lm(trainer, policy)
         super().__init__(trainer, policy, source, read, num_training_steps, updates, ranks=ranks, mover=mover)
+        if distills and not self._options.plain_head:
+            raise no_plain_head("the policy")
         if compiles_layers(trainer, policy):
             compile_layers(self.model)  # after the passes that probe it, in another type
+
+    async def offload(self, *, model: bool = True, optimizer: bool = True) -> int:
+        if model and self._teacher is not None:
+            self._teacher.leave_the_device()
+        return await super().offload(model=model, optimizer=optimizer)
 
 
 class SFTWorker(LearningWorker):
@@ -208,7 +233,25 @@ def _compiles_logits(run: RunBasics, section: ShardedModelConfig) -> bool:
     return section.use_torch_compile and run.device != "cuda"
 
 
-def _log_probabilities(trainer: TrainerConfig, *, compile_it: bool = False) -> ForwardFn:
+def _teacher_head(trainer: TrainerConfig) -> TeacherHead:
+    """The output matrix of `trainer.teacher`, in the type of the computation; of a model that is stored whole, nothing
+    else is read.
+    """
+    section, table = trainer.teacher, trainer.table_path
+    path = required(section.model.path, section.path_of("model.path"))
+    if section.model.init_from_scratch or section.model.lora.rank:
+        matrix = output_layer(causal_lm(trainer, section).load(torch.device("cpu"))).weight.detach()
+    else:
+        attention: str = required(trainer.attention, trainer.path_of("attention"))
+        meta_model = causal_lm_skeleton(path, attention=attention, overrides=learner_overrides(trainer, section))
+        matrix = stored_output_matrix(meta_model, StoredWeights(path, table))
+    dtype: str = required(trainer.compute_dtype, trainer.path_of("compute_dtype"))
+    return TeacherHead(matrix.to(getattr(torch, dtype)), trainer.algorithm.distillation)
+
+
+def _log_probabilities(
+    trainer: TrainerConfig, *, compile_it: bool = False, teacher: TeacherHead | None = None
+) -> ForwardFn:
     algorithm = trainer.algorithm
     return partial(
         compute_logprobs,
@@ -216,4 +259,5 @@ def _log_probabilities(trainer: TrainerConfig, *, compile_it: bool = False) -> F
         entropy_gradient=algorithm.use_entropy_loss,
         compile_it=compile_it,
         float32_head=trainer.fp32_lm_head,
+        teacher=teacher,
     )

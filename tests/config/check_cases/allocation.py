@@ -20,7 +20,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "allocation_has_engines_and_learners": [({PATH: "vllm:d4"}, PATH), ({PATH: "fsdp:d4"}, PATH)],
     "allocation_places_every_model": [
         ({PATH: "vllm:d4+fsdp[critic]:d4"}, PATH),
-        ({PATH: "vllm[rollout]:d4+fsdp[actor]:d4|fsdp[teacher]:d4"}, PATH),
+        ({PATH: "vllm[rollout]:d4+fsdp[actor]:d4|fsdp[judge]:d4"}, PATH),
     ],
     "allocation_degrees_are_supported": [
         ({PATH: "vllm:d4+fsdp:d2p2"}, PATH),

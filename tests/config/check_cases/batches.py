@@ -66,7 +66,10 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         # 1,280 samples go to 4 groups of 3 ranks that share sequences, but not to 12 ranks
         (gpus(12, "policy"), "trainer.policy_mini_batch_size"),
     ],
-    "reference_shares_are_equal": [(gpus(3, "ref"), "trainer.train_batch_size")],
+    "scoring_shares_are_equal": [
+        (gpus(3, "ref"), "trainer.train_batch_size"),
+        ({**gpus(3, "teacher"), "trainer.teacher.model.path": "teacher"}, "trainer.train_batch_size"),
+    ],
     "mini_batch_units_agree": [
         ({f"trainer.{role}_mini_batch_size_in_samples": 5}, f"trainer.{role}_mini_batch_size_in_samples")
         for role in ("policy", "critic")
@@ -92,7 +95,7 @@ SILENT: dict[str, dict[str, Any]] = {
         "trainer.policy.sequence_parallel_size": 3,  # 1,280 samples go to 4 groups
         **gpus(3, "critic"),  # there is none
     },
-    "reference_shares_are_equal": {**gpus(6, "ref"), "trainer.ref.sequence_parallel_size": 3},
+    "scoring_shares_are_equal": {**gpus(6, "ref"), "trainer.ref.sequence_parallel_size": 3},
     "mini_batch_units_agree": {
         "trainer.policy_mini_batch_size": 256,
         "generator.n_samples_per_prompt": 4,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from skyrl.config.checks.models import WITHOUT_FIELDS
-from tests.config.check_cases.settings import CRITIC, LORA
+from tests.config.check_cases.settings import CRITIC, LORA, MEGATRON
 
 REENTRANT = "trainer.gradient_checkpointing_use_reentrant"
 
@@ -17,6 +17,8 @@ ONE_UPDATE = {
     "trainer.critic_mini_batch_size": 64,
 }
 SCRATCH = "trainer.policy.model.init_from_scratch"
+TEACHER = {"trainer.teacher.model.path": "teacher"}
+DISTILLATION_TYPE = "trainer.algorithm.distillation.type"
 WIDER = {"trainer.policy.model_config_kwargs": {"max_position_embeddings": 4096}}
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
@@ -36,6 +38,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         (WIDER, "trainer.ref.model_config_kwargs"),
         ({SCRATCH: True}, "trainer.ref.model.init_from_scratch"),
     ],
+    "whole_distributions_exclude_megatron": [({**TEACHER, **MEGATRON, DISTILLATION_TYPE: "loss"}, DISTILLATION_TYPE)],
     "reference_has_policys_initial_adapter": [
         ({**LORA, "trainer.policy.model.lora.path": "stored"}, "trainer.ref.model.lora.path"),
     ],
@@ -82,6 +85,7 @@ SILENT: dict[str, dict[str, Any]] = {
         CRITIC_DROPOUT: True,
         "trainer.algorithm.value_clip": None,
     },
+    "whole_distributions_exclude_megatron": {**TEACHER, **MEGATRON},
     "reference_matches_policy_model": {**WIDER, "trainer.ref.model.path": "another"},
     "schedules_are_consistent": {"trainer.policy.optimizer_config.scheduler": "inverse_sqrt"},
     "determinism_is_tested_on_cpu": {"trainer.deterministic": True},

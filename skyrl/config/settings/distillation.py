@@ -1,0 +1,41 @@
+"""Distillation of the policy from a teacher, beside rewards or alone."""
+
+from typing import Literal
+
+from skyrl.config.foundation.entry import BaseConfig
+from skyrl.tree import field, frozen
+from skyrl.tree.validators import fraction, non_negative, positive
+
+
+@frozen
+class DistillationConfig(BaseConfig):
+    """Learning from the next-token distributions of `trainer.teacher` on the policy's own samples (on-policy
+    distillation, arXiv:2306.13649); read if there is a teacher.
+    """
+
+    type: Literal["advantage", "loss"] = "advantage"
+    """advantage: log nu - log pi of each sampled token, nu the teacher's and pi the sampler's probability, is added to
+    its advantage, which minimizes the reverse KL divergence by the policy gradient; loss: the divergence of the whole
+    distributions is added to the loss, weighed over tokens as the policy loss is. It has less variance and costs about
+    one more output layer in memory and time."""
+
+    coef: float = field(default=1.0, validator=positive)
+    """Weight of the teacher: factor of log nu - log pi, or of the divergence."""
+
+    task_coef: float = field(default=1.0, validator=non_negative)
+    """Factor of the advantages that come from rewards. 0: the policy learns from the teacher alone."""
+
+    discount: float = field(default=0.0, validator=fraction)
+    """With type advantage: a token is also credited with log nu - log pi of each later token of its row, times this for
+    each token in between (MiniLLM, arXiv:2306.08543). 0: with its own alone."""
+
+    beta: float = field(default=1.0, validator=fraction)
+    """With type loss: which divergence. 1: reverse KL(pi || nu); 0: forward KL(nu || pi); between: the generalised
+    Jensen-Shannon divergence beta KL(nu || m) + (1 - beta) KL(pi || m), with m = (1 - beta) pi + beta nu."""
+
+    temperature: float = field(default=1.0, validator=positive)
+    """With type loss: softmax temperature of both distributions."""
+
+    max_divergence: float | None = field(default=None, validator=positive)
+    """With type loss: bound of the divergence of a token, in nats, from which on the token has no gradient; the metric
+    `policy/teacher_divergence_clamped` is the share of such tokens. None: no bound."""

@@ -1,0 +1,178 @@
+"""A policy beside a teacher: what the teacher's ranks return, and what the divergence from it adds to an update."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from skyrl.batch import TEACHER_HIDDEN, RowTensors, TrainingBatch
+from skyrl.config import DistillationConfig, ModelConfig, TeacherConfig, TrainerConfig
+from skyrl.errors import ModelError
+from skyrl.learners.rank_metrics import Metrics
+from skyrl.learners.workers import roles
+from skyrl.learners.workers.group import ScorerGroup, deal
+from skyrl.learners.workers.roles import TeacherWorker
+from skyrl.planning.replicas import replicas
+from skyrl.training.objective import policy_objective
+from tests.learners.rows import batch
+from tests.learners.spreading import (
+    CUTTING,
+    SHARING,
+    Spread,
+    assert_same_numbers,
+    assert_same_weights,
+    changed,
+    weights_of,
+)
+from tests.learners.updating import LearnerGroup, PolicyWorker
+
+ROWS = 7  # of which two ranks have four each, one of them idle
+
+
+@pytest.fixture(scope="module")
+def taught(small: TrainerConfig, nano: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainerConfig:
+    """With a teacher of another width, whose head is not tied and has five rows more."""
+    folder, config = tmp_path_factory.mktemp("teacher"), AutoConfig.from_pretrained(nano / "model")
+    config.update({"hidden_size": 48, "vocab_size": config.vocab_size + 5, "tie_word_embeddings": False})
+    torch.manual_seed(5)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    settings = DistillationConfig(type="loss", beta=0.3, coef=0.5, temperature=2.0)
+    return attrs.evolve(
+        small,
+        teacher=TeacherConfig(model=ModelConfig(path=str(folder))),
+        algorithm=attrs.evolve(small.algorithm, use_kl_loss=False, distillation=settings),
+    )
+
+
+def logits_of(path: str | None, rows: TrainingBatch) -> Tensor:
+    """(N, V): logits of a stored model at the selected tokens, each row alone."""
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    found = []
+    with torch.no_grad():
+        for ids, length, mask in zip(rows.input_ids, rows.lengths.tolist(), rows.loss_mask, strict=True):
+            found.append(model(ids[None, :length]).logits[0][mask.nonzero().squeeze(1) - 1])
+    return torch.cat(found)
+
+
+async def with_states(trainer: TrainerConfig) -> TrainingBatch:
+    rows = batch(ROWS)
+    return rows.carrying(**{TEACHER_HIDDEN: await TeacherWorker(trainer).hidden(rows)})
+
+
+async def test_hidden_states_and_the_output_matrix_give_the_teachers_distributions(taught: TrainerConfig) -> None:
+    rows, path = batch(ROWS), taught.teacher.model.path
+    states = await TeacherWorker(taught).hidden(rows)
+    assert states.counts.tolist() == rows.loss_mask.sum(1).tolist()
+    head = roles._teacher_head(taught)
+    wanted = logits_of(path, rows)
+    assert wanted.shape[1] == len(head._matrix)
+    torch.testing.assert_close(states.values @ head._matrix.T, wanted, atol=1e-5, rtol=1e-5)
+    logs = torch.log_softmax(wanted, -1).gather(1, rows.pick(rows.input_ids)[:, None]).squeeze(1)
+    torch.testing.assert_close(rows.pick(await TeacherWorker(taught).score(rows)), logs, atol=1e-5, rtol=1e-5)
+
+
+async def test_a_tied_output_matrix_is_read_under_the_name_of_the_embeddings(taught: TrainerConfig) -> None:
+    tied = changed(taught, {"teacher.model.path": taught.policy.model.path})
+    head = roles._teacher_head(tied)
+    states = await TeacherWorker(tied).hidden(batch(ROWS))
+    logits = logits_of(taught.policy.model.path, batch(ROWS))
+    torch.testing.assert_close(states.values @ head._matrix.T, logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [2])
+async def test_hidden_states_are_alike_on_any_number_of_ranks(
+    ranks: int, taught: TrainerConfig, spread: Spread
+) -> None:
+    group = spread.start(partial(TeacherWorker, taught), ranks, taught.strategy, replicas(ranks))
+    many = await ScorerGroup[TeacherWorker](group).hidden(batch(ROWS))
+    one = await TeacherWorker(taught).hidden(batch(ROWS))
+    assert many.counts.tolist() == one.counts.tolist()
+    torch.testing.assert_close(many.values, one.values, atol=1e-5, rtol=1e-5)
+
+
+def dense(student: Tensor, teacher: Tensor, settings: DistillationConfig) -> Tensor:
+    """(N,): the generalised Jensen-Shannon divergence over the tokens that both have."""
+    p, q = (
+        torch.softmax(each[:, : student.shape[1]].double() / settings.temperature, -1) for each in (student, teacher)
+    )
+    m = (1 - settings.beta) * p + settings.beta * q
+    to_teacher, to_student = ((each * (each / m).log()).sum(-1) for each in (q, p))
+    return settings.beta * to_teacher + (1 - settings.beta) * to_student
+
+
+async def test_the_loss_of_a_batch_has_the_divergence_of_its_distributions(taught: TrainerConfig) -> None:
+    rows, settings = batch(ROWS), taught.algorithm.distillation
+    student, teacher = (logits_of(model.path, rows) for model in (taught.policy.model, taught.teacher.model))
+    wanted = dense(student, teacher, settings).float()
+    bound = float(wanted.mean())
+    bounded = changed(taught, {"algorithm.distillation.max_divergence": bound})
+    for trainer, costs in ((taught, wanted), (bounded, wanted.clamp(max=bound))):
+        learner = PolicyWorker(trainer, policy_objective(trainer.algorithm, has_teacher=True))
+        said = await learner.update(await with_states(trainer))
+        assert said["teacher_divergence"] == pytest.approx(wanted.mean().item(), abs=1e-5)
+        assert said["distillation_loss"] == pytest.approx(0.5 * costs.mean().item(), abs=1e-5)
+        assert said["final_loss"] == pytest.approx(said["policy_loss"] + said["distillation_loss"], abs=1e-5)
+    assert said["teacher_divergence_clamped"] == pytest.approx((wanted > bound).float().mean().item())
+
+
+async def test_a_teacher_that_is_the_policy_changes_nothing(taught: TrainerConfig) -> None:
+    own = changed(taught, {"teacher.model.path": taught.policy.model.path, "algorithm.distillation.beta": 1.0})
+    rows = attrs.evolve(await with_states(own), advantages=torch.zeros_like(batch(ROWS).rollout_logprobs))
+    said = await PolicyWorker(own, policy_objective(own.algorithm, has_teacher=True)).update(rows)
+    assert abs(said["teacher_divergence"]) < 1e-6 and said["grad_norm"] < 1e-5
+
+
+async def trained(learner: Any, rows: TrainingBatch) -> tuple[list[Metrics], dict[str, Tensor]]:
+    """Metrics of three updates, and the weights after them."""
+    metrics = [await learner.update(rows) for _ in range(3)]
+    return metrics, await weights_of(learner)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks"),
+    [
+        ({"use_sample_packing": False}, 1),
+        ({"micro_train_batch_size_per_gpu": 1}, 1),
+        ({}, 2),
+        pytest.param({SHARING: 2}, 2, marks=pytest.mark.long),
+        ({CUTTING: 2}, 2),
+    ],
+)
+async def test_updates_are_alike_packed_or_padded_and_on_any_number_of_ranks(
+    changes: dict[str, Any], ranks: int, taught: TrainerConfig, spread: Spread
+) -> None:
+    rows, objective = await with_states(taught), policy_objective(taught.algorithm, has_teacher=True)
+    wanted, weights = await trained(PolicyWorker(taught, objective), rows)
+    trainer = changed(taught, changes)
+    together = replicas(ranks, inner=trainer.policy.sequence_parallel_size * trainer.policy.tensor_parallel_size)
+    group = spread.start(partial(PolicyWorker, trainer, objective), ranks, trainer.strategy, together)
+    found, others = await trained(LearnerGroup(group, objective, replicas=together), rows)
+    for one, other in zip(wanted, found, strict=True):
+        assert_same_numbers(one, other)
+    assert_same_weights(weights, others)
+    assert found[-1]["teacher_divergence"] < found[0]["teacher_divergence"]
+
+
+async def test_models_that_cap_their_logits_are_refused(taught: TrainerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyrl.learners.forward.has_plain_head", lambda model, device: False)
+    with pytest.raises(ModelError, match=r"the logits of the teacher are not the product .*: set it to advantage"):
+        TeacherWorker(taught)
+    with pytest.raises(ModelError, match="the logits of the policy are not the product"):
+        PolicyWorker(taught, policy_objective(taught.algorithm))
+    await TeacherWorker(changed(taught, {"algorithm.distillation.type": "advantage"})).score(batch(2))
+
+
+def test_idle_rows_carry_no_states_of_a_teacher() -> None:
+    rows = batch(3)
+    states = RowTensors.of([torch.ones(count, 2) for count in rows.loss_mask.sum(1).tolist()])
+    shares = deal(rows.carrying(**{TEACHER_HIDDEN: states}), 2)
+    for share in shares:
+        assert share.extras[TEACHER_HIDDEN].counts.tolist() == share.loss_mask.sum(1).tolist()
+    assert shares[1].loss_mask[1].sum() == 0

@@ -1,0 +1,89 @@
+"""What a teacher adds to a step: advantages of the sampled tokens, or hidden states that rows carry to the learner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from skyrl.batch import TEACHER_HIDDEN, RowTensors, TrainingBatch
+from skyrl.config import AlgorithmConfig, DistillationConfig, ModelConfig, TeacherConfig, TrainerConfig
+from skyrl.errors import RunError
+from skyrl.training.advantage import WithTeacher, advantages_of
+from skyrl.training.objective import policy_objective
+from skyrl.training.teacher import TeacherOfDistributions, TeacherOfTokens, describe_teacher
+from tests.training.batches import batch_of
+
+NU = torch.tensor([[9.0, -0.4, -1.8], [9.0, -0.5, -0.5]])
+GAINS = torch.tensor([[0.0, 0.4, -1.0], [0.0, 0.0, 0.5]])
+"""log nu - log pi, with the engine's log pi."""
+
+
+def of_rewards(batch: TrainingBatch) -> Tensor:
+    return torch.tensor([[0.0, 2.0, 2.0], [0.0, -2.0, -2.0]])
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        (DistillationConfig(), of_rewards(batch_of()) + GAINS),
+        (DistillationConfig(coef=2.0, task_coef=0.0), 2 * GAINS),
+        (
+            DistillationConfig(task_coef=0.0, discount=0.5),
+            torch.tensor([[0.0, 0.4 - 0.5, -1.0], [0.0, 0.25, 0.5]]),
+        ),
+        (DistillationConfig(type="loss", task_coef=0.5), 0.5 * of_rewards(batch_of())),
+    ],
+)
+def test_a_teachers_gains_are_added_to_the_advantages_of_rewards(settings: DistillationConfig, wanted: Tensor) -> None:
+    estimate = WithTeacher(estimate=of_rewards, settings=settings)
+    torch.testing.assert_close(estimate(batch_of().given(teacher_logprobs=NU)), wanted)
+
+
+def test_the_learners_own_scores_stand_for_the_sampler_where_there_are_any() -> None:
+    alone = WithTeacher(estimate=of_rewards, settings=DistillationConfig(task_coef=0.0))
+    scored = batch_of().given(teacher_logprobs=NU, old_logprobs=NU - 1.0)
+    torch.testing.assert_close(alone(scored), batch_of().loss_mask.float())
+    assert describe_teacher(scored) == {"loss/teacher_kl": pytest.approx(-1.0)}
+    engines = batch_of().given(teacher_logprobs=NU)
+    assert describe_teacher(engines) == {"loss/teacher_kl": pytest.approx(0.1 / 4)}
+    assert describe_teacher(batch_of()) == {}
+
+
+def test_samples_without_log_probabilities_are_refused_in_words() -> None:
+    estimate = WithTeacher(estimate=of_rewards, settings=DistillationConfig())
+    with pytest.raises(RunError, match=r"which these samples lack: sample them with .*logprobs = 1"):
+        estimate(batch_of().given(teacher_logprobs=NU, rollout_logprobs=None))
+
+
+def test_only_a_run_with_a_teacher_changes_its_advantages() -> None:
+    taught = TrainerConfig(teacher=TeacherConfig(model=ModelConfig(path="big")))
+    assert isinstance(advantages_of(taught), WithTeacher)
+    assert not isinstance(advantages_of(TrainerConfig()), WithTeacher)
+
+
+def test_rows_without_an_advantage_are_learned_where_the_divergence_is_a_part_of_the_loss() -> None:
+    silent = evolve(batch_of(), advantages=torch.tensor([[0.0, 0.0, 0.0], [0.0, -1.0, -1.0]]))
+    algorithm = AlgorithmConfig(use_kl_loss=False, distillation=DistillationConfig(type="loss"))
+    assert len(policy_objective(algorithm).weigh(silent)) == 1
+    assert len(policy_objective(algorithm, has_teacher=True).weigh(silent)) == 2
+    of_tokens = evolve(algorithm, distillation=DistillationConfig())
+    assert len(policy_objective(of_tokens, has_teacher=True).weigh(silent)) == 1
+
+
+async def test_a_teacher_gives_scores_or_hidden_states_of_the_batch() -> None:
+    states = RowTensors.of([torch.ones(2, 5), torch.zeros(2, 5)])
+
+    async def answer(batch: TrainingBatch) -> Any:
+        assert len(batch) == 2
+        return states
+
+    async def score(batch: TrainingBatch) -> Tensor:
+        return NU
+
+    assert (await TeacherOfTokens(score)(batch_of())).teacher_logprobs is NU
+    carried = (await TeacherOfDistributions(answer)(batch_of())).extras[TEACHER_HIDDEN]
+    assert carried is states
