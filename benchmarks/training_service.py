@@ -313,6 +313,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         bank = bank_on(stored_model(folder / "3M"))
+        asyncio.run(journal(bank, folder / "warm", 2, 1))
         costs = {
             label: asyncio.run(journal(bank, folder / label, rows, given.steps))
             for label, rows in (("short", 1), ("full", 8))

@@ -56,7 +56,7 @@ def main() -> None:
                     data.append(datum(prompt, list(answer.tokens), list(answer.logprobs or []), float(advantage)))
         if data:
             learned = training.forward_backward(data, "importance_sampling")
-            stepped = training.optim_step(types.AdamParams(learning_rate=2e-3, grad_clip_norm=1.0))
+            stepped = training.optim_step(types.AdamParams(learning_rate=1e-3, grad_clip_norm=1.0))
             learned.result(), stepped.result()
         print(f"step {step + 1}: reward {np.mean(means):.2f}, {len(data)} answers with an advantage", flush=True)
     print(training.save_state("trained").result().path)
