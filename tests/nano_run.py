@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -52,10 +52,10 @@ def config(nano: Path, out: Path, **changes: Any) -> SkyRLTrainConfig:
     return compose([], overrides(nano, out, **changes)).config
 
 
-def train(nano: Path, out: Path, *, draws_curve: bool = False, **changes: Any) -> BasePPOExp:
+def train(nano: Path, out: Path, **changes: Any) -> BasePPOExp:
     """The same, trained to the end in this process."""
     experiment = BasePPOExp(config(nano, out, **changes))
-    with nullcontext() if draws_curve else without_curve():
+    with without_curve():
         experiment.run()
     return experiment
 

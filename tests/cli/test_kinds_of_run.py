@@ -70,6 +70,7 @@ NOT_SAMPLED = "{run} is a run of kind = {kind}, which samples nothing"
 NOT_REHEARSED = "kind = {kind}: only reinforcement-learning runs can be rehearsed"
 SCORES = Refused("{run} is a run of kind = reward_model, which scores chats: use skyrl serve-reward")
 CONFIGURED = Refused("also give a configuration")
+VALID, LAUNCHED = "The configuration is valid", "launches/{name}/run.toml"
 PROMPTED = Refused("also give prompts, with --prompts FILE")
 TRUST = Refused("if you trust it, pass --trust, or name it in this command, too: environment.env_class=")
 ON_TORCH = "generator.inference_engine.backend=torch trainer.device=cpu generator.sampling_params.max_generate_length=5"
@@ -80,7 +81,7 @@ QUICK = (
     alike("config show {file}", '"kind": "{kind}"'),
     alike("config show {file} --sparse --format toml", "{last}"),
     alike("config check {file}", "The configuration is valid"),
-    Row("config check {run}", TRUST, *["The configuration is valid"] * 3),
+    Row("config check {run}", TRUST, VALID, VALID, VALID),
     alike("config explain {lr} {file}", "run.toml"),
     alike("config diff {file} {other}", "{lr}", 1),
     alike("config diff {file} {run}", ""),
@@ -95,7 +96,7 @@ QUICK = (
     sampling("simulate {file}", Refused("--answer-seconds is missing"), "kind = {kind}: nothing is sampled"),
     sampling("rehearse {file}", None, NOT_REHEARSED),
     alike("launch local {file} --dry-run", "run {here}/launches/{name}/run.toml"),
-    Row("launch local {run} --dry-run", TRUST, *["launches/{name}/run.toml"] * 3),
+    Row("launch local {run} --dry-run", TRUST, LAUNCHED, LAUNCHED, LAUNCHED),
     alike("launch slurm {file} --dry-run", "#SBATCH --job-name={name}"),
     alike("launch ray {file} --dry-run", "run {here}/launches/{name}/run.toml"),
     alike("sweep sweep.toml --dry-run", "{lr}=0.01"),

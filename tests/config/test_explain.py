@@ -19,6 +19,7 @@ from skyrl.tree import get_at
 from skyrl.tree.classes import table_paths
 from skyrl.tree.rules import paths_read
 from tests.config.leaves import LEAVES
+from tests.long_cases import long_except
 
 
 def explained(path: str, *overrides: str, files: Any = ()) -> Explanation:
@@ -99,7 +100,7 @@ def test_a_field_says_when_it_acts() -> None:
     assert explained("trainer.algorithm.kl_loss_coef").acts
 
 
-@pytest.mark.parametrize("backend", ["http", "torch", "vllm"])
+@pytest.mark.parametrize("backend", long_except(["http", "torch", "vllm"], "vllm"))
 def test_an_explanation_and_the_warning_of_idle_fields_agree(backend: str) -> None:
     loaded = load((), [f"generator.inference_engine.backend={backend}"])
     run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)

@@ -38,10 +38,16 @@ def proposed(model: str, gpus: int, changes: Mapping[str, Any] = NOTHING) -> tup
     return run, proposals(run, gpus, local_shape)
 
 
+CLUSTERS = [
+    *((model, gpus) for model in ("Qwen/Qwen3-30B-A3B", "meta-llama/Llama-3.1-70B") for gpus in (8, 16, 64)),
+    *(("Qwen/Qwen2.5-7B", gpus) for gpus in (1, 8, 16, 64)),
+]
+BY_DEFAULT = [("Qwen/Qwen3-30B-A3B", 16), ("meta-llama/Llama-3.1-70B", 64), ("Qwen/Qwen2.5-7B", 1)]
+
+
 @pytest.mark.parametrize(
     ("model", "gpus"),
-    [(model, gpus) for model in ("Qwen/Qwen3-30B-A3B", "meta-llama/Llama-3.1-70B") for gpus in (8, 16, 64)]
-    + [("Qwen/Qwen2.5-7B", gpus) for gpus in (1, 8, 16, 64)],
+    [case if case in BY_DEFAULT else pytest.param(*case, marks=pytest.mark.long) for case in CLUSTERS],
 )
 def test_the_fastest_layout_passes_the_check_and_fits(model: str, gpus: int) -> None:
     _, [fastest, *_] = proposed(model, gpus)

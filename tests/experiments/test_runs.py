@@ -40,7 +40,8 @@ def assert_same_weights(one: Path, other: Path) -> None:
 
 
 def test_a_run_leaves_its_configuration_metrics_samples_curve_and_model(nano: Path, tmp_path: Path) -> None:
-    experiment = train(nano, tmp_path, draws_curve=True)
+    experiment = BasePPOExp(config(nano, tmp_path))
+    experiment.run()
     folder = tmp_path / "run"
     stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert cattrs.structure(stored["config"], SkyRLTrainConfig) == experiment.cfg
