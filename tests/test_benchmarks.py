@@ -39,6 +39,7 @@ SHORTEST: Mapping[str, str] = {
     "sandboxes": "--calls 2",
     "staleness": "--steps 1 --staleness 1 --losses regular",
     "training_layouts": "tiny",
+    "training_service": "--clients 4 --seconds 1 --steps 2",
     "view": "--trajectories 200 --tokens 5",
     "weight_transfer": "--models 3M --engines 1 --rounds 1",
 }

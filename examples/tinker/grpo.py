@@ -1,12 +1,13 @@
-"""GRPO in plain Python against the training service: the loop is here, the model is in `skyrl serve-training`."""
+"""GRPO in plain Python against the training service: the loop is here, the model is in `skyrl serve-training`.
+
+The small model of the quick start sorts letters, mostly the wrong way round; here it learns the right one.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import re
-from pathlib import Path
+import random
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,13 @@ from transformers import AutoTokenizer
 KEY = os.environ.get("TINKER_API_KEY", "tml-local")
 """Token of the client; a service without tokens takes any that begins with tml-."""
 
-SUMS = Path("runs/smollm2-base")
-"""Folder of the rows, made by examples/smollm2/prepare.py."""
-
 
 def main() -> None:
     """Train, and print the mean reward of each step."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8010", help="address that the service printed")
-    parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--prompts", type=int, default=8, help="prompts in a step")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--prompts", type=int, default=16, help="prompts in a step")
     parser.add_argument("--samples", type=int, default=8, help="answers to each prompt")
     given = parser.parse_args()
 
@@ -36,38 +34,38 @@ def main() -> None:
     assert base is not None
     training = service.create_lora_training_client(base_model=base, rank=16, seed=1).result()
     tokenizer = AutoTokenizer.from_pretrained(base)
-    rows = [json.loads(line) for line in (SUMS / "train.jsonl").read_text().splitlines()]
-    drawn = np.random.default_rng(1)
+    letters = random.Random(1)
 
     for step in range(given.steps):
         sampler = training.save_weights_and_get_sampling_client().result()
-        asked = [rows[int(index)] for index in drawn.choice(len(rows), given.prompts, replace=False)]
-        prompts = [tokens_of(tokenizer, row["prompt"]) for row in asked]
-        limits = types.SamplingParams(max_tokens=32, stop=[tokenizer.eos_token_id], seed=step)
+        words = ["".join(letters.choices("abcdefgh", k=letters.randint(3, 7))) for _ in range(given.prompts)]
+        prompts = [tokens_of(tokenizer, f"sort: {word}") for word in words]
+        limits = types.SamplingParams(max_tokens=12, stop=[tokenizer.eos_token_id], seed=step)
         futures = [
             sampler.sample(types.ModelInput.from_ints(prompt), given.samples, sampling_params=limits)
             for prompt in prompts
         ]
         data, means = [], []
-        for row, prompt, future in zip(asked, prompts, futures, strict=True):
+        for word, prompt, future in zip(words, prompts, futures, strict=True):
             answers = future.result().sequences
-            texts = [str(tokenizer.decode(answer.tokens)) for answer in answers]
-            rewards = np.array([last_number_is(row["reward_spec"]["ground_truth"], text) for text in texts])
+            texts = [str(tokenizer.decode(answer.tokens, skip_special_tokens=True)) for answer in answers]
+            rewards = np.array([float(text == "".join(sorted(word))) for text in texts])
             means.append(rewards.mean())
             for answer, advantage in zip(answers, rewards - rewards.mean(), strict=True):
                 if advantage:
                     data.append(datum(prompt, list(answer.tokens), list(answer.logprobs or []), float(advantage)))
         if data:
             learned = training.forward_backward(data, "importance_sampling")
-            stepped = training.optim_step(types.AdamParams(learning_rate=3e-4, grad_clip_norm=1.0))
+            stepped = training.optim_step(types.AdamParams(learning_rate=1e-3, grad_clip_norm=1.0))
             learned.result(), stepped.result()
         print(f"step {step + 1}: reward {np.mean(means):.2f}, {len(data)} answers with an advantage", flush=True)
     print(training.save_state("trained").result().path)
 
 
-def tokens_of(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+def tokens_of(tokenizer: Any, question: str) -> list[int]:
     """The chat up to where the answer begins."""
-    tokens: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    chat = [{"role": "user", "content": question}]
+    tokens: list[int] = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     return tokens
 
 
@@ -88,12 +86,6 @@ def datum(prompt: list[int], answer: list[int], logprobs: list[float], advantage
 def numbers(values: list[float]) -> types.TensorData:
     """A number for each position."""
     return types.TensorData.from_numpy(np.array(values, dtype=np.float32))
-
-
-def last_number_is(wanted: str, text: str) -> float:
-    """1 if the last number of the answer is the right one."""
-    numbers = re.findall(r"\d+", text)
-    return float(bool(numbers) and numbers[-1] == wanted)
 
 
 if __name__ == "__main__":

@@ -216,10 +216,14 @@ def _with_options(engine: InferenceEngineConfig, **options: object) -> Inference
 
 
 def engine_restarts(
-    run: SkyRLTrainConfig, processes: Processes, engines_at_first: Sequence[InferenceEngine] = ()
+    run: SkyRLTrainConfig,
+    processes: Processes,
+    engines_at_first: Sequence[InferenceEngine] = (),
+    adapters: EngineAdapters = NO_ADAPTERS,
 ) -> EngineRestarts | None:
     """Starts engines while the run continues, to replace dead ones or add new ones. None if the run allows neither.
-    `engines_at_first` are those that the run has: servers among them are asked again.
+    `engines_at_first` are those that the run has: servers among them are asked again. `adapters` are those of
+    `engine_makers`.
     """
     engine = run.generator.inference_engine
     most = engine.max_engine_restarts if may_restart_engines(run) else 0
@@ -227,7 +231,8 @@ def engine_restarts(
         return None
     if not starts_engines(run):
         return _servers_again(engines_at_first, most=most, backoff=engine.engine_restart_backoff_seconds)
-    maker, engines, per_node = engine_makers(run)[0], required(engines_of(run), "engines"), sizes_of(run).gpus_per_node
+    maker = engine_makers(run, adapters)[0]
+    engines, per_node = required(engines_of(run), "engines"), sizes_of(run).gpus_per_node
     placed = set(range(engines.number))
 
     async def start(number: int) -> InferenceEngine:

@@ -30,6 +30,7 @@ from skyrl.experiments.served_policy import address_of_clients, served_policy
 from skyrl.experiments.servers import server_engines
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine
 from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.inference.pool.restarts import EngineRestarts
 from skyrl.inference.servers.remote_engine import RemoteEngine
 from skyrl.models.files.chat_templates import with_template
 from skyrl.rollout.agent_runner import AgentRunner
@@ -139,8 +140,12 @@ class PolicySampling(BaseExp):
             self.cfg.trainer.policy.model.lora,
             self.cfg.generator.inference_engine,
             in_flight=in_flight(self.cfg),
-            restarts=engine_restarts(self.cfg, self.processes, engines),
+            restarts=self.get_restarts(engines),
         )
+
+    def get_restarts(self, engines: Sequence[InferenceEngine]) -> EngineRestarts | None:
+        """Starts engines during the run; None if they stay out of service once they died."""
+        return engine_restarts(self.cfg, self.processes, engines)
 
     def get_engines(self) -> Sequence[InferenceEngine]:
         """The engines: processes of the run, or servers that run already, which get the policy's weights."""

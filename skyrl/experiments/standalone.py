@@ -6,13 +6,14 @@ The policy is the complete model at `trainer.policy.model.path`, which the engin
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, TypeVar
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.sizes import on_ray, sizes_of, starts_engines
 from skyrl.endpoint.client_access import Address
 from skyrl.errors import Problem, Stopped
-from skyrl.experiments.collaborators import NO_ADAPTERS, EngineAdapters, engine_makers, start_processes
+from skyrl.experiments.collaborators import NO_ADAPTERS, EngineAdapters, engine_makers, engine_restarts, start_processes
 from skyrl.experiments.first_rows import first_rows_can_be_used
 from skyrl.experiments.model_checks import models_exist, policy_has_chat_template
 from skyrl.experiments.policy_sampling import PolicySampling
@@ -25,6 +26,7 @@ from skyrl.experiments.preflight import (
 )
 from skyrl.experiments.servers import server_engines
 from skyrl.inference.engine import InferenceEngine
+from skyrl.inference.pool.restarts import EngineRestarts
 from skyrl.planning.layout import layout_of_engines
 from skyrl.processes.event_loop import event_loop
 from skyrl.processes.handles import Processes
@@ -56,6 +58,14 @@ class StandaloneSampling(PolicySampling):
             return server_engines(self.cfg, takes_weights=False)
         return self.start_engines(engine_makers(self.cfg, self.adapters))
 
+    def get_restarts(self, engines: Sequence[InferenceEngine]) -> EngineRestarts | None:
+        """Starts engines again, which take adapters as the first ones."""
+        return engine_restarts(self.cfg, self.processes, engines, self.adapters)
+
+    def admitting(self, engine: InferenceEngine) -> AbstractAsyncContextManager[None]:
+        """The block in which a restarted engine is taken into service."""
+        return nullcontext()
+
     def check_inputs(self) -> Mapping[str, object] | None:
         """Check the evaluation prompts and the model. Returns the sandbox in which answers are judged, if any."""
         return self.check_prompts(None, self.eval_dataset)
@@ -77,7 +87,7 @@ class StandaloneSampling(PolicySampling):
         self.open_endpoint()
         try:
             with self.shutdown.interruptible():
-                return await work()
+                return await client.with_restarts(work(), self.admitting)
         finally:
             await self.close_endpoint()
             await client.close()

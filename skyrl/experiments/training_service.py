@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from skyrl.errors import Problem, ResumeError, Stopped
 from skyrl.experiments.collaborators import NO_ADAPTERS, EngineAdapters, longest_sequence, start_processes
 from skyrl.experiments.preflight import trackers_can_be_had
 from skyrl.experiments.standalone import StandaloneSampling, model_checks
+from skyrl.inference.engine import InferenceEngine
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.models.files.loading import load_causal_lm, load_config
 from skyrl.models.files.naming import named_weights
@@ -52,6 +53,7 @@ from skyrl.training_service.backend import (
     ServedModel,
 )
 from skyrl.training_service.bank_ranks import BankRanks
+from skyrl.training_service.executor import WEIGHTS
 from skyrl.training_service.model_bank import ModelBank
 from skyrl.training_service.model_queue import QueuedModel
 from skyrl.training_service.records import ServiceRecords, StepLines
@@ -172,8 +174,7 @@ class TrainingServiceExp(StandaloneSampling):
         with self.progress.waiting_for("the model that learns"):
             bank = self.start_models()
         settings, base = self.cfg.training_service, self.served
-        samplers = Samplers(self.client, max_model_len=base.context, vocabulary=base.vocabulary)
-        models = ServedModels(bank, samplers, self.client, full=base.full)
+        models = ServedModels(bank, self.samplers, self.client, full=base.full)
         kept = self.cfg.trainer.samples_per_step_kept
         records = ServiceRecords(self.open_tracker, self.folder.path, self.decode, samples_per_step=kept)
         try:
@@ -187,6 +188,16 @@ class TrainingServiceExp(StandaloneSampling):
         finally:
             await asyncio.to_thread(records.close)
             await models.close()
+
+    def admitting(self, engine: InferenceEngine) -> AbstractAsyncContextManager[None]:
+        """The block in which a restarted engine gets the published adapters."""
+        return self.samplers.admitting(engine)
+
+    @cached_property
+    def samplers(self) -> Samplers:
+        """The published snapshots."""
+        base, stored = self.served, self.folder.path / WEIGHTS
+        return Samplers(self.client, max_model_len=base.context, vocabulary=base.vocabulary, snapshots=stored)
 
     def open_tracker(self, model: QueuedModel) -> Tracker:
         """The trackers of a model: a folder as a run has one, and those that the configuration names."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -95,14 +96,19 @@ def service_app(
 
 
 def post_route(
-    path: str, answer: Callable[[Request, bytes], Awaitable[Response]], *, longest: int = LONGEST_BODY
+    path: str,
+    answer: Callable[[Request, bytes], Awaitable[Response]],
+    *,
+    longest: int = LONGEST_BODY,
+    cut: bool = False,
 ) -> Route:
-    """A route that answers the bodies of POST requests, of at most `longest` bytes. The work is cancelled if its client
-    hangs up.
+    """A route that answers the bodies of POST requests, of at most `longest` bytes: a longer one is refused, or, with
+    `cut`, answered with its first `longest + 1` bytes. The work is cancelled if its client hangs up.
     """
 
     async def respond(request: Request) -> Response:
-        return await _while_connected(request, answer(request, await body_of(request, longest=longest)))
+        body = await (_cut_body(request, longest + 1) if cut else body_of(request, longest=longest))
+        return await _while_connected(request, answer(request, body))
 
     return Route(path, respond, methods=["POST"])
 
@@ -126,15 +132,31 @@ async def body_of(request: Request, *, longest: int = LONGEST_BODY) -> bytes:
     announced = request.headers.get("content-length", "0")
     if announced.isdecimal() and (len(announced) > 18 or int(announced) > longest):
         raise too_long
-    try:
+    with _said_if_incomplete():
         body = await collected(request.stream(), longest=longest, seconds=BODY_SECONDS)
+    if body is None:
+        raise too_long
+    return body
+
+
+async def _cut_body(request: Request, most: int) -> bytes:
+    """The first bytes of a body. The rest is read and dropped: only then does the sender read the answer."""
+    content = bytearray()
+    with _said_if_incomplete():
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                content += piece[: most - len(content)]
+    return bytes(content)
+
+
+@contextmanager
+def _said_if_incomplete() -> Iterator[None]:
+    try:
+        yield
     except ClientDisconnect:
         raise RequestError("the sender hung up before the end of the body") from None
     except TimeoutError:
         raise RequestError(f"the body did not come within {BODY_SECONDS:g} s") from None
-    if body is None:
-        raise too_long
-    return body
 
 
 def json_object(body: bytes) -> dict[str, Any]:

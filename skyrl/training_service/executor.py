@@ -226,6 +226,7 @@ class Executor:
             "save": self._save,
             "save_for_sampler": self._save_for_sampler,
             "save_external": self._save_external,
+            "refused": self._refuse,
         }[request.kind]
         stored = self._store.request(request.id)
         try:
@@ -329,6 +330,9 @@ class Executor:
             "external weights are not supported: the service has no addresses for downloads; save_weights_for_sampler "
             f"writes a folder in {self.weights}, whose format other programs read"
         )
+
+    async def _refuse(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
+        raise RequestError(stored.body.decode())
 
     async def _new_checkpoint(
         self, model: QueuedModel, request: Waiting, fields: Fields, kind: str, overwrite: bool

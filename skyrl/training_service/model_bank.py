@@ -18,7 +18,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, count, pairwise
+from itertools import accumulate, count, pairwise, starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -141,6 +141,11 @@ class _Stretch:
     def data(self) -> Sequence[Datum]:
         """The sequences."""
         return self.of.request.data[self.rows.start : self.rows.stop]
+
+    @property
+    def tokens(self) -> list[Tensor]:
+        """The tokens of each sequence."""
+        return [torch.from_numpy(datum.tokens.astype("int64")) for datum in self.data]
 
 
 class ModelBank(ModelWorker):
@@ -433,15 +438,11 @@ class ModelBank(ModelWorker):
     def _compute(self, stretches: Sequence[_Stretch]) -> None:
         """One pass of some sequences through the model: adds to the outputs, losses and gradients of each request."""
         data = [datum for each in stretches for datum in each.data]
-        rows = whole_rows([torch.from_numpy(each.tokens.astype("int64")) for each in data], self._options)
+        rows = whole_rows([each.tokens for each in stretches], self._options)
         layout, lengths = rows.layout.to(self.device), [len(each.tokens) for each in data]
-        places, positions = [], []
-        row = token = 0
-        for each in stretches:
-            after = row + len(each.data)
-            places.append(range(rows.starts[row], rows.starts[after]))
-            positions.append(range(token, token + sum(lengths[row:after])))
-            row, token = after, positions[-1].stop
+        places = list(starmap(range, pairwise(rows.starts)))
+        tokens = [sum(len(datum.tokens) for datum in each.data) for each in stretches]
+        positions = list(starmap(range, pairwise(accumulate(tokens, initial=0))))
         updates: dict[str, list[StretchUpdate]] = {}
         of_head: list[StretchUpdate] = []
         for each, inputs, picked in zip(stretches, places, positions, strict=True):

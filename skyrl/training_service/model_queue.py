@@ -14,8 +14,10 @@ from attrs import define, field, frozen
 
 from skyrl.training_service.backend import AdapterSpec
 
-Kind = Literal["create", "pass", "step", "save", "save_for_sampler", "save_external", "load", "create_from", "unload"]
-"""Kind of a request of a model."""
+Kind = Literal[
+    "create", "pass", "step", "save", "save_for_sampler", "save_external", "load", "create_from", "unload", "refused"
+]
+"""Kind of a request of a model. `refused` stands in the place of one that was too long to be stored."""
 
 
 @frozen(kw_only=True)

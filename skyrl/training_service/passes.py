@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 MOST_ELEMENTS = 1 << 26
 """Maximum number of elements of all arrays of a request, of which a sparse one takes few bytes of its body."""
+
+_LONGEST_ADDRESS = 512
+"""Number of bytes in which a model's name and a request's number have to be."""
 
 _STORED: Mapping[int, np.dtype[Any]] = {
     FLOAT32: np.dtype("<f4"),
@@ -54,6 +58,17 @@ def address_of(body: bytes) -> PassAddress:
     message = _message(body)
     tokens = sum(len(chunk.encoded_text.tokens) // 4 for datum in message.data for chunk in datum.model_input)
     return PassAddress(model_id=message.model_id, seq_id=message.seq_id, tokens=tokens)
+
+
+def address_of_start(start: bytes) -> PassAddress:
+    """Model and place of a pass that is too long to be read, from its first bytes: these two fields come first. Raises
+    `RequestError` if they do not.
+    """
+    for end in range(min(len(start), _LONGEST_ADDRESS)):
+        with suppress(DecodeError):
+            if (message := parsed_pass(start[:end])).seq_id:
+                return PassAddress(model_id=message.model_id, seq_id=message.seq_id, tokens=0)
+    raise RequestError("the body is too long", status=413)
 
 
 def pass_request(body: bytes, limits: PassLimits) -> PassRequest:

@@ -24,7 +24,7 @@ from skyrl.processes.addresses import is_loopback
 from skyrl.processes.service_app import body_of, json_object, key_of, post_route, service_app
 from skyrl.training_service.executor import LONGEST_TTL, SHORTEST_TTL, model_of, needed
 from skyrl.training_service.model_queue import Kind
-from skyrl.training_service.passes import address_of
+from skyrl.training_service.passes import address_of, address_of_start
 from skyrl.training_service.service import CLONE, MOST_SEQ, TrainingService
 from skyrl.training_service.statistics import TEXT_FORMAT, prometheus_text
 from skyrl.training_service.store import client_of
@@ -97,7 +97,7 @@ def _routes(service: TrainingService) -> list[BaseRoute]:
 
     routes: list[BaseRoute] = [
         Route("/metrics", metrics),
-        _post(service, prefix + "forward_backward", posts.forward_backward),
+        _post(service, prefix + "forward_backward", posts.forward_backward, cut=True),
         _post(service, prefix + "asample", posts.asample),
         _post(service, prefix + "retrieve_future", futures.retrieve),
         _post(service, prefix + "retrieve_futures", futures.retrieve_several),
@@ -113,15 +113,19 @@ def _routes(service: TrainingService) -> list[BaseRoute]:
 Work = Callable[[Request, str, bytes], Awaitable[Response]]
 
 
-def _post(service: TrainingService, path: str, work: Work) -> BaseRoute:
-    """A POST route whose body may be compressed. `work` gets the client's name and the body."""
+def _post(service: TrainingService, path: str, work: Work, *, cut: bool = False) -> BaseRoute:
+    """A POST route whose body may be compressed. `work` gets the client's name and the body; of a body that is too
+    long, with `cut`, one byte more than is allowed.
+    """
     longest = service.settings.max_body_bytes
 
     async def respond(request: Request, body: bytes) -> Response:
-        response = await work(request, request.state.client, decompressed(request, body, longest))
-        return _compressed(request, response)
+        content = decompressed(request, body, longest + 1)
+        if len(content) > longest and not cut:
+            raise RequestError(f"the body is longer than {longest} bytes", status=413)
+        return _compressed(request, await work(request, request.state.client, content))
 
-    return post_route(path, respond, longest=longest)
+    return post_route(path, respond, longest=longest, cut=cut)
 
 
 def _with_fields(answer: RouteReply) -> Work:
@@ -151,8 +155,8 @@ def _refuser(what: str) -> Callable[[Request], Awaitable[Response]]:
     return respond
 
 
-def decompressed(request: Request, body: bytes, longest: int) -> bytes:
-    """The content of a body. Raises `RequestError` for an unknown encoding, and for content that is too long."""
+def decompressed(request: Request, body: bytes, most: int) -> bytes:
+    """The content of a body, or its first `most` bytes. Raises `RequestError` for an unknown encoding."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding == "identity":
         return body
@@ -160,11 +164,9 @@ def decompressed(request: Request, body: bytes, longest: int) -> bytes:
         raise RequestError(f"content-encoding {encoding[:40]!r} is not supported: zstd is", status=415)
     try:
         with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body) as reader:
-            content: bytes = reader.read(longest + 1)
+            content: bytes = reader.read(most)
     except zstandard.ZstdError as error:
         raise RequestError(f"the body is not zstd: {error}") from error
-    if len(content) > longest:
-        raise RequestError(f"the body is longer than {longest} bytes", status=413)
     return content
 
 
@@ -211,12 +213,21 @@ class _Posts:
             raise RequestError(
                 f"a forward_backward has to be protobuf, with the header Content-Type: {_PROTOBUF}", status=415
             )
-        address = address_of(body)
+        most = self._service.settings.max_body_bytes
+        address = address_of(body) if len(body) <= most else address_of_start(body)
         if address.seq_id < 1:
             raise RequestError(f"seq_id has to be at least 1, not {address.seq_id}", param="seq_id")
+        if len(body) > most:
+            reason = f"the body is longer than {most} bytes, training_service.max_body_bytes: send shorter sequences"
+            return self._refused(client, address.model_id, address.seq_id, reason)
         charged = max(address.tokens, len(body) // TOKEN_BYTES)
         self._service.submit(client, "pass", address.model_id, address.seq_id, charged, body)
         return _future(f"{address.model_id}:{address.seq_id}", address.model_id)
+
+    def _refused(self, client: str, model_id: str, seq: int, reason: str) -> Response:
+        """A refusal in the place of a request, so that its model goes on with the next one."""
+        self._service.submit(client, "refused", model_id, seq, 0, reason.encode())
+        return _future(f"{model_id}:{seq}", model_id)
 
     async def asample(self, request: Request, client: str, body: bytes) -> Response:
         request_id, n = self._service.sample(client, body)
@@ -273,7 +284,7 @@ class _Posts:
             model_id = needed(fields.text("model_id"), "model_id")
             seq = needed(fields.integer("seq_id", None, least=1, most=MOST_SEQ), "seq_id")
             if len(body) > LONGEST_ORDER:
-                raise RequestError(f"the body is longer than {LONGEST_ORDER} bytes", status=413)
+                return self._refused(client, model_id, seq, f"the body is longer than {LONGEST_ORDER} bytes")
             self._service.submit(client, kind, model_id, seq, 0, body)
             return _future(f"{model_id}:{seq}", model_id)
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from skyrl.config import SamplingParams
@@ -35,33 +36,36 @@ class Samplers:
     """
 
     def __init__(
-        self, engines: InferenceEngine | InferenceEngineClient, *, max_model_len: int, vocabulary: int
+        self, engines: InferenceEngine | InferenceEngineClient, *, max_model_len: int, vocabulary: int, snapshots: Path
     ) -> None:
-        """`max_model_len` is in tokens, prompt and completion together; `vocabulary` is the number of tokens."""
+        """`max_model_len` is in tokens, prompt and completion together; `vocabulary` is the number of tokens. In
+        `snapshots`, each adapter is stored in a folder of its sampler's name, for engines that start later.
+        """
         self._engines, self._max_model_len, self._vocabulary = engines, max_model_len, vocabulary
+        self._snapshots = snapshots
         self._adapters: set[str] = set()
         self._holds_base = True
         """Whether the engines hold the base model's weights, beside which adapters are computed."""
         self._current: str | None = None
         """Name of the snapshot whose weights the engines hold, unless these are the base model's or were forgotten."""
         self._replaced: set[str] = set()
-        self._transfers = asyncio.Lock()
+        self._changes = asyncio.Lock()
+        """Held while engines get or forget snapshots, so that a new engine misses none."""
 
     async def publish(self, sampler: str, adapter: Adapter) -> None:
         """Makes an adapter a sampler of this name. Raises `RequestError` if the name is taken or it does not fit."""
-        self._refuse_taken(sampler)
-        if not self._holds_base:
-            raise RequestError(
-                f"sampler {sampler}: the engines hold all weights of another model, and an adapter fits only the base"
-            )
-        self._adapters.add(sampler)
-        try:
-            await self._engines.publish(sampler, adapter)
-        except BaseException as error:
-            self._adapters.discard(sampler)
-            if isinstance(error, UserError | WeightSyncError):
+        async with self._changes:
+            self._refuse_taken(sampler)
+            if not self._holds_base:
+                raise RequestError(
+                    f"sampler {sampler}: the engines hold all weights of another model, and an adapter fits only the "
+                    "base"
+                )
+            try:
+                await self._engines.publish(sampler, adapter)
+            except (UserError, WeightSyncError) as error:
                 raise RequestError(f"sampler {sampler}: {error}") from error
-            raise
+            self._adapters.add(sampler)
 
     async def publish_stored(self, sampler: str, folder: Path) -> None:
         """Makes the adapter in a folder, in PEFT's format, a sampler of this name. Raises as `publish`."""
@@ -83,7 +87,7 @@ class Samplers:
                 f"sampler {sampler}: the engines hold adapters ({', '.join(sorted(self._adapters))}), which fit only "
                 "the base: delete these samplers first"
             )
-        async with self._transfers:
+        async with self._changes:
             self._holds_base = False
             await transfer()
             if self._current is not None:
@@ -95,9 +99,23 @@ class Samplers:
         self._replaced.discard(sampler)
         if sampler == self._current:
             self._current = None
-        if sampler in self._adapters:
-            self._adapters.discard(sampler)
-            await self._engines.unpublish(sampler)
+        async with self._changes:
+            if sampler in self._adapters:
+                self._adapters.discard(sampler)
+                await self._engines.unpublish(sampler)
+
+    @asynccontextmanager
+    async def admitting(self, engine: InferenceEngine) -> AsyncIterator[None]:
+        """Publish all adapters on an engine that has started; it has to be among the engines at the end of the block.
+
+        One that is not stored any more is left out: it is published only as long as its last samples are drawn.
+        """
+        async with self._changes:
+            for sampler in sorted(self._adapters):
+                with suppress(ModelError):
+                    adapter = await asyncio.to_thread(stored_adapter, self._snapshots / sampler, f"sampler {sampler}")
+                    await engine.publish(sampler, adapter)
+            yield
 
     async def sample(self, request: SampleRequest) -> SampleResult:
         """Samples of one prompt. Raises `RequestError` for a request that cannot be answered, which changes nothing."""

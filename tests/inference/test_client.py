@@ -292,6 +292,19 @@ async def test_everything_else_goes_to_all_engines() -> None:
     assert door.weight_version == 3
 
 
+async def test_an_adapter_that_one_engine_refuses_is_published_on_none() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    door = client(a, b)
+
+    async def refuse(name: str, adapter: Adapter) -> None:
+        raise WeightSyncError("it does not fit")
+
+    b.publish = refuse  # type: ignore[method-assign]
+    with pytest.raises(WeightSyncError, match="it does not fit"):
+        await door.publish("name", shared((), rank=1, alpha=1.0))
+    assert (a.events, b.events) == (["publish name", "unpublish name"], [])
+
+
 async def test_engines_that_end_with_their_processes_are_not_closed() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
     await client(a, b).close(engines_end_otherwise=True)

@@ -311,7 +311,7 @@ def test_the_likeliest_tokens_are_those_of_transformers(kind: str, host: Host, f
 
 async def samples(kind: str, folder: Path) -> None:
     engine, _ = engine_of(kind, folder)
-    samplers = Samplers(engine, max_model_len=LENGTH, vocabulary=VOCABULARY)
+    samplers = Samplers(engine, max_model_len=LENGTH, vocabulary=VOCABULARY, snapshots=folder.parent)
     _, adapter = learner(1)
     await samplers.publish("one", adapter)
     stored = folder.parent / f"stored for {kind}"
@@ -375,9 +375,11 @@ def test_samplers_answer_requests_of_the_service(kind: str, host: Host, folder: 
         ({"sampler": "other"}, "there is no sampler other"),
     ],
 )
-async def test_a_request_that_cannot_be_answered_is_refused_in_one_sentence(change: dict[str, Any], said: str) -> None:
+async def test_a_request_that_cannot_be_answered_is_refused_in_one_sentence(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     engine = TorchEngine(small_model(), nano_tokenizer(), max_num_seqs=8)
-    samplers = Samplers(engine, max_model_len=LENGTH, vocabulary=VOCABULARY)
+    samplers = Samplers(engine, max_model_len=LENGTH, vocabulary=VOCABULARY, snapshots=tmp_path)
     with pytest.raises(RequestError, match=said):
         await samplers.sample(evolve(SampleRequest(sampler=None, prompt=(1, 2)), **change))
     await engine.close()
@@ -385,7 +387,7 @@ async def test_a_request_that_cannot_be_answered_is_refused_in_one_sentence(chan
 
 async def test_all_weights_of_a_model_replace_those_before(folder: Path) -> None:
     engine, _ = made(folder)
-    samplers = Samplers(engine, max_model_len=LENGTH, vocabulary=VOCABULARY)
+    samplers = Samplers(engine, max_model_len=LENGTH, vocabulary=VOCABULARY, snapshots=folder.parent)
     models = {name: small_model(seed=seed) for seed, name in enumerate(("one", "two"), 1)}
 
     async def transfer(model: Any) -> None:
@@ -408,6 +410,26 @@ async def test_all_weights_of_a_model_replace_those_before(folder: Path) -> None
     with pytest.raises(RequestError, match="an adapter fits only the base"):
         await samplers.publish("adapter", learner(1)[1])
     await engine.close()
+
+
+async def test_an_engine_that_starts_later_gets_the_adapters_that_are_stored(folder: Path, tmp_path: Path) -> None:
+    engine, _ = made(folder)
+    late, _ = made(folder)
+    samplers = Samplers(engine, max_model_len=LENGTH, vocabulary=VOCABULARY, snapshots=tmp_path)
+    adapter = learner(1)[1]
+    write_adapter(adapter, tmp_path / "one")
+    await samplers.publish("one", adapter)
+    await samplers.publish("not stored any more", adapter)
+    async with samplers.admitting(late):
+        publishing = asyncio.ensure_future(samplers.publish("two", adapter))
+        await asyncio.sleep(0)
+        assert not publishing.done()  # until the late engine is among those that get it
+    await publishing
+    here, there = [await each.generate(by("one")) for each in (engine, late)]
+    assert [each.token_ids for each in here] == [each.token_ids for each in there]
+    with pytest.raises(UserError, match="there is no adapter two; loaded: one$"):
+        await late.generate(by("two"))
+    await asyncio.gather(engine.close(), late.close())
 
 
 async def test_an_engine_whose_policy_is_an_adapter_takes_no_others(folder: Path) -> None:

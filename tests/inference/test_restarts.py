@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import pytest
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, WeightSyncError
+from skyrl.inference.adapters import shared
 from skyrl.inference.engine import InferenceEngine
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.inference.pool.restarts import EngineRestarts
@@ -245,3 +247,40 @@ async def test_a_transfer_that_fails_ends_what_waits_for_samples() -> None:
     a.go.set()
     with pytest.raises(ProcessError, match="policy-0 died"):
         await asyncio.wait_for(asked, 10)
+
+
+async def test_an_engine_whose_weights_never_change_serves_again_once_it_got_what_the_others_have() -> None:
+    a, b, again = SlowEngine("a"), SlowEngine("b"), SlowEngine("again")
+    starts = Starts(again)
+    door = client(starts, a, b)
+    serves = asyncio.Event()
+
+    @asynccontextmanager
+    async def admitting(engine: InferenceEngine) -> AsyncIterator[None]:
+        assert names(door) == ["b"]
+        await engine.publish("one", shared((), rank=1, alpha=1.0))
+        yield
+        assert names(door) == ["again", "b"]
+        serves.set()
+
+    async def work() -> str:
+        await lost(door, a, b)
+        await serves.wait()
+        return "done"
+
+    assert await asyncio.wait_for(door.with_restarts(work(), admitting), 10) == "done"
+    assert again.events == ["publish one"]
+
+
+async def test_work_ends_with_the_last_engine_that_does_not_start_again() -> None:
+    a = SlowEngine("a")
+    door = client(Starts(*[ProcessError("no room")] * 3), a)
+
+    async def work() -> None:
+        (asked,) = await asked_of(door, ("one", 1))
+        a.fault = ProcessError("it died")
+        a.go.set()
+        await asked
+
+    with pytest.raises(ProcessError, match="it died"):
+        await asyncio.wait_for(door.with_restarts(work(), lambda engine: nullcontext()), 10)

@@ -48,6 +48,12 @@ def datum(tokens: int, seed: int, *, targets: int = 0, **arrays: float) -> Datum
     return Datum(tokens=ids[:-1], inputs=inputs)
 
 
+def shared_beginning(one: Datum, tokens: int, seed: int) -> Datum:
+    """The sequence with a beginning that all of this seed have."""
+    beginning = np.random.default_rng(seed).integers(0, VOCABULARY, tokens)
+    return evolve(one, tokens=np.concatenate([beginning, one.tokens[tokens:]]))
+
+
 READ = {
     "cross_entropy": {"target_tokens", "weights"},
     "gspo": {"target_tokens", "logprobs", "advantages", "sequence_ratio_mask"},

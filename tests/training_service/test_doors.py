@@ -129,11 +129,13 @@ def test_limits_are_named(tmp_path: Path) -> None:
         model = model_of(client, session)
         body = {"session_id": session, "model_seq_id": 1, "base_model": BASE}
         assert "the limit of a client" in client.post("/create_model", json=body).json()["error"]
-        long = client.post("/forward_backward", content=b"x" * 20_001, headers=PROTOBUF)
-        assert (long.status_code, "longer than 20000 bytes" in long.json()["error"]) == (413, True)
         packed = zstandard.ZstdCompressor().compress(b"x" * 10_000_000)
         bomb = client.post("/forward_backward", content=packed, headers={**PROTOBUF, "content-encoding": "zstd"})
-        assert bomb.status_code == 413
+        assert (bomb.status_code, bomb.json()["error"]) == (413, "the body is too long")
+        long = client.post(
+            "/asample", content=b"{" + b" " * 20_000 + b"}", headers={"content-type": "application/json"}
+        )
+        assert (long.status_code, "longer than 20000 bytes" in long.json()["error"]) == (413, True)
         sent = client.post("/forward_backward", content=pass_body(model, 1, DATA * 2), headers=PROTOBUF).json()
         assert "4 sequences; allowed are 1 to 3" in result(client, sent["request_id"]).json()["error"]
         answers = []
@@ -171,6 +173,27 @@ def test_a_model_keeps_its_newest_snapshots_without_a_name_and_all_that_have_one
             sampler.compute_logprobs(PROMPT).result()
         asyncio.run_coroutine_threadsafe(service._service.executor.collect(), service._loop).result()
         assert len(list((tmp_path / "weights").glob("*-sampler*"))) == 3
+
+
+@pytest.mark.parametrize("encoding", ["identity", "zstd"])
+def test_a_request_that_is_too_long_does_not_hold_up_its_model(tmp_path: Path, encoding: str) -> None:
+    settings = TrainingServiceConfig(port=0, max_body_bytes=20_000)
+    with running(tmp_path, settings) as service, direct(service.url) as client:
+        model = model_of(client, session_of(client))
+        step = {"model_id": model, "seq_id": 3, "adam_params": {"learning_rate": 0.1}}
+        stepped = client.post("/optim_step", json=step).json()["request_id"]
+        metadata = {"model_id": model, "seq_id": 2, "path": "a", "user_metadata": {"note": "x" * 19_000}}
+        body = pass_body(model, 1, DATA * 300)
+        packed = zstandard.ZstdCompressor().compress(body) if encoding == "zstd" else body
+        headers = {**PROTOBUF, "content-encoding": encoding}
+        (first, again) = [client.post("/forward_backward", content=packed, headers=headers) for _ in range(2)]
+        assert first.json() == again.json()
+        saved = client.post("/save_weights", json=metadata).json()["request_id"]
+        said = result(client, first.json()["request_id"]).json()
+        assert said == {"error": said["error"], "category": "user"}
+        assert "longer than 20000 bytes, training_service.max_body_bytes" in said["error"]
+        assert result(client, saved).json()["type"] == "save_weights"
+        assert result(client, stepped).json()["type"] == "optim_step"
 
 
 def test_compressed_bodies_and_answers(service: ServedTraining) -> None:

@@ -20,6 +20,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import SkyRLLoraConfig, TrainerConfig
 from skyrl.errors import RequestError
 from skyrl.learners.schedule import StepSettings
+from skyrl.learners.whole_rows import whole_rows
 from skyrl.learners.workers.learning_worker import Objective
 from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.models.files.loading import load_causal_lm
@@ -37,6 +38,7 @@ from tests.training_service.banks import (
     request,
     requests_of,
     result,
+    shared_beginning,
     weights,
 )
 
@@ -60,6 +62,24 @@ def _three_steps(bank: ModelBank, specs: Sequence[AdapterSpec], *, together: boo
         for index, _ in enumerate(specs):
             outputs[index].append(bank.optimizer_step(f"m{index}", STEP)["grad_norm:mean"])
     return [[*outputs[index], weights(bank, f"m{index}")] for index, _ in enumerate(specs)]
+
+
+def test_a_beginning_that_rows_share_is_computed_once_and_changes_nothing(trainer: TrainerConfig) -> None:
+    groups = [
+        [shared_beginning(datum(24 + tail, 10 * group + tail), 20 + group, seed=group) for tail in range(4)]
+        for group in range(2)
+    ]
+    rows = [*groups[0], datum(30, 99), *groups[1], groups[1][0]]
+    spec = AdapterSpec(rank=4, seed=1)
+    bank = _created(trainer, [spec, spec])
+    layout = whole_rows([[torch.from_numpy(each.tokens) for each in rows], [torch.arange(3)]], bank._options)
+    assert layout.starts == (0, sum(len(each.tokens) for each in rows) - 3 * 20 - 4 * 21, layout.starts[1] + 3)
+    together = result(bank.passes([request("m0", rows)])[0])
+    alone = [result(bank.passes([request("m1", [each])])[0]) for each in rows]
+    one, other = [bank._awake(name).state.gradients["factors"] for name in ("m0", "m1")]
+    torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
+    for found, expected in zip(together.outputs, alone, strict=True):
+        np.testing.assert_allclose(found["logprobs"], expected.outputs[0]["logprobs"], atol=1e-5)
 
 
 @pytest.mark.parametrize("tokens_per_pass", [4096, 60])

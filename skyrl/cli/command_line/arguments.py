@@ -233,12 +233,13 @@ def compose_arguments(
 
 def compose_rl(arguments: Sequence[str], refusal: str) -> SkyRLTrainConfig:
     """The resolved tree of a reinforcement-learning run. Raises `UserError` with `refusal` for another kind of run."""
-    from skyrl.config.loading.kinds import samples_rollouts
 
-    run = compose_arguments(arguments).config
-    if not samples_rollouts(run):
-        raise UserError(f"kind = {run.kind}: {refusal}")
-    return run
+    def only_rl(kind: RunKind) -> Sequence[Check[Any]]:
+        if kind.name != "rl":
+            raise UserError(f"kind = {kind.name}: {refusal}")
+        return ()
+
+    return compose_arguments(arguments, also=only_rl).config
 
 
 def warn(warnings: Sequence[Problem]) -> None:

@@ -45,19 +45,19 @@ def serve_training(arguments: tuple[str, ...], strict: bool, add_client: str | N
         "serve-training", "training-service", "starlette", "uvicorn", "torch", "google.protobuf", "zstandard"
     )
     from skyrl.config.derive.run_kind import RunKind
-    from skyrl.config.loading.kinds import samples_rollouts
+
+    only_tokens = bool(add_client or remove_client)
 
     def checks(kind: RunKind) -> Sequence[Check[Any]]:
+        if kind.name != "rl":
+            raise UserError(f"kind = {kind.name}: a training service is configured as a reinforcement-learning run is")
         from skyrl.experiments.training_service import PREFLIGHT
 
-        return PREFLIGHT if kind.name == "rl" else ()
+        return () if only_tokens else PREFLIGHT
 
     set_torch_environment()
-    only_tokens = bool(add_client or remove_client)
-    composed = compose_arguments(arguments, strict=strict, also=None if only_tokens else checks)
+    composed = compose_arguments(arguments, strict=strict, also=checks)
     run = composed.config
-    if not samples_rollouts(run):
-        raise UserError(f"kind = {run.kind}: a training service is configured as a reinforcement-learning run is")
     folder = Path(os.path.expanduser(run.trainer.folder("run_path"))).absolute()
     if only_tokens:
         from skyrl.training_service.store import add_client as add

@@ -5,7 +5,8 @@
 An engine that dies, or that can no longer prove which weights it holds, leaves service; the run continues with the
 remaining ones, and ends with the cause if there are none. If engines are restarted, a new one joins with the next
 weights: it receives them by the same transport as the others, and the canary is the first to sample from it. If the
-lost engine was the last one, requests wait for the new one (`without_engines`).
+lost engine was the last one, requests wait for the new one (`without_engines`). Where weights never change, it joins at
+once (`with_restarts`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from copy import copy
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from attrs import evolve, frozen
 
@@ -26,6 +27,7 @@ from skyrl.errors import EngineFailed, NonFiniteError, ProcessError, RunError, W
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
 from skyrl.inference.pool.admission import Admission, Served
 from skyrl.inference.pool.restarts import EngineRestarts
+from skyrl.processes.gather_or_cancel import ended
 from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT
 from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights
 
@@ -278,14 +280,53 @@ class InferenceEngineClient:
     async def _admit_ready(self) -> bool:
         taken = self._restarts.take() if self._restarts else []
         for number, engine in taken:
-            others = (each for each in self._all if each is not engine)
-            self._all, self._numbers = (*others, engine), self._numbers | {number}
-            served = self._admission.enter(number, engine)
+            served = self._join(number, engine)
             try:
                 await engine.pause(self._in_flight)
             except ProcessError as error:
                 self._lose(served, error)
         return bool(taken)
+
+    def _join(self, number: int, engine: InferenceEngine) -> Served:
+        others = (each for each in self._all if each is not engine)
+        self._all, self._numbers = (*others, engine), self._numbers | {number}
+        return self._admission.enter(number, engine)
+
+    async def with_restarts(
+        self, work: Coroutine[Any, Any, T], admitting: Callable[[InferenceEngine], AbstractAsyncContextManager[None]]
+    ) -> T:
+        """The result of `work`, during which engines that start are taken into service at once, each within its block
+        of `admitting`: for engines whose weights never change. Raises the error of the last engine if it is lost for
+        good.
+        """
+        working, restarting = asyncio.ensure_future(work), asyncio.ensure_future(self._admit_at_once(admitting))
+        try:
+            await asyncio.wait([working, restarting], return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                restarting.result()
+            return await working
+        finally:
+            for task in (working, restarting):
+                task.cancel()
+            await ended([working, restarting])
+
+    async def _admit_at_once(self, admitting: Callable[[InferenceEngine], AbstractAsyncContextManager[None]]) -> None:
+        restarts = self._restarts
+        while restarts is not None:
+            await restarts.ended.wait()
+            restarts.ended.clear()
+            for number, engine in restarts.take():
+                try:
+                    async with admitting(engine):
+                        self._join(number, engine)
+                except _LOST as error:
+                    restarts.died(number, error)
+                    continue
+                _log.warning("inference engine %d is in service again", number)
+                self._admission.open()
+            if not self._serving and not restarts.starting:
+                assert self._last_loss is not None, "an engine was lost"
+                raise _of_the_last(self._last_loss)
 
     async def resume(self) -> None:
         """Lets every engine take work again."""
@@ -328,8 +369,18 @@ class InferenceEngineClient:
             self._admission.forget_prefixes()
 
     async def publish(self, name: str, adapter: Adapter) -> None:
-        """Publishes an adapter on every engine in service; see `InferenceEngine.publish`."""
-        await self._everywhere(lambda engine: engine.publish(name, adapter))
+        """Publishes an adapter on every engine in service, or on none; see `InferenceEngine.publish`."""
+        holders: list[InferenceEngine] = []
+
+        async def publish(engine: InferenceEngine) -> None:
+            await engine.publish(name, adapter)
+            holders.append(engine)
+
+        try:
+            await self._everywhere(publish)
+        except BaseException:
+            await asyncio.gather(*(engine.unpublish(name) for engine in holders), return_exceptions=True)
+            raise
 
     async def unpublish(self, name: str) -> None:
         """Forgets a published adapter on every engine in service; see `InferenceEngine.unpublish`."""

@@ -40,6 +40,8 @@ class EngineRestarts:
         self._ready: list[tuple[int, InferenceEngine]] = []
         self.starting: set[int] = set()
         """Numbers of engines that are being started."""
+        self.ended = asyncio.Event()
+        """Set when the start of an engine has ended, well or not."""
         self.succeeded = 0
         """Number of successful restarts so far."""
         self._not_started: list[tuple[int, str]] = []
@@ -74,6 +76,7 @@ class EngineRestarts:
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             self.starting.discard(number)
+            self.ended.set()
 
         task.add_done_callback(ended)
 
@@ -99,7 +102,7 @@ class EngineRestarts:
                 continue
             self.succeeded += 1
             self._ready.append((number, engine))
-            _log.warning("inference engine %d has restarted, and serves from the next weight transfer on", number)
+            _log.warning("inference engine %d has restarted", number)
             return
         _log.warning("inference engine %d stays out of service after %d restarts", number, self._most)
 
