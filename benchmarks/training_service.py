@@ -138,8 +138,8 @@ class Client:
 
     async def sent(self, route: str, body: Mapping[str, Any] | bytes) -> dict[str, Any]:
         """The answer to a request, which is sent again after a 429."""
-        packed = isinstance(body, bytes)
-        content, headers = (body, PROTOBUF) if packed else (json.dumps(body), {"content-type": "application/json"})
+        content = body if isinstance(body, bytes) else json.dumps(body)
+        headers = PROTOBUF if isinstance(body, bytes) else {"content-type": "application/json"}
         while True:
             answer = await self.http.post(f"/api/v1/{route}", content=content, headers=headers)
             is_json = answer.headers.get("content-type") == "application/json"

@@ -35,7 +35,7 @@ from skyrl.config.loading.stored import stored_tree
 from skyrl.errors import ConfigError, UserError
 from skyrl.launchers.prepared import Prepared
 from skyrl.processes.redaction import redacted_configuration
-from skyrl.runs.run_lock import RunLock
+from skyrl.runs.run_lock import RunLock, config_text
 from skyrl.sweeps.sweep_file import SweepConfig
 from skyrl.sweeps.trials import trials_of
 from skyrl.tree import FrozenDict, Secret, differences, field, fingerprint, thaw
@@ -334,7 +334,7 @@ def by_showing(*options: str, language: str) -> Door:
 def by_run_folder(given: Given, loaded: Any, run: Any, folder: Path) -> Pair:
     """`config.json`, as a run writes it."""
     (folder / "run").mkdir(exist_ok=True)
-    RunLock(folder / "run", "run_path", run).write_config()
+    RunLock(folder / "run", "run_path", run).write_config(config_text(run, {}))
     return run, _read(folder / "run", given.environ)
 
 

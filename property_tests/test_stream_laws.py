@@ -161,7 +161,7 @@ def test_a_resumed_stream_trains_on_what_the_killed_one_did_not(schedule: Schedu
     refused = first.refused.total()
 
     async def resumed() -> None:
-        second.stream.load_state(state, second.data)
+        second.stream.load_state(state)
         second.trained.update(first.trained)
         for version in range(stop, schedule.steps):
             second.stream.weights_are(version)

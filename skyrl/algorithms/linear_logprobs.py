@@ -12,6 +12,7 @@ that it has, and backward computes no table.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Self
 
@@ -141,7 +142,8 @@ class _FusedLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         from skyrl.algorithms.logprob_kernels import overwrite_with_gradient, statistics
 
-        learns, slopes = any(ctx.needs_input_grad[:2]), _slopes(ctx, hidden, logprobs_alone=not entropy_gradient)
+        needed = ctx.needs_input_grad
+        learns, slopes = any(needed[:2]), _slopes(needed, hidden, logprobs_alone=not entropy_gradient)
         fits = len(hidden) * len(weight) * hidden.itemsize <= kept_bytes(hidden.device)
         kept = fits and learns and slopes is None
         logprobs, spread, norms = torch.empty(3, len(hidden), dtype=torch.float32, device=hidden.device)
@@ -167,7 +169,7 @@ class _FusedLogprobs(torch.autograd.Function):
         from skyrl.algorithms.logprob_kernels import overwrite_with_gradient
 
         if ctx.has_slopes:
-            return _along_slopes(ctx, gradients[0]), *[None] * 4
+            return _along_slopes(*ctx.saved_tensors, gradients[0]), *[None] * 4
         hidden, weight, targets, norms, spread = (saved.detach() for saved in ctx.saved_tensors)
         of_logprobs, of_entropy = gradients
         for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
@@ -192,17 +194,16 @@ class _FusedLogprobs(torch.autograd.Function):
         return for_hidden, None if for_weight is None else for_weight.to(weight.dtype), *[None] * 3
 
 
-def _slopes(ctx: Any, hidden: Tensor, *, logprobs_alone: bool) -> Tensor | None:
+def _slopes(needed: Sequence[bool], hidden: Tensor, *, logprobs_alone: bool) -> Tensor | None:
     """(N, H) for d log p_y / d hidden of each token, if that is all that backward needs: only hidden states learn, from
     log-probabilities alone. None otherwise.
     """
-    of_hidden, of_weight = ctx.needs_input_grad[:2]
+    of_hidden, of_weight = needed[:2]
     return torch.empty_like(hidden) if logprobs_alone and of_hidden and not of_weight else None
 
 
-def _along_slopes(ctx: Any, of_logprobs: Tensor | None) -> Tensor | None:
+def _along_slopes(slopes: Tensor, of_logprobs: Tensor | None) -> Tensor | None:
     """(N, H): gradient of the hidden states, given that of the log-probabilities."""
-    [slopes] = ctx.saved_tensors
     return None if of_logprobs is None else (slopes * of_logprobs.unsqueeze(-1)).to(slopes.dtype)
 
 
@@ -274,7 +275,7 @@ class _LinearLogprobs(torch.autograd.Function):
         logprobs_alone: bool,
     ) -> tuple[Tensor, Tensor]:
         logprobs, spread, norms = (torch.zeros(len(hidden), device=hidden.device) for _ in range(3))
-        slopes = _slopes(ctx, hidden, logprobs_alone=logprobs_alone)
+        slopes = _slopes(ctx.needs_input_grad, hidden, logprobs_alone=logprobs_alone)
         compile_it = compile_it and part.group is None
         for rows in token_chunks(hidden, part.largest or len(weight)):
             scores = scores_of(hidden[rows], weight, temperature)
@@ -307,7 +308,7 @@ class _LinearLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """d log p_y / dz = 1_y - p and dH / dz = -p (log p + H), summed over chunks into dW."""
         if ctx.has_slopes:
-            return _along_slopes(ctx, gradients[0]), *[None] * 7
+            return _along_slopes(*ctx.saved_tensors, gradients[0]), *[None] * 7
         hidden, weight, targets, norms, spread = (saved.detach() for saved in ctx.saved_tensors)
         of_logprobs, of_entropy = gradients
         wanted_hidden, wanted_weight = ctx.needs_input_grad[:2]

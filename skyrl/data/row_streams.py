@@ -40,7 +40,7 @@ _ENDS = 64 << 10
 """Number of bytes at each end of a file that tell it from another one of its size."""
 
 
-class Reading(ABC):
+class OpenSource(ABC):
     """The rows of a part from a state on."""
 
     def __init__(self, state: State) -> None:
@@ -61,7 +61,7 @@ class Reading(ABC):
         """The rows from the one with the number `_row`."""
 
 
-class _OfFile(Reading):
+class _OfFile(OpenSource):
     def __init__(self, file: DataFile, columns: Columns | None, state: State) -> None:
         super().__init__(state)
         self._file, self._columns = file, columns
@@ -70,7 +70,7 @@ class _OfFile(Reading):
         return read_file(self._file, self._columns, self._row)
 
 
-class _OfTasks(Reading):
+class _OfTasks(OpenSource):
     def __init__(self, source: str, state: State) -> None:
         super().__init__(state)
         self._source = source
@@ -79,7 +79,7 @@ class _OfTasks(Reading):
         return (row for place, row in enumerate(iterate_rows(self._source)) if place >= self._row)
 
 
-class _OfDataset(Reading):
+class _OfDataset(OpenSource):
     def __init__(self, source: str, state: State) -> None:
         super().__init__(state)
         self._dataset: IterableDataset = streamed_dataset(source)
@@ -106,7 +106,7 @@ class Part:
     prefix: str
     """Beginning of the ids of its rows."""
 
-    read: Callable[[State], Reading]
+    read: Callable[[State], OpenSource]
 
 
 @frozen
@@ -175,7 +175,7 @@ class RowStream:
         self._order: Sequence[int] = ()
         self._began: dict[str, Any] = {"part": 0}
         self._after: dict[str, Any] = {"part": 0}
-        self._open: tuple[int, Reading, Iterator[tuple[int, Row | BadRow]]] | None = None
+        self._open: tuple[int, OpenSource, Iterator[tuple[int, Row | BadRow]]] | None = None
 
     def draw(self) -> StreamedRow:
         """The next row. Raises `DataError` if a part cannot be read, or if there is no row at all."""

@@ -44,7 +44,8 @@ def batch_of(case: dict[str, Any]) -> TrainingBatch:
 
 
 def assert_equal_to_trl(case: dict[str, Any], settings: dict[str, Any], wanted: dict[str, Any]) -> None:
-    run = PreferenceConfig(**{name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()})
+    values: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}
+    run = PreferenceConfig(**values)
     objective, batch = preference_objective(run), batch_of(case)
     if "margin" not in wanted:  # a trainer without a reference
         batch = batch.given(ref_logprobs=None)
@@ -55,7 +56,7 @@ def assert_equal_to_trl(case: dict[str, Any], settings: dict[str, Any], wanted: 
     assert logprobs.grad is not None
     gradient = torch.tensor(wanted["gradient"])
     order = torch.arange(len(gradient)).view(2, -1).T.flatten()
-    near = {"rtol": 1e-5, "atol": 1e-5}
+    near: Any = {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(loss, torch.tensor(wanted["loss"]), **near)
     torch.testing.assert_close(torch.where(batch.loss_mask, logprobs.grad, 0.0), gradient[order], **near)
     for name in wanted.keys() - {"loss", "gradient"}:
@@ -87,7 +88,7 @@ def assert_labelled_equal_to_trl(case: dict[str, Any], settings: dict[str, Any],
     loss, parts, _ = objective(logprobs, weighed(objective, batch))
     loss.backward()
     assert logprobs.grad is not None
-    near = {"rtol": 1e-5, "atol": 1e-5}
+    near: Any = {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(loss, torch.tensor(wanted["loss"]), **near)
     torch.testing.assert_close(torch.where(mask, logprobs.grad, 0.0), torch.tensor(wanted["gradient"]), **near)
     for name in wanted.keys() - {"loss", "gradient"}:

@@ -107,7 +107,7 @@ def _with_reference(settings: Any, mask: Tensor, logprobs: Tensor, batch: Any) -
     def gathered(values: Tensor) -> Tensor:
         return values
 
-    width, metrics = mask.shape[1], defaultdict(list)
+    width, metrics = mask.shape[1], defaultdict[str, Any](list)
     reference = torch.tensor(batch["ref"])
     nothing = torch.zeros(len(mask), width - 1)
     predicted = SimpleNamespace(log_probs=logprobs[:, 1:], entropy=nothing, mean_logits=nothing, is_top1=nothing.bool())
@@ -172,7 +172,8 @@ def labelled_by_trl(batch: dict[str, Any], changes: dict[str, Any]) -> dict[str,
         return values
 
     settings = SimpleNamespace(**{"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0, **changes})
-    mask, width, metrics = torch.tensor(batch["mask"]), len(batch["mask"][0]), defaultdict(list)
+    mask, width = torch.tensor(batch["mask"]), len(batch["mask"][0])
+    metrics = defaultdict[str, Any](list)
     logprobs, reference = torch.tensor(batch["logprobs"], requires_grad=True), torch.tensor(batch["ref"])
     nothing = torch.zeros(len(mask), width - 1)
     predicted = SimpleNamespace(log_probs=logprobs[:, 1:], entropy=nothing, mean_logits=nothing)

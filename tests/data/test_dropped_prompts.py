@@ -15,6 +15,7 @@ import pytest
 from skyrl.chats.contents import dropped, dropped_tools
 from skyrl.data.prompts import PromptDataset, load_prompts
 from skyrl.errors import DataError
+from skyrl.trajectory import Prompt
 from tests.chats.corpus import NAMES, tokenizer_of
 from tests.rollout.chats import CHATML, chat_tokenizer
 
@@ -197,7 +198,7 @@ def test_rows_that_are_rendered_together_are_as_each_alone(tmp_path: Path, templ
         [{**ASKED, "content": "2+2?"}],
     ]
     together = loaded(tmp_path, *({"prompt": chat} for chat in chats), template=template, skip_bad_rows=True)
-    alone = []
+    alone = list[Prompt]()
     for chat in chats:
         try:
             alone += loaded(tmp_path, {"prompt": chat}, template=template).prompts

@@ -53,7 +53,7 @@ def taught(small: TrainerConfig, nano: Path, tmp_path_factory: pytest.TempPathFa
 
 def logits_of(path: str | None, rows: TrainingBatch) -> Tensor:
     """(N, V): logits of a stored model at the selected tokens, each row alone."""
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
     found = []
     with torch.no_grad():
         for ids, length, mask in zip(rows.input_ids, rows.lengths.tolist(), rows.loss_mask, strict=True):
@@ -124,7 +124,7 @@ async def test_the_loss_of_a_batch_has_the_divergence_of_its_distributions(taugh
 
 async def test_a_teacher_that_is_the_policy_changes_nothing(taught: TrainerConfig) -> None:
     own = changed(taught, {"teacher.model.path": taught.policy.model.path, "algorithm.distillation.beta": 1.0})
-    rows = attrs.evolve(await with_states(own), advantages=torch.zeros_like(batch(ROWS).rollout_logprobs))
+    rows = attrs.evolve(await with_states(own), advantages=torch.zeros(batch(ROWS).loss_mask.shape))
     said = await PolicyWorker(own, policy_objective(own.algorithm, has_teacher=True)).update(rows)
     assert abs(said["teacher_divergence"]) < 1e-6 and said["grad_norm"] < 1e-5
 

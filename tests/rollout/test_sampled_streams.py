@@ -25,7 +25,8 @@ class Logged(Pools):
     """Pools that write down what they draw, by step, over all sessions."""
 
     def __init__(self, log: dict[int, list[int]]) -> None:
-        super().__init__(ROWS, (Pool("hard", 0.3, 0.2), Pool("normal", 0.7, 1.0), Pool("easy", 1.0, 0.0)), 1.0, seed=5)
+        pools = (Pool("hard", 0.3, 0.2), Pool("normal", 0.7, 1.0), Pool("easy", 1.0, 0.0))
+        super().__init__(ROWS, pools, 1.0, 0.0, seed=5)
         self.log, self.observed = log, list[int]()
 
     def draw(self, count: int, step: int) -> Sequence[int]:

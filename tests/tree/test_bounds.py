@@ -218,7 +218,6 @@ WHOLE = {
     "report": "of the package",
     "row_store": "in a folder of this user's cache",
     "sglang_engine": "the log of a process of this run",
-    "sources": "data that the user's own configuration names",
     "template_files": "of the package",
     "text2sql": "of the package",
     "trials": "in the folder of the user's own sweep",
