@@ -169,7 +169,7 @@ class _FusedLogprobs(torch.autograd.Function):
         from skyrl.algorithms.logprob_kernels import overwrite_with_gradient
 
         if ctx.has_slopes:
-            return _along_slopes(*ctx.saved_tensors, gradients[0]), *[None] * 4
+            return _along_slopes(ctx.saved_tensors[0], gradients[0]), *[None] * 4
         hidden, weight, targets, norms, spread = (saved.detach() for saved in ctx.saved_tensors)
         of_logprobs, of_entropy = gradients
         for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
@@ -308,7 +308,7 @@ class _LinearLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """d log p_y / dz = 1_y - p and dH / dz = -p (log p + H), summed over chunks into dW."""
         if ctx.has_slopes:
-            return _along_slopes(*ctx.saved_tensors, gradients[0]), *[None] * 7
+            return _along_slopes(ctx.saved_tensors[0], gradients[0]), *[None] * 7
         hidden, weight, targets, norms, spread = (saved.detach() for saved in ctx.saved_tensors)
         of_logprobs, of_entropy = gradients
         wanted_hidden, wanted_weight = ctx.needs_input_grad[:2]
