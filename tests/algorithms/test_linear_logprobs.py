@@ -168,6 +168,14 @@ def test_a_frozen_matrix_gets_no_gradient_and_its_table_is_computed_once(
     torch.testing.assert_close(hidden.grad, whole.grad, rtol=1e-5, atol=1e-5)
 
 
+def test_the_entropy_over_a_large_vocabulary_is_exact() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(3, 9, generator=generator), torch.randn(152_064, 9, generator=generator)
+    _, entropy = linear_logprobs(hidden, weight, torch.zeros(3, dtype=torch.long), temperature=1.0)
+    logs = torch.log_softmax(hidden.double() @ weight.double().T, dim=-1)
+    torch.testing.assert_close(entropy, -(logs.exp() * logs).sum(-1), rtol=0, atol=1e-5, check_dtype=False)
+
+
 def test_small_tables_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PLAIN_UP_TO", TOKENS * VOCABULARY)
     monkeypatch.setattr(module, "_LinearLogprobs", None)
