@@ -9,7 +9,7 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import RewardModelConfig
-from skyrl.data.supervised_rows import RowReader, TokenizedRows, load_preferences, preference_reader
+from skyrl.data.supervised_rows import TokenizedRows, load_preferences
 from skyrl.experiments.full_length import made_up_pairs
 from skyrl.experiments.sft import SupervisedExp
 from skyrl.learners.workers.learning_worker import Objective
@@ -28,9 +28,6 @@ class RewardModelExp(SupervisedExp):
 
     def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         return load_preferences(sources, self.tokenizer, self.cfg, self.max_length)
-
-    def reader(self, sources: tuple[str, ...]) -> RowReader[Any]:
-        return preference_reader(sources, self.tokenizer, self.cfg, self.max_length)
 
     def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
         return made_up_pairs(self.cfg, self.max_length, vocabulary)

@@ -18,6 +18,7 @@ from skyrl.config import SFTConfig, SupervisedConfig
 from skyrl.config.checks.supervised_checks import evaluation_names
 from skyrl.config.derive.model_overrides import learner_overrides
 from skyrl.config.derive.supervised_rules import MODEL
+from skyrl.config.loading.kinds import kind_of
 from skyrl.config.settings.samplers import SamplerConfig
 from skyrl.data.cursor import PromptCursor, batches, batches_before, permutation
 from skyrl.data.order import InOrder, Mixed, Order, Shuffled
@@ -25,7 +26,7 @@ from skyrl.data.row_store import row_key
 from skyrl.data.row_streams import EXAMINED, RowStream, parts_of, versions
 from skyrl.data.samplers import Sampler
 from skyrl.data.stream_cursor import StreamCursor
-from skyrl.data.supervised_rows import READ_BY, RowReader, TokenizedRows, load_supervised, supervised_reader
+from skyrl.data.supervised_rows import READ_BY, RowReader, TokenizedRows, load_supervised
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.exports import chat_tokenizer, export_of, new_turn_end
@@ -151,7 +152,8 @@ class SupervisedExp(BaseExp):
 
     def reader(self, sources: tuple[str, ...]) -> RowReader[Any]:
         """Reads rows of this kind of run one by one."""
-        raise TypeError(f"{type(self).__name__} does not define reader()")
+        reader: RowReader[Any] = kind_of(self.cfg).row_reader()(sources, self.tokenizer, self.cfg, self.max_length)
+        return reader
 
     def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
         """One batch of rows of the maximum length, with tokens below `vocabulary`."""
@@ -358,9 +360,6 @@ class SFTExp(SupervisedExp):
 
     def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         return load_supervised(sources, self.tokenizer, self.cfg, self.max_length)
-
-    def reader(self, sources: tuple[str, ...]) -> RowReader[Any]:
-        return supervised_reader(sources, self.tokenizer, self.cfg, self.max_length)
 
     def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
         return made_up_sequences(self.cfg, self.max_length, vocabulary)

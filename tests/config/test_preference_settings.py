@@ -43,6 +43,11 @@ def warned(values: dict[str, Any]) -> set[str]:
         ({"loss_type": ["kto", "sft"]}, "loss_type", "kto is for single answers with labels; set it to kto alone"),
         ({"loss_type": ["kto"], "batch_size": 1}, "batch_size", "1 has no other; choose 2 or more"),
         ({"loss_type": ["kto"], "precompute_ref_log_probs": True}, "precompute_ref_log_probs", "change with every"),
+        (
+            {"streaming": True, "num_steps": 2, "precompute_ref_log_probs": True},
+            "precompute_ref_log_probs",
+            "not known before",
+        ),
         ({"too_long": "truncate"}, "too_long", "truncate would compare parts of answers; set it to skip"),
         ({"loss_type": []}, "loss_type", "distinct names"),
         ({"loss_type": ["sft", "sft"]}, "loss_type", "distinct names"),

@@ -75,7 +75,7 @@ def pieces(folder: Path, kind: str) -> str:
     return str(folder / "*.jsonl")
 
 
-@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+@pytest.mark.parametrize("kind", ["sft", "reward_model", "preference"])
 def test_supervised_runs_on_streams_train_as_on_loaded_rows_and_resume(nano: Path, tmp_path: Path, kind: str) -> None:
     source = pieces(tmp_path / "rows", kind)
     found: dict[str, Any] = {}
