@@ -77,6 +77,23 @@ def test_control_c_ends_a_run_at_once_with_one_line_and_130(nano: Path, tmp_path
     assert (tmp_path / "checkpoints" / f"global_step_{step}").is_dir()
 
 
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)]
+)
+def test_signals_after_the_last_line_change_no_exit_code(
+    nano: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    process = start(nano, tmp_path, trainer__epochs=1000)
+    wait_for_step(process, 1)
+    process.send_signal(number)
+    assert process.stderr is not None
+    assert any("is saved" in line for line in process.stderr)
+    while process.poll() is None:  # until the very end
+        process.send_signal(number)
+    assert "Traceback" not in rest(process)
+    assert process.returncode == code
+
+
 def test_a_closed_pipe_changes_no_exit_code() -> None:
     command = [sys.executable, "-m", "skyrl.cli", "config", "docs"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
