@@ -52,7 +52,7 @@ class SampleIndex:
         self.samples, self._path = samples, index
         try:
             self._prepare()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise DataError(f"the index {index} cannot be created: {error}; see --index") from error
 
     def update(self, most: int = 500) -> int:

@@ -33,7 +33,7 @@ def test_a_field_with_few_values_completes_to_them() -> None:
     assert values_of("trainer.algorithm.advantage_estimator") == list(ADVANTAGE_ESTIMATORS)
     assert values_of("trainer.algorithm.policy_loss_type") == list(POLICY_LOSSES)
     assert values_of("environment.env_class") == list(ENVIRONMENTS)
-    assert values_of("strategy", ["kind=sft"]) == ["fsdp", "fsdp2", "deepspeed"]
+    assert values_of("strategy", ["kind=sft"]) == ["fsdp", "fsdp2", "deepspeed", "megatron"]
     assert values_of("trainer.epochs") == values_of("no.field") == values_of("strategy", ["not_there.toml"]) == []
 
 

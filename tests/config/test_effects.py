@@ -65,6 +65,7 @@ OFF: dict[str, dict[str, Any]] = {
     "generator.sampling_params.max_generate_length": RECORDED,
     "data.val_data": NO_EVALUATION,
     "data.shuffle": {"data.curriculum.sampler": "pools"},
+    "trainer.epochs": {"data.streaming": True, "trainer.max_training_steps": 2},
     **{f"generator.{table}.max_tokens": RECORDED for table in ("sampling_params", "eval_sampling_params")},
     "trainer.attention": {"trainer.strategy": "megatron", ENGINE + "backend": "vllm"},
     "trainer.recompute_activations": {"trainer.strategy": "megatron"},
@@ -138,6 +139,7 @@ RUNS: tuple[dict[str, Any], ...] = (
     {ENGINE + "backend": "vllm", "trainer.device": "cuda", ENGINE + "max_engine_restarts": 1},
     SERVERS | {ENGINE + "run_engines_locally": False},
     {"data.train_data": ["some.jsonl", "more.jsonl"]},
+    {"data.streaming": True, "trainer.max_training_steps": 2},
 )
 """Runs in which conditions read what decides."""
 

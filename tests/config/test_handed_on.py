@@ -192,7 +192,7 @@ def test_two_files_of_a_kind_differ_in_what_is_changed_and_the_values_are_shown(
         "rl": "trainer.algorithm.answer_key",
         "sft": "messages_key",
         "reward_model": "chosen_key",
-        "preference": "beta",
+        "preference": "chosen_key",
     }[kind]
     (folder / "other.toml").write_text(tomli_w.dumps({"extends": f"{kind}.toml"} | _nested(path, "other")))
     done = CliRunner().invoke(cli, ["config", "diff", "run", "other.toml"])

@@ -375,7 +375,7 @@ def test_a_source_that_changes_after_loading_changes_nothing() -> None:
 
 
 def test_the_leaves_without_another_value_are_few() -> None:
-    assert len(FIXED) == 5
+    assert len(FIXED) == 6
     assert differences(SkyRLTrainConfig(), load([], OTHERS).config).keys() >= OTHERS.keys() - {
         "generator.eval_sampling_params.logprobs"  # null, where a table that was null had it
     }

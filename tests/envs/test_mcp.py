@@ -26,6 +26,8 @@ from skyrl.sandbox.sandbox import why_unavailable
 from skyrl.sandbox.tiers import TIERS, Tier
 from skyrl.tree import Secret
 
+pytestmark = pytest.mark.xdist_group("mcp")  # some tests look at the processes of all servers
+
 SERVERS = Path(__file__).parent / "mcp_servers"
 NOTES = McpServerConfig(command=(sys.executable, str(SERVERS / "notes.py")))
 VARIABLES = {"PATH", "LANG", "VIRTUAL_ENV", "PYTHONPATH", "HOME", "TMPDIR", "LC_CTYPE"}

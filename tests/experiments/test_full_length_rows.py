@@ -58,7 +58,7 @@ def test_made_up_steps_are_taken_without_data_evaluation_and_recovery(nano: Path
 
 
 def test_rows_without_any_bound_are_refused(nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyrl.experiments.sft.max_positions", lambda path: None)
+    monkeypatch.setattr("skyrl.experiments.sft.max_positions", lambda path, overrides: None)
     config: Any = compose([], settings(nano, tmp_path, "sft", num_dummy_steps=1)).config
     with pytest.raises(DataError, match="set max_length"):
         experiment_class(config)(config).run()

@@ -81,7 +81,7 @@ def advantage(patch: pytest.MonkeyPatch) -> None:
 
         return advantages
 
-    patch.setattr("skyrl.experiments.ppo.advantage_estimator", poisoned)
+    patch.setattr("skyrl.training.advantage.advantage_estimator", poisoned)
 
 
 def loss(patch: pytest.MonkeyPatch) -> None:

@@ -299,7 +299,7 @@ async def test_an_adapter_that_one_engine_refuses_is_published_on_none() -> None
     async def refuse(name: str, adapter: Adapter) -> None:
         raise WeightSyncError("it does not fit")
 
-    b.publish = refuse  # type: ignore[method-assign]
+    b.publish = refuse  # type: ignore[method-assign]  # one engine fails
     with pytest.raises(WeightSyncError, match="it does not fit"):
         await door.publish("name", shared((), rank=1, alpha=1.0))
     assert (a.events, b.events) == (["publish name", "unpublish name"], [])

@@ -345,9 +345,9 @@ def test_snapshots_beyond_the_limit_are_loaded_when_used(tmp_path: Path) -> None
         running(tmp_path, TrainingServiceConfig(port=0, max_snapshots=2), backend) as service,
         client_of(service.url) as client,
     ):
-        training = client.create_lora_training_client(BASE, rank=4, seed=7).result()
-        samplings = [training.save_weights_and_get_sampling_client().result() for _ in range(4)]
+        trainings = [client.create_lora_training_client(BASE, rank=4, seed=seed).result() for seed in (7, 8)]
+        samplings = [each.save_weights_and_get_sampling_client().result() for each in trainings for _ in range(2)]
         scores = {tuple(each.compute_logprobs(PROMPT).result()) for each in samplings}
-        assert len(scores) == 1
+        assert len(scores) == 2  # one for each model
         assert len(backend.samplers) == 2
-        assert isinstance(training, tinker.TrainingClient)
+        assert all(isinstance(each, tinker.TrainingClient) for each in trainings)
