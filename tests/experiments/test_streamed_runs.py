@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from skyrl.errors import ConfigError
 from skyrl.tools.data_report import data_report
 from tests.experiments.forked import run
 from tests.experiments.phases import Fault
-from tests.experiments.sameness import assert_same, assert_same_files
+from tests.experiments.sameness import assert_same, assert_same_files, tokens
 from tests.experiments.test_kills import AHEAD
 from tests.nano_run import config, metrics, overrides, train
 from tests.supervised_run import chats, pairs, write
@@ -40,21 +41,30 @@ def streamed(nano: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("ahead", [pytest.param({}, marks=pytest.mark.long), AHEAD], ids=["in turns", "ahead"])
-def test_a_run_on_a_stream_that_is_killed_ends_like_one_that_was_not(
-    nano: Path, tmp_path: Path, ahead: dict[str, Any]
-) -> None:
-    changes = {**streamed(nano, tmp_path), **ahead}
-    status, said = run(nano, tmp_path / "whole", **changes)
+def assert_kills_end(nano: Path, folder: Path, changes: dict[str, Any]) -> None:
+    """A whole run, and one that is killed twice and then ends."""
+    status, said = run(nano, folder / "whole", **changes)
     assert status == 0, said
-    killed = tmp_path / "killed"
     for fault in (Fault(phase="backward", nth=5, delay=0.0), Fault(phase="generation", nth=2, delay=0.0)):
-        status, said = run(nano, killed, fault, **changes)
+        status, said = run(nano, folder / "killed", fault, **changes)
         assert status == -signal.SIGKILL, said
-    status, said = run(nano, killed, **changes)
+    status, said = run(nano, folder / "killed", **changes)
     assert status == 0 and "Traceback" not in said, said
-    assert_same(killed, tmp_path / "whole")
-    assert_same_files(killed, tmp_path / "whole")
+
+
+def test_a_run_on_a_stream_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: Path) -> None:
+    assert_kills_end(nano, tmp_path, streamed(nano, tmp_path))
+    assert_same(tmp_path / "killed", tmp_path / "whole")
+    assert_same_files(tmp_path / "killed", tmp_path / "whole")
+
+
+@pytest.mark.long
+def test_an_asynchronous_run_on_a_stream_that_is_killed_trains_on_the_same_prompts(nano: Path, tmp_path: Path) -> None:
+    assert_kills_end(nano, tmp_path, {**streamed(nano, tmp_path), **AHEAD})
+    trained = [
+        Counter(str(line["prompt_id"]) for line in tokens(tmp_path / name)) for name in ("killed", "whole")
+    ]  # their order depends on which samples end first
+    assert trained[0] == trained[1] and trained[0].total() > 0
 
 
 def test_in_order_a_run_on_a_stream_is_the_run_on_loaded_rows(nano: Path, tmp_path: Path) -> None:
