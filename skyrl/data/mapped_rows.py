@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skyrl.data.arrow_files import ArrowTable
 from skyrl.data.row_forms import MASKS
+from skyrl.data.rows_on_access import RowsOnAccess
 from skyrl.data.tokenized_rows import SupervisedRow
 
 COLUMNS = ("input_ids", "labels", *MASKS)
@@ -19,7 +20,7 @@ ReadRow = Callable[[dict[str, Any], str], SupervisedRow]
 """A row of a table, and its id, as tokens."""
 
 
-class MappedRows(Sequence[SupervisedRow]):
+class MappedRows(RowsOnAccess[SupervisedRow]):
     """Rows of Arrow tables, each read on access. Only their places are in memory: 8 bytes per row."""
 
     def __init__(self, tables: Sequence[ArrowTable], places: Sequence[NDArray[np.int64]], read: ReadRow) -> None:
@@ -30,16 +31,7 @@ class MappedRows(Sequence[SupervisedRow]):
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    @overload
-    def __getitem__(self, place: int) -> SupervisedRow: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> tuple[SupervisedRow, ...]: ...
-
-    def __getitem__(self, place: int | slice) -> SupervisedRow | tuple[SupervisedRow, ...]:
-        if isinstance(place, slice):
-            return tuple(self[each] for each in range(len(self))[place])
-        place = range(len(self))[place]
+    def read_row(self, place: int) -> SupervisedRow:
         number = int(np.searchsorted(self._ends, place, side="right"))
         start = int(self._ends[number - 1]) if number else 0
         inside = int(self._places[number][place - start])

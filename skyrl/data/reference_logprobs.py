@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Generic, TypeVar, overload
+from typing import TypeVar
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from skyrl.data.answer_pairs import LabelledRow, PairRow
+from skyrl.data.rows_on_access import RowsOnAccess
 from skyrl.errors import DataError
 
 _TYPE = np.dtype("<f4")
@@ -20,7 +21,7 @@ _TYPE = np.dtype("<f4")
 R = TypeVar("R", PairRow, LabelledRow)
 
 
-class ReferencedRows(Sequence[R], Generic[R]):
+class ReferencedRows(RowsOnAccess[R]):
     """Rows with the stored log-probabilities of their answers, each read on access."""
 
     def __init__(self, rows: Sequence[R], file: Path) -> None:
@@ -37,16 +38,7 @@ class ReferencedRows(Sequence[R], Generic[R]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, place: int) -> R: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> tuple[R, ...]: ...
-
-    def __getitem__(self, place: int | slice) -> R | tuple[R, ...]:
-        if isinstance(place, slice):
-            return tuple(self[each] for each in range(len(self))[place])
-        place = range(len(self))[place]
+    def read_row(self, place: int) -> R:
         start = int(self._ends[place - 1]) if place else 0
         found = np.array(self._logprobs[start : int(self._ends[place])], dtype=np.float32)
         row: R = self._rows[place]

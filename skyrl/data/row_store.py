@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config.foundation.reasoning_tasks import SCHEME
 from skyrl.data.data_files import has_files, versions_of
 from skyrl.data.hugging_face import dataset_fingerprint
+from skyrl.data.rows_on_access import RowsOnAccess
 from skyrl.errors import DataError
 
 FORMAT = 1
@@ -38,7 +39,7 @@ _COLUMNS = 3
 R = TypeVar("R")
 
 
-class StoredRows(Sequence[R], Generic[R]):
+class StoredRows(RowsOnAccess[R]):
     """Rows of a folder, each read on access. The index, 24 bytes per row, is mapped into memory."""
 
     def __init__(self, folder: Path, read: Callable[[str, bytes], R]) -> None:
@@ -55,16 +56,7 @@ class StoredRows(Sequence[R], Generic[R]):
     def __len__(self) -> int:
         return len(self._index)
 
-    @overload
-    def __getitem__(self, place: int) -> R: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> tuple[R, ...]: ...
-
-    def __getitem__(self, place: int | slice) -> R | tuple[R, ...]:
-        if isinstance(place, slice):
-            return tuple(self[each] for each in range(len(self))[place])
-        place = range(len(self))[place]
+    def read_row(self, place: int) -> R:
         start = int(self._index[place - 1, 0]) if place else 0
         stop, source, number = (int(each) for each in self._index[place])
         return self._read(f"{source}:{number}", os.pread(self._file, stop - start, start))

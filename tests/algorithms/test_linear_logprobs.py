@@ -101,37 +101,26 @@ def test_half_precision_is_as_near_to_the_truth_as_the_table_in_half_precision()
         assert (ours.double() - wanted).norm() < 1e-2 * wanted.norm()
 
 
-def test_no_tensor_of_tokens_times_vocabulary_is_ever_made() -> None:
-    largest = 0
+def operations(function: Callable[[], object]) -> list[tuple[object, int]]:
+    """Each of torch's operations while the function runs, with the entries of the largest tensor that it makes."""
+    seen = list[tuple[object, int]]()
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # torch's signature
-            nonlocal largest
             result = func(*args, **(kwargs or {}))
-            for each in result if isinstance(result, list | tuple) else [result]:
-                if isinstance(each, Tensor):
-                    largest = max(largest, each.numel())
+            made = result if isinstance(result, list | tuple) else [result]
+            seen.append((func, max((each.numel() for each in made if isinstance(each, Tensor)), default=0)))
             return result
-
-    hidden, weight, targets = problem()
-    with Watch():  # type: ignore[no-untyped-call]  # torch's signature
-        linear_logprobs(hidden, weight, targets, temperature=1.0)[0].sum().backward()
-    assert largest == VOCABULARY * WIDTH  # the gradient of the matrix; a chunk has 5 x 101
-
-
-def products(function: Callable[[], object]) -> int:
-    """Number of matrix products while the function runs."""
-    count = 0
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # torch's signature
-            nonlocal count
-            count += func in (torch.ops.aten.mm.default, torch.ops.aten.addmm_.default)
-            return func(*args, **(kwargs or {}))
 
     with Watch():  # type: ignore[no-untyped-call]  # torch's signature
         function()
-    return count
+    return seen
+
+
+def test_no_tensor_of_tokens_times_vocabulary_is_ever_made() -> None:
+    hidden, weight, targets = problem()
+    seen = operations(lambda: linear_logprobs(hidden, weight, targets, temperature=1.0)[0].sum().backward())
+    assert max(entries for _, entries in seen) == VOCABULARY * WIDTH  # the matrix's gradient; a chunk has 5 x 101
 
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])
@@ -158,8 +147,8 @@ def test_a_frozen_matrix_gets_no_gradient_and_its_table_is_computed_once(
     if uses_entropy:
         assert entropy is not None
         loss = loss + (entropy * shares[1]).sum()
-    again = products(loss.backward)
-    assert again == (10 if uses_entropy else 0)  # of five chunks: the table, and its gradient times the matrix
+    again = [each for each, _ in operations(loss.backward) if each is torch.ops.aten.mm.default]
+    assert len(again) == (10 if uses_entropy else 0)  # of five chunks: the table, and its gradient times the matrix
     whole, _, _ = problem()
     expected = naive(whole, weight, targets, 0.7)
     ((expected[0] * shares[0]).sum() + (expected[1] * shares[1]).sum() * uses_entropy).backward()

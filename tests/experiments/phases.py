@@ -181,23 +181,23 @@ class Phased(LearningWorker):
 
 
 class PhasedPolicyWorker(Phased, PolicyWorker):
-    """Of a reinforcement-learning run."""
+    """Phases of a reinforcement-learning run."""
 
 
 class PhasedHostPolicyWorker(Phased, HostPolicyWorker):
-    """The same under Megatron, which takes the CPU for CUDA."""
+    """Phases of a run under Megatron, which takes the CPU for CUDA."""
 
 
 class PhasedSFTWorker(Phased, SFTWorker):
-    """Of supervised fine-tuning."""
+    """Phases of supervised fine-tuning."""
 
 
 class PhasedPreferenceWorker(Phased, PreferenceWorker):
-    """Of a preference run."""
+    """Phases of a preference run."""
 
 
 class PhasedRewardModelWorker(Phased, RewardModelWorker):
-    """Of a reward model."""
+    """Phases of the training of a reward model."""
 
 
 def tell_of_the_clock(experiment: Any) -> None:

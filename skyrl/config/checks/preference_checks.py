@@ -64,7 +64,7 @@ def answers_are_not_truncated(run: PreferenceConfig) -> Iterator[Problem]:
         yield Problem(path="too_long", message=message, hint="set it to skip, which counts the pairs that are left out")
 
 
-def rows_of_stored_references_are_loaded(run: PreferenceConfig) -> Iterator[Problem]:
+def precomputed_rows_are_loaded(run: PreferenceConfig) -> Iterator[Problem]:
     """The reference scores all rows before training, which streamed rows cannot be."""
     if run.precompute_ref_log_probs and run.streaming:
         message = "streamed rows are not known before they are trained on"
