@@ -578,7 +578,8 @@ def _fit_list(value: object, kind: object) -> tuple[Any, ...]:
             is_table = isinstance(item, Mapping) and attrs.has(item_kind)
             fitted.append(_by_cattrs(item, item_kind) if is_table else coerce_exact(item, item_kind))
         except TypeMismatch as misfit:
-            raise TypeMismatch(f"item {index}: {misfit}", hint=misfit.hint) from None
+            message = f"item {index}: {misfit}"
+            raise TypeMismatch(message, hint=misfit.hint, code=misfit.code, value=misfit.value) from None
     return tuple(fitted)
 
 

@@ -114,6 +114,13 @@ def test_a_loss_or_estimator_of_another_system_is_answered_with_ours(field: str,
     assert said(RL | {path: value}, path) == f"{value!r} is unknown; {advice}"
 
 
+@pytest.mark.parametrize("value", ["dpo", ["sft", "dpo"]])
+def test_a_choice_of_another_system_is_answered_with_ours(value: object) -> None:
+    assert said({"kind": "preference", "loss_type": value}, "loss_type").endswith(
+        "; use sigmoid instead (dpo of other systems)"
+    )
+
+
 @pytest.mark.parametrize(
     ("written", "meant"),
     [

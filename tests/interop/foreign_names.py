@@ -94,6 +94,8 @@ VALUES_BY_HAND: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("OpenRLHF", f"{_ESTIMATOR}=reinforce_baseline", (f"{_ESTIMATOR}=reinforce++-baseline",)),
     *(("other systems", f"{_ESTIMATOR}={name}", ("extends=preset:dr-grpo",)) for name in ("dr_grpo", "drgrpo")),
     ("other systems", f"{_ESTIMATOR}=dapo", ("extends=preset:dapo",)),
+    *(("other systems", f"loss_type={name}", ("loss_type=sigmoid",)) for name in ("dpo", "cdpo")),
+    *(("other systems", f"loss_type={name}", ("loss_type=hinge",)) for name in ("slic", "rso")),
 )
 """(system, field=value, what to set): losses and estimators that the converters do not know by these names."""
 

@@ -144,7 +144,7 @@ def _builder(
         _take(builder, layer, chosen)
     if root is None and said in KINDS:  # the last one counts, whichever kind the files before it are of
         builder.problems = [each for each in builder.problems if each.path != "kind" or each.value not in KINDS]
-    builder.problems = [_in_terms_of_kinds(each, chosen) for each in builder.problems]
+    builder.problems = [_with_our_value(_in_terms_of_kinds(each, chosen)) for each in builder.problems]
     if root is None and said is None and chosen is not SkyRLTrainConfig:
         names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))
         message = f"is missing, so this is read as a reinforcement-learning run, which has no {names}"
@@ -158,6 +158,15 @@ def _names_elsewhere(root: type[Any], path: tuple[str, ...]) -> tuple[str, list[
     from skyrl.config.foundation.foreign_names import names_elsewhere  # for a message alone
 
     return names_elsewhere(root, path)
+
+
+def _with_our_value(problem: Problem) -> Problem:
+    """The problem, with our name for a value that only other systems have."""
+    if problem.code != "not a choice":
+        return problem
+    from skyrl.config.foundation.foreign_names import value_elsewhere  # for a message alone
+
+    return evolve(problem, hint=value_elsewhere(problem.path, str(problem.value)) or problem.hint)
 
 
 def _layers(files: Files, overrides: Overrides) -> list[_Layer]:
