@@ -142,7 +142,8 @@ def scored(logits: Tensor, tokens: Tensor, top: int = 1) -> tuple[Tensor, Tensor
 def likeliest(scores: Tensor, top: int) -> tuple[Tensor, Tensor]:
     """The likeliest tokens, the likeliest first, and their log softmax in nats: (R, V) float32 -> both (R, top)."""
     values, tokens = scores.topk(top, dim=-1)
-    return tokens, values - scores.logsumexp(-1, keepdim=True)
+    highest = values[:, :1]  # subtracted first, so that the size of the scores costs no precision
+    return tokens, values - highest - (scores - highest).exp().sum(-1, keepdim=True).log()
 
 
 def penalised(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:

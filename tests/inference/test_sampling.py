@@ -16,7 +16,7 @@ from transformers import (
 
 from skyrl.config import SamplingParams
 from skyrl.inference.draws import uniforms
-from skyrl.inference.sampling import RowSettings, choose, cut, draw, penalised, tempered
+from skyrl.inference.sampling import RowSettings, choose, cut, draw, likeliest, penalised, tempered
 
 ROWS = [
     SamplingParams(),
@@ -136,3 +136,11 @@ def test_logits_that_are_not_finite_show_in_the_logprob(bad: float) -> None:
     logits[1, 3] = bad
     _, logprobs = choose(logits, RowSettings.of([SamplingParams()] * 2, "cpu"), torch.tensor([0.5, 0.5]).double())
     assert logprobs.isfinite().tolist() == [True, False]
+
+
+def test_large_scores_cost_the_likeliest_no_precision() -> None:
+    scores = 3e4 + torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    tokens, found = likeliest(scores, 4)
+    expected = torch.log_softmax(scores.double(), -1).gather(-1, tokens)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+    assert tokens.tolist() == scores.topk(4).indices.tolist()
