@@ -26,7 +26,8 @@ def test_every_page_is_once_in_the_navigation(tmp_path: Path, monkeypatch: pytes
     build.copy_pages()
     config = yaml.safe_load((build.WEBSITE / "mkdocs.yml").read_text(encoding="utf-8"))
     pages = Counter(listed(build.with_folders(config["nav"])))
-    assert pages == Counter(str(page.relative_to(tmp_path)) for page in tmp_path.rglob("*.md"))
+    written = [page for suffix in ("md", "ipynb") for page in tmp_path.rglob(f"*.{suffix}")]
+    assert pages == Counter(str(page.relative_to(tmp_path)) for page in written)
     assert len(pages) > 80
 
 

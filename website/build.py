@@ -97,10 +97,13 @@ def with_folders(entries: list[Any]) -> list[Any]:
     """Entries of MkDocs' `nav`, with folders replaced by their pages: README first, folders last."""
     result = []
     for entry in entries:
+        if isinstance(entry, str):  # a page that gives its section its page
+            result.append(entry)
+            continue
         [(title, target)] = entry.items()
         if isinstance(target, list):
             result.append({title: with_folders(target)})
-        elif target.endswith(".md"):
+        elif target.endswith((".md", ".ipynb")):
             result.append(entry)
         else:
             result.append({title: pages_of(PAGES / target)})
