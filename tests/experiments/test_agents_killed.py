@@ -22,6 +22,7 @@ PLAYED: dict[str, Any] = {
     "trainer__epochs": 1,
     "trainer__max_training_steps": 6,
     "generator__n_samples_per_prompt": 2,
+    "trainer__micro_train_batch_size_per_gpu": 2,
 }
 """Six steps of four prompts, of two samples each: one epoch."""
 

@@ -315,7 +315,7 @@ def test_a_kl_loss_pulls_towards_the_reference(nano: Path, tmp_path: Path) -> No
     for coefficient in (1e-9, 5.0):
         out = tmp_path / str(coefficient)
         kl = {"trainer__algorithm__use_kl_loss": True, "trainer__algorithm__kl_loss_coef": coefficient}
-        train(nano, out, **kl, trainer__epochs=2, trainer__eval_interval=-1)
+        train(nano, out, **kl, trainer__epochs=4, trainer__eval_interval=-1)
         drift[coefficient] = metrics(out)[-1]["policy/policy_kl"]
     assert 0 < 2 * drift[5.0] < drift[1e-9]
 
