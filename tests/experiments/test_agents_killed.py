@@ -21,16 +21,14 @@ PLAYED: dict[str, Any] = {
     "generator__max_input_length": 40,
     "trainer__epochs": 1,
     "trainer__max_training_steps": 6,
-    "generator__n_samples_per_prompt": 2,
-    "trainer__micro_train_batch_size_per_gpu": 2,
 }
-"""Six steps of four prompts, of two samples each: one epoch."""
+"""Six steps of four prompts, of three samples each: one epoch."""
 
 WHERE: dict[str, tuple[dict[str, Any], list[int]]] = {
-    "here": ({}, [20]),
-    "here, twice": ({}, [5, 20]),
-    "ahead of training": ({"trainer__fully_async": {"enabled": True, "max_staleness_steps": 2}}, [5, 12, 26]),
-    "on Ray": ({"trainer__placement__executor": "ray", "trainer__placement__colocate_all": False}, [5, 20]),
+    "here": ({}, [30]),
+    "here, twice": ({}, [5, 30]),
+    "ahead of training": ({"trainer__fully_async": {"enabled": True, "max_staleness_steps": 2}}, [5, 20, 40]),
+    "on Ray": ({"trainer__placement__executor": "ray", "trainer__placement__colocate_all": False}, [5, 30]),
 }
 """Where agents play, and after how many of their first answers the run is killed each time."""
 
@@ -47,7 +45,7 @@ def test_a_run_that_is_killed_under_its_agents_trains_on_each_prompt_once(
     assert status == 0, said
     assert "Traceback" not in said
     trained = Counter((record["step"], record["prompt_id"]) for record in tokens(tmp_path))
-    assert set(trained.values()) == {2}
+    assert set(trained.values()) == {3}
     assert Counter(step for step, _ in trained) == dict.fromkeys(range(1, 7), 4)
     assert Counter(prompt for _, prompt in trained) == dict.fromkeys((f"0:{row}" for row in range(24)), 1)
     rows = metrics(tmp_path)

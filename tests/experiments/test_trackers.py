@@ -20,23 +20,22 @@ pytestmark = pytest.mark.xdist_group("forked")
 TRACKED: dict[str, Any] = {
     "trainer__logger": ["console", "tensorboard", "wandb"],
     "trainer__trackers": {"sample_rows": 2, "finish_seconds": 240.0, "wandb": {"mode": "offline"}},
-    "trainer__max_training_steps": 6,
-    "trainer__ckpt_interval": 3,
-    "trainer__async_ckpt_save": False,  # so that the kill in step 5 finds the checkpoint of step 3 on every machine
+    "trainer__ckpt_interval": 5,
+    "trainer__async_ckpt_save": False,  # so that the kill in step 8 finds the checkpoint of step 5 on every machine
 }
 
 
 def test_a_run_that_is_killed_and_resumed_is_one_run_in_each_tracker(nano: Path, tmp_path: Path) -> None:
-    in_step_five = Fault(phase="optimizer", nth=9)
-    status, said = run(nano, tmp_path, in_step_five, **TRACKED)
+    in_step_eight = Fault(phase="optimizer", nth=15)
+    status, said = run(nano, tmp_path, in_step_eight, **TRACKED)
     assert status == -signal.SIGKILL, said
     status, said = run(nano, tmp_path, **TRACKED)
     assert status == 0 and "warning" not in said, said
     folder = tmp_path / "run"
     truth = [(row["step"], row[readers.METRIC]) for row in all_metrics(tmp_path) if row["step"]]
-    assert [step for step, _ in truth] == list(range(1, 7))
+    assert [step for step, _ in truth] == list(range(1, 13))
     shown = readers.in_tensorboard(folder)
-    assert [step for step, _ in shown] == list(range(1, 7))
+    assert [step for step, _ in shown] == list(range(1, 13))
     assert [value for _, value in shown] == pytest.approx([value for _, value in truth])  # float32
     assert readers.in_wandb(folder) == truth
 
