@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 
 from attrs import define
 
-from skyrl.errors import UserError, WeightSyncError
+from skyrl.errors import UserError
 from skyrl.inference.adapters import write_adapter
 from skyrl.inference.engine import refuse_adapter
 from skyrl.weight_receiver.incoming_weights import Adapter
@@ -58,25 +58,13 @@ class AdapterShelf(Generic[T]):
         had, the name, and a folder in PEFT's format; `unload` gets the number.
         """
         self._most, self._load, self._unload = most_loaded, load, unload
-        self._entries: dict[str, _Entry[T]] = {}
+        self.by_name: dict[str, _Entry[T]] = {}
+        """All adapters."""
         self._resident: OrderedDict[int, _Entry[T]] = OrderedDict()
         """Loaded adapters by number, the least recently used first; forgotten ones too while samples are drawn."""
         self._numbers = itertools.count(FIRST_NUMBER)
         self._files: TemporaryDirectory[str] | None = None
         self._turn, self._released = asyncio.Lock(), asyncio.Event()
-
-    def refuse_new_weights(self) -> None:
-        """Raises `WeightSyncError` while there are adapters: they fit only the weights on which they were trained."""
-        if self._entries:
-            raise WeightSyncError(
-                f"an engine with adapters ({', '.join(self._entries)}) takes no new weights: the adapters fit only the "
-                "current ones"
-            )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of all adapters."""
-        return tuple(self._entries)
 
     async def publish(self, name: str, adapter: Adapter) -> None:
         """Adds an adapter, which has to fit the model. Raises `UserError` if there is one of this name, or no room for
@@ -89,19 +77,19 @@ class AdapterShelf(Generic[T]):
         folder = Path(self._files.name, str(number))
         await asyncio.to_thread(write_adapter, adapter, folder)
         self._refuse(name)
-        self._entries[name] = _Entry(number=number, folder=folder)
+        self.by_name[name] = _Entry(number=number, folder=folder)
 
     def add_stored(self, name: str, folder: Path) -> None:
         """Adds the adapter in this folder, which has to stay there. Raises as `publish`."""
         self._refuse(name)
-        self._entries[name] = _Entry(number=next(self._numbers), folder=folder.expanduser())
+        self.by_name[name] = _Entry(number=next(self._numbers), folder=folder.expanduser())
 
     async def unpublish(self, name: str) -> None:
         """Forgets an adapter: later requests are refused, and it is unloaded once running ones have ended. Raises
         `UserError` for an unknown name.
         """
         entry = self._entry(name)
-        del self._entries[name]
+        del self.by_name[name]
         while entry.requests:
             await self._one_is_released()
         async with self._turn:
@@ -144,14 +132,14 @@ class AdapterShelf(Generic[T]):
     def _entry(self, name: str) -> _Entry[T]:
         if not self._most:
             refuse_adapter(name)
-        if name not in self._entries:
-            raise UserError(f"there is no adapter {name}; loaded: {', '.join(self._entries) or 'none'}")
-        return self._entries[name]
+        if name not in self.by_name:
+            raise UserError(f"there is no adapter {name}; loaded: {', '.join(self.by_name) or 'none'}")
+        return self.by_name[name]
 
     def _refuse(self, name: str) -> None:
         if not self._most:
             raise UserError(f"this engine takes no adapter {name}: it was started without adapters")
-        if name in self._entries:
+        if name in self.by_name:
             raise UserError(f"there is an adapter {name} already: choose another name")
 
     async def _bring(self, entry: _Entry[T], name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,14 @@ def replace_weights(model: nn.Module, incoming: IncomingWeights) -> None:
         for name, tensor in received.items():
             held[name].copy_(tensor)
         refuse_not_loaded({name: (held[name], tensor) for name, tensor in received.items()})
+
+
+def refuse_beside_adapters(names: Collection[str]) -> None:
+    """Raises `WeightSyncError` if an engine has adapters: they fit only the weights on which they were trained."""
+    if names:
+        raise WeightSyncError(
+            f"an engine with adapters ({', '.join(names)}) takes no new weights: the adapters fit only the current ones"
+        )
 
 
 def refuse_not_loaded(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:

@@ -18,6 +18,7 @@ from skyrl.runs.inputs import refuse_other_tokens
 from tests.experiments.forked import run
 from tests.experiments.phases import Fault
 from tests.experiments.sameness import assert_same, assert_same_files
+from tests.long_cases import long_except
 from tests.nano_run import config, metrics, train
 
 TYPE = "trainer__algorithm__distillation__type"
@@ -64,7 +65,7 @@ def test_a_student_comes_near_its_teacher(
     assert sum(distances[-3:]) < share * sum(distances[:3])
 
 
-@pytest.mark.parametrize("form", ["advantage", "loss"])
+@pytest.mark.parametrize("form", long_except(["advantage", "loss"], "loss"))
 def test_a_resumed_run_with_a_teacher_goes_on_exactly(form: str, nano: Path, teacher: Path, tmp_path: Path) -> None:
     copied, whole, parts = tmp_path / "teacher", tmp_path / "whole", tmp_path / "parts"
     shutil.copytree(teacher, copied)

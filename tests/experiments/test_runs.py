@@ -114,9 +114,7 @@ OTHER_SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("settings", long_except(OTHER_SETTINGS, OTHER_SETTINGS[-1]))
-@pytest.mark.parametrize(
-    "moment", long_except(["_record_samples", "save", "after save", "export"], "_record_samples", "after save")
-)
+@pytest.mark.parametrize("moment", long_except(["_record_samples", "save", "after save", "export"], "_record_samples"))
 def test_a_run_that_died_at_any_moment_ends_like_one_that_did_not(
     nano: Path, tmp_path: Path, moment: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from tests.experiments.forked import run
 from tests.experiments.phases import Fault
 from tests.experiments.sameness import assert_same, assert_same_files, tokens
 from tests.experiments.test_kills import AHEAD
+from tests.long_cases import long_except
 from tests.nano_run import config, metrics, overrides, train
 from tests.supervised_run import chats, pairs, write
 from tests.supervised_run import train as train_supervised
@@ -85,7 +86,7 @@ def pieces(folder: Path, kind: str) -> str:
     return str(folder / "*.jsonl")
 
 
-@pytest.mark.parametrize("kind", ["sft", "reward_model", "preference"])
+@pytest.mark.parametrize("kind", long_except(["sft", "reward_model", "preference"], "sft", "preference"))
 def test_supervised_runs_on_streams_train_as_on_loaded_rows_and_resume(nano: Path, tmp_path: Path, kind: str) -> None:
     source = pieces(tmp_path / "rows", kind)
     found: dict[str, Any] = {}

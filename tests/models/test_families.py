@@ -34,8 +34,8 @@ from tests.models.family_cells import (
     worker,
 )
 
-DEFAULT = ("Qwen3", "Gemma 2", "Phi-3.5 and Phi-4-mini, LongRoPE", "Qwen3.5")
-"""A plain family, one with windows and a soft cap, one whose rotation depends on length, one with a state."""
+DEFAULT = ("Gemma 2", "Phi-3.5 and Phi-4-mini, LongRoPE", "Qwen3.5")
+"""A family with windows and a soft cap, one whose rotation depends on length, one with a state."""
 
 
 def _takes_long(name: str, cell: str | float) -> bool:

@@ -46,7 +46,7 @@ from skyrl.inference.torch.prefix_cache import MOST_BYTES
 from skyrl.inference.torch.rows import Job
 from skyrl.inference.torch.sampling_support import sampling_support
 from skyrl.inference.torch.scheduler import Scheduler
-from skyrl.inference.weights import replace_weights
+from skyrl.inference.weights import refuse_beside_adapters, replace_weights
 from skyrl.models.files.loading import load_causal_lm, load_config, load_tokenizer
 from skyrl.models.files.rotation import varies_with_length
 from skyrl.models.low_rank import Updates, attach
@@ -174,7 +174,7 @@ class TorchEngine:
         """
         if not self._scheduler.idle:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
-        self._adapters.refuse_new_weights()
+        refuse_beside_adapters(self._adapters.by_name)
         was_kept = self._model.kept.summary()
         await asyncio.to_thread(self._replace_weights, incoming)
         self._weight_version = version

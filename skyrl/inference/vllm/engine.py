@@ -47,6 +47,7 @@ from skyrl.inference.vllm.keyed_draws import by_key
 from skyrl.inference.vllm.model import expected_weights, model_facts, overridden, refuse_unfit
 from skyrl.inference.vllm.sampling_arguments import check_sampling, completion, prompt_scores, sampling_arguments
 from skyrl.inference.vllm.stepped import SteppedBackend
+from skyrl.inference.weights import refuse_beside_adapters
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.models.files.stored_adapter import stored_settings
 from skyrl.processes.gather_or_cancel import gather_or_cancel
@@ -168,7 +169,7 @@ class VLLMEngine:
         if not self._paused:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
         self._refuse_if_out_of_service()
-        self._adapters.refuse_new_weights()
+        refuse_beside_adapters(self._adapters.by_name)
         if isinstance(incoming, Adapter):
             refuse_foreign(incoming, self._expected.matrices)
             await self._on_loop(self._replace(self._adopt(incoming), version))
