@@ -7,7 +7,8 @@
 The right tasks are those of the quick start. Any answer to an easy one is rewarded, and none to an impossible one, so
 that groups of either carry no signal. Prints one JSON line for each run:
 the share of groups whose rewards were all equal, over all steps until the evaluation on other right tasks reached 0.8,
-and the number of these steps. The last command makes a table of such lines.
+of all groups and of those whose task had been drawn before (of a new task nothing can be known), and the number of
+these steps. The last command makes a table of such lines.
 """
 
 from __future__ import annotations
@@ -105,25 +106,42 @@ def run(folder: Path, sampler: str, rows: int, steps: int, seed: int) -> dict[st
     lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     reached = [each["trainer/global_step"] for each in records[1:] if each.get("eval/all/avg_score", 0) >= ENOUGH]
-    trained = records[1:]
     return {
         "benchmark": "curriculum",
         "sampler": sampler,
         "seed": seed,
         "steps_to_0.8": int(reached[0]) if reached else None,
-        "groups_without_signal": round(fmean(each["reward/zero_variance_groups"] for each in trained), 3),
+        **without_signal(folder / "run"),
         "scores": [round(each["eval/all/avg_score"], 3) for each in records if "eval/all/avg_score" in each],
+    }
+
+
+def without_signal(run: Path) -> dict[str, float]:
+    """Share of groups whose rewards are all equal: of all, and of those whose task was drawn in an earlier step."""
+    rewards: dict[tuple[int, str], list[float]] = {}
+    for line in (run / "trajectories.jsonl").read_text(encoding="utf-8").splitlines():
+        sample = json.loads(line)
+        rewards.setdefault((sample["step"], sample["prompt_id"]), []).append(sample["reward"])
+    first: dict[str, int] = {}
+    for step, task in sorted(rewards):
+        first.setdefault(task, step)
+    flat = {drawn: len(set(own)) == 1 for drawn, own in rewards.items()}
+    of_seen = [each for (step, task), each in flat.items() if first[task] < step]
+    return {
+        "groups_without_signal": round(fmean(flat.values()), 3),
+        "of_seen_tasks": round(fmean(of_seen), 3) if of_seen else 1.0,
     }
 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
     """The runs as Markdown: a line for each sampler, with a value for each seed."""
-    rows = ["| sampler | groups without signal, by seed | step at 0.8, by seed |", "|---|---|---|"]
+    titles = ("sampler", "groups without signal, by seed", "of tasks drawn before", "step at 0.8")
+    rows = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for sampler in dict.fromkeys(each["sampler"] for each in runs):
         own = sorted((each for each in runs if each["sampler"] == sampler), key=lambda each: each["seed"])
-        shares = ", ".join(f"{each['groups_without_signal']:.2f}" for each in own)
+        shares = (", ".join(f"{each[name]:.2f}" for each in own) for name in ("groups_without_signal", "of_seen_tasks"))
         steps = ", ".join(str(each["steps_to_0.8"] or "never") for each in own)
-        rows.append(f"| {sampler} | {shares} | {steps} |")
+        rows.append(f"| {' | '.join((sampler, *shares, steps))} |")
     return "\n".join(rows)
 
 
