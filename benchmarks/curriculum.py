@@ -128,8 +128,10 @@ def run(folder: Path, sampler: str, rows: int, steps: int, seed: int) -> dict[st
     }
 
 
-def without_signal(run: Path) -> dict[str, float]:
-    """Share of groups whose rewards are all equal: of all, and of those whose task was drawn in an earlier step."""
+def without_signal(run: Path) -> dict[str, float | None]:
+    """Share of groups whose rewards are all equal: of all, and of those whose task was drawn in an earlier step, if
+    there is one.
+    """
     rewards: dict[tuple[int, str], list[float]] = {}
     for line in (run / "trajectories.jsonl").read_text(encoding="utf-8").splitlines():
         sample = json.loads(line)
@@ -141,7 +143,7 @@ def without_signal(run: Path) -> dict[str, float]:
     of_seen = [each for (step, task), each in flat.items() if first[task] < step]
     return {
         "groups_without_signal": round(fmean(flat.values()), 3),
-        "of_seen_tasks": round(fmean(of_seen), 3) if of_seen else 1.0,
+        "of_seen_tasks": round(fmean(of_seen), 3) if of_seen else None,
     }
 
 
@@ -151,7 +153,10 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     rows = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for sampler in dict.fromkeys(each["sampler"] for each in runs):
         own = sorted((each for each in runs if each["sampler"] == sampler), key=lambda each: each["seed"])
-        shares = (", ".join(f"{each[name]:.2f}" for each in own) for name in ("groups_without_signal", "of_seen_tasks"))
+        shares = [
+            ", ".join("none" if each[name] is None else f"{each[name]:.2f}" for each in own)
+            for name in ("groups_without_signal", "of_seen_tasks")
+        ]
         steps = ", ".join(str(each["steps_to_0.8"] or "never") for each in own)
         rows.append(f"| {' | '.join((sampler, *shares, steps))} |")
     return "\n".join(rows)
