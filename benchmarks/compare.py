@@ -26,6 +26,7 @@ SHORT: tuple[tuple[str, ...], ...] = (
     ("generation.py", "--short", "--only", "uniform", "long_prompt"),
     ("training_layouts.py", "tiny"),
     ("driver.py", "--steps", "2", "256"),
+    ("sft.py", "--sides", "skyrl"),
 )
 """The short form of each benchmark: `make bench` runs the same."""
 

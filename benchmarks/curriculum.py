@@ -1,13 +1,15 @@
-"""What a curriculum is worth: easy, right and impossible tasks in equal parts, drawn in turn or by their success.
+"""What a curriculum is worth: easy, right and impossible tasks in equal parts, drawn in turn, by their success, or
+by their difficulty.
 
     python examples/quickstart/prepare.py
-    python -m benchmarks.curriculum [--rows 80] [--steps 150] [--seeds 0 1 2] >> lines.jsonl
+    python -m benchmarks.curriculum [--rows 400] [--steps 150] [--seeds 0 1 2] >> lines.jsonl
     python -m benchmarks.curriculum --table lines.jsonl
 
 The right tasks are those of the quick start. Any answer to an easy one is rewarded, and none to an impossible one, so
 that groups of either carry no signal. Prints one JSON line for each run:
 the share of groups whose rewards were all equal, over all steps until the evaluation on other right tasks reached 0.8,
-and the number of these steps. The last command makes a table of such lines.
+of all groups and of those whose task had been drawn before (of a new task nothing can be known), and the number of
+these steps. The last command makes a table of such lines.
 """
 
 from __future__ import annotations
@@ -39,14 +41,19 @@ POOLS = [
 BY_SUCCESS = {"pools": json.dumps(POOLS), "pool_memory": 0.5, "unseen_weight": 0.1}
 """Settings of `data.curriculum` for pools: prompts that gave a signal once are worth more than new ones."""
 
+BY_DIFFICULTY = {"target.initial": 4, "target.min": 3, "target.max": 6.5, "target.step_size": 1}
+"""Those for a target difficulty, which is the number of letters; easy tasks have 0, and impossible ones 20."""
+
+SETTINGS: dict[str, dict[str, Any]] = {"pools": BY_SUCCESS, "target_difficulty": BY_DIFFICULTY}
+
 
 def main() -> None:
     """One run after the other, or the table."""
     parser = argparse.ArgumentParser(description="Train on tasks of which a third is worth it.")
-    parser.add_argument("--rows", type=int, default=80, help="of each kind")
+    parser.add_argument("--rows", type=int, default=400, help="of each kind")
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--samplers", nargs="+", default=["permutation", "pools"])
+    parser.add_argument("--samplers", nargs="+", default=["permutation", *SETTINGS])
     parser.add_argument("--table", type=Path, metavar="LINES", help="of runs that are over")
     asked = parser.parse_args()
     if asked.table:
@@ -73,9 +80,15 @@ def write(folder: Path, rows: int) -> tuple[Path, Path]:
     kinds = [kind for kind in ("easy", "right", "impossible") for _ in range(rows)]
     files = {"train": zip(train, kinds, strict=False), "validation": ((row, "right") for row in others[:128])}
     for name, lines in files.items():
-        text = "".join(f"{json.dumps({**row, 'kind': kind})}\n" for row, kind in lines)
+        rows_of_kind = ({**row, "kind": kind, "difficulty": difficulty(row, kind)} for row, kind in lines)
+        text = "".join(f"{json.dumps(row)}\n" for row in rows_of_kind)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
     return folder / "train.jsonl", folder / "validation.jsonl"
+
+
+def difficulty(row: dict[str, Any], kind: str) -> int:
+    """What is known about a task before training: how many letters are to be sorted, or that it is easy or hopeless."""
+    return {"easy": 0, "impossible": 20}.get(kind, len(row["reward_spec"]["ground_truth"]))
 
 
 def run(folder: Path, sampler: str, rows: int, steps: int, seed: int) -> dict[str, Any]:
@@ -85,7 +98,7 @@ def run(folder: Path, sampler: str, rows: int, steps: int, seed: int) -> dict[st
         "data.train_data": json.dumps([str(train)]),
         "data.val_data": json.dumps([str(validation)]),
         "data.curriculum.sampler": sampler,
-        **({f"data.curriculum.{name}": value for name, value in BY_SUCCESS.items()} if sampler == "pools" else {}),
+        **{f"data.curriculum.{name}": value for name, value in SETTINGS.get(sampler, {}).items()},
         "environment.env_class": "benchmarks/curriculum.py:sorted_or_not",
         "trainer.epochs": 1000,
         "trainer.max_training_steps": steps,
@@ -105,25 +118,47 @@ def run(folder: Path, sampler: str, rows: int, steps: int, seed: int) -> dict[st
     lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     reached = [each["trainer/global_step"] for each in records[1:] if each.get("eval/all/avg_score", 0) >= ENOUGH]
-    trained = records[1:]
     return {
         "benchmark": "curriculum",
         "sampler": sampler,
         "seed": seed,
         "steps_to_0.8": int(reached[0]) if reached else None,
-        "groups_without_signal": round(fmean(each["reward/zero_variance_groups"] for each in trained), 3),
+        **without_signal(folder / "run"),
         "scores": [round(each["eval/all/avg_score"], 3) for each in records if "eval/all/avg_score" in each],
+    }
+
+
+def without_signal(run: Path) -> dict[str, float | None]:
+    """Share of groups whose rewards are all equal: of all, and of those whose task was drawn in an earlier step, if
+    there is one.
+    """
+    rewards: dict[tuple[int, str], list[float]] = {}
+    for line in (run / "trajectories.jsonl").read_text(encoding="utf-8").splitlines():
+        sample = json.loads(line)
+        rewards.setdefault((sample["step"], sample["prompt_id"]), []).append(sample["reward"])
+    first: dict[str, int] = {}
+    for step, task in sorted(rewards):
+        first.setdefault(task, step)
+    flat = {drawn: len(set(own)) == 1 for drawn, own in rewards.items()}
+    of_seen = [each for (step, task), each in flat.items() if first[task] < step]
+    return {
+        "groups_without_signal": round(fmean(flat.values()), 3),
+        "of_seen_tasks": round(fmean(of_seen), 3) if of_seen else None,
     }
 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
     """The runs as Markdown: a line for each sampler, with a value for each seed."""
-    rows = ["| sampler | groups without signal, by seed | step at 0.8, by seed |", "|---|---|---|"]
+    titles = ("sampler", "groups without signal, by seed", "of tasks drawn before", "step at 0.8")
+    rows = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for sampler in dict.fromkeys(each["sampler"] for each in runs):
         own = sorted((each for each in runs if each["sampler"] == sampler), key=lambda each: each["seed"])
-        shares = ", ".join(f"{each['groups_without_signal']:.2f}" for each in own)
+        shares = [
+            ", ".join("none" if each[name] is None else f"{each[name]:.2f}" for each in own)
+            for name in ("groups_without_signal", "of_seen_tasks")
+        ]
         steps = ", ".join(str(each["steps_to_0.8"] or "never") for each in own)
-        rows.append(f"| {sampler} | {shares} | {steps} |")
+        rows.append(f"| {' | '.join((sampler, *shares, steps))} |")
     return "\n".join(rows)
 
 

@@ -1,12 +1,13 @@
-"""What a start costs before the first step, by the number of rows: prompts in memory, on disk, and streamed.
+"""What a start costs before the first step, by the number of rows: rows in memory, on disk, and streamed.
 
     python examples/quickstart/prepare.py
-    python -m benchmarks.data_start [--rows 1000 1000000] [--ways memory stored streamed]
+    python -m benchmarks.data_start [--kinds rl sft] [--rows 1000 1000000] [--ways memory stored streamed mapped]
 
-Rows are those of the quick start, in one parquet file. Each start is a process of its own: it imports the library,
-reads the prompts, checks them, draws the first batch and makes the state of a checkpoint. `stored` starts twice, the
-second time with the prompts that the first has written. Prints one JSON line for each start: CPU-seconds and peak
-resident memory of the process, in MB.
+Rows are those of the quick start, in one parquet file: prompts for RL, chats for SFT; `mapped` are tokens in an Arrow
+file, which SFT reads where they lie. Each start is a process of its own: it imports the library, reads the rows, checks
+them, draws the first batch and makes the state of a checkpoint. `stored` starts twice, the second time with the rows
+that the first has written. Prints one JSON line for each start: CPU-seconds and peak resident memory of the process,
+in MB.
 """
 
 from __future__ import annotations
@@ -21,88 +22,108 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TOML = "examples/quickstart/grpo.toml"
+MODEL = "runs/quickstart-base/model"
 AT_A_TIME = 10_000
 
 WAYS: dict[str, tuple[str, ...]] = {
     "memory": ("memory",),
     "stored": ("stored first", "stored again"),
     "streamed": ("streamed",),
+    "mapped": ("mapped",),
 }
-"""Way of reading prompts -> the starts that show it."""
+"""Way of reading rows -> the starts that show it."""
 
 
 def main() -> None:
     """One start after the other."""
     parser = argparse.ArgumentParser(description="Start on many rows.")
+    parser.add_argument("--kinds", nargs="+", choices=("rl", "sft"), default=["rl", "sft"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1000, 1_000_000])
     parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), default=list(WAYS))
-    parser.add_argument("--start", nargs=2, metavar=("WAY", "FOLDER"), help="of one process")
+    parser.add_argument("--start", nargs=3, metavar=("KIND", "WAY", "FOLDER"), help="of one process")
     asked = parser.parse_args()
     if asked.start:
-        print(json.dumps(start(asked.start[0], Path(asked.start[1]))))
+        print(json.dumps(start(asked.start[0], asked.start[1], Path(asked.start[2]))))
         return
     for rows in asked.rows:
         with tempfile.TemporaryDirectory() as folder:
-            write_rows(Path(folder) / "train.parquet", rows)
-            for way in asked.ways:
-                for name in WAYS[way]:
-                    print(json.dumps({"rows": rows, "start": name, **in_a_process(way, folder)}), flush=True)
+            for kind in asked.kinds:
+                write_rows(Path(folder), kind, rows, asked.ways)
+                for way in asked.ways:
+                    for name in WAYS[way] if kind == "sft" or way != "mapped" else ():
+                        figures = in_a_process(kind, way, folder)
+                        print(json.dumps({"kind": kind, "rows": rows, "start": name, **figures}), flush=True)
 
 
-def write_rows(file: Path, count: int) -> None:
-    """Prompts such as `sort: hgdbha`, with their answers."""
+def write_rows(folder: Path, kind: str, count: int, ways: Sequence[str]) -> None:
+    """Rows of words such as `hgdbha`, which are to be sorted: in a parquet file, and those of SFT as tokens, too."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     draw = random.Random(0)
-    writer = None
-    for start in range(0, count, AT_A_TIME):
-        words = [
-            "".join(draw.choices("abcdefgh", k=draw.randint(3, 7))) for _ in range(start, min(start + AT_A_TIME, count))
-        ]
-        table = pa.Table.from_pylist(list(map(row, words)))
-        writer = writer or pq.ParquetWriter(file, table.schema)
-        writer.write_table(table)
-    assert writer is not None, "there are rows"
-    writer.close()
+    make = prompt if kind == "rl" else chat
+    with ExitStack() as files:
+        writers: dict[str, Any] = {}
+        for begin in range(0, count, AT_A_TIME):
+            size = min(AT_A_TIME, count - begin)
+            words = ["".join(draw.choices("abcdefgh", k=draw.randint(3, 7))) for _ in range(size)]
+            tables = {"parquet": pa.Table.from_pylist(list(map(make, words)))}
+            if kind == "sft" and "mapped" in ways:
+                tables["arrow"] = tokens(words)
+            for form, table in tables.items():
+                if form not in writers:
+                    opened = pq.ParquetWriter if form == "parquet" else pa.ipc.new_stream
+                    writers[form] = files.enter_context(opened(folder / f"{kind}.{form}", table.schema))
+                writers[form].write_table(table)
 
 
-def row(word: str) -> dict[str, Any]:
-    """One row."""
+def prompt(word: str) -> dict[str, Any]:
+    """One row of RL."""
     truth = {"method": "rule", "ground_truth": "".join(sorted(word))}
     return {"prompt": [{"role": "user", "content": f"sort: {word}"}], "reward_spec": truth, "data_source": "sort"}
 
 
-def in_a_process(way: str, folder: str) -> dict[str, Any]:
+def chat(word: str) -> dict[str, Any]:
+    """One row of SFT."""
+    said = {"user": f"sort: {word}", "assistant": "".join(sorted(word))}
+    return {"messages": [{"role": role, "content": text} for role, text in said.items()]}
+
+
+def tokens(words: Sequence[str]) -> pa.Table:
+    """The same in numbers, whatever their meaning."""
+    import pyarrow as pa
+
+    ids = [[*map(ord, f"{word}{''.join(sorted(word))}")] for word in words]
+    masks = [[place * 2 >= len(row) for place in range(len(row))] for row in ids]
+    columns = {"input_ids": pa.array(ids, pa.list_(pa.int32())), "loss_mask": pa.array(masks, pa.list_(pa.bool_()))}
+    return pa.table(columns)
+
+
+def in_a_process(kind: str, way: str, folder: str) -> dict[str, Any]:
     """The figures of a start."""
-    command: Sequence[str] = [sys.executable, "-m", "benchmarks.data_start", "--start", way, folder]
+    command: Sequence[str] = [sys.executable, "-m", "benchmarks.data_start", "--start", kind, way, folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
 
 
-def start(way: str, folder: Path) -> dict[str, Any]:
+def start(kind: str, way: str, folder: Path) -> dict[str, Any]:
     """Start in this process."""
-    from skyrl.config import compose
-    from skyrl.experiments.ppo import BasePPOExp
-    from skyrl.experiments.sampling import prompt_cursor, stream_cursor
-    from skyrl.runs.inputs import check_data
-
+    file = folder / f"{kind}.{'arrow' if way == 'mapped' else 'parquet'}"
     changes: dict[str, Any] = {
-        "data.train_data": [str(folder / "train.parquet")],
-        "data.streaming": way == "streamed",
-        "data.tokenized_path": str(folder / "tokens") if way == "stored" else None,
-        "trainer.run_path": str(folder / "run"),
+        "streaming": way == "streamed",
+        "tokenized_path": str(folder / f"tokens-{kind}") if way == "stored" else None,
     }
-    experiment = BasePPOExp(compose([TOML], changes).config)
-    run, dataset = experiment.cfg, experiment.train_dataset
-    check_data(run, dataset, None)
-    cursor: Any = stream_cursor(run, experiment.tokenizer) if way == "streamed" else prompt_cursor(run, dataset)
+    cursor: Any = cursor_of_prompts(file, changes) if kind == "rl" else cursor_of_rows(file, changes)
     cursor.take()
     cursor.state()
     return {
@@ -110,6 +131,32 @@ def start(way: str, folder: Path) -> dict[str, Any]:
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
         "processor": platform.processor() or platform.machine(),
     }
+
+
+def cursor_of_prompts(file: Path, changes: dict[str, Any]) -> object:
+    """The prompts of a run of RL, checked as before its first step."""
+    from skyrl.config import compose
+    from skyrl.experiments.ppo import BasePPOExp
+    from skyrl.experiments.sampling import prompt_cursor, stream_cursor
+    from skyrl.runs.inputs import check_data
+
+    of_data = {f"data.{name}": value for name, value in changes.items()}
+    values = {"data.train_data": [str(file)], "trainer.run_path": str(file.parent / "run"), **of_data}
+    experiment = BasePPOExp(compose([TOML], values).config)
+    run, dataset = experiment.cfg, experiment.train_dataset
+    check_data(run, dataset, None)
+    return stream_cursor(run, experiment.tokenizer) if run.data.streaming else prompt_cursor(run, dataset)
+
+
+def cursor_of_rows(file: Path, changes: dict[str, Any]) -> object:
+    """The same of SFT."""
+    from skyrl.config import SFTConfig, compose
+    from skyrl.experiments.sft import SFTExp
+
+    values = {"model.path": MODEL, "train_datasets": (str(file),), "batch_size": 16, "num_steps": 100, "device": "cpu"}
+    experiment = SFTExp(compose([], {**values, "run_path": str(file.parent / "run"), **changes}, SFTConfig).config)
+    experiment.check_inputs()
+    return experiment.get_cursor()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ SHORTEST: Mapping[str, str] = {
     "checkpoints": "--steps 2 --rounds 1 --megabytes 1",
     "config": "1",
     "config_doors": "20",
-    "data_start": "--rows 20",
+    "data_start": "--rows 20 --ways stored mapped",
     "curriculum": "--rows 8 --steps 2 --seeds 0 --samplers pools",
     "driver": "--tokens 20 --steps 2 16",
     "endpoint": "--clients 4 --seconds 1",
@@ -37,6 +37,7 @@ SHORTEST: Mapping[str, str] = {
     "routing": "--engines 2",
     "routing_replay": "--layers 1 --experts 4 --prompts 1 --samples 2 --tokens 4",
     "sandboxes": "--calls 2",
+    "sft": "--sides skyrl",
     "staleness": "--steps 1 --staleness 1 --losses regular",
     "training_layouts": "tiny",
     "training_service": "--clients 4 --seconds 1 --steps 2",
@@ -47,7 +48,6 @@ SHORTEST: Mapping[str, str] = {
 
 NOT_ALONE = {
     "compare": "it runs others of these scripts",
-    "sft": "it needs TRL, which no extra of skyrl installs",
 }
 """Scripts that cannot run here, and why."""
 

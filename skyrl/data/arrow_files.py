@@ -89,14 +89,12 @@ class _MappedFile:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             buffer = pa.py_buffer(self._map)
             is_file = self._map[:6] == b"ARROW1"
-            if is_file:
-                reader = pa.ipc.open_file(buffer)
-                self.batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
-            else:
-                self.batches = list(pa.ipc.open_stream(buffer))
-            for batch in self.batches:  # lists of a damaged file may end outside of it
-                batch.validate(full=True)
-                self.count(batch.nbytes)
+            reader = pa.ipc.open_file(buffer) if is_file else pa.ipc.open_stream(buffer)
+            self.batches = []
+            for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
+                batch.validate(full=True)  # lists of a damaged file may end outside of it
+                self.batches.append(batch)
+                self.count(AROUND + batch.nbytes)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise DataError(f"{path} cannot be read as an Arrow file: {error}") from error
 

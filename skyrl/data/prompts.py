@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from itertools import islice
@@ -173,9 +173,14 @@ class StreamedPrompts:
         self._read = _Reader(tokenizer, template, rendered, env_class, columns, refuses)
         self._max_prompt_length, self._skip_bad_rows = max_prompt_length, skip_bad_rows
 
-    def of_source(self, source: str) -> Iterator[Prompt | BadRow]:
+    def of_rows(self, rows: Iterable[Row | BadRow], source: str) -> Iterator[Prompt | BadRow]:
         """A prompt, however long it is, or `BadRow` for each row of a source. Raises `DataError` for the source."""
-        return self._read.prompts(source, 0)
+        return self._read.prompts(source, 0, rows)
+
+    def of_row(self, row: Row, source: str, place: int) -> Prompt | BadRow:
+        """The same for the row of this number."""
+        [found] = self._read.block([(place, row)], source, 0)
+        return found
 
     def __call__(self, given: StreamedRow) -> tuple[Prompt | None, str]:
         """The prompt; or None, and why the row is left out: `rows_too_long` or `rows_bad`. Raises `DataError`."""
@@ -207,10 +212,14 @@ class _Reader:
     columns: Columns
     refuses: Refuses | None
 
-    def prompts(self, source: str, number: int) -> Iterator[Prompt | BadRow]:
-        """A prompt or `BadRow` for each row of the source, which has index `number` in the run."""
-        rows = enumerate(checked_rows(source, self.columns))
-        while block := list(islice(rows, _AT_A_TIME)):
+    def prompts(
+        self, source: str, number: int, rows: Iterable[Row | BadRow] | None = None
+    ) -> Iterator[Prompt | BadRow]:
+        """A prompt or `BadRow` for each row of the source, which has index `number` in the run. `rows` are its rows, if
+        it has been opened already.
+        """
+        placed = enumerate(checked_rows(source, self.columns, rows))
+        while block := list(islice(placed, _AT_A_TIME)):
             yield from self.block(block, source, number)
 
     def block(self, placed: Sequence[tuple[int, Row | BadRow]], source: str, number: int) -> Iterator[Prompt | BadRow]:

@@ -140,6 +140,17 @@ def parts_of(sources: Sequence[str], columns: Columns | None = None) -> tuple[Pa
     return tuple(parts)
 
 
+def rows_in_order(source: str, columns: Columns | None = None, *, streamed: bool) -> Iterator[Row | BadRow]:
+    """Every row of a source in turn. With `streamed`, a dataset of the hub is read without a download, as a run with
+    `streaming` reads it. Raises `DataError`.
+    """
+    if not streamed:
+        yield from iterate_rows(source, columns)
+        return
+    for part in parts_of((source,), columns):
+        yield from (row for _, row in part.read({}).rows())
+
+
 def versions(sources: Sequence[str]) -> str:
     """A digest of what is known about the content of the sources without reading it: of files on a disk, names, sizes
     and both ends; of objects, addresses, sizes and versions; of other sources, names.

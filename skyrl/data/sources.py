@@ -65,14 +65,17 @@ def read_rows(source: str, columns: Columns | None = None) -> list[Row | BadRow]
     return list(checked_rows(source, columns))
 
 
-def checked_rows(source: str, columns: Columns | None = None) -> Iterator[Row | BadRow]:
+def checked_rows(
+    source: str, columns: Columns | None = None, rows: Iterable[Row | BadRow] | None = None
+) -> Iterator[Row | BadRow]:
     """Every row of one source in turn: `.parquet`, `.arrow`, `.jsonl`, `.json` or `.csv` files (a path, an address such
-    as `s3://bucket/rows.parquet`, or a pattern with `*`), a folder, a hub name, or a task of reasoning-gym.
+    as `s3://bucket/rows.parquet`, or a pattern with `*`), a folder, a hub name, or a task of reasoning-gym. `rows` are
+    those of the source, where it has been opened already.
 
     Raises `DataError` for a source that is missing, unreadable, empty, or without the columns.
     """
     columns, is_first = columns or Columns(), True
-    for row in iterate_rows(source, columns):
+    for row in iterate_rows(source, columns) if rows is None else rows:
         if is_first and not isinstance(row, BadRow):
             _refuse_missing(source, list(row), columns)
             is_first = False

@@ -41,12 +41,13 @@ def read_prompts(
     default that of the run. With `stored`, they are kept below `data.tokenized_path`, if it is set.
     """
     settings = _reading(run, env_class)
-    path, columns = run.data.tokenized_path if stored else None, _columns(run)
+    path, columns = run.data.tokenized_path if stored else None, columns_of(run)
     store = None if path is None else PromptStore(path=path, settings=_described(run, settings))
     return load_prompts(sources, tokenizer, **settings, columns=columns, refuses=what_rows_lack(run), store=store)
 
 
-def _columns(run: SkyRLTrainConfig) -> Columns:
+def columns_of(run: SkyRLTrainConfig) -> Columns:
+    """Names of the columns that the run reads."""
     return Columns(prompt=run.data.prompt_column, answer=run.data.answer_column)
 
 
@@ -63,7 +64,7 @@ def _reading(run: SkyRLTrainConfig, env_class: str | None = None) -> dict[str, A
 
 def _described(run: SkyRLTrainConfig, settings: Mapping[str, object]) -> dict[str, object]:
     """Everything that prompts depend on besides sources, tokenizer and template."""
-    return {**settings, "columns": asdict(_columns(run)), "asked": asked_of_tasks(run)}
+    return {**settings, "columns": asdict(columns_of(run)), "asked": asked_of_tasks(run)}
 
 
 def first_prompts(run: SkyRLTrainConfig, tokenizer: ChatTokenizer) -> PromptDataset:
@@ -72,7 +73,7 @@ def first_prompts(run: SkyRLTrainConfig, tokenizer: ChatTokenizer) -> PromptData
     Any later prompt may have `trainer.max_prompt_length` tokens: that is the longest one of the dataset.
     """
     make = prompt_maker(run, tokenizer)
-    stream = RowStream(parts_of(run.data.train_data, _columns(run)), buffer=1, seed=None)
+    stream = RowStream(parts_of(run.data.train_data, columns_of(run)), buffer=1, seed=None)
     found: list[Prompt] = []
     for _ in range(EXAMINED):
         row = stream.draw()
@@ -91,14 +92,14 @@ def first_prompts(run: SkyRLTrainConfig, tokenizer: ChatTokenizer) -> PromptData
 
 def prompt_maker(run: SkyRLTrainConfig, tokenizer: ChatTokenizer) -> StreamedPrompts:
     """Makes prompts of rows one by one, as the run does."""
-    return StreamedPrompts(tokenizer, **_reading(run), columns=_columns(run), refuses=what_rows_lack(run))
+    return StreamedPrompts(tokenizer, **_reading(run), columns=columns_of(run), refuses=what_rows_lack(run))
 
 
 def stream_cursor(run: SkyRLTrainConfig, tokenizer: ChatTokenizer) -> StreamCursor[Prompt]:
     """The streamed prompts of the run in the order in which they are drawn. Raises `DataError`."""
     data, trainer = run.data, run.trainer
     seed = trainer.seed if data.shuffle else None
-    stream = RowStream(parts_of(data.train_data, _columns(run)), buffer=data.shuffle_buffer_size, seed=seed)
+    stream = RowStream(parts_of(data.train_data, columns_of(run)), buffer=data.shuffle_buffer_size, seed=seed)
     read = {**_described(run, _reading(run)), "buffer": data.shuffle_buffer_size, "seed": seed}
     key = row_key((), tokenizer, {**read, "versions": versions(data.train_data)})
     return StreamCursor(stream, prompt_maker(run, tokenizer), trainer.train_batch_size, key)

@@ -7,25 +7,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from random import Random
 from typing import Any, Literal
 
 import numpy as np
 from attrs import evolve, frozen
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.loading.kinds import kind_of, reads_chats, samples_rollouts
 from skyrl.data.conversations import without_nulls
-from skyrl.data.sources import BadRow, Row, in_table, iterate_rows
+from skyrl.data.row_streams import rows_in_order
+from skyrl.data.sources import BadRow, Row, in_table, kind_of_value
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
-from skyrl.experiments.sampling import prompt_maker
+from skyrl.experiments.sampling import columns_of, prompt_maker
 from skyrl.runs.run_tree import AnyRun
-from skyrl.storage.atomic import write_files
+from skyrl.storage.atomic import atomic_file
 from skyrl.tree import evolve_at, get_at
 
 Part = Literal["train", "validation"]
@@ -34,6 +35,7 @@ PERCENTILES = (10, 50, 90, 99)
 _ANY_LENGTH = 1 << 30
 _EVALUATED = {"prompts": "data.val_data", "chats": "eval_datasets", "pairs": "eval_datasets"}
 _BOUND = {"prompts": "trainer.max_prompt_length", "chats": "max_length", "pairs": "max_length"}
+_QUESTION = {"prompts": "data.prompt_column", "chats": "messages_key", "pairs": "prompt_key"}
 
 
 @frozen(kw_only=True)
@@ -103,8 +105,9 @@ def _of_source(
 ) -> tuple[SourceReport, list[bytes]]:
     """The report of a source, and a key for each row that is used: equal rows have equal keys."""
     try:
-        columns = {name: _type_of(value) for name, value in _first_row(source).items()}
-        rows, bad = _read(run, kind, tokenizer, source)
+        streamed = part == "train" and is_streamed(run)
+        columns = {name: kind_of_value(value) for name, value in _first_row(source, streamed).items()}
+        rows, bad = _read(run, kind, tokenizer, source, streamed)
     except DataError as error:
         refused = SourceReport(part=part, source=source, columns={}, tokens={}, bound=bound, refused=str(error))
         return refused, []
@@ -126,12 +129,13 @@ def _of_source(
 
 
 def _read(
-    run: AnyRun, kind: RunKind, tokenizer: ChatTokenizer, source: str
+    run: AnyRun, kind: RunKind, tokenizer: ChatTokenizer, source: str, streamed: bool
 ) -> tuple[list[tuple[bytes, int]], tuple[str, ...]]:
     """Digest and length of every row that is not bad, and why the others are."""
     if samples_rollouts(run):
         found, bad = [], list[str]()
-        for prompt in prompt_maker(run, tokenizer).of_source(source):
+        rows_of_source = rows_in_order(source, columns_of(run), streamed=streamed)
+        for prompt in prompt_maker(run, tokenizer).of_rows(rows_of_source, source):
             if isinstance(prompt, BadRow):
                 bad.append(prompt.reason)
             else:
@@ -141,7 +145,8 @@ def _read(
             raise DataError(f"no row of {source} is a prompt; the first: {bad[0]}")
         return found, tuple(bad)
     reader = kind.row_reader()((source,), tokenizer, evolve_at(run, "bad_rows", "skip"), _ANY_LENGTH)
-    rows = [(xxh3_128_digest(row.to_bytes()), row.length) for row in reader.rows()]
+    there = [rows_in_order(source, streamed=streamed)]
+    rows = [(xxh3_128_digest(row.to_bytes()), row.length) for row in reader.rows(there)]
     return rows, tuple(reader.tally.bad_rows)
 
 
@@ -149,14 +154,9 @@ def _cuts(run: AnyRun) -> bool:
     return reads_chats(run) and run.too_long == "truncate"
 
 
-def _first_row(source: str) -> Row:
-    row = next(islice(iterate_rows(source), 1), None)
+def _first_row(source: str, streamed: bool) -> Row:
+    row = next(islice(rows_in_order(source, streamed=streamed), 1), None)
     return row if row is not None and not isinstance(row, BadRow) else {}
-
-
-def _type_of(value: object) -> str:
-    names = {str: "text", bool: "yes or no", int: "number", float: "number", list: "list", dict: "table"}
-    return next((name for kind, name in names.items() if isinstance(value, kind)), type(value).__name__)
 
 
 def text_of(report: DataReport) -> str:
@@ -198,37 +198,44 @@ def split_data(run: AnyRun, folder: Path, share: float, seed: int) -> Halves:
     to the latter. Rows with the same prompt stay together. Raises `DataError` for a row that cannot be read, if a file
     is there already, and if a part would be empty.
     """
-    kind = kind_of(run)
-    rows = [row for source in get_at(run, kind.data) for row in _whole_rows(source)]
-    names = [_question(row, kind, run) for row in rows]
-    questions = sorted(dict.fromkeys(names))
-    held_out = {*Random(seed).sample(questions, round(share * len(questions)))}
-    parts = {
-        "train": [row for row, name in zip(rows, names, strict=True) if name not in held_out],
-        "validation": [row for row, name in zip(rows, names, strict=True) if name in held_out],
-    }
-    if empty := [part for part, own in parts.items() if not own]:
-        raise DataError(f"{len(questions)} different prompts leave none for {empty[0]} at a share of {share:g}")
-    files = {part: folder / f"{part}.jsonl" for part in parts}
-    if there := [file for file in files.values() if file.exists()]:
+    names = np.fromiter((_question(row, run, seed) for row in _whole_rows(run)), np.uint64)
+    questions = np.unique(names)  # of hashes, so that the first ones are a random choice
+    held_out = round(share * len(questions))
+    if held_out in (0, len(questions)):
+        part = "train" if held_out else "validation"
+        raise DataError(f"{len(questions)} different prompts leave none for {part} at a share of {share:g}")
+    train, validation = (folder / f"{part}.jsonl" for part in ("train", "validation"))
+    if there := [file for file in (train, validation) if file.exists()]:
         raise DataError(f"{there[0]} is there already; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    write_files({files[part]: "".join(f"{_json(row)}\n" for row in own) for part, own in parts.items()})
-    sizes = len(parts["train"]), len(parts["validation"])
-    return Halves(train=str(files["train"]), validation=str(files["validation"]), rows=sizes)
+    is_held_out = names < questions[held_out]
+    with ExitStack() as files:
+        scratches = [files.enter_context(atomic_file(file)) for file in (train, validation)]
+        kept, apart = (files.enter_context(scratch.open("w", encoding="utf-8")) for scratch in scratches)
+        for row, is_apart in zip(_whole_rows(run), is_held_out, strict=True):
+            (apart if is_apart else kept).write(f"{_json(row)}\n")
+    sizes = int((~is_held_out).sum()), int(is_held_out.sum())
+    return Halves(train=str(train), validation=str(validation), rows=sizes)
 
 
-def _whole_rows(source: str) -> Iterator[Row]:
-    for row in iterate_rows(source):
-        if isinstance(row, BadRow):
-            raise DataError(row.reason)
-        yield without_nulls(row) if in_table(source) else row
+def _whole_rows(run: AnyRun) -> Iterator[Row]:
+    """The rows of all training sources, read one by one."""
+    for source in get_at(run, kind_of(run).data):
+        for row in rows_in_order(source, streamed=is_streamed(run)):
+            if isinstance(row, BadRow):
+                raise DataError(row.reason)
+            yield without_nulls(row) if in_table(source) else row
 
 
-def _question(row: Row, kind: RunKind, run: AnyRun) -> str:
-    """What two rows have to share to be on the same side: the prompt, or the whole row if it has none."""
-    columns = {"prompts": "data.prompt_column", "chats": "messages_key", "pairs": "prompt_key"}
-    return _json(row.get(get_at(run, columns[kind.rows]), row))
+def is_streamed(run: AnyRun) -> bool:
+    """Whether the run streams its training rows."""
+    return bool(get_at(run, "data.streaming" if samples_rollouts(run) else "streaming"))
+
+
+def _question(row: Row, run: AnyRun, seed: int) -> int:
+    """A hash of what two rows have to share to be on the same side: the prompt, or the whole row if it has none."""
+    column = get_at(run, _QUESTION[kind_of(run).rows])
+    return xxh3_64_intdigest(_json(row.get(column, row)).encode(), seed=seed % (1 << 64))
 
 
 def _json(value: object) -> str:

@@ -6,7 +6,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from attrs import evolve
 
 from skyrl.chats.masks import Ids, Weights
 from skyrl.chats.tokenizer import ChatTokenizer
@@ -14,12 +13,13 @@ from skyrl.chats.view import marked_text
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.loading.kinds import kind_named, kind_of
 from skyrl.data.answer_pairs import LabelledRow, PairRow
-from skyrl.data.sources import BadRow, Row, iterate_rows
+from skyrl.data.row_streams import rows_in_order
+from skyrl.data.sources import BadRow, Row, checked_rows
 from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
-from skyrl.experiments.sampling import read_prompts
-from skyrl.experiments.sft import UNBOUNDED
+from skyrl.experiments.sampling import columns_of, prompt_maker
+from skyrl.tools.data_report import is_streamed
 from skyrl.tree import get_at
 
 
@@ -33,10 +33,10 @@ def row_page(run: Any, source: int, place: int) -> str:
     if not 0 <= source < len(sources):
         raise DataError(f"there is no source {source}: the run has {len(sources)}, counted from 0")
     name = sources[source]
-    row = _row(name, place)  # before the tokenizer, which may have to be fetched from the hub
+    row = _row(run, name, place)  # before the tokenizer, which may have to be fetched from the hub
     experiment: Any = experiment_class(run)(run)
     if kind.rows == "prompts":
-        return _prompt(run, experiment.tokenizer, name, place)
+        return _prompt(run, experiment.tokenizer, row, name, place)
     tokenizer, max_length = experiment.tokenizer, experiment.max_length
     try:
         return _supervised(run, tokenizer, row, name, max_length)
@@ -85,8 +85,10 @@ def _marked(tokenizer: ChatTokenizer, ids: Ids, weights: Weights) -> str:
     return f"{marked_text(tokenizer, ids, weights)}\n\n{len(ids)} tokens, {learned} of them learned"
 
 
-def _row(source: str, place: int) -> Row:
-    row = next(islice(iterate_rows(source), place, None), None)
+def _row(run: Any, source: str, place: int) -> Row:
+    columns = columns_of(run) if kind_of(run).rows == "prompts" else None
+    rows = rows_in_order(source, columns, streamed=is_streamed(run))
+    row = next(islice(rows if columns is None else checked_rows(source, columns, rows), place, None), None)
     if row is None:
         raise DataError(f"{source} has no row {place}; rows are counted from 0")
     if isinstance(row, BadRow):
@@ -94,17 +96,13 @@ def _row(source: str, place: int) -> Row:
     return row
 
 
-def _prompt(run: SkyRLTrainConfig, tokenizer: ChatTokenizer, source: str, place: int) -> str:
+def _prompt(run: SkyRLTrainConfig, tokenizer: ChatTokenizer, row: Row, source: str, place: int) -> str:
     """The text of a prompt, none of which is learned."""
-    longest = run.trainer.max_prompt_length
-    unbounded = evolve(run, trainer=evolve(run.trainer, max_prompt_length=UNBOUNDED))
-    dataset = read_prompts(unbounded, (source,), tokenizer)
-    for prompt in dataset.prompts:
-        if prompt.id == f"0:{place}":
-            text = tokenizer.decode(prompt.token_ids, clean_up_tokenization_spaces=False)
-            size = f"{text}\n\n{len(prompt.token_ids)} tokens"
-            if len(prompt.token_ids) > longest:
-                return f"{size}\nthis row is left out: it has more than trainer.max_prompt_length = {longest}"
-            return f"{size}; what is sampled after them is learned"
-    reasons = [reason for reason in dataset.bad_rows if reason.startswith(f"{source}, row {place}")]
-    raise DataError(f"{reasons[0] if reasons else f'{source}, row {place} is no prompt'} (data.bad_rows = skip)")
+    prompt, longest = prompt_maker(run, tokenizer).of_row(row, source, place), run.trainer.max_prompt_length
+    if isinstance(prompt, BadRow):
+        raise DataError(f"{prompt.reason} (data.bad_rows = skip)")
+    text = tokenizer.decode(prompt.token_ids, clean_up_tokenization_spaces=False)
+    size = f"{text}\n\n{len(prompt.token_ids)} tokens"
+    if len(prompt.token_ids) > longest:
+        return f"{size}\nthis row is left out: it has more than trainer.max_prompt_length = {longest}"
+    return f"{size}; what is sampled after them is learned"

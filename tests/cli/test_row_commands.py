@@ -104,6 +104,8 @@ def test_a_prompt_that_is_bad_says_why(nano: Path, tmp_path: Path) -> None:
     words = [f"{name}={json.dumps(value) if isinstance(value, list) else value}" for name, value in values.items()]
     shown = CliRunner().invoke(cli, ["data", "show", *words, "--row", "1"])
     assert "rows.jsonl, row 1" in str(shown.exception) and str(shown.exception).endswith("(data.bad_rows = skip)")
+    before_it = CliRunner().invoke(cli, ["data", "show", *words, "data.bad_rows=stop"])
+    assert before_it.exit_code == 0 and " tokens; what is sampled" in before_it.output
 
 
 def test_a_row_that_cannot_be_learned_says_why(nano: Path, tmp_path: Path) -> None:

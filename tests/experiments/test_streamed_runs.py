@@ -11,7 +11,8 @@ import pytest
 
 from skyrl.config import compose
 from skyrl.errors import ConfigError
-from skyrl.tools.data_report import data_report
+from skyrl.tools.data_report import data_report, split_data
+from skyrl.tools.row_view import row_page
 from tests.experiments.forked import run
 from tests.experiments.phases import Fault
 from tests.experiments.sameness import assert_same, assert_same_files, tokens
@@ -117,6 +118,16 @@ def test_streamed_data_is_inspected_whole(nano: Path, tmp_path: Path) -> None:
         other.too_long,
     )
     assert one.used == len((nano / "train.jsonl").read_text().splitlines()) - one.too_long
+
+
+def test_streamed_data_is_shown_and_split_as_loaded_data_is(nano: Path, tmp_path: Path) -> None:
+    there = config(nano, tmp_path, **streamed(nano, tmp_path))
+    loaded = config(nano, tmp_path, data__train_data=list(there.data.train_data))
+    assert row_page(there, 0, 9) == row_page(loaded, 0, 9) != row_page(loaded, 0, 0)
+    halves = [split_data(run, tmp_path / name, 0.4, 0) for run, name in ((there, "one"), (loaded, "two"))]
+    assert halves[0].rows == halves[1].rows
+    for name in ("train.jsonl", "validation.jsonl"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
 def test_a_stream_without_an_end_is_refused(nano: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,21 @@ def test_packing_and_micro_batches_change_nothing_but_rounding(nano: Path, tmp_p
     other: dict[str, Any] = {"use_sequence_packing": False, "max_tokens_per_microbatch": 24}
     train(nano, tmp_path / "tokens", num_epochs=1, optimizer_config__lr=1e-3, **other)
     assert farthest(weights(tmp_path / "rows"), weights(tmp_path / "tokens")) < 2e-4
+
+
+def test_packed_rows_have_the_loss_of_unpacked_ones_to_a_millionth(nano: Path, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    rows = [{"input_ids": rng.choices(range(4, 30), k=rng.randint(2, 60))} for _ in range(64)]
+    shared = {"train_datasets": (write(tmp_path / "rows.jsonl", rows),), "batch_size": 16, "num_epochs": 1}
+    still: dict[str, Any] = {**shared, "optimizer_config__lr": 1e-12}
+    layouts: dict[str, dict[str, Any]] = {
+        "packed": {"max_tokens_per_microbatch": 128},
+        "padded": {"use_sequence_packing": False, "micro_train_batch_size_per_gpu": 4},
+        "single": {"use_sequence_packing": False, "micro_train_batch_size_per_gpu": 1},
+    }
+    found = {name: train(nano, tmp_path / name, **still, **layout) for name, layout in layouts.items()}
+    packed, *others = ([record["train/loss"] for record in run if "train/loss" in record] for run in found.values())
+    assert len(packed) == 4 and all(losses == pytest.approx(packed, abs=1e-6) for losses in others)
 
 
 def test_a_run_that_goes_on_is_one_that_was_never_interrupted(nano: Path, tmp_path: Path) -> None:
