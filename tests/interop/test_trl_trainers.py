@@ -216,7 +216,7 @@ def test_dpo_keeps_its_losses_its_reference_and_trls_defaults(tmp_path: Path) ->
     text = (
         "args = DPOConfig(beta=0.2, loss_type=['sigmoid', 'bco_pair', 'sft'], loss_weights=[0.8, 0.2, 1.0],\n"
         "                 per_device_train_batch_size=4, gradient_accumulation_steps=8, ld_alpha=0.5)\n"
-        "DPOTrainer('a/b', ref_model='a/sft', args=args, train_dataset=load_dataset('c', split='train'))\n"
+        "DPOTrainer(model='a/b', ref_model='a/sft', args=args, train_dataset=load_dataset('c', split='train'))\n"
     )
     (tmp_path / "a.py").write_text(text)
     conversion = convert_trl(str(tmp_path / "a.py"))

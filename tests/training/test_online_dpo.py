@@ -24,29 +24,23 @@ LOSSES = get_args(get_type_hints(OnlineDPOConfig)["loss_type"])
 
 
 class Policy:
-    """A policy whose log-probabilities are given, and which remembers how many rows it scored."""
+    """A policy whose log-probabilities are the old ones of the batch, and which counts the rows that it scores."""
 
-    def __init__(self, logprobs: Tensor, batch: TrainingBatch) -> None:
-        self._of_row = {tuple(ids): values for ids, values in zip(batch.input_ids.tolist(), logprobs, strict=True)}
-        self._width = batch.input_ids.shape[1]
-        self.rows = 0
+    rows = 0
 
     async def score(self, batch: TrainingBatch) -> Tensor:
         self.rows += len(batch)
-        width = batch.input_ids.shape[1]
-        padded = torch.nn.functional.pad(batch.input_ids, (0, self._width - width))
-        return torch.stack([self._of_row[tuple(ids)][:width].detach() for ids in padded.tolist()])
+        assert batch.old_logprobs is not None
+        return batch.old_logprobs
 
 
 def graded() -> TrainingBatch:
-    """Four answers to each of two prompts, with rewards that order them, and padding that is 0."""
+    """Four answers to each of two prompts, with rewards that order them."""
     batch = small_batch()
-    columns = torch.arange(6)
-    ids = torch.where(columns < batch.lengths.unsqueeze(1), batch.input_ids, 0)
     rewards = torch.zeros(8, 6).index_put(
         (torch.arange(8), batch.lengths - 1), torch.tensor([3, 1, 2, 2, 0, 4, 4, 1.0])
     )
-    return attrs.evolve(batch, input_ids=ids, rewards=rewards, groups=torch.arange(8) // 4)
+    return attrs.evolve(batch, rewards=rewards, groups=torch.arange(8) // 4)
 
 
 def pairs_of(loss: str = "sigmoid", pairs: Any = "best_worst", beta: float = 0.1) -> RankedPairs:
@@ -59,7 +53,7 @@ async def test_loss_and_gradient_are_those_of_a_preference_run_on_the_same_pairs
     batch = graded()
     assert batch.old_logprobs is not None
     leaf = batch.old_logprobs.clone().requires_grad_()
-    ranked, policy = pairs_of(loss, pairs, beta=0.7), Policy(leaf, batch)
+    ranked, policy = pairs_of(loss, pairs, beta=0.7), Policy()
     compared, metrics = await ranked.compared(policy, batch)
     objective = policy_objective(AlgorithmConfig(policy_loss_type="online_dpo"))
     mini_batch = weighed(objective, compared)
@@ -87,7 +81,7 @@ async def test_an_answer_of_several_turns_is_compared_as_a_whole() -> None:
     last = torch.tensor([False, True, True])
     batch = attrs.evolve(batch, trajectories=torch.tensor([0, 0, 1]), last_step=last, groups=torch.zeros(3).long())
     assert batch.old_logprobs is not None and batch.ref_logprobs is not None
-    compared, metrics = await pairs_of().compared(Policy(batch.old_logprobs, batch), batch)
+    compared, metrics = await pairs_of().compared(Policy(), batch)
     ratios = torch.where(batch.loss_mask, batch.old_logprobs - batch.ref_logprobs, 0.0).sum(1)
     assert metrics["pairs/chosen_reward"] == pytest.approx(0.1 * (ratios[0] + ratios[1]).item(), abs=1e-6)
     assert metrics["pairs/rejected_reward"] == pytest.approx(0.1 * ratios[2].item(), abs=1e-6)
