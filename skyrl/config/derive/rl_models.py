@@ -57,7 +57,11 @@ def _updates(run: SkyRLTrainConfig, model: str) -> int:
 POLICY = _role("policy", "policy", sent=True, exported_as="policy")
 CRITIC = _role("critic", "critic", scores=True, exists=has_critic, exists_where="there is a critic")
 REFERENCE = _role(
-    "ref", "reference", learns=False, exists=has_reference, exists_where="a KL term is on, or the loss is online_dpo"
+    "ref",
+    "reference",
+    learns=False,
+    exists=has_reference,
+    exists_where="a KL term or online_dpo compares with a reference",
 )
 TEACHER = _role("teacher", "teacher", learns=False, exists=has_teacher, exists_where="there is a teacher")
 

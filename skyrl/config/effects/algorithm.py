@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from skyrl.config.derive.chosen_facts import estimator_facts, loss_facts
 from skyrl.config.derive.rl_models import POLICY, has_critic, has_reference, has_teacher
+from skyrl.config.derive.rl_models import REFERENCE as REFERENCE_ROLE
 from skyrl.config.derive.sizes import scores_old_logprobs
 from skyrl.config.settings.algorithm import AlgorithmConfig
 from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS
@@ -11,7 +12,7 @@ from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.tree.rules import Condition, Effect, condition, effects, fields_in, is_given, is_on, is_one
 
-REFERENCE = Condition("a KL term is on, or the loss is online_dpo", has_reference)
+REFERENCE = Condition(REFERENCE_ROLE.exists_where, has_reference)
 CRITIC = Condition("there is a critic", has_critic)
 TEACHER = Condition("there is a teacher (trainer.teacher.model.path)", has_teacher)
 
@@ -39,14 +40,15 @@ def _discounts(run: SkyRLTrainConfig) -> bool:
     return "gamma" in estimator_facts(run.trainer.algorithm).fields or has_critic(run)
 
 
-@condition("the loss is not online_dpo, which reads no advantages and no KL term")
+@condition("the loss is not online_dpo")
 def _is_of_advantages(run: SkyRLTrainConfig) -> bool:
     return not loss_facts(run.trainer.algorithm).compares_answers
 
 
 @condition("a KL term is on")
 def _has_kl_term(run: SkyRLTrainConfig) -> bool:
-    return bool(run.trainer.algorithm.use_kl_loss or run.trainer.algorithm.use_kl_in_reward)
+    algorithm = run.trainer.algorithm
+    return (algorithm.use_kl_loss and _is_of_advantages.holds(run)) or algorithm.use_kl_in_reward
 
 
 @condition("the loss, or a KL term in the reward, is taken from pi_old")
@@ -167,7 +169,7 @@ _OF_THE_TABLE: tuple[Effect, ...] = (
 """Effects that depend on `trainer.algorithm` alone, with paths inside that table."""
 
 ALGORITHM_EFFECTS: tuple[Effect, ...] = (
-    *effects(_has_kl_term & _is_of_advantages, *fields_in("trainer.algorithm", "kl_loss_coef kl_estimator_type")),
+    *effects(_has_kl_term, *fields_in("trainer.algorithm", "kl_loss_coef kl_estimator_type")),
     *effects(_is_of_advantages, *fields_in("trainer.algorithm", "use_kl_loss advantage_estimator loss_reduction")),
     *effects(_is_of_advantages, *fields_in("trainer.algorithm", "advantage_batch_normalize advantage_norm")),
     *effects(CRITIC, *fields_in("trainer.algorithm", "value_clip value_head_prefix normalize_values")),
