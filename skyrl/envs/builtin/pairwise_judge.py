@@ -38,8 +38,8 @@ COUNTS = (
     "judge_unreadable",
     "judge_retries",
 )
-"""What is counted of the comparisons of a group: those with a verdict; of these, ties, and those whose winner changed
-with the order; replies that refuse; pairs and orders without a readable verdict in several replies; repeated requests.
+"""Metrics of a group: comparisons with a verdict; of these, ties, and those whose winner changed with the order;
+replies that refuse; orders of a pair without a readable verdict in several replies; repeated requests.
 """
 
 

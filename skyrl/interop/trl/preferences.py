@@ -143,6 +143,6 @@ _LEFT_OUT = (
 
 
 def remarks(keys: Mapping[str, Any]) -> Iterator[str]:
-    """What a reader has to know about the outcome."""
+    """Remarks on an outcome that differs from TRL's."""
     if keys.get("max_length", 1024) is not None:
         yield _LEFT_OUT
