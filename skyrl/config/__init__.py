@@ -20,6 +20,7 @@ from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.config.settings.environment import (
     EnvironmentConfig,
     GSM8kLLMJudgeEnvConfig,
+    PairwiseJudgeEnvConfig,
     RewardModelEnvConfig,
     SearchEnvConfig,
     SkyRLGymConfig,
@@ -45,6 +46,7 @@ from skyrl.config.settings.losses import (
     GMPOConfig,
     KLCovConfig,
     OffPolicyCorrectionConfig,
+    OnlineDPOConfig,
     SAPOConfig,
 )
 from skyrl.config.settings.megatron import (
@@ -119,8 +121,10 @@ __all__ = [
     "NormConfig",
     "OffPolicyCorrectionConfig",
     "OffloadConfig",
+    "OnlineDPOConfig",
     "OptimizerConfig",
     "OverlongConfig",
+    "PairwiseJudgeEnvConfig",
     "PlacementConfig",
     "PolicyConfig",
     "PolicyLossRegistry",

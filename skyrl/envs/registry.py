@@ -25,9 +25,11 @@ from skyrl.config.settings.environment import ENVIRONMENTS, MCP, built_in_name, 
 from skyrl.envs.builtin.aime import AIMEEnv
 from skyrl.envs.builtin.code import CodeEnv
 from skyrl.envs.builtin.gsm8k import GSM8kEnv, GSM8kMultiTurnEnv
+from skyrl.envs.builtin.judge_service import JudgeService
 from skyrl.envs.builtin.llm_judge import LLMJudgeEnv
 from skyrl.envs.builtin.math_equal import math_equal
 from skyrl.envs.builtin.multiply import MultiplyEnv
+from skyrl.envs.builtin.pairwise_judge import PairwiseJudge
 from skyrl.envs.builtin.reasoning_gym import ReasoningGymEnv
 from skyrl.envs.builtin.reward_model import TOKEN_VARIABLE as REWARD_TOKEN
 from skyrl.envs.builtin.reward_model import RewardModelEnv
@@ -50,6 +52,9 @@ from skyrl.sandbox.sandbox import Sandbox
 from skyrl.sandbox.tiers import Tier
 from skyrl.tree.code_names import OF_PROGRAM
 from skyrl.tree.imports import import_object
+
+PAIRWISE = "pairwise_judge"
+"""The environment whose rewards come from comparing the answers of a group."""
 
 MakeEnv = Callable[[Mapping[str, Any]], Env]
 """Factory: extras of a row -> a new environment."""
@@ -85,6 +90,7 @@ _BUILT_IN: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
     ),
     MCP: lambda extras, gym: _mcp(gym)(extras),
     "multiply": lambda extras, gym: MultiplyEnv(extras),
+    PAIRWISE: lambda extras, gym: _pairwise_judge(gym)(extras),
     "reasoning_gym": lambda extras, gym: ReasoningGymEnv(extras, gym.sandbox_tier),
     "reward_model": lambda extras, gym: RewardModelEnv(
         extras, gym.reward_model, api_key(REWARD_TOKEN), gym.service_patience_seconds
@@ -155,6 +161,8 @@ def find_env(name: str, settings: SkyRLGymConfig | None = None) -> MakeEnv:
         return _several(parts, settings)
     if name == MCP and settings is not None:
         return _mcp(settings)
+    if name == PAIRWISE:
+        return _pairwise_judge(settings or SkyRLGymConfig())
     if (own := built_in_name(name)) in _BUILT_IN:
         return _built_in(own, settings or SkyRLGymConfig())
     if settings is not None and settings.isolate_user_env and is_import_path(name):
@@ -184,6 +192,15 @@ def _mcp(gym: SkyRLGymConfig) -> McpTask:
     if isinstance(reward, GroupReward | McpTask):
         raise TaskError(f"{gym.mcp.reward} cannot judge single answers: set {MCP_TABLE}.reward to a reward that does")
     return McpTask(settings=gym.mcp, tier=gym.sandbox_tier, reward=reward)
+
+
+def _pairwise_judge(gym: SkyRLGymConfig) -> GroupReward:
+    """Rewards by a judge that compares the answers of a group."""
+    settings, key = gym.pairwise_judge, api_key("OPENAI_API_KEY")
+    service = JudgeService(
+        model=settings.model, base_url=settings.base_url, api_key=key, patience=gym.service_patience_seconds
+    )
+    return GroupReward(PairwiseJudge(service=service, settings=settings))
 
 
 @cache

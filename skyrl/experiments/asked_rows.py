@@ -19,7 +19,7 @@ from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
 from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.reference_answers import misread
-from skyrl.envs.registry import MakeEnv, find_task
+from skyrl.envs.registry import PAIRWISE, MakeEnv, find_task
 from skyrl.envs.reward_functions import PlainReward, asked_of_rows, lacking
 from skyrl.envs.rows import differing, ground_truths
 from skyrl.envs.weighted_rewards import WeightedRewards
@@ -92,6 +92,8 @@ def asked_by(make: MakeEnv) -> tuple[str, ...]:
 
 def name_of(make: MakeEnv, task: str) -> str:
     """A reward function in the form `reward.py:4 right_sum(completion, ground_truth)`; the name of other tasks."""
+    if task == PAIRWISE:
+        return task
     make = make.reward if isinstance(make, McpTask) else make
     function: Callable[..., Any] | None = make.function if isinstance(make, PlainReward | GroupReward) else None
     try:

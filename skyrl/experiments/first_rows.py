@@ -36,7 +36,7 @@ from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
 from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.reference_answers import ANSWERS
-from skyrl.envs.registry import MakeEnv, find_env, find_task, ignored_columns, ignored_columns_warning
+from skyrl.envs.registry import PAIRWISE, MakeEnv, find_env, find_task, ignored_columns, ignored_columns_warning
 from skyrl.envs.reward_functions import PlainReward, arguments, from_the_trainer, ground_truth, lacking, signature_of
 from skyrl.envs.weighted_rewards import WeightedRewards
 from skyrl.errors import ConfigError, DataError, Problem, TaskError
@@ -431,7 +431,7 @@ def _called(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Pro
     """Judge an empty answer, and then the ground truth as an answer, as a rollout does: with its deadline, and in a
     sandbox if that is configured.
     """
-    if not _is_reward(make):
+    if not _is_reward(make) or row.env_class == PAIRWISE:  # a judge at a service is not asked before the run
         return
     truth = ground_truth(row.extras)
     spoken = str(truth) if isinstance(truth, str | int | float) and truth != "" else "1"

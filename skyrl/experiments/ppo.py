@@ -58,6 +58,7 @@ from skyrl.training.middleware import (
     run_before,
 )
 from skyrl.training.objective import policy_objective
+from skyrl.training.online_dpo import ranked_pairs_of
 from skyrl.training.position import RolloutPosition
 from skyrl.training.profiling import ProfiledSteps
 from skyrl.training.shaping import reward_shaping
@@ -197,7 +198,7 @@ class BasePPOExp(PolicySampling):
         )
 
     def get_reference(self) -> ScorerGroup[RefWorker] | None:
-        """The model that the KL term measures the distance from, if there is a KL term."""
+        """The model that the policy is compared with, by a KL term or by its loss, if either does."""
         if not has_reference(self.cfg):
             return None
         makers = [partial(RefWorker, self.cfg.trainer, ranks=ranks) for ranks in self._ranks("ref")]
@@ -298,6 +299,8 @@ class BasePPOExp(PolicySampling):
         """The algorithm with its collaborators. The layers of every call are listed here, the outermost first."""
         turns, clock, algorithm = self.time_sharing, self.clock, self.cfg.trainer.algorithm
         shaping, numbers, parity = reward_shaping(algorithm), FiniteNumbers(), rollout_parity(self.cfg)
+        pairs = ranked_pairs_of(self.cfg.trainer)
+        estimate = pairs.marks if pairs else advantages_of(self.cfg.trainer)
         position = RolloutPosition(rollouts, shaping)
         sinks = self.get_sinks()
         without_digests = all(isinstance(sink, SampleSink | BatchDump) for sink in sinks)
@@ -378,7 +381,8 @@ class BasePPOExp(PolicySampling):
                 )
             ),
             shape=trace.shaping(numbers.shaping(shaping)),
-            estimate=trace.estimating(numbers.estimating(advantages_of(self.cfg.trainer))),
+            estimate=trace.estimating(numbers.estimating(estimate)),
+            pairs=pairs,
             targets=trace.returning(critic_targets(algorithm)),
             position=position,
         )

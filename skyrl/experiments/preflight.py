@@ -254,11 +254,14 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
 
     def the_judge_has_its_key(run: SkyRLTrainConfig) -> Iterator[Problem]:
         """OpenAI answers no request without a key; another service may."""
-        path = "environment.skyrl_gym.llm_as_a_judge.base_url"
-        judges = "llm_as_a_judge" in run.environment.judges
-        if judges and run.environment.skyrl_gym.llm_as_a_judge.base_url is None and not environ.get("OPENAI_API_KEY"):
-            hint = "set the variable OPENAI_API_KEY, or choose another service that speaks OpenAI's protocol"
-            yield Problem(path=path, message="OpenAI, the judge's service, requires a key, but none is set", hint=hint)
+        gym = run.environment.skyrl_gym
+        asked = {"llm_as_a_judge": gym.llm_as_a_judge.base_url, "pairwise_judge": gym.pairwise_judge.base_url}
+        for judge in [name for name, url in asked.items() if url is None and name in run.environment.judges]:
+            if not environ.get("OPENAI_API_KEY"):
+                path = f"environment.skyrl_gym.{judge}.base_url"
+                hint = "set the variable OPENAI_API_KEY, or choose another service that speaks OpenAI's protocol"
+                message = "OpenAI, the judge's service, requires a key, but none is set"
+                yield Problem(path=path, message=message, hint=hint)
 
     def the_endpoint_has_its_token(run: SkyRLTrainConfig) -> Iterator[Problem]:
         """An endpoint that other machines can reach requires a token."""

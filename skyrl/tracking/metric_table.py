@@ -110,6 +110,11 @@ _REWARDS = (
         "Part of the reward that environments report by name, mean over answers that have it.",
     ),
     MetricSpec("loss/avg_final_rewards", "reward", "Mean reward of an answer as it is trained on, after shaping."),
+    MetricSpec("loss/pairs", "pairs", "Pairs of answers that are compared (policy_loss_type = online_dpo)."),
+    MetricSpec(
+        "loss/groups_without_a_pair", "groups", "Groups in which no two rewards differ, or no answer is trained."
+    ),
+    MetricSpec("loss/tied_answers", "pairs", "Pairs of answers to one prompt with equal rewards, which are left out."),
     MetricSpec("loss/avg_raw_advantages", "1", "Mean advantage over trained tokens."),
     MetricSpec("loss/avg_raw_advantages_abs", "1", "Mean absolute advantage over trained tokens."),
     MetricSpec(
@@ -139,6 +144,15 @@ _POLICY_LOSS = (
 )
 _POLICY = (
     *_updates("policy", "policy_lr", _POLICY_LOSS),
+    MetricSpec(
+        "policy/pairs/loss", "nats", "Loss of the pairs before the update, mean (policy_loss_type = online_dpo)."
+    ),
+    MetricSpec("policy/pairs/accuracy", "share", "Pairs in which the better answer has the larger reward beta a."),
+    MetricSpec("policy/pairs/margin", "nats", "Distance of the two rewards of a pair, mean."),
+    MetricSpec("policy/pairs/chosen_reward", "nats", "beta times the better answer's log-ratio to the reference."),
+    MetricSpec("policy/pairs/rejected_reward", "nats", "The same of the worse answer."),
+    MetricSpec("policy/pairs/chosen_logprob", "nats", "Log-probability of the better answer, sum over its tokens."),
+    MetricSpec("policy/pairs/rejected_logprob", "nats", "The same of the worse answer."),
     MetricSpec("policy/mini_batches_without_a_token", "mini-batches", "Mini-batches without a token to train on."),
     MetricSpec(
         "policy/mini_batches_moved_too_far", "mini-batches", "Mini-batches left out (algorithm.max_importance_ratio)."

@@ -67,6 +67,15 @@ def answer_mean(batch: TrainingBatch) -> Tensor:
     return prompt_mean(batch.loss_mask, batch.trajectories)
 
 
+@attrs.frozen
+class Summed:
+    """Weight 1 of every trained token, for a loss whose advantages contain the weights."""
+
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        """(B, L) weights of the tokens of a mini-batch."""
+        return batch.loss_mask.float()
+
+
 @attrs.frozen(kw_only=True)
 class PolicyObjective:
     """The objective that one optimizer step of the policy minimizes over a mini-batch.
@@ -93,7 +102,7 @@ class PolicyObjective:
     distills: bool = False
     """Whether the learner adds the divergence from a teacher to the loss of every token."""
 
-    reduction: Reduction = attrs.field(factory=Reduction)
+    reduction: Reduction | Summed = attrs.field(factory=Reduction)
     correction: OffPolicyCorrection = attrs.field(factory=OffPolicyCorrection)
 
     @property
@@ -197,14 +206,15 @@ def policy_objective(
     reduction = Reduction(
         name=algorithm.loss_reduction, max_seq_len=algorithm.max_seq_len, micro_batch_rows=micro_batch_rows
     )
+    facts = loss_facts(algorithm)
     return PolicyObjective(
-        vanishes_without_advantage=loss_facts(algorithm).vanishes_without_advantage,
+        vanishes_without_advantage=facts.vanishes_without_advantage,
         policy_loss=policy_loss(algorithm, reduction),
-        kl_loss_coef=algorithm.kl_loss_coef if algorithm.use_kl_loss else 0.0,
+        kl_loss_coef=algorithm.kl_loss_coef if algorithm.use_kl_loss and not facts.compares_answers else 0.0,
         kl_estimator=algorithm.kl_estimator_type,
         entropy_loss_coef=algorithm.entropy_loss_coef if algorithm.use_entropy_loss else 0.0,
         distills=has_teacher and algorithm.distillation.type == "loss",
-        reduction=reduction,
+        reduction=Summed() if facts.compares_answers else reduction,
         correction=off_policy_correction(algorithm.off_policy_correction),
     )
 

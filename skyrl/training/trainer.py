@@ -21,6 +21,7 @@ from skyrl.learners.workers.learning_worker import Objective
 from skyrl.training.collate import collate, versions_behind
 from skyrl.training.describe import Metrics, average, describe, describe_advantages, prefixed
 from skyrl.training.objective import old_logprobs
+from skyrl.training.online_dpo import RankedPairs
 from skyrl.training.position import RolloutPosition
 from skyrl.training.teacher import Teacher, describe_teacher
 from skyrl.trajectory import TrajectoryGroup
@@ -98,9 +99,11 @@ class PPOTrainer:
         targets: Callable[[TrainingBatch], Tensor],
         position: RolloutPosition,
         teacher: Teacher | None = None,
+        pairs: RankedPairs | None = None,
     ) -> None:
         """`objective` is what the policy minimizes. `position` is the state of `rollouts` and `shape` that a checkpoint
-        stores. `teacher` adds to a batch what the policy is distilled from.
+        stores. `teacher` adds to a batch what the policy is distilled from. With `pairs`, the policy learns from pairs
+        of answers, and no advantage is estimated.
         """
         self._config = trainer_cfg
         self.rollouts = rollouts
@@ -108,6 +111,7 @@ class PPOTrainer:
         self.reference = reference
         self.critic = critic
         self.teacher = teacher
+        self.pairs = pairs
         self.objective, self.critic_objective = objective, critic_objective
         self.weights = weights
         self.shape = shape
@@ -139,7 +143,7 @@ class PPOTrainer:
             batch = self._with_the_engines_logprobs(batch, groups)
         elif self._needs_old_logprobs(batch):  # else pi_old is the policy itself, exactly
             batch = batch.given(old_logprobs=await self.policy.score(batch))  # log pi_old
-        if self.reference:
+        if self.reference and not self.pairs:
             batch = batch.given(ref_logprobs=await self.reference.score(batch))  # log pi_ref
         if self.critic:
             batch = batch.given(values=await self.critic.score(batch))  # V of the states that tokens were drawn in
@@ -147,11 +151,15 @@ class PPOTrainer:
             batch = await self.teacher(batch)  # log nu, or what gives nu of all tokens
         rewards, shaped = self.shape(batch)  # r_t, less beta KL(pi_old || pi_ref) if configured
         batch = batch.given(rewards=rewards)
+        if self.reference and self.pairs:  # log pi_ref of the answers that the rewards put into pairs
+            batch = batch.given(ref_logprobs=await self.pairs.scored(self.reference, batch))
         batch = batch.given(advantages=self.estimate(batch))
         metrics = await self.improve(batch)  # epochs x mini-batches of updates of critic and policy
         metrics |= await self.weights.publish(self.version + 1)  # pi_old <- pi_theta
         taught = describe_teacher(batch) if self.teacher else {}
-        return describe(groups) | self.rollouts.metrics() | describe_advantages(batch) | taught | shaped | metrics
+        ranked = self.pairs.describe(batch) if self.pairs else {}
+        learned_from = describe_advantages(batch) | taught | ranked | shaped
+        return describe(groups) | self.rollouts.metrics() | learned_from | metrics
 
     async def improve(self, batch: TrainingBatch) -> Metrics:
         """`update_epochs_per_batch` passes over the batch, with one optimizer step per mini-batch: all passes of the
@@ -163,7 +171,9 @@ class PPOTrainer:
             learned = await self._learn(self.critic, self.critic_objective, batch, self._critic_mini_batch)
             metrics |= prefixed("critic", learned)
         bound = self._config.algorithm.max_importance_ratio
-        learned = await self._learn(self.policy, self.objective, batch, self._mini_batch, max_ratio=bound)
+        learned = await self._learn(
+            self.policy, self.objective, batch, self._mini_batch, max_ratio=bound, pairs=self.pairs
+        )
         metrics |= prefixed("policy", learned)
         return metrics | {"policy/response_length": batch.loss_mask.sum().item() / batch.answers}
 
@@ -175,14 +185,22 @@ class PPOTrainer:
         answers: int,
         *,
         max_ratio: float | None = None,
+        pairs: RankedPairs | None = None,
     ) -> Metrics:
-        """One optimizer step per mini-batch; for `max_ratio` see `AlgorithmConfig.max_importance_ratio`."""
+        """One optimizer step per mini-batch; for `max_ratio` see `AlgorithmConfig.max_importance_ratio`. With `pairs`,
+        each mini-batch is scored before its step, and one without a pair has none.
+        """
         mini_batches = list(batch.split_by_answers(answers))
         learnable = [mini_batch for mini_batch in mini_batches if mini_batch.loss_mask.any()]
+        if pairs:
+            learnable = [mini_batch for mini_batch in learnable if len(pairs.pairs(mini_batch))]
         updates: list[Metrics] = []
         visits = [mini_batch for _ in range(self._config.update_epochs_per_batch) for mini_batch in learnable]
         for mini_batch in visits:
-            if max_ratio is None or not await _mean_ratio(learner, mini_batch) > max_ratio:
+            if pairs:
+                compared, measured = await pairs.compared(learner, mini_batch)
+                updates.append(await update(learner, compared, objective) | measured)
+            elif max_ratio is None or not await _mean_ratio(learner, mini_batch) > max_ratio:
                 updates.append(await update(learner, mini_batch, objective))
         counts: Metrics = {"mini_batches_without_a_token": len(mini_batches) - len(learnable)}
         if max_ratio is not None:

@@ -25,6 +25,8 @@ from tests.config.leaves import FIXED, LEAVES, OTHERS, RUNNABLE, each
 NO_KL = {"trainer.algorithm.use_kl_loss": False, "trainer.algorithm.use_kl_in_reward": False}
 CRITIC = {"trainer.critic.model.path": "critic"}
 OF_LOSS = ("beta", "temperature", "max_divergence")
+OF_ADVANTAGES = ("use_kl_loss", "advantage_estimator", "loss_reduction", "advantage_batch_normalize", "advantage_norm")
+PAIRS = {"trainer.algorithm.policy_loss_type": "online_dpo"}
 TAUGHT = {"trainer.teacher.model.path": "teacher"}
 NO_EVALUATION = {"trainer.eval_before_train": False, "trainer.eval_interval": 0}
 NOT_SAVED = {"trainer.ckpt_interval": -1}
@@ -50,6 +52,7 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.algorithm.distillation.discount": {**TAUGHT, "trainer.algorithm.distillation.type": "loss"},
     **dict.fromkeys((f"trainer.algorithm.distillation.{name}" for name in OF_LOSS), TAUGHT),
     "trainer.algorithm.grpo_norm_by_std": {"trainer.algorithm.advantage_estimator": "rloo"},
+    **dict.fromkeys((f"trainer.algorithm.{name}" for name in OF_ADVANTAGES), PAIRS),
     "trainer.algorithm.old_logprobs": {"trainer.algorithm.policy_loss_type": "dppo"},
     "trainer.algorithm.max_importance_ratio": {"trainer.algorithm.policy_loss_type": "dppo"},
     "trainer.algorithm.eps_clip_low": {"trainer.algorithm.policy_loss_type": "sapo"},

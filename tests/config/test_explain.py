@@ -169,4 +169,4 @@ def test_the_reference_page_has_every_leaf() -> None:
 def test_the_section_of_one_field_says_what_the_page_does() -> None:
     section = reference_section(SkyRLTrainConfig(), "trainer.algorithm.lambd")
     assert section in reference_page(SkyRLTrainConfig())
-    assert section.endswith("Acts only when the estimator is gae.\n")
+    assert section.endswith("Acts only when the estimator is gae and the loss is not online_dpo.\n")

@@ -20,9 +20,9 @@ def test_losses_over_the_geometric_mean_or_mean_of_an_answer_give_each_answer_th
 
 
 def test_losses_that_choose_tokens_of_all_answers_together_take_no_corrections_of_single_ones() -> None:
-    assert those_with("takes_corrections", False) == {"clip_cov", "kl_cov"}
+    assert those_with("takes_corrections", False) == {"clip_cov", "kl_cov", "online_dpo"}
 
 
 def test_losses_that_compare_with_the_engine_in_place_of_the_policy_before_the_batch() -> None:
     assert those_with("reads_rollout_logprobs", True) == {"rollout_is", "dppo", "decoupled"}
-    assert those_with("reads_old_logprobs", False) == {"rollout_is", "dppo", "cross_entropy"}
+    assert those_with("reads_old_logprobs", False) == {"rollout_is", "dppo", "cross_entropy", "online_dpo"}

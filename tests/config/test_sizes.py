@@ -89,7 +89,7 @@ def test_losses_against_the_engine_or_against_nothing_need_no_old_logprobs() -> 
     algorithm = SkyRLTrainConfig().trainer.algorithm
     by_name = {name: evolve_at(algorithm, "policy_loss_type", name) for name in POLICY_LOSSES}
     without = {name for name, each in by_name.items() if not scores_old_logprobs(each, updates=2)}
-    assert without == {"rollout_is", "dppo", "cross_entropy"}
+    assert without == {"rollout_is", "dppo", "cross_entropy", "online_dpo"}
 
 
 def test_rows_without_advantage_are_skipped_but_by_losses_of_likelihood_and_of_covariance() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import torch
 
 from skyrl.batch import TrainingBatch
@@ -17,6 +18,7 @@ from skyrl.learners.workers.objectives import ReturnRegression
 from skyrl.rollout.batches import SynchronousRollouts
 from skyrl.training.advantage import advantages_of, critic_targets
 from skyrl.training.objective import policy_objective
+from skyrl.training.online_dpo import ranked_pairs_of
 from skyrl.training.shaping import reward_shaping
 from skyrl.training.trainer import update
 from skyrl.trajectory import Prompt
@@ -74,6 +76,22 @@ def policy_loss(scene: Scene) -> object:
     loss, parts, numbers = objective(logprobs, weighed, entropy=logprobs.square() if objective.wants_entropy else None)
     loss.backward()
     return plain([loss, logprobs.grad, parts, numbers])
+
+
+class Recalled:
+    """A policy whose log-probabilities are those that the batch has as old ones."""
+
+    async def score(self, batch: TrainingBatch) -> torch.Tensor:
+        assert batch.old_logprobs is not None
+        return batch.old_logprobs
+
+
+@observable("the pairs of a batch with four answers to each prompt, their loss, and what each answer gains by it")
+def ranked(scene: Scene) -> object:
+    pairs, batch = ranked_pairs_of(scene.run.trainer), attrs.evolve(small_batch(), groups=torch.arange(8) // 4)
+    assert pairs is not None
+    compared, measured = asyncio.run(pairs.compared(Recalled(), batch))
+    return plain([pairs.pairs(batch), compared.advantages, measured])
 
 
 @observable("the advantages of a batch")
@@ -244,6 +262,8 @@ LOSSES: tuple[Probe, ...] = (
     *loss("decoupled", behav_imp_weight_cap=1.5),
     *on(policy_loss, CAPPED, decoupled__cap_mode="clamp"),
     *on(policy_loss, {"policy_loss_type": "decoupled", "clip_ratio_c": 1.1}, decoupled__dual_clip=True),
+    *on(ranked, {"policy_loss_type": "online_dpo"}, online_dpo__loss_type="ipo", online_dpo__beta=0.5),
+    *on(ranked, {"policy_loss_type": "online_dpo"}, online_dpo__pairs="all"),
 )
 
 CORRECTIONS: tuple[Probe, ...] = (

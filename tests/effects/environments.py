@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import shutil
 import sqlite3
 import sys
@@ -19,6 +20,7 @@ from urllib.error import URLError
 from skyrl.config import SkyRLTrainConfig, resolve
 from skyrl.data.sources import read_rows
 from skyrl.envs import Env, find_env
+from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.mcp import environment
 from skyrl.errors import SkyRLError
 from tests.effects.probe import Probe, Scene, observable
@@ -92,6 +94,25 @@ def step(scene: Scene) -> object:
     with mock.patch("skyrl.processes.http_posts._OPENER", services), redirect_stderr(printed):
         end = _judged(find_env(name, scene.run.environment.skyrl_gym), extras, ACTION)
     return {"end": end, "asked": services.asked, "printed": printed.getvalue()}
+
+
+class _Judge:
+    """Prefers the first answer of each request, which it remembers without the marks."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    def open(self, request: Any, timeout: float) -> BytesIO:
+        self.asked.append((request.full_url, re.sub("[0-9a-f]{32}", "", request.data.decode())))
+        return BytesIO(json.dumps({"choices": [{"message": {"content": "### Better: A"}}]}).encode())
+
+
+@observable("the requests of a judge that compares four answers, and their rewards")
+def comparisons(scene: Scene) -> object:
+    judge, reward = _Judge(), find_env("pairwise_judge", scene.run.environment.skyrl_gym)
+    assert isinstance(reward, GroupReward)
+    with mock.patch("skyrl.processes.http_posts._OPENER", judge):
+        return reward.rewards([{"role": "user", "content": "2+2?"}], ["4", "four", "five", "IV"], {}), judge.asked
 
 
 @observable("how long a service that is away is waited for")
@@ -206,6 +227,15 @@ PROBES: tuple[Probe, ...] = (
     Probe(f"{GYM}text2sql.db_path", "databases", step, env(of="text2sql")),
     Probe(f"{JUDGE}model", "another", step, env(of="llm_as_a_judge")),
     Probe(f"{JUDGE}base_url", "http://localhost:1/v1", step, env(of="llm_as_a_judge")),
+    *(
+        Probe(f"{GYM}pairwise_judge.{name}", value, comparisons, env(of="pairwise_judge"))
+        for name, value in {
+            "model": "another",
+            "base_url": "http://localhost:1/v1",
+            "criterion": "shorter",
+            "opponents": 1,
+        }.items()
+    ),
     *(
         Probe(f"{SEARCH}{name}", value, step, env(of="search"))
         for name, value in {"search_url": SERVICE, "topk": 5, "timeout": 7, "log_requests": True}.items()

@@ -24,7 +24,7 @@ def test_gsm8k_is_found_by_its_name_and_rewards_the_right_answer() -> None:
     assert env.step("so 1200") == EnvStep(reward=0.0, done=True)
 
 
-ASK = ("text2sql", "llm_as_a_judge", "reward_model", "reasoning_gym", "mcp")
+ASK = ("text2sql", "llm_as_a_judge", "pairwise_judge", "reward_model", "reasoning_gym", "mcp")
 """Environments that need a database, a service or a package to judge anything."""
 
 

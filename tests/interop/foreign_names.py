@@ -88,6 +88,7 @@ _LOSS, _ESTIMATOR = "trainer.algorithm.policy_loss_type", "trainer.algorithm.adv
 _REDUCTION = "trainer.algorithm.loss_reduction"
 VALUES_BY_HAND: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     *(("other systems", f"{_LOSS}={name}", (f"{_LOSS}=regular",)) for name in ("ppo", "ppo_clip", "clip")),
+    *(("other systems", f"{_LOSS}={name}", (f"{_LOSS}=online_dpo",)) for name in ("dpo", "onlinedpo")),
     ("other systems", f"{_ESTIMATOR}=ppo", (f"{_ESTIMATOR}=gae",)),
     ("OpenRLHF", f"{_ESTIMATOR}=group_norm", (f"{_ESTIMATOR}=grpo",)),
     ("OpenRLHF", f"{_ESTIMATOR}=reinforce", (f"{_ESTIMATOR}=reinforce++",)),

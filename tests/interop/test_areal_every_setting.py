@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skyrl.errors import ConfigError
+from skyrl.config import PreferenceConfig
 from skyrl.interop.areal.backends import engine_backend
 from skyrl.interop.areal.convert import convert_keys
 from skyrl.interop.areal.names import KINDS
@@ -77,9 +77,12 @@ def test_a_dump_of_the_defaults_converts_with_nothing_refused(name: str, backend
 
 
 @pytest.mark.parametrize("tree", peer_trees("areal", "DPOConfig"), ids=lambda tree: tree.version)
-def test_preference_training_is_refused_by_its_name(tree: PeerTree) -> None:
-    with pytest.raises(ConfigError, match="preference training"):
-        convert_keys(dump(tree, "actor.optimizer"))
+def test_a_dump_of_the_defaults_of_dpo_converts_with_nothing_refused(tree: PeerTree) -> None:
+    backends = {"actor.backend": "fsdp:d4", "ref.backend": "fsdp:d4"}
+    conversion = convert_keys(dump(tree, "actor.optimizer", "ref") | backends | {"ref.path": "a/b"})
+    assert (conversion.root, conversion.refused) == (PreferenceConfig, ())
+    assert (conversion.tables["loss_type"], conversion.tables["beta"]) == (["sigmoid"], 0.1)
+    assert tree.version in conversion.notice
 
 
 TURNED_ON = {

@@ -89,7 +89,6 @@ def test_the_program_decides_the_kind_of_run(program: str, root: type[RunConfig]
         ("vlm/clevr_count_70k_sft", "reads images"),
         ("vlm_npu/geometry3k_grpo", "reads images"),
         ("vlm_npu/virl39k_grpo", "reads images"),
-        ("alignment/hhrlhf_dpo", "preference training"),
         ("math/gsm8k_eval", "skyrl eval"),
         ("openclaw/start_session", "only talks to a run"),
     ],

@@ -10,13 +10,24 @@ import pytest
 from click.testing import CliRunner
 
 from skyrl.cli.main import cli
-from skyrl.config import RewardModelConfig, SFTConfig, load
+from skyrl.config import PreferenceConfig, RewardModelConfig, SFTConfig, load
 from skyrl.interop.areal.convert import convert_keys
 from skyrl.interop.report import Line
 
 MODEL = {"model.path": "a/b", "model.optimizer.lr": "2e-5"}
 SFT = {**MODEL, "train_dataset.type": "sft", "train_dataset.path": "rows.jsonl"}
 RW = {**MODEL, "model.is_critic": True, "train_dataset.type": "rw", "train_dataset.path": "pairs.jsonl"}
+
+
+DPO = {
+    "actor.path": "a/b",
+    "actor.optimizer.lr": "5e-7",
+    "actor.beta": 0.2,
+    "actor.loss_type": "ipo",
+    "ref.path": "a/b",
+    "train_dataset.type": "dpo",
+    "train_dataset.path": "pairs.jsonl",
+}
 
 
 def line_of(keys: dict[str, Any], source: str) -> Line:
@@ -144,3 +155,25 @@ def test_float16_converts_to_param_dtype_with_loss_scaling() -> None:
     assert run["fsdp_config"]["mixed_precision"]["param_dtype"] == "float16"
     assert run["optimizer_config"]["initial_loss_scale"] == 1024.0
     assert convert_keys(half | {"model.dtype": "bfloat16"}).tables["bf16"] is True
+
+
+def test_the_settings_of_dpo_may_be_at_the_root_as_in_areals_example() -> None:
+    at_root = {name.replace("actor.beta", "beta").replace("actor.loss_type", "loss_type"): DPO[name] for name in DPO}
+    assert "beta" in at_root
+    for keys in (DPO, at_root):
+        conversion = convert_keys(keys)
+        assert (conversion.root, conversion.refused) == (PreferenceConfig, ())
+        assert (conversion.tables["loss_type"], conversion.tables["beta"]) == (["ipo"], 0.2)
+
+
+def test_a_dpo_experiment_keeps_its_loss_and_a_reference_of_its_own() -> None:
+    tables = convert_keys(DPO).tables
+    assert (tables["loss_type"], tables["beta"]) == (["ipo"], 0.2)
+    assert "ref_model_path" not in tables
+    assert convert_keys(DPO | {"ref.path": "a/sft"}).tables["ref_model_path"] == "a/sft"
+    assert "docs/preferences.md" in line_of(DPO, "train_dataset.path").why
+
+
+def test_a_reference_in_another_type_is_refused_by_its_name() -> None:
+    [line] = convert_keys(DPO | {"actor.dtype": "bfloat16", "ref.dtype": "float32"}).refused
+    assert (line.source, line.outcome) == ("ref.dtype", "not yet")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from skyrl.config import ConfigError, SFTConfig, SkyRLTrainConfig, load, resolve
+from skyrl.config import PreferenceConfig, SFTConfig, SkyRLTrainConfig, load, resolve
 from skyrl.interop.areal.convert import convert_keys
 from skyrl.interop.areal.defaults import NO_REFERENCE, age, left_out
 from skyrl.interop.areal.names import is_known, known_names
@@ -245,9 +245,8 @@ def test_a_refusal_about_processes_and_logs_does_not_change_the_training(key: st
 
 
 @pytest.mark.parametrize("keys", [{"actor.beta": 0.1}, {"train_dataset.type": "dpo"}])
-def test_a_dpo_experiment_is_refused_as_a_kind_of_run(keys: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="is a DPO experiment"):
-        convert_keys({"actor.path": "a/b"} | keys)
+def test_a_dpo_experiment_is_a_kind_of_run(keys: dict[str, Any]) -> None:
+    assert convert_keys({"actor.path": "a/b"} | keys).root is PreferenceConfig
 
 
 def test_a_supervised_experiment_of_2026_has_an_actor(tmp_path: Path) -> None:

@@ -42,13 +42,12 @@ def convert(folder: Path, text: str, system: str, *options: str) -> Told:
 
 
 REFUSED = [
-    ("trl", "trl dpo --model_name_or_path a/b --beta 0.1", "trl dpo: preference training"),
-    ("trl", "trl kto --model_name_or_path a/b", "trl kto: preference training"),
+    ("trl", "trl bco --model_name_or_path a/b", "trl bco: a trainer of preferences"),
     ("trl", "trl distillation --model_name_or_path a/b", "trl distillation: distillation from a teacher"),
-    ("trl", "accelerate launch --num_processes 2 examples/scripts/dpo.py --model_name_or_path a/b", "preference"),
-    ("trl", "torchrun --nproc_per_node 2 -m trl.scripts.kto --model_name_or_path a/b", "preference training"),
+    ("trl", "accelerate launch --num_processes 2 examples/scripts/cpo.py --model_name_or_path a/b", "preferences"),
+    ("trl", "torchrun --nproc_per_node 2 -m trl.scripts.online_dpo --model_name_or_path a/b", "online preference"),
     ("trl", "python examples/scripts/grpo_vlm.py --model_name_or_path a/b", "rows with images"),
-    ("trl", "python train.py --model_name_or_path a/b --f_divergence_type x", r"another trainer \(dpo\)"),
+    ("trl", "python train.py --model_name_or_path a/b --teacher_model_revision x", r"another trainer \(distillation\)"),
     ("trl", "trl vllm-serve --model a/b", "a server, which trains nothing"),
     ("verl", "python -m verl.trainer.main_generation data.path=a", "it only samples"),
     ("verl", "python -m verl.experimental.vla.main_ppo trainer.nnodes=1", "images and actions"),
@@ -208,11 +207,9 @@ def test_other_files_have_no_commands_to_choose_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("model_name_or_path: a/b\nassistant_only_loss: true\nbeta: 0.1\n", "--kind grpo|rloo|sft|reward"),
-        ("model_name_or_path: a/b\nlearning_rate: 1e-5\n", "--kind grpo|rloo|sft|reward"),
+        ("model_name_or_path: a/b\nassistant_only_loss: true\nbeta: 0.1\n", "--kind grpo|rloo|sft|reward|dpo|kto"),
+        ("model_name_or_path: a/b\nlearning_rate: 1e-5\n", "--kind grpo|rloo|sft|reward|dpo|kto"),
         ("model_name_or_path: a/b\nteacher_model_revision: main\n", "distillation from a teacher"),
-        ("model_name_or_path: a/b\nprecompute_ref_log_probs: true\n", "preference training"),
-        ("model_name_or_path: a/b\ndesirable_weight: 2\n", "preference training"),
     ],
 )
 def test_a_file_with_arguments_of_another_trainer_is_refused(text: str, what: str, tmp_path: Path) -> None:

@@ -266,7 +266,7 @@ def test_computed_values_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("train.py", "from trl import DPOConfig\nDPOConfig()\n", "has arguments of dpo: preference training"),
+        ("train.py", "from trl import BCOConfig\nBCOConfig()\n", "has arguments of bco: a trainer of preferences"),
         ("train.py", "print('trl')\n", "has no GRPOConfig"),
         ("train.py", "GRPOConfig()\nSFTConfig()\n", "of several trainers .grpo, sft."),
         ("train.py", "GRPOConfig(\n", "cannot be read as Python"),

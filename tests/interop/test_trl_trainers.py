@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from skyrl.config import ConfigError, RewardModelConfig, SFTConfig, SkyRLTrainConfig, load
+from skyrl.config import ConfigError, PreferenceConfig, RewardModelConfig, SFTConfig, SkyRLTrainConfig, load
 from skyrl.envs.env import ReadsSample, Sampled
 from skyrl.envs.registry import find_env
 from skyrl.interop.peer_trees import PeerTree, peer_trees
@@ -74,6 +74,12 @@ def test_a_switch_that_is_on_acts_or_is_refused_by_its_name(key: str) -> None:
         ("a.sh", "accelerate launch -m trl.scripts.rloo --model_name_or_path a/b --dataset_name c\n", SkyRLTrainConfig),
         ("a.py", "SFTTrainer('a/b', args=SFTConfig(max_length=9))\n", SFTConfig),
         ("a.py", "RewardTrainer(model='a/b', args=RewardConfig())\n", RewardModelConfig),
+        ("a.sh", "trl dpo --model_name_or_path a/b --dataset_name c --loss_type sigmoid sft\n", PreferenceConfig),
+        ("a.sh", "accelerate launch examples/scripts/kto.py --model_name_or_path a/b\n", PreferenceConfig),
+        ("a.py", "DPOTrainer(model='a/b', ref_model=None, args=DPOConfig(beta=0.2))\n", PreferenceConfig),
+        ("a.py", "KTOTrainer(model='a/b', args=KTOConfig(desirable_weight=1.5))\n", PreferenceConfig),
+        ("a.yaml", "model_name_or_path: a/b\nprecompute_ref_log_probs: true\nld_alpha: 0.5\n", PreferenceConfig),
+        ("a.yaml", "model_name_or_path: a/b\ndesirable_weight: 2\n", PreferenceConfig),
         ("a.yaml", "model_name_or_path: a/b\npacking: false\n", SFTConfig),
         ("a.yaml", "model_name_or_path: a/b\ncenter_rewards_coefficient: null\n", RewardModelConfig),
         ("a.yaml", "model_name_or_path: a/b\nnum_generations: 4\n", SkyRLTrainConfig),
@@ -90,7 +96,7 @@ def test_the_file_says_what_it_trains(name: str, text: str, root: type, tmp_path
 def test_a_kind_decides_where_the_file_does_not(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("model_name_or_path: a/b\nlearning_rate: 1e-5\ndataset_name: c\n")
-    with pytest.raises(ConfigError, match="--kind grpo|rloo|sft|reward"):
+    with pytest.raises(ConfigError, match="--kind grpo|rloo|sft|reward|dpo|kto"):
         convert_trl(str(file))
     assert convert_trl(str(file), kind="reward").root is RewardModelConfig
     script = tmp_path / "a.sh"
@@ -106,7 +112,8 @@ def test_a_kind_decides_where_the_file_does_not(tmp_path: Path) -> None:
         ("GRPOConfig()\nmessage = {'type': 'image', 'image': picture}\n", "rows with images"),
         ("DistillationConfig()\n", "distillation from a teacher"),
         ("PRMConfig()\n", "rewards for steps"),
-        ("KTOConfig()\n", "preference training"),
+        ("BCOConfig()\n", "a trainer of preferences that is not converted"),
+        ("OnlineDPOConfig()\n", 'write policy_loss_type = "online_dpo"'),
     ],
 )
 def test_a_program_of_another_kind_is_refused_by_its_name(text: str, message: str, tmp_path: Path) -> None:
@@ -181,6 +188,13 @@ def test_a_reward_model_leaves_long_pairs_out_as_in_trl(tmp_path: Path) -> None:
             "average_tokens_across_devices",
             "each rank averages over its own tokens",
         ),
+        ("dpo", {"use_weighting": True}, "use_weighting", "WPO"),
+        ("dpo", {"sync_ref_model": True}, "sync_ref_model", "follows the policy"),
+        ("dpo", {"loss_type": ["sigmoid", "mine"]}, "loss_type", "the loss mine"),
+        ("dpo", {"loss_type": ["robust", "sigmoid"], "label_smoothing": 0.1}, "label_smoothing", "beside a sigmoid"),
+        ("dpo", {"max_prompt_length": 128, "warmup_ratio": 0.1}, "max_prompt_length", "limits of prompt and answer"),
+        ("dpo", {"generate_during_eval": True, "warmup_ratio": 0.1}, "generate_during_eval", "sampling in evaluations"),
+        ("kto", {"torch_compile": True}, "torch_compile", "torch.compile"),
         ("reward", {"center_rewards_coefficient": 0.01}, "center_rewards_coefficient", "drawn towards 0"),
         ("reward", {"torch_compile": True}, "torch_compile", "torch.compile"),
         ("rloo", {"num_iterations": 2}, "num_iterations", "ratios of whole answers"),
@@ -196,6 +210,46 @@ def test_what_is_missing_here_is_refused_by_its_name(kind: str, keys: dict[str, 
     [line] = converted(kind, **keys).refused
     assert (line.source, line.outcome) == (source, "not yet")
     assert why in line.why
+
+
+def test_dpo_keeps_its_losses_its_reference_and_trls_defaults(tmp_path: Path) -> None:
+    text = (
+        "args = DPOConfig(beta=0.2, loss_type=['sigmoid', 'bco_pair', 'sft'], loss_weights=[0.8, 0.2, 1.0],\n"
+        "                 per_device_train_batch_size=4, gradient_accumulation_steps=8, ld_alpha=0.5)\n"
+        "DPOTrainer(model='a/b', ref_model='a/sft', args=args, train_dataset=load_dataset('c', split='train'))\n"
+    )
+    (tmp_path / "a.py").write_text(text)
+    conversion = convert_trl(str(tmp_path / "a.py"))
+    run = loaded(conversion, tmp_path)
+    assert (run.loss_type, run.loss_weights) == (("sigmoid", "bco_pair", "sft"), (0.8, 0.2, 1.0))
+    assert (run.beta, run.ld_alpha, run.ref_model_path, run.batch_size) == (0.2, 0.5, "a/sft", 32)
+    assert (run.optimizer_config.lr, run.num_epochs, run.max_length, run.too_long) == (1e-6, 3, 1024, "skip")
+    assert (run.train_datasets, conversion.refused) == (("c:train",), ())
+    assert any("is left out and counted" in remark for remark in conversion.remarks)
+
+
+def test_the_likelihood_that_trl_0_18_adds_is_a_loss_of_its_own(tmp_path: Path) -> None:
+    run = loaded(converted("dpo", rpo_alpha=0.5, warmup_ratio=0.1), tmp_path)
+    assert (run.loss_type, run.loss_weights) == (("sigmoid", "sft"), (1.0, 0.5))
+
+
+def test_label_smoothing_that_trl_ignores_stays_off(tmp_path: Path) -> None:
+    assert loaded(converted("dpo", label_smoothing=0.1), tmp_path).label_smoothing == 0
+    smoothed = loaded(converted("dpo", label_smoothing=0.1, loss_type=["robust"]), tmp_path)
+    assert smoothed.label_smoothing == 0.1
+
+
+def test_a_reference_that_the_program_makes_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("DPOTrainer('a/b', ref_model=make('a/sft'), args=DPOConfig())\n")
+    [line] = convert_trl(str(tmp_path / "a.py")).refused
+    assert (line.source, str(line.value)) == ("ref_model", "make('a/sft')")
+
+
+def test_kto_keeps_its_weights_and_the_order_of_its_rows(tmp_path: Path) -> None:
+    run = loaded(converted("kto", desirable_weight=1.33, per_device_train_batch_size=8), tmp_path)
+    assert (run.loss_type, run.desirable_weight, run.undesirable_weight) == (("kto",), 1.33, 1.0)
+    assert (run.batch_size, run.sampler) == (8, "sequential")
+    assert loaded(converted("kto", loss_type="apo_zero_unpaired"), tmp_path).loss_type == ("apo_zero_unpaired",)
 
 
 def test_rloo_is_its_estimator_with_the_divergence_in_the_reward(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from skyrl.algorithms.clipped_losses import CISPOLoss, DualClipLoss, GMPOLoss, GSPOLoss, RegularLoss, SAPOLoss
 from skyrl.algorithms.covariance_losses import ClipCovLoss, KLCovLoss
 from skyrl.algorithms.losses import PolicyLoss
+from skyrl.algorithms.ranked_pairs import OnlineDPOLoss
 from skyrl.algorithms.rollout_losses import (
     CrossEntropyLoss,
     DecoupledLoss,
@@ -40,10 +41,14 @@ SETTINGS = {
     "clip_cov.clip_cov_ub": 0.7,
     "kl_cov.kl_cov_frac": 0.81,
     "kl_cov.ppo_kl_coef": 0.91,
+    "online_dpo.loss_type": "ipo",
+    "online_dpo.beta": 0.15,
+    "online_dpo.pairs": "all",
 }
 """Fields of `trainer.algorithm`."""
 
 LOSSES: dict[str, PolicyLoss] = {
+    "online_dpo": OnlineDPOLoss(loss_type="ipo", beta=0.15, pairs="all"),
     "regular": RegularLoss(eps_clip_low=0.11, eps_clip_high=0.12),
     "dual_clip": DualClipLoss(eps_clip_low=0.11, eps_clip_high=0.12, clip_ratio_c=3.5),
     "gspo": GSPOLoss(eps_clip_low=0.11, eps_clip_high=0.12),

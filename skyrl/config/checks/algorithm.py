@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.derive.chosen_facts import estimator_facts, is_peer_loss, loss_facts
-from skyrl.config.derive.rl_models import has_teacher
+from skyrl.config.derive.rl_models import has_critic, has_teacher
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.losses import asks_for_correction
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLossRegistry, Registry
@@ -56,10 +56,41 @@ def kl_is_counted_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
     yield from run.trainer.algorithm.problems_at("trainer.algorithm")
 
 
+def pairs_replace_advantages(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Pairs need several answers to a prompt, and take the place of advantages and of what changes them."""
+    algorithm = run.trainer.algorithm
+    if not loss_facts(algorithm).compares_answers:
+        return
+    estimator, name = estimator_facts(algorithm), algorithm.policy_loss_type
+    needless = {
+        "advantage_estimator": estimator.compares_with_greedy or estimator.reads_values,
+        "use_kl_in_reward": algorithm.use_kl_in_reward,
+        "off_policy_correction": asks_for_correction(algorithm.off_policy_correction),
+    }
+    for field in (field for field, is_set in needless.items() if is_set):
+        yield Problem(
+            path=_ALGORITHM + field,
+            message=f"is set, and {name} compares answers by their probabilities under policy and reference alone",
+            hint="leave it out: online_dpo.beta is the strength of the tie to the reference",
+        )
+    for model, exists in (("critic", has_critic(run)), ("teacher", has_teacher(run))):
+        if exists:
+            message = f"{name} reads nothing of a {model}"
+            yield Problem(path=f"trainer.{model}.model.path", message=message, hint="leave it out, or use another loss")
+    if run.generator.n_samples_per_prompt == 1:
+        yield Problem(
+            path="generator.n_samples_per_prompt",
+            message=f"{name} compares the answers to a prompt, and there is only one",
+            hint="use 2 or more",
+        )
+
+
 def group_advantages_need_several_samples(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Group-relative advantages of a single sample are its bare reward, or nothing."""
     name = run.trainer.algorithm.advantage_estimator
     if has_teacher(run) and run.trainer.algorithm.distillation.task_coef == 0:
+        return
+    if loss_facts(run.trainer.algorithm).compares_answers:
         return
     if estimator_facts(run.trainer.algorithm).compares_answers and run.generator.n_samples_per_prompt == 1:
         yield Problem(

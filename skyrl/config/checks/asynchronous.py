@@ -24,11 +24,14 @@ def _keeps_keys_and_values(settings: FullyAsyncConfig) -> bool:
 
 
 def is_corrected(run: SkyRLTrainConfig) -> bool:
-    """Whether the loss, or a correction of it, uses the probabilities that the samples were drawn with."""
+    """Whether the loss, or a correction of it, uses the probabilities that the samples were drawn with, or does not
+    depend on them.
+    """
     algorithm = run.trainer.algorithm
     correction = algorithm.off_policy_correction
     return (
         algorithm.old_logprobs == "engine"
+        or loss_facts(algorithm).compares_answers
         or loss_facts(algorithm).reads_rollout_logprobs is not False
         or correction.tis_ratio_type is not None
         or correction.sequence_mask_metric is not None

@@ -67,6 +67,9 @@ def rewards_have_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
         if name in ENVIRONMENTS and not ENVIRONMENTS[name].single_turn:
             message = f"{name} has several turns, and cannot be one of several rewards"
             yield Problem(path="environment.env_class", message=message, hint="leave it out of the list")
+        if name in ENVIRONMENTS and ENVIRONMENTS[name].of_groups:
+            message = f"{name} compares the answers of a group, and cannot be one of several rewards"
+            yield Problem(path="environment.env_class", message=message, hint="leave it out of the list")
 
 
 def reward_model_has_one_location(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -120,6 +123,9 @@ def mcp_has_a_reward(run: SkyRLTrainConfig) -> Iterator[Problem]:
         message = f"no environment {reward!r} is built in; the run stops with an error unless a program registers it"
         hint = f"did you mean {near}?" if near else "your own: file.py:name or module:name"
         yield Problem(path=path, message=message, hint=hint, severity="warning")
+    elif ENVIRONMENTS[reward].of_groups:
+        message = f"{reward} compares the answers of a group, and cannot judge one"
+        yield Problem(path=path, message=message, hint="name one that judges single answers, or a reward function")
     elif not ENVIRONMENTS[reward].single_turn:
         message = f"{reward} has several turns of its own, and cannot judge the answers of another conversation"
         yield Problem(path=path, message=message, hint="name one that ends after one turn, or a reward function")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from skyrl.config.derive.chosen_facts import loss_facts
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.settings.root import SkyRLTrainConfig
 
@@ -14,8 +15,9 @@ def has_critic(run: SkyRLTrainConfig) -> bool:
 
 
 def has_reference(run: SkyRLTrainConfig) -> bool:
-    """Whether the run has a KL term, and therefore a frozen reference model."""
-    return bool(run.trainer.algorithm.use_kl_loss or run.trainer.algorithm.use_kl_in_reward)
+    """Whether the policy is compared with a reference model: by a KL term, or by its loss."""
+    algorithm = run.trainer.algorithm
+    return bool(algorithm.use_kl_loss or algorithm.use_kl_in_reward or loss_facts(algorithm).compares_answers)
 
 
 def has_teacher(run: SkyRLTrainConfig) -> bool:
@@ -54,7 +56,13 @@ def _updates(run: SkyRLTrainConfig, model: str) -> int:
 
 POLICY = _role("policy", "policy", sent=True, exported_as="policy")
 CRITIC = _role("critic", "critic", scores=True, exists=has_critic, exists_where="there is a critic")
-REFERENCE = _role("ref", "reference", learns=False, exists=has_reference, exists_where="a KL term is on")
+REFERENCE = _role(
+    "ref",
+    "reference",
+    learns=False,
+    exists=has_reference,
+    exists_where="a KL term or online_dpo compares with a reference",
+)
 TEACHER = _role("teacher", "teacher", learns=False, exists=has_teacher, exists_where="there is a teacher")
 
 RL_ROLES = {role.name: role for role in (POLICY, CRITIC, REFERENCE, TEACHER)}

@@ -66,6 +66,8 @@ def weight_transport_follows_engine_device(run: SkyRLTrainConfig) -> str:
         "trainer.teacher.model.path",
         "trainer.algorithm.use_kl_loss",
         "trainer.algorithm.use_kl_in_reward",
+        "trainer.algorithm.policy_loss_type",
+        "trainer.algorithm.policy_loss",
         *_KIND_OF_ENGINE,
         "generator.inference_engine.num_engines",
         "generator.inference_engine.weight_sync_backend",

@@ -44,6 +44,8 @@ def scores_old_logprobs(algorithm: AlgorithmConfig, updates: int) -> bool:
 def scorings(trainer: TrainerConfig, updates: int) -> int:
     """Number of times that the policy scores all rows of a batch with `updates` optimizer steps."""
     algorithm = trainer.algorithm
+    if loss_facts(algorithm).compares_answers:
+        return trainer.update_epochs_per_batch
     times = int(scores_old_logprobs(algorithm, updates))
     if algorithm.max_importance_ratio is None or (not times and algorithm.old_logprobs == "learner"):
         return times

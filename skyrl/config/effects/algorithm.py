@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from skyrl.config.derive.chosen_facts import estimator_facts, loss_facts
 from skyrl.config.derive.rl_models import POLICY, has_critic, has_reference, has_teacher
+from skyrl.config.derive.rl_models import REFERENCE as REFERENCE_ROLE
 from skyrl.config.derive.sizes import scores_old_logprobs
 from skyrl.config.settings.algorithm import AlgorithmConfig
 from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS
@@ -11,7 +12,7 @@ from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.tree.rules import Condition, Effect, condition, effects, fields_in, is_given, is_on, is_one
 
-REFERENCE = Condition("a KL term is on", has_reference)
+REFERENCE = Condition(REFERENCE_ROLE.exists_where, has_reference)
 CRITIC = Condition("there is a critic", has_critic)
 TEACHER = Condition("there is a teacher (trainer.teacher.model.path)", has_teacher)
 
@@ -37,6 +38,17 @@ def _ratio_can_differ_from_1(run: SkyRLTrainConfig) -> bool:
 @condition("the estimator is gae or reinforce++, or there is a critic")
 def _discounts(run: SkyRLTrainConfig) -> bool:
     return "gamma" in estimator_facts(run.trainer.algorithm).fields or has_critic(run)
+
+
+@condition("the loss is not online_dpo")
+def _is_of_advantages(run: SkyRLTrainConfig) -> bool:
+    return not loss_facts(run.trainer.algorithm).compares_answers
+
+
+@condition("a KL term is on")
+def _has_kl_term(run: SkyRLTrainConfig) -> bool:
+    algorithm = run.trainer.algorithm
+    return (algorithm.use_kl_loss and _is_of_advantages.holds(run)) or algorithm.use_kl_in_reward
 
 
 @condition("the loss, or a KL term in the reward, is taken from pi_old")
@@ -92,9 +104,14 @@ _BOUNDS = {
 }
 """Other such fields, with the condition beside their loss's."""
 
+_OF_ADVANTAGES = ("grpo_norm_by_std", "lambd", "whiten_advantages", "advantage", "max_seq_len")
+"""Fields of estimators and of the reduction that depend on other fields, too."""
+
+_FURTHER = _BOUNDS | dict.fromkeys(_OF_ADVANTAGES, _is_of_advantages)
+
 
 def _of_the_tree(effect: Effect) -> Effect:
-    whole, bound = effect.below("trainer.algorithm"), _BOUNDS.get(effect.path)
+    whole, bound = effect.below("trainer.algorithm"), _FURTHER.get(effect.path)
     return whole if bound is None else Effect(whole.path, whole.condition & bound)
 
 
@@ -152,11 +169,13 @@ _OF_THE_TABLE: tuple[Effect, ...] = (
 """Effects that depend on `trainer.algorithm` alone, with paths inside that table."""
 
 ALGORITHM_EFFECTS: tuple[Effect, ...] = (
-    *effects(REFERENCE, *fields_in("trainer.algorithm", "kl_loss_coef kl_estimator_type")),
+    *effects(_has_kl_term, *fields_in("trainer.algorithm", "kl_loss_coef kl_estimator_type")),
+    *effects(_is_of_advantages, *fields_in("trainer.algorithm", "use_kl_loss advantage_estimator loss_reduction")),
+    *effects(_is_of_advantages, *fields_in("trainer.algorithm", "advantage_batch_normalize advantage_norm")),
     *effects(CRITIC, *fields_in("trainer.algorithm", "value_clip value_head_prefix normalize_values")),
     Effect("trainer.algorithm.distillation", TEACHER),
-    Effect("trainer.algorithm.max_importance_ratio", _compares_with_an_old_policy),
-    Effect("trainer.algorithm.gamma", _discounts),
+    Effect("trainer.algorithm.max_importance_ratio", _compares_with_an_old_policy & _is_of_advantages),
+    Effect("trainer.algorithm.gamma", _discounts & _is_of_advantages),
     *effects(_ratio_can_differ_from_1, *fields_in("trainer.algorithm", " ".join(_BOUNDS_IN_TABLES))),
     *map(_of_the_tree, _OF_THE_TABLE),
 )

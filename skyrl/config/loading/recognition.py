@@ -19,7 +19,7 @@ _SHELLS = (".sh", ".bash", ".zsh", ".sbatch", ".slurm")
 _PYTHON = ".py"
 _OF_A_MODEL = ("config.json", "adapter_config.json", "model.safetensors", "model.safetensors.index.json")
 
-_TRL_COMMANDS = ("grpo", "sft", "dpo", "rloo", "reward")
+_TRL_COMMANDS = ("grpo", "sft", "dpo", "kto", "rloo", "reward")
 _CONVERTED = {"verl": "verl", "TRL": "trl", "AReaL": "areal"}
 """Program -> its name in `skyrl config convert --from`."""
 

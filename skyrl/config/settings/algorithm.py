@@ -15,6 +15,7 @@ from skyrl.config.settings.losses import (
     GMPOConfig,
     KLCovConfig,
     OffPolicyCorrectionConfig,
+    OnlineDPOConfig,
     SAPOConfig,
 )
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLossRegistry
@@ -98,8 +99,8 @@ class AlgorithmConfig(BaseConfig):
 
     policy_loss_type: str = field(default="regular", converter=named_code, metadata=named(IDENTITY, POLICY_LOSSES))
     """How advantages become a loss: regular (PPO), dual_clip, gspo, gmpo, cispo, sapo, clip_cov, kl_cov, rollout_is,
-    dppo, decoupled, importance_sampling, cross_entropy, or one of your own, by import path
-    (`my_package.losses:Mine`, `losses.py:Mine`) or by the name that it is registered under."""
+    dppo, decoupled, importance_sampling, cross_entropy, online_dpo (pairs of answers, without advantages), or one of
+    your own, by import path (`my_package.losses:Mine`, `losses.py:Mine`) or by the name that it is registered under."""
 
     policy_loss: _LossSettings = FrozenDict()
     """Settings of a loss of your own: the fields of its class."""
@@ -239,6 +240,9 @@ class AlgorithmConfig(BaseConfig):
 
     decoupled: DecoupledConfig = DecoupledConfig()
     """Settings of the loss decoupled."""
+
+    online_dpo: OnlineDPOConfig = OnlineDPOConfig()
+    """Settings of the loss online_dpo."""
 
     def own_problems(self) -> Iterator[Problem]:
         """A KL penalty goes into the reward or into the loss, not into both."""

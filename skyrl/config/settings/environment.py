@@ -34,6 +34,9 @@ class EnvironmentFacts:
     compares: bool = False
     """Whether it can compare answers as mathematics, see `math_equivalence`."""
 
+    of_groups: bool = False
+    """Whether it compares all answers to a prompt, once they are complete."""
+
     service: Literal["", "always", "code_url", "reward_model.url"] = ""
     """Whether it asks a service: always, or if this field of `environment.skyrl_gym` has an address."""
 
@@ -52,6 +55,7 @@ ENVIRONMENTS: Mapping[str, EnvironmentFacts] = {
     "llm_as_a_judge": EnvironmentFacts(table="llm_as_a_judge", single_turn=True, service="always"),
     MCP: EnvironmentFacts(table="mcp", sandboxed=True),
     "multiply": EnvironmentFacts(),
+    "pairwise_judge": EnvironmentFacts(table="pairwise_judge", single_turn=True, service="always", of_groups=True),
     "reasoning_gym": EnvironmentFacts(table="reasoning_gym", single_turn=True, sandboxed=True),
     "reward_model": EnvironmentFacts(table="reward_model", single_turn=True, service="reward_model.url"),
     "search": EnvironmentFacts(table="search", service="always"),
@@ -90,6 +94,25 @@ class GSM8kLLMJudgeEnvConfig(BaseConfig):
 
     base_url: str | None = field(default=None, metadata=FREE)
     """An OpenAI-compatible service. None: OpenAI's own. Its key is taken from the variable OPENAI_API_KEY."""
+
+
+@frozen
+class PairwiseJudgeEnvConfig(BaseConfig):
+    """Answers to one prompt compared two at a time by a language model (`env_class = "pairwise_judge"`). The reward is
+    the share of comparisons that an answer wins, in both orders; ties count half.
+    """
+
+    model: str = "gpt-4o-mini"
+    """Name of the judge at the service."""
+
+    base_url: str | None = field(default=None, metadata=FREE)
+    """An OpenAI-compatible service. None: OpenAI's own. Its key is taken from the variable OPENAI_API_KEY."""
+
+    criterion: str = "more correct, more helpful and clearer"
+    """What makes an answer the better one, as the judge is told: "the better one is the one that is ..."."""
+
+    opponents: int | None = field(default=None, validator=positive)
+    """Other answers of the group that each is compared with, two requests for each pair. None: all."""
 
 
 @frozen
@@ -289,6 +312,9 @@ class SkyRLGymConfig(BaseConfig):
 
     llm_as_a_judge: GSM8kLLMJudgeEnvConfig = GSM8kLLMJudgeEnvConfig()
     """Settings of the environment `llm_as_a_judge`."""
+
+    pairwise_judge: PairwiseJudgeEnvConfig = PairwiseJudgeEnvConfig()
+    """Settings of the environment `pairwise_judge`."""
 
     search: SearchEnvConfig = SearchEnvConfig()
     """Settings of the environments `search` and `searchcode`."""

@@ -114,6 +114,23 @@ class DecoupledConfig(BaseConfig):
 
 
 @frozen
+class OnlineDPOConfig(BaseConfig):
+    """Pairs of a prompt's own answers, compared as in a preference run; read by `policy_loss_type = "online_dpo"`."""
+
+    loss_type: Literal[
+        "sigmoid", "hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "sigmoid_norm"
+    ] = "sigmoid"
+    """Loss of a pair, under the names and with the formulas of `kind = "preference"` (docs/preferences.md)."""
+
+    beta: float = field(default=0.1, validator=positive)
+    """Strength of the tie to the reference: a larger `beta` moves the policy less."""
+
+    pairs: Literal["best_worst", "all", "random"] = "best_worst"
+    """Pairs of each group. best_worst: the answers with the highest and the lowest reward; all: every two answers whose
+    rewards differ; random: one of these, drawn from the seed."""
+
+
+@frozen
 class OffPolicyCorrectionConfig(BaseConfig):
     """Corrections for the gap between the engine that drew the tokens and the learner that scores them.
 
@@ -205,6 +222,10 @@ class LossFacts:
     takes_corrections: bool = True
     """Whether corrections of single sequences suit the loss. False if it selects tokens across all sequences."""
 
+    compares_answers: bool = False
+    """Whether the loss is one of pairs of answers: rewards rank them, log-probabilities of a reference are compared
+    with, and no advantage is read."""
+
     vanishes_without_advantage: bool = False
     """Whether loss and gradient are exactly 0 at tokens with advantage 0: rows with only such tokens skip the forward
     pass."""
@@ -270,6 +291,14 @@ POLICY_LOSSES: Mapping[str, LossFacts] = {
     ),
     "importance_sampling": LossFacts(made_by="rollout_losses:ImportanceSamplingLoss", vanishes_without_advantage=True),
     "cross_entropy": LossFacts(made_by="rollout_losses:CrossEntropyLoss", reads_old_logprobs=False),
+    "online_dpo": LossFacts(
+        made_by="ranked_pairs:OnlineDPOLoss",
+        table="online_dpo",
+        reads_old_logprobs=False,
+        takes_corrections=False,
+        compares_answers=True,
+        vanishes_without_advantage=True,
+    ),
 }
 """Facts about each built-in loss, keyed by the value of `policy_loss_type`."""
 

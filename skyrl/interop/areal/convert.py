@@ -10,7 +10,6 @@ from typing import Any
 from attrs import evolve
 
 from skyrl.config.derive.sizes import Model
-from skyrl.config.loading.kinds import KINDS
 from skyrl.errors import ConfigError, Problem
 from skyrl.interop.areal.backends import (
     AUTOTP,
@@ -44,7 +43,7 @@ from skyrl.interop.areal.programs import read_launch, refuse_images, remarks_of
 from skyrl.interop.areal.rollout_keys import ROLLOUT_KEYS, TEACHER, agent
 from skyrl.interop.areal.same_settings import copies, follows, intervals, why_unknown
 from skyrl.interop.areal.sglang import KEPT, OTHERS, for_sglang
-from skyrl.interop.areal.supervised import convert_supervised, is_preference, is_supervised
+from skyrl.interop.areal.supervised import convert_supervised, is_supervised
 from skyrl.interop.areal.switches import SWITCHES
 from skyrl.interop.areal.trackers import tracker
 from skyrl.interop.dropout import dropout
@@ -134,10 +133,6 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment", *, keep_eng
     if keep_engine and not engine:
         hint = 'set one (rollout.backend: "sglang:d4"), or omit --keep-engine'
         raise ConfigError([Problem(path=where, message="sets no engine to keep", hint=hint)], "Nothing was converted")
-    if is_preference(values):
-        hint = "supported kinds of run: " + ", ".join(KINDS)
-        message = 'is a DPO experiment: preference training is not converted yet; write kind = "preference"'
-        raise ConfigError([Problem(path=where, message=message, hint=hint)], title="Nothing was converted")
     if is_supervised(values):
         return convert_supervised(values, originals, where)
     is_kept = keep_engine and engine == KEPT

@@ -28,7 +28,8 @@ _OF_A_SESSION = "it only talks to a run"
 _KNOWN: Mapping[str, ProgramFacts] = {
     **dict.fromkeys(
         (
-            *("gsm8k_rl", "gsm8k_grpo", "gsm8k_ppo", "gsm8k_sft", "boba_grpo", "hhrlhf_rw", "train_sft_profile"),
+            *("gsm8k_rl", "gsm8k_grpo", "gsm8k_ppo", "gsm8k_sft", "boba_grpo", "hhrlhf_rw", "hhrlhf_dpo"),
+            "train_sft_profile",
             *(
                 "gsm8k_rl_mt",
                 "gsm8k_rlvr_scaffolding",
@@ -46,7 +47,6 @@ _KNOWN: Mapping[str, ProgramFacts] = {
     **dict.fromkeys(
         ("clevr_count_70k_grpo", "clevr_count_70k_sft", "geometry3k_grpo", "virl39k_grpo"), unconverted(_IMAGES)
     ),
-    "hhrlhf_dpo": unconverted('preference training, which is not converted yet: write kind = "preference"'),
     "gsm8k_eval": aside("it only evaluates: `skyrl eval` does that here"),
     **dict.fromkeys(("online_rollout", "human_in_the_loop_demo"), aside(_SAMPLES)),
     **dict.fromkeys(("start_session", "set_reward", "hermes_loop", "demo_lifecycle"), aside(_OF_A_SESSION)),
@@ -56,7 +56,7 @@ _KNOWN: Mapping[str, ProgramFacts] = {
 }
 """AReaL's programs of 2025 and 2026."""
 
-_ROWS = {"gsm8k_sft": "sft", "train_sft_profile": "sft", "hhrlhf_rw": "rw"}
+_ROWS = {"gsm8k_sft": "sft", "train_sft_profile": "sft", "hhrlhf_rw": "rw", "hhrlhf_dpo": "dpo"}
 """Program -> the type of its rows, which decides the kind of its run."""
 
 _OWN_WORKFLOW = {

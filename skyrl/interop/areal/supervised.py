@@ -1,5 +1,5 @@
 """Converts AReaL's experiments without generation: `SFTConfig` to `kind = "sft"`, `RWConfig` to
-`kind = "reward_model"`.
+`kind = "reward_model"`, `DPOConfig` to `kind = "preference"`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import evolve
 
-from skyrl.config import RewardModelConfig, SFTConfig
+from skyrl.config import PreferenceConfig, RewardModelConfig, SFTConfig
 from skyrl.config.derive.allocation import strategy_of
 from skyrl.interop.areal.backends import AUTOTP, autotp, by_deepspeed, in_other_backend, router
 from skyrl.interop.areal.entries import (
@@ -69,8 +69,18 @@ _NO_MEGATRON = "supervised runs with Megatron"
 _ENGINES = "supervised runs generate nothing"
 
 
+_ROOTS = {
+    "sft": (SFTConfig, "SFTConfig"),
+    "rw": (RewardModelConfig, "RWConfig"),
+    "dpo": (PreferenceConfig, "DPOConfig"),
+}
+"""Type of rows -> the class of our tree, and of AReaL's."""
+
+
 def is_supervised(values: Values) -> bool:
-    """Whether the file configures a single model and no sampling."""
+    """Whether the file configures a single model, beside its reference, and no sampling."""
+    if is_preference(values):
+        return True
     if any(key.startswith(_SAMPLING) for key in values):
         return False
     if any(key.startswith(_OF_RL) for key in values):
@@ -86,19 +96,22 @@ def is_preference(values: Values) -> bool:
 def convert_supervised(given: Values, originals: Mapping[str, str], where: str) -> Conversion:
     """Convert settings whose references are resolved; `originals` maps each copied key to its original."""
     has_actor = any(key.startswith("actor.") for key in given)
+    prefers = is_preference(given)
     names = {"model." + key.removeprefix("actor.") if key.startswith("actor.") else key: key for key in given}
     values = {key: given[name] for key, name in names.items()}
     is_reward = values.get(_TYPE) == "rw" or (values.get(_TYPE) != "sft" and values.get("model.is_critic") is True)
+    rows = "dpo" if prefers else "rw" if is_reward else "sft"
+    root, theirs = _ROOTS[rows]
     system = System(
-        keys=KEYS,
-        dependent=(_DEPENDENT | _kind(is_reward), _SAME),
+        keys=KEYS | (_OF_PAIRS if prefers else {}),
+        dependent=(_DEPENDENT | _kind(rows) | (_REFERENCE if prefers else {}), _SAME),
         switches=SUPERVISED_SWITCHES,
         unknown=why_unknown,
         implied=_implied,
         read=read_areal,
     )
-    writing = Writing(where, RewardModelConfig if is_reward else SFTConfig)
-    notice = version_notice(given, "RWConfig" if is_reward else "SFTConfig")
+    writing = Writing(where, root)
+    notice = version_notice(given, theirs)
     conversion = evolve(convert_settings(system, values, writing, originals), notice=notice)
     if not has_actor:
         return conversion
@@ -184,7 +197,8 @@ def _source(key: str, value: object, values: Values) -> Translation | None:
     if value is None:
         return None
     path, usual = _SPLITS[key]
-    rows = "the columns of its rows: see docs/sft.md"
+    page = "docs/preferences.md" if values.get(_TYPE) == "dpo" else "docs/sft.md"
+    rows = f"the columns of its rows: see {page}"
     named = values.get(f"{key.removesuffix('path')}split")
     source = data_source(str(value), named or usual)
     has_their_split = source != str(value) and not named
@@ -194,10 +208,10 @@ def _source(key: str, value: object, values: Values) -> Translation | None:
     )
 
 
-def _kind(is_reward: bool) -> dict[str, Dependent]:
+def _kind(rows: str) -> dict[str, Dependent]:
     """Entries of the settings that decide the kind of run, which its file says once."""
-    rows = "rw" if is_reward else "sft"
-    head = "a reward model needs a value head" if is_reward else "rows of type 'sft' train no value head"
+    is_reward = rows == "rw"
+    head = "a reward model needs a value head" if is_reward else f"rows of type {rows!r} train no value head"
 
     def has_type(key: str, value: object, values: Values) -> Translation:
         return (
@@ -212,6 +226,30 @@ def _kind(is_reward: bool) -> dict[str, Dependent]:
         "model.is_critic": lambda key, value, values: redundant("set by kind") if value is is_reward else refused(head),
     }
 
+
+def _of_the_reference(key: str, value: object, values: Values) -> Translation:
+    """Convert a setting of the reference, which here is the model that training starts from, on the policy's ranks,
+    unless it has a path of its own.
+    """
+    if key == "ref.path":
+        is_start = value in (None, "", values.get("model.path"))
+        return (
+            redundant("the model that training starts from")
+            if is_start
+            else Translation(writes={"ref_model_path": value})
+        )
+    if key == "ref.dtype" and value != values.get("model.dtype", value):
+        return unsupported("a reference in another type than the policy")
+    return redundant("the reference is on the policy's ranks, and computes as it does")
+
+
+_REFERENCE: dict[str, Dependent] = {"ref.*": _of_the_reference}
+
+_OF_PAIRS: dict[str, Entry] = {
+    **dict.fromkeys(("beta", "model.beta"), "beta"),
+    **dict.fromkeys(("loss_type", "model.loss_type"), maps_to("loss_type", convert=lambda name: [name])),
+}
+"""Settings of DPO, which AReaL's example has at its root, and its classes in those of the model."""
 
 _DEPENDENT: dict[str, Dependent] = {
     "allocation_mode": _allocation,

@@ -1,4 +1,6 @@
-"""Converts TRL's arguments of GRPO, RLOO, SFT and reward models to our tables, for TRL 1.16, TRL 0.18 and open-r1."""
+"""Converts TRL's arguments of GRPO, RLOO, SFT, reward models, DPO and KTO to our tables, for TRL 1.16, TRL 0.18 and
+open-r1.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,15 @@ from typing import Any
 
 from attrs import evolve
 
-from skyrl.config import RewardModelConfig, SFTConfig, SkyRLTrainConfig
+from skyrl.config import PreferenceConfig, RewardModelConfig, SFTConfig, SkyRLTrainConfig
 from skyrl.interop.peer_trees import PeerTree
 from skyrl.interop.report import Conversion
 from skyrl.interop.systems import System, convert_settings
 from skyrl.interop.translation import Values, is_off, number
-from skyrl.interop.trl import supervised
+from skyrl.interop.trl import preferences, supervised
 from skyrl.interop.trl.dependent import DEPENDENT, implied
 from skyrl.interop.trl.keys import KEYS
-from skyrl.interop.trl.kinds import kinds_with, tree_of
+from skyrl.interop.trl.kinds import PREFERENCES, kinds_with, tree_of
 from skyrl.interop.trl.rloo import OF_RLOO, implied_by_rloo
 from skyrl.interop.trl.sources import settings_of
 from skyrl.interop.trl.switches import SWITCHES
@@ -29,11 +31,19 @@ _RELIED_ON = (
 )  # fmt: skip
 """Settings whose defaults are written where a complete run leaves them out."""
 
+_OF_KIND = {"kto": ("train_sampling_strategy",)}
+"""Trainer -> further such settings."""
+
 _SUPERVISED = {
-    "sft": (SFTConfig, supervised.KEYS, supervised.implied_by_chats),
-    "reward": (RewardModelConfig, supervised.OF_REWARDS, supervised.implied_by_rows),
+    "sft": (SFTConfig, supervised.KEYS, supervised.SUPERVISED, supervised.implied_by_chats),
+    "reward": (RewardModelConfig, supervised.OF_REWARDS, supervised.SUPERVISED, supervised.implied_by_rows),
+    **dict.fromkeys(
+        PREFERENCES, (PreferenceConfig, preferences.KEYS, preferences.DEPENDENT, supervised.implied_by_rows)
+    ),
 }
-"""Trainer -> the class of our tree, the settings that convert independently, and what follows from several."""
+"""Trainer -> the class of our tree, the settings that convert independently, those that depend on others, and what
+follows from several.
+"""
 
 _PROCESSES = (
     "TRL gets the number of GPUs, which determines batch sizes, from the command that starts it; 1 was assumed. "
@@ -59,8 +69,8 @@ _BIAS_CORRECTION = (
 
 def convert_trl(name: str, *, number: int | None = None, kind: str | None = None) -> Conversion:
     """Convert a Python program, a shell script, or a YAML file. `number` chooses among several commands of a script,
-    and `kind` is the trainer (grpo, rloo, sft, reward) where the file does not name it. Raises `ConfigError` if the
-    file cannot be read, or trains something else.
+    and `kind` is the trainer (grpo, rloo, sft, reward, dpo, kto) where the file does not name it. Raises `ConfigError`
+    if the file cannot be read, or trains something else.
     """
     keys, launch, found = settings_of(name, number, kind)
     converted = convert_keys(keys, name, kind=found)
@@ -90,10 +100,10 @@ def _system(kind: str, tree: PeerTree) -> System:
         return f"{whose} {kind} does not have it"
 
     if kind in _SUPERVISED:
-        _, keys, implied_by = _SUPERVISED[kind]
+        _, keys, dependent, implied_by = _SUPERVISED[kind]
         return System(
             keys=keys,
-            dependent=(supervised.SUPERVISED,),
+            dependent=(dependent,),
             switches=SWITCHES,
             unknown=unknown,
             defaults=defaults,
@@ -111,13 +121,21 @@ def _system(kind: str, tree: PeerTree) -> System:
 
 def _left_out(values: Values, tree: PeerTree) -> dict[str, Any]:
     """TRL's defaults on which a complete run relies."""
-    relied_on = _RELIED_ON if "model_name_or_path" in values else ("num_generations",) if tree.kind == "rloo" else ()
+    relied_on = (
+        (*_RELIED_ON, *_OF_KIND.get(tree.kind, ()))
+        if "model_name_or_path" in values
+        else ("num_generations",)
+        if tree.kind == "rloo"
+        else ()
+    )
     return {key: tree.defaults[key] for key in relied_on if key in tree.defaults and key not in values}
 
 
 def _remarks(kind: str, keys: Mapping[str, Any], tree: PeerTree) -> Iterable[str]:
     if "num_processes" not in keys:
         yield _PROCESSES
+    if kind in PREFERENCES:
+        yield from preferences.remarks(keys)
     if kind in _SUPERVISED:
         return
     if "max_prompt_length" not in keys:

@@ -7,10 +7,13 @@ from functools import cache
 
 from skyrl.interop.peer_trees import PeerTree, peer_trees
 
-CONVERTED = ("grpo", "rloo", "sft", "reward")
+PREFERENCES = ("dpo", "kto")
+"""Trainers of preferences without a reward model."""
+
+CONVERTED = ("grpo", "rloo", "sft", "reward", *PREFERENCES)
 """Trainers whose runs are converted, by the names of their commands."""
 
-_OTHERS = ("dpo", "kto", "distillation")
+_OTHERS = ("distillation",)
 
 
 @cache

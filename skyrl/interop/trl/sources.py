@@ -21,15 +21,17 @@ from skyrl.interop.values import flat_file, is_script, text_of, yaml_value
 from skyrl.tree.python_source import parsed_program
 
 _TITLE = "Nothing was converted"
-_PREFERENCES = 'preference training, which is not converted yet: write kind = "preference" (docs/preferences.md)'
-_ONLINE = "online preference training, which skyrl does not have yet"
+_PREFERENCES = 'a trainer of preferences that is not converted: write kind = "preference" (docs/preferences.md)'
+_ONLINE = (
+    'online preference training, which is not converted: write policy_loss_type = "online_dpo" (docs/preferences.md)'
+)
 _DISTILLATION = "distillation from a teacher, which is not converted"
 _OF_STEPS = "a model of rewards for steps, which skyrl does not train"
 _ASYNCHRONOUS = "asynchronous GRPO, whose arguments are not converted: trainer.fully_async is ours"
 _IMAGES = "rows with images, which skyrl does not train on yet"
 _OWN_PPO = "PPO with a reward model of its own, whose arguments are not converted"
 _REFUSED: dict[str, str] = {
-    **dict.fromkeys(("dpo", "kto", "bco", "cpo", "orpo", "tpo"), _PREFERENCES),
+    **dict.fromkeys(("bco", "cpo", "orpo", "tpo"), _PREFERENCES),
     **dict.fromkeys(("online_dpo", "nash_md", "xpo", "mpo"), _ONLINE),
     **dict.fromkeys(("gkd", "gold", "sdft", "sdpo", "ssd", "distillation"), _DISTILLATION),
     "prm": _OF_STEPS,
@@ -69,6 +71,7 @@ _MARKS = {
     "steps_per_generation", "generation_batch_size", "reward_weights", "top_entropy_quantile", "num_generations_eval",
     "max_prompt_length", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "beta", "temperature",
     "model_name_or_path", "packing", "assistant_only_loss", "completion_only_loss", "center_rewards_coefficient",
+    "precompute_ref_log_probs", "f_divergence_type", "desirable_weight", "undesirable_weight", "label_smoothing",
 }  # fmt: skip
 """Arguments by which a program that is not known is taken for one of TRL's."""
 
@@ -90,9 +93,9 @@ _OF_LORA = {
 _DEFAULTS_OF_LORA = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 """Defaults of peft's `LoraConfig`, which differ from TRL's."""
 
-_TRAINER = {"model": "model_name_or_path", "reward_funcs": "reward_funcs"}
-_TRAINERS = {"GRPOTrainer": "grpo", "RLOOTrainer": "rloo", "SFTTrainer": "sft",
-             "RewardTrainer": "reward"}  # fmt: skip
+_TRAINER = {"model": "model_name_or_path", "reward_funcs": "reward_funcs", "ref_model": "ref_model"}
+_TRAINERS = {"GRPOTrainer": "grpo", "RLOOTrainer": "rloo", "SFTTrainer": "sft", "RewardTrainer": "reward",
+             "DPOTrainer": "dpo", "KTOTrainer": "kto"}  # fmt: skip
 _DATASETS = {"train_dataset": "dataset_name", "eval_dataset": "eval_dataset_name"}
 _LONGEST = 1_000_000
 _ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
@@ -164,8 +167,8 @@ def _in_program(text: str, name: str, kind: str | None) -> tuple[dict[str, Any],
     if not trainers:
         raise _refusal(
             name,
-            "has no GRPOConfig(...), RLOOConfig(...), SFTConfig(...) or RewardConfig(...), whose arguments would be "
-            "converted",
+            "has no GRPOConfig(...), RLOOConfig(...), SFTConfig(...), RewardConfig(...), DPOConfig(...) or "
+            "KTOConfig(...), whose arguments would be converted",
             "for a program that parses arguments, convert the script that starts it, or its YAML file",
         )
     if len(trainers) > 1 and kind is None:

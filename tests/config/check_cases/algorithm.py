@@ -9,6 +9,7 @@ from tests.config.check_cases.settings import CRITIC
 
 ALGORITHM = "trainer.algorithm."
 CORRECTION = ALGORITHM + "off_policy_correction."
+PAIRS = {ALGORITHM + "policy_loss_type": "online_dpo"}
 OTHERS = Path(__file__).parents[2] / "training" / "peer_functions_of_users.py"
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
@@ -23,6 +24,17 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         for name in ("regula", "my_own", "no_such_module:Mine", "no_such_file.py:Mine", "math:pi")
     ],
     "critic_values_are_read": [(CRITIC, "trainer.critic.model.path")],
+    "pairs_replace_advantages": [
+        ({**PAIRS, **others}, path)
+        for others, path in (
+            ({ALGORITHM + "advantage_estimator": "remax"}, ALGORITHM + "advantage_estimator"),
+            ({ALGORITHM + "use_kl_in_reward": True, ALGORITHM + "use_kl_loss": False}, ALGORITHM + "use_kl_in_reward"),
+            ({CORRECTION + "token_mask_is_threshold_high": 2.0}, ALGORITHM + "off_policy_correction"),
+            ({"trainer.teacher.model.path": "teacher"}, "trainer.teacher.model.path"),
+            (CRITIC, "trainer.critic.model.path"),
+            ({"generator.n_samples_per_prompt": 1}, "generator.n_samples_per_prompt"),
+        )
+    ],
     "advantages_are_normalized_once": [
         (
             {ALGORITHM + "advantage_batch_normalize": True, ALGORITHM + "advantage_norm.mean_level": "group"},
@@ -96,6 +108,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
+    "pairs_replace_advantages": PAIRS,
     "gae_needs_critic": {"trainer.algorithm.advantage_estimator": "gae", "trainer.critic.model.path": "critic"},
     "kl_is_counted_once": {"trainer.algorithm.use_kl_in_reward": True, "trainer.algorithm.use_kl_loss": False},
     "critic_values_are_read": {**CRITIC, ALGORITHM + "advantage_estimator": "gae"},

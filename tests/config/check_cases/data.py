@@ -111,6 +111,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         (with_mcp(reward=None), f"{MCP}.reward"),
         (with_mcp(reward="gsm8"), f"{MCP}.reward"),
         (with_mcp(reward="search"), f"{MCP}.reward"),
+        (with_mcp(reward="pairwise_judge"), f"{MCP}.reward"),
     ],
     "environment_is_known": [({"environment.env_class": "rlm"}, "environment.env_class")],
     "rewards_have_weights": [
@@ -119,6 +120,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             "environment.reward_weights",
         ),
         ({"environment.env_class": ["gsm8k", "search"]}, "environment.env_class"),
+        ({"environment.env_class": ["gsm8k", "pairwise_judge"]}, "environment.env_class"),
     ],
     "reasoning_tasks_are_valid": [
         ({"environment.env_class": "reasoning_gym:chain_sum", "data.train_data": ["a.jsonl"]}, "data.train_data"),

@@ -1,0 +1,34 @@
+"""The program that makes pairs of the samples of an evaluation, for rounds of iterated DPO."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from skyrl.config import load
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "preference"
+
+
+def sample(prompt: int, answer: str, reward: float) -> dict[str, object]:
+    chat = [{"role": "user", "content": f"sort: {prompt}"}]
+    return {"prompt_id": f"0:{prompt}", "prompt": chat, "response": f"{answer}<|end|>", "reward": reward}
+
+
+def test_the_best_answer_of_a_prompt_is_paired_with_its_worst(tmp_path: Path) -> None:
+    samples = [sample(0, "b", 0.5), sample(0, "a", 1.0), sample(1, "c", 1.0), sample(0, "d", 0.0), sample(1, "e", 1.0)]
+    file, pairs = tmp_path / "sort.jsonl", tmp_path / "round" / "pairs.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in samples), encoding="utf-8")
+    program = [sys.executable, str(EXAMPLE / "pairs_from_samples.py"), str(file), str(pairs)]
+    said = subprocess.run(program, check=True, capture_output=True, text=True).stdout
+    [row] = [json.loads(line) for line in pairs.read_text(encoding="utf-8").splitlines()]
+    assert row == {"prompt": [{"role": "user", "content": "sort: 0"}], "chosen": "a", "rejected": "d"}
+    assert said == "1 pairs of 2 prompts\n"
+
+
+def test_the_online_example_is_the_quick_start_with_pairs_in_place_of_advantages() -> None:
+    online = load([EXAMPLE / "online.toml"], environ={}).config
+    assert online.trainer.algorithm.policy_loss_type == "online_dpo"
+    assert online.trainer.train_batch_size == 16 and online.generator.n_samples_per_prompt == 8
