@@ -47,7 +47,7 @@ SHORTEST: Mapping[str, str] = {
 
 NOT_ALONE = {
     "compare": "it runs others of these scripts",
-    "sft": "it needs TRL, which no extra of skyrl installs",
+    **dict.fromkeys(("preference", "sft"), "it needs TRL, which no extra of skyrl installs"),
 }
 """Scripts that cannot run here, and why."""
 

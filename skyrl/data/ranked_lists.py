@@ -51,7 +51,8 @@ def _ranked(row: Row, run: PreferenceConfig) -> list[Any]:
         numbers, key = row.get(run.scores_key), run.scores_key
     if not isinstance(numbers, Sequence) or isinstance(numbers, str) or len(numbers) != len(answers):
         raise DataError(
-            f"there is no number in {run.ranks_key} or {run.scores_key} for each of the {len(answers)} {run.answers_key}"
+            f"there is no number in {run.ranks_key} or {run.scores_key} for each of the {len(answers)} answers "
+            f"({run.answers_key})"
         )
     if not all(isinstance(number, int | float) and number == number for number in numbers):
         raise DataError(f"{key} is {short(numbers)}, not a list of numbers")

@@ -213,7 +213,9 @@ def test_weights_are_mixed_into_the_reference_in_the_share_that_is_set(nano: Pat
     trained = weights(tmp_path)
 
     class Trained:
-        shapes = {name: tuple(trained[name.removeprefix("model.")].shape) for name in before}
+        @property
+        def shapes(self) -> dict[str, tuple[int, ...]]:
+            return {name: tuple(trained[name.removeprefix("model.")].shape) for name in before}
 
         def read(self, name: str, start: int = 0, count: int | None = None) -> torch.Tensor:
             flat = trained[name.removeprefix("model.")].flatten()[start:]
