@@ -122,6 +122,11 @@ def test_a_run_is_evaluated_alone_as_it_was_while_it_trained(nano: Path, tmp_pat
         assert results["metrics"] == pytest.approx(wanted, abs=1e-4)
         low, high = results["intervals"]["eval/held_out/accuracy"]
         assert low <= results["metrics"]["eval/held_out/accuracy"] <= high and results["pairs"]["all"] == 16
+        measured = {name for name in wanted if not name.endswith("/loss")}
+        assert results["intervals"].keys() == measured
+        for name in measured:
+            low, high = results["intervals"][name]
+            assert low <= results["metrics"][name] <= high, name
 
 
 def rankings(count: int, seed: int = 0) -> list[dict[str, Any]]:
