@@ -16,13 +16,16 @@ HALF = 0.5
 
 def losses_exist(run: PreferenceConfig) -> Iterator[Problem]:
     """Each loss is a known name or an import path."""
+    from skyrl.config.foundation.foreign_names import value_elsewhere  # for a message alone
+
     for name in run.loss_type:
         if name in PREFERENCE_LOSSES:
             continue
         if not is_import_path(name):
             near = nearest(name, PREFERENCE_LOSSES)
             meant = f"did you mean {near}? " if near else ""
-            hint = f"{meant}Built in: {', '.join(PREFERENCE_LOSSES)}; your own: file.py:name or module:name"
+            known = f"{meant}Built in: {', '.join(PREFERENCE_LOSSES)}; your own: file.py:name or module:name"
+            hint = value_elsewhere("loss_type", name) or known
             yield Problem(path="loss_type", message=f"there is no loss {name!r} here", hint=hint)
         elif follows("all"):
             try:
