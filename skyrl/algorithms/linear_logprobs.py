@@ -150,7 +150,8 @@ def _collision_entropy(scores: Tensor, part: VocabularyPart) -> Tensor:
     """(C,) from scores (C, tokens of this rank), which are overwritten."""
     weights = scores.sub_(part.reduce(scores.amax(-1), dist.ReduceOp.MAX).unsqueeze(-1)).exp_()
     total, squares = part.reduce(torch.stack([weights.sum(-1), weights.square().sum(-1)]))
-    return 2 * total.log() - squares.log()
+    found: Tensor = 2 * total.log() - squares.log()
+    return found
 
 
 @cache

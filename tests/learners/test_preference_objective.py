@@ -15,6 +15,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import PreferenceConfig
 from skyrl.errors import ConfigError
 from skyrl.experiments.preference import preference_objective, tried
+from skyrl.learners.workers.group import deal
 from skyrl.learners.workers.learning_worker import weighed
 
 SIZES = (3, 4, 2)
@@ -117,6 +118,23 @@ def test_the_cut_of_rankings_changes_nothing() -> None:
     torch.testing.assert_close(torch.stack([loss for loss, _, _ in parts]).sum(), whole[0])
     for name, value in whole[2].items():
         torch.testing.assert_close(torch.stack([own[name] for _, own, _ in parts]).sum(), value)
+
+
+def test_lists_that_are_dealt_to_ranks_have_the_loss_of_one() -> None:
+    batch, logprobs = drawn(SIZES, 4)
+    settings: dict[str, Any] = {"loss_type": ("plackett_luce", "sigmoid", "sft"), "num_answers": 4}
+    whole = result(logprobs, batch, **settings)
+    objective = preference_objective(PreferenceConfig(**settings))
+    carried = batch.given(old_logprobs=logprobs)  # for its place in the shares
+    shares = deal(weighed(objective, carried), 2, rows_of_an_item=4)
+    assert [len(share) for share in shares] == [8, 8]  # the last list once more, without weight
+    found = []
+    for share in shares:
+        assert share.old_logprobs is not None
+        found.append(objective(torch.where(share.loss_mask, share.old_logprobs, 0.0), share))
+    torch.testing.assert_close(torch.stack([loss for loss, _, _ in found]).sum(), whole[0])
+    for name, value in whole[2].items():
+        torch.testing.assert_close(torch.stack([parts[name] for _, parts, _ in found]).sum(), value)
 
 
 def test_a_pair_counts_by_the_policys_own_probability_of_it() -> None:

@@ -22,7 +22,7 @@ def losses_exist(run: PreferenceConfig) -> Iterator[Problem]:
         if name in PREFERENCE_LOSSES:
             continue
         if not is_import_path(name):
-            near = nearest(name, PREFERENCE_LOSSES)
+            near = nearest(name, tuple(PREFERENCE_LOSSES))
             meant = f"did you mean {near}? " if near else ""
             known = f"{meant}Built in: {', '.join(PREFERENCE_LOSSES)}; your own: file.py:name or module:name"
             hint = value_elsewhere("loss_type", name) or known
