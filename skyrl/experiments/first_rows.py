@@ -21,11 +21,11 @@ from skyrl.chats.masks import message_weights
 from skyrl.chats.rendering import begins_an_answer
 from skyrl.chats.spellings import FullestSpelling, Spelling, spellings
 from skyrl.chats.text import Message
-from skyrl.config import PreferenceConfig, SFTConfig, SkyRLTrainConfig, SupervisedConfig
+from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import samples
 from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
-from skyrl.config.loading.kinds import reads_chats, reads_pairs
+from skyrl.config.loading.kinds import compares_answers, reads_chats, reads_pairs
 from skyrl.data.conversations import refuse_media, tools_of, with_system, without_nulls
 from skyrl.data.data_files import FILES
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
@@ -128,7 +128,7 @@ def supervised_rows_of(run: SupervisedConfig) -> Judge:
         row = without_nulls(row) if in_table(source) else row
         try:
             refuse_media(row)
-            if isinstance(run, PreferenceConfig) and not run.unpaired:
+            if compares_answers(run) and not run.unpaired:
                 answers_of(row, run)
             elif reads_pairs(run):
                 for key in run.answer_keys:
