@@ -65,6 +65,18 @@ RECIPES: Mapping[str, Recipe] = {
         "reward_model/reward_model.toml", ("reward_model/data.py",), "eval/all/loss",
     ),
     "reward-grpo": Recipe("GRPO on its scores", SUMS, "GRPO, rewarded by the model", "reward_model/grpo.toml"),
+    "dpo-short": Recipe(
+        "DPO: short answers", "short and long answers", "DPO on 144 made pairs, an adapter of rank 16",
+        "preference/short.toml", ("preference/data.py",), "eval/all/accuracy",
+    ),
+    "dpo-polite": Recipe(
+        "DPO: polite answers", "polite and rude answers", "DPO on made pairs, an adapter of rank 16",
+        "preference/polite.toml", ("preference/data.py",), "eval/all/accuracy",
+    ),
+    "dpo-sums": Recipe(
+        "DPO: right sums", "right and wrong sums", "DPO on 192 made pairs, an adapter of rank 16",
+        "preference/sums.toml", ("preference/data.py",), "eval/all/accuracy",
+    ),
     "too-fast": Recipe("Mistake: 30 times the rate", SUMS, "GRPO, lr 3e-4", "mistakes/too_fast.toml"),
     "length": Recipe(
         "Mistake: length is paid", SUMS, "GRPO, 0.1 a word", "mistakes/length.toml", (),

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from skyrl.config.settings.strategies import STRATEGIES
 from skyrl.learners.ranks import Ranks
+from skyrl.learners.workers.preference_roles import PairReferenceWorker, PreferenceWorker
 from skyrl.learners.workers.roles import PolicyWorker, RewardModelWorker, SFTWorker
 
 ON_ANY_DEVICE = evolve(STRATEGIES["megatron"], devices=("cuda", "cpu"))
@@ -155,5 +156,23 @@ class HostRewardModelWorker(RewardModelWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """As a rank of a reward model is made."""
+        install()
+        super().__init__(*args, **kwargs)
+
+
+class HostPreferenceWorker(PreferenceWorker):
+    """A rank of the policy of a preference run in such a process."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """As a rank of this policy is made."""
+        install()
+        super().__init__(*args, **kwargs)
+
+
+class HostPairReferenceWorker(PairReferenceWorker):
+    """A rank of the reference of a preference run in such a process."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """As a rank of this reference is made."""
         install()
         super().__init__(*args, **kwargs)

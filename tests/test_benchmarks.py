@@ -48,6 +48,7 @@ SHORTEST: Mapping[str, str] = {
 
 NOT_ALONE = {
     "compare": "it runs others of these scripts",
+    "preference": "it needs TRL, which no extra of skyrl installs",
 }
 """Scripts that cannot run here, and why."""
 

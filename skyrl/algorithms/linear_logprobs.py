@@ -127,6 +127,33 @@ def logprobs_of_logits(
         return logprobs, entropy(logits, temperature=temperature)
 
 
+@torch.no_grad()
+def collision_entropy(hidden: Tensor, weight: Tensor, *, temperature: float) -> Tensor:
+    """-log sum_v p_v^2 of each distribution p = softmax(hidden weight^T / temperature), (N,) float32 in nats, without
+    gradient: Renyi's entropy of order 2. Shapes and ranks are those of `linear_logprobs`.
+    """
+    part = VocabularyPart.of(weight) if isinstance(weight, DTensor) else VocabularyPart()
+    own = weight.to_local() if isinstance(weight, DTensor) else weight
+    found = torch.empty(len(hidden), device=hidden.device)
+    for rows in token_chunks(hidden, part.largest or len(weight)):
+        found[rows] = _collision_entropy(scores_of(hidden[rows], own, temperature), part)
+    return found
+
+
+@torch.no_grad()
+def collision_entropy_of_logits(logits: Tensor, *, temperature: float) -> Tensor:
+    """The same from a table of logits (N, V)."""
+    return _collision_entropy(logits.float() / temperature, VocabularyPart())
+
+
+def _collision_entropy(scores: Tensor, part: VocabularyPart) -> Tensor:
+    """(C,) from scores (C, tokens of this rank), which are overwritten."""
+    weights = scores.sub_(part.reduce(scores.amax(-1), dist.ReduceOp.MAX).unsqueeze(-1)).exp_()
+    total, squares = part.reduce(torch.stack([weights.sum(-1), weights.square().sum(-1)]))
+    found: Tensor = 2 * total.log() - squares.log()
+    return found
+
+
 @cache
 def has_kernels(device: torch.device) -> bool:
     """Whether the kernels of `logprob_kernels.py` run on this device: CUDA with Triton, which torch brings along."""

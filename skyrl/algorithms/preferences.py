@@ -1,4 +1,5 @@
-"""Losses of pairs of a better and a worse answer: DPO and its kin. One function per loss, one number per pair.
+"""Losses of pairs of a better and a worse answer: DPO and its kin. One function per loss, one number per pair. Losses
+of whole rankings and of single answers are below.
 
 Each compares log pi of the two answers, usually with log pi_ref: a = log pi(chosen) - log pi_ref(chosen), b the same of
 the rejected one, both sums over the tokens of the answer. D = f(a) - f(b) is their difference under an f-divergence,
@@ -18,6 +19,9 @@ from torch.nn.functional import logsigmoid, relu
 
 LARGEST_EXPONENT = 80.0
 """Bound on the exponent of the alpha divergence, below which exp is finite in float32."""
+
+ABSENT = 1e9
+"""A reward this far below 0 adds nothing to a sum of exponentials."""
 
 
 @attrs.frozen(kw_only=True)
@@ -217,6 +221,26 @@ PAIR_LOSSES: Mapping[str, PairLoss] = {
     for loss in (sigmoid, hinge, ipo, robust, exo_pair, nca_pair, bco_pair, sppo_hard, aot, aot_unpaired)
 } | {loss.__name__: loss for loss in (apo_zero, apo_down, discopop, sigmoid_norm, simpo, orpo)}
 """Name -> loss. `sft` is no loss of pairs: it is a mean over the tokens of the chosen answers."""
+
+
+def plackett_luce(rewards: Tensor, exists: Tensor) -> Tensor:
+    """sum_k (log sum_{j >= k} e^r_j - r_k): -log of the probability of the ranking, in which each answer is the best of
+    those that are left. DPO, arXiv:2305.18290, appendix A.3, eq. 20 with r = beta (log pi - log pi_ref).
+
+    `rewards` (N, K) from the best answer to the worst, `exists` (N, K) false for what only fills a shorter list.
+    Returns (N,). With two answers it is the loss of DPO.
+    """
+    left = torch.where(exists, rewards, -ABSENT).flip(1).logcumsumexp(1).flip(1)
+    return torch.where(exists, left - rewards, 0.0).sum(1)
+
+
+def policy_weights(means: Tensor) -> Tensor:
+    """Product of the weights of both answers of a pair, (N, 2) -> (N,): how likely the policy itself is to give them.
+    WPO, arXiv:2406.11827, eq. 2 with the weights aligned by the sampled distribution, section 3.2.
+
+    `means` are those over an answer's tokens of log p(token) - log sum_v p(v)^2, in nats.
+    """
+    return means.sum(1).exp()
 
 
 def kto(

@@ -8,14 +8,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from skyrl.chats.contents import ALLOW_DROPPED, short
 from skyrl.chats.masks import ChatMasks
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import PreferenceConfig
-from skyrl.data.answer_pairs import LabelledRow, PairRow
+from skyrl.data.answer_pairs import LabelledRow, PairRow, RankedRow
 from skyrl.data.conversations import refuse_media, tools_of, with_system
-from skyrl.data.pair_rows import load_pairs, pair_reader
+from skyrl.data.pair_rows import pair_reader, ranked_reader
 from skyrl.data.row_forms import preference_chat
 from skyrl.data.sources import Row
 from skyrl.data.supervised_rows import RowReader, TokenizedRows, load_rows
@@ -24,18 +25,20 @@ from skyrl.errors import DataError
 
 def load_preference_rows(
     sources: Sequence[str], tokenizer: ChatTokenizer, run: PreferenceConfig, max_length: int
-) -> TokenizedRows[PairRow] | TokenizedRows[LabelledRow]:
-    """Every row of the sources, tokenized: pairs, or single answers where the losses want these. Raises `DataError`."""
-    if not run.unpaired:
-        return load_pairs(sources, tokenizer, run, max_length)
-    return load_rows(labelled_reader(sources, tokenizer, run, max_length), tokenizer, LabelledRow)
+) -> TokenizedRows[Any]:
+    """Every row of the sources, tokenized: pairs, ranked lists, or single answers, as the losses want them. Raises
+    `DataError` for a bad row if `bad_rows` says so, and if no row is left.
+    """
+    kind: Any = LabelledRow if run.unpaired else PairRow if run.num_answers == 2 else RankedRow
+    return load_rows(preference_rows_reader(sources, tokenizer, run, max_length), tokenizer, kind)
 
 
 def preference_rows_reader(
     sources: Sequence[str], tokenizer: ChatTokenizer, run: PreferenceConfig, max_length: int
-) -> RowReader[PairRow] | RowReader[LabelledRow]:
+) -> RowReader[Any]:
     """Reads rows as `load_preference_rows` does."""
-    return (labelled_reader if run.unpaired else pair_reader)(sources, tokenizer, run, max_length)
+    reader = labelled_reader if run.unpaired else pair_reader if run.num_answers == 2 else ranked_reader
+    return reader(sources, tokenizer, run, max_length)
 
 
 def labelled_reader(

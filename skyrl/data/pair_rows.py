@@ -1,14 +1,16 @@
-"""Reads pairs of answers for preference runs.
+"""Reads pairs of answers, and ranked lists, for preference runs.
 
 {"prompt": "...", "chosen": "...", "rejected": "..."}                     answers to a user's text
 {"prompt": [messages], "chosen": [messages], "rejected": [messages]}      answers to a chat
 {"chosen": [messages], "rejected": [messages]}                            whole chats that begin with the same messages
 {"prompt": "...", "chosen": [messages], "rejected": [messages]}           UltraFeedback: whole chats and their prompt
+{"prompt": "...", "answers": ["...", "..."], "ranks": [2, 1]}             a ranked list, see `ranked_lists.py`
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import numpy as np
 
@@ -17,30 +19,19 @@ from skyrl.chats.masks import ChatMasks, Ids, Mask
 from skyrl.chats.text import Message
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import PreferenceConfig
-from skyrl.data.answer_pairs import PairRow
+from skyrl.data.answer_pairs import PairRow, RankedRow
 from skyrl.data.conversations import refuse_media, tools_of, with_system
-from skyrl.data.row_forms import preference_chat
+from skyrl.data.ranked_lists import answers_of
 from skyrl.data.sources import Row
-from skyrl.data.supervised_rows import RowReader, TokenizedRows, load_rows
+from skyrl.data.supervised_rows import RowReader
 from skyrl.errors import DataError
-
-
-def load_pairs(
-    sources: Sequence[str], tokenizer: ChatTokenizer, run: PreferenceConfig, max_length: int
-) -> TokenizedRows[PairRow]:
-    """Every pair of the sources, tokenized. Raises `DataError` for a bad row if `bad_rows` says so, and if no pair is
-    left.
-
-    A pair of which one sequence is too long is left out and counted, never cut.
-    """
-    return load_rows(pair_reader(sources, tokenizer, run, max_length), tokenizer, PairRow)
 
 
 def pair_reader(
     sources: Sequence[str], tokenizer: ChatTokenizer, run: PreferenceConfig, max_length: int
 ) -> RowReader[PairRow]:
-    """Reads pairs as `load_pairs` does."""
-    tokens_of = PairForms(tokenizer, run)
+    """Reads pairs. One of which a sequence is too long is left out and counted, never cut."""
+    tokens_of = AnswerForms(tokenizer, run)
 
     def read(row: Row, row_id: str) -> PairRow:
         (chosen, chosen_mask), (rejected, rejected_mask) = tokens_of(row)
@@ -51,25 +42,39 @@ def pair_reader(
     return RowReader(run, tuple(sources), max_length, read, lambda row: None)
 
 
-class PairForms:
-    """Tokenizes pairs, whatever their form."""
+def ranked_reader(
+    sources: Sequence[str], tokenizer: ChatTokenizer, run: PreferenceConfig, max_length: int
+) -> RowReader[RankedRow]:
+    """Reads ranked lists. One of which a sequence is too long is left out and counted, never cut."""
+    tokens_of = AnswerForms(tokenizer, run)
+
+    def read(row: Row, row_id: str) -> RankedRow:
+        return RankedRow(id=row_id, sides=tuple(tokens_of(row)))
+
+    return RowReader(run, tuple(sources), max_length, read, lambda row: None)
+
+
+class AnswerForms:
+    """Tokenizes the answers of rows, whatever their form."""
 
     def __init__(self, tokenizer: ChatTokenizer, run: PreferenceConfig) -> None:
         """`tokenizer` has the run's chat template."""
         self._masks, self._run = ChatMasks(tokenizer, all_messages=True, arguments=run.chat_template_kwargs), run
 
-    def __call__(self, row: Row) -> tuple[tuple[Ids, Mask], tuple[Ids, Mask]]:
-        """Tokens of the better and of the worse sequence, each with a mask of its answer: the assistant's messages that
-        follow what both chats begin with. Raises `DataError`.
+    def __call__(self, row: Row) -> list[tuple[Ids, Mask]]:
+        """Tokens of the sequences from the best to the worst, each with a mask of its answer: the assistant's messages
+        that follow what all chats begin with. Raises `DataError`.
         """
         refuse_media(row)
-        run = self._run
-        chats = [preference_chat(row, key, run.prompt_key) for key in (run.chosen_key, run.rejected_key)]
-        prompt = common_messages(*chats)
-        chosen, rejected = (self._tokens(chat, prompt, row) for chat in chats)
-        if np.array_equal(chosen[0], rejected[0]):
-            raise DataError(f"{run.chosen_key} and {run.rejected_key} are the same")
-        return chosen, rejected
+        chats = answers_of(row, self._run)
+        prompt = min(common_messages(chats[0], other) for other in chats[1:])
+        found = [self._tokens(chat, prompt, row) for chat in chats]
+        for (one, (ids, _)), (other, (others, _)) in combinations(enumerate(found), 2):
+            if np.array_equal(ids, others):
+                names = (self._run.chosen_key, self._run.rejected_key)
+                what = " and ".join(names) if len(found) == 2 else f"answers {one + 1} and {other + 1} by rank"
+                raise DataError(f"{what} are the same")
+        return found
 
     def _tokens(self, chat: list[Message], prompt: int, row: Row) -> tuple[Ids, Mask]:
         run = self._run

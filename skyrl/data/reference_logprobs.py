@@ -12,13 +12,13 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from skyrl.data.answer_pairs import LabelledRow, PairRow
+from skyrl.data.answer_pairs import LabelledRow, PairRow, RankedRow
 from skyrl.data.rows_on_access import RowsOnAccess
 from skyrl.errors import DataError
 
 _TYPE = np.dtype("<f4")
 
-R = TypeVar("R", PairRow, LabelledRow)
+R = TypeVar("R", PairRow, RankedRow, LabelledRow)
 
 
 class ReferencedRows(RowsOnAccess[R]):

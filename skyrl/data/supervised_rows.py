@@ -173,7 +173,7 @@ def load_rows(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> 
     if run.tokenized_path is None:
         return TokenizedRows(rows=tuple(reader.rows()), tally=reader.tally)
     settings = {name: value for name, value in to_dict(run).items() if name in READ_BY}
-    key = row_key(reader.sources, tokenizer, {**settings, "longest": reader.max_length})
+    key = row_key(reader.sources, tokenizer, {**settings, "longest": reader.max_length, "rows": kind.__name__})
     folder = RowFolder(run.tokenized_path, key)
     about = folder.about()
     if about is None:
@@ -192,6 +192,7 @@ def load_rows(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> 
 READ_BY = (
     *("kind", "chat_template_kwargs", "tools_key", "system_key", "train_on_what", "messages_key"),
     *("chosen_key", "rejected_key", "prompt_key", "margin_key", "completion_key", "label_key", "bad_rows", "too_long"),
+    *("num_answers", "answers_key", "ranks_key", "scores_key"),
 )
 """Fields of a run that affect how rows are read, besides the sources and the tokenizer."""
 

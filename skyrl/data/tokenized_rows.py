@@ -8,7 +8,7 @@ import numpy as np
 from attrs import frozen
 
 from skyrl.chats.masks import Ids, Mask, Weights
-from skyrl.data.answer_pairs import LabelledRow, PairRow
+from skyrl.data.answer_pairs import LabelledRow, PairRow, RankedRow
 
 _ID = np.dtype("<i4")
 _WEIGHT = np.dtype("<f4")
@@ -84,4 +84,4 @@ class PreferenceRow:
         return cls(id=row_id, chosen=ids[:count], rejected=ids[count:], margin=margin)
 
 
-R = TypeVar("R", SupervisedRow, PreferenceRow, PairRow, LabelledRow)
+R = TypeVar("R", SupervisedRow, PreferenceRow, PairRow, RankedRow, LabelledRow)

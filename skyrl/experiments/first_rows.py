@@ -25,10 +25,11 @@ from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import samples
 from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
-from skyrl.config.loading.kinds import reads_chats, reads_pairs
+from skyrl.config.loading.kinds import compares_answers, reads_chats, reads_pairs
 from skyrl.data.conversations import refuse_media, tools_of, with_system, without_nulls
 from skyrl.data.data_files import FILES
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
+from skyrl.data.ranked_lists import answers_of
 from skyrl.data.row_forms import chat_in, learns_all, preference_chat
 from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, first_row, in_table, iterate_rows
 from skyrl.envs.env import Env, Sampled
@@ -127,7 +128,9 @@ def supervised_rows_of(run: SupervisedConfig) -> Judge:
         row = without_nulls(row) if in_table(source) else row
         try:
             refuse_media(row)
-            if reads_pairs(run):
+            if compares_answers(run) and not run.unpaired:
+                answers_of(row, run)
+            elif reads_pairs(run):
                 for key in run.answer_keys:
                     preference_chat(row, key, run.prompt_key)
             elif reads_chats(run) and (chat := chat_in(row, run)) is not None:

@@ -12,7 +12,7 @@ from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.every_kind import folder_of
 from skyrl.config.derive.sizes import longest_row
 from skyrl.config.settings.run_basics import RunBasics
-from skyrl.data.answer_pairs import LabelledRow, PairRow
+from skyrl.data.answer_pairs import LabelledRow, RankedRow
 from skyrl.data.supervised_rows import Tally, TokenizedRows
 from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 from skyrl.rollout.full_length import FullLengthRollouts
@@ -99,15 +99,15 @@ def made_up_pairs(run: SupervisedConfig, tokens: int, vocabulary: int) -> Tokeni
     return TokenizedRows(rows=tuple(rows), tally=Tally(sizes=[run.batch_size]))
 
 
-def made_up_answers(run: SupervisedConfig, tokens: int, vocabulary: int) -> TokenizedRows[PairRow]:
-    """One batch of pairs as of `made_up_pairs`, all tokens of which but the first are answers."""
+def made_up_answers(run: SupervisedConfig, tokens: int, vocabulary: int) -> TokenizedRows[RankedRow]:
+    """One batch of lists of random answers of `tokens` tokens below `vocabulary`, of which the first is a prompt."""
     answer = np.arange(tokens) > 0
-    pairs = made_up_pairs(run, tokens, vocabulary)
+    ids = np.random.default_rng(run.seed).integers(vocabulary, size=(run.batch_size, run.rows_of_an_item, tokens))
     rows = (
-        PairRow(id=row.id, chosen=row.chosen, rejected=row.rejected, chosen_mask=answer, rejected_mask=answer)
-        for row in pairs.rows
+        RankedRow(id=f"made up {number}", sides=tuple((each, answer) for each in item))
+        for number, item in enumerate(ids)
     )
-    return TokenizedRows(rows=tuple(rows), tally=pairs.tally)
+    return TokenizedRows(rows=tuple(rows), tally=Tally(sizes=[run.batch_size]))
 
 
 def made_up_labelled(run: SupervisedConfig, tokens: int, vocabulary: int) -> TokenizedRows[LabelledRow]:

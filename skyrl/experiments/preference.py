@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import attrs
 import torch
 from torch import Tensor
 
-from skyrl.algorithms.preferences import PairSettings
+from skyrl.algorithms.preferences import PairLoss, Pairs, PairSettings
 from skyrl.batch import RowTensors, TrainingBatch
+from skyrl.checkpoint.handover import WeightFiles
+from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import PreferenceConfig
 from skyrl.config.derive.supervised_rules import MODEL
+from skyrl.config.foundation.import_paths import Imported
+from skyrl.config.settings.preference_root import PREFERENCE_LOSSES
 from skyrl.data.labelled_rows import load_preference_rows
 from skyrl.data.reference_logprobs import ReferencedRows, is_stored, logprobs_file, store_logprobs
 from skyrl.data.supervised_rows import TokenizedRows
+from skyrl.errors import ConfigError, Problem
 from skyrl.experiments.full_length import made_up_answers, made_up_labelled
 from skyrl.experiments.sft import SCORED_AT_A_TIME, SupervisedExp
 from skyrl.learners.workers.group import ScorerGroup
 from skyrl.learners.workers.learning_worker import weighed
+from skyrl.learners.workers.model_worker import ModelWorker
 from skyrl.learners.workers.preference_objective import LabelObjective, PreferenceObjective
 from skyrl.learners.workers.preference_roles import (
+    PairReference,
     PairReferenceWorker,
     PreferenceLearner,
     PreferenceWorker,
@@ -31,8 +39,10 @@ from skyrl.learners.workers.preference_roles import (
 )
 from skyrl.runs.inputs import notice
 from skyrl.runs.read_again import adapter_digests, model_digests
+from skyrl.storage.disk import Disk
 from skyrl.training.collate import collate_answers, collate_labelled, mismatched
 from skyrl.training.supervised_evaluation import Sums
+from skyrl.tree.frames import described
 
 
 def preference_objective(run: PreferenceConfig) -> PreferenceObjective | LabelObjective:
@@ -41,13 +51,54 @@ def preference_objective(run: PreferenceConfig) -> PreferenceObjective | LabelOb
         weights_of = {name: getattr(run, name) for name in ("desirable_weight", "undesirable_weight")}
         return LabelObjective(beta=run.beta, **weights_of)
     weights = run.loss_weights or (1.0,) * len(run.loss_type)
+    own = {name: Imported(name) for name in run.loss_type if name not in PREFERENCE_LOSSES}
     settings = {each.name: getattr(run, each.name) for each in attrs.fields(PairSettings)}
     return PreferenceObjective(
         losses=tuple(zip(run.loss_type, weights, strict=True)),
         settings=PairSettings(**settings),
+        own=own,
+        answers=run.num_answers,
+        weighted=run.use_weighting,
         ld_alpha=run.ld_alpha,
         averages=run.facts[0].averages,
     )
+
+
+def tried(name: str, loss: PairLoss, settings: PairSettings) -> None:
+    """Call a loss of the user's own with a few pairs, together and one by one. Raises `ConfigError` if it fails, does
+    not give a number for each pair, or compares pairs with each other, whose micro-batches may differ.
+    """
+    numbers = -torch.arange(1.0, 13.0).square().view(4, 3) / 10
+    tokens = torch.tensor([2, 3, 4])
+
+    def found(pairs: slice) -> Tensor:
+        chosen, rejected, ref_chosen, ref_rejected = (each[pairs] for each in numbers)
+        return loss(
+            Pairs(
+                chosen=chosen,
+                rejected=rejected,
+                ref_chosen=ref_chosen,
+                ref_rejected=ref_rejected,
+                chosen_tokens=tokens[pairs],
+                rejected_tokens=tokens[pairs],
+            ),
+            settings,
+        )
+
+    try:
+        whole, parts = found(slice(3)), [found(slice(place, place + 1)) for place in range(3)]
+    except Exception as error:  # the user's code may raise anything
+        raise _refused(f"{name} fails with three pairs: {described(error)}") from error
+    shape = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
+    if shape != (3,):
+        raise _refused(f"{name} gives {shape} for three pairs, not a tensor with a number for each")
+    if not torch.allclose(whole, torch.cat(parts), equal_nan=True):
+        raise _refused(f"the loss of a pair by {name} depends on the other pairs of its micro-batch")
+
+
+def _refused(message: str) -> ConfigError:
+    hint = "it is called as loss(pairs, settings): see docs/preferences.md"
+    return ConfigError([Problem(path="loss_type", message=message, hint=hint)])
 
 
 class PreferenceExp(SupervisedExp):
@@ -58,13 +109,38 @@ class PreferenceExp(SupervisedExp):
     learner_group: ClassVar[type[PreferenceLearner]] = PreferenceLearner
 
     @cached_property
-    def reference(self) -> ScorerGroup[PairReferenceWorker]:
+    def reference(self) -> PairReference:
         """The model that the policy is compared with, on the ranks of the policy. Started when it is first needed."""
         ranks = self.ranks_of("ref", MODEL.ranks(self.cfg), self.replicas)
         makers = [partial(PairReferenceWorker, self.cfg, ranks=each) for each in ranks]
         started = self.processes.start("ref", makers)
         rows = self.cfg.rows_of_an_item
-        return ScorerGroup(started, self.budget(), replicas=self.replicas, rows_of_an_item=rows)
+        return PairReference(started, self.budget(), replicas=self.replicas, rows_of_an_item=rows)
+
+    @property
+    def moves_reference(self) -> bool:
+        """Whether the policy is mixed into the reference while it trains."""
+        return self.cfg.compares and self.cfg.sync_ref_model
+
+    @property
+    def changing(self) -> Mapping[str, ScorerGroup[ModelWorker]]:
+        """The models that a checkpoint holds: the policy, and a reference that moves."""
+        return {**self.learners, **({"ref": self.reference} if self.moves_reference else {})}
+
+    async def refresh_reference(self) -> None:
+        """Mix the policy, into which an adapter is merged, into the reference."""
+        with TemporaryDirectory(prefix=".reference_", dir=self.folder.path) as scratch:  # all ranks see this folder
+            storage = Disk(Path(scratch))
+            files = await self.learner.stream(WeightFiles(storage=storage, folder="policy"))
+            await self.reference.mix(StoredTensors(storage, "policy", files), self.cfg.ref_model_mixup_alpha)
+
+    def check_inputs(self) -> None:
+        """Check data and model as for every supervised run, and losses of the user's own. Raises `UserError`."""
+        super().check_inputs()
+        objective = self.get_objective()
+        if isinstance(objective, PreferenceObjective):
+            for name, loss in objective.own.items():
+                tried(name, loss, objective.settings)
 
     def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         return load_preference_rows(sources, self.tokenizer, self.cfg, self.max_length)
@@ -76,14 +152,15 @@ class PreferenceExp(SupervisedExp):
     def collate(self, rows: Sequence[Any]) -> TrainingBatch:
         if self.cfg.unpaired:
             return collate_labelled(rows)
-        return collate_answers(rows, share_prompts=self.cfg.use_sequence_packing)
+        return collate_answers(rows, self.cfg.num_answers, share_prompts=self.cfg.use_sequence_packing)
 
     def get_objective(self) -> PreferenceObjective | LabelObjective:
         return preference_objective(self.cfg)
 
     def read_again(self) -> dict[str, str]:
         """Digests of what a resumed run reads again, with the reference."""
-        return super().read_again() | (self._reference_digests() if self.cfg.compares else {})
+        stays = self.cfg.compares and not self.moves_reference
+        return super().read_again() | (self._reference_digests() if stays else {})
 
     def _reference_digests(self) -> dict[str, str]:
         model, field = reference_model(self.cfg), "model.path"

@@ -178,6 +178,9 @@ class SupervisedExp(BaseExp):
         """The batch with what other models compute. Here there are none."""
         return batch
 
+    async def refresh_reference(self) -> None:
+        """Bring a reference that moves up to the policy. Here there is none."""
+
     def measure(self, scores: Tensor, batch: TrainingBatch) -> Sums:
         """Sums that an evaluation takes from the scores of a batch."""
         raise TypeError(f"{type(self).__name__} does not define measure()")
@@ -254,6 +257,7 @@ class SupervisedExp(BaseExp):
                 evaluate=evaluate,
                 export=lambda step: self.export(self.exports / f"global_step_{step}" / "model"),
                 alarms=self.get_alarms(),
+                refresh_reference=self.refresh_reference,
                 report_alarm=self.report_alarm,
                 callbacks=self.callbacks,
             ),

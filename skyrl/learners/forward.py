@@ -10,7 +10,12 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from skyrl.algorithms.linear_logprobs import linear_logprobs, logprobs_of_logits
+from skyrl.algorithms.linear_logprobs import (
+    collision_entropy,
+    collision_entropy_of_logits,
+    linear_logprobs,
+    logprobs_of_logits,
+)
 from skyrl.batch import TEACHER_HIDDEN, TrainingBatch
 from skyrl.errors import ModelError, RunError
 from skyrl.learners.distillation import TeacherHead
@@ -31,7 +36,8 @@ class Outputs:
     """(B, L) with gradient, 0 where `loss_mask` is false: log-probabilities in nats, or a critic's values."""
 
     entropy: Tensor | None = None
-    """(B, L) in nats, of the distribution that each selected token was drawn from, 0 elsewhere."""
+    """(B, L) in nats, of the distribution that each selected token was drawn from, 0 elsewhere: Shannon's, or the
+    collision entropy where a role asks for it."""
 
     numbers: dict[str, Tensor] = attrs.field(factory=dict)
     """Metrics by name, a number for each selected token."""
@@ -132,6 +138,7 @@ def compute_logprobs(
     compile_it: bool = False,
     float32_head: bool = False,
     teacher: TeacherHead | None = None,
+    collisions: bool = False,
 ) -> Outputs:
     """A policy's `ForwardFn`: log-probability of every token that `loss_mask` selects. While the policy learns, also
     the entropy of the distribution that the token was drawn from, and the distance, in nats, between its
@@ -141,10 +148,12 @@ def compute_logprobs(
     False leaves out entropy and distance, for tokens that were not sampled. `compile_it` runs what follows the logits
     through `torch.compile`. With `float32_head`, logits are computed in float32 from 16-bit weights. With a `teacher`,
     while the policy learns, the divergence from the distributions of rows that carry `TEACHER_HIDDEN` is a cost of
-    their tokens; it needs `options.plain_head`.
+    their tokens; it needs `options.plain_head`. With `collisions`, which goes with `measured` False, the entropy is the
+    collision entropy, without gradient.
     """
     batch, layout = micro.rows, micro.layout
-    learns = measured and (options.measures or torch.is_grad_enabled())
+    updates = options.measures or torch.is_grad_enabled()
+    learns, collides = measured and updates, collisions and updates
     targets = layout.own(batch.pick(batch.input_ids))
     settings: dict[str, Any] = {"temperature": temperature, "with_entropy": learns, "compile_it": compile_it}
     settings["entropy_gradient"] = entropy_gradient
@@ -155,6 +164,8 @@ def compute_logprobs(
             picked = layout.pick(hidden)
             states, matrix = (picked.float(), weight.float()) if float32_head else (picked, weight)
             columns = linear_logprobs(states, matrix, targets, **settings)
+            if collides:
+                return _columns(columns[0], collision_entropy(states, matrix, temperature=temperature))
             if teacher is None or carried is None:
                 return _columns(*columns)
             return _columns(*columns, teacher.divergence(states, matrix, layout.own(carried.values)))
@@ -165,7 +176,11 @@ def compute_logprobs(
         with output_head.float32_head(model) if float32_head else nullcontext():
             logits = layout.pick(options.answer(model, layout))
         columns = _columns(*logprobs_of_logits(logits, targets, **settings))
+        if collides:
+            columns = _columns(columns[:, 0], collision_entropy_of_logits(logits, temperature=temperature))
     found, *spread = layout.join(columns).unbind(1)
+    if collides:
+        return Outputs(values=batch.place(found), entropy=batch.place(spread[0]))
     if not learns:
         return Outputs(values=batch.place(found))
     numbers, sums = {"policy_entropy": spread[0].detach()}, {}

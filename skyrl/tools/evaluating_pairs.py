@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
 from skyrl.config import PreferenceConfig
 from skyrl.config.loading.kinds import compares_answers
 from skyrl.config.loading.load import compose
 from skyrl.errors import UserError
 from skyrl.experiments.preference import PreferenceExp
 from skyrl.processes.event_loop import event_loop
+from skyrl.runs.inputs import notice
 from skyrl.runs.stored_runs import Run
 from skyrl.storage.atomic import write_file
 from skyrl.tools.sampling_target import Target, model_of, stored_run_of
-from skyrl.training.eval_scores import share_interval
+from skyrl.training.eval_scores import mean_interval, share_interval
+from skyrl.training.supervised_evaluation import Sums
 
 ALONE = (
     *("placement.num_nodes=1", "placement.num_gpus_per_node=1", "placement.executor=in_process"),
@@ -60,7 +66,8 @@ def evaluate_pairs(target: Target, overrides: Sequence[str], to: Path | None) ->
             environ=os.environ,
         ).config
         assert compares_answers(trained)
-        metrics, pairs = _measured(trained, run)
+        metrics, numbers = _measured(trained, run)
+    pairs = {name: len(own) for name, own in numbers.items()}
     results = {
         "target": target.name,
         "step": target.step,
@@ -68,8 +75,9 @@ def evaluate_pairs(target: Target, overrides: Sequence[str], to: Path | None) ->
         "confidence": 0.95,
         "metrics": metrics,
         "intervals": {
-            f"eval/{name}/accuracy": share_interval(_clusters(metrics[f"eval/{name}/accuracy"], count))
-            for name, count in pairs.items()
+            f"eval/{name}/{number}": interval
+            for name, own in numbers.items()
+            for number, interval in _intervals(own).items()
         },
     }
     file = folder / "results.json"
@@ -78,23 +86,45 @@ def evaluate_pairs(target: Target, overrides: Sequence[str], to: Path | None) ->
     return results, file
 
 
-def _measured(trained: PreferenceConfig, run: PreferenceConfig) -> tuple[dict[str, float], dict[str, int]]:
-    """Metrics of the trained policy beside the reference of the run, and the number of pairs of each set."""
+Numbers = list[dict[str, float]]
+"""The measurements of each pair, list or answer by itself, by name."""
+
+
+def _measured(trained: PreferenceConfig, run: PreferenceConfig) -> tuple[dict[str, float], dict[str, Numbers]]:
+    """Metrics of the trained policy beside the reference of the run, and the numbers of each set and of all."""
     policy, before = PreferenceExp(trained), PreferenceExp(run)
+    if before.moves_reference:
+        notice("the reference of this run moved with the policy; compared is the one that training began with")
+    each: Numbers = []
+    measure, rows = policy.measure, run.rows_of_an_item
+
+    def measured(scores: Tensor, batch: TrainingBatch) -> Sums:
+        for start in range(0, len(batch), rows):
+            item = batch.rows(start, start + rows)
+            sums = measure(scores[start : start + rows, : item.input_ids.shape[1]], item)
+            each.append({name: total for name, (total, count) in sums.items() if count})
+        return measure(scores, batch)
+
+    policy.measure = measured  # type: ignore[method-assign]  # each item by itself, too
     with policy.held, before.held, event_loop() as wait_for:
         if run.compares:
             policy.reference = before.reference
         evaluation = policy.get_evaluation()
         assert evaluation is not None
         metrics = wait_for(evaluation.run(policy.learner))
-    pairs = {name: len(rows) for name, rows in policy.eval_datasets.items()}
-    return metrics, pairs | {"all": sum(pairs.values())}
+    rest, found = iter(each), dict[str, Numbers]()
+    for name, dataset in policy.eval_datasets.items():
+        found[name] = list(islice(rest, len(dataset)))
+    return metrics, {**found, "all": each}
 
 
-def _clusters(share: float, count: int) -> list[list[float]]:
-    """`count` pairs, each by itself, of which this share is in the right order."""
-    right = round(share * count)
-    return [[1.0]] * right + [[0.0]] * (count - right)
+def _intervals(numbers: Numbers) -> dict[str, tuple[float, float]]:
+    """95 % intervals of the means: Wilson's of the accuracy, bootstrapped of rewards, margin and KL. None of the loss,
+    which may depend on other rows.
+    """
+    names = [name for name in dict.fromkeys(name for own in numbers for name in own) if name != "loss"]
+    values = {name: [[own[name]] for own in numbers if name in own] for name in names}
+    return {name: (share_interval if name == "accuracy" else mean_interval)(own) for name, own in values.items()}
 
 
 def pair_table(results: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.chats.view import marked_text
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.loading.kinds import kind_named, kind_of
-from skyrl.data.answer_pairs import LabelledRow, PairRow
+from skyrl.data.answer_pairs import LabelledRow, PairRow, RankedRow
 from skyrl.data.row_streams import rows_in_order
 from skyrl.data.sources import BadRow, Row, checked_rows
 from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
@@ -58,7 +58,7 @@ def _supervised(run: SupervisedConfig, tokenizer: ChatTokenizer, row: Row, sourc
 
 
 def _page(
-    tokenizer: ChatTokenizer, row: SupervisedRow | PreferenceRow | PairRow | LabelledRow, is_learned: bool
+    tokenizer: ChatTokenizer, row: SupervisedRow | PreferenceRow | PairRow | RankedRow | LabelledRow, is_learned: bool
 ) -> str:
     if isinstance(row, SupervisedRow):
         weights = row.weights if is_learned else np.zeros_like(row.weights)
@@ -66,10 +66,11 @@ def _page(
     if isinstance(row, LabelledRow):
         page = _marked(tokenizer, row.token_ids, is_learned * row.mask.astype(np.float32))
         return f"{page}; the answer is {'good' if row.label else 'bad'}"
-    if isinstance(row, PairRow):
-        sides = ((row.chosen, row.chosen_mask), (row.rejected, row.rejected_mask))
-        pages = [_marked(tokenizer, ids, is_learned * mask.astype(np.float32)) for ids, mask in sides]
-        return "\n\n".join(f"===== {name}\n{page}" for name, page in zip(("chosen", "rejected"), pages, strict=True))
+    if isinstance(row, PairRow | RankedRow):
+        numbers = [str(place + 1) for place in range(len(row.sides))]
+        names = ["chosen", "rejected"] if isinstance(row, PairRow) else numbers
+        pages = [_marked(tokenizer, ids, is_learned * mask.astype(np.float32)) for ids, mask in row.sides]
+        return "\n\n".join(f"===== {name}\n{page}" for name, page in zip(names, pages, strict=True))
     texts = (tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in (row.chosen, row.rejected))
     sizes = f"{len(row.chosen)} and {len(row.rejected)} tokens, margin {row.margin:g}"
     return "\n\n".join(

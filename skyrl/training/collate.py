@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from skyrl.batch import RowTensors, TrainingBatch
-from skyrl.data.answer_pairs import LabelledRow, PairRow
+from skyrl.chats.masks import Ids, Mask
+from skyrl.data.answer_pairs import LabelledRow, PairRow, RankedRow
 from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 from skyrl.errors import RunError
 from skyrl.models.routers import joined_choices
@@ -156,20 +157,31 @@ def collate_pairs(rows: Sequence[PreferenceRow], *, share_prompts: bool = True) 
     return batch.given(rewards=batch.loss_mask * margins[:, None]) if margins.any() else batch
 
 
-def collate_answers(rows: Sequence[PairRow], *, share_prompts: bool = True) -> TrainingBatch:
-    """Two rows for each pair, chosen and rejected, with the tokens of their answers selected. With `share_prompts`, the
-    tokens before the answers that both begin with are marked as their prompt. Rows that carry log-probabilities of the
-    reference fill `ref_logprobs`.
+def collate_answers(
+    rows: Sequence[PairRow] | Sequence[RankedRow], answers: int = 2, *, share_prompts: bool = True
+) -> TrainingBatch:
+    """`answers` rows for each pair or ranked list, from the best answer to the worst, with the tokens of the answers
+    selected; a shorter list is filled with rows of which none is. With `share_prompts`, the tokens before the answers
+    that all begin with are marked as their prompt. Rows that carry log-probabilities of the reference fill
+    `ref_logprobs`.
     """
-    sides = [side for row in rows for side in ((row.chosen, row.chosen_mask), (row.rejected, row.rejected_mask))]
+    items = [[*row.sides, *[_filling(row)] * (answers - len(row.sides))] for row in rows]
+    sides = [side for item in items for side in item]
     lengths = [len(ids) for ids, _ in sides]
-    shared = [_common_prompt(row) if share_prompts else 0 for row in rows for _ in range(2)]
-    answers = [length - prompt for length, prompt in zip(lengths, shared, strict=True)]
-    groups = [pair for pair in range(len(rows)) for _ in range(2)]
+    shared = [_common_prompt(row) if share_prompts else 0 for row in rows for _ in range(answers)]
+    sizes = [length - prompt for length, prompt in zip(lengths, shared, strict=True)]
+    groups = [item for item in range(len(rows)) for _ in range(answers)]
     mask = _padded([mask for _, mask in sides])
-    batch = _batch(_padded([ids for ids, _ in sides]), mask, lengths, groups, answers)
+    batch = _batch(_padded([ids for ids, _ in sides]), mask, lengths, groups, sizes)
     known = [row.ref_logprobs for row in rows if row.ref_logprobs is not None]
     return batch.given(ref_logprobs=batch.place(torch.from_numpy(np.concatenate(known)))) if known else batch
+
+
+def _filling(row: PairRow | RankedRow) -> tuple[Ids, Mask]:
+    """The prompt of a list and one more token, none of which is selected."""
+    ids, mask = row.sides[0]
+    end = int(mask.argmax()) + 1
+    return ids[:end], np.zeros(end, dtype=np.bool_)
 
 
 def collate_labelled(rows: Sequence[LabelledRow]) -> TrainingBatch:
@@ -203,10 +215,11 @@ def _token_fields(batch: TrainingBatch) -> tuple[Tensor, Tensor]:
     return batch.input_ids, batch.loss_mask
 
 
-def _common_prompt(row: PairRow) -> int:
-    """Number of tokens before either answer that both sequences begin with."""
-    answer = min(int(row.chosen_mask.argmax()), int(row.rejected_mask.argmax()))
-    return min(common_beginning(row.chosen, row.rejected), answer)
+def _common_prompt(row: PairRow | RankedRow) -> int:
+    """Number of tokens before any answer that all sequences begin with."""
+    (first, _), *others = row.sides
+    answer = min(int(mask.argmax()) for _, mask in row.sides)
+    return min(answer, *(common_beginning(first, ids) for ids, _ in others))
 
 
 def common_beginning(one: NDArray[Any], other: NDArray[Any]) -> int:

@@ -193,7 +193,7 @@ class TrainingLoop:
             "evaluate": Trigger(config.eval_interval),
             "save": Trigger(config.ckpt_interval),
             "export": Trigger(config.hf_save_interval),
-            "refresh": Trigger("1 epoch" if config.update_ref_every_epoch else -1),
+            "refresh": Trigger(config.ref_update_interval),
         }
 
     async def run(self) -> None:

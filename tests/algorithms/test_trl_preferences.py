@@ -25,10 +25,15 @@ from tests.other_environments import ROOT, python_with
 STORED = json.loads((ROOT / "tests" / "reference" / "trl_preferences.json").read_text(encoding="utf-8"))
 
 
+def order_of(case: dict[str, Any]) -> torch.Tensor:
+    """The rows of TRL, all chosen answers first, in our order."""
+    return torch.arange(len(case["mask"])).view(2, -1).T.flatten()
+
+
 def batch_of(case: dict[str, Any]) -> TrainingBatch:
     """Rows of a case in our order: the two answers of a pair side by side."""
     mask = torch.tensor(case["mask"]).bool()
-    order = torch.arange(len(mask)).view(2, -1).T.flatten()
+    order = order_of(case)
     nothing, count = torch.zeros(mask.shape), len(mask)
     batch = TrainingBatch(
         input_ids=torch.zeros(mask.shape, dtype=torch.long),
@@ -43,6 +48,11 @@ def batch_of(case: dict[str, Any]) -> TrainingBatch:
     return batch.given(old_logprobs=old, ref_logprobs=reference)
 
 
+def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    """To 1e-5, of the largest number if that is above 1: of a hundred, float32 cannot tell more."""
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5 * max(1.0, wanted.abs().max().item()))
+
+
 def assert_equal_to_trl(case: dict[str, Any], settings: dict[str, Any], wanted: dict[str, Any]) -> None:
     values: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}
     run = PreferenceConfig(**values)
@@ -51,14 +61,14 @@ def assert_equal_to_trl(case: dict[str, Any], settings: dict[str, Any], wanted: 
         batch = batch.given(ref_logprobs=None)
     assert batch.old_logprobs is not None
     logprobs = batch.old_logprobs.clone().requires_grad_()
-    loss, parts, _ = objective(logprobs, weighed(objective, batch))
+    entropy = -torch.tensor(case["squares"])[order_of(case)] if run.use_weighting else None
+    loss, parts, _ = objective(logprobs, weighed(objective, batch), entropy)
     loss.backward()
     assert logprobs.grad is not None
     gradient = torch.tensor(wanted["gradient"])
-    order = torch.arange(len(gradient)).view(2, -1).T.flatten()
-    near: Any = {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(loss, torch.tensor(wanted["loss"]), **near)
-    torch.testing.assert_close(torch.where(batch.loss_mask, logprobs.grad, 0.0), gradient[order], **near)
+    order = order_of(case)
+    assert_near(loss, torch.tensor(wanted["loss"]))
+    assert_near(torch.where(batch.loss_mask, logprobs.grad, 0.0), gradient[order])
     for name in wanted.keys() - {"loss", "gradient"}:
         assert parts[name].item() == pytest.approx(wanted[name], rel=1e-5, abs=1e-5), name
 
@@ -88,9 +98,8 @@ def assert_labelled_equal_to_trl(case: dict[str, Any], settings: dict[str, Any],
     loss, parts, _ = objective(logprobs, weighed(objective, batch))
     loss.backward()
     assert logprobs.grad is not None
-    near: Any = {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(loss, torch.tensor(wanted["loss"]), **near)
-    torch.testing.assert_close(torch.where(mask, logprobs.grad, 0.0), torch.tensor(wanted["gradient"]), **near)
+    assert_near(loss, torch.tensor(wanted["loss"]))
+    assert_near(torch.where(mask, logprobs.grad, 0.0), torch.tensor(wanted["gradient"]))
     for name in wanted.keys() - {"loss", "gradient"}:
         assert parts[name].item() == pytest.approx(wanted[name], rel=1e-5, abs=1e-5), name
 

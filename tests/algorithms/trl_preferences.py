@@ -36,6 +36,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"loss_type": ["sigmoid"], "f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": 1.0},
     *({"loss_type": [loss], "ld_alpha": alpha} for loss in ("sigmoid", "aot") for alpha in (0.0, 0.4)),
     {"loss_type": ["sigmoid", "bco_pair", "sft"], "loss_weights": [0.8, 0.2, 1.0]},
+    *({"loss_type": [loss], "use_weighting": True} for loss in ("sigmoid", "discopop", "apo_zero")),
     {"loss_type": ["sigmoid"], "reference_free": True, "label_smoothing": 0.2},  # CPO's
     {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5], "reference_free": True},
     {"loss_type": ["simpo"], "beta": 2.0},
@@ -61,6 +62,7 @@ DEFAULTS: dict[str, Any] = {
     "ld_alpha": None,
     "loss_weights": None,
     "reference_free": False,
+    "use_weighting": False,
 }
 
 
@@ -82,6 +84,7 @@ def batch_of(generator: torch.Generator) -> dict[str, Any]:
     reference = logprobs + torch.randn(mask.shape, generator=generator)
     return {
         "mask": mask.int().tolist(),
+        "squares": rounded(torch.where(mask, logprobs.roll(1, 0) - 0.1, 0.0)),  # log sum p^2, for WPO
         **{name: rounded(torch.where(mask, each, 0.0)) for name, each in (("logprobs", logprobs), ("ref", reference))},
     }
 
@@ -110,7 +113,13 @@ def _with_reference(settings: Any, mask: Tensor, logprobs: Tensor, batch: Any) -
     width, metrics = mask.shape[1], defaultdict[str, Any](list)
     reference = torch.tensor(batch["ref"])
     nothing = torch.zeros(len(mask), width - 1)
-    predicted = SimpleNamespace(log_probs=logprobs[:, 1:], entropy=nothing, mean_logits=nothing, is_top1=nothing.bool())
+    predicted = SimpleNamespace(
+        log_probs=logprobs[:, 1:],
+        entropy=nothing,
+        mean_logits=nothing,
+        is_top1=nothing.bool(),
+        log_sum_sq_probs=torch.tensor(batch["squares"])[:, 1:],
+    )
     shown = SimpleNamespace(log_probs=reference[:, 1:])
     trainer = SimpleNamespace(
         model=Untouched(),
@@ -118,7 +127,7 @@ def _with_reference(settings: Any, mask: Tensor, logprobs: Tensor, batch: Any) -
         accelerator=SimpleNamespace(device="cpu", gather=gathered, gather_for_metrics=gathered),
         args=SimpleNamespace(discopop_tau=settings.discopop_tau, gradient_checkpointing_kwargs=None),
         aux_loss_enabled=False,
-        use_weighting=False,
+        use_weighting=settings.use_weighting,
         precompute_ref_logps=False,
         loss_types=settings.loss_type,
         loss_weights=settings.loss_weights or [1.0] * len(settings.loss_type),

@@ -43,6 +43,7 @@ def checkpoint(folder: Path, changes: dict[str, Any], file: str = "manifest.json
     """What a checkpoint or run of somebody else's says, with the changes."""
     of_rl = all(path.partition(".")[0] in fields_of(SkyRLTrainConfig) for path in changes)
     supervised = {"kind": "sft", "device": "cpu", "train_datasets": ["x.jsonl"], "model.path": "x/y", "num_steps": 1}
+    supervised |= {"kind": "preference"} if "loss_type" in changes else {}
     run: Any = compose([], RUNNABLE if of_rl else supervised).config
     for path, value in changes.items():
         run = evolve_at(run, path, value)
@@ -57,11 +58,13 @@ def checkpoint(folder: Path, changes: dict[str, Any], file: str = "manifest.json
 def test_an_import_path_that_only_a_checkpoint_names_is_refused_and_not_imported(
     canary: Path, tmp_path: Path, path: str, file: str
 ) -> None:
-    stored = checkpoint(tmp_path, {path: f"{canary}:thing"}, file)
+    is_list = path.rpartition(".")[2] in ("callbacks", "loss_type")
+    code = f"{canary}:thing"
+    stored = checkpoint(tmp_path, {path: (code,) if is_list else code}, file)
     load([stored])
     with pytest.raises(ConfigError, match=rf"{path}.*is code that only the stored run names") as refused:
         compose([stored])
-    named = f"{canary}:thing" if path.rpartition(".")[2] != "callbacks" else f"'[\"{canary}:thing\"]'"
+    named = f"'[\"{code}\"]'" if is_list else code
     assert f"name it in this command, too: {path}={named}" in str(refused.value)
     assert not canary.with_name("imported").exists()
 

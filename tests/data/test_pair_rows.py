@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from skyrl.config import PreferenceConfig
-from skyrl.data.answer_pairs import LabelledRow, PairRow
+from skyrl.data.answer_pairs import LabelledRow, PairRow, RankedRow
 from skyrl.data.labelled_rows import load_preference_rows
 from skyrl.data.reference_logprobs import ReferencedRows, logprobs_file, store_logprobs
 from skyrl.data.supervised_rows import TokenizedRows
@@ -88,6 +88,84 @@ def test_stored_pairs_are_the_same(tmp_path: Path) -> None:
     assert [row.to_bytes() for row in stored.rows] == [row.to_bytes() for row in held.rows]
     assert stored.fingerprint == held.fingerprint
     assert np.array_equal(stored.rows[0].rejected_mask, held.rows[0].rejected_mask)
+
+
+NECTAR: dict[str, Any] = {
+    "prompt": "\n\nHuman: a\n\nAssistant: b\n\nHuman: q\n\nAssistant: ",
+    "answers": [
+        {"answer": "y", "model": "m", "rank": 2.0},
+        {"answer": "x", "rank": 1.0},
+        {"answer": "zz", "rank": 7.0},
+    ],
+}
+LISTS: dict[str, dict[str, Any]] = {
+    "ranks": {"prompt": "q", "answers": ["y", "x", "zz"], "ranks": [2, 1, 3]},
+    "scores": {"prompt": [ASK], "answers": [[WORSE], [BETTER], [said("assistant", "zz")]], "scores": [3.5, 7, -1]},
+    "whole chats": {"answers": [[ASK, WORSE], [ASK, BETTER], [ASK, said("assistant", "zz")]], "ranks": [2, 1, 3]},
+}
+
+
+@pytest.mark.parametrize("form", LISTS)
+def test_a_ranked_list_is_read_from_the_best_answer_to_the_worst(tmp_path: Path, form: str) -> None:
+    [row] = load(tmp_path, LISTS[form], num_answers=3).rows
+    assert isinstance(row, RankedRow)
+    assert [TOKENIZER.decode(ids[mask]) for ids, mask in row.sides] == [
+        f"{text}<|im_end|>" for text in ("x", "y", "zz")
+    ]
+    [first] = load(tmp_path, LISTS["ranks"], num_answers=3).rows
+    assert row.to_bytes() == first.to_bytes()
+    again = RankedRow.of_bytes(row.id, row.to_bytes())
+    assert again.to_bytes() == row.to_bytes() and again.length == row.length
+    assert again.answer_tokens == sum(int(mask.sum()) for _, mask in row.sides)
+
+
+def test_nectars_dialogues_are_chats(tmp_path: Path) -> None:
+    [row] = load(tmp_path, NECTAR, num_answers=4).rows
+    turns = [said("user", "a"), said("assistant", "b"), ASK]
+    chats = {"answers": [[*turns, BETTER], [*turns, WORSE], [*turns, said("assistant", "zz")]], "ranks": [1, 2, 7]}
+    [wanted] = load(tmp_path, chats, num_answers=4).rows
+    assert row.to_bytes() == wanted.to_bytes()
+
+
+def test_of_a_list_for_pairs_the_best_and_the_worst_answer_are_compared(tmp_path: Path) -> None:
+    [row] = load(tmp_path, LISTS["ranks"]).rows
+    assert isinstance(row, PairRow) and answers(row) == ["x<|im_end|>", "zz<|im_end|>"]
+
+
+def test_a_pair_is_a_list_of_two(tmp_path: Path) -> None:
+    [row] = load(tmp_path, FORMS["texts"], num_answers=4).rows
+    [pair] = load(tmp_path, FORMS["texts"]).rows
+    assert [ids.tolist() for ids, _ in row.sides] == [pair.chosen.tolist(), pair.rejected.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"ranks": [1, 1, 2]}, "answers 0 and 1 are both 1 in ranks: neither is better"),
+        ({"ranks": [1, 2]}, "no number in ranks or scores for each of the 3 answers \\(answers\\)"),
+        ({"ranks": None}, "no number in ranks or scores"),
+        ({"ranks": [1, 2, "last"]}, "ranks is .*, not a list of numbers"),
+        ({"answers": "xyz"}, "answers is 'xyz', not a list of two or more answers"),
+        ({"answers": ["x", "y", "x"]}, "are the same"),
+        ({"answers": ["x", "y", "z", "zz"], "ranks": [1, 2, 3, 4]}, "answers has 4 answers, and num_answers is 3"),
+    ],
+)
+def test_a_list_without_an_order_is_refused(tmp_path: Path, change: dict[str, Any], why: str) -> None:
+    with pytest.raises(DataError, match=f"row 0: .*{why}"):
+        load(tmp_path, {**LISTS["ranks"], **change}, num_answers=3)
+
+
+def test_equal_ranks_between_the_best_and_the_worst_answer_make_a_pair(tmp_path: Path) -> None:
+    row = {"prompt": "q", "answers": ["a", "b", "c", "d"], "ranks": [2, 1, 3, 2]}
+    [pair] = load(tmp_path, row).rows
+    assert answers(pair) == ["b<|im_end|>", "c<|im_end|>"]
+
+
+def test_stored_rows_of_pairs_and_lists_are_told_apart(tmp_path: Path) -> None:
+    row, way = LISTS["ranks"], {"tokenized_path": str(tmp_path / "store")}
+    [pair] = load(tmp_path, row, **way).rows
+    [ranked] = load(tmp_path, row, **way, num_answers=3).rows
+    assert isinstance(pair, PairRow) and isinstance(ranked, RankedRow) and len(ranked.sides) == 3
 
 
 KTO: dict[str, Any] = {"loss_type": ("kto",)}

@@ -58,6 +58,7 @@ def rows_of(kind: str) -> list[Values]:
         chats = [CHAT, CHAT[:2], ("ab", "A" * 24)]
         return [{"messages": messages(words), "chat": messages(OTHER), **common} for words in chats]
     sides = {"prompt": "ab", "chosen": "xyz", "rejected": "m", "margin": 0.5, "completion": "xy", "label": True}
+    sides |= {"ranked": ["x", "yy", "z"], "order": [2, 1, 3], "points": [1, 2, 3]}
     others = {"ask": "cd", "better": "yy", "worse": "oo", "by": 0.25, "good": False}
     return [{**sides, **others, **common, "chosen": "x" * length} for length in (2, 3, 24)]
 
@@ -399,6 +400,14 @@ OWN: dict[str, tuple[tuple[str, Any, Observable, Values], ...]] = {
         ("undesirable_weight", 2.0, compared, {**LABELLED, "loss_type": ["kto"]}),
         ("completion_key", "better", rows, {"loss_type": ["kto"]}),
         ("label_key", "good", rows, {"loss_type": ["kto"]}),
+        ("use_weighting", True, compared, {}),
+        ("answers_key", "ranked", rows, {"ranks_key": "order"}),
+        ("ranks_key", "order", rows, {"answers_key": "ranked"}),
+        ("scores_key", "points", rows, {"answers_key": "ranked"}),
+        ("num_answers", 3, rows, {"answers_key": "ranked", "ranks_key": "order"}),
+        ("sync_ref_model", True, run, {"ref_model_sync_steps": 1}),
+        ("ref_model_sync_steps", 1, run, {"sync_ref_model": True}),
+        ("ref_model_mixup_alpha", 0.9, run, {"sync_ref_model": True, "ref_model_sync_steps": 1}),
         ("reference_free", True, compared, {}),
         ("ref_model_path", "{nano}/mixture", compared, {}),
         ("precompute_ref_log_probs", True, stored_reference, {}),

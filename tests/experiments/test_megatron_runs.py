@@ -18,7 +18,14 @@ from tests.experiments.test_kills import ON_RAY as KILLED_ON_RAY
 from tests.experiments.test_kills import assert_kills_change_nothing, moments
 from tests.experiments.test_other_ranks import ON_RAY, RANKS, samples
 from tests.inference.nano import nano_model
-from tests.megatron_shim import ON_ANY_DEVICE, HostPolicyWorker, HostRewardModelWorker, HostSFTWorker
+from tests.megatron_shim import (
+    ON_ANY_DEVICE,
+    HostPairReferenceWorker,
+    HostPolicyWorker,
+    HostPreferenceWorker,
+    HostRewardModelWorker,
+    HostSFTWorker,
+)
 from tests.nano_run import metrics, train
 from tests.supervised_run import farthest, weights
 from tests.supervised_run import train as train_on_rows
@@ -36,6 +43,8 @@ def megatron_takes_the_cpu_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skyrl.experiments.ppo.PolicyWorker", HostPolicyWorker)
     monkeypatch.setattr("skyrl.experiments.sft.SFTExp.worker", HostSFTWorker)
     monkeypatch.setattr("skyrl.experiments.reward_model.RewardModelExp.worker", HostRewardModelWorker)
+    monkeypatch.setattr("skyrl.experiments.preference.PreferenceExp.worker", HostPreferenceWorker)
+    monkeypatch.setattr("skyrl.experiments.preference.PairReferenceWorker", HostPairReferenceWorker)
 
 
 def degrees(**sizes: int) -> dict[str, Any]:
@@ -141,6 +150,8 @@ def test_a_run_goes_on_under_fsdp2_and_back(nano: Path, tmp_path: Path) -> None:
         ("sft", 2, {"context": 2}),
         ("sft", 4, {"tensor_model": 2}),
         ("reward_model", 2, {"pipeline_model": 2}),
+        ("preference", 2, {"tensor_model": 2}),
+        ("preference", 2, {"pipeline_model": 2}),
     ],
     ids=str,
 )
@@ -155,5 +166,28 @@ def test_rows_are_learned_as_in_one_process(
     for name in ("train/loss", "train/grad_norm", "eval/train/loss"):
         losses = [[record[name] for record in each if name in record] for each in (alone, together)]
         assert losses[0] and losses[1] == pytest.approx(losses[0], abs=1e-5)
-    if kind == "sft":
+    if kind != "reward_model":
         assert farthest(weights(tmp_path / "alone"), weights(tmp_path / "together")) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"use_weighting": True},
+        {"model__lora__rank": 4},
+        {"sync_ref_model": True, "ref_model_sync_steps": 2},
+        {"loss_type": ["aot", "sft"], "precompute_ref_log_probs": True},
+    ],
+    ids=lambda way: next(iter(way)),
+)
+def test_pairs_are_learned_as_in_one_process_whatever_they_are_compared_with(
+    way: dict[str, Any], nano: Path, tmp_path: Path
+) -> None:
+    split: dict[str, Any] = {"strategy": "megatron", "placement__num_gpus_per_node": 2, "placement__executor": "ray"}
+    split["megatron_config__tensor_model_parallel_size"] = 2
+    split["megatron_config__lora_config__lora_type"] = "canonical_lora"  # as under the other strategies
+    alone = train_on_rows(nano, tmp_path / "alone", "preference", **way)
+    together = train_on_rows(nano, tmp_path / "together", "preference", **way, **split)
+    for name in ("train/loss", "train/grad_norm"):
+        numbers = [[record[name] for record in each if name in record] for each in (alone, together)]
+        assert numbers[0] and numbers[1] == pytest.approx(numbers[0], abs=1e-5)

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from transformers import AutoModelForCausalLM
 
 from skyrl.batch import TrainingBatch
 from skyrl.cli.main import cli
 from skyrl.config import ConfigError, compose
 from skyrl.config.derive.run_kind import RunKind
 from skyrl.experiments.preference import PreferenceExp
+from skyrl.learners.row_layouts import packed
+from skyrl.learners.workers.preference_roles import PairReferenceWorker
 from skyrl.training.collate import mismatched
 from tests.supervised_run import farthest, pairs, settings, train, weights, write
 
@@ -119,6 +122,125 @@ def test_a_run_is_evaluated_alone_as_it_was_while_it_trained(nano: Path, tmp_pat
         assert results["metrics"] == pytest.approx(wanted, abs=1e-4)
         low, high = results["intervals"]["eval/held_out/accuracy"]
         assert low <= results["metrics"]["eval/held_out/accuracy"] <= high and results["pairs"]["all"] == 16
+        measured = {name for name in wanted if not name.endswith("/loss")}
+        assert results["intervals"].keys() == measured
+        for name in measured:
+            low, high = results["intervals"][name]
+            assert low <= results["metrics"][name] <= high, name
+
+
+def rankings(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Three or four answers, of which the more letters of x, y, z the better."""
+    rows = [*pairs(count, seed), *pairs(count, seed + 100)]
+    lists = [{"answers": [rows[i]["rejected"], "xm" + "o" * (i % 3), rows[i]["chosen"]]} for i in range(count)]
+    ranks = [[3, 2, 1] for _ in lists]
+    for own, order, other in zip(lists[::2], ranks[::2], rows[count::2], strict=True):
+        own["answers"].append(other["rejected"] + "mm")
+        order.append(4)
+    named = zip(rows, lists, ranks, strict=False)
+    return [{"prompt": row["prompt"], **own, "ranks": order} for row, own, order in named]
+
+
+LISTS: dict[str, Any] = {"loss_type": ["plackett_luce", "hinge"], "num_answers": 4, "beta": 0.5}
+
+
+def test_a_policy_learns_rankings_however_they_are_cut(nano: Path, tmp_path: Path) -> None:
+    rows, held_out = (write(tmp_path / f"{seed}.jsonl", rankings(32, seed)) for seed in (0, 1))
+    run = {**LISTS, "train_datasets": (rows,), "eval_datasets": (held_out,), "eval_interval": 8, "num_epochs": 2}
+    whole = train(nano, tmp_path / "whole", "preference", **run, micro_train_batch_size_per_gpu=8)
+    assert whole[-1]["eval/all/accuracy"] > 0.75 and losses(whole)[-1] < 0.9 * losses(whole)[0]
+    ways: tuple[dict[str, Any], ...] = (
+        {"use_sequence_packing": False, "micro_train_batch_size_per_gpu": 1},
+        {"max_tokens_per_microbatch": 60, "precompute_ref_log_probs": True, "tokenized_path": str(tmp_path / "store")},
+    )
+    for number, way in enumerate(ways):
+        cut = train(nano, tmp_path / str(number), "preference", **run, **way)
+        assert losses(cut) == pytest.approx(losses(whole), rel=1e-5)
+        assert cut[-1]["eval/all/margin"] == pytest.approx(whole[-1]["eval/all/margin"], rel=1e-3)
+
+
+def test_the_prompt_of_a_list_is_shared_and_short_lists_are_filled(nano: Path, tmp_path: Path) -> None:
+    run: Any = compose([], settings(nano, tmp_path, "preference", **LISTS)).config
+    experiment = PreferenceExp(run)
+    rows = experiment.load((write(tmp_path / "rows.jsonl", rankings(2)),)).rows
+    batch: TrainingBatch = experiment.collate(rows)
+    assert batch.answer_lengths is not None
+    assert batch.loss_mask.any(1).tolist() == [True] * 7 + [False]
+    segments = packed(batch, segmented=True, share_prompts=True).inputs["segments"]
+    assert segments.sizes == [4, 5, 3, 6, 8, 4, 4, 4, 5, 1]  # each prompt, then its answers
+
+
+def test_pairs_are_weighted_by_the_policys_own_probabilities(nano: Path, tmp_path: Path) -> None:
+    run = {"use_weighting": True, "num_steps": 1}
+    found = train(nano, tmp_path, "preference", **run)
+    for name, way in {"one": {"micro_train_batch_size_per_gpu": 1}, "rows": {"use_sequence_packing": False}}.items():
+        other = train(nano, tmp_path / name, "preference", **run, **way)
+        for number in ("train/loss", "train/weight", "train/grad_norm"):
+            assert other[-1][number] == pytest.approx(found[-1][number], rel=1e-5), name
+    config: Any = compose([], settings(nano, tmp_path, "preference", **run)).config
+    experiment = PreferenceExp(config)
+    batch: TrainingBatch = experiment.collate(experiment.get_cursor().take())
+    model = AutoModelForCausalLM.from_pretrained(nano / "model")
+    with torch.no_grad():
+        logs = model(input_ids=batch.input_ids).logits[:, :-1].log_softmax(-1)
+    own = logs.gather(-1, batch.input_ids[:, 1:, None]).squeeze(-1) - (2 * logs).logsumexp(-1)
+    mask = batch.loss_mask[:, 1:]
+    weights = ((own * mask).sum(1) / mask.sum(1)).view(-1, 2).sum(1).exp()
+    assert found[-1]["train/weight"] == pytest.approx(weights.mean().item(), rel=1e-4)
+    assert found[-1]["train/loss"] == pytest.approx(0.693147 * weights.mean().item(), rel=1e-4)
+
+
+MOVING: dict[str, Any] = {"sync_ref_model": True, "ref_model_sync_steps": 2, "num_steps": 5, "ckpt_interval": 1}
+
+
+@pytest.mark.parametrize("lora", [0, 4], ids=["all weights", "adapter"])
+def test_the_reference_becomes_the_policy_every_few_steps(nano: Path, tmp_path: Path, lora: int) -> None:
+    way = {**MOVING, "ref_model_mixup_alpha": 1.0, "model__lora__rank": lora}
+    found = [record for record in train(nano, tmp_path, "preference", **way) if record["step"]]
+    equal = [record["train/loss"] == pytest.approx(0.693147, abs=1e-5) for record in found]
+    assert equal == [True, False, True, False, True]
+    assert ["timing/update_ref_with_policy" in record for record in found] == [False, True, False, True, False]
+
+
+def test_a_run_with_a_moving_reference_goes_on_bit_for_bit(nano: Path, tmp_path: Path) -> None:
+    whole = train(nano, tmp_path / "whole", "preference", **MOVING)
+    train(nano, tmp_path / "parts", "preference", **{**MOVING, "num_steps": 3})
+    parts = train(nano, tmp_path / "parts", "preference", **MOVING)
+    assert losses(parts) == losses(whole)
+    assert farthest(weights(tmp_path / "whole"), weights(tmp_path / "parts")) == 0
+
+
+def test_weights_are_mixed_into_the_reference_in_the_share_that_is_set(nano: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path, "preference", num_steps=2)
+    config: Any = compose([], settings(nano, tmp_path, "preference")).config
+    reference = PairReferenceWorker(config)
+    before = {name: weight.clone() for name, weight in reference.strategy.shards(optimizer=False)}
+    trained = weights(tmp_path)
+
+    class Trained:
+        @property
+        def shapes(self) -> dict[str, tuple[int, ...]]:
+            return {name: tuple(trained[name.removeprefix("model.")].shape) for name in before}
+
+        def read(self, name: str, start: int = 0, count: int | None = None) -> torch.Tensor:
+            flat = trained[name.removeprefix("model.")].flatten()[start:]
+            return flat if count is None else flat[:count]
+
+    reference.mix(Trained(), 0.6)
+    for name, weight in reference.strategy.shards(optimizer=False):
+        wanted = 0.6 * trained[name.removeprefix("model.")] + 0.4 * before[name]
+        torch.testing.assert_close(weight, wanted)
+
+
+def test_a_loss_of_ones_own_trains(nano: Path, tmp_path: Path) -> None:
+    file = tmp_path / "losses.py"
+    file.write_text(
+        "from torch.nn.functional import logsigmoid\n\n\n"
+        "def own(pairs, settings):\n"
+        "    return -logsigmoid(settings.beta * (pairs.a - pairs.b))\n"
+    )
+    own = train(nano, tmp_path / "own", "preference", loss_type=[f"{file}:own"], num_steps=3)
+    assert losses(own) == pytest.approx(losses(train(nano, tmp_path / "dpo", "preference", num_steps=3)), rel=1e-6)
 
 
 def labelled(count: int, seed: int = 0) -> list[dict[str, Any]]:

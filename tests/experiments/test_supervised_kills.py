@@ -56,6 +56,26 @@ def test_a_supervised_run_that_is_killed_ends_like_one_that_was_not(
         assert_same_learning(killed, whole)
 
 
+def test_preferences_after_fine_tuning_end_alike_if_both_are_killed(nano: Path, tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    faults = {whole: [], killed: [Fault(phase="backward", nth=7), Fault(phase="writing", nth=2)]}
+    for folder, killing in faults.items():
+        folder.mkdir()
+        tuned, compared = folder / "sft", folder / "dpo"
+        for kind, place, changes in (
+            ("sft", tuned, {}),
+            ("preference", compared, {"model.path": str(tuned / "run" / "model")}),
+        ):
+            run = {**values(nano, place, kind), **changes}
+            for fault in killing:
+                status, said = run_of(run, place, fault)
+                assert status == -signal.SIGKILL, said
+            status, said = run_of(run, place)
+            assert status == 0 and "Traceback" not in said, said
+    for kind in ("sft", "dpo"):
+        assert_same_learning(killed / kind, whole / kind)
+
+
 def test_a_supervised_run_that_is_told_to_stop_saves_its_step_and_goes_on_after_it(nano: Path, tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     status, said = run_of(values(nano, whole, "sft"), whole)

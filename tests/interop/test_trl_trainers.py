@@ -188,8 +188,6 @@ def test_a_reward_model_leaves_long_pairs_out_as_in_trl(tmp_path: Path) -> None:
             "average_tokens_across_devices",
             "each rank averages over its own tokens",
         ),
-        ("dpo", {"use_weighting": True}, "use_weighting", "WPO"),
-        ("dpo", {"sync_ref_model": True}, "sync_ref_model", "follows the policy"),
         ("dpo", {"loss_type": ["sigmoid", "mine"]}, "loss_type", "the loss mine"),
         ("dpo", {"loss_type": ["robust", "sigmoid"], "label_smoothing": 0.1}, "label_smoothing", "beside a sigmoid"),
         ("dpo", {"max_prompt_length": 128, "warmup_ratio": 0.1}, "max_prompt_length", "limits of prompt and answer"),

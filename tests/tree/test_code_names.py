@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skyrl.config import ConfigError, SFTConfig, SkyRLTrainConfig, compose
+from skyrl.config import ConfigError, PreferenceConfig, SFTConfig, SkyRLTrainConfig, compose
 from skyrl.config.loading.code_digests import changed_code, code_digests
 from skyrl.config.loading.stored_code import IMPORTED
 from skyrl.config.settings.environment import EnvironmentConfig
@@ -117,9 +117,13 @@ def test_a_cell_that_was_changed_is_seen_by_its_digest(program: Callable[[str, s
 
 @pytest.mark.parametrize("path", IMPORTED)
 def test_every_field_that_names_code_takes_an_object(path: str) -> None:
-    is_list = path.rpartition(".")[2] in ("callbacks", "logger")
-    is_of_rl = path.partition(".")[0] in fields_of(SkyRLTrainConfig)
-    run = evolve_at(SkyRLTrainConfig() if is_of_rl else SFTConfig(), path, [reward] if is_list else reward)
+    is_list = path.rpartition(".")[2] in ("callbacks", "logger", "loss_type")
+    kinds = (SkyRLTrainConfig, SFTConfig, PreferenceConfig)
+    run = evolve_at(
+        next(kind for kind in kinds if path.partition(".")[0] in fields_of(kind))(),
+        path,
+        [reward] if is_list else reward,
+    )
     name = f"{__name__}:reward"
     assert get_at(run, path) == ((name,) if is_list else name)
 

@@ -4,11 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.preference_root import PREFERENCE_LOSSES, PreferenceConfig
-from skyrl.errors import Problem
+from skyrl.errors import Problem, UserError
+from skyrl.tree.imports import follows, import_object
+from skyrl.tree.names import nearest
 from skyrl.tree.rules import listed
 
 HALF = 0.5
+
+
+def losses_exist(run: PreferenceConfig) -> Iterator[Problem]:
+    """Each loss is a known name or an import path."""
+    from skyrl.config.foundation.foreign_names import value_elsewhere  # for a message alone
+
+    for name in run.loss_type:
+        if name in PREFERENCE_LOSSES:
+            continue
+        if not is_import_path(name):
+            near = nearest(name, tuple(PREFERENCE_LOSSES))
+            meant = f"did you mean {near}? " if near else ""
+            known = f"{meant}Built in: {', '.join(PREFERENCE_LOSSES)}; your own: file.py:name or module:name"
+            hint = value_elsewhere("loss_type", name) or known
+            yield Problem(path="loss_type", message=f"there is no loss {name!r} here", hint=hint)
+        elif follows("all"):
+            try:
+                import_object(name)
+            except UserError as error:
+                yield Problem(
+                    path="loss_type", message=str(error), hint="see docs/preferences.md for a loss of your own"
+                )
 
 
 def losses_have_weights(run: PreferenceConfig) -> Iterator[Problem]:
@@ -32,7 +57,7 @@ def most_labels_are_right(run: PreferenceConfig) -> Iterator[Problem]:
 
 def divergences_suit_losses(run: PreferenceConfig) -> Iterator[Problem]:
     """Losses of single log-ratios are derived from the reverse KL divergence alone."""
-    named = {name: PREFERENCE_LOSSES[name] for name in run.loss_type}
+    named = dict(zip(run.loss_type, run.facts, strict=True))
     others = [name for name, loss in named.items() if loss.reference and not loss.divergence]
     if run.f_divergence_type != "reverse_kl" and others:
         able = ", ".join(name for name, loss in PREFERENCE_LOSSES.items() if loss.divergence)
@@ -45,7 +70,7 @@ def divergences_suit_losses(run: PreferenceConfig) -> Iterator[Problem]:
 
 def losses_read_the_same_rows(run: PreferenceConfig) -> Iterator[Problem]:
     """A row is a pair or a single answer, and the KL term of kto needs answers of other rows."""
-    alone = [name for name in run.loss_type if PREFERENCE_LOSSES[name].unpaired]
+    alone = [name for name, facts in zip(run.loss_type, run.facts, strict=True) if facts.unpaired]
     if alone and len(run.loss_type) > 1:
         message = f"{listed(alone, 'and')} {'are' if len(alone) > 1 else 'is'} for single answers with labels"
         yield Problem(path="loss_type", message=message, hint=f"set it to {alone[0]} alone, or leave it out")
@@ -55,6 +80,25 @@ def losses_read_the_same_rows(run: PreferenceConfig) -> Iterator[Problem]:
     if "kto" in run.loss_type and run.precompute_ref_log_probs:
         message = "kto pairs prompts with answers of other rows of the batch, which change with every epoch"
         yield Problem(path="precompute_ref_log_probs", message=message, hint="set it to false")
+
+
+def sorted_batches_have_pairs(run: PreferenceConfig) -> Iterator[Problem]:
+    """Losses that sort the batch compare pairs of different rows, which have no weight and no list."""
+    named = zip(run.loss_type, run.facts, strict=True)
+    sorting = [name for name, facts in named if facts.whole_batch]
+    if sorting and run.num_answers > 2:
+        message = f"{listed(sorting, 'and')} sort{'s' * (len(sorting) == 1)} the pairs of a batch"
+        yield Problem(path="num_answers", message=message, hint="set it to 2: the best and the worst answer of a list")
+    if sorting and run.use_weighting:
+        message = f"{listed(sorting, 'and')} pair{'s' * (len(sorting) == 1)} answers of different rows"
+        yield Problem(path="use_weighting", message=message, hint="set it to false, or choose another loss_type")
+
+
+def references_move_or_are_stored(run: PreferenceConfig) -> Iterator[Problem]:
+    """Stored log-probabilities are those of a reference that does not change."""
+    if run.compares and run.sync_ref_model and run.precompute_ref_log_probs:
+        message = "the reference changes while the run trains (sync_ref_model)"
+        yield Problem(path="precompute_ref_log_probs", message=message, hint="set it, or sync_ref_model, to false")
 
 
 def answers_are_not_truncated(run: PreferenceConfig) -> Iterator[Problem]:

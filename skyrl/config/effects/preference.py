@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from skyrl.config.settings.preference_root import PREFERENCE_LOSSES, PreferenceConfig
+from skyrl.config.settings.preference_root import OWN_LOSS, PREFERENCE_LOSSES, PreferenceConfig
 from skyrl.tree.rules import Condition, Effect, condition, effects, is_one, listed
 
 
 def _read_by(field: str) -> Effect:
     readers = [name for name, loss in PREFERENCE_LOSSES.items() if field in loss.fields]
-    words = f"loss_type names {listed(readers, 'or')}"
+    words = f"loss_type names {listed([*readers, *['a loss of your own'] * (field in OWN_LOSS.fields)], 'or')}"
     return Effect(field, Condition(words, lambda run: any(field in loss.fields for loss in run.facts)))
 
 
@@ -19,7 +19,7 @@ def _compares(run: PreferenceConfig) -> bool:
 
 @condition("a loss of pairs is minimized (loss_type)")
 def _weighs_pairs(run: PreferenceConfig) -> bool:
-    return any(loss.fields and not loss.unpaired for loss in run.facts)
+    return any(loss.fields and not loss.unpaired and not loss.ranks for loss in run.facts)
 
 
 @condition("a row is one answer (loss_type is kto or apo_zero_unpaired)")
@@ -30,6 +30,11 @@ def _is_unpaired(run: PreferenceConfig) -> bool:
 @condition("a row is a pair (loss_type is not kto or apo_zero_unpaired)")
 def _is_paired(run: PreferenceConfig) -> bool:
     return not run.unpaired
+
+
+@condition("a loss compares with a reference, into which the policy is mixed (sync_ref_model)")
+def _moves_reference(run: PreferenceConfig) -> bool:
+    return run.compares and run.sync_ref_model
 
 
 @condition("a loss compares with a reference (loss_type)")
@@ -48,6 +53,9 @@ PREFERENCE_EFFECTS: tuple[Effect, ...] = (
     Effect("reference_free", _may_compare),
     *effects(_is_paired, "chosen_key", "rejected_key"),
     *effects(_is_unpaired, "completion_key", "label_key"),
-    *effects(_compares, "ref_model_path", "precompute_ref_log_probs"),
+    *effects(_is_paired, "num_answers", "answers_key", "ranks_key", "scores_key"),
+    Effect("use_weighting", _weighs_pairs),
+    *effects(_compares, "ref_model_path", "precompute_ref_log_probs", "sync_ref_model"),
+    *effects(_moves_reference, "ref_model_mixup_alpha", "ref_model_sync_steps"),
     Effect("ref_log_probs_path", _compares & Condition("they are stored", lambda run: run.precompute_ref_log_probs)),
 )

@@ -27,6 +27,7 @@ IMPORTED = (
     "trainer.callbacks",
     "trainer.logger",
     "curriculum.sampler",
+    "loss_type",
     "callbacks",
     "logger",
 )

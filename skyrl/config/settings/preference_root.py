@@ -5,33 +5,22 @@ from typing import Literal
 
 import attrs
 
+from skyrl.config.foundation.intervals import Interval
 from skyrl.config.settings.learners import OptimizerConfig
+from skyrl.config.settings.strategies import STRATEGIES
 from skyrl.config.settings.supervised_root import SupervisedConfig
 from skyrl.tree import FREE, IDENTITY, field, frozen
-from skyrl.tree.validators import fraction, fraction_below_one, non_negative, positive, rule_of_one_field
-
-PreferenceLossName = Literal[
-    "sigmoid",
-    "hinge",
-    "ipo",
-    "robust",
-    "exo_pair",
-    "nca_pair",
-    "bco_pair",
-    "sppo_hard",
-    "aot",
-    "aot_unpaired",
-    "apo_zero",
-    "apo_down",
-    "discopop",
-    "sigmoid_norm",
-    "simpo",
-    "orpo",
-    "sft",
-    "kto",
-    "apo_zero_unpaired",
-]
-"""Losses of pairs, and of single answers with labels, under TRL's names."""
+from skyrl.tree.classes import named
+from skyrl.tree.code_names import named_code
+from skyrl.tree.validators import (
+    at_least,
+    fraction,
+    fraction_below_one,
+    non_negative,
+    positive,
+    positive_fraction,
+    rule_of_one_field,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -56,6 +45,9 @@ class PreferenceLossFacts:
     unpaired: bool = False
     """Whether a row is one answer with a label, and not a pair."""
 
+    ranks: bool = False
+    """Whether it is a loss of whole rankings, and not of the pairs in them."""
+
 
 _SMOOTHED = ("beta", "label_smoothing")
 _WEIGHTS = ("desirable_weight", "undesirable_weight")
@@ -77,11 +69,15 @@ PREFERENCE_LOSSES: Mapping[str, PreferenceLossFacts] = {
     "sigmoid_norm": PreferenceLossFacts(divergence=True),
     "simpo": PreferenceLossFacts(fields=(*_SMOOTHED, "simpo_gamma"), reference=False, averages=True),
     "orpo": PreferenceLossFacts(reference=False, averages=True),
+    "plackett_luce": PreferenceLossFacts(ranks=True),
     "sft": PreferenceLossFacts(fields=(), reference=False),
     "kto": PreferenceLossFacts(fields=("beta", *_WEIGHTS), unpaired=True),
     "apo_zero_unpaired": PreferenceLossFacts(fields=("beta", *_WEIGHTS), unpaired=True),
 }
 """Name -> what the loss reads."""
+
+OWN_LOSS = PreferenceLossFacts(fields=("beta", "label_smoothing"), divergence=True)
+"""The same of the user's own losses, which are given all settings of losses of pairs."""
 
 _losses = rule_of_one_field(lambda value: bool(value) and len(set(value)) == len(value), "distinct names")
 _weights = rule_of_one_field(lambda value: all(weight > 0 for weight in value), "positive numbers")
@@ -99,10 +95,13 @@ class PreferenceConfig(SupervisedConfig):
     optimizer_config: OptimizerConfig = OptimizerConfig(lr=1e-6)
     """How the weights are updated. One batch is one optimizer step."""
 
-    loss_type: tuple[PreferenceLossName, ...] = field(default=("sigmoid",), validator=_losses)
+    loss_type: tuple[str, ...] = field(
+        default=("sigmoid",), converter=named_code, validator=_losses, metadata=named({}, PREFERENCE_LOSSES)
+    )
     """Losses of a pair, added up: sigmoid is DPO, with `sft` the negative log-likelihood of the chosen answer; CPO is
-    sigmoid and sft with `reference_free`, MPO is sigmoid, bco_pair and sft, ORPO is orpo and sft. kto
-    and apo_zero_unpaired stand alone: their rows are single answers with labels. See docs/preferences.md."""
+    sigmoid and sft with `reference_free`, MPO is sigmoid, bco_pair and sft, ORPO is orpo and sft. plackett_luce is a
+    loss of whole rankings. kto and apo_zero_unpaired stand alone: their rows are single answers with labels. A name may
+    also be an import path of your own loss (`my_package.losses:mine`, `losses.py:mine`). See docs/preferences.md."""
 
     loss_weights: tuple[float, ...] | None = field(default=None, validator=_weights)
     """Weight of each of `loss_type`. None: 1 each."""
@@ -145,6 +144,24 @@ class PreferenceConfig(SupervisedConfig):
     """Folder or hub name of the reference. None: the weights that training starts from. Where an adapter is trained
     that starts from zero, these are the policy's own without the adapter, and no second model is loaded."""
 
+    sync_ref_model: bool = False
+    """Mix the policy into the reference every `ref_model_sync_steps` steps (TR-DPO, arXiv:2404.09656). The reference is
+    a model of its own then, also where an adapter is trained."""
+
+    ref_model_mixup_alpha: float = field(default=0.6, validator=positive_fraction)
+    """Share of the policy in the mixture; 1 replaces the reference."""
+
+    ref_model_sync_steps: int = field(default=512, validator=positive)
+    """Number of steps between two mixtures."""
+
+    use_weighting: bool = False
+    """Weight the losses of each pair by how likely the policy itself is to give its answers (WPO, arXiv:2406.11827), in
+    training; evaluations do not weigh."""
+
+    num_answers: int = field(default=2, validator=at_least(2))
+    """Number of answers of a row. 2: pairs; of a ranked list, the best and the worst answer. More: ranked lists of up
+    to so many answers, on which a loss of pairs is the mean over all pairs of a list."""
+
     precompute_ref_log_probs: bool = False
     """Compute the log-probabilities of the reference once, for all rows, before training, and store them; the reference
     leaves the device then. They are used again by any run with the same reference and rows."""
@@ -162,6 +179,15 @@ class PreferenceConfig(SupervisedConfig):
     rejected_key: str = "rejected"
     """Column of the worse one."""
 
+    answers_key: str = "answers"
+    """Column of a ranked list: texts, chats, or tables with the text as `answer` and its `rank`, as in Nectar."""
+
+    ranks_key: str = "ranks"
+    """Column of a number for each of these answers, the lowest for the best."""
+
+    scores_key: str = "scores"
+    """Column of a number for each of these answers, the highest for the best, where there are no ranks."""
+
     completion_key: str = "completion"
     """Column of the single answer of kto and apo_zero_unpaired, or of the whole chat that ends with it."""
 
@@ -171,7 +197,7 @@ class PreferenceConfig(SupervisedConfig):
     @property
     def facts(self) -> tuple[PreferenceLossFacts, ...]:
         """Facts about each of the losses."""
-        return tuple(PREFERENCE_LOSSES[name] for name in self.loss_type)
+        return tuple(PREFERENCE_LOSSES.get(name, OWN_LOSS) for name in self.loss_type)
 
     @property
     def unpaired(self) -> bool:
@@ -180,8 +206,8 @@ class PreferenceConfig(SupervisedConfig):
 
     @property
     def rows_of_an_item(self) -> int:
-        """Rows of a batch that one item of the data becomes: both answers of a pair, or the one."""
-        return 1 if self.unpaired else 2
+        """Rows of a batch that one item of the data becomes: all answers of a pair or a ranked list, or the one."""
+        return 1 if self.unpaired else self.num_answers
 
     @property
     def answer_keys(self) -> tuple[str, ...]:
@@ -195,6 +221,11 @@ class PreferenceConfig(SupervisedConfig):
 
     @property
     def reference_is_policy(self) -> bool:
-        """Whether the reference is the policy without its adapter."""
-        lora = self.model.lora
-        return self.ref_model_path is None and lora.rank > 0 and lora.path is None
+        """Whether the reference is the policy without its adapter, which Megatron cannot leave out."""
+        lora, moves = self.model.lora, self.sync_ref_model or STRATEGIES[self.strategy].own_modules
+        return self.ref_model_path is None and lora.rank > 0 and lora.path is None and not moves
+
+    @property
+    def ref_update_interval(self) -> Interval:
+        """Steps, or epochs, after which the policy is mixed into the reference."""
+        return self.ref_model_sync_steps if self.compares and self.sync_ref_model else -1

@@ -42,6 +42,11 @@ class RunDefaults:
         """Rows of a batch that one item of the data becomes."""
         return 1
 
+    @property
+    def ref_update_interval(self) -> Interval:
+        """How often the reference gets the weights of the policy, or a share of them."""
+        return "1 epoch" if self.update_ref_every_epoch else -1
+
 
 @frozen
 class RunBasics(RunDefaults, LocatedConfig):

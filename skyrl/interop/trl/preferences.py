@@ -30,7 +30,6 @@ _SMOOTHED_IN_TRL = ("robust", "exo_pair", "aot", "aot_unpaired")
 
 _ENGINES = "answers are sampled by `skyrl eval`, after the training or beside it"
 _WHOLE = "max_length bounds a whole row"
-_SYNC = "a reference that follows the policy"
 
 
 def _names(value: object) -> list[str]:
@@ -89,8 +88,16 @@ def _cut(key: str, value: object, values: Values) -> Translation:
     )
 
 
+def _syncing(key: str, value: object, values: Values) -> Translation:
+    if not values.get("sync_ref_model"):
+        return redundant("only read with sync_ref_model")
+    return Translation(writes={key: value})
+
+
 DEPENDENT: dict[str, Dependent] = {
     **supervised.SUPERVISED,
+    "ref_model_mixup_alpha": _syncing,
+    "ref_model_sync_steps": _syncing,
     "loss_type": _loss,
     "rpo_alpha": _rpo,
     "label_smoothing": _smoothing,
@@ -116,10 +123,8 @@ KEYS: dict[str, Entry] = {
     "ref_model": _reference,
     "precompute_ref_log_probs": "precompute_ref_log_probs",
     "precompute_ref_batch_size": redundant("it affects memory, not results"),
-    "use_weighting": fixed(False, does="off", otherwise="weights of pairs by their probability (WPO)"),
-    "sync_ref_model": fixed(False, does="off", otherwise=_SYNC),
-    "ref_model_mixup_alpha": redundant("only read with sync_ref_model"),
-    "ref_model_sync_steps": redundant("only read with sync_ref_model"),
+    "use_weighting": "use_weighting",
+    "sync_ref_model": "sync_ref_model",
     "ref_model_init_kwargs": missing("arguments of the reference of its own", {}),
     **dict.fromkeys(("model_adapter_name", "ref_adapter_name"), missing("adapters by name; the reference has none")),
     "force_use_ref_model": fixed(False, does="off", otherwise="a second model beside an adapter; see ref_model_path"),

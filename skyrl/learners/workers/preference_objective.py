@@ -1,17 +1,29 @@
-"""Objectives of preference runs: losses of pairs, added up, and of single answers, and what is measured of them.
+"""Objectives of preference runs: losses of pairs and rankings, added up, and of single answers, and what is measured of
+them.
 
-For pairs, rows 2i and 2i + 1 of a batch are the chosen and the rejected answer of a pair, and stay in one micro-batch.
+An item of K answers, two in a pair, is K neighbouring rows of a batch, from the best answer to the worst, which stay in
+one micro-batch. Rows without a selected token fill shorter rankings.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
-from skyrl.algorithms.preferences import PAIR_LOSSES, Pairs, PairSettings, kto, matched
+from skyrl.algorithms.preferences import (
+    PAIR_LOSSES,
+    PairLoss,
+    Pairs,
+    PairSettings,
+    kto,
+    matched,
+    plackett_luce,
+    policy_weights,
+)
 from skyrl.batch import RowTensors, TrainingBatch
 from skyrl.learners.workers.learning_worker import Objective
 
@@ -20,7 +32,8 @@ _AOT, _AOT_UNPAIRED = "aot", "aot_unpaired"
 
 @attrs.frozen(kw_only=True)
 class PreferenceObjective(Objective):
-    """sum_k w_k mean over pairs of loss_k, with the negative log-likelihood of the chosen answers as `sft`.
+    """sum_k w_k mean over items of loss_k, with the negative log-likelihood of the best answers as `sft`. A loss of
+    pairs is the mean over all pairs of an item (InstructGPT, arXiv:2203.02155, eq. 1).
 
     Every mean is over the whole batch. `ref_logprobs` of the batch are those of the reference; without them they count
     as 0. Losses that sort the batch read `old_logprobs`, the policy's own before the update.
@@ -30,18 +43,27 @@ class PreferenceObjective(Objective):
     """Name and weight of each loss."""
 
     settings: PairSettings
+    own: Mapping[str, PairLoss] = attrs.field(factory=dict)
+    """The user's own losses of pairs, by their names."""
+
+    answers: int = 2
+    """Rows of an item."""
+
     ld_alpha: float | None = None
     """Weight of the tokens of an answer beyond the length of the shorter one of its pair. None: 1."""
 
     averages: bool = False
     """Whether the reward of an answer is a mean over its tokens."""
 
+    weighted: bool = False
+    """Whether losses of pairs are weighted by the policy's probability of them (`policy_weights`)."""
+
     def weigh(self, batch: TrainingBatch) -> TrainingBatch:
-        """The share of each token in the mean over all tokens of chosen answers; for losses that sort the batch, what
+        """The share of each token in the mean over all tokens of best answers; for losses that sort the batch, what
         each answer is compared with.
         """
-        chosen = batch.loss_mask & (torch.arange(len(batch)) % 2 == 0).unsqueeze(1)
-        batch = batch.given(loss_weights=chosen.float() / chosen.sum().clamp(min=1))
+        best = batch.loss_mask & (torch.arange(len(batch)) % self.answers == 0).unsqueeze(1)
+        batch = batch.given(loss_weights=best.float() / best.sum().clamp(min=1))
         names = {name for name, _ in self.losses}
         if names.isdisjoint((_AOT, _AOT_UNPAIRED)):
             return batch
@@ -65,17 +87,27 @@ class PreferenceObjective(Objective):
         self, logprobs: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """Loss of one micro-batch (a scalar with gradient), and its parts of the loss and of the measurements of the
-        whole batch. `logprobs` (B, L), 0 outside of the answers. `entropy` is ignored.
+        whole batch. `logprobs` (B, L), 0 outside of the answers. `entropy` (B, L) is the collision entropy of each
+        token, where pairs are weighted; without it, as in evaluation, they are not.
         """
         assert batch.loss_weights is not None and batch.row_weights is not None
-        pairs, shares = self._pairs(logprobs, batch), 2 * batch.row_weights[0::2]
+        pairs, shares = self._pairs(logprobs, batch), self._shares(batch)
+        weighed = shares
+        if self.weighted and entropy is not None:
+            weighed = shares * self._policy_weights(logprobs.detach() + entropy, batch)
         loss = logprobs.new_zeros(())
         for name, weight in self.losses:
-            if name == "sft":
-                loss = loss - weight * (logprobs * batch.loss_weights).sum()
-            else:
-                loss = loss + weight * (PAIR_LOSSES[name](pairs, self.settings) * shares).sum()
+            match name:
+                case "sft":
+                    loss = loss - weight * (logprobs * batch.loss_weights).sum()
+                case "plackett_luce":
+                    loss = loss + weight * self._ranking_loss(logprobs, batch)
+                case _:
+                    of_pairs = self.own.get(name) or PAIR_LOSSES[name]
+                    loss = loss + weight * (of_pairs(pairs, self.settings) * weighed).sum()
         parts = {name: (numbers * shares).sum() for name, numbers in self._measured(pairs, logprobs, batch).items()}
+        if self.weighted and entropy is not None:
+            parts["weight"] = weighed.sum()
         return loss, {"loss": loss.detach(), **parts}, {}
 
     @torch.no_grad()
@@ -97,30 +129,83 @@ class PreferenceObjective(Objective):
             return numbers
         ratios = torch.where(batch.loss_mask, logprobs - batch.ref_logprobs, 0.0)
         tokens = pairs.chosen_tokens + pairs.rejected_tokens
-        return numbers | {"kl": _of_pairs((ratios.exp() - 1 - ratios).sum(1)).sum(1) / tokens.clamp(min=1)}
+        divergence = sum(self._sides((ratios.exp() - 1 - ratios).sum(1)))
+        return numbers | {"kl": divergence / tokens.clamp(min=1)}
 
     def _pairs(self, logprobs: Tensor, batch: TrainingBatch) -> Pairs:
-        mask = batch.loss_mask
-        tokens = _of_pairs(mask.sum(1))
-        weights = mask.float()
-        if self.ld_alpha is not None:
-            shorter = tokens.amin(1).repeat_interleave(2).unsqueeze(1)
-            weights = torch.where(mask.cumsum(1) > shorter, self.ld_alpha * weights, weights)
-        chosen, rejected = _of_pairs((logprobs * weights).sum(1)).unbind(1)
-        reference = torch.zeros_like(logprobs) if batch.ref_logprobs is None else batch.ref_logprobs
-        ref_chosen, ref_rejected = _of_pairs((reference * weights).sum(1)).unbind(1)
-        extras: dict[str, Any] = {name: _of_pairs(carried.values) for name, carried in batch.extras.items()}
+        """Every pair of answers of an item, item by item."""
+        masks = self._sides(batch.loss_mask)
+        chosen_tokens, rejected_tokens = (mask.sum(1) for mask in masks)
+        shorter = torch.minimum(chosen_tokens, rejected_tokens).unsqueeze(1)
+
+        def sums(values: Tensor) -> list[Tensor]:
+            found = []
+            for side, mask in zip(self._sides(values), masks, strict=True):
+                weights = mask.float()
+                if self.ld_alpha is not None:
+                    weights = torch.where(mask.cumsum(1) > shorter, self.ld_alpha * weights, weights)
+                found.append((side * weights).sum(1))
+            return found
+
+        chosen, rejected = sums(logprobs)
+        ref_chosen, ref_rejected = sums(
+            torch.zeros_like(logprobs) if batch.ref_logprobs is None else batch.ref_logprobs
+        )
+        extras: dict[str, Any] = {
+            name: self._sides(batch.extras[name].values) for name in (_AOT, _AOT_UNPAIRED) if name in batch.extras
+        }
         return Pairs(
             chosen=chosen,
             rejected=rejected,
             ref_chosen=ref_chosen,
             ref_rejected=ref_rejected,
-            chosen_tokens=tokens[:, 0],
-            rejected_tokens=tokens[:, 1],
-            aot=extras[_AOT][:, 0] if _AOT in extras else None,
-            aot_chosen=extras[_AOT_UNPAIRED][:, 0] if _AOT_UNPAIRED in extras else None,
-            aot_rejected=extras[_AOT_UNPAIRED][:, 1] if _AOT_UNPAIRED in extras else None,
+            chosen_tokens=chosen_tokens,
+            rejected_tokens=rejected_tokens,
+            aot=extras[_AOT][0] if _AOT in extras else None,
+            aot_chosen=extras[_AOT_UNPAIRED][0] if _AOT_UNPAIRED in extras else None,
+            aot_rejected=extras[_AOT_UNPAIRED][1] if _AOT_UNPAIRED in extras else None,
         )
+
+    def _ranking_loss(self, logprobs: Tensor, batch: TrainingBatch) -> Tensor:
+        """The mean over items of the loss of whole rankings, a scalar with gradient."""
+        assert batch.row_weights is not None
+        ratios = logprobs if batch.ref_logprobs is None else logprobs - batch.ref_logprobs
+        ratios = torch.where(batch.loss_mask, ratios, 0.0).sum(1)
+        losses = plackett_luce(self.settings.beta * self._of_items(ratios), self._of_items(batch.loss_mask.any(1)))
+        return (losses * self._of_items(batch.row_weights).sum(1)).sum()
+
+    def _policy_weights(self, evenness: Tensor, batch: TrainingBatch) -> Tensor:
+        """(pairs,), from log p - log sum p^2 of each token (B, L)."""
+        tokens = batch.loss_mask.sum(1).clamp(min=1)
+        means = torch.where(batch.loss_mask, evenness, 0.0).sum(1) / tokens
+        return policy_weights(torch.stack(self._sides(means), dim=1))
+
+    def _shares(self, batch: TrainingBatch) -> Tensor:
+        """(pairs,): share of each pair in a mean over items; 0 for pairs with a row that only fills a ranking."""
+        assert batch.row_weights is not None
+        of_items = self._of_items(batch.row_weights).sum(1)
+        if self.answers == 2:
+            return of_items
+        exist = self._of_items(batch.loss_mask.any(1))
+        _, worse = self._places(exist)
+        both = exist[:, worse].float()
+        return (of_items.unsqueeze(1) * both / both.sum(1, keepdim=True).clamp(min=1)).flatten()
+
+    def _sides(self, values: Tensor) -> list[Tensor]:
+        """(B, ...) -> (pairs, ...) of the better and of the worse answers of all pairs."""
+        items = self._of_items(values)
+        return [items[:, places].flatten(0, 1) for places in self._places(values)]
+
+    def _places(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Places in an item of the better and of the worse answer of each pair."""
+        better, worse = torch.triu_indices(self.answers, self.answers, 1, device=values.device)
+        return better, worse
+
+    def _of_items(self, values: Tensor) -> Tensor:
+        """(B, ...) -> (B / K, K, ...)."""
+        if len(values) % self.answers:
+            raise ValueError(f"{len(values)} rows are not whole items of {self.answers}")
+        return values.unflatten(0, (-1, self.answers))
 
 
 @attrs.frozen(kw_only=True)
@@ -167,10 +252,3 @@ class LabelObjective(Objective):
             "baseline": (baseline * shares).sum(),
         }
         return loss, parts, {}
-
-
-def _of_pairs(numbers: Tensor) -> Tensor:
-    """(B,) -> (B / 2, 2): the numbers of the two rows of each pair."""
-    if len(numbers) % 2:
-        raise ValueError(f"{len(numbers)} rows are not whole pairs")
-    return numbers.view(-1, 2)

@@ -1,0 +1,73 @@
+"""The answers of a row of preferences as chats, from the best to the worst: of a pair, or of a ranked list.
+
+{"prompt": "...", "answers": ["...", "..."], "ranks": [2, 1]}                      the lowest rank is the best
+{"prompt": [messages], "answers": [[messages], [messages]], "scores": [3.5, 7.0]}  the highest score is the best
+{"prompt": "...", "answers": [{"answer": "...", "rank": 1.0}, ...]}                Nectar
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from skyrl.chats.contents import short
+from skyrl.chats.text import Message
+from skyrl.config import PreferenceConfig
+from skyrl.data.row_forms import preference_chat
+from skyrl.data.sources import Row
+from skyrl.errors import DataError
+
+_TURN = re.compile(r"\n\n(Human|Assistant):")
+_ROLES = {"Human": "user", "Assistant": "assistant"}
+
+
+def answers_of(row: Row, run: PreferenceConfig) -> list[list[Message]]:
+    """The whole chats of a row's answers, from the best to the worst: two, or up to `num_answers`. Of a longer list for
+    pairs they are the best and the worst. Raises `DataError`.
+    """
+    if row.get(run.answers_key) is None:
+        return [preference_chat(row, key, run.prompt_key) for key in (run.chosen_key, run.rejected_key)]
+    ranked = _ranked(row, run)
+    wanted = [ranked[0], ranked[-1]] if run.num_answers == 2 else ranked
+    if len(wanted) > run.num_answers:
+        raise DataError(f"{run.answers_key} has {len(wanted)} answers, and num_answers is {run.num_answers}")
+    told = {**row, run.prompt_key: _turns(row.get(run.prompt_key))}
+    return [preference_chat({**told, run.answers_key: each}, run.answers_key, run.prompt_key) for each in wanted]
+
+
+def _ranked(row: Row, run: PreferenceConfig) -> list[Any]:
+    """The answers of a list from the best to the worst. Raises `DataError` if their order is not known."""
+    given = row[run.answers_key]
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) < 2:
+        raise DataError(f"{run.answers_key} is {short(given)}, not a list of two or more answers")
+    answers, numbers, key = list(given), row.get(run.ranks_key), run.ranks_key
+    if all(isinstance(each, Mapping) and "answer" in each for each in answers):
+        numbers = [each.get("rank") for each in answers] if numbers is None else numbers
+        answers = [each["answer"] for each in answers]
+    falls = numbers is None or all(number is None for number in numbers)
+    if falls:
+        numbers, key = row.get(run.scores_key), run.scores_key
+    if not isinstance(numbers, Sequence) or isinstance(numbers, str) or len(numbers) != len(answers):
+        raise DataError(
+            f"there is no number in {run.ranks_key} or {run.scores_key} for each of the {len(answers)} answers "
+            f"({run.answers_key})"
+        )
+    if not all(isinstance(number, int | float) and number == number for number in numbers):
+        raise DataError(f"{key} is {short(numbers)}, not a list of numbers")
+    order = sorted(range(len(answers)), key=lambda place: -numbers[place] if falls else numbers[place])
+    compared = [order[0], order[-1]] if run.num_answers == 2 else order
+    for one, other in pairwise(compared):
+        if numbers[one] == numbers[other]:
+            raise DataError(f"answers {one} and {other} are both {numbers[one]:g} in {key}: neither is better")
+    return [answers[place] for place in order]
+
+
+def _turns(prompt: Any) -> Any:
+    """A prompt as messages if it is written as in Nectar, as turns of `Human:` and `Assistant:` after blank lines."""
+    if not isinstance(prompt, str) or not _TURN.match(prompt):
+        return prompt
+    _, *parts = _TURN.split(prompt)
+    turns = [{"role": _ROLES[who], "content": said.strip()} for who, said in zip(parts[::2], parts[1::2], strict=True)]
+    return turns if turns[-1]["content"] else turns[:-1]
