@@ -97,19 +97,19 @@ def chats(recipes: Recipes) -> list[dict[str, Any]]:
 def test_supervised_training_on_chats_learns(chats: list[dict[str, Any]]) -> None:
     losses = values(chats, "test/nll")
     print("chat_sl.train, test loss per token:", losses)
-    assert losses[0] - losses[-1] > (0.280 - 0.114) / 2
+    assert losses[0] - losses[-1] > (0.280 - 0.111) / 2
 
 
 def test_reinforcement_learning_on_arithmetic_learns(recipes: Recipes) -> None:
     rewards = values(recipes.run("rl_loop"), "reward/total")
     print("rl_loop, mean reward:", rewards)
-    assert fmean(rewards[-2:]) - fmean(rewards[:2]) > (0.71 - 0.46) / 2
+    assert fmean(rewards[-2:]) - fmean(rewards[:2]) > (0.73 - 0.44) / 2
 
 
 def test_preferring_the_shorter_answer_shortens_answers(recipes: Recipes) -> None:
     tokens = values(recipes.run("preference.shorter.train"), "env/all/ac_tokens_per_turn")
     print("preference.shorter.train, tokens of an answer:", tokens)
-    assert tokens[0] - tokens[-1] > (5.0 - 2.5) / 2
+    assert tokens[0] - tokens[-1] > (4.9 - 2.2) / 2
 
 
 @pytest.mark.usefixtures("chats")
@@ -117,4 +117,4 @@ def test_on_policy_distillation_approaches_its_teacher(recipes: Recipes) -> None
     lines = recipes.run("distillation.on_policy_distillation", "teacher=")
     divergences = values(lines, "teacher_kl")
     print("on_policy_distillation, divergence from the teacher:", divergences)
-    assert divergences[0] - divergences[-1] > (0.422 - 0.011) / 2
+    assert fmean(divergences[:2]) - fmean(divergences[-3:]) > (0.280 - 0.037) / 2
