@@ -132,10 +132,16 @@ def test_a_failure_of_one_rank_is_one_of_all_and_changes_nothing(pool: Pool, tra
 
 @pytest.mark.parametrize("trainer", [SHARDED], indirect=True)
 def test_a_failure_of_a_rank_that_has_a_shard_ends_the_service(pool: Pool, trainer: TrainerConfig) -> None:
-    _, rank = pool.start(partial(Short, trainer, trainer.ref, tokens_per_pass=4096), 2).handles
-    asyncio.run(rank.call(ModelBank.create, "m0", MODELS[0]))
-    with pytest.raises(PassError, match="the others wait for its shard of the base: out of memory"):
-        asyncio.run(rank.call(ModelBank.passes, [request("m0", [datum(5, 1), datum(6, 2)])]))
+    """The other rank waits until the one that failed leaves."""
+
+    async def work(ranks: BankRanks) -> None:
+        await ranks.call(ModelBank.create, "m0", MODELS[0])
+        with pytest.raises(PassError, match="the others wait for its shard of the base: out of memory"):
+            await ranks.passes([request("m0", [datum(5, 1), datum(6, 2)])])
+        await ranks.call(ModelBank.close)
+
+    made = partial(Short, trainer, trainer.ref, tokens_per_pass=4096)
+    asyncio.run(work(BankRanks(pool.start(made, 2))))
 
 
 @pytest.mark.parametrize("trainer", [SHARDED], indirect=True)
