@@ -119,7 +119,7 @@ constraints: .venv/made.stamp
 	rm -rf .venv-constraints
 
 clean:
-	rm -rf .venv .venv-constraints .venv-site .venv-trackers* .venv-verifiers* build dist website/pages website/site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv* build dist website/pages website/site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 demo-clean:

@@ -4,8 +4,8 @@
 
 `crowd`: many clients of `skyrl serve-training` on a tiny model, a process of its own. One in ten trains an adapter,
 pass and step in turn, the others sample; each asks again as soon as it is answered, and 1 s after a 429, as the public
-client does. Answers by status and kind, latency from the first try to the result in seconds, the server's resident
-memory before and at its largest. Any status but 200 and 429 ends the benchmark with an error.
+client does. Answers by status and kind, latency from the first try to the result in seconds, the server's CPU-seconds,
+and its resident memory before, at its largest and after. Any status but 200 and 429 ends the benchmark with an error.
 
 `journal`: a service in this process with one adapter of rank 16 on the quick start's architecture: CPU-seconds of an
 optimizer step (a pass and the step of Adam), and the share that storing requests, results, journal and state adds, with
@@ -23,8 +23,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -174,10 +175,11 @@ async def crowd_at(url: str, pid: int, clients: int, seconds: float) -> dict[str
         for number in (0, 1):  # what is made once is made
             await Client(http, Load(), base, time.perf_counter() + 0.1).run(number)
         before, until = process.memory_info().rss, time.perf_counter() + seconds
+        spent = process.cpu_times()
         watching = asyncio.create_task(largest_memory(process))
         await asyncio.gather(*(Client(http, load, base, until).run(number) for number in range(clients)))
         watching.cancel()
-        largest = await watching
+        largest, after, now = await watching, process.memory_info().rss, process.cpu_times()
     taken = {route: sorted(each) for route, each in load.seconds.items()}
     return {
         "clients": clients,
@@ -186,8 +188,10 @@ async def crowd_at(url: str, pid: int, clients: int, seconds: float) -> dict[str
         "results": {route: len(each) for route, each in taken.items()},
         "p50_seconds": {route: round(each[len(each) // 2], 3) for route, each in taken.items()},
         "p99_seconds": {route: round(each[int(len(each) * 0.99)], 3) for route, each in taken.items()},
+        "server_cpu_seconds": round(now.user + now.system - spent.user - spent.system, 1),
         "rss_mb_before": before >> 20,
         "rss_mb_largest": largest >> 20,
+        "rss_mb_after": after >> 20,
     }
 
 
@@ -203,10 +207,13 @@ def crowd(folder: Path, clients: int, seconds: float) -> dict[str, Any]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         url = server.stdout.readline().rsplit(" ", 1)[-1].strip()
+        reading = threading.Thread(target=deque, args=(server.stdout, 0))  # a full pipe would block the server
+        reading.start()
         try:
             return asyncio.run(crowd_at(url, server.pid, clients, seconds))
         finally:
             server.terminate()
+            reading.join()
 
 
 # The journal

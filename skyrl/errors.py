@@ -190,6 +190,10 @@ class CallbackError(RunError):
     """A callback failed while it heard of an event of the training loop."""
 
 
+class PassError(RunError):
+    """A pass of a training service cannot be finished, nor any other one after it: ranks wait for one that failed."""
+
+
 class ServiceGone(RunError):
     """A service that environments need has been away for longer than the run waits for it. Not a sample's failure."""
 

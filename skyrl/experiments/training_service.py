@@ -289,8 +289,8 @@ def _ranks(run: SkyRLTrainConfig) -> int:
     return grid_of(run, "policy").ranks
 
 
-def every_rank_holds_the_base(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Ranks of a training service share sequences, not the model, which has no adapter of the configuration's own."""
+def ranks_share_sequences_alone(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Ranks share sequences and shards of the base, which has no adapter of the configuration's own."""
     ranks, lora = _ranks(run), run.trainer.policy.model.lora
     if ranks > 1 and run.training_service.train_all_weights:
         message = f"{ranks} ranks, but all weights of a model are trained by one"
@@ -298,7 +298,7 @@ def every_rank_holds_the_base(run: SkyRLTrainConfig) -> Iterator[Problem]:
     for name in ("tensor_parallel_size", "sequence_parallel_size", "context_parallel_size", "expert_parallel_size"):
         size = getattr(run.trainer.policy, name)
         if size > 1:
-            message = f"{size}, but each rank of a training service holds the whole base model"
+            message = f"{size}, but ranks of a training service compute on different sequences, each with all layers"
             yield Problem(path=f"trainer.policy.{name}", message=message, hint="set it to 1")
     if lora.rank:
         message = f"{lora.rank}, but clients of a training service choose the ranks of their adapters"
@@ -328,7 +328,7 @@ def trackers_are_there(run: SkyRLTrainConfig) -> Iterator[Problem]:
 PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     *model_checks,
     trackers_are_there,
-    every_rank_holds_the_base,
+    ranks_share_sequences_alone,
     engines_take_snapshots,
 )
 """Checks before a training service starts."""

@@ -188,7 +188,8 @@ class Backend(Protocol):
 
     async def passes(self, requests: Sequence[PassRequest]) -> Sequence[PassResult | Exception]:
         """Passes of different models, computed together where that is possible, each with its own outcome. A model
-        occurs at most once. Same requests in the same composition give the same bits.
+        occurs at most once. Same requests in the same composition give the same bits. Raises `PassError`, which ends
+        the service, if these passes would end the next one, too.
         """
 
     async def optimizer_step(self, model_id: str, settings: AdamSettings) -> Mapping[str, float]:

@@ -1,7 +1,8 @@
 """All ranks of the models that learn, as one.
 
-Each rank holds the whole base and every model. The sequences of a pass are cut over the ranks, and gradients are
-summed, so that all ranks take the same optimizer steps: the number of ranks changes no result beyond rounding.
+Each rank holds a shard of the base, or all of it, and every model. The sequences of a pass are cut over the ranks, and
+gradients are summed, so that all ranks take the same optimizer steps: the number of ranks changes no result beyond
+rounding.
 """
 
 from __future__ import annotations

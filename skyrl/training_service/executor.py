@@ -2,7 +2,7 @@
 
 A request is executed first and recorded afterwards, with its result, in one transaction. A service that is killed in
 between starts from the stored state and the recorded ticks, and executes the request again: from the same weights, so
-that whoever waits for the result cannot tell.
+that whoever waits for the result cannot tell. Only passes that ended the service by themselves are not executed again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attrs import asdict, frozen
 
 from skyrl.config import TrainingServiceConfig
 from skyrl.endpoint.fields import Fields
-from skyrl.errors import RequestError, RunError
+from skyrl.errors import PassError, RequestError, RunError
 from skyrl.processes.service_app import json_object
 from skyrl.training_service.backend import AdamSettings, AdapterSpec, Backend, PassRequest, PassResult, ServedModel
 from skyrl.training_service.model_queue import ModelQueue, QueuedModel, Waiting
@@ -205,6 +205,11 @@ class Executor:
                 finished.append(Finished(request=request, outcome=failure(error)))
         try:
             results = await self._backend.passes([each for _, each in computed]) if computed else []
+        except PassError as error:
+            outcome = failure(RuntimeError(str(error)))
+            finished += [Finished(request=request, outcome=outcome) for request, _ in computed]
+            self._record(finished, None, {})
+            raise
         except Exception as error:  # noqa: BLE001 - it becomes the requests' outcome
             results = [error] * len(computed)
         done = [_pass_outcome(*each, result) for each, result in zip(computed, results, strict=True)]

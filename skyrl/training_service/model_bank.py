@@ -9,7 +9,9 @@ If the joint pass of several models is not finite, or fails, each model is compu
 reach the rows of others: no client's weights spoil another client's results.
 
 Several ranks hold the same models and compute on different sequences of a pass; see `bank_ranks.py`. What one of them
-finds out alone, such as too little memory, all of them learn before they go on.
+finds out alone, such as too little memory, all of them learn before they go on. If the base is sharded over them, they
+wait for each other in every layer: a rank without sequences goes through the layers, too, and a failure of one ends the
+service, whose journal has what was acknowledged.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 
 from skyrl.algorithms.stretch_updates import StretchUpdate
 from skyrl.algorithms.target_logprobs import target_logprobs
@@ -35,13 +37,14 @@ from skyrl.batch import to_device
 from skyrl.config.derive.model_overrides import learner_overrides
 from skyrl.config.settings.learners import ShardedModelConfig
 from skyrl.config.settings.run_basics import RunBasics
-from skyrl.errors import ModelError, RequestError, RunError, UserError
+from skyrl.errors import ModelError, PassError, RequestError, RunError, UserError
 from skyrl.learners.forward import compute_logprobs
 from skyrl.learners.fsdp2 import Fsdp2
 from skyrl.learners.moving import HOST
 from skyrl.learners.ranks import ALONE, Ranks
 from skyrl.learners.row_layouts import RowLayout
 from skyrl.learners.schedule import recompute_activations
+from skyrl.learners.strategy import ModelSource
 from skyrl.learners.stretch_layers import updated
 from skyrl.learners.whole_rows import whole_rows
 from skyrl.learners.workers.model_worker import ModelWorker
@@ -166,8 +169,9 @@ class ModelBank(ModelWorker):
     ) -> None:
         """Loads the model of `section`, a table of `run`.
 
-        `ranks` says which of the ranks this is. `tokens_per_pass` bounds the tokens that go through the model together
-        on a rank, unless a single sequence has more. `full`: one model, all of whose weights are trained, in place of
+        `ranks` says which of the ranks this is; each has a shard of the base, or all of it if `fsdp_config.fsdp_size`
+        is 1. `tokens_per_pass` bounds the tokens that go through the model together on a rank, unless a single sequence
+        has more. `full`: one model, all of whose weights are trained, in place of
         adapters. `resident` is the number of adapters on the device, None for all; the others, those used least
         recently, rest on the host, or in a folder within `rest_in`, which `close` removes.
 
@@ -175,14 +179,16 @@ class ModelBank(ModelWorker):
         """
         assert ranks.size == 1 or not full, "all weights of a model are trained by one rank"
         read = partial(compute_logprobs, temperature=1.0, measured=False)
+        self._dtype: torch.dtype = getattr(torch, required(run.compute_dtype, run.path_of("compute_dtype")))
+        self._sharded = ranks.size > 1 and section.fsdp_config.fsdp_size != 1
         self._source = causal_lm(run, section)
-        super().__init__(run, section, self._source, read, ALONE, role="base")
+        source = _in_dtype(self._source, self._dtype) if self._sharded else self._source
+        super().__init__(run, section, source, read, ranks if self._sharded else ALONE, role="base")
         if not isinstance(self.strategy, Fsdp2):
             raise UserError(f"{run.path_of('strategy')}: models of a training service learn under fsdp2 only")
         self._computing = self.strategy.computing
         self._path = required(section.model.path, section.path_of("model.path"))
         self._overrides = learner_overrides(run, section)
-        self._dtype: torch.dtype = getattr(torch, required(run.compute_dtype, run.path_of("compute_dtype")))
         self._tokens_per_pass, self._full, self._resident = tokens_per_pass, full, resident
         self._rest = None if rest_in is None else TemporaryDirectory(dir=rest_in, prefix="models-")
         self._models: dict[str, _Model] = {}  # the model used last at the end
@@ -192,14 +198,15 @@ class ModelBank(ModelWorker):
         self._head = next((name for name, (part, _) in self._adaptable.items() if part == "unembed"), None)
         if full:
             self.model.requires_grad_(True)
+        elif self._sharded:
+            _begin_gradients_at_the_embedding(self.model)
         else:
-            for parameter in self.model.parameters():
-                parameter.data = parameter.data.to(self._dtype)  # it never changes
+            _convert(self.model, self._dtype)
         if run.recompute_activations:
             recompute_activations(self.model, use_reentrant=False, draws=False)
         self._peers = ranks
         if ranks.size > 1:
-            ranks.join(self.device)
+            ranks.join(self.device)  # once more if the base is sharded over them
 
     def create(self, model_id: str, spec: AdapterSpec | None) -> None:
         """A new model; see `Backend.create`."""
@@ -352,6 +359,8 @@ class ModelBank(ModelWorker):
         try:
             passes = self._computed(requests)
         except (RuntimeError, RequestError) as caught:  # such as too little memory, or an unreadable disk
+            if self._sharded:
+                raise PassError(f"a rank failed, and the others wait for its shard of the base: {caught}") from caught
             error = caught
         error = self._of_any_rank(error)
         if error is not None and len(requests) == 1:
@@ -400,6 +409,8 @@ class ModelBank(ModelWorker):
             for stretches in self._micro_batches(passes):
                 if stretches:
                     self._compute(stretches)
+                elif self._sharded:
+                    self._accompany()
         if self._full and learns:
             [alone] = passes
             alone.gradients = {
@@ -462,6 +473,13 @@ class ModelBank(ModelWorker):
             if total.requires_grad:
                 total.backward()
 
+    def _accompany(self) -> None:
+        """A pass over one token, for ranks that need this one's shard of each layer."""
+        layout = whole_rows([[torch.zeros(1, dtype=torch.int64)]], self._options).layout.to(self.device)
+        logprobs = self._logprobs(layout, torch.zeros(1, 1, dtype=torch.int64, device=self.device), [])
+        if logprobs.requires_grad:
+            logprobs.sum().backward()
+
     def _logprobs(self, layout: RowLayout, targets: Tensor, of_head: Sequence[StretchUpdate]) -> Tensor:
         """(N, K) float32 in nats, of the targets (N, K) of all tokens."""
         if self._options.plain_head:
@@ -502,6 +520,27 @@ def dealt(lengths: Sequence[int], most: int, ranks: int) -> list[list[range]]:
         if all(len(each) < 2 or sum(lengths[each.start : each.stop]) <= most for each in rows):
             return [rows[rank * per_rank : (rank + 1) * per_rank] for rank in range(ranks)]
         per_rank += 1
+
+
+def _in_dtype(source: ModelSource, dtype: torch.dtype) -> ModelSource:
+    """The source of a model whose parameters, which never change, have the type in which it computes."""
+    return evolve(
+        source,
+        load=lambda device: _convert(source.load(device), dtype),
+        meta_model=lambda: _convert(source.meta_model(), dtype),
+    )
+
+
+def _convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
+def _begin_gradients_at_the_embedding(model: nn.Module) -> None:
+    """Make backward passes go through all layers, whichever have adapters: ranks wait for each other in each."""
+    transformer: Any = model
+    transformer.get_input_embeddings().register_forward_hook(lambda *passed: passed[-1].requires_grad_())
 
 
 def _is_finite(done: _Pass) -> bool:

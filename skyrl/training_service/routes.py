@@ -244,7 +244,8 @@ class _Posts:
                 "proto_compress_fwdbwd": not is_loopback(limits.host),
                 "fwdbwd_max_chunk_len": min(1024, limits.max_datums),
                 "fwdbwd_max_chunk_bytes_count": min(5_000_000, limits.max_body_bytes // 2),
-                "sample_use_retrieve_futures": True,
+                # The client's poller may lose its cancellation, and `ServiceClient.close` would then wait for ever.
+                "sample_use_retrieve_futures": False,
                 "sample_join_sampling_session": True,
                 "sample_max_concurrent_requests": 2 * limits.max_samples,
                 "custom_loss_server_side": False,

@@ -226,6 +226,12 @@ def test_dpo_keeps_its_losses_its_reference_and_trls_defaults(tmp_path: Path) ->
     assert any("is left out and counted" in remark for remark in conversion.remarks)
 
 
+def test_weights_and_a_moving_reference_of_dpo_are_kept(tmp_path: Path) -> None:
+    given = {"use_weighting": True, "sync_ref_model": True, "ref_model_mixup_alpha": 0.3, "ref_model_sync_steps": 64}
+    run = loaded(converted("dpo", **given, warmup_ratio=0.1), tmp_path)
+    assert {name: getattr(run, name) for name in given} == given
+
+
 def test_the_likelihood_that_trl_0_18_adds_is_a_loss_of_its_own(tmp_path: Path) -> None:
     run = loaded(converted("dpo", rpo_alpha=0.5, warmup_ratio=0.1), tmp_path)
     assert (run.loss_type, run.loss_weights) == (("sigmoid", "sft"), (1.0, 0.5))

@@ -30,6 +30,11 @@ def bank_of(trainer: TrainerConfig, *, tokens_per_pass: int = 4096, **options: A
     return ModelBank(trainer, trainer.ref, tokens_per_pass=tokens_per_pass, **options)
 
 
+def held_elements(bank: ModelBank) -> int:
+    """Number of elements of the base's weights on a rank."""
+    return sum(tensor.numel() for _, tensor in bank.strategy.shards(optimizer=False))
+
+
 def datum(tokens: int, seed: int, *, targets: int = 0, **arrays: float) -> Datum:
     """A sequence of random tokens, each with the next one as its target, or with `targets` random ones. Weights,
     advantages and old log-probabilities are drawn, too; `arrays` are constant.

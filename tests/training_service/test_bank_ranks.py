@@ -14,16 +14,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skyrl.config import TrainerConfig
-from skyrl.errors import RequestError, RunError
+from skyrl.errors import PassError, RequestError, RunError
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
 from skyrl.training_service.backend import AdamSettings, AdapterSpec, PassResult
 from skyrl.training_service.bank_ranks import BankRanks
 from skyrl.training_service.model_bank import ModelBank, dealt
+from skyrl.tree import evolve_at
 from tests.learners.pool import Pool
-from tests.training_service.banks import MIXED, STEP, Short, Torn, bank_of, datum, request, requests_of, result
+from tests.training_service.banks import (
+    MIXED,
+    STEP,
+    Short,
+    Torn,
+    bank_of,
+    datum,
+    held_elements,
+    request,
+    requests_of,
+    result,
+)
 
-MODELS = MIXED[:4]
+MODELS = (*MIXED[:4], MIXED[6])  # the last one adapts the output head alone
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +43,16 @@ def pool() -> Iterator[Pool]:
     processes = Pool(2)
     yield processes
     processes.close()
+
+
+WHOLE, SHARDED = 1, -1
+"""`fsdp_size` with which each rank holds the whole base, and with which it is sharded over them."""
+
+
+@pytest.fixture(params=[WHOLE, SHARDED], ids=["whole", "sharded"])
+def trainer(trainer: TrainerConfig, request: pytest.FixtureRequest) -> TrainerConfig:
+    """The session's table with each way to hold the base."""
+    return evolve_at(trainer, "ref.fsdp_config.fsdp_size", request.param)
 
 
 def alone(trainer: TrainerConfig, **options: Any) -> BankRanks:
@@ -91,6 +113,7 @@ def test_a_pass_of_one_sequence_leaves_a_rank_idle(pool: Pool, trainer: TrainerC
     assert asyncio.run(learned(on_two(pool, trainer))) == pytest.approx(asyncio.run(learned(alone(trainer))), rel=1e-5)
 
 
+@pytest.mark.parametrize("trainer", [WHOLE], indirect=True)
 def test_a_failure_of_one_rank_is_one_of_all_and_changes_nothing(pool: Pool, trainer: TrainerConfig) -> None:
     async def work(ranks: BankRanks) -> None:
         for index, spec in enumerate(MODELS[:2]):
@@ -105,6 +128,28 @@ def test_a_failure_of_one_rank_is_one_of_all_and_changes_nothing(pool: Pool, tra
 
     made = partial(Short, trainer, trainer.ref, tokens_per_pass=4096)
     asyncio.run(work(BankRanks(pool.start(made, 2))))
+
+
+@pytest.mark.parametrize("trainer", [SHARDED], indirect=True)
+def test_a_failure_of_a_rank_that_has_a_shard_ends_the_service(pool: Pool, trainer: TrainerConfig) -> None:
+    """The other rank waits until the one that failed leaves."""
+
+    async def work(ranks: BankRanks) -> None:
+        await ranks.call(ModelBank.create, "m0", MODELS[0])
+        with pytest.raises(PassError, match="the others wait for its shard of the base: out of memory"):
+            await ranks.passes([request("m0", [datum(5, 1), datum(6, 2)])])
+        await ranks.call(ModelBank.close)
+
+    made = partial(Short, trainer, trainer.ref, tokens_per_pass=4096)
+    asyncio.run(work(BankRanks(pool.start(made, 2))))
+
+
+@pytest.mark.parametrize("trainer", [SHARDED], indirect=True)
+def test_each_rank_has_a_part_of_the_base(pool: Pool, trainer: TrainerConfig) -> None:
+    ranks = pool.start(partial(bank_of, trainer), 2).handles
+    parts = [asyncio.run(rank.call(held_elements)) for rank in ranks]
+    assert sum(parts) == held_elements(bank_of(trainer))
+    assert max(parts) < 0.6 * sum(parts)
 
 
 def test_ranks_that_disagree_end_the_service(pool: Pool, trainer: TrainerConfig, tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import tinker
 import torch
+from attrs import evolve
 from tinker import types
 
 from skyrl.training_service.serving import ServedTraining
-from tests.training_service.running import KEY
+from tests.training_service.bigrams import SERVED
+from tests.training_service.running import KEY, client_of, running
 
 BASE = "toy/bigram"
 
@@ -39,7 +41,7 @@ GREEDY = types.SamplingParams(max_tokens=4, temperature=0.0, seed=1)
 
 @pytest.fixture
 def trained(client: tinker.ServiceClient) -> tinker.TrainingClient:
-    """A model after 30 steps on `DATA`."""
+    """A model after 8 steps on `DATA`."""
     training = client.create_lora_training_client(BASE, rank=4, seed=7, user_metadata={"run": "a"}).result()
     for _ in range(8):
         passed = training.forward_backward(DATA, "cross_entropy")
@@ -296,20 +298,93 @@ def test_models_beyond_the_rank_or_base_are_refused(client: tinker.ServiceClient
         client.create_lora_training_client("other/model").result()
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::tinker.lib.experimental.ExperimentalWarning")
+async def test_methods_that_the_client_deprecates_answer_alike(
+    service: ServedTraining, client: tinker.ServiceClient
+) -> None:
+    training = await client.create_lora_training_client_async(BASE, rank=4, seed=7)
+    assert (await client.get_server_capabilities_async()).supported_models[0].model_name == BASE
+    passed = await (await training.forward_backward_async(DATA, "cross_entropy"))
+    await (await training.optim_step_async(types.AdamParams(learning_rate=1.0)))
+    after = await (await training.forward_async(DATA, "cross_entropy"))
+    assert after.metrics["loss:sum"] < passed.metrics["loss:sum"]
+    doubled = await training.forward_backward_custom_async(DATA, lambda data, found: (-torch.cat(found).sum(), {}))
+    assert (await doubled).metrics["loss:sum"] == pytest.approx(after.metrics["loss:sum"], rel=1e-5)
+    path = (await (await training.save_state_async("a"))).path
+    answers = (await (await training.save_weights_for_sampler_async("b"))).path
+    await (await training.load_state_async(path))
+    await (await training.load_state_with_optimizer_async(path))
+    assert (await training.get_info_async()).lora_rank == 4
+    with pytest.raises(tinker.RequestFailedError, match="external weights are not supported"):
+        await (await training.save_weights_external_async("out"))
+    for copied in (
+        await client.create_training_client_from_state_async(path),
+        await client.create_training_client_from_state_with_optimizer_async(path),
+    ):
+        copy = await (await copied.forward_async(DATA, "cross_entropy"))
+        assert copy.metrics["loss:sum"] == after.metrics["loss:sum"]
+    samplers = [
+        await training.save_weights_and_get_sampling_client_async(),
+        await training.create_sampling_client_async(answers),
+        await client.create_sampling_client_async(model_path=answers),
+    ]
+    drawn = [(await each.sample_async(PROMPT, 1, GREEDY)).sequences[0].tokens for each in samplers]
+    assert drawn[0] == drawn[1] == drawn[2]
+    scores = [await each.compute_logprobs_async(PROMPT) for each in samplers]
+    assert scores[0] == scores[1] == scores[2]
+    assert await samplers[0].get_base_model_async() == BASE
+    await _rest_answers(client.create_rest_client(), training.model_id, path, samplers[1]._sampling_session_id)
+
+
+async def _rest_answers(rest: tinker.RestClient, run: str, path: str, sampler: str) -> None:
+    """The deprecated methods of the client for training runs, sessions and checkpoints."""
+    session = run.partition(":")[0]
+    assert (await rest.get_training_run_async(run)).training_run_id == run
+    assert (await rest.get_training_run_by_tinker_path_async(path)).training_run_id == run
+    assert run in [each.training_run_id for each in (await rest.list_training_runs_async()).training_runs]
+    assert path in [each.tinker_path for each in (await rest.list_checkpoints_async(run)).checkpoints]
+    assert path in [each.tinker_path for each in (await rest.list_user_checkpoints_async()).checkpoints]
+    assert run in (await rest.get_session_async(session)).training_run_ids
+    assert session in (await rest.list_sessions_async()).sessions
+    assert (await rest.get_sampler_async(sampler)).base_model == BASE
+    await rest.assign_session_project_async(session, "project")
+    await rest.set_checkpoint_ttl_from_tinker_path_async(path, 7200)
+    copies = [await rest.copy_weights_async(path, destination_project_id="project") for _ in range(2)]
+    await rest.delete_checkpoint_from_tinker_path_async(copies[0])
+    await rest.delete_checkpoint_async(copies[1].split("/")[2], "weights/a")
+    left = (await rest.list_user_checkpoints_async()).checkpoints
+    assert sorted(each.tinker_path for each in left if each.checkpoint_type == "training") == [path]
+    refused = [
+        rest.publish_checkpoint_from_tinker_path_async(path),
+        rest.unpublish_checkpoint_from_tinker_path_async(path),
+        rest.export_session_trace_async(session),
+        rest.get_audit_log_async(),
+        rest.get_billing_usage_async("2026-01-01", "2026-01-02"),
+        rest.get_current_checkpoint_storage_usage_async(),
+        rest.get_external_weights_urls_async(path.replace("/weights/", "/external_weights/")),
+    ]
+    for each in refused:
+        with pytest.raises(tinker.BadRequestError, match="not supported"):
+            await each
+
+
+def test_the_tokenizer_is_that_of_the_model(tmp_path: Path, nano: Path) -> None:
+    served = evolve(SERVED, names=(str(nano / "model"),), tokenizer=str(nano / "model"))
+    with running(tmp_path / "service", served=served) as service, client_of(service.url) as client:
+        training = client.create_lora_training_client(str(nano / "model"), rank=4).result()
+        sampling = training.save_weights_and_get_sampling_client().result()
+        words = training.get_tokenizer().get_vocab()
+        assert len(words) > 200 and words == sampling.get_tokenizer().get_vocab()
+
+
 def test_every_public_method_of_the_client_is_called_here() -> None:
-    """The text of this file names each method that this version has, but for those that only repeat another one."""
+    """The text of this file names each method that this version has, but for those that call no server."""
     source = Path(__file__).read_text(encoding="utf-8")
-    repeats = {
-        *("get_telemetry", "get_tokenizer", "get_console_url", "on_queue_state_change", "create"),
-        "create_rest_client",
-    }
+    local = {"get_telemetry", "get_console_url", "on_queue_state_change"}
     missing = [
         name
         for kind in (tinker.ServiceClient, tinker.TrainingClient, tinker.SamplingClient, tinker.RestClient)
         for name, _ in inspect.getmembers(kind, inspect.isfunction)
-        if not name.startswith("_")
-        and not name.endswith("_async")
-        and name not in repeats
-        and f".{name}(" not in source
+        if not name.startswith("_") and name not in {*local, "create"} and f".{name}(" not in source
     ]
     assert missing == []

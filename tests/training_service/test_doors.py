@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,8 +18,8 @@ from attrs import evolve
 from tinker import types
 
 from skyrl.config import TrainingServiceConfig
-from skyrl.errors import RunError, UserError
-from skyrl.training_service.backend import AdamSettings
+from skyrl.errors import PassError, RunError, UserError
+from skyrl.training_service.backend import AdamSettings, PassRequest, PassResult
 from skyrl.training_service.serving import ServedTraining
 from skyrl.training_service.store import DATABASE, add_client, client_names, remove_client
 from tests.training_service.bigrams import SERVED, BigramBackend
@@ -271,6 +271,23 @@ def test_a_failure_of_the_backend_ends_the_service(tmp_path: Path) -> None:
             asyncio.run(_watched(service))
     with running(tmp_path) as service, direct(service.url) as client:
         assert result(client, future["request_id"]).json()["type"] == "optim_step"
+
+
+def test_a_pass_that_ended_the_service_is_not_executed_again(tmp_path: Path) -> None:
+    class Failing(BigramBackend):
+        async def passes(self, requests: Sequence[PassRequest]) -> Sequence[PassResult | Exception]:
+            raise PassError("out of memory")
+
+    with ExitStack() as ends:
+        service = ends.enter_context(running(tmp_path, backend=Failing()))
+        ends.enter_context(pytest.raises(PassError, match="out of memory"))
+        with direct(service.url) as client:
+            model = model_of(client, session_of(client))
+            passed = send(client, model, 1)
+            asyncio.run(_watched(service))
+    with running(tmp_path) as service, direct(service.url) as client:
+        assert result(client, passed).json()["category"] == "server"
+        assert result(client, send(client, model, 2)).status_code == 200
 
 
 async def _watched(service: ServedTraining) -> None:

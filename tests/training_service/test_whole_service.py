@@ -18,7 +18,7 @@ from tinker import types
 
 from skyrl.config import SkyRLTrainConfig, compose
 from skyrl.errors import ConfigError
-from skyrl.experiments.training_service import PREFLIGHT, every_rank_holds_the_base
+from skyrl.experiments.training_service import PREFLIGHT, ranks_share_sequences_alone
 from skyrl.tree import evolve_at
 from tests.training_service.running import KEY, client_of
 
@@ -160,7 +160,7 @@ def test_clients_with_tokens_and_what_watch_shows(tmp_path: Path, nano: Path) ->
     ("path", "value", "message"),
     [
         ("trainer.policy.model.lora.rank", 4, "clients of a training service choose the ranks"),
-        ("trainer.policy.sequence_parallel_size", 2, "each rank of a training service holds the whole base model"),
+        ("trainer.policy.sequence_parallel_size", 2, "ranks of a training service compute on different sequences"),
         ("trainer.logger", "swanlab", "swanlab"),
         ("generator.inference_engine.backend", "sglang", "set it to torch or vllm"),
         ("generator.inference_engine.rollout_dtype", "int8", "engines take no adapters"),
@@ -182,7 +182,7 @@ def test_a_service_that_cannot_start_says_why(nano: Path, path: str, value: obje
 def test_all_weights_are_trained_by_one_rank() -> None:
     two_ranks = evolve_at(SkyRLTrainConfig(), "trainer.placement.policy_num_gpus_per_node", 2)
     run = evolve_at(two_ranks, "training_service.train_all_weights", True)
-    [problem] = every_rank_holds_the_base(run)
+    [problem] = ranks_share_sequences_alone(run)
     assert problem.message == "2 ranks, but all weights of a model are trained by one"
 
 
@@ -195,8 +195,10 @@ TWO_RANKS = (
 
 
 @pytest.mark.long
-def test_models_learn_on_two_ranks_and_are_sampled(tmp_path: Path, nano: Path) -> None:
-    with service(tmp_path / "service", nano, *TWO_RANKS) as (url, _), client_of(url) as client:
+@pytest.mark.parametrize("fsdp_size", [-1, 1])
+def test_models_learn_on_two_ranks_and_are_sampled(tmp_path: Path, nano: Path, fsdp_size: int) -> None:
+    changes = (*TWO_RANKS, f"trainer.policy.fsdp_config.fsdp_size={fsdp_size}")
+    with service(tmp_path / "service", nano, *changes) as (url, _), client_of(url) as client:
         model = client.create_lora_training_client(base_model=name_of(url), rank=8, seed=1).result()
         losses = learned(model)
         assert losses[-1] < losses[0] / 3
