@@ -298,6 +298,9 @@ _OTHER_SHAPES = frozenset({"selected", "routed_experts"})
 TEACHER_HIDDEN = "teacher_hidden"
 """Name of the extras with one entry for each selected token of a row: the last hidden states of the teacher."""
 
+TEACHER_PROMPT = "teacher_prompt"
+"""Name of the extras with the prompt of each row as the teacher reads it: token ids, a hint among them."""
+
 PER_ROW = frozenset(
     {
         "lengths",

@@ -19,7 +19,8 @@ from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.handover import WeightFiles
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.derive.rl_models import gives_distributions, has_critic, has_reference, has_teacher
+from skyrl.config.derive.model_overrides import learner_overrides
+from skyrl.config.derive.rl_models import distills, gives_distributions, has_critic, has_reference, has_teacher
 from skyrl.config.derive.sizes import Model, grid_of, on_ray, replicas_of, starts_engines
 from skyrl.experiments.collaborators import engine_makers, parity_canary, rollout_parity, weight_transport
 from skyrl.experiments.full_length import full_length_rollouts, verdict, without_traces
@@ -32,10 +33,12 @@ from skyrl.learners.workers.model_worker import ModelWorker, token_budget
 from skyrl.learners.workers.normalized_critic import NormalizedCritic
 from skyrl.learners.workers.objectives import ReturnRegression
 from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, RefWorker, TeacherWorker
+from skyrl.models.files.loading import max_positions
 from skyrl.processes.handles import Processes
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts
 from skyrl.rollout.constant_rewards import STEPS, ConstantRewards, endings
+from skyrl.rollout.hints import Hints, hinted
 from skyrl.runs.inputs import notice
 from skyrl.runs.read_again import adapter_digests, model_digests
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, made_with, weight_digests_of
@@ -62,7 +65,7 @@ from skyrl.training.position import RolloutPosition
 from skyrl.training.profiling import ProfiledSteps
 from skyrl.training.shaping import reward_shaping
 from skyrl.training.step_trace import Sink, StepTrace
-from skyrl.training.teacher import Teacher, TeacherOfDistributions, TeacherOfTokens
+from skyrl.training.teacher import Teacher, TeacherBehindHints, TeacherOfDistributions, TeacherOfTokens
 from skyrl.training.time_sharing import Movable, TimeSharing, is_room_for_all
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
@@ -111,6 +114,11 @@ class BasePPOExp(PolicySampling):
         return self.get_critic()
 
     @cached_property
+    def hints(self) -> Hints | None:
+        """Hints that the teacher reads before answers; None if it reads what the policy reads."""
+        return self.get_hints()
+
+    @cached_property
     def rollouts(self) -> Rollouts:
         return self.get_rollouts()
 
@@ -146,6 +154,8 @@ class BasePPOExp(PolicySampling):
             prompt_cursor(
                 self.cfg, self.train_dataset
             )  # a sampler that cannot be made is refused before anything starts
+            if self.hints is not None:
+                self.hints.refuse_missing(self.train_dataset.facts.columns.values())
         return sandbox
 
     def digests_beside_policy(self) -> dict[str, str]:
@@ -193,7 +203,7 @@ class BasePPOExp(PolicySampling):
         return policy_objective(
             trainer.algorithm,
             micro_batch_rows=trainer.micro_train_batch_size_per_gpu,
-            has_teacher=has_teacher(self.cfg),
+            has_teacher=distills(self.cfg),
         )
 
     def get_reference(self) -> ScorerGroup[RefWorker] | None:
@@ -224,6 +234,16 @@ class BasePPOExp(PolicySampling):
         ranks, replicas = self.processes.start("critic", makers), replicas_of(self.cfg, "critic")
         kind = NormalizedCritic if trainer.algorithm.normalize_values else LearnerGroup[CriticWorker]
         return kind(ranks, token_budget(trainer), replicas=replicas)
+
+    def get_hints(self) -> Hints | None:
+        """Puts hints into the prompts that the teacher reads, if there are any."""
+        settings, trainer = self.cfg.trainer.algorithm.distillation.hint, self.cfg.trainer
+        if not distills(self.cfg) or settings.source == "none" or trainer.num_dummy_steps:
+            return None
+        teacher = trainer.teacher if has_teacher(self.cfg) else trainer.policy
+        positions = max_positions(str(teacher.model.path), learner_overrides(trainer, teacher))
+        arguments = self.cfg.generator.chat_template_kwargs
+        return Hints(settings=settings, tokenizer=self.tokenizer, template_kwargs=arguments, positions=positions)
 
     def get_critic_objective(self) -> Objective:
         """Objective that the critic minimizes."""
@@ -317,10 +337,12 @@ class BasePPOExp(PolicySampling):
         def score(name: str, model: ScorerGroup[ModelWorker], timing: str) -> Call[[TrainingBatch], Tensor]:
             return asked(name, model.score, timing)
 
-        def teaching(teacher: ScorerGroup[TeacherWorker]) -> Teacher:
+        def teaching(name: str, teacher: ScorerGroup[ModelWorker]) -> Teacher:
             if gives_distributions(self.cfg):
-                return TeacherOfDistributions(asked("teacher", teacher.hidden, "teacher"))
-            return TeacherOfTokens(score("teacher", teacher, "teacher"))
+                found: Teacher = TeacherOfDistributions(asked(name, teacher.hidden, "teacher"))
+            else:
+                found = TeacherOfTokens(score(name, teacher, "teacher"))
+            return found if self.hints is None else TeacherBehindHints(found)
 
         def learner(name: str, model: LearnerGroup[LearningWorker], scoring: str, learning: str) -> LayeredLearner:
             turn = run_before(partial(turns.for_learning, name))
@@ -340,11 +362,14 @@ class BasePPOExp(PolicySampling):
         def recorded(groups: Sequence[TrajectoryGroup], version: int) -> None:
             self._record_samples(version + 1, groups)
 
+        itself = algorithm.distillation.self_teacher
+        teacher = teaching("policy", self.policy) if itself else self.teacher and teaching("teacher", self.teacher)
+
         return PPOTrainer(
             self.cfg.trainer,
             rollouts=LayeredRollouts(
                 next_batch=layered(
-                    self._outliving_engines(rollouts.next_batch, sync),
+                    self._outliving_engines(hinted(rollouts.next_batch, self.hints), sync),
                     run_after(self._samples_written),
                     interruptible,
                     in_context(partial(clock.measure, "generate")),
@@ -364,7 +389,7 @@ class BasePPOExp(PolicySampling):
             ),
             policy=learner("policy", self.policy, "policy_logprobs", "policy_train"),
             reference=self.reference and LayeredScorer(score=score("ref", self.reference, "ref_logprobs")),
-            teacher=teaching(self.teacher) if self.teacher else None,
+            teacher=teacher,
             critic=self.critic and learner("critic", self.critic, "values", "critic_train"),
             objective=self.get_objective(),
             critic_objective=self.get_critic_objective(),

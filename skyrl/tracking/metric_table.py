@@ -122,6 +122,11 @@ _REWARDS = (
     MetricSpec("loss/avg_kl_max", "nats", "KL penalty in the reward: mean over answers of the largest token."),
     MetricSpec("loss/kl_loss_coef", "1", "Weight of the KL penalty in the reward, which an adaptive controller moves."),
     MetricSpec(
+        "loss/hinted",
+        "share",
+        "Answers before which the teacher read a hint (algorithm.distillation.hint.source).",
+    ),
+    MetricSpec(
         "loss/teacher_kl",
         "nats",
         "Reverse KL from the teacher, estimated from the sampled tokens (algorithm.distillation.type = advantage).",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import attrs
+import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from skyrl.batch import TEACHER_HIDDEN, RowTensors, TrainingBatch
+from skyrl.batch import TEACHER_HIDDEN, TEACHER_PROMPT, RowTensors, TrainingBatch
 from skyrl.training.advantage import sampler_logprobs
 from skyrl.training.describe import Metrics
 
@@ -35,6 +37,54 @@ class TeacherOfDistributions:
     async def __call__(self, batch: TrainingBatch) -> TrainingBatch:
         """The batch with extras of the name `TEACHER_HIDDEN`."""
         return batch.carrying(**{TEACHER_HIDDEN: await self.hidden(batch)})
+
+
+@attrs.frozen
+class TeacherBehindHints:
+    """Lets a teacher read the prompt that each row carries for it, and gives what it says to the tokens of the row."""
+
+    teacher: Teacher
+
+    async def __call__(self, batch: TrainingBatch) -> TrainingBatch:
+        """The batch with what the teacher adds, without the prompts for it."""
+        shown = as_teacher_reads(batch)
+        taught = await self.teacher(shown)
+        rest = {name: carried for name, carried in batch.extras.items() if name != TEACHER_PROMPT}
+        batch = attrs.evolve(batch, extras={**rest, **taught.extras})
+        if taught.teacher_logprobs is None:
+            return batch
+        return batch.given(teacher_logprobs=batch.place(shown.pick(taught.teacher_logprobs)))
+
+
+def as_teacher_reads(batch: TrainingBatch) -> TrainingBatch:
+    """The rows with the prompts that they carry in `TEACHER_PROMPT` in place of their own, and the same tokens selected
+    after them.
+    """
+    assert batch.answer_lengths is not None
+    prompts = batch.extras[TEACHER_PROMPT].rows()
+    starts, ends = (batch.lengths - batch.answer_lengths).tolist(), batch.lengths.tolist()
+    ids, masks = list[Tensor](), list[Tensor]()
+    for row, (prompt, start, end) in enumerate(zip(prompts, starts, ends, strict=True)):
+        ids.append(torch.cat([prompt, batch.input_ids[row, start:end]]))
+        masks.append(torch.cat([torch.zeros(len(prompt), dtype=torch.bool), batch.loss_mask[row, start:end]]))
+    rows, zeros = pad_sequence(ids, batch_first=True), torch.zeros(())
+    return TrainingBatch(
+        input_ids=rows,
+        lengths=batch.extras[TEACHER_PROMPT].counts + batch.answer_lengths,
+        loss_mask=pad_sequence(masks, batch_first=True),
+        rollout_logprobs=None,
+        rewards=zeros.expand(rows.shape),
+        groups=batch.groups,
+        answer_lengths=batch.answer_lengths,
+    )
+
+
+def hinted_share(batch: TrainingBatch) -> float:
+    """Share of the rows that a teacher reads with another prompt than the policy's."""
+    prompts = (batch.lengths - (0 if batch.answer_lengths is None else batch.answer_lengths)).tolist()
+    shown = batch.extras[TEACHER_PROMPT].rows()
+    own = zip(shown, batch.input_ids, prompts, strict=True)
+    return sum(not torch.equal(theirs, ids[:length]) for theirs, ids, length in own) / len(batch)
 
 
 def describe_teacher(batch: TrainingBatch) -> Metrics:

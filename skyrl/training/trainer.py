@@ -13,7 +13,7 @@ from torch import Tensor
 from skyrl.algorithms.estimators import AdvantageEstimator
 from skyrl.algorithms.interpolation import interpolation_weight
 from skyrl.algorithms.losses import importance_ratio
-from skyrl.batch import TrainingBatch
+from skyrl.batch import TEACHER_PROMPT, TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.config.derive.sizes import scores_old_logprobs
 from skyrl.learners.schedule import StepSettings
@@ -22,7 +22,7 @@ from skyrl.training.collate import collate, versions_behind
 from skyrl.training.describe import Metrics, average, describe, describe_advantages, prefixed
 from skyrl.training.objective import old_logprobs
 from skyrl.training.position import RolloutPosition
-from skyrl.training.teacher import Teacher, describe_teacher
+from skyrl.training.teacher import Teacher, describe_teacher, hinted_share
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree import required
 
@@ -143,6 +143,7 @@ class PPOTrainer:
             batch = batch.given(ref_logprobs=await self.reference.score(batch))  # log pi_ref
         if self.critic:
             batch = batch.given(values=await self.critic.score(batch))  # V of the states that tokens were drawn in
+        hinted: Metrics = {"loss/hinted": hinted_share(batch)} if TEACHER_PROMPT in batch.extras else {}
         if self.teacher:
             batch = await self.teacher(batch)  # log nu, or what gives nu of all tokens
         rewards, shaped = self.shape(batch)  # r_t, less beta KL(pi_old || pi_ref) if configured
@@ -150,7 +151,7 @@ class PPOTrainer:
         batch = batch.given(advantages=self.estimate(batch))
         metrics = await self.improve(batch)  # epochs x mini-batches of updates of critic and policy
         metrics |= await self.weights.publish(self.version + 1)  # pi_old <- pi_theta
-        taught = describe_teacher(batch) if self.teacher else {}
+        taught = hinted | describe_teacher(batch) if self.teacher else {}
         return describe(groups) | self.rollouts.metrics() | describe_advantages(batch) | taught | shaped | metrics
 
     async def improve(self, batch: TrainingBatch) -> Metrics:

@@ -9,12 +9,18 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from skyrl.batch import TEACHER_HIDDEN, RowTensors, TrainingBatch
+from skyrl.batch import TEACHER_HIDDEN, TEACHER_PROMPT, RowTensors, TrainingBatch
 from skyrl.config import AlgorithmConfig, DistillationConfig, ModelConfig, TeacherConfig, TrainerConfig
 from skyrl.errors import RunError
 from skyrl.training.advantage import WithTeacher, advantages_of
 from skyrl.training.objective import policy_objective
-from skyrl.training.teacher import TeacherOfDistributions, TeacherOfTokens, describe_teacher
+from skyrl.training.teacher import (
+    TeacherBehindHints,
+    TeacherOfDistributions,
+    TeacherOfTokens,
+    describe_teacher,
+    hinted_share,
+)
 from tests.training.batches import batch_of
 
 NU = torch.tensor([[9.0, -0.4, -1.8], [9.0, -0.5, -0.5]])
@@ -87,3 +93,30 @@ async def test_a_teacher_gives_scores_or_hidden_states_of_the_batch() -> None:
     assert (await TeacherOfTokens(score)(batch_of())).teacher_logprobs is NU
     carried = (await TeacherOfDistributions(answer)(batch_of())).extras[TEACHER_HIDDEN]
     assert carried is states
+
+
+async def test_a_teacher_behind_hints_scores_the_same_tokens_at_other_places() -> None:
+    prompts = RowTensors.of([torch.tensor([8, 9, 5]), torch.tensor([5])])
+    rows = batch_of().carrying(**{TEACHER_PROMPT: prompts})
+
+    async def score(shown: TrainingBatch) -> Tensor:
+        assert shown.input_ids.tolist() == [[8, 9, 5, 1, 2], [5, 3, 4, 0, 0]]
+        assert shown.lengths.tolist() == [5, 3] and shown.extras == {}
+        assert shown.loss_mask.int().tolist() == [[0, 0, 0, 1, 1], [0, 1, 1, 0, 0]]
+        return shown.loss_mask * -0.1 * shown.input_ids
+
+    taught = await TeacherBehindHints(TeacherOfTokens(score))(rows)
+    assert taught.teacher_logprobs is not None and taught.extras == {}
+    torch.testing.assert_close(taught.teacher_logprobs, torch.tensor([[0.0, -0.1, -0.2], [0.0, -0.3, -0.4]]))
+    states = RowTensors.of([torch.ones(2, 5), torch.zeros(2, 5)])
+
+    async def hidden(shown: TrainingBatch) -> RowTensors:
+        return states
+
+    assert (await TeacherBehindHints(TeacherOfDistributions(hidden))(rows)).extras == {TEACHER_HIDDEN: states}
+    assert hinted_share(rows) == 0.5
+
+
+def test_a_policy_that_teaches_itself_changes_its_advantages() -> None:
+    own = TrainerConfig(algorithm=AlgorithmConfig(distillation=DistillationConfig(self_teacher=True)))
+    assert isinstance(advantages_of(own), WithTeacher)

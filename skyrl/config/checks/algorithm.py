@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.derive.chosen_facts import estimator_facts, is_peer_loss, loss_facts
-from skyrl.config.derive.rl_models import has_teacher
+from skyrl.config.derive.rl_models import distills, has_teacher
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.losses import asks_for_correction
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLossRegistry, Registry
@@ -59,7 +59,7 @@ def kl_is_counted_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def group_advantages_need_several_samples(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Group-relative advantages of a single sample are its bare reward, or nothing."""
     name = run.trainer.algorithm.advantage_estimator
-    if has_teacher(run) and run.trainer.algorithm.distillation.task_coef == 0:
+    if distills(run) and run.trainer.algorithm.distillation.task_coef == 0:
         return
     if estimator_facts(run.trainer.algorithm).compares_answers and run.generator.n_samples_per_prompt == 1:
         yield Problem(
@@ -68,6 +68,33 @@ def group_advantages_need_several_samples(run: SkyRLTrainConfig) -> Iterator[Pro
             hint="use 4 or more",
             severity="warning",
         )
+
+
+def policy_teaches_with_hint(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A policy that is its own teacher knows nothing more without a hint, and is the only teacher."""
+    settings, path = run.trainer.algorithm.distillation, _ALGORITHM + "distillation.self_teacher"
+    if not settings.self_teacher:
+        return
+    if has_teacher(run):
+        message = f"the policy teaches itself, and trainer.teacher.model.path = {run.trainer.teacher.model.path} does"
+        yield Problem(path=path, message=message, hint="leave one of them out")
+    if settings.hint.source == "none":
+        message = "the policy would learn from what it does already: its teacher reads nothing more"
+        yield Problem(path=path, message=message, hint="set trainer.algorithm.distillation.hint.source")
+
+
+def hints_find_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A hint is put into the prompt of a row, which the policy must have read as it stands there."""
+    settings = run.trainer.algorithm.distillation.hint
+    if not distills(run) or settings.source == "none":
+        return
+    path = _ALGORITHM + "distillation.hint.source"
+    if run.environment.agent is not None:
+        message = "an agent writes the prompts itself, so that a hint has no place in them"
+        yield Problem(path=path, message=message, hint="set it to none, or leave environment.agent out")
+    if settings.source == "success" and run.generator.n_samples_per_prompt == 1:
+        message = "success is another answer to the prompt, and generator.n_samples_per_prompt is 1"
+        yield Problem(path=path, message=message, hint="sample 4 or more")
 
 
 def advantages_are_normalized_once(run: SkyRLTrainConfig) -> Iterator[Problem]:

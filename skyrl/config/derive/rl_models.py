@@ -23,14 +23,19 @@ def has_teacher(run: SkyRLTrainConfig) -> bool:
     return bool(run.trainer.teacher.model.path)
 
 
+def distills(run: SkyRLTrainConfig) -> bool:
+    """Whether the policy learns from a teacher, another model or itself with a hint."""
+    return has_teacher(run) or run.trainer.algorithm.distillation.self_teacher
+
+
 def gives_advantages(run: SkyRLTrainConfig) -> bool:
     """Whether a teacher's log-probabilities of the sampled tokens are added to their advantages."""
-    return has_teacher(run) and run.trainer.algorithm.distillation.type == "advantage"
+    return distills(run) and run.trainer.algorithm.distillation.type == "advantage"
 
 
 def gives_distributions(run: SkyRLTrainConfig) -> bool:
     """Whether the divergence from a teacher's whole distributions is a part of the policy's loss."""
-    return has_teacher(run) and run.trainer.algorithm.distillation.type == "loss"
+    return distills(run) and run.trainer.algorithm.distillation.type == "loss"
 
 
 def _role(name: str, title: str, **facts: Any) -> Role:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skyrl.config.derive.chosen_facts import estimator_facts, loss_facts
-from skyrl.config.derive.rl_models import POLICY, has_critic, has_reference, has_teacher
+from skyrl.config.derive.rl_models import POLICY, distills, has_critic, has_reference, has_teacher
 from skyrl.config.derive.sizes import scores_old_logprobs
 from skyrl.config.settings.algorithm import AlgorithmConfig
 from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS
@@ -14,6 +14,7 @@ from skyrl.tree.rules import Condition, Effect, condition, effects, fields_in, i
 REFERENCE = Condition("a KL term is on", has_reference)
 CRITIC = Condition("there is a critic", has_critic)
 TEACHER = Condition("there is a teacher (trainer.teacher.model.path)", has_teacher)
+DISTILLS = Condition("there is a teacher (trainer.teacher.model.path, or self_teacher)", distills)
 
 
 @condition("pi_old is the engine's, or scored by the learner, which has several optimizer steps for a batch")
@@ -154,7 +155,7 @@ _OF_THE_TABLE: tuple[Effect, ...] = (
 ALGORITHM_EFFECTS: tuple[Effect, ...] = (
     *effects(REFERENCE, *fields_in("trainer.algorithm", "kl_loss_coef kl_estimator_type")),
     *effects(CRITIC, *fields_in("trainer.algorithm", "value_clip value_head_prefix normalize_values")),
-    Effect("trainer.algorithm.distillation", TEACHER),
+    Effect("trainer.algorithm.distillation", DISTILLS),
     Effect("trainer.algorithm.max_importance_ratio", _compares_with_an_old_policy),
     Effect("trainer.algorithm.gamma", _discounts),
     *effects(_ratio_can_differ_from_1, *fields_in("trainer.algorithm", " ".join(_BOUNDS_IN_TABLES))),
