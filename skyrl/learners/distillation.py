@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from skyrl.algorithms.linear_divergence import linear_divergence
 from skyrl.config.settings.distillation import DistillationConfig
@@ -18,8 +19,10 @@ class TeacherHead:
     that it is multiplied with, so that no logits are sent.
     """
 
-    def __init__(self, matrix: Tensor, settings: DistillationConfig) -> None:
-        """`matrix` is in host memory, in the type of the computation."""
+    def __init__(self, matrix: Tensor | None, settings: DistillationConfig) -> None:
+        """`matrix` is in host memory, in the type of the computation; None: the teacher is the policy, and its matrix
+        the policy's own, which gets no gradient from the teacher.
+        """
         self._matrix, self._settings = matrix, settings
         self._on_device: Tensor | None = None
 
@@ -27,9 +30,7 @@ class TeacherHead:
         """(N,) in nats, with gradient: the configured divergence of the student with hidden states (N, H) and output
         matrix (V, H) from the teacher with hidden states (N, H_t).
         """
-        if self._on_device is None or self._on_device.device != hidden.device:
-            self._on_device = self._matrix.to(hidden.device)
-        matrix = self._on_device.to(hidden.dtype)
+        matrix = self._of_policy(weight) if self._matrix is None else self._placed(self._matrix, hidden)
         states = teacher_hidden.to(hidden.dtype)
         beta, temperature = self._settings.beta, self._settings.temperature
         return linear_divergence(hidden, weight, states, matrix, beta=beta, temperature=temperature)
@@ -41,6 +42,15 @@ class TeacherHead:
             numbers["teacher_divergence_clamped"] = (divergence.detach() > bound).float()
             divergence = divergence.clamp(max=bound)
         return self._settings.coef * divergence, numbers
+
+    @staticmethod
+    def _of_policy(weight: Tensor) -> Tensor:
+        return (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach()
+
+    def _placed(self, matrix: Tensor, hidden: Tensor) -> Tensor:
+        if self._on_device is None or self._on_device.device != hidden.device:
+            self._on_device = matrix.to(hidden.device)
+        return self._on_device.to(hidden.dtype)
 
     def leave_the_device(self) -> None:
         """Free the memory of the device; the next pass copies the matrix there again."""

@@ -251,7 +251,7 @@ def _beside(
         parts += [rest_of(other) for name, other in learners.items() if name != model]
     if engine is not None and not on_ray(run):
         parts.append({"cache": 0, "parameters": engine.weights})
-    if model == "policy" and gives_distributions(run):
+    if model == "policy" and gives_distributions(run) and "teacher" in learners:
         teacher = learners["teacher"].shape
         size = 4 if run.trainer.compute_dtype == "float32" else 2
         parts.append({"parameters": teacher.vocabulary * teacher.hidden * size})  # its output matrix

@@ -78,7 +78,8 @@ class PolicyWorker(LearningWorker):
     ) -> None:
         """Loads `trainer.policy.model`. See `LearningWorker` for the arguments."""
         policy, updates = trainer.policy, _updates(trainer, trainer.policy_mini_batch_size)
-        distills = trainer.teacher.model.path and trainer.algorithm.distillation.type == "loss"
+        settings = trainer.algorithm.distillation
+        distills = (trainer.teacher.model.path or settings.self_teacher) and settings.type == "loss"
         self._teacher = _teacher_head(trainer) if distills else None
         read = _log_probabilities(trainer, compile_it=_compiles_logits(trainer, policy), teacher=self._teacher)
         source = causal_lm(trainer, policy)
@@ -234,10 +235,12 @@ def _compiles_logits(run: RunBasics, section: ShardedModelConfig) -> bool:
 
 
 def _teacher_head(trainer: TrainerConfig) -> TeacherHead:
-    """The output matrix of `trainer.teacher`, in the type of the computation; of a model that is stored whole, nothing
-    else is read.
+    """The output matrix of the teacher: the policy's own, or that of `trainer.teacher` in the type of the computation;
+    of a model that is stored whole, nothing else is read.
     """
     section, table = trainer.teacher, trainer.table_path
+    if trainer.algorithm.distillation.self_teacher:
+        return TeacherHead(None, trainer.algorithm.distillation)
     path = required(section.model.path, section.path_of("model.path"))
     if section.model.init_from_scratch or section.model.lora.rank:
         matrix = output_layer(causal_lm(trainer, section).load(torch.device("cpu"))).weight.detach()
