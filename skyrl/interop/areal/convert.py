@@ -163,7 +163,7 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment", *, keep_eng
 
 
 def _implied(values: Values) -> Iterator[tuple[str, str, Any]]:
-    """Settings that an experiment implies without naming them: estimator, device, adapters' size, a teacher's weight."""
+    """Settings that an experiment implies without naming them: estimator, device, adapters, a teacher's weight."""
     yield from weight_of_teacher(values)
     if is_whole(values):
         for name, value in estimator(values).items():
