@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from attrs import evolve
 
-from skyrl.batch import TrainingBatch
+from skyrl.batch import TEACHER_PROMPT, TrainingBatch
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
 from skyrl.experiments.ppo import BasePPOExp
@@ -19,12 +20,12 @@ from skyrl.training.advantage import advantages_of, critic_targets
 from skyrl.training.objective import policy_objective
 from skyrl.training.shaping import reward_shaping
 from skyrl.training.trainer import update
-from skyrl.trajectory import Prompt
+from skyrl.trajectory import Prompt, TrajectoryGroup
 from skyrl.tree import FrozenDict
 from tests.effects.observables import plain
 from tests.effects.probe import Observable, Probe, Scene, observable
 from tests.learners.updating import CriticWorker, PolicyWorker
-from tests.rollout.scripted import Scripted
+from tests.rollout.scripted import Scripted, trajectory
 
 A = "trainer.algorithm."
 CRITIC: dict[str, Any] = {"trainer.critic.model.path": "{nano}/model", "trainer.critic_mini_batch_size": 4}
@@ -79,6 +80,18 @@ def policy_loss(scene: Scene) -> object:
 @observable("the advantages of a batch")
 def advantages(scene: Scene) -> object:
     return plain(advantages_of(scene.run.trainer)(small_batch()))
+
+
+@observable("the prompt that a teacher reads")
+def hinted_prompt(scene: Scene) -> object:
+    experiment = BasePPOExp(scene.run)
+    prompt = experiment.train_dataset.prompts[0]
+    answers = tuple(
+        evolve(trajectory(reward, index), prompt_ids=prompt.token_ids) for index, reward in enumerate((0, 1))
+    )
+    group = TrajectoryGroup(prompt=evolve(prompt, extras={"hint": "a", "other": "b"}), trajectories=answers)
+    [found] = experiment.hints([group]) if experiment.hints else [group]
+    return [list(row.extras[TEACHER_PROMPT].data) if row.extras else [] for row in found.trajectories]
 
 
 @observable("a student's divergence from a teacher, its part of the loss, and its gradient")
@@ -207,11 +220,15 @@ ADVANTAGES: tuple[Probe, ...] = (
 )
 
 TAUGHT: dict[str, Any] = {"trainer.teacher.model.path": "{nano}/model"}
+HINTED = {**TAUGHT, "distillation__hint__source": "column"}
 IN_LOSS = {**TAUGHT, "distillation__type": "loss"}
 
 TEACHERS: tuple[Probe, ...] = (
     *on(advantages, TAUGHT, distillation__type="loss", distillation__coef=2.0, distillation__task_coef=0.5),
     *on(advantages, TAUGHT, distillation__discount=0.5),
+    *on(advantages, {"distillation__hint__source": "column"}, distillation__self_teacher=True),
+    *on(hinted_prompt, TAUGHT, distillation__hint__source="success"),
+    *on(hinted_prompt, HINTED, distillation__hint__column="other", distillation__hint__template="{hint}: {prompt}"),
     *on(teacher_costs, IN_LOSS, distillation__beta=0.5, distillation__temperature=2.0),
     *on(teacher_costs, IN_LOSS, distillation__max_divergence=0.5),
 )

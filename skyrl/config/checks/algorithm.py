@@ -89,7 +89,7 @@ def hints_find_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if not distills(run) or settings.source == "none":
         return
     path = _ALGORITHM + "distillation.hint.source"
-    if run.environment.agent is not None:
+    if run.environment.agent.plays:
         message = "an agent writes the prompts itself, so that a hint has no place in them"
         yield Problem(path=path, message=message, hint="set it to none, or leave environment.agent out")
     if settings.source == "success" and run.generator.n_samples_per_prompt == 1:

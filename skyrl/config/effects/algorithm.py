@@ -102,6 +102,11 @@ def _of_the_tree(effect: Effect) -> Effect:
 _OF_THE_TABLE: tuple[Effect, ...] = (
     Effect("kl_ctrl", is_on("use_kl_in_reward")),
     Effect("distillation.discount", is_one("distillation.type", "advantage")),
+    Effect("distillation.hint.column", is_one("distillation.hint.source", "column", name="hint.source")),
+    Effect(
+        "distillation.hint.template",
+        is_one("distillation.hint.source", "column", "success", "feedback", name="hint.source"),
+    ),
     *effects(is_one("distillation.type", "loss"), *fields_in("distillation", "beta temperature max_divergence")),
     Effect("old_logprobs", _reads_old_logprobs),
     Effect("entropy_loss_coef", is_on("use_entropy_loss")),
