@@ -47,8 +47,9 @@ def distillation(key: str, value: Any, values: Values) -> Translation:
             return redundant(_WHOLE)
         case "log_prob_min_clamp":
             return redundant("not set") if value is None else unsupported("a bound of single log-probabilities")
-        case "policy_loss_mode" if value == "vanilla":
-            return redundant("the loss of the policy is that of trainer.algorithm")
+        case "policy_loss_mode":
+            usual = redundant("the loss of the policy is that of trainer.algorithm")
+            return usual if value == "vanilla" else unsupported(f"the loss {value} of a teacher's advantages")
         case "clip_ratio" | "clip_ratio_low" | "clip_ratio_high":
             return redundant("tokens that a teacher rewards are clipped as all others: trainer.algorithm.eps_clip_*")
     match key.removeprefix("distillation."):
@@ -69,6 +70,10 @@ def _of_teacher(key: str, name: str, setting: str, value: Any, values: Values) -
         return Translation(writes={"trainer.teacher.model.path": value})
     if setting == "key" or setting == "num_replicas":
         return redundant(_SCORES)
+    if setting == "inference.temperature":
+        of_policy = values.get("actor_rollout_ref.rollout.temperature", 1.0)
+        same = value == of_policy or str(value).startswith("${")
+        return redundant("scored at the policy's temperature") if same else unsupported("a temperature of the teacher")
     default = key.replace(f".{name}.", ".teacher_model.")
     of_verl = peer_trees("verl", "fsdp")[-1].defaults.get(default)
     if setting.startswith("inference.") and (value == of_verl or setting.removeprefix("inference.") in _OF_ENGINES):
