@@ -62,7 +62,7 @@ from skyrl.training.position import RolloutPosition
 from skyrl.training.profiling import ProfiledSteps
 from skyrl.training.shaping import reward_shaping
 from skyrl.training.step_trace import Sink, StepTrace
-from skyrl.training.teacher import Teacher, TeacherOfDistributions, TeacherOfTokens
+from skyrl.training.teacher import Teacher, TeacherOfDistributions, TeacherOfLikelyTokens, TeacherOfTokens
 from skyrl.training.time_sharing import Movable, TimeSharing, is_room_for_all
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
@@ -310,7 +310,7 @@ class BasePPOExp(PolicySampling):
         samples = self.folder.path / "trajectories.jsonl"
         constant = ConstantRewards(notice, samples, steps=min(STEPS, self.total_steps), endings=ended)
 
-        def asked(name: str, call: Call[[TrainingBatch], R], timing: str) -> Call[[TrainingBatch], R]:
+        def asked(name: str, call: Call[P, R], timing: str) -> Call[P, R]:
             turn = run_before(partial(turns.for_scoring, name))
             return layered(call, interruptible, in_context(partial(clock.measure, timing)), turn)
 
@@ -319,7 +319,13 @@ class BasePPOExp(PolicySampling):
 
         def teaching(teacher: ScorerGroup[TeacherWorker]) -> Teacher:
             if gives_distributions(self.cfg):
-                return TeacherOfDistributions(asked("teacher", teacher.hidden, "teacher"))
+                if algorithm.distillation.top_k is None:
+                    return TeacherOfDistributions(asked("teacher", teacher.hidden, "teacher"))
+                return TeacherOfLikelyTokens(
+                    settings=algorithm.distillation,
+                    teacher=asked("teacher", teacher.token_logprobs, "teacher"),
+                    policy=asked("policy", self.policy.token_logprobs, "policy_likeliest"),
+                )
             return TeacherOfTokens(score("teacher", teacher, "teacher"))
 
         def learner(name: str, model: LearnerGroup[LearningWorker], scoring: str, learning: str) -> LayeredLearner:

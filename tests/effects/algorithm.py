@@ -12,7 +12,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
 from skyrl.experiments.ppo import BasePPOExp
-from skyrl.learners.distillation import TeacherHead
+from skyrl.learners.distillation import TeacherLoss
 from skyrl.learners.workers.objectives import ReturnRegression
 from skyrl.rollout.batches import SynchronousRollouts
 from skyrl.training.advantage import advantages_of, critic_targets

@@ -101,7 +101,11 @@ def _of_the_tree(effect: Effect) -> Effect:
 _OF_THE_TABLE: tuple[Effect, ...] = (
     Effect("kl_ctrl", is_on("use_kl_in_reward")),
     Effect("distillation.discount", is_one("distillation.type", "advantage")),
-    *effects(is_one("distillation.type", "loss"), *fields_in("distillation", "beta temperature max_divergence")),
+    *effects(is_one("distillation.type", "loss"), *fields_in("distillation", "beta temperature max_divergence top_k")),
+    *effects(
+        is_one("distillation.type", "loss") & is_given("distillation.top_k"),
+        *fields_in("distillation", "top_k_of tail min_logprob"),
+    ),
     Effect("old_logprobs", _reads_old_logprobs),
     Effect("entropy_loss_coef", is_on("use_entropy_loss")),
     *map(_estimator_field, ("grpo_norm_by_std", "lambd", "whiten_advantages")),
