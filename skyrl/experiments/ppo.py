@@ -65,7 +65,13 @@ from skyrl.training.position import RolloutPosition
 from skyrl.training.profiling import ProfiledSteps
 from skyrl.training.shaping import reward_shaping
 from skyrl.training.step_trace import Sink, StepTrace
-from skyrl.training.teacher import Teacher, TeacherBehindHints, TeacherOfDistributions, TeacherOfTokens
+from skyrl.training.teacher import (
+    Teacher,
+    TeacherBehindHints,
+    TeacherOfDistributions,
+    TeacherOfLikelyTokens,
+    TeacherOfTokens,
+)
 from skyrl.training.time_sharing import Movable, TimeSharing, is_room_for_all
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
@@ -330,16 +336,25 @@ class BasePPOExp(PolicySampling):
         samples = self.folder.path / "trajectories.jsonl"
         constant = ConstantRewards(notice, samples, steps=min(STEPS, self.total_steps), endings=ended)
 
-        def asked(name: str, call: Call[[TrainingBatch], R], timing: str) -> Call[[TrainingBatch], R]:
+        def asked(name: str, call: Call[P, R], timing: str) -> Call[P, R]:
             turn = run_before(partial(turns.for_scoring, name))
             return layered(call, interruptible, in_context(partial(clock.measure, timing)), turn)
 
         def score(name: str, model: ScorerGroup[ModelWorker], timing: str) -> Call[[TrainingBatch], Tensor]:
             return asked(name, model.score, timing)
 
+        def distributions(name: str, teacher: ScorerGroup[ModelWorker]) -> Teacher:
+            if algorithm.distillation.top_k is None:
+                return TeacherOfDistributions(asked(name, teacher.hidden, "teacher"))
+            return TeacherOfLikelyTokens(
+                settings=algorithm.distillation,
+                teacher=asked(name, teacher.token_logprobs, "teacher"),
+                policy=asked("policy", self.policy.token_logprobs, "policy_likeliest"),
+            )
+
         def teaching(name: str, teacher: ScorerGroup[ModelWorker]) -> Teacher:
             if gives_distributions(self.cfg):
-                found: Teacher = TeacherOfDistributions(asked(name, teacher.hidden, "teacher"))
+                found = distributions(name, teacher)
             else:
                 found = TeacherOfTokens(score(name, teacher, "teacher"))
             return found if self.hints is None else TeacherBehindHints(found)

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from skyrl.batch import TEACHER_HIDDEN, TEACHER_PROMPT, RowTensors, TrainingBatch
+from skyrl.algorithms.topk_divergence import compared_tokens
+from skyrl.batch import (
+    STUDENT_IDS,
+    TEACHER_HIDDEN,
+    TEACHER_IDS,
+    TEACHER_LOGPROBS,
+    TEACHER_PROMPT,
+    RowTensors,
+    TrainingBatch,
+)
+from skyrl.config import DistillationConfig
 from skyrl.training.advantage import sampler_logprobs
 from skyrl.training.describe import Metrics
 
@@ -85,6 +95,38 @@ def hinted_share(batch: TrainingBatch) -> float:
     shown = batch.extras[TEACHER_PROMPT].rows()
     own = zip(shown, batch.input_ids, prompts, strict=True)
     return sum(not torch.equal(theirs, ids[:length]) for theirs, ids, length in own) / len(batch)
+
+
+TokenLogprobs = Callable[[TrainingBatch, int, float], Awaitable[tuple[RowTensors, RowTensors]]]
+"""Ids and log-probabilities of likely tokens: see `ScorerGroup.token_logprobs`."""
+
+
+@attrs.frozen(kw_only=True)
+class TeacherOfLikelyTokens:
+    """Lets each row carry the tokens that are compared at its selected tokens, and the teacher's log-probabilities of
+    them.
+    """
+
+    settings: DistillationConfig
+    teacher: TokenLogprobs
+    policy: TokenLogprobs
+    """The policy before the update of the batch."""
+
+    async def __call__(self, batch: TrainingBatch) -> TrainingBatch:
+        """The batch with extras of the names `TEACHER_IDS` and `TEACHER_LOGPROBS`."""
+        how, count, temperature = self.settings.top_k_of, self.settings.top_k, self.settings.temperature
+        assert count is not None
+        asked = batch
+        if how != "teacher":
+            students, _ = await self.policy(batch, count, temperature)
+            asked = batch.carrying(**{STUDENT_IDS: students})
+        ids, logprobs = await self.teacher(asked, 0 if how == "student" else count, temperature)
+        tables = [(each[:, :count], each[:, count:]) for each in (ids.values, logprobs.values)]
+        if how not in ("teacher", "student"):
+            [best_ids, other_ids], [best, others] = tables
+            chosen = compared_tokens((best_ids, best), (other_ids, others), how)
+            ids, logprobs = (attrs.evolve(ids, values=values) for values in chosen)
+        return batch.carrying(**{TEACHER_IDS: ids, TEACHER_LOGPROBS: logprobs})
 
 
 def describe_teacher(batch: TrainingBatch) -> Metrics:

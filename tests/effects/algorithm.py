@@ -9,11 +9,19 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from skyrl.batch import TEACHER_PROMPT, TrainingBatch
+from skyrl.batch import (
+    TEACHER_HIDDEN,
+    TEACHER_IDS,
+    TEACHER_LOGPROBS,
+    TEACHER_PROMPT,
+    RowTensors,
+    TrainingBatch,
+)
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
 from skyrl.experiments.ppo import BasePPOExp
-from skyrl.learners.distillation import TeacherHead
+from skyrl.learners.distillation import TeacherLoss
+from skyrl.learners.row_layouts import padded
 from skyrl.learners.workers.objectives import ReturnRegression
 from skyrl.rollout.batches import SynchronousRollouts
 from skyrl.training.advantage import advantages_of, critic_targets
@@ -97,10 +105,18 @@ def hinted_prompt(scene: Scene) -> object:
 @observable("a student's divergence from a teacher, its part of the loss, and its gradient")
 def teacher_costs(scene: Scene) -> object:
     numbers = torch.Generator().manual_seed(1)
-    student, teacher = (torch.randn(6, 8, generator=numbers).requires_grad_() for _ in range(2))
+    batch, settings = small_batch(), scene.run.trainer.algorithm.distillation
+    counts = batch.loss_mask.sum(1)
+    tokens = int(counts.sum())
+    student, teacher = (torch.randn(tokens, 8, generator=numbers).requires_grad_() for _ in range(2))
     matrix, other = (torch.randn(40, 8, generator=numbers) for _ in range(2))
-    head = TeacherHead(other, scene.run.trainer.algorithm.distillation)
-    costs, found = head.cost(head.divergence(student, matrix, teacher.detach()))
+    loss = TeacherLoss(settings, {TEACHER_HIDDEN: other})
+    said = {TEACHER_HIDDEN: teacher.detach()}
+    if settings.top_k is not None:
+        logs, ids = (teacher.detach() @ other.T).log_softmax(-1).topk(settings.top_k)
+        said = {TEACHER_IDS: ids, TEACHER_LOGPROBS: logs}
+    batch = batch.carrying(**{name: RowTensors(values=values, counts=counts) for name, values in said.items()})
+    costs, found = loss.cost(loss.columns(student, matrix, batch, padded(batch)))
     costs.sum().backward()
     return plain([costs, found, student.grad])
 

@@ -76,7 +76,7 @@ def test_what_areals_teacher_asks_for_and_is_not_there_is_named() -> None:
         ({"loss_mode": "k1", "use_policy_gradient": True}, {"type": "advantage", "task_coef": 1.0}),
         (
             {"loss_mode": "forward_kl_topk", "use_task_rewards": False, "loss_max_clamp": 10.0, "topk": 64},
-            {"type": "loss", "beta": 0.0, "task_coef": 0.0, "max_divergence": 10.0},
+            {"type": "loss", "beta": 0.0, "task_coef": 0.0, "max_divergence": 10.0, "top_k": 64, "tail": False},
         ),
         ({"loss_mode": "k1", "use_policy_gradient": True, "distillation_loss_coef": 0.5}, {"coef": 0.5}),
     ],

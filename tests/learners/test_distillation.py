@@ -70,20 +70,20 @@ async def test_hidden_states_and_the_output_matrix_give_the_teachers_distributio
     rows, path = batch(ROWS), taught.teacher.model.path
     states = await TeacherWorker(taught).hidden(rows)
     assert states.counts.tolist() == rows.loss_mask.sum(1).tolist()
-    head = roles._teacher_head(taught)
+    matrix = roles._output_matrix(taught, taught.teacher)
     wanted = logits_of(path, rows)
-    assert wanted.shape[1] == len(head._matrix)
-    torch.testing.assert_close(states.values @ head._matrix.T, wanted, atol=1e-5, rtol=1e-5)
+    assert wanted.shape[1] == len(matrix)
+    torch.testing.assert_close(states.values @ matrix.T, wanted, atol=1e-5, rtol=1e-5)
     logs = torch.log_softmax(wanted, -1).gather(1, rows.pick(rows.input_ids)[:, None]).squeeze(1)
     torch.testing.assert_close(rows.pick(await TeacherWorker(taught).score(rows)), logs, atol=1e-5, rtol=1e-5)
 
 
 async def test_a_tied_output_matrix_is_read_under_the_name_of_the_embeddings(taught: TrainerConfig) -> None:
     tied = changed(taught, {"teacher.model.path": taught.policy.model.path})
-    head = roles._teacher_head(tied)
+    matrix = roles._output_matrix(tied, tied.teacher)
     states = await TeacherWorker(tied).hidden(batch(ROWS))
     logits = logits_of(taught.policy.model.path, batch(ROWS))
-    torch.testing.assert_close(states.values @ head._matrix.T, logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(states.values @ matrix.T, logits, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("ranks", [2])

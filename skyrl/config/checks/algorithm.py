@@ -97,6 +97,15 @@ def hints_find_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path=path, message=message, hint="sample 4 or more")
 
 
+def hints_go_with_teachers_tokens(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The policy's likeliest tokens are those behind its own prompt, which a teacher with a hint does not read."""
+    settings = run.trainer.algorithm.distillation
+    of_both = settings.type == "loss" and settings.top_k is not None and settings.top_k_of != "teacher"
+    if distills(run) and settings.hint.source != "none" and of_both:
+        message = f"{settings.top_k_of} also looks at the policy's likeliest tokens, which hints do not support yet"
+        yield Problem(path=_ALGORITHM + "distillation.top_k_of", message=message, hint="set it to teacher")
+
+
 def advantages_are_normalized_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """`advantage_batch_normalize` is a special case of `advantage_norm`, so only one of them may be set."""
     algorithm = run.trainer.algorithm

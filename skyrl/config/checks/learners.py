@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.derive.chosen_facts import loss_facts
-from skyrl.config.derive.rl_models import POLICY, gives_distributions, has_critic, has_reference
+from skyrl.config.derive.rl_models import POLICY, gives_whole_distributions, has_critic, has_reference
 from skyrl.config.derive.sizes import scores_old_logprobs, trained_models
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.strategies import reads
@@ -66,7 +66,7 @@ def reference_has_policys_initial_adapter(run: SkyRLTrainConfig) -> Iterator[Pro
 
 def whole_distributions_exclude_megatron(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The divergence from a teacher's whole distributions is not computed by Megatron's pipelines yet."""
-    if gives_distributions(run) and reads(run.trainer, "megatron_config"):
+    if gives_whole_distributions(run) and reads(run.trainer, "megatron_config"):
         yield Problem(
             path="trainer.algorithm.distillation.type",
             message="loss is not implemented under Megatron yet",

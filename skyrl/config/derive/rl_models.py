@@ -34,8 +34,13 @@ def gives_advantages(run: SkyRLTrainConfig) -> bool:
 
 
 def gives_distributions(run: SkyRLTrainConfig) -> bool:
-    """Whether the divergence from a teacher's whole distributions is a part of the policy's loss."""
+    """Whether the divergence from a teacher's distributions is a part of the policy's loss."""
     return distills(run) and run.trainer.algorithm.distillation.type == "loss"
+
+
+def gives_whole_distributions(run: SkyRLTrainConfig) -> bool:
+    """Whether that divergence is over all tokens, from a teacher's hidden states."""
+    return gives_distributions(run) and run.trainer.algorithm.distillation.top_k is None
 
 
 def _role(name: str, title: str, **facts: Any) -> Role:

@@ -107,7 +107,11 @@ _OF_THE_TABLE: tuple[Effect, ...] = (
         "distillation.hint.template",
         is_one("distillation.hint.source", "column", "success", "feedback", name="hint.source"),
     ),
-    *effects(is_one("distillation.type", "loss"), *fields_in("distillation", "beta temperature max_divergence")),
+    *effects(is_one("distillation.type", "loss"), *fields_in("distillation", "beta temperature max_divergence top_k")),
+    *effects(
+        is_one("distillation.type", "loss") & is_given("distillation.top_k"),
+        *fields_in("distillation", "top_k_of tail min_logprob"),
+    ),
     Effect("old_logprobs", _reads_old_logprobs),
     Effect("entropy_loss_coef", is_on("use_entropy_loss")),
     *map(_estimator_field, ("grpo_norm_by_std", "lambd", "whiten_advantages")),

@@ -4,7 +4,7 @@ from typing import Literal
 
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.tree import field, frozen
-from skyrl.tree.validators import fraction, non_negative, positive, rule_of_one_field
+from skyrl.tree.validators import fraction, negative, non_negative, positive, rule_of_one_field
 
 _with_places = rule_of_one_field(
     lambda value: value.count("{prompt}") == value.count("{hint}") == 1,
@@ -63,6 +63,22 @@ class DistillationConfig(BaseConfig):
     beta: float = field(default=1.0, validator=fraction)
     """With type loss: which divergence. 1: reverse KL(pi || nu); 0: forward KL(nu || pi); between: the generalised
     Jensen-Shannon divergence beta KL(nu || m) + (1 - beta) KL(pi || m), with m = (1 - beta) pi + beta nu."""
+
+    top_k: int | None = field(default=None, validator=positive)
+    """With type loss: number of likeliest tokens whose probabilities are compared, for teachers that return no more;
+    such as 32 or 128. None: all tokens."""
+
+    top_k_of: Literal["teacher", "student", "intersection", "union"] = "teacher"
+    """With `top_k`: whose likeliest tokens. teacher; student: those of the policy before the update of the batch;
+    intersection: those of both; union: those of either."""
+
+    tail: bool = True
+    """With `top_k`: count all other tokens as one more, so that the divergence is 0 only where both models agree. False
+    sums over the chosen tokens alone, as verl's `forward_kl_topk` does, and needs beta = 0."""
+
+    min_logprob: float | None = field(default=None, validator=negative)
+    """With `top_k`: bound, in nats, to which lower log-probabilities of both models are raised, such as -10; those of
+    the policy then have no gradient. The metric `policy/teacher_logprobs_clamped` is their share. None: no bound."""
 
     temperature: float = field(default=1.0, validator=positive)
     """With type loss: softmax temperature of both distributions."""

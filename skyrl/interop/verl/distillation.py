@@ -14,7 +14,6 @@ _LOSS = "distillation.distillation_loss."
 _TEACHER = re.compile(r"distillation\.teacher_models\.([^.]+)\.(.+)")
 _OURS = ALGORITHM + "distillation."
 _SCORES = "the teacher is scored by ranks of its own (trainer.teacher, trainer.placement.teacher_*), not by an engine"
-_WHOLE = "over all tokens of the vocabulary, not the teacher's likeliest alone"
 
 
 def distillation(key: str, value: Any, values: Values) -> Translation:
@@ -28,6 +27,7 @@ def distillation(key: str, value: Any, values: Values) -> Translation:
     found = _TEACHER.fullmatch(key)
     if found is not None:
         return _of_teacher(key, found[1], found[2], value, values)
+    of_distributions = values.get(_LOSS + "loss_mode") == "forward_kl_topk"
     match key.removeprefix(_LOSS):
         case "loss_mode":
             return _loss(value, values)
@@ -38,15 +38,19 @@ def distillation(key: str, value: Any, values: Values) -> Translation:
         case "loss_max_clamp":
             if is_off(value):
                 return redundant("not set")
-            of_distributions = values.get(_LOSS + "loss_mode") == "forward_kl_topk"
             bounded = Translation(writes={_OURS + "max_divergence": value})
             return bounded if of_distributions else unsupported("a bound of the teacher's part in an advantage")
         case "use_policy_gradient":
             return redundant("part of the choice by loss_mode")
         case "topk":
-            return redundant(_WHOLE)
+            return redundant(
+                "written with loss_mode" if of_distributions else "no effect: the loss reads the sampled tokens alone"
+            )
         case "log_prob_min_clamp":
-            return redundant("not set") if value is None else unsupported("a bound of single log-probabilities")
+            if value is None:
+                return redundant("not set")
+            lowest = Translation(writes={_OURS + "min_logprob": number(value)})
+            return lowest if of_distributions else redundant("no effect: the loss reads no tokens but the sampled one")
         case "policy_loss_mode":
             usual = redundant("the loss of the policy is that of trainer.algorithm")
             return usual if value == "vanilla" else unsupported(f"the loss {value} of a teacher's advantages")
@@ -97,8 +101,8 @@ def _loss(value: object, values: Values) -> Translation:
     if value == "k1" and by_gradient:
         return Translation(writes={_OURS + "type": "advantage"})
     if value == "forward_kl_topk" and not by_gradient:
-        writes: dict[str, Any] = {_OURS + "type": "loss", _OURS + "beta": 0.0}
-        return Translation(writes=writes, note=_WHOLE)
+        writes: dict[str, Any] = {"type": "loss", "beta": 0.0, "top_k": values.get(_LOSS + "topk", 32), "tail": False}
+        return Translation(writes={_OURS + name: setting for name, setting in writes.items()})
     how = " in the policy gradient" if by_gradient else ""
     return unsupported(
         f"distillation by the estimate {value}{how}: k1 with use_policy_gradient and forward_kl_topk without it are "

@@ -99,6 +99,18 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({ITSELF: True, HINT: "success", "generator.n_samples_per_prompt": 1}, HINT),
         ({ITSELF: True, HINT: "column", "environment.agent.function": "agents.py:play"}, HINT),
     ],
+    "hints_go_with_teachers_tokens": [
+        (
+            {
+                ITSELF: True,
+                HINT: "feedback",
+                ALGORITHM + "distillation.type": "loss",
+                ALGORITHM + "distillation.top_k": 8,
+                ALGORITHM + "distillation.top_k_of": "union",
+            },
+            ALGORITHM + "distillation.top_k_of",
+        )
+    ],
     "group_advantages_need_several_samples": [
         ({"generator.n_samples_per_prompt": 1}, "generator.n_samples_per_prompt")
     ],
