@@ -88,6 +88,7 @@ def test_verls_teacher_is_an_advantage_or_a_loss(
     conversion = verl.convert_keys({**keys, **{LOSS + name: value for name, value in given.items()}})
     trainer = loaded(conversion, tmp_path)
     assert trainer.teacher.model.path == "c/d"
+    assert trainer.placement.teacher_num_gpus_per_node == trainer.placement.policy_num_gpus_per_node == 8
     for name, value in settings.items():
         assert getattr(trainer.algorithm.distillation, name) == value
 
