@@ -47,6 +47,7 @@ SHORTEST: Mapping[str, str] = {
 
 NOT_ALONE = {
     "compare": "it runs others of these scripts",
+    "distillation": "it needs the quick start's trained model, which is the teacher",
     "sft": "it needs TRL, which no extra of skyrl installs",
 }
 """Scripts that cannot run here, and why."""
