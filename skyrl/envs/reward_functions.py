@@ -58,7 +58,7 @@ class RewardFunctionEnv(ReadsSample):
             columns |= from_the_trainer(self._function, [self.sampled], self._measured)
         given = settled(self._function(*answers, **columns))
         given = given.tolist() if hasattr(given, "tolist") else given  # an array or a tensor
-        components: Mapping[str, float] = {}
+        components: dict[str, Any] = {}
         feedback: str | None = None
         match signature_of(self._function):
             case "trl":
@@ -74,8 +74,10 @@ class RewardFunctionEnv(ReadsSample):
             case "openrlhf":
                 given = self._measure_openrlhf(given)
             case "skyrl" if isinstance(given, Mapping) and "reward" in given:
-                components = {name: part for name, part in given.items() if name not in ("reward", "feedback")}
-                given, feedback = given["reward"], given.get("feedback")
+                components = {name: part for name, part in given.items() if name != "reward"}
+                if isinstance(components.get("feedback"), str):
+                    feedback = components.pop("feedback")
+                given = given["reward"]
         return EnvStep(reward=given, done=True, answer=self._answer, feedback=feedback, components=components)
 
     def get_metrics(self) -> dict[str, float]:
