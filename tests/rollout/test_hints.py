@@ -81,7 +81,7 @@ async def test_what_the_environment_says_of_an_answer_is_a_hint() -> None:
     [found] = hints("feedback")([await group("5", "7")])
     wrong, right = read(found)
     assert "3+4? (5 is wrong)" in wrong and "(" not in right
-    step = PlainReward(scored)({}).step("x")
+    step = PlainReward(scored)({"reward_spec": {"ground_truth": "y"}}).step("x")
     assert (step.reward, step.feedback, step.components) == (0.5, "not x", {"length": 1.0})
 
 
@@ -107,8 +107,11 @@ async def test_hints_that_cannot_be_put_in_are_refused_in_words() -> None:
     with pytest.raises(DataError, match=r"prompt p: column extra_info.solution .* is no text, but \['a'\]"):
         hints("column")([asked])
     of_system = evolve(asked.prompt, messages=({"role": "system", "content": "3+4?"},))
+    with pytest.raises(DataError, match="prompt p has no text of the user, into which a hint could be put"):
+        hints("success")([evolve(await group("5", "7"), prompt=of_system)])
+    other = evolve(asked.prompt, messages=({"role": "user", "content": "3 plus 4?"},))
     with pytest.raises(RunError, match="the policy read other tokens than its row has, as an environment that"):
-        hints("success")([evolve(await group("5", "7"), prompt=evolve(of_system, extras={}))])
+        hints("success")([evolve(await group("5", "7"), prompt=other)])
     with pytest.raises(DataError, match=r"has no column 'extra_info', which .*hint.column names; .* are answer, level"):
         hints("column").refuse_missing([["level"], ["answer"]])
     hints("success").refuse_missing([])
