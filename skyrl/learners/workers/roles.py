@@ -81,7 +81,9 @@ class PolicyWorker(LearningWorker):
         """Loads `trainer.policy.model`. See `LearningWorker` for the arguments."""
         policy, updates = trainer.policy, _updates(trainer, trainer.policy_mini_batch_size)
         distillation = trainer.algorithm.distillation
-        distills = trainer.teacher.model.path and distillation.type == "loss"
+        teacher = trainer.teacher
+        taught = teacher.model.path or teacher.endpoint.url or teacher.endpoint.sources
+        distills = bool(taught) and distillation.type == "loss"
         whole = distills and distillation.top_k is None
         matrices = {TEACHER_HIDDEN: _output_matrix(trainer, trainer.teacher)} if whole else {}
         self._teachers = TeacherLoss(distillation, matrices) if distills else None
