@@ -7,7 +7,6 @@ the student come from `target_logprobs`, without a table of tokens x vocabulary.
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -58,17 +57,18 @@ def topk_divergence(
     return _divergence(logs, wanted, beta), clamped
 
 
-def compared_tokens(
-    likeliest: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor], how: Literal["intersection", "union"]
-) -> tuple[Tensor, Tensor]:
-    """Ids (N, K) int64 of the tokens that are in both tables of ids, or in either, and the teacher's log-probabilities
-    of them; `ABSENT` where a position has fewer. Both arguments are ids (N, k) and the teacher's log-probabilities.
+def tokens_of_both(ids: Tensor, others: Tensor) -> Tensor:
+    """(N, k) int64: the ids that are also among the others (N, j) of their position, `ABSENT` in place of the rest."""
+    return ids.masked_fill(~_in_other(ids, others), ABSENT)
+
+
+def union_of_tokens(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Ids (N, k + j) int64 of the tokens in either table, once each, and their log-probabilities; both arguments are
+    ids and the teacher's log-probabilities of them, (N, k) and (N, j).
     """
-    (ids, logprobs), (other_ids, other_logprobs) = likeliest, others
-    if how == "union":
-        double = _in_other(other_ids, ids)
-        return torch.cat([ids, other_ids.masked_fill(double, ABSENT)], -1), torch.cat([logprobs, other_logprobs], -1)
-    return ids.masked_fill(~_in_other(ids, other_ids), ABSENT), logprobs
+    (ids, logprobs), (more, more_logprobs) = one, other
+    added = more.masked_fill(_in_other(more, ids), ABSENT)
+    return torch.cat([ids, added], -1), torch.cat([logprobs, more_logprobs], -1)
 
 
 def _in_other(ids: Tensor, others: Tensor) -> Tensor:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import attrs
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from skyrl.algorithms.topk_divergence import compared_tokens
+from skyrl.algorithms.topk_divergence import tokens_of_both, union_of_tokens
 from skyrl.batch import (
     STUDENT_IDS,
     TEACHER_HIDDEN,
@@ -23,19 +23,19 @@ from skyrl.config import DistillationConfig
 from skyrl.training.advantage import sampler_logprobs
 from skyrl.training.describe import Metrics
 
-Teacher = Callable[[TrainingBatch], Awaitable[TrainingBatch]]
-"""A teacher: returns the batch with what the policy learns from."""
+Teacher = Callable[[TrainingBatch, Sequence[str]], Awaitable[TrainingBatch]]
+"""A teacher: returns the batch, whose rows have these data sources, with what the policy learns from."""
 
 
 @attrs.frozen
 class TeacherOfTokens:
     """Fills in log nu, the teacher's log-probability of each sampled token."""
 
-    score: Callable[[TrainingBatch], Awaitable[Tensor]]
+    score: Callable[[TrainingBatch, Sequence[str]], Awaitable[Tensor]]
 
-    async def __call__(self, batch: TrainingBatch) -> TrainingBatch:
+    async def __call__(self, batch: TrainingBatch, sources: Sequence[str]) -> TrainingBatch:
         """The batch with `teacher_logprobs`."""
-        return batch.given(teacher_logprobs=await self.score(batch))
+        return batch.given(teacher_logprobs=await self.score(batch, sources))
 
 
 @attrs.frozen
@@ -44,7 +44,7 @@ class TeacherOfDistributions:
 
     hidden: Callable[[TrainingBatch], Awaitable[RowTensors]]
 
-    async def __call__(self, batch: TrainingBatch) -> TrainingBatch:
+    async def __call__(self, batch: TrainingBatch, sources: Sequence[str]) -> TrainingBatch:
         """The batch with extras of the name `TEACHER_HIDDEN`."""
         return batch.carrying(**{TEACHER_HIDDEN: await self.hidden(batch)})
 
@@ -55,10 +55,10 @@ class TeacherBehindHints:
 
     teacher: Teacher
 
-    async def __call__(self, batch: TrainingBatch) -> TrainingBatch:
+    async def __call__(self, batch: TrainingBatch, sources: Sequence[str]) -> TrainingBatch:
         """The batch with what the teacher adds, without the prompts for it."""
         shown = as_teacher_reads(batch)
-        taught = await self.teacher(shown)
+        taught = await self.teacher(shown, sources)
         rest = {name: carried for name, carried in batch.extras.items() if name != TEACHER_PROMPT}
         batch = attrs.evolve(batch, extras={**rest, **taught.extras})
         if taught.teacher_logprobs is None:
@@ -97,10 +97,6 @@ def hinted_share(batch: TrainingBatch) -> float:
     return sum(not torch.equal(theirs, ids[:length]) for theirs, ids, length in own) / len(batch)
 
 
-TokenLogprobs = Callable[[TrainingBatch, int, float], Awaitable[tuple[RowTensors, RowTensors]]]
-"""Ids and log-probabilities of likely tokens: see `ScorerGroup.token_logprobs`."""
-
-
 @attrs.frozen(kw_only=True)
 class TeacherOfLikelyTokens:
     """Lets each row carry the tokens that are compared at its selected tokens, and the teacher's log-probabilities of
@@ -108,25 +104,33 @@ class TeacherOfLikelyTokens:
     """
 
     settings: DistillationConfig
-    teacher: TokenLogprobs
-    policy: TokenLogprobs
-    """The policy before the update of the batch."""
+    teacher: Callable[[TrainingBatch, Sequence[str], int, float], Awaitable[tuple[RowTensors, RowTensors]]]
+    """Ids and log-probabilities of likely tokens: see `TeachersBySource.token_logprobs`."""
 
-    async def __call__(self, batch: TrainingBatch) -> TrainingBatch:
+    policy: Callable[[TrainingBatch, int, float], Awaitable[tuple[RowTensors, RowTensors]]]
+    """Those of the policy before the update of the batch: see `ScorerGroup.token_logprobs`."""
+
+    async def __call__(self, batch: TrainingBatch, sources: Sequence[str]) -> TrainingBatch:
         """The batch with extras of the names `TEACHER_IDS` and `TEACHER_LOGPROBS`."""
         how, count, temperature = self.settings.top_k_of, self.settings.top_k, self.settings.temperature
         assert count is not None
         asked = batch
         if how != "teacher":
             students, _ = await self.policy(batch, count, temperature)
+        if how in ("student", "union"):
             asked = batch.carrying(**{STUDENT_IDS: students})
-        ids, logprobs = await self.teacher(asked, 0 if how == "student" else count, temperature)
-        tables = [(each[:, :count], each[:, count:]) for each in (ids.values, logprobs.values)]
-        if how not in ("teacher", "student"):
-            [best_ids, other_ids], [best, others] = tables
-            chosen = compared_tokens((best_ids, best), (other_ids, others), how)
-            ids, logprobs = (attrs.evolve(ids, values=values) for values in chosen)
+        ids, logprobs = await self.teacher(asked, sources, 0 if how == "student" else count, temperature)
+        if how == "union":
+            best, others = ((ids.values[:, part], logprobs.values[:, part]) for part in _halves(count))
+            ids, logprobs = (attrs.evolve(ids, values=each) for each in union_of_tokens(best, others))
+        elif how == "intersection":
+            shared = tokens_of_both(ids.values[:, :count], students.values)
+            ids, logprobs = attrs.evolve(ids, values=shared), attrs.evolve(ids, values=logprobs.values[:, :count])
         return batch.carrying(**{TEACHER_IDS: ids, TEACHER_LOGPROBS: logprobs})
+
+
+def _halves(count: int) -> tuple[slice, slice]:
+    return slice(0, count), slice(count, None)
 
 
 def describe_teacher(batch: TrainingBatch) -> Metrics:

@@ -18,7 +18,7 @@ from skyrl.config import TrainerConfig
 from skyrl.config.derive.sizes import scores_old_logprobs
 from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers.learning_worker import Objective
-from skyrl.training.collate import collate, versions_behind
+from skyrl.training.collate import collate, row_sources, versions_behind
 from skyrl.training.describe import Metrics, average, describe, describe_advantages, prefixed
 from skyrl.training.objective import old_logprobs
 from skyrl.training.position import RolloutPosition
@@ -145,7 +145,7 @@ class PPOTrainer:
             batch = batch.given(values=await self.critic.score(batch))  # V of the states that tokens were drawn in
         hinted: Metrics = {"loss/hinted": hinted_share(batch)} if TEACHER_PROMPT in batch.extras else {}
         if self.teacher:
-            batch = await self.teacher(batch)  # log nu, or what gives nu of all tokens
+            batch = await self.teacher(batch, row_sources(groups))  # log nu, or what gives nu of all tokens
         rewards, shaped = self.shape(batch)  # r_t, less beta KL(pi_old || pi_ref) if configured
         batch = batch.given(rewards=rewards)
         batch = batch.given(advantages=self.estimate(batch))

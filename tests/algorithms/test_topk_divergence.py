@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from skyrl.algorithms import target_logprobs as module
 from skyrl.algorithms.linear_logprobs import VocabularyPart
 from skyrl.algorithms.target_logprobs import likeliest, target_logprobs
-from skyrl.algorithms.topk_divergence import ABSENT, compared_tokens, topk_divergence
+from skyrl.algorithms.topk_divergence import ABSENT, tokens_of_both, topk_divergence, union_of_tokens
 
 TOKENS, WIDTH, VOCABULARY, K = 23, 16, 101, 4
 BETAS = pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
@@ -144,12 +144,10 @@ def test_the_likeliest_tokens_and_others_have_the_log_probabilities_of_the_whole
 def test_tokens_of_both_models_or_of_either_are_compared_once() -> None:
     teachers, students = torch.tensor([[1, 2], [3, 4]]), torch.tensor([[2, 9], [5, 6]])
     best, others = torch.tensor([[-0.1, -0.2], [-0.3, -0.4]]), torch.tensor([[-0.2, -7.0], [-8.0, -9.0]])
-    ids, logs = compared_tokens((teachers, best), (students, others), "union")
+    ids, logs = union_of_tokens((teachers, best), (students, others))
     assert ids.tolist() == [[1, 2, ABSENT, 9], [3, 4, 5, 6]]
     assert torch.equal(logs, torch.cat([best, others], -1))
-    ids, logs = compared_tokens((teachers, best), (students, others), "intersection")
-    assert ids.tolist() == [[ABSENT, 2], [ABSENT, ABSENT]]
-    assert torch.equal(logs, best)
+    assert tokens_of_both(teachers, students).tolist() == [[ABSENT, 2], [ABSENT, ABSENT]]
 
 
 def test_two_parts_of_the_vocabulary_give_the_numbers_and_gradients_of_the_whole(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from attrs import evolve
 
 from skyrl.batch import (
+    STUDENT_IDS,
     TEACHER_HIDDEN,
     TEACHER_IDS,
     TEACHER_LOGPROBS,
@@ -27,6 +28,7 @@ from skyrl.rollout.batches import SynchronousRollouts
 from skyrl.training.advantage import advantages_of, critic_targets
 from skyrl.training.objective import policy_objective
 from skyrl.training.shaping import reward_shaping
+from skyrl.training.teacher import TeacherOfLikelyTokens
 from skyrl.training.trainer import update
 from skyrl.trajectory import Prompt, TrajectoryGroup
 from skyrl.tree import FrozenDict
@@ -119,6 +121,40 @@ def teacher_costs(scene: Scene) -> object:
     costs, found = loss.cost(loss.columns(student, matrix, batch, padded(batch)))
     costs.sum().backward()
     return plain([costs, found, student.grad])
+
+
+@observable("the tokens that a student is compared at")
+def taught_tokens(scene: Scene) -> object:
+    batch = small_batch()
+    counts = batch.loss_mask.sum(1)
+
+    async def likely(rows: TrainingBatch, count: int, temperature: float) -> tuple[RowTensors, RowTensors]:
+        ids = torch.arange(int(counts.sum())).unsqueeze(1) + torch.arange(
+            count + (4 if STUDENT_IDS in rows.extras else 0)
+        )
+        return RowTensors(values=ids, counts=counts), RowTensors(values=-ids.float(), counts=counts)
+
+    async def of_sources(
+        rows: TrainingBatch, sources: Sequence[str], count: int, temperature: float
+    ) -> tuple[RowTensors, RowTensors]:
+        return await likely(rows, count, temperature)
+
+    settings = scene.run.trainer.algorithm.distillation
+    teacher = TeacherOfLikelyTokens(settings=settings, teacher=of_sources, policy=likely)
+    return plain([each.values for each in asyncio.run(teacher(batch, ["letters"] * len(batch))).extras.values()])
+
+
+@observable("the servers that score the policy's tokens, and how they are asked")
+def asked_servers(scene: Scene) -> object:
+    experiment = BasePPOExp(scene.run)
+    try:
+        servers = {str(source): each.server for source, each in experiment.served_teachers.items()}
+        return {
+            source: (each.url, each._protocol, each._timeout, each._connection._most)
+            for source, each in servers.items()
+        }
+    finally:
+        experiment.processes.close()
 
 
 @observable("what the critic learns from a batch: targets, loss and gradient")
@@ -238,6 +274,9 @@ ADVANTAGES: tuple[Probe, ...] = (
 TAUGHT: dict[str, Any] = {"trainer.teacher.model.path": "{nano}/model"}
 HINTED = {**TAUGHT, "distillation__hint__source": "column"}
 IN_LOSS = {**TAUGHT, "distillation__type": "loss"}
+ENDPOINT = "trainer.teacher.endpoint."
+SERVED: dict[str, Any] = {f"{ENDPOINT}url": "http://10.0.0.5:8000"}
+OF_LIKELY = {**IN_LOSS, "distillation__top_k": 4, "distillation__beta": 0.0}
 
 TEACHERS: tuple[Probe, ...] = (
     *on(advantages, TAUGHT, distillation__type="loss", distillation__coef=2.0, distillation__task_coef=0.5),
@@ -246,7 +285,14 @@ TEACHERS: tuple[Probe, ...] = (
     *on(hinted_prompt, TAUGHT, distillation__hint__source="success"),
     *on(hinted_prompt, HINTED, distillation__hint__column="other", distillation__hint__template="{hint}: {prompt}"),
     *on(teacher_costs, IN_LOSS, distillation__beta=0.5, distillation__temperature=2.0),
-    *on(teacher_costs, IN_LOSS, distillation__max_divergence=0.5),
+    *on(teacher_costs, IN_LOSS, distillation__max_divergence=0.5, distillation__top_k=4),
+    *on(teacher_costs, OF_LIKELY, distillation__tail=False, distillation__min_logprob=-2.0),
+    *on(taught_tokens, OF_LIKELY, distillation__top_k_of="union"),
+    Probe(f"{ENDPOINT}url", "http://10.0.0.6:8000", asked_servers, SERVED),
+    Probe(f"{ENDPOINT}sources", {"letters": "http://10.0.0.6:8000"}, asked_servers, SERVED),
+    Probe(f"{ENDPOINT}protocol", "sglang", asked_servers, SERVED),
+    Probe(f"{ENDPOINT}timeout", 5.0, asked_servers, SERVED),
+    Probe(f"{ENDPOINT}max_requests", 2, asked_servers, SERVED),
 )
 
 CRITICS: tuple[Probe, ...] = (

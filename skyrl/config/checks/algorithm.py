@@ -76,7 +76,7 @@ def policy_teaches_with_hint(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if not settings.self_teacher:
         return
     if has_teacher(run):
-        message = f"the policy teaches itself, and trainer.teacher.model.path = {run.trainer.teacher.model.path} does"
+        message = "the policy teaches itself, and there is a teacher in trainer.teacher, too"
         yield Problem(path=path, message=message, hint="leave one of them out")
     if settings.hint.source == "none":
         message = "the policy would learn from what it does already: its teacher reads nothing more"

@@ -18,9 +18,19 @@ def has_reference(run: SkyRLTrainConfig) -> bool:
     return bool(run.trainer.algorithm.use_kl_loss or run.trainer.algorithm.use_kl_in_reward)
 
 
-def has_teacher(run: SkyRLTrainConfig) -> bool:
-    """Whether the run has a teacher, a frozen model that the policy is distilled from."""
+def has_local_teacher(run: SkyRLTrainConfig) -> bool:
+    """Whether the run itself holds a teacher, a frozen model that the policy is distilled from."""
     return bool(run.trainer.teacher.model.path)
+
+
+def has_served_teacher(run: SkyRLTrainConfig) -> bool:
+    """Whether a server scores tokens as a teacher."""
+    return bool(run.trainer.teacher.endpoint.url or run.trainer.teacher.endpoint.sources)
+
+
+def has_teacher(run: SkyRLTrainConfig) -> bool:
+    """Whether the policy is distilled from another model, local or served."""
+    return has_local_teacher(run) or has_served_teacher(run)
 
 
 def distills(run: SkyRLTrainConfig) -> bool:
@@ -65,7 +75,7 @@ def _updates(run: SkyRLTrainConfig, model: str) -> int:
 POLICY = _role("policy", "policy", sent=True, exported_as="policy")
 CRITIC = _role("critic", "critic", scores=True, exists=has_critic, exists_where="there is a critic")
 REFERENCE = _role("ref", "reference", learns=False, exists=has_reference, exists_where="a KL term is on")
-TEACHER = _role("teacher", "teacher", learns=False, exists=has_teacher, exists_where="there is a teacher")
+TEACHER = _role("teacher", "teacher", learns=False, exists=has_local_teacher, exists_where="there is a local teacher")
 
 RL_ROLES = {role.name: role for role in (POLICY, CRITIC, REFERENCE, TEACHER)}
 """Name -> role, in the order in which messages name them."""

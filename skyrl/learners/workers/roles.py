@@ -81,7 +81,9 @@ class PolicyWorker(LearningWorker):
         """Loads `trainer.policy.model`. See `LearningWorker` for the arguments."""
         policy, updates = trainer.policy, _updates(trainer, trainer.policy_mini_batch_size)
         distillation = trainer.algorithm.distillation
-        distills = (trainer.teacher.model.path or distillation.self_teacher) and distillation.type == "loss"
+        teacher = trainer.teacher
+        taught = teacher.model.path or teacher.endpoint.url or teacher.endpoint.sources or distillation.self_teacher
+        distills = bool(taught) and distillation.type == "loss"
         whole = distills and distillation.top_k is None
         itself = (TEACHER_HIDDEN,) if distillation.self_teacher else ()
         matrices = {TEACHER_HIDDEN: _output_matrix(trainer, trainer.teacher)} if whole and not itself else {}
