@@ -95,7 +95,7 @@ def scores_of(folder: Path) -> list[tuple[int, float]]:
     """Step and accuracy of each evaluation of a run."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     return [
-        (int(each["trainer/global_step"]), float(each["eval/all/avg_score"]))
+        (int(each["step"]), float(each["eval/all/avg_score"]))
         for each in lines
         if "eval/all/avg_score" in each
     ]
