@@ -40,7 +40,8 @@ def why(conversion: Conversion, source: str) -> str:
 def test_areals_teacher_has_a_weight_beside_that_of_rewards(
     given: dict[str, Any], weights: tuple[float, float], tmp_path: Path
 ) -> None:
-    conversion = areal.convert_keys({"actor.path": "a/b", "teacher.path": "c/d", **given})
+    keys = {"actor.path": "a/b", "actor.kl_ctl": 0.0, "teacher.path": "c/d"}
+    conversion = areal.convert_keys({**keys, **given})
     trainer = loaded(conversion, tmp_path)
     settings = trainer.algorithm.distillation
     assert (trainer.teacher.model.path, settings.type, settings.coef, settings.task_coef) == (
