@@ -50,10 +50,10 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.placement.ref_num_gpus_per_node": NO_KL,
     "trainer.algorithm.distillation.discount": {**TAUGHT, "trainer.algorithm.distillation.type": "loss"},
     **dict.fromkeys((f"trainer.algorithm.distillation.{name}" for name in OF_LOSS), TAUGHT),
-    **dict.fromkeys(
-        (f"trainer.algorithm.distillation.{name}" for name in OF_TOP_K),
-        {**TAUGHT, "trainer.algorithm.distillation.type": "loss"},
-    ),
+    **{
+        f"trainer.algorithm.distillation.{name}": {**TAUGHT, "trainer.algorithm.distillation.type": "loss"}
+        for name in OF_TOP_K
+    },
     "trainer.algorithm.grpo_norm_by_std": {"trainer.algorithm.advantage_estimator": "rloo"},
     "trainer.algorithm.old_logprobs": {"trainer.algorithm.policy_loss_type": "dppo"},
     "trainer.algorithm.max_importance_ratio": {"trainer.algorithm.policy_loss_type": "dppo"},
