@@ -1,4 +1,4 @@
-"""The outputs in docs/configuration.md and docs/coming-from/README.md are what the commands print."""
+"""The outputs in README.md, docs/configuration.md and docs/coming-from/README.md are what the commands print."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHOWN = re.compile(r"\$ ((?:EPOCHS=3 )?skyrl [^\n]+)\n(.*?)(?=\n\$ |\n```)", re.
 
 EXAMPLES = [
     (page, *found)
-    for page in ("configuration.md", "coming-from/README.md")
+    for page in ("configuration.md", "coming-from/README.md", "../README.md")
     for found in SHOWN.findall((DOCS / page).read_text())
 ]
 
