@@ -326,10 +326,12 @@ def _written_by_the_template(run: SkyRLTrainConfig, row: FirstRow) -> Iterator[P
         yield Problem(path=row.field, message=f"{row.source}, row 0: {error}")
         return
     tokens = files.count_tokens(text) if text else None
-    answer, positions = run.generator.sampling_params.max_generate_length, files.positions
+    evaluation = run.generator.eval_sampling_params if row.field == "data.val_data" else None
+    table = "sampling_params" if evaluation is None else "eval_sampling_params"
+    answer, positions = (evaluation or run.generator.sampling_params).max_generate_length, files.positions
     if tokens and positions and tokens <= run.trainer.max_prompt_length and answer < positions < tokens + answer:
         yield Problem(
-            path="generator.sampling_params.max_generate_length",
+            path=f"generator.{table}.max_generate_length",
             message=f"{answer} tokens and the {tokens} of row 0 of {row.source} do not fit into the {positions} "
             "positions of the model",
             hint="lower it, or leave long prompts out with trainer.max_prompt_length",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Literal
 
-from skyrl.config import ModelConfig, SkyRLTrainConfig, SupervisedConfig
+from skyrl.config import GeneratorConfig, ModelConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.derive.sizes import models_of, samples
 from skyrl.config.foundation.entry import RunConfig
@@ -15,6 +16,7 @@ from skyrl.models.files.facts import ModelFiles, model_files
 from skyrl.models.files.paths import model_failure, tokenizer_failure
 from skyrl.planning.batches import uneven_heads, uneven_parts
 from skyrl.tree import get_at
+from skyrl.tree.rules import Check
 
 
 def missing_model(field: str, model: ModelConfig, tokenizer: str | None = None) -> Iterator[Problem]:
@@ -146,7 +148,7 @@ def router_settings_need_experts(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def policy_has_chat_template(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A chat template writes the prompts, and an answer fits into the positions of the model."""
+    """A chat template writes the prompts."""
     files = readable_files(run.trainer.policy.model.path, run.trainer.tokenizer_path)
     if files is None or not samples(run):
         return
@@ -156,8 +158,6 @@ def policy_has_chat_template(run: SkyRLTrainConfig) -> Iterator[Problem]:
             yield missing_template("trainer.policy.model.path", files, "generator.chat_template")
     except ConfigError as error:
         yield from error.problems
-    replaced = run.trainer.policy.model_config_kwargs.get("max_position_embeddings")
-    yield from _answers_that_do_not_fit(run, replaced if isinstance(replaced, int) else files.positions)
 
 
 def missing_template(field: str, files: ModelFiles, setting: str) -> Problem:
@@ -169,16 +169,29 @@ def missing_template(field: str, files: ModelFiles, setting: str) -> Problem:
     )
 
 
-def _answers_that_do_not_fit(run: SkyRLTrainConfig, positions: int | None) -> Iterator[Problem]:
-    answer = run.generator.sampling_params.max_generate_length
-    if positions is None:
-        return
-    field = "generator.sampling_params.max_generate_length"
+def answers_fit(table: Literal["sampling_params", "eval_sampling_params"]) -> Check[SkyRLTrainConfig]:
+    """The check that the longest answer by this table of `generator` fits into the positions of the model."""
+
+    def fits(run: SkyRLTrainConfig) -> Iterator[Problem]:
+        files = readable_files(run.trainer.policy.model.path, run.trainer.tokenizer_path)
+        if files is None or not samples(run):
+            return
+        replaced = run.trainer.policy.model_config_kwargs.get("max_position_embeddings")
+        positions = replaced if isinstance(replaced, int) else files.positions
+        settings = get_at(run.generator, table)
+        if positions is not None and settings is not None:
+            answer = settings.max_generate_length
+            yield from _too_long(run.generator, f"generator.{table}.max_generate_length", answer, positions)
+
+    return fits
+
+
+def _too_long(generator: GeneratorConfig, field: str, answer: int, positions: int) -> Iterator[Problem]:
     if answer >= positions:
         message = f"{answer} tokens do not fit into the {positions} positions of the model"
         yield Problem(path=field, message=message, hint="lower it: prompt and answer share them")
-    elif run.generator.max_turns > 1 and (run.generator.max_input_length or 0) + answer > positions:
-        message = f"{run.generator.max_input_length} tokens plus max_generate_length = {answer} do not fit"
+    elif generator.max_turns > 1 and (generator.max_input_length or 0) + answer > positions:
+        message = f"{generator.max_input_length} tokens plus max_generate_length = {answer} do not fit"
         yield Problem(
             path="generator.max_input_length", message=f"{message} into the {positions} positions of the model"
         )

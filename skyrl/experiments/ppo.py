@@ -540,9 +540,8 @@ class BasePPOExp(PolicySampling):
         tokens, reports too few log-probabilities or has other tokens, and for a data source without a teacher.
         """
         served, distillation = self.served_teachers, self.cfg.trainer.algorithm.distillation
-        if not served or self.recorded or self.cfg.trainer.num_dummy_steps:
-            return
-        if not self.cfg.data.streaming and None not in served and self.teacher is None:
+        known = not (self.recorded or self.cfg.trainer.num_dummy_steps or self.cfg.data.streaming)
+        if served and known and None not in served and self.teacher is None:
             missing = {prompt.data_source for prompt in self.train_dataset.prompts} - served.keys()
             if missing:
                 raise UserError(without_teacher({str(source) for source in missing}))

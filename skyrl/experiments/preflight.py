@@ -42,6 +42,7 @@ from skyrl.experiments.folder_checks import (
     folders_can_be_written,
 )
 from skyrl.experiments.model_checks import (
+    answers_fit,
     expert_ranks_divide_experts,
     megatron_degrees_divide_model,
     model_exists,
@@ -419,6 +420,7 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     expert_ranks_divide_experts,
     router_settings_need_experts,
     policy_has_chat_template,
+    answers_fit("sampling_params"),
     data_files_exist,
     the_task_can_be_imported,
     mcp_servers_offer_tools,

@@ -15,7 +15,7 @@ from skyrl.endpoint.client_access import Address
 from skyrl.errors import Problem, Stopped
 from skyrl.experiments.collaborators import NO_ADAPTERS, EngineAdapters, engine_makers, engine_restarts, start_processes
 from skyrl.experiments.first_rows import first_rows_can_be_used
-from skyrl.experiments.model_checks import models_exist, policy_has_chat_template
+from skyrl.experiments.model_checks import answers_fit, models_exist, policy_has_chat_template
 from skyrl.experiments.policy_sampling import PolicySampling
 from skyrl.experiments.preflight import (
     keys_are_there,
@@ -114,14 +114,16 @@ model_checks: tuple[Check[SkyRLTrainConfig], ...] = (
     packages_for_sampling,
     models_exist,
     policy_has_chat_template,
+    answers_fit("sampling_params"),
 )
-"""Checks of the machine before a model is loaded into engines."""
+"""Checks of the machine before clients sample from a model."""
 
 
 def preflight(environ: Mapping[str, str], *, rewarded: bool) -> tuple[Check[SkyRLTrainConfig], ...]:
     """Checks of the machine before a model is sampled from, and before its answers are `rewarded` by environments.
     `environ` has the keys of services.
     """
-    model = (tokens_of_servers_are_there(environ), *model_checks, the_prompts_exist)
+    model = (packages_for_sampling, models_exist, policy_has_chat_template, answers_fit("eval_sampling_params"))
+    asked = (tokens_of_servers_are_there(environ), *model, the_prompts_exist)
     judges = (keys_are_there(environ), the_task_can_be_imported, first_rows_can_be_used(judge=False, training=False))
-    return (*model, *judges) if rewarded else model
+    return (*asked, *judges) if rewarded else asked

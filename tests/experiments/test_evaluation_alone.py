@@ -208,3 +208,12 @@ def test_a_mistyped_folder_is_named_before_the_hub_is(
     with pytest.raises(UserError) as refused:
         found(name)
     assert str(refused.value).startswith(said)
+
+
+def test_the_length_of_training_answers_does_not_matter_to_an_evaluation(nano: Path, tmp_path: Path) -> None:
+    lengths = {"sampling_params": 5000, "eval_sampling_params": 3}  # the model has 64 positions
+    changes = {f"generator__{table}__max_generate_length": length for table, length in lengths.items()}
+    assert found(str(nano / "model"), *words(nano, tmp_path, **changes))["prompts"] == {"letters": 6, "all": 6}
+    changes["generator__eval_sampling_params__max_generate_length"] = 64
+    with pytest.raises(ConfigError, match=r"generator\.eval_sampling_params\.max_generate_length"):
+        found(str(nano / "model"), *words(nano, tmp_path, **changes))

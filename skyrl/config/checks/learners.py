@@ -8,7 +8,6 @@ from skyrl.config.derive.chosen_facts import loss_facts
 from skyrl.config.derive.rl_models import (
     POLICY,
     gives_distributions,
-    gives_whole_distributions,
     has_critic,
     has_reference,
     has_served_teacher,
@@ -71,9 +70,9 @@ def reference_has_policys_initial_adapter(run: SkyRLTrainConfig) -> Iterator[Pro
         )
 
 
-def whole_distributions_exclude_megatron(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The divergence from a teacher's whole distributions is not computed by Megatron's pipelines yet."""
-    if gives_whole_distributions(run) and reads(run.trainer, "megatron_config"):
+def distributions_exclude_megatron(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The divergence from a teacher's distributions is not computed by Megatron's pipelines yet."""
+    if gives_distributions(run) and reads(run.trainer, "megatron_config"):
         yield Problem(
             path="trainer.algorithm.distillation.type",
             message="loss is not implemented under Megatron yet",

@@ -132,8 +132,8 @@ class ScoringServer:
         best = [sorted(likely.items(), key=lambda item: (-item[1], item[0]))[:top] for _, likely in places]
         if any(len(each) != top for each in best):
             raise RunError(f"the teacher at {self.url} reports fewer than {top} likely tokens at a place")
-        ids = np.array([[token for token, _ in each] for each in best], np.int64).reshape(-1, top)
-        values = np.array([[value for _, value in each] for each in best], np.float32).reshape(-1, top)
+        ids = np.array([[token for token, _ in each] for each in best], np.int64).reshape(len(best), top)
+        values = np.array([[value for _, value in each] for each in best], np.float32).reshape(len(best), top)
         if not (np.isfinite(logprobs).all() and np.isfinite(values).all()):
             raise RunError(f"the teacher at {self.url} reports log-probabilities that are not finite")
         return TokenScores(logprobs=logprobs, ids=ids, top=values)

@@ -44,7 +44,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         (WIDER, "trainer.ref.model_config_kwargs"),
         ({SCRATCH: True}, "trainer.ref.model.init_from_scratch"),
     ],
-    "whole_distributions_exclude_megatron": [({**TEACHER, **MEGATRON, DISTILLATION_TYPE: "loss"}, DISTILLATION_TYPE)],
+    "distributions_exclude_megatron": [({**TEACHER, **MEGATRON, DISTILLATION_TYPE: "loss"}, DISTILLATION_TYPE)],
     "served_teachers_give_few_numbers": [
         ({**SERVED, **TEACHER}, "trainer.teacher.endpoint.url"),
         ({**SERVED, SAMPLED_AT: 0.7}, SAMPLED_AT),
@@ -101,7 +101,7 @@ SILENT: dict[str, dict[str, Any]] = {
         CRITIC_DROPOUT: True,
         "trainer.algorithm.value_clip": None,
     },
-    "whole_distributions_exclude_megatron": {**TEACHER, **MEGATRON},
+    "distributions_exclude_megatron": {**TEACHER, **MEGATRON},
     "served_teachers_give_few_numbers": {**SERVED, DISTILLATION_TYPE: "loss", TOP_K: 20, TOP_K_OF: "intersection"},
     "chosen_tokens_alone_need_forward_divergence": {
         **TEACHER,
