@@ -83,7 +83,7 @@ def _candidates(kind: Any, default: Any) -> Iterator[Any]:
         yield from {
             bool: (True, False),
             int: (3, 1),
-            float: (0.25, 1.5),
+            float: (0.25, 1.5, -1.5),
             str: ("other", "zero", "http://other", "vllm:d1|fsdp:d1", "{prompt}: {hint}"),
             Secret: (Secret("A_TOKEN"),),
         }[kind]
