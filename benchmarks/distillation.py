@@ -94,11 +94,7 @@ def run(folder: Path, side: str, seed: int, asked: argparse.Namespace, wanted: f
 def scores_of(folder: Path) -> list[tuple[int, float]]:
     """Step and accuracy of each evaluation of a run."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    return [
-        (int(each["step"]), float(each["eval/all/avg_score"]))
-        for each in lines
-        if "eval/all/avg_score" in each
-    ]
+    return [(int(each["step"]), float(each["eval/all/avg_score"])) for each in lines if "eval/all/avg_score" in each]
 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
