@@ -296,7 +296,27 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
 _OTHER_SHAPES = frozenset({"selected", "routed_experts"})
 
 TEACHER_HIDDEN = "teacher_hidden"
-"""Name of the extras with one entry for each selected token of a row: the last hidden states of the teacher."""
+"""Name of the extras with the last hidden states (H,) of the teacher; of several teachers, `teacher_hidden/<name>`, in
+the rows of each."""
+
+TEACHER_IDS = "teacher_ids"
+"""Name of the extras with the ids (K,) of the tokens whose probabilities are compared with the teacher's; -1 for none.
+"""
+
+TEACHER_LOGPROBS = "teacher_logprobs"
+"""Name of the extras with the teacher's log-probabilities (K,) of the tokens in `TEACHER_IDS`."""
+
+STUDENT_IDS = "student_ids"
+"""Name of the extras with the ids (K,) of the policy's likeliest tokens."""
+
+
+def is_per_token(name: str) -> bool:
+    """Whether the extras of this name have one entry for each selected token of their rows."""
+    return name.partition("/")[0] in {TEACHER_HIDDEN, TEACHER_IDS, TEACHER_LOGPROBS, STUDENT_IDS}
+
+
+TEACHER_PROMPT = "teacher_prompt"
+"""Name of the extras with the prompt of each row as the teacher reads it: token ids, a hint among them."""
 
 PER_ROW = frozenset(
     {

@@ -245,6 +245,9 @@ class Trajectory:
     """The answer that the environment read, used for majority votes in evaluation (maj@N). None: the environment
     reports none."""
 
+    feedback: str | None = None
+    """What the environment said of the answer for a teacher. None: nothing."""
+
     metrics: Mapping[str, float] = field(factory=dict)
     """Measurements of the environment, for logging only."""
 

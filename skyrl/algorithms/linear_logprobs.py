@@ -265,15 +265,30 @@ class VocabularyPart:
         largest = -(-weight.shape[0] // group.size())
         return cls(first=group.rank() * largest, group=group, largest=largest)
 
+    @classmethod
+    def split(cls, weight: Tensor) -> tuple[Tensor, Self]:
+        """The rows of a matrix (V, H) that this rank has, and which part they are."""
+        return (weight.to_local(), cls.of(weight)) if isinstance(weight, DTensor) else (weight, cls())
+
     def chosen(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """(C,): scores (C, tokens of this rank) at the targets, 0 where another rank has the target."""
+        """(C,) or (C, K): scores (C, tokens of this rank) at the targets, 0 where another rank has the target."""
         index, is_here = self._places(targets, scores.shape[1])
-        return scores.gather(-1, index.unsqueeze(-1)).squeeze(-1) * is_here
+        found = scores.gather(-1, index if index.dim() == 2 else index.unsqueeze(-1))
+        return (found if index.dim() == 2 else found.squeeze(-1)) * is_here
 
     def add_at(self, scores: Tensor, targets: Tensor, values: Tensor) -> None:
-        """Add values (C,) to scores at the targets that this rank has."""
+        """Add values (C,) or (C, K) to scores at the targets that this rank has."""
         index, is_here = self._places(targets, scores.shape[1])
-        scores.scatter_add_(-1, index.unsqueeze(-1), (values * is_here).unsqueeze(-1))
+        added = values * is_here
+        scores.scatter_add_(-1, *((index, added) if index.dim() == 2 else (index.unsqueeze(-1), added.unsqueeze(-1))))
+
+    def gather(self, value: Tensor) -> Tensor:
+        """(C, K) of each rank -> (C, K x ranks)."""
+        if self.group is None:
+            return value
+        every = [torch.empty_like(value) for _ in range(self.group.size())]
+        dist.all_gather(every, value.contiguous(), group=self.group)
+        return torch.cat(every, dim=-1)
 
     def reduce(self, value: Tensor, by: Any = dist.ReduceOp.SUM) -> Tensor:
         """Reduce the value in place over all ranks of the group."""

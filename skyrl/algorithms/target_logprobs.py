@@ -2,34 +2,82 @@
 of it, without a table of positions x vocabulary.
 
 `linear_logprobs` has one target for each position and a matrix that learns. Here each position may have several
-targets, and the matrix may be changed by another adapter in each stretch of positions.
+targets, and the matrix may be changed by another adapter in each stretch of positions. `likeliest` finds targets.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from skyrl.algorithms.linear_logprobs import kept_bytes, logits_at_a_time
+from skyrl.algorithms.linear_logprobs import VocabularyPart, kept_bytes, logits_at_a_time, scores_of, token_chunks
 from skyrl.algorithms.stretch_updates import StretchUpdate, UpdateContext, add_product, gradient_anchor
 
 
-def target_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, updates: Sequence[StretchUpdate] = ()) -> Tensor:
-    """log softmax(hidden weight^T) at the targets, in nats; `updates` change the product in stretches of positions.
+def target_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    updates: Sequence[StretchUpdate] = (),
+    *,
+    temperature: float = 1.0,
+) -> Tensor:
+    """log softmax(hidden weight^T / temperature) at the targets, in nats; `updates` change the product in stretches of
+    positions.
 
     Shapes: `hidden` (N, H), `weight` (V, H), `targets` (N, K) int64, the result (N, K) float32. Softmax is computed in
-    float32 whatever the type.
+    float32 whatever the type. The rows of `weight` may be distributed over ranks that have the same other arguments,
+    without `updates`; all of them get the result.
     """
+    own, part = VocabularyPart.split(weight)
     apply: Any = _TargetLogprobs.apply
-    result: Tensor = apply(hidden, weight, targets, gradient_anchor(), tuple(updates))
+    result: Tensor = apply(hidden, own, targets, gradient_anchor(), tuple(updates), temperature, part)
     return result
 
 
+@torch.no_grad()
+def likeliest(
+    hidden: Tensor, weight: Tensor, count: int, others: Tensor, *, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The `count` likeliest tokens at each position, the likeliest first, and their log-probabilities: (N, count) int64
+    and float32; then the log-probabilities (N, K) of the tokens `others` (N, K). The other arguments are those of
+    `target_logprobs`. Raises ValueError for more tokens than the vocabulary has.
+    """
+    if count > len(weight):
+        raise ValueError(f"the {count} likeliest of {len(weight)} tokens")
+    own, part = VocabularyPart.split(weight)
+    ids = torch.empty(len(hidden), count, dtype=torch.int64, device=hidden.device)
+    logprobs = torch.empty(len(hidden), count, device=hidden.device)
+    of_others = torch.empty(others.shape, device=hidden.device)
+    for rows in token_chunks(hidden, part.largest or len(own)):
+        scores = scores_of(hidden[rows], own, temperature)
+        norms = _norms(scores, part)
+        missing = max(0, count - scores.shape[1])
+        best = torch.nn.functional.pad(scores, (0, missing), value=-math.inf).topk(count)
+        candidates, numbers = part.gather(best.values), part.gather(best.indices + part.first)
+        kept = candidates.topk(count)
+        ids[rows], logprobs[rows] = numbers.gather(-1, kept.indices), kept.values - norms
+        of_others[rows] = part.reduce(part.chosen(scores, others[rows])) - norms
+    return ids, logprobs, of_others
+
+
+def _norms(scores: Tensor, part: VocabularyPart) -> Tensor:
+    """(C, 1): log of the sum of exp(scores) over the tokens of all ranks."""
+    if part.group is None:
+        return scores.logsumexp(-1, keepdim=True)
+    highest = part.reduce(scores.amax(-1, keepdim=True), dist.ReduceOp.MAX)
+    return highest + part.reduce((scores - highest).exp_().sum(-1, keepdim=True)).log()
+
+
 class _Context(UpdateContext):
+    temperature: float
+    part: VocabularyPart
     chunks: list[range]
     kept: Tensor | None
     """All logits, if they are few."""
@@ -46,21 +94,24 @@ class _TargetLogprobs(torch.autograd.Function):
         targets: Tensor,
         anchor: Tensor | None,
         updates: tuple[StretchUpdate, ...],
+        temperature: float,
+        part: VocabularyPart,
     ) -> Tensor:
         result = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
         norms = torch.empty(len(hidden), 1, dtype=torch.float32, device=hidden.device)
         learns = anchor is not None
-        kept = learns and len(hidden) * len(weight) * 4 <= kept_bytes(hidden.device)
-        ctx.chunks = [range(len(hidden))] if kept else _chunks(len(hidden), len(weight), hidden.device)
+        tokens = part.largest or len(weight)
+        kept = learns and len(hidden) * tokens * 4 <= kept_bytes(hidden.device)
+        ctx.chunks = [range(len(hidden))] if kept else _chunks(len(hidden), tokens, hidden.device)
         ctx.kept = None
         for rows in ctx.chunks:
-            scores, _ = _scores(hidden, weight, updates, rows)
-            norms[rows.start : rows.stop] = scores.logsumexp(-1, keepdim=True)
-            found = scores.gather(-1, targets[rows.start : rows.stop])
+            scores, _ = _scores(hidden, weight, updates, rows, temperature)
+            norms[rows.start : rows.stop] = _norms(scores, part)
+            found = part.reduce(part.chosen(scores, targets[rows.start : rows.stop]))
             result[rows.start : rows.stop] = found - norms[rows.start : rows.stop]
             ctx.kept = scores if kept else None
         ctx.save_for_backward(hidden, weight, targets, norms)
-        ctx.updates = updates
+        ctx.updates, ctx.temperature, ctx.part = updates, temperature, part
         return result
 
     @staticmethod
@@ -72,9 +123,11 @@ class _TargetLogprobs(torch.autograd.Function):
         for rows in ctx.chunks:
             place = slice(rows.start, rows.stop)
             factors = of_logprobs[place]
-            scores, inner = _scores(hidden, weight, ctx.updates, rows, ctx.kept)
+            scores, inner = _scores(hidden, weight, ctx.updates, rows, ctx.temperature, ctx.kept)
             change = scores.sub_(norms[place]).exp_().mul_(-factors.sum(-1, keepdim=True))
-            change.scatter_add_(-1, targets[place], factors)
+            ctx.part.add_at(change, targets[place], factors)
+            if ctx.temperature != 1.0:
+                change.div_(ctx.temperature)
             errors = change.to(hidden.dtype)
             for_rows = for_hidden[place]
             torch.mm(errors, weight, out=for_rows)
@@ -83,12 +136,18 @@ class _TargetLogprobs(torch.autograd.Function):
             for update, product in inner:
                 update.add_gradients(errors, hidden[place], product, for_rows)
         ctx.kept = None
+        ctx.part.reduce(for_hidden)
         of_weight = None if for_weight is None else for_weight.to(weight.dtype)
-        return for_hidden if ctx.needs_input_grad[0] else None, of_weight, None, None, None
+        return for_hidden if ctx.needs_input_grad[0] else None, of_weight, *[None] * 5
 
 
 def _scores(
-    hidden: Tensor, weight: Tensor, updates: Sequence[StretchUpdate], rows: range, kept: Tensor | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    updates: Sequence[StretchUpdate],
+    rows: range,
+    temperature: float,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, list[tuple[StretchUpdate, Tensor]]]:
     """(C, V) float32 logits of these rows, and the updates in them with x A^T; `kept` are the logits, if kept."""
     own = hidden[rows.start : rows.stop]
@@ -96,7 +155,8 @@ def _scores(
     if kept is not None:
         return kept, [(each, own[each.start : each.stop] @ each.a.T) for each in inside]
     scores = (own @ weight.T).float()
-    return scores, [(each, each.add(scores, own)) for each in inside]
+    added = [(each, each.add(scores, own)) for each in inside]
+    return scores if temperature == 1.0 else scores.div_(temperature), added
 
 
 def _chunks(positions: int, tokens: int, device: torch.device) -> list[range]:

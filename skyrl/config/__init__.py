@@ -15,7 +15,7 @@ from skyrl.config.loading.resolve import Loaded, resolve
 from skyrl.config.settings.algorithm import AlgorithmConfig, DynamicSamplingConfig, KLCtrlConfig
 from skyrl.config.settings.data import DataConfig
 from skyrl.config.settings.deepspeed import DeepSpeedConfig, OffloadConfig, ZeroOptimizationConfig
-from skyrl.config.settings.distillation import DistillationConfig
+from skyrl.config.settings.distillation import DistillationConfig, HintConfig
 from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.config.settings.environment import (
     EnvironmentConfig,
@@ -107,6 +107,7 @@ __all__ = [
     "GMPOConfig",
     "GSM8kLLMJudgeEnvConfig",
     "GeneratorConfig",
+    "HintConfig",
     "InferenceEngineConfig",
     "KLCovConfig",
     "KLCtrlConfig",

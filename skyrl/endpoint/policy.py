@@ -204,10 +204,11 @@ class Policy:
         on_tokens: Callable[[NewTokens], None] | None = None,
         *,
         scores_prompt: bool = False,
+        prompt_top_logprobs: int = 0,
     ) -> tuple[Completion, ...]:
         """Sample `count` answers to a prompt; `on_tokens` receives their tokens as they are sampled. With
-        `scores_prompt`, they hold the probabilities of the prompt. Raises `RequestError` for a prompt that is empty or
-        fills the model's context.
+        `scores_prompt`, they hold the probabilities of the prompt, and of so many likeliest tokens at each of its
+        places. Raises `RequestError` for a prompt that is empty or fills the model's context.
         """
         with _cut_off(trajectory):
             sampling = self._fitting(prompt.ids, settings)
@@ -229,6 +230,7 @@ class Policy:
                     on_tokens=on_tokens,
                     adapter=adapter,
                     scores_prompt=scores_prompt,
+                    prompt_top_logprobs=prompt_top_logprobs,
                     top_logprobs=settings.top_logprobs,
                 )
             )

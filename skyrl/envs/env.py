@@ -33,6 +33,10 @@ class EnvStep:
     """The extracted answer, normalised so that equal answers have equal text: evaluation votes with it (maj@N). None:
     no answer was found, or the task has no answers that can be compared."""
 
+    feedback: str | None = None
+    """What a teacher is told of this answer and the policy is not, such as the tests that failed: read with
+    `distillation.hint.source = "feedback"`. Of several turns, the last one's counts. None: nothing."""
+
     components: Mapping[str, float] = field(factory=dict)
     """Parts of the reward by name, such as `{"correct": 1.0, "format": 0.2}`: logged and stored beside the
     reward, summed over turns. The policy is trained on `reward` alone. Must be finite."""

@@ -107,6 +107,7 @@ def _stepped(step: object) -> dict[str, object] | str:
         "done": bool(step.done),
         "observations": shown,
         "answer": step.answer,
+        "feedback": step.feedback,
     }
     parts: object = step.components
     if isinstance(parts, Mapping):

@@ -1,6 +1,7 @@
 """Reward functions as environments, in the signatures of skyrl, TRL, verl and OpenRLHF.
 
-    skyrl   function(completion, ground_truth=..., **columns) -> number, or a dict with `reward` and its components
+    skyrl   function(completion, ground_truth=..., **columns) -> number, or a dict with `reward`, its components and
+            the text `feedback`, which a teacher is told
     TRL     function(completions=[...], **columns) -> list of numbers, None where it has no reward for a sample
     verl    function(data_source=..., solution_str=..., ground_truth=..., extra_info=...) -> number or dict with `score`
     OpenRLHF    function(queries=[...], prompts=[...], labels=[...]) -> dict with `rewards`, `scores`, `extra_logs`
@@ -57,7 +58,8 @@ class RewardFunctionEnv(ReadsSample):
             columns |= from_the_trainer(self._function, [self.sampled], self._measured)
         given = settled(self._function(*answers, **columns))
         given = given.tolist() if hasattr(given, "tolist") else given  # an array or a tensor
-        components: Mapping[str, float] = {}
+        components: dict[str, Any] = {}
+        feedback: str | None = None
         match signature_of(self._function):
             case "trl":
                 if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 1:
@@ -73,8 +75,10 @@ class RewardFunctionEnv(ReadsSample):
                 given = self._measure_openrlhf(given)
             case "skyrl" if isinstance(given, Mapping) and "reward" in given:
                 components = {name: part for name, part in given.items() if name != "reward"}
+                if isinstance(components.get("feedback"), str):
+                    feedback = components.pop("feedback")
                 given = given["reward"]
-        return EnvStep(reward=given, done=True, answer=self._answer, components=components)
+        return EnvStep(reward=given, done=True, answer=self._answer, feedback=feedback, components=components)
 
     def get_metrics(self) -> dict[str, float]:
         return self._measured

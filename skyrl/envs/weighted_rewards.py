@@ -69,7 +69,7 @@ class WeightedRewardsEnv(ReadsSample):
 
     def step(self, action: str) -> EnvStep:
         components: dict[str, float] = {}
-        rewarded, total, answer, skipped = False, 0.0, None, ""
+        rewarded, total, answer, skipped, feedback = False, 0.0, None, "", list[str]()
         for part, env in self._parts:
             try:
                 step = settled(env.step(action))
@@ -82,9 +82,11 @@ class WeightedRewardsEnv(ReadsSample):
             components[part.name] = reward = _number(step.reward, part.name)
             rewarded, total = True, total + part.weight * reward
             answer = step.answer if answer is None else answer
+            feedback += [step.feedback] if step.feedback else []
         if not rewarded:
             raise SkipSample(skipped)
-        return EnvStep(reward=total, done=True, answer=answer, components=components)
+        said = "\n".join(feedback) or None
+        return EnvStep(reward=total, done=True, answer=answer, feedback=said, components=components)
 
     def get_metrics(self) -> dict[str, float]:
         measured = [(part.name, settled(env.get_metrics())) for part, env in self._parts]

@@ -7,11 +7,12 @@ configuration with fields of your own.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -19,12 +20,28 @@ from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.handover import WeightFiles
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.derive.rl_models import gives_distributions, has_critic, has_reference, has_teacher
+from skyrl.config.derive.model_overrides import learner_overrides
+from skyrl.config.derive.rl_models import (
+    distills,
+    gives_distributions,
+    gives_whole_distributions,
+    has_critic,
+    has_local_teacher,
+    has_reference,
+)
 from skyrl.config.derive.sizes import Model, grid_of, on_ray, replicas_of, starts_engines
-from skyrl.experiments.collaborators import engine_makers, parity_canary, rollout_parity, weight_transport
+from skyrl.errors import UserError
+from skyrl.experiments.collaborators import (
+    engine_makers,
+    longest_sequence,
+    parity_canary,
+    rollout_parity,
+    weight_transport,
+)
 from skyrl.experiments.full_length import full_length_rollouts, verdict, without_traces
 from skyrl.experiments.policy_sampling import PolicySampling
 from skyrl.experiments.sampling import prompt_cursor, sampled_rollouts, steps_that_prompts_fill, stream_cursor
+from skyrl.inference.servers.scoring_server import TOKEN_VARIABLE, ScoringServer
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
@@ -32,11 +49,13 @@ from skyrl.learners.workers.model_worker import ModelWorker, token_budget
 from skyrl.learners.workers.normalized_critic import NormalizedCritic
 from skyrl.learners.workers.objectives import ReturnRegression
 from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, RefWorker, TeacherWorker
+from skyrl.models.files.loading import max_positions
 from skyrl.processes.handles import Processes
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts
 from skyrl.rollout.constant_rewards import STEPS, ConstantRewards, endings
-from skyrl.runs.inputs import notice
+from skyrl.rollout.hints import Hints, hinted
+from skyrl.runs.inputs import compare_served_tokens, notice
 from skyrl.runs.read_again import adapter_digests, model_digests
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, made_with, weight_digests_of
 from skyrl.storage.disk import Disk
@@ -61,9 +80,16 @@ from skyrl.training.objective import policy_objective
 from skyrl.training.online_dpo import ranked_pairs_of
 from skyrl.training.position import RolloutPosition
 from skyrl.training.profiling import ProfiledSteps
+from skyrl.training.served_teacher import Scoring, ServedTeacher, TeachersBySource, without_teacher
 from skyrl.training.shaping import reward_shaping
 from skyrl.training.step_trace import Sink, StepTrace
-from skyrl.training.teacher import Teacher, TeacherOfDistributions, TeacherOfTokens
+from skyrl.training.teacher import (
+    Teacher,
+    TeacherBehindHints,
+    TeacherOfDistributions,
+    TeacherOfLikelyTokens,
+    TeacherOfTokens,
+)
 from skyrl.training.time_sharing import Movable, TimeSharing, is_room_for_all
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
@@ -108,8 +134,32 @@ class BasePPOExp(PolicySampling):
         return self.get_teacher()
 
     @cached_property
+    def served_teachers(self) -> dict[str | None, ServedTeacher]:
+        """The teachers behind servers by data source; that of all other rows under None."""
+        endpoint = self.cfg.trainer.teacher.endpoint
+        urls: dict[str | None, str] = {**({None: endpoint.url} if endpoint.url else {}), **endpoint.sources}
+        token = os.environ.get(TOKEN_VARIABLE)
+        return {
+            source: ServedTeacher(
+                ScoringServer(
+                    url,
+                    protocol=endpoint.protocol,
+                    token=token,
+                    timeout=endpoint.timeout,
+                    most=endpoint.max_requests,
+                )
+            )
+            for source, url in urls.items()
+        }
+
+    @cached_property
     def critic(self) -> LearnerGroup[CriticWorker] | None:
         return self.get_critic()
+
+    @cached_property
+    def hints(self) -> Hints | None:
+        """Hints that the teacher reads before answers; None if it reads what the policy reads."""
+        return self.get_hints()
 
     @cached_property
     def rollouts(self) -> Rollouts:
@@ -147,6 +197,8 @@ class BasePPOExp(PolicySampling):
             prompt_cursor(
                 self.cfg, self.train_dataset
             )  # a sampler that cannot be made is refused before anything starts
+            if self.hints is not None:
+                self.hints.refuse_missing(self.train_dataset.facts.columns.values())
         return sandbox
 
     def digests_beside_policy(self) -> dict[str, str]:
@@ -156,7 +208,7 @@ class BasePPOExp(PolicySampling):
             ref = trainer.ref.model
             result |= model_digests("trainer.ref.model.path", ref, weights=True)
             result |= adapter_digests("trainer.ref.model.lora.path", ref)
-        if has_teacher(self.cfg):
+        if has_local_teacher(self.cfg):
             teacher = trainer.teacher.model
             result |= model_digests("trainer.teacher.model.path", teacher, weights=True)
             result |= adapter_digests("trainer.teacher.model.lora.path", teacher)
@@ -169,7 +221,7 @@ class BasePPOExp(PolicySampling):
         """Let the engines and the models that start after the policy import their packages while it starts."""
         models: tuple[tuple[Model, Callable[..., object], bool], ...] = (
             ("ref", RefWorker, has_reference(self.cfg)),
-            ("teacher", TeacherWorker, has_teacher(self.cfg)),
+            ("teacher", TeacherWorker, has_local_teacher(self.cfg)),
             ("critic", CriticWorker, has_critic(self.cfg)),
         )
         for role, worker, is_needed in models:
@@ -194,7 +246,7 @@ class BasePPOExp(PolicySampling):
         return policy_objective(
             trainer.algorithm,
             micro_batch_rows=trainer.micro_train_batch_size_per_gpu,
-            has_teacher=has_teacher(self.cfg),
+            has_teacher=distills(self.cfg),
         )
 
     def get_reference(self) -> ScorerGroup[RefWorker] | None:
@@ -206,8 +258,8 @@ class BasePPOExp(PolicySampling):
         return ScorerGroup(ranks, token_budget(self.cfg.trainer), replicas=replicas)
 
     def get_teacher(self) -> ScorerGroup[TeacherWorker] | None:
-        """The model that the policy is distilled from, on all its ranks, if there is one."""
-        if not has_teacher(self.cfg):
+        """The local model that the policy is distilled from, on all its ranks, if there is one."""
+        if not has_local_teacher(self.cfg):
             return None
         makers = [partial(TeacherWorker, self.cfg.trainer, ranks=ranks) for ranks in self._ranks("teacher")]
         ranks, replicas = self.processes.start("teacher", makers), replicas_of(self.cfg, "teacher")
@@ -225,6 +277,16 @@ class BasePPOExp(PolicySampling):
         ranks, replicas = self.processes.start("critic", makers), replicas_of(self.cfg, "critic")
         kind = NormalizedCritic if trainer.algorithm.normalize_values else LearnerGroup[CriticWorker]
         return kind(ranks, token_budget(trainer), replicas=replicas)
+
+    def get_hints(self) -> Hints | None:
+        """Puts hints into the prompts that the teacher reads, if there are any."""
+        settings, trainer = self.cfg.trainer.algorithm.distillation.hint, self.cfg.trainer
+        if not distills(self.cfg) or settings.source == "none" or trainer.num_dummy_steps:
+            return None
+        model = trainer.teacher if has_local_teacher(self.cfg) else trainer.policy
+        positions = max_positions(str(model.model.path), learner_overrides(trainer, model))
+        arguments = self.cfg.generator.chat_template_kwargs
+        return Hints(settings=settings, tokenizer=self.tokenizer, template_kwargs=arguments, positions=positions)
 
     def get_critic_objective(self) -> Objective:
         """Objective that the critic minimizes."""
@@ -313,17 +375,32 @@ class BasePPOExp(PolicySampling):
         samples = self.folder.path / "trajectories.jsonl"
         constant = ConstantRewards(notice, samples, steps=min(STEPS, self.total_steps), endings=ended)
 
-        def asked(name: str, call: Call[[TrainingBatch], R], timing: str) -> Call[[TrainingBatch], R]:
+        def asked(name: str, call: Call[P, R], timing: str) -> Call[P, R]:
             turn = run_before(partial(turns.for_scoring, name))
             return layered(call, interruptible, in_context(partial(clock.measure, timing)), turn)
 
         def score(name: str, model: ScorerGroup[ModelWorker], timing: str) -> Call[[TrainingBatch], Tensor]:
             return asked(name, model.score, timing)
 
-        def teaching(teacher: ScorerGroup[TeacherWorker]) -> Teacher:
+        def teaching() -> Teacher:
+            name: Model = "teacher"
+            local: ScorerGroup[Any] | None = self.teacher
+            if algorithm.distillation.self_teacher:
+                name, local = "policy", self.policy
+            if gives_whole_distributions(self.cfg):
+                assert local is not None
+                return TeacherOfDistributions(asked(name, local.hidden, "teacher"))
+            named: dict[str, Scoring] = {
+                source: each for source, each in self.served_teachers.items() if source is not None
+            }
+            teachers = TeachersBySource(default=self.served_teachers.get(None) or local, named=named)
             if gives_distributions(self.cfg):
-                return TeacherOfDistributions(asked("teacher", teacher.hidden, "teacher"))
-            return TeacherOfTokens(score("teacher", teacher, "teacher"))
+                return TeacherOfLikelyTokens(
+                    settings=algorithm.distillation,
+                    teacher=asked(name, teachers.token_logprobs, "teacher"),
+                    policy=asked("policy", self.policy.token_logprobs, "policy_likeliest"),
+                )
+            return TeacherOfTokens(asked(name, teachers.score, "teacher"))
 
         def learner(name: str, model: LearnerGroup[LearningWorker], scoring: str, learning: str) -> LayeredLearner:
             turn = run_before(partial(turns.for_learning, name))
@@ -343,11 +420,13 @@ class BasePPOExp(PolicySampling):
         def recorded(groups: Sequence[TrajectoryGroup], version: int) -> None:
             self._record_samples(version + 1, groups)
 
+        teacher = teaching() if distills(self.cfg) else None
+
         return PPOTrainer(
             self.cfg.trainer,
             rollouts=LayeredRollouts(
                 next_batch=layered(
-                    self._outliving_engines(rollouts.next_batch, sync),
+                    self._outliving_engines(hinted(rollouts.next_batch, self.hints), sync),
                     run_after(self._samples_written),
                     interruptible,
                     in_context(partial(clock.measure, "generate")),
@@ -367,7 +446,7 @@ class BasePPOExp(PolicySampling):
             ),
             policy=learner("policy", self.policy, "policy_logprobs", "policy_train"),
             reference=self.reference and LayeredScorer(score=score("ref", self.reference, "ref_logprobs")),
-            teacher=teaching(self.teacher) if self.teacher else None,
+            teacher=teacher if teacher is None or self.hints is None else TeacherBehindHints(teacher),
             critic=self.critic and learner("critic", self.critic, "values", "critic_train"),
             objective=self.get_objective(),
             critic_objective=self.get_critic_objective(),
@@ -453,9 +532,27 @@ class BasePPOExp(PolicySampling):
             await self.reference.load_state(StoredTensors(storage, "policy", files), {})
 
     async def prepare(self) -> None:
-        """Free the devices for the engines, which start when the loop is built, and open the endpoint."""
+        """Ask the served teachers for their limits, free the devices for the engines, which start when the loop is
+        built, and open the endpoint.
+        """
+        await self._ask_teachers()
         await self.time_sharing.for_engines()
         self.open_endpoint()
+
+    async def _ask_teachers(self) -> None:
+        """Raises `UserError`, `ModelError` or `ProcessError` for a served teacher that does not answer, takes too few
+        tokens, reports too few log-probabilities or has other tokens, and for a data source without a teacher.
+        """
+        served, distillation = self.served_teachers, self.cfg.trainer.algorithm.distillation
+        known = not (self.recorded or self.cfg.trainer.num_dummy_steps or self.cfg.data.streaming)
+        if served and known and None not in served and self.teacher is None:
+            missing = {prompt.data_source for prompt in self.train_dataset.prompts} - served.keys()
+            if missing:
+                raise UserError(without_teacher({str(source) for source in missing}))
+        top = (distillation.top_k or 0) if distillation.type == "loss" else 0
+        for each in served.values():
+            model = await each.server.connect(longest=longest_sequence(self.cfg), top=top)
+            compare_served_tokens(self.tokenizer, model.path, each.server.url, str(self.cfg.trainer.policy.model.path))
 
     def begin_recording(self) -> None:
         """Start the recording, if the run makes one. Raises `RunError` if it cannot be written."""
@@ -466,6 +563,8 @@ class BasePPOExp(PolicySampling):
         """Close the rollouts, the endpoint and the engines after training."""
         await self.rollouts.close()
         await self.close_endpoint()
+        for each in self.served_teachers.values():
+            await each.server.close()
         if not self.recorded:
             end_otherwise = self.shutdown.requested and on_ray(self.cfg) and starts_engines(self.cfg)
             await self.client.close(engines_end_otherwise=end_otherwise)  # their processes are killed

@@ -1,50 +1,132 @@
-"""A teacher beside a learning model: its output matrix, and the divergence from its next-token distributions."""
+"""Teachers beside a learning model: the divergence from their next-token distributions, whole or of a few tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from skyrl.algorithms.linear_divergence import linear_divergence
+from skyrl.algorithms.target_logprobs import target_logprobs
+from skyrl.algorithms.topk_divergence import topk_divergence
+from skyrl.batch import TEACHER_IDS, TEACHER_LOGPROBS, RowTensors, TrainingBatch, to_device
 from skyrl.config.settings.distillation import DistillationConfig
 from skyrl.errors import ModelError
+from skyrl.learners.row_layouts import RowLayout
 from skyrl.models.files.naming import tied_names
 from skyrl.models.files.stored_weights import StoredWeights
 
 TYPE = "trainer.algorithm.distillation.type"
 
 
-class TeacherHead:
-    """The output matrix (V, H) of a teacher on a rank of the policy. The teacher's own ranks compute the hidden states
-    that it is multiplied with, so that no logits are sent.
-    """
+class TeacherLoss:
+    """The divergence of a learning model from its teachers, at the tokens of rows that carry what teachers said."""
 
-    def __init__(self, matrix: Tensor, settings: DistillationConfig) -> None:
-        """`matrix` is in host memory, in the type of the computation."""
-        self._matrix, self._settings = matrix, settings
-        self._on_device: Tensor | None = None
-
-    def divergence(self, hidden: Tensor, weight: Tensor, teacher_hidden: Tensor) -> Tensor:
-        """(N,) in nats, with gradient: the configured divergence of the student with hidden states (N, H) and output
-        matrix (V, H) from the teacher with hidden states (N, H_t).
+    def __init__(
+        self,
+        settings: DistillationConfig,
+        matrices: Mapping[str, Tensor] | None = None,
+        *,
+        of_policy: Collection[str] = (),
+    ) -> None:
+        """`matrices` are the output matrices (V, H) of teachers whose whole distributions are compared, by the name of
+        the extras with their hidden states; in host memory, in the type of the computation. The teachers' own ranks
+        compute the hidden states, so that no logits are sent. The teachers `of_policy` have the learning model's
+        matrix, which gets no gradient from them.
         """
-        if self._on_device is None or self._on_device.device != hidden.device:
-            self._on_device = self._matrix.to(hidden.device)
-        matrix = self._on_device.to(hidden.dtype)
-        states = teacher_hidden.to(hidden.dtype)
-        beta, temperature = self._settings.beta, self._settings.temperature
-        return linear_divergence(hidden, weight, states, matrix, beta=beta, temperature=temperature)
+        self._settings, self._matrices = settings, dict(matrices or {})
+        self._names = (*self._matrices, *of_policy)
+        self._on_device: dict[str, Tensor] = {}
 
-    def cost(self, divergence: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Part of the loss of each token, with gradient, and metrics by name; all of them (N,)."""
+    def reads(self, batch: TrainingBatch) -> bool:
+        """Whether rows of the batch carry what teachers said."""
+        return not batch.extras.keys().isdisjoint({TEACHER_IDS, *self._names})
+
+    def columns(self, hidden: Tensor, weight: Tensor, batch: TrainingBatch, layout: RowLayout) -> list[Tensor]:
+        """What `cost` is computed from, (n,) each with gradient, at the tokens that this rank reads: `hidden` (n, H)
+        are their hidden states, `weight` (V, H) is the output matrix.
+        """
+        if TEACHER_IDS in batch.extras:
+            ids = _ids(batch, layout)
+            logs = target_logprobs(hidden, weight, ids.clamp(min=0), temperature=self._settings.temperature)
+            return self._at_tokens(logs, ids, batch, layout)
+        carried = {name: batch.extras[name] for name in self._names if name in batch.extras}
+        if len(carried) == 1:
+            [(name, states)] = carried.items()
+            return [self._whole(name, hidden, weight, layout.own(states.values))]
+        found = torch.zeros(len(hidden), device=hidden.device)
+        for name, (places, states) in _by_teacher(carried, layout).items():
+            found = found.index_copy(0, places, self._whole(name, hidden[places], weight, states))
+        return [found]
+
+    def columns_of_logits(self, logits: Tensor, batch: TrainingBatch, layout: RowLayout) -> list[Tensor]:
+        """`columns` from a table of logits (n, V), for models whose logits are no plain product. Rows must carry
+        log-probabilities.
+        """
+        ids = _ids(batch, layout)
+        logits = logits.float() / self._settings.temperature
+        logs = logits.gather(-1, ids.clamp(min=0)) - logits.logsumexp(-1, keepdim=True)
+        return self._at_tokens(logs, ids, batch, layout)
+
+    def cost(self, columns: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Part of the loss of each token, with gradient, and metrics by name, from the columns of all N tokens."""
+        divergence, *clamped = columns
         numbers, bound = {"teacher_divergence": divergence.detach()}, self._settings.max_divergence
+        if clamped and self._settings.min_logprob is not None:
+            numbers["teacher_logprobs_clamped"] = clamped[0].detach()
         if bound is not None:
             numbers["teacher_divergence_clamped"] = (divergence.detach() > bound).float()
             divergence = divergence.clamp(max=bound)
         return self._settings.coef * divergence, numbers
 
     def leave_the_device(self) -> None:
-        """Free the memory of the device; the next pass copies the matrix there again."""
-        self._on_device = None
+        """Free the memory of the device; the next pass copies the matrices there again."""
+        self._on_device.clear()
+
+    def _at_tokens(self, logs: Tensor, ids: Tensor, batch: TrainingBatch, layout: RowLayout) -> list[Tensor]:
+        settings, wanted = self._settings, layout.own(batch.extras[TEACHER_LOGPROBS].values)
+        return list(
+            topk_divergence(logs, wanted, ids, beta=settings.beta, tail=settings.tail, min_logprob=settings.min_logprob)
+        )
+
+    def _matrix(self, name: str, weight: Tensor) -> Tensor:
+        """(V, H): the output matrix of a teacher, on the device of the learning model's own."""
+        if name not in self._matrices:
+            return (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach()
+        matrix = self._on_device.get(name)
+        if matrix is None or matrix.device != weight.device:
+            matrix = self._on_device[name] = self._matrices[name].to(weight.device)
+        return matrix
+
+    def _whole(self, name: str, hidden: Tensor, weight: Tensor, states: Tensor) -> Tensor:
+        """(n,) in nats: the divergence of whole distributions from those of a teacher with hidden states (n, H_t)."""
+        theirs, states = self._matrix(name, weight).to(hidden.dtype), states.to(hidden.dtype)
+        beta, temperature = self._settings.beta, self._settings.temperature
+        return linear_divergence(hidden, weight, states, theirs, beta=beta, temperature=temperature)
+
+
+def _ids(batch: TrainingBatch, layout: RowLayout) -> Tensor:
+    """(n, K) int64: the tokens that are compared at the tokens that this rank reads."""
+    return layout.own(batch.extras[TEACHER_IDS].values).long()
+
+
+def _by_teacher(carried: Mapping[str, RowTensors], layout: RowLayout) -> dict[str, tuple[Tensor, Tensor]]:
+    """For each teacher the places, among the n tokens that this rank reads, of the tokens of its rows, and its states
+    there. Each row carries the states of one teacher.
+    """
+    counts = torch.stack([each.counts for each in carried.values()])  # (teachers, B), on the host
+    tokens = counts.sum(0)
+    teacher_of = counts.argmax(0).repeat_interleave(tokens)
+    device = next(iter(carried.values())).values.device
+    found = {}
+    for number, (name, states) in enumerate(carried.items()):
+        entry = (teacher_of == number).long().cumsum(0) - 1  # of each token, among those of this teacher
+        entry = layout.own(to_device(torch.where(teacher_of == number, entry, -1), device))
+        places = (entry >= 0).nonzero().squeeze(1)
+        found[name] = (places, states.values[entry[places]])
+    return found
 
 
 def stored_output_matrix(meta_model: nn.Module, stored: StoredWeights) -> Tensor:
@@ -64,5 +146,5 @@ def no_plain_head(model: str) -> ModelError:
     """The error of a model whose logits are not the product of hidden states and a matrix."""
     return ModelError(
         f"the logits of {model} are not the product of hidden states and one matrix, which {TYPE} = loss needs: set it "
-        "to advantage"
+        "to advantage, or trainer.algorithm.distillation.top_k = 128"
     )

@@ -16,9 +16,10 @@ from skyrl.algorithms.linear_logprobs import (
     linear_logprobs,
     logprobs_of_logits,
 )
-from skyrl.batch import TEACHER_HIDDEN, TrainingBatch
+from skyrl.algorithms.target_logprobs import likeliest
+from skyrl.batch import STUDENT_IDS, TrainingBatch
 from skyrl.errors import ModelError, RunError
-from skyrl.learners.distillation import TeacherHead
+from skyrl.learners.distillation import TeacherLoss
 from skyrl.learners.row_layouts import MicroBatch, RowLayout, packed, padded
 from skyrl.learners.sequence_parallel import own_stretch
 from skyrl.models import output_head
@@ -137,7 +138,7 @@ def compute_logprobs(
     measured: bool = True,
     compile_it: bool = False,
     float32_head: bool = False,
-    teacher: TeacherHead | None = None,
+    teachers: TeacherLoss | None = None,
     collisions: bool = False,
 ) -> Outputs:
     """A policy's `ForwardFn`: log-probability of every token that `loss_mask` selects. While the policy learns, also
@@ -146,18 +147,18 @@ def compute_logprobs(
 
     `model` is a transformers causal language model. The entropy has a gradient only with `entropy_gradient`. `measured`
     False leaves out entropy and distance, for tokens that were not sampled. `compile_it` runs what follows the logits
-    through `torch.compile`. With `float32_head`, logits are computed in float32 from 16-bit weights. With a `teacher`,
-    while the policy learns, the divergence from the distributions of rows that carry `TEACHER_HIDDEN` is a cost of
-    their tokens; it needs `options.plain_head`. With `collisions`, which goes with `measured` False, the entropy is the
+    through `torch.compile`. With `float32_head`, logits are computed in float32 from 16-bit weights. With `teachers`,
+    while the model learns, the divergence from them is a cost of the tokens of rows that carry what they said; whole
+    distributions need `options.plain_head`. With `collisions`, which goes with `measured` False, the entropy is the
     collision entropy, without gradient.
     """
     batch, layout = micro.rows, micro.layout
     updates = options.measures or torch.is_grad_enabled()
     learns, collides = measured and updates, collisions and updates
+    distills = updates and teachers is not None and teachers.reads(batch)
     targets = layout.own(batch.pick(batch.input_ids))
     settings: dict[str, Any] = {"temperature": temperature, "with_entropy": learns, "compile_it": compile_it}
     settings["entropy_gradient"] = entropy_gradient
-    carried = batch.extras.get(TEACHER_HIDDEN) if learns else None
     if options.plain_head:
 
         def read_head(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -166,9 +167,9 @@ def compute_logprobs(
             columns = linear_logprobs(states, matrix, targets, **settings)
             if collides:
                 return _columns(columns[0], collision_entropy(states, matrix, temperature=temperature))
-            if teacher is None or carried is None:
+            if teachers is None or not distills:
                 return _columns(*columns)
-            return _columns(*columns, teacher.divergence(states, matrix, layout.own(carried.values)))
+            return _columns(*columns, *teachers.columns(states, matrix, batch, layout))
 
         with in_place_of_the_head(model, read_head):
             columns = options.answer(model, layout)
@@ -178,22 +179,31 @@ def compute_logprobs(
         columns = _columns(*logprobs_of_logits(logits, targets, **settings))
         if collides:
             columns = _columns(columns[:, 0], collision_entropy_of_logits(logits, temperature=temperature))
-    found, *spread = layout.join(columns).unbind(1)
+        if teachers is not None and distills:
+            columns = _columns(*columns.unbind(1), *teachers.columns_of_logits(logits, batch, layout))
+    found, *others = layout.join(columns).unbind(1)
+    outputs = Outputs(values=batch.place(found))
     if collides:
-        return Outputs(values=batch.place(found), entropy=batch.place(spread[0]))
-    if not learns:
-        return Outputs(values=batch.place(found))
-    numbers, sums = {"policy_entropy": spread[0].detach()}, {}
+        return attrs.evolve(outputs, entropy=batch.place(others[0]))
+    if learns:
+        entropy, *others = others
+        outputs = _measured(outputs, found, entropy, micro)
+    if teachers is None or not distills:
+        return outputs
+    cost, numbers = teachers.cost(others)
+    return attrs.evolve(outputs, token_costs=batch.place(cost), numbers=outputs.numbers | numbers)
+
+
+def _measured(outputs: Outputs, found: Tensor, entropy: Tensor, micro: MicroBatch) -> Outputs:
+    """The outputs with entropy, and the distance between log-probabilities (N,) and the engine's, in nats."""
+    batch = micro.rows
+    numbers, sums = {"policy_entropy": entropy.detach()}, {}
     if batch.rollout_logprobs is not None:
         distance = (found.detach() - batch.pick(batch.rollout_logprobs)).abs()
         numbers["rollout_train_logprobs_abs_diff"] = distance
         if batch.engines is not None:
             sums = by_engine(distance, batch.pick(batch.engines), micro.engines)
-    outputs = Outputs(values=batch.place(found), entropy=batch.place(spread[0]), numbers=numbers, sums=sums)
-    if teacher is None or carried is None:
-        return outputs
-    cost, own_numbers = teacher.cost(spread[1])
-    return attrs.evolve(outputs, token_costs=batch.place(cost), numbers=numbers | own_numbers)
+    return attrs.evolve(outputs, entropy=batch.place(entropy), numbers=numbers, sums=sums)
 
 
 def by_engine(distance: Tensor, engines: Tensor, numbers: Sequence[int]) -> dict[str, Tensor]:
@@ -216,6 +226,30 @@ def read_hidden(model: nn.Module, micro: MicroBatch, options: ForwardOptions) ->
     layout = micro.layout
     with in_place_of_the_head(model, lambda hidden, weight: layout.pick(hidden)):
         return layout.join(options.answer(model, layout))
+
+
+def read_token_logprobs(
+    model: nn.Module, micro: MicroBatch, options: ForwardOptions, *, count: int, temperature: float
+) -> Tensor:
+    """(N, 2, count + K) float32, at all selected tokens: ids, all of which float32 holds, and log-probabilities of the
+    `count` likeliest tokens, followed by those of the K tokens that rows carry as `STUDENT_IDS`.
+    """
+    layout, given = micro.layout, micro.rows.extras.get(STUDENT_IDS)
+    also = layout.own(micro.rows.pick(micro.rows.input_ids)[:, None][:, :0] if given is None else given.values).long()
+
+    def table(ids: Tensor, logprobs: Tensor, others: Tensor) -> Tensor:
+        return torch.stack([torch.cat([ids, also], -1).float(), torch.cat([logprobs, others], -1)], 1)
+
+    def read_head(hidden: Tensor, weight: Tensor) -> Tensor:
+        states = layout.pick(hidden)
+        return table(*likeliest(states, weight, count, also, temperature=temperature))
+
+    if options.plain_head:
+        with in_place_of_the_head(model, read_head):
+            return layout.join(options.answer(model, layout))
+    logs = (layout.pick(options.answer(model, layout)).float() / temperature).log_softmax(-1)
+    values, ids = logs.topk(count)
+    return layout.join(table(ids, values, logs.gather(-1, also)))
 
 
 def _columns(*found: Tensor | None) -> Tensor:

@@ -72,6 +72,7 @@ class Episode:
         self._tools: Sequence[Mapping[str, Any]] = ()
         self._turns = 0
         self._answer: str | None = None
+        self._feedback: str | None = None
         self._metrics: dict[str, float] = {}
         self._components: dict[str, float] = {}
         self._seconds = {"llm": 0.0, "env": 0.0, "env_run": 0.0}
@@ -173,7 +174,9 @@ class Episode:
         _refuse_unreadable(step.observations, who)
         if not isinstance(step.answer, str | None):
             raise _wrong(f"{who} read the answer {step.answer!r:.200}, which is not a text")
-        self._answer = step.answer
+        if not isinstance(step.feedback, str | None):
+            raise _wrong(f"{who} gave the feedback {step.feedback!r:.200}, which is not a text")
+        self._answer, self._feedback = step.answer, step.feedback
         self._transcript.credit(number(step.reward, f"{who} gave the reward"))
         if not isinstance(step.components, Mapping):
             raise _wrong(f"{who} gave the components {step.components!r:.200}, which are not numbers by name")
@@ -196,6 +199,7 @@ class Episode:
             **attrs.asdict(steps[-1], recurse=False),
             stop_reason=reason,
             answer=self._answer,
+            feedback=self._feedback,
             metrics=self._metrics,
             components=self._components,
             timings={"completion": time.perf_counter() - self._begun, **self._seconds},

@@ -10,14 +10,14 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import EnvironmentConfig, SkyRLTrainConfig
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.model_overrides import engine_overrides
-from skyrl.config.derive.rl_models import has_reference, has_teacher
+from skyrl.config.derive.rl_models import has_local_teacher, has_reference
 from skyrl.data.cursor import batches
 from skyrl.data.prompts import NO_SOURCE, PromptDataset
 from skyrl.data.sources import answer_in
 from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.registry import ACCEPT_TIER, find_task, ignored_columns, ignored_columns_warning, sandboxed_parts
 from skyrl.envs.rows import ground_truths
-from skyrl.errors import DataError, ModelError
+from skyrl.errors import DataError, ModelError, SkyRLError
 from skyrl.inference.vllm.arguments import refuse_unsuitable
 from skyrl.inference.vllm.model import model_facts
 from skyrl.models.files.chat_templates import unread_variables
@@ -122,7 +122,7 @@ def read_model_configs(
     """
     policy, replaced = str(run.trainer.policy.model.path), engine_overrides(run)
     paths = {policy, str(run.trainer.ref.model.path)} if has_reference(run) else {policy}
-    if has_teacher(run):
+    if has_local_teacher(run):
         teacher = str(run.trainer.teacher.model.path)
         refuse_other_tokens(tokenizer, load_tokenizer(teacher), policy=policy, teacher=teacher)
         paths |= {teacher}
@@ -135,6 +135,18 @@ def read_model_configs(
     turns = generator.max_input_length if generator.max_turns > 1 else None
     sampled = [(train, generator.sampling_params), (evaluation, generator.eval_sampling_params)]
     _refuse_long(max_positions(policy, replaced), sampled, turns)
+
+
+def compare_served_tokens(own: ChatTokenizer, path: str, url: str, policy: str) -> None:
+    """Compare the policy's tokenizer with that of a served model of this path or name, as far as its files can be read
+    here. Raises `ModelError` if they differ.
+    """
+    try:
+        other = load_tokenizer(path)
+    except SkyRLError as error:
+        notice(f"warning: the tokens of the teacher at {url} cannot be compared with the policy's: {error}")
+        return
+    refuse_other_tokens(own, other, policy=policy, teacher=f"{path} at {url}")
 
 
 def refuse_other_tokens(own: ChatTokenizer, other: ChatTokenizer, *, policy: str, teacher: str) -> None:

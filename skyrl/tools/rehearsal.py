@@ -24,7 +24,7 @@ from attrs import frozen
 from skyrl.config import SkyRLTrainConfig, compose
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.every_kind import evaluates
-from skyrl.config.derive.rl_models import has_critic, has_reference, has_teacher
+from skyrl.config.derive.rl_models import has_critic, has_reference, has_served_teacher, has_teacher
 from skyrl.config.loading.standalone_file import kept_text
 from skyrl.data.sources import BadRow, iterate_rows
 from skyrl.errors import ConfigError, SkyRLError
@@ -131,6 +131,9 @@ class Rehearsal:
         if has_teacher(run):
             shrink(run.trainer.teacher.model.path or path, self.folder / "teacher", seed=2)
             changes["trainer.teacher.model.path"] = str(self.folder / "teacher")
+        if has_served_teacher(run):
+            changes |= {"trainer.teacher.endpoint.url": None, "trainer.teacher.endpoint.sources": {}}
+            findings.append(Finding("served teachers", "not tried", "a small one in the run takes their place"))
         if evaluates(run.trainer):
             changes["data.val_data"] = self._few_rows(run.data.val_data)
             findings.append(Finding("data", "folded", f"{EVALUATED} rows of each evaluation source"))

@@ -128,6 +128,11 @@ _REWARDS = (
     MetricSpec("loss/avg_kl_max", "nats", "KL penalty in the reward: mean over answers of the largest token."),
     MetricSpec("loss/kl_loss_coef", "1", "Weight of the KL penalty in the reward, which an adaptive controller moves."),
     MetricSpec(
+        "loss/hinted",
+        "share",
+        "Answers before which the teacher read a hint (algorithm.distillation.hint.source).",
+    ),
+    MetricSpec(
         "loss/teacher_kl",
         "nats",
         "Reverse KL from the teacher, estimated from the sampled tokens (algorithm.distillation.type = advantage).",
@@ -159,6 +164,11 @@ _POLICY = (
         "policy/mini_batches_moved_too_far", "mini-batches", "Mini-batches left out (algorithm.max_importance_ratio)."
     ),
     MetricSpec("policy/teacher_divergence", "nats", "Divergence from the teacher's distributions, mean over tokens."),
+    MetricSpec(
+        "policy/teacher_logprobs_clamped",
+        "share",
+        "Compared tokens whose log-probability was raised to algorithm.distillation.min_logprob.",
+    ),
     MetricSpec("policy/teacher_divergence_clamped", "share", "Tokens above algorithm.distillation.max_divergence."),
     MetricSpec("policy/policy_entropy", "nats", "Entropy of the policy, mean over trained tokens."),
     MetricSpec("policy/response_length", "tokens", "Trained tokens of an answer, mean."),
@@ -342,7 +352,8 @@ _RUN = (
     MetricSpec("timing/generate", "s", "Waiting for samples."),
     MetricSpec("timing/policy_logprobs", "s", "Old log-probabilities."),
     MetricSpec("timing/ref_logprobs", "s", "Log-probabilities of the reference model."),
-    MetricSpec("timing/teacher", "s", "Log-probabilities or hidden states of the teacher."),
+    MetricSpec("timing/teacher", "s", "Log-probabilities or hidden states of the teachers, local or served."),
+    MetricSpec("timing/policy_likeliest", "s", "The policy's likeliest tokens (algorithm.distillation.top_k_of)."),
     MetricSpec("timing/values", "s", "Values of the critic."),
     MetricSpec("timing/policy_train", "s", "Updates of the policy."),
     MetricSpec("timing/critic_train", "s", "Updates of the critic."),

@@ -80,6 +80,13 @@ def collate(
     )
 
 
+def row_sources(groups: Sequence[TrajectoryGroup]) -> tuple[str, ...]:
+    """The data source of each row of `collate`."""
+    return tuple(
+        group.prompt.data_source for group in groups for trajectory in group.trajectories for _ in trajectory.steps
+    )
+
+
 def versions_behind(groups: Sequence[TrajectoryGroup], version: int, width: int) -> Tensor:
     """(B, `width`) int64: number of weight updates between the sampling of each token and `version`; 0 elsewhere. The
     rows are those of `collate`.

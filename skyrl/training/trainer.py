@@ -13,17 +13,17 @@ from torch import Tensor
 from skyrl.algorithms.estimators import AdvantageEstimator
 from skyrl.algorithms.interpolation import interpolation_weight
 from skyrl.algorithms.losses import importance_ratio
-from skyrl.batch import TrainingBatch
+from skyrl.batch import TEACHER_PROMPT, TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.config.derive.sizes import scores_old_logprobs
 from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers.learning_worker import Objective
-from skyrl.training.collate import collate, versions_behind
+from skyrl.training.collate import collate, row_sources, versions_behind
 from skyrl.training.describe import Metrics, average, describe, describe_advantages, prefixed
 from skyrl.training.objective import old_logprobs
 from skyrl.training.online_dpo import RankedPairs
 from skyrl.training.position import RolloutPosition
-from skyrl.training.teacher import Teacher, describe_teacher
+from skyrl.training.teacher import Teacher, describe_teacher, hinted_share
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree import required
 
@@ -147,8 +147,9 @@ class PPOTrainer:
             batch = batch.given(ref_logprobs=await self.reference.score(batch))  # log pi_ref
         if self.critic:
             batch = batch.given(values=await self.critic.score(batch))  # V of the states that tokens were drawn in
+        hinted: Metrics = {"loss/hinted": hinted_share(batch)} if TEACHER_PROMPT in batch.extras else {}
         if self.teacher:
-            batch = await self.teacher(batch)  # log nu, or what gives nu of all tokens
+            batch = await self.teacher(batch, row_sources(groups))  # log nu, or what gives nu of all tokens
         rewards, shaped = self.shape(batch)  # r_t, less beta KL(pi_old || pi_ref) if configured
         batch = batch.given(rewards=rewards)
         if self.reference and self.pairs:  # log pi_ref of the answers that the rewards put into pairs
@@ -156,7 +157,7 @@ class PPOTrainer:
         batch = batch.given(advantages=self.estimate(batch))
         metrics = await self.improve(batch)  # epochs x mini-batches of updates of critic and policy
         metrics |= await self.weights.publish(self.version + 1)  # pi_old <- pi_theta
-        taught = describe_teacher(batch) if self.teacher else {}
+        taught = hinted | describe_teacher(batch) if self.teacher else {}
         ranked = self.pairs.describe(batch) if self.pairs else {}
         learned_from = describe_advantages(batch) | taught | ranked | shaped
         return describe(groups) | self.rollouts.metrics() | learned_from | metrics

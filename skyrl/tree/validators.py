@@ -46,6 +46,7 @@ def bounds_of(validator: object) -> dict[str, float]:
 
 
 positive = rule_of_one_field(lambda value: value > 0, "positive", exclusiveMinimum=0)
+negative = rule_of_one_field(lambda value: value < 0, "negative", exclusiveMaximum=0)
 non_negative = rule_of_one_field(lambda value: value >= 0, "zero or positive", minimum=0)
 fraction = rule_of_one_field(lambda value: 0 <= value <= 1, "between 0 and 1", minimum=0, maximum=1)
 positive_fraction = rule_of_one_field(

@@ -78,13 +78,13 @@ def _candidates(kind: Any, default: Any) -> Iterator[Any]:
     elif is_list(kind):
         yield from ([item, item] for item in _candidates(get_args(kind)[0], None))
     elif is_mapping(kind):
-        yield {"key": 1}
+        yield from ({"key": 1}, {"key": "http://other"})
     else:
         yield from {
             bool: (True, False),
             int: (3, 1),
-            float: (0.25, 1.5),
-            str: ("other", "zero", "http://other", "vllm:d1|fsdp:d1"),
+            float: (0.25, 1.5, -1.5),
+            str: ("other", "zero", "http://other", "vllm:d1|fsdp:d1", "{prompt}: {hint}"),
             Secret: (Secret("A_TOKEN"),),
         }[kind]
 

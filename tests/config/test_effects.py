@@ -24,9 +24,10 @@ from tests.config.leaves import FIXED, LEAVES, OTHERS, RUNNABLE, each
 
 NO_KL = {"trainer.algorithm.use_kl_loss": False, "trainer.algorithm.use_kl_in_reward": False}
 CRITIC = {"trainer.critic.model.path": "critic"}
-OF_LOSS = ("beta", "temperature", "max_divergence")
 OF_ADVANTAGES = ("use_kl_loss", "advantage_estimator", "loss_reduction", "advantage_batch_normalize", "advantage_norm")
 PAIRS = {"trainer.algorithm.policy_loss_type": "online_dpo"}
+OF_LOSS = ("beta", "temperature", "max_divergence", "top_k")
+OF_TOP_K = ("top_k_of", "tail", "min_logprob")
 TAUGHT = {"trainer.teacher.model.path": "teacher"}
 NO_EVALUATION = {"trainer.eval_before_train": False, "trainer.eval_interval": 0}
 NOT_SAVED = {"trainer.ckpt_interval": -1}
@@ -49,8 +50,13 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.faults.on_stall": {"trainer.faults.stall_timeout_seconds": None},
     "trainer.placement.ref_num_nodes": NO_KL,
     "trainer.placement.ref_num_gpus_per_node": NO_KL,
+    **dict.fromkeys((f"trainer.algorithm.distillation.hint.{name}" for name in ("column", "template")), TAUGHT),
     "trainer.algorithm.distillation.discount": {**TAUGHT, "trainer.algorithm.distillation.type": "loss"},
     **dict.fromkeys((f"trainer.algorithm.distillation.{name}" for name in OF_LOSS), TAUGHT),
+    **{
+        f"trainer.algorithm.distillation.{name}": {**TAUGHT, "trainer.algorithm.distillation.type": "loss"}
+        for name in OF_TOP_K
+    },
     "trainer.algorithm.grpo_norm_by_std": {"trainer.algorithm.advantage_estimator": "rloo"},
     **dict.fromkeys((f"trainer.algorithm.{name}" for name in OF_ADVANTAGES), PAIRS),
     "trainer.algorithm.old_logprobs": {"trainer.algorithm.policy_loss_type": "dppo"},

@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
+from attrs import evolve
 
-from skyrl.batch import TrainingBatch
+from skyrl.batch import (
+    STUDENT_IDS,
+    TEACHER_HIDDEN,
+    TEACHER_IDS,
+    TEACHER_LOGPROBS,
+    TEACHER_PROMPT,
+    RowTensors,
+    TrainingBatch,
+)
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
 from skyrl.experiments.ppo import BasePPOExp
-from skyrl.learners.distillation import TeacherHead
+from skyrl.learners.distillation import TeacherLoss
+from skyrl.learners.row_layouts import padded
 from skyrl.learners.workers.objectives import ReturnRegression
 from skyrl.rollout.batches import SynchronousRollouts
 from skyrl.training.advantage import advantages_of, critic_targets
 from skyrl.training.objective import policy_objective
 from skyrl.training.online_dpo import ranked_pairs_of
 from skyrl.training.shaping import reward_shaping
+from skyrl.training.teacher import TeacherOfLikelyTokens
 from skyrl.training.trainer import update
-from skyrl.trajectory import Prompt
+from skyrl.trajectory import Prompt, TrajectoryGroup
 from skyrl.tree import FrozenDict
 from tests.effects.observables import plain
 from tests.effects.probe import Observable, Probe, Scene, observable
 from tests.learners.updating import CriticWorker, PolicyWorker
-from tests.rollout.scripted import Scripted
+from tests.rollout.scripted import Scripted, trajectory
 
 A = "trainer.algorithm."
 CRITIC: dict[str, Any] = {"trainer.critic.model.path": "{nano}/model", "trainer.critic_mini_batch_size": 4}
@@ -99,15 +110,69 @@ def advantages(scene: Scene) -> object:
     return plain(advantages_of(scene.run.trainer)(small_batch()))
 
 
+@observable("the prompt that a teacher reads")
+def hinted_prompt(scene: Scene) -> object:
+    experiment = BasePPOExp(scene.run)
+    prompt = experiment.train_dataset.prompts[0]
+    answers = tuple(
+        evolve(trajectory(reward, index), prompt_ids=prompt.token_ids) for index, reward in enumerate((0, 1))
+    )
+    group = TrajectoryGroup(prompt=evolve(prompt, extras={"hint": "a", "other": "b"}), trajectories=answers)
+    [found] = experiment.hints([group]) if experiment.hints else [group]
+    return [list(row.extras[TEACHER_PROMPT].data) if row.extras else [] for row in found.trajectories]
+
+
 @observable("a student's divergence from a teacher, its part of the loss, and its gradient")
 def teacher_costs(scene: Scene) -> object:
     numbers = torch.Generator().manual_seed(1)
-    student, teacher = (torch.randn(6, 8, generator=numbers).requires_grad_() for _ in range(2))
+    batch, settings = small_batch(), scene.run.trainer.algorithm.distillation
+    counts = batch.loss_mask.sum(1)
+    tokens = int(counts.sum())
+    student, teacher = (torch.randn(tokens, 8, generator=numbers).requires_grad_() for _ in range(2))
     matrix, other = (torch.randn(40, 8, generator=numbers) for _ in range(2))
-    head = TeacherHead(other, scene.run.trainer.algorithm.distillation)
-    costs, found = head.cost(head.divergence(student, matrix, teacher.detach()))
+    loss = TeacherLoss(settings, {TEACHER_HIDDEN: other})
+    said = {TEACHER_HIDDEN: teacher.detach()}
+    if settings.top_k is not None:
+        logs, ids = (teacher.detach() @ other.T).log_softmax(-1).topk(settings.top_k)
+        said = {TEACHER_IDS: ids, TEACHER_LOGPROBS: logs}
+    batch = batch.carrying(**{name: RowTensors(values=values, counts=counts) for name, values in said.items()})
+    costs, found = loss.cost(loss.columns(student, matrix, batch, padded(batch)))
     costs.sum().backward()
     return plain([costs, found, student.grad])
+
+
+@observable("the tokens that a student is compared at")
+def taught_tokens(scene: Scene) -> object:
+    batch = small_batch()
+    counts = batch.loss_mask.sum(1)
+
+    async def likely(rows: TrainingBatch, count: int, temperature: float) -> tuple[RowTensors, RowTensors]:
+        ids = torch.arange(int(counts.sum())).unsqueeze(1) + torch.arange(
+            count + (4 if STUDENT_IDS in rows.extras else 0)
+        )
+        return RowTensors(values=ids, counts=counts), RowTensors(values=-ids.float(), counts=counts)
+
+    async def of_sources(
+        rows: TrainingBatch, sources: Sequence[str], count: int, temperature: float
+    ) -> tuple[RowTensors, RowTensors]:
+        return await likely(rows, count, temperature)
+
+    settings = scene.run.trainer.algorithm.distillation
+    teacher = TeacherOfLikelyTokens(settings=settings, teacher=of_sources, policy=likely)
+    return plain([each.values for each in asyncio.run(teacher(batch, ["letters"] * len(batch))).extras.values()])
+
+
+@observable("the servers that score the policy's tokens, and how they are asked")
+def asked_servers(scene: Scene) -> object:
+    experiment = BasePPOExp(scene.run)
+    try:
+        servers = {str(source): each.server for source, each in experiment.served_teachers.items()}
+        return {
+            source: (each.url, each._protocol, each._timeout, each._connection._most)
+            for source, each in servers.items()
+        }
+    finally:
+        experiment.processes.close()
 
 
 @observable("what the critic learns from a batch: targets, loss and gradient")
@@ -225,13 +290,27 @@ ADVANTAGES: tuple[Probe, ...] = (
 )
 
 TAUGHT: dict[str, Any] = {"trainer.teacher.model.path": "{nano}/model"}
+HINTED = {**TAUGHT, "distillation__hint__source": "column"}
 IN_LOSS = {**TAUGHT, "distillation__type": "loss"}
+ENDPOINT = "trainer.teacher.endpoint."
+SERVED: dict[str, Any] = {f"{ENDPOINT}url": "http://10.0.0.5:8000"}
+OF_LIKELY = {**IN_LOSS, "distillation__top_k": 4, "distillation__beta": 0.0}
 
 TEACHERS: tuple[Probe, ...] = (
     *on(advantages, TAUGHT, distillation__type="loss", distillation__coef=2.0, distillation__task_coef=0.5),
     *on(advantages, TAUGHT, distillation__discount=0.5),
+    *on(advantages, {"distillation__hint__source": "column"}, distillation__self_teacher=True),
+    *on(hinted_prompt, TAUGHT, distillation__hint__source="success"),
+    *on(hinted_prompt, HINTED, distillation__hint__column="other", distillation__hint__template="{hint}: {prompt}"),
     *on(teacher_costs, IN_LOSS, distillation__beta=0.5, distillation__temperature=2.0),
-    *on(teacher_costs, IN_LOSS, distillation__max_divergence=0.5),
+    *on(teacher_costs, IN_LOSS, distillation__max_divergence=0.5, distillation__top_k=4),
+    *on(teacher_costs, OF_LIKELY, distillation__tail=False, distillation__min_logprob=-2.0),
+    *on(taught_tokens, OF_LIKELY, distillation__top_k_of="union"),
+    Probe(f"{ENDPOINT}url", "http://10.0.0.6:8000", asked_servers, SERVED),
+    Probe(f"{ENDPOINT}sources", {"letters": "http://10.0.0.6:8000"}, asked_servers, SERVED),
+    Probe(f"{ENDPOINT}protocol", "sglang", asked_servers, SERVED),
+    Probe(f"{ENDPOINT}timeout", 5.0, asked_servers, SERVED),
+    Probe(f"{ENDPOINT}max_requests", 2, asked_servers, SERVED),
 )
 
 CRITICS: tuple[Probe, ...] = (

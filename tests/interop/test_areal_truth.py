@@ -225,7 +225,6 @@ def test_adapter_settings_are_converted(tmp_path: Path) -> None:
     ("key", "value", "why"),
     [
         ("actor.m2_threshold", 0.04, "M2PO"),
-        ("teacher.path", "c/d", "on-policy distillation"),
         ("actor.rejection_sampling.level", "sequence", "rejection per sequence"),
         ("actor.enable_tree_training", True, "tree training"),
         ("actor.made_up", 1, "not known to this converter"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from skyrl.batch import TEACHER_HIDDEN, RowTensors, TrainingBatch
+from skyrl.batch import TEACHER_HIDDEN, TEACHER_IDS, RowTensors, TrainingBatch
 from skyrl.config import DistillationConfig, ModelConfig, TeacherConfig, TrainerConfig
 from skyrl.errors import ModelError
 from skyrl.learners.rank_metrics import Metrics
@@ -20,7 +21,11 @@ from skyrl.learners.workers import roles
 from skyrl.learners.workers.group import ScorerGroup, deal
 from skyrl.learners.workers.roles import TeacherWorker
 from skyrl.planning.replicas import replicas
+from skyrl.processes.handles import Group
+from skyrl.processes.in_process import LocalHandle
 from skyrl.training.objective import policy_objective
+from skyrl.training.served_teacher import TeachersBySource
+from skyrl.training.teacher import TeacherOfLikelyTokens
 from tests.learners.rows import batch
 from tests.learners.spreading import (
     CUTTING,
@@ -70,20 +75,20 @@ async def test_hidden_states_and_the_output_matrix_give_the_teachers_distributio
     rows, path = batch(ROWS), taught.teacher.model.path
     states = await TeacherWorker(taught).hidden(rows)
     assert states.counts.tolist() == rows.loss_mask.sum(1).tolist()
-    head = roles._teacher_head(taught)
+    matrix = roles._output_matrix(taught, taught.teacher)
     wanted = logits_of(path, rows)
-    assert wanted.shape[1] == len(head._matrix)
-    torch.testing.assert_close(states.values @ head._matrix.T, wanted, atol=1e-5, rtol=1e-5)
+    assert wanted.shape[1] == len(matrix)
+    torch.testing.assert_close(states.values @ matrix.T, wanted, atol=1e-5, rtol=1e-5)
     logs = torch.log_softmax(wanted, -1).gather(1, rows.pick(rows.input_ids)[:, None]).squeeze(1)
     torch.testing.assert_close(rows.pick(await TeacherWorker(taught).score(rows)), logs, atol=1e-5, rtol=1e-5)
 
 
 async def test_a_tied_output_matrix_is_read_under_the_name_of_the_embeddings(taught: TrainerConfig) -> None:
     tied = changed(taught, {"teacher.model.path": taught.policy.model.path})
-    head = roles._teacher_head(tied)
+    matrix = roles._output_matrix(tied, tied.teacher)
     states = await TeacherWorker(tied).hidden(batch(ROWS))
     logits = logits_of(taught.policy.model.path, batch(ROWS))
-    torch.testing.assert_close(states.values @ head._matrix.T, logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(states.values @ matrix.T, logits, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("ranks", [2])
@@ -157,6 +162,87 @@ async def test_updates_are_alike_packed_or_padded_and_on_any_number_of_ranks(
     for one, other in zip(wanted, found, strict=True):
         assert_same_numbers(one, other)
     assert_same_weights(weights, others)
+    assert found[-1]["teacher_divergence"] < found[0]["teacher_divergence"]
+
+
+LIKELY: dict[str, Any] = {"algorithm.distillation.top_k": 5, "algorithm.distillation.min_logprob": -6.0}
+
+
+async def of_likely_tokens(trainer: TrainerConfig, teacher: Any, policy: Any) -> TrainingBatch:
+    """The rows with what a teacher says of likely tokens."""
+    asks = TeacherOfLikelyTokens(
+        settings=trainer.algorithm.distillation,
+        teacher=TeachersBySource(default=teacher, named={}).token_logprobs,
+        policy=policy.token_logprobs,
+    )
+    return await asks(batch(ROWS), ["letters"] * ROWS)
+
+
+def alone(worker: Any) -> ScorerGroup[Any]:
+    return ScorerGroup(Group([LocalHandle("one", worker)]))
+
+
+@pytest.mark.parametrize("how", ["teacher", "student", "intersection", "union"])
+async def test_the_loss_of_a_batch_has_the_divergence_over_the_chosen_tokens(how: str, taught: TrainerConfig) -> None:
+    trainer = changed(taught, {**LIKELY, "algorithm.distillation.top_k_of": how})
+    objective = policy_objective(trainer.algorithm, has_teacher=True)
+    learner = PolicyWorker(trainer, objective)
+    rows = await of_likely_tokens(trainer, alone(TeacherWorker(trainer)), alone(learner))
+    student, teacher = (
+        (logits_of(model.path, rows)[:, :250].double() / 2).log_softmax(-1)
+        for model in (trainer.policy.model, trainer.teacher.model)
+    )
+    sets = [(each.topk(5).indices, torch.zeros_like(each, dtype=torch.bool)) for each in (teacher, student)]
+    of_teacher, of_student = (mask.scatter(1, ids, True) for ids, mask in sets)
+    chosen = {
+        "teacher": of_teacher,
+        "student": of_student,
+        "intersection": of_teacher & of_student,
+        "union": of_teacher | of_student,
+    }[how]
+    ids = rows.extras[TEACHER_IDS]
+    assert ids.counts.tolist() == rows.loss_mask.sum(1).tolist()
+    for mask, listed in zip(chosen, ids.values, strict=True):
+        assert set(mask.nonzero().squeeze(1).tolist()) == set(listed.tolist()) - {-1}
+    said = await learner.update(rows)
+    p, q = (torch.where(chosen, each.exp(), 0.0) for each in (student, teacher))
+    p, q = (torch.cat([each, 1 - each.sum(1, keepdim=True)], 1).clamp(min=math.exp(-6.0)) for each in (p, q))
+    kept = torch.nn.functional.pad(chosen, (0, 1), value=True)
+    m = 0.7 * p + 0.3 * q
+    wanted = (torch.where(kept, 0.3 * q * (q / m).log() + 0.7 * p * (p / m).log(), 0.0)).sum(1)
+    assert said["teacher_divergence"] == pytest.approx(wanted.mean().item(), abs=1e-5)
+    low = ((student < -6.0) & chosen).sum(1) / chosen.sum(1).clamp(min=1)
+    assert said["teacher_logprobs_clamped"] == pytest.approx(low.mean().item(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks"),
+    [
+        ({"use_sample_packing": False}, 1),
+        ({"micro_train_batch_size_per_gpu": 1}, 1),
+        ({}, 2),
+        ({SHARING: 2}, 2),
+        ({CUTTING: 2}, 2),
+    ],
+)
+async def test_likely_tokens_teach_alike_packed_or_padded_and_on_any_number_of_ranks(
+    changes: dict[str, Any], ranks: int, taught: TrainerConfig, spread: Spread
+) -> None:
+    taught = changed(taught, {**LIKELY, "algorithm.distillation.top_k_of": "union"})
+    objective = policy_objective(taught.algorithm, has_teacher=True)
+    teacher, policy = alone(TeacherWorker(taught)), PolicyWorker(taught, objective)
+    rows = await of_likely_tokens(taught, teacher, alone(policy))
+    wanted, weights = await trained(policy, rows)
+    trainer = changed(taught, changes)
+    together = replicas(ranks, inner=trainer.policy.sequence_parallel_size * trainer.policy.tensor_parallel_size)
+    group = spread.start(partial(PolicyWorker, trainer, objective), ranks, trainer.strategy, together)
+    learner = LearnerGroup(group, objective, replicas=together)
+    others = await of_likely_tokens(trainer, teacher, learner)
+    assert torch.equal(others.extras[TEACHER_IDS].values, rows.extras[TEACHER_IDS].values)
+    found, weights_there = await trained(learner, others)
+    for one, other in zip(wanted, found, strict=True):
+        assert_same_numbers(one, other)
+    assert_same_weights(weights, weights_there)
     assert found[-1]["teacher_divergence"] < found[0]["teacher_divergence"]
 
 

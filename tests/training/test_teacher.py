@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,12 +10,19 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from skyrl.batch import TEACHER_HIDDEN, RowTensors, TrainingBatch
+from skyrl.batch import TEACHER_HIDDEN, TEACHER_PROMPT, RowTensors, TrainingBatch
 from skyrl.config import AlgorithmConfig, DistillationConfig, ModelConfig, TeacherConfig, TrainerConfig
 from skyrl.errors import RunError
 from skyrl.training.advantage import WithTeacher, advantages_of
 from skyrl.training.objective import policy_objective
-from skyrl.training.teacher import TeacherOfDistributions, TeacherOfTokens, describe_teacher
+from skyrl.training.served_teacher import TeachersBySource
+from skyrl.training.teacher import (
+    TeacherBehindHints,
+    TeacherOfDistributions,
+    TeacherOfTokens,
+    describe_teacher,
+    hinted_share,
+)
 from tests.training.batches import batch_of
 
 NU = torch.tensor([[9.0, -0.4, -1.8], [9.0, -0.5, -0.5]])
@@ -81,9 +89,68 @@ async def test_a_teacher_gives_scores_or_hidden_states_of_the_batch() -> None:
         assert len(batch) == 2
         return states
 
-    async def score(batch: TrainingBatch) -> Tensor:
+    async def score(batch: TrainingBatch, sources: Sequence[str]) -> Tensor:
+        assert list(sources) == ["one", "two"]
         return NU
 
-    assert (await TeacherOfTokens(score)(batch_of())).teacher_logprobs is NU
-    carried = (await TeacherOfDistributions(answer)(batch_of())).extras[TEACHER_HIDDEN]
+    sources = ["one", "two"]
+    assert (await TeacherOfTokens(score)(batch_of(), sources)).teacher_logprobs is NU
+    carried = (await TeacherOfDistributions(answer)(batch_of(), sources)).extras[TEACHER_HIDDEN]
     assert carried is states
+
+
+async def test_a_teacher_behind_hints_scores_the_same_tokens_at_other_places() -> None:
+    prompts = RowTensors.of([torch.tensor([8, 9, 5]), torch.tensor([5])])
+    rows = batch_of().carrying(**{TEACHER_PROMPT: prompts})
+
+    async def score(shown: TrainingBatch, sources: Sequence[str]) -> Tensor:
+        assert shown.input_ids.tolist() == [[8, 9, 5, 1, 2], [5, 3, 4, 0, 0]]
+        assert shown.lengths.tolist() == [5, 3] and shown.extras == {}
+        assert shown.loss_mask.int().tolist() == [[0, 0, 0, 1, 1], [0, 1, 1, 0, 0]]
+        return shown.loss_mask * -0.1 * shown.input_ids
+
+    taught = await TeacherBehindHints(TeacherOfTokens(score))(rows, ())
+    assert taught.teacher_logprobs is not None and taught.extras == {}
+    torch.testing.assert_close(taught.teacher_logprobs, torch.tensor([[0.0, -0.1, -0.2], [0.0, -0.3, -0.4]]))
+    states = RowTensors.of([torch.ones(2, 5), torch.zeros(2, 5)])
+
+    async def hidden(shown: TrainingBatch) -> RowTensors:
+        return states
+
+    assert (await TeacherBehindHints(TeacherOfDistributions(hidden))(rows, ())).extras == {TEACHER_HIDDEN: states}
+    assert hinted_share(rows) == 0.5
+
+
+def test_a_policy_that_teaches_itself_changes_its_advantages() -> None:
+    own = TrainerConfig(algorithm=AlgorithmConfig(distillation=DistillationConfig(self_teacher=True)))
+    assert isinstance(advantages_of(own), WithTeacher)
+
+
+class Constant:
+    """A teacher that gives every token one number, and is likeliest to say that number's tokens."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    async def score(self, batch: TrainingBatch, /) -> Tensor:
+        return torch.where(batch.loss_mask, float(self.number), 0.0)
+
+    async def token_logprobs(
+        self, batch: TrainingBatch, count: int, temperature: float, /
+    ) -> tuple[RowTensors, RowTensors]:
+        rows = [torch.full((tokens, count), self.number) for tokens in batch.loss_mask.sum(1).tolist()]
+        return RowTensors.of(rows), RowTensors.of([-row.float() for row in rows])
+
+
+async def test_each_row_is_scored_by_the_teacher_of_its_source() -> None:
+    teachers = TeachersBySource(default=Constant(3), named={"two": Constant(5)})
+    batch, mask = batch_of(), batch_of().loss_mask
+    wanted = torch.tensor([[5.0], [3.0]]) * mask
+    assert torch.equal(await teachers.score(batch, ["two", "other"]), wanted)
+    ids, logprobs = await teachers.token_logprobs(batch, ["two", "other"], 4, 1.0)
+    assert ids.counts.tolist() == mask.sum(1).tolist()
+    assert [row.unique().tolist() for row in ids.rows()] == [[5], [3]]
+    assert [row.unique().tolist() for row in logprobs.rows()] == [[-5], [-3]]
+    alone = TeachersBySource(default=None, named={"two": Constant(5)})
+    with pytest.raises(RunError, match=r"no teacher teaches the data source 'other': add it to trainer\.teacher\."):
+        await alone.score(batch, ["two", "other"])

@@ -19,6 +19,7 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
     (validators.fraction_below_one, [0, 0.9], [1]),
     (validators.not_empty, ["a", (1,)], ["", ()]),
     (validators.port, [1, 65535], [0, 65536]),
+    (validators.negative, [-1, -0.5], [0, 2]),
     (validators.positive_or_off, [-1, 2], [0, -2]),
     (validators.at_least(3), [3, 4], [2]),
     (validators.positive_or_minus_one("all"), [-1, 1], [0, -2]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.derive.chosen_facts import estimator_facts, is_peer_loss, loss_facts
-from skyrl.config.derive.rl_models import has_critic, has_teacher
+from skyrl.config.derive.rl_models import distills, has_critic, has_teacher
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.losses import asks_for_correction
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLossRegistry, Registry
@@ -73,10 +73,15 @@ def pairs_replace_advantages(run: SkyRLTrainConfig) -> Iterator[Problem]:
             message=f"is set, and {name} compares answers by their probabilities under policy and reference alone",
             hint="leave it out: online_dpo.beta is the strength of the tie to the reference",
         )
-    for model, exists in (("critic", has_critic(run)), ("teacher", has_teacher(run))):
+    itself = distills(run) and not has_teacher(run)
+    for path, what, exists in (
+        ("trainer.critic.model.path", "critic", has_critic(run)),
+        ("trainer.teacher.model.path", "teacher", has_teacher(run)),
+        (_ALGORITHM + "distillation.self_teacher", "teacher", itself),
+    ):
         if exists:
-            message = f"{name} reads nothing of a {model}"
-            yield Problem(path=f"trainer.{model}.model.path", message=message, hint="leave it out, or use another loss")
+            message = f"{name} reads nothing of a {what}"
+            yield Problem(path=path, message=message, hint="leave it out, or use another loss")
     if run.generator.n_samples_per_prompt == 1:
         yield Problem(
             path="generator.n_samples_per_prompt",
@@ -88,7 +93,7 @@ def pairs_replace_advantages(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def group_advantages_need_several_samples(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Group-relative advantages of a single sample are its bare reward, or nothing."""
     name = run.trainer.algorithm.advantage_estimator
-    if has_teacher(run) and run.trainer.algorithm.distillation.task_coef == 0:
+    if distills(run) and run.trainer.algorithm.distillation.task_coef == 0:
         return
     if loss_facts(run.trainer.algorithm).compares_answers:
         return
@@ -99,6 +104,42 @@ def group_advantages_need_several_samples(run: SkyRLTrainConfig) -> Iterator[Pro
             hint="use 4 or more",
             severity="warning",
         )
+
+
+def policy_teaches_with_hint(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A policy that is its own teacher knows nothing more without a hint, and is the only teacher."""
+    settings, path = run.trainer.algorithm.distillation, _ALGORITHM + "distillation.self_teacher"
+    if not settings.self_teacher:
+        return
+    if has_teacher(run):
+        message = "the policy teaches itself, and there is a teacher in trainer.teacher, too"
+        yield Problem(path=path, message=message, hint="leave one of them out")
+    if settings.hint.source == "none":
+        message = "the policy would learn from what it does already: its teacher reads nothing more"
+        yield Problem(path=path, message=message, hint="set trainer.algorithm.distillation.hint.source")
+
+
+def hints_find_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A hint is put into the prompt of a row, which the policy must have read as it stands there."""
+    settings = run.trainer.algorithm.distillation.hint
+    if not distills(run) or settings.source == "none":
+        return
+    path = _ALGORITHM + "distillation.hint.source"
+    if run.environment.agent.plays:
+        message = "an agent writes the prompts itself, so that a hint has no place in them"
+        yield Problem(path=path, message=message, hint="set it to none, or leave environment.agent out")
+    if settings.source == "success" and run.generator.n_samples_per_prompt == 1:
+        message = "success is another answer to the prompt, and generator.n_samples_per_prompt is 1"
+        yield Problem(path=path, message=message, hint="sample 4 or more")
+
+
+def hints_go_with_teachers_tokens(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The policy's likeliest tokens are those behind its own prompt, which a teacher with a hint does not read."""
+    settings = run.trainer.algorithm.distillation
+    of_both = settings.type == "loss" and settings.top_k is not None and settings.top_k_of != "teacher"
+    if distills(run) and settings.hint.source != "none" and of_both:
+        message = f"{settings.top_k_of} also looks at the policy's likeliest tokens, which hints do not support yet"
+        yield Problem(path=_ALGORITHM + "distillation.top_k_of", message=message, hint="set it to teacher")
 
 
 def advantages_are_normalized_once(run: SkyRLTrainConfig) -> Iterator[Problem]:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.derive.chosen_facts import loss_facts
-from skyrl.config.derive.rl_models import POLICY, gives_distributions, has_critic, has_reference
+from skyrl.config.derive.rl_models import (
+    POLICY,
+    gives_distributions,
+    has_critic,
+    has_reference,
+    has_served_teacher,
+)
 from skyrl.config.derive.sizes import scores_old_logprobs, trained_models
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.strategies import reads
@@ -64,13 +70,61 @@ def reference_has_policys_initial_adapter(run: SkyRLTrainConfig) -> Iterator[Pro
         )
 
 
-def whole_distributions_exclude_megatron(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The divergence from a teacher's whole distributions is not computed by Megatron's pipelines yet."""
+def distributions_exclude_megatron(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The divergence from a teacher's distributions is not computed by Megatron's pipelines yet."""
     if gives_distributions(run) and reads(run.trainer, "megatron_config"):
         yield Problem(
             path="trainer.algorithm.distillation.type",
             message="loss is not implemented under Megatron yet",
             hint="set it to advantage, or trainer.strategy = fsdp2",
+        )
+
+
+def served_teachers_give_few_numbers(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A server scores the given tokens and reports the likeliest ones, at temperature 1."""
+    if not has_served_teacher(run):
+        return
+    distillation, teacher = run.trainer.algorithm.distillation, run.trainer.teacher
+    if teacher.model.path and teacher.endpoint.url:
+        yield Problem(
+            path="trainer.teacher.endpoint.url",
+            message="there is a local teacher, too (trainer.teacher.model.path)",
+            hint="leave one out, or give sources of data their own teachers in trainer.teacher.endpoint.sources",
+        )
+    if distillation.type == "advantage" and run.generator.sampling_params.temperature != 1:
+        yield Problem(
+            path="generator.sampling_params.temperature",
+            message="a served teacher scores tokens at temperature 1, with which the policy's are compared",
+            hint="set it to 1",
+        )
+    if distillation.type == "loss" and distillation.top_k is None:
+        yield Problem(
+            path="trainer.algorithm.distillation.top_k",
+            message="a served teacher reports log-probabilities of its likeliest tokens, not of all",
+            hint="set it to 20, or as many as the server's --max-logprobs allows",
+        )
+    if distillation.type == "loss" and distillation.top_k_of in ("student", "union"):
+        yield Problem(
+            path="trainer.algorithm.distillation.top_k_of",
+            message="a served teacher does not report log-probabilities of the policy's likeliest tokens",
+            hint="set it to teacher or intersection",
+        )
+    if distillation.type == "loss" and distillation.temperature != 1:
+        yield Problem(
+            path="trainer.algorithm.distillation.temperature",
+            message="a served teacher reports log-probabilities at temperature 1",
+            hint="set it to 1",
+        )
+
+
+def chosen_tokens_alone_need_forward_divergence(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Other divergences over the chosen tokens alone are lowest where the policy leaves those tokens."""
+    distillation = run.trainer.algorithm.distillation
+    if gives_distributions(run) and distillation.top_k is not None and not distillation.tail and distillation.beta:
+        yield Problem(
+            path="trainer.algorithm.distillation.tail",
+            message=f"beta = {distillation.beta:g} over the chosen tokens alone would move probability away from them",
+            hint="set it to true, or trainer.algorithm.distillation.beta = 0",
         )
 
 

@@ -20,19 +20,39 @@ def has_reference(run: SkyRLTrainConfig) -> bool:
     return bool(algorithm.use_kl_loss or algorithm.use_kl_in_reward or loss_facts(algorithm).compares_answers)
 
 
-def has_teacher(run: SkyRLTrainConfig) -> bool:
-    """Whether the run has a teacher, a frozen model that the policy is distilled from."""
+def has_local_teacher(run: SkyRLTrainConfig) -> bool:
+    """Whether the run itself holds a teacher, a frozen model that the policy is distilled from."""
     return bool(run.trainer.teacher.model.path)
+
+
+def has_served_teacher(run: SkyRLTrainConfig) -> bool:
+    """Whether a server scores tokens as a teacher."""
+    return bool(run.trainer.teacher.endpoint.url or run.trainer.teacher.endpoint.sources)
+
+
+def has_teacher(run: SkyRLTrainConfig) -> bool:
+    """Whether the policy is distilled from another model, local or served."""
+    return has_local_teacher(run) or has_served_teacher(run)
+
+
+def distills(run: SkyRLTrainConfig) -> bool:
+    """Whether the policy learns from a teacher, another model or itself with a hint."""
+    return has_teacher(run) or run.trainer.algorithm.distillation.self_teacher
 
 
 def gives_advantages(run: SkyRLTrainConfig) -> bool:
     """Whether a teacher's log-probabilities of the sampled tokens are added to their advantages."""
-    return has_teacher(run) and run.trainer.algorithm.distillation.type == "advantage"
+    return distills(run) and run.trainer.algorithm.distillation.type == "advantage"
 
 
 def gives_distributions(run: SkyRLTrainConfig) -> bool:
-    """Whether the divergence from a teacher's whole distributions is a part of the policy's loss."""
-    return has_teacher(run) and run.trainer.algorithm.distillation.type == "loss"
+    """Whether the divergence from a teacher's distributions is a part of the policy's loss."""
+    return distills(run) and run.trainer.algorithm.distillation.type == "loss"
+
+
+def gives_whole_distributions(run: SkyRLTrainConfig) -> bool:
+    """Whether that divergence is over all tokens, from a teacher's hidden states."""
+    return gives_distributions(run) and run.trainer.algorithm.distillation.top_k is None
 
 
 def _role(name: str, title: str, **facts: Any) -> Role:
@@ -63,7 +83,7 @@ REFERENCE = _role(
     exists=has_reference,
     exists_where="a KL term or online_dpo compares with a reference",
 )
-TEACHER = _role("teacher", "teacher", learns=False, exists=has_teacher, exists_where="there is a teacher")
+TEACHER = _role("teacher", "teacher", learns=False, exists=has_local_teacher, exists_where="there is a local teacher")
 
 RL_ROLES = {role.name: role for role in (POLICY, CRITIC, REFERENCE, TEACHER)}
 """Name -> role, in the order in which messages name them."""

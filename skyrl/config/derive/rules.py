@@ -286,6 +286,7 @@ def token_cap_follows_tis_cap(run: SkyRLTrainConfig) -> float:
         "trainer.algorithm.off_policy_correction.token_mask_is_threshold_low",
         "trainer.algorithm.off_policy_correction.token_mask_is_threshold_high",
         "trainer.algorithm.distillation.type",
+        "trainer.algorithm.distillation.self_teacher",
         "trainer.teacher.model.path",
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skyrl.config.derive.chosen_facts import estimator_facts, loss_facts
-from skyrl.config.derive.rl_models import POLICY, has_critic, has_reference, has_teacher
+from skyrl.config.derive.rl_models import POLICY, distills, has_critic, has_reference, has_teacher
 from skyrl.config.derive.rl_models import REFERENCE as REFERENCE_ROLE
 from skyrl.config.derive.sizes import scores_old_logprobs
 from skyrl.config.settings.algorithm import AlgorithmConfig
@@ -14,7 +14,8 @@ from skyrl.tree.rules import Condition, Effect, condition, effects, fields_in, i
 
 REFERENCE = Condition(REFERENCE_ROLE.exists_where, has_reference)
 CRITIC = Condition("there is a critic", has_critic)
-TEACHER = Condition("there is a teacher (trainer.teacher.model.path)", has_teacher)
+TEACHER = Condition("there is a teacher (trainer.teacher.model.path or endpoint)", has_teacher)
+DISTILLS = Condition("there is a teacher (trainer.teacher.model.path or endpoint, or self_teacher)", distills)
 
 
 @condition("pi_old is the engine's, or scored by the learner, which has several optimizer steps for a batch")
@@ -118,7 +119,16 @@ def _of_the_tree(effect: Effect) -> Effect:
 _OF_THE_TABLE: tuple[Effect, ...] = (
     Effect("kl_ctrl", is_on("use_kl_in_reward")),
     Effect("distillation.discount", is_one("distillation.type", "advantage")),
-    *effects(is_one("distillation.type", "loss"), *fields_in("distillation", "beta temperature max_divergence")),
+    Effect("distillation.hint.column", is_one("distillation.hint.source", "column", name="hint.source")),
+    Effect(
+        "distillation.hint.template",
+        is_one("distillation.hint.source", "column", "success", "feedback", name="hint.source"),
+    ),
+    *effects(is_one("distillation.type", "loss"), *fields_in("distillation", "beta temperature max_divergence top_k")),
+    *effects(
+        is_one("distillation.type", "loss") & is_given("distillation.top_k"),
+        *fields_in("distillation", "top_k_of tail min_logprob"),
+    ),
     Effect("old_logprobs", _reads_old_logprobs),
     Effect("entropy_loss_coef", is_on("use_entropy_loss")),
     *map(_estimator_field, ("grpo_norm_by_std", "lambd", "whiten_advantages")),
@@ -173,7 +183,7 @@ ALGORITHM_EFFECTS: tuple[Effect, ...] = (
     *effects(_is_of_advantages, *fields_in("trainer.algorithm", "use_kl_loss advantage_estimator loss_reduction")),
     *effects(_is_of_advantages, *fields_in("trainer.algorithm", "advantage_batch_normalize advantage_norm")),
     *effects(CRITIC, *fields_in("trainer.algorithm", "value_clip value_head_prefix normalize_values")),
-    Effect("trainer.algorithm.distillation", TEACHER),
+    Effect("trainer.algorithm.distillation", DISTILLS),
     Effect("trainer.algorithm.max_importance_ratio", _compares_with_an_old_policy & _is_of_advantages),
     Effect("trainer.algorithm.gamma", _discounts & _is_of_advantages),
     *effects(_ratio_can_differ_from_1, *fields_in("trainer.algorithm", " ".join(_BOUNDS_IN_TABLES))),

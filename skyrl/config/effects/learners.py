@@ -12,6 +12,7 @@ from skyrl.config.derive.rl_models import (
     RL_ROLES,
     TEACHER,
     has_reference,
+    has_served_teacher,
     shares_gpus,
 )
 from skyrl.config.derive.sizes import models_of, on_ray
@@ -26,6 +27,8 @@ _NOT_ALL_TOGETHER = Condition(
     "colocate_all is false and there is a reference, a critic or a teacher",
     lambda run: not run.trainer.placement.colocate_all and len(models_of(run)) > 1,
 )
+_OF_REQUESTS = ("protocol", "timeout", "max_requests")
+
 _NOT_ABORT = Condition(
     "trainer.faults.on_non_finite is skip or roll_back", lambda run: run.trainer.faults.on_non_finite != "abort"
 )
@@ -54,7 +57,10 @@ def _optimizer(model: Role) -> Iterator[Effect]:
     yield effect_where(model.at("optimizer_config.max_skipped_updates"), _NOT_ABORT)
 
 
+_SERVED_TEACHER = Condition("a teacher has an address (url or sources)", has_served_teacher)
+
 LEARNER_EFFECTS: tuple[Effect, ...] = (
+    *(effect_where(f"trainer.teacher.endpoint.{name}", _SERVED_TEACHER) for name in _OF_REQUESTS),
     effect_where("trainer.placement.gpu_kind", Condition("the device is cuda", POLICY.on_cuda)),
     effect_where(REFERENCE.path, _KL),
     *(

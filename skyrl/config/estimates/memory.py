@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from skyrl.config.derive.engine_backends import backend_of, engine_dtype
-from skyrl.config.derive.rl_models import gives_distributions, shares_gpus
+from skyrl.config.derive.rl_models import gives_whole_distributions, shares_gpus
 from skyrl.config.derive.sizes import (
     Model,
     degrees_of,
@@ -251,7 +251,7 @@ def _beside(
         parts += [rest_of(other) for name, other in learners.items() if name != model]
     if engine is not None and not on_ray(run):
         parts.append({"cache": 0, "parameters": engine.weights})
-    if model == "policy" and gives_distributions(run):
+    if model == "policy" and gives_whole_distributions(run) and "teacher" in learners:
         teacher = learners["teacher"].shape
         size = 4 if run.trainer.compute_dtype == "float32" else 2
         parts.append({"parameters": teacher.vocabulary * teacher.hidden * size})  # its output matrix

@@ -325,15 +325,42 @@ class RefConfig(ShardedModelConfig):
 
 
 @frozen
+class TeacherEndpointConfig(BaseConfig):
+    """Teachers behind servers, which score tokens over HTTP. The variable SKYRL_TEACHER_TOKEN holds the token that they
+    require, if any.
+    """
+
+    url: str | None = None
+    """Address of the server of the teacher, such as http://10.0.0.5:8000, in place of `trainer.teacher.model.path`."""
+
+    sources: Mapping[str, str] = FrozenDict()
+    """Data source -> address of the server of its own teacher. Rows of other sources are taught by the teacher of `url`
+    or of `trainer.teacher.model.path`; without one, every source needs an address."""
+
+    protocol: Literal["vllm", "sglang"] = "vllm"
+    """Form of the requests. vllm: `prompt_logprobs` of /v1/completions, which `skyrl serve` answers, too; sglang:
+    /generate."""
+
+    timeout: float = field(default=300.0, validator=positive)
+    """Time limit, in seconds, for the scores of a row, repetitions included."""
+
+    max_requests: int = field(default=64, validator=positive)
+    """Number of rows that a server scores at a time."""
+
+
+@frozen
 class TeacherConfig(ShardedModelConfig):
-    """The frozen model that the policy is distilled from; there is one if its `model.path` is given. See
-    `trainer.algorithm.distillation`.
+    """The frozen model that the policy is distilled from; there is one if its `model.path` or the address of a server
+    is given. See `trainer.algorithm.distillation`.
     """
 
     table_path: ClassVar[str] = "trainer.teacher"
 
     model: ModelConfig = ModelConfig()
     """Model of the teacher, of any size and architecture; its tokenizer must have the policy's tokens."""
+
+    endpoint: TeacherEndpointConfig = TeacherEndpointConfig()
+    """Teachers behind servers."""
 
     deepspeed_config: DeepSpeedConfig = DeepSpeedConfig(
         zero_optimization=ZeroOptimizationConfig(offload_param=OffloadConfig(device="cpu"))

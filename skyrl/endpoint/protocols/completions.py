@@ -2,7 +2,8 @@
 
 A list of prompts is answered with `n` choices for each, in order. With `echo` the text begins with the prompt, and
 `logprobs` then covers the prompt's tokens, too, each beside the likeliest one at its place; `max_tokens = 0` scores the
-prompt alone. `return_token_ids` adds `prompt_token_ids` and `token_ids` to each choice, as in vLLM, and
+prompt alone. `prompt_logprobs` adds the log-probabilities of the prompt's tokens and of so many likeliest ones, by
+token id, as in vLLM. `return_token_ids` adds `prompt_token_ids` and `token_ids` to each choice, as in vLLM, and
 `weight_versions`.
 """
 
@@ -27,7 +28,7 @@ from skyrl.endpoint.reply import Event, Events, Json, Reply, now
 from skyrl.endpoint.request_sampling import RequestSampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
-from skyrl.inference.engine import PromptScores
+from skyrl.inference.engine import MOST_TOP_LOGPROBS, PromptScores
 from skyrl.processes.gather_or_cancel import gather_or_cancel
 
 MOST_PROMPTS = 128
@@ -48,13 +49,16 @@ class _CompletionRequest:
     logprobs: bool
     token_ids: bool
     echo: bool
+    prompt_logprobs: int | None
+    """Number of likeliest tokens at each place of the prompt, beside its own. None: no log-probabilities are added."""
+
     nothing_new: bool
     """Whether only the prompt is returned (`max_tokens = 0`)."""
 
     @property
     def scores(self) -> bool:
         """Whether the probabilities of the prompts are returned."""
-        return self.echo and self.logprobs
+        return (self.echo and self.logprobs) or self.prompt_logprobs is not None
 
 
 async def complete(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
@@ -115,11 +119,14 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
         logprobs=_wants_logprobs(body),
         token_ids=body.boolean("return_token_ids"),
         echo=echo,
+        prompt_logprobs=body.integer("prompt_logprobs", None, least=0, most=MOST_TOP_LOGPROBS),
         nothing_new=body.any("max_tokens") == 0,
     )
     if request.scores and not policy.served.scores_prompts:
         raise RequestError(
-            "these engines return log-probabilities of sampled tokens only", param="echo", code="unsupported_value"
+            "these engines return log-probabilities of sampled tokens only",
+            param="echo" if request.prompt_logprobs is None else "prompt_logprobs",
+            code="unsupported_value",
         )
     body.finish()
     return request
@@ -170,7 +177,13 @@ async def _answers(
     """The answers to one prompt of the request."""
     listener = None if live is None else live.listener(prompt, index * request.n)
     completions = await policy.sample(
-        prompt, request.settings, request.n, trajectory, listener, scores_prompt=request.scores
+        prompt,
+        request.settings,
+        request.n,
+        trajectory,
+        listener,
+        scores_prompt=request.scores,
+        prompt_top_logprobs=request.prompt_logprobs or 0,
     )
     for completion in completions:
         policy.record(trajectory, prompt, completion)
@@ -194,11 +207,25 @@ async def _choice(
         text = given if isinstance(given, str) else await policy.with_tokenizer(_text, given)
         choice["text"] = text + str(choice["text"])
     if request.logprobs:
-        choice["logprobs"] = await _logprobs(policy, ids, logprobs, prompt.ids, drawn.prompt_scores)
+        scores = drawn.prompt_scores if request.echo else None
+        choice["logprobs"] = await _logprobs(policy, ids, logprobs, prompt.ids, scores)
+    if request.prompt_logprobs is not None and drawn.prompt_scores is not None:
+        choice["prompt_logprobs"] = _prompt_logprobs(prompt.ids, drawn.prompt_scores)
     if request.token_ids:
         choice |= tokens_of(answer) | {"prompt_token_ids": list(prompt.ids)}
         choice |= {"token_ids": [], "weight_versions": []} if request.nothing_new else {}
     return choice
+
+
+def _prompt_logprobs(prompt: Sequence[int], scores: PromptScores) -> list[Json | None]:
+    """For each token of the prompt but the first its log-probability and those of the likeliest tokens, by token id."""
+    places: list[dict[str, Json]] = [{} for _ in scores.logprobs]
+    if scores.top is not None:
+        for place, ids, values in zip(places, scores.top.token_ids, scores.top.logprobs, strict=True):
+            place.update({str(token): {"logprob": float(each)} for token, each in zip(ids, values, strict=True)})
+    for place, token, value in zip(places, prompt[1:], scores.logprobs, strict=True):
+        place[str(token)] = {"logprob": value}
+    return [None, *places]
 
 
 def _text(tokenizer: ChatTokenizer, ids: Sequence[int]) -> str:

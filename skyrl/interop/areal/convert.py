@@ -40,11 +40,12 @@ from skyrl.interop.areal.machines import machines
 from skyrl.interop.areal.names import version_notice
 from skyrl.interop.areal.objective import OBJECTIVE_KEYS, estimator, is_weighted, objective
 from skyrl.interop.areal.programs import read_launch, refuse_images, remarks_of
-from skyrl.interop.areal.rollout_keys import ROLLOUT_KEYS, TEACHER, agent
+from skyrl.interop.areal.rollout_keys import ROLLOUT_KEYS, agent
 from skyrl.interop.areal.same_settings import copies, follows, intervals, why_unknown
 from skyrl.interop.areal.sglang import KEPT, OTHERS, for_sglang
 from skyrl.interop.areal.supervised import convert_supervised, is_supervised
 from skyrl.interop.areal.switches import SWITCHES
+from skyrl.interop.areal.teacher import teacher, weight_of_teacher
 from skyrl.interop.areal.trackers import tracker
 from skyrl.interop.dropout import dropout
 from skyrl.interop.report import Conversion
@@ -157,7 +158,8 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment", *, keep_eng
 
 
 def _implied(values: Values) -> Iterator[tuple[str, str, Any]]:
-    """Settings that an experiment implies without naming them: estimator, device, size of adapters."""
+    """Settings that an experiment implies without naming them: estimator, device, adapters, a teacher's weight."""
+    yield from weight_of_teacher(values)
     if is_whole(values):
         for name, value in estimator(values).items():
             yield "advantages", ALGORITHM + name, value
@@ -294,7 +296,7 @@ def _models(values: Values) -> tuple[Model, ...]:
 
 
 _DEPENDENT: dict[str, Dependent] = {
-    "teacher.*": lambda key, value, values: unsupported(TEACHER),
+    "teacher.*": teacher,
     "sglang.*": _other_engine,
     "vllm.*": _other_engine,
     "*.backend": backend,

@@ -58,8 +58,6 @@ def _sampling(theirs: str, ours: str) -> dict[str, Entry]:
     }
 
 
-TEACHER = "on-policy distillation from a teacher"
-
 _EXPERTS = when_on(ENGINE + "enable_return_routed_experts", True, note=_REPLAYED)
 """The return of routed experts. AReaL stores the experts that engines return; its learners ignore them."""
 
@@ -215,7 +213,7 @@ ROLLOUT_KEYS: dict[str, Entry] = {
     "vllm.lora_modules": redundant(_ADAPTERS),
     "vllm.enable_lora": redundant(_ADAPTERS),
     # others
-    "teacher": missing(TEACHER),
+    "teacher": redundant("set by its settings"),
     "dynamic_bs": missing("dynamic batches, which end once enough samples were seen", False),
     "ref.optimizer.*": redundant("the reference model has no optimizer"),
     "post_exit_hook": missing("a command that runs after the run", ""),

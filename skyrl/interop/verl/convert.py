@@ -30,6 +30,7 @@ from skyrl.interop.verl.asynchronous import (
     V1,
     mode_of,
 )
+from skyrl.interop.verl.distillation import DISTILLATION
 from skyrl.interop.verl.keys import KEYS
 from skyrl.interop.verl.layout import LAYOUT, layout, strategy_of
 from skyrl.interop.verl.objective import CRITIC, OBJECTIVE, has_critic
@@ -232,7 +233,7 @@ def _left_out(values: Values, given: Values) -> dict[str, Any]:
 
 _VERL = System(
     keys=KEYS,
-    dependent=(ASYNCHRONOUS | CRITIC, OF_V1 | REWARDS | OBJECTIVE | LAYOUT),
+    dependent=(ASYNCHRONOUS | CRITIC, OF_V1 | REWARDS | OBJECTIVE | LAYOUT | DISTILLATION),
     switches=SWITCHES,
     unknown=lambda key, writing: "not known to this converter, which covers the settings of verl up to 0.9.1",
     implied=layout,

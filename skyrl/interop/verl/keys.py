@@ -376,8 +376,6 @@ KEYS: dict[str, Entry] = {
     "reward_manager.name": redundant("set by reward_model.reward_manager"),
     "reward_manager.module.*": redundant("set by reward_manager.source, which is not implemented"),
     "reward.reward_manager.module.*": redundant("set by reward_manager.source, which is not implemented"),
-    "distillation.enabled": missing("distillation from a teacher", False),
-    "distillation.*": redundant("set by distillation.enabled, which is not implemented"),
     "skip.*.enable": missing("recorded rollouts; see trainer.rollouts_from", False),
     "skip.*": redundant("set by enable, which is not implemented"),
     "transfer_queue.*": redundant("how verl moves samples between its processes"),

@@ -58,6 +58,7 @@ def layout(values: Values) -> Iterator[tuple[str, str, Any]]:
         return
     nodes, gpus = count(values.get("trainer.nnodes")), count(values.get("trainer.n_gpus_per_node"), default=8)
     models = ["policy"] + ["ref"] * has_reference(values) + ["critic"] * has_critic(values)
+    models += ["teacher"] * bool(values.get("distillation.enabled"))
     engines = engine_gpus(values)
     paths: dict[str, Any] = {"trainer.device": "cuda", "trainer.placement.colocate_all": not engines}
     for model in models:

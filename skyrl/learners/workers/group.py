@@ -16,7 +16,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from skyrl.batch import TEACHER_HIDDEN, RowTensors, TrainingBatch
+from skyrl.batch import RowTensors, TrainingBatch, is_per_token
 from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.shards import TensorSource
 from skyrl.learners.budget import TokenBudget
@@ -73,8 +73,20 @@ class ScorerGroup(Generic[W_co]):
 
     async def hidden(self, batch: TrainingBatch) -> RowTensors:
         """The last hidden states of all rows at their selected tokens; see `ModelWorker.hidden`."""
-        results = self._reported(await self.ranks.deal(ModelWorker.hidden, self._shares(batch)))
-        return RowTensors.of([row for found in results for row in found.rows()][: len(batch)])
+        return self._by_row(batch, await self.ranks.deal(ModelWorker.hidden, self._shares(batch)))
+
+    async def token_logprobs(
+        self, batch: TrainingBatch, count: int, temperature: float
+    ) -> tuple[RowTensors, RowTensors]:
+        """Ids (n, count + K) int64 and log-probabilities of all rows at their selected tokens; see
+        `ModelWorker.token_logprobs`.
+        """
+        method = ModelWorker.token_logprobs
+        table = self._by_row(batch, await self.ranks.deal(method, self._shares(batch), count, temperature))
+        return attrs.evolve(table, values=table.values[:, 0].long()), attrs.evolve(table, values=table.values[:, 1])
+
+    def _by_row(self, batch: TrainingBatch, results: Sequence[RowTensors]) -> RowTensors:
+        return RowTensors.of([row for found in self._reported(results) for row in found.rows()][: len(batch)])
 
     def _shares(self, batch: TrainingBatch) -> list[TrainingBatch]:
         """The rows of each rank, which are the rows of its replica."""
@@ -220,8 +232,8 @@ def _with_idle_items(batch: TrainingBatch, count: int, size: int) -> TrainingBat
         first = int(batch.groups.max()) + 1
         present["groups"][rows:] = torch.arange(first, first + count).repeat_interleave(size)
     extras = {name: carried.select(index) for name, carried in batch.extras.items()}
-    if TEACHER_HIDDEN in extras:  # nothing is selected in idle rows
-        states = batch.extras[TEACHER_HIDDEN]
-        none = states.counts.new_zeros(len(index) - rows)
-        extras[TEACHER_HIDDEN] = attrs.evolve(states, counts=torch.cat([states.counts, none]))
+    for name in filter(is_per_token, extras):  # nothing is selected in idle rows
+        carried = batch.extras[name]
+        none = carried.counts.new_zeros(len(index) - rows)
+        extras[name] = attrs.evolve(carried, counts=torch.cat([carried.counts, none]))
     return attrs.evolve(batch, extras=extras, **present)

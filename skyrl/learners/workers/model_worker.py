@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
 from skyrl.errors import ModelError, NonFiniteError, RunError
 from skyrl.learners.budget import TokenBudget, micro_batches
-from skyrl.learners.forward import ForwardFn, Outputs, probe_forward, read_hidden
+from skyrl.learners.forward import ForwardFn, Outputs, probe_forward, read_hidden, read_token_logprobs
 from skyrl.learners.loss_scale import loss_scale_of
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.rank_metrics import on_the_host
@@ -134,18 +134,14 @@ class ModelWorker:
         """The last hidden states (n, H) of each row at its n selected tokens, in the type of the computation; no rows
         on a rank that does not report. Needs a model with a plain head; `batch` is as in `score`.
         """
-        if batch.micro_batches is None:
-            [batch] = self._budget.plan([batch])
-        cut = list(micro_batches(batch, self._forward_rows))
-        read = partial(read_hidden, options=self._options)
-        found = self.strategy.forward([self._options.prepare(micro) for _, micro in cut], read)
-        if not self.ranks.reports:
-            return RowTensors(values=torch.zeros(0), counts=torch.zeros(0, dtype=torch.int64))
-        rows: dict[int, Tensor] = {}
-        for (index, micro), states in zip(cut, on_the_host(found), strict=True):
-            each = states.split(micro.loss_mask.sum(1).tolist())
-            rows |= zip(index.tolist(), each, strict=True)
-        return RowTensors.of([rows[row] for row in range(len(batch))])
+        return await self._at_selected(batch, partial(read_hidden, options=self._options))
+
+    async def token_logprobs(self, batch: TrainingBatch, count: int, temperature: float) -> RowTensors:
+        """Ids and log-probabilities (n, 2, count + K) float32 of each row at its n selected tokens: of the `count`
+        likeliest tokens, then of the K tokens that rows carry as `STUDENT_IDS`; no rows on a rank that does not report.
+        """
+        read = partial(read_token_logprobs, options=self._options, count=count, temperature=temperature)
+        return await self._at_selected(batch, read)
 
     async def offload(self, *, model: bool = True, optimizer: bool = True) -> int:
         """Move weights, optimizer state, or both to host memory. Returns the bytes moved on this rank."""
@@ -220,6 +216,20 @@ class ModelWorker:
                 "this model has no experts, or its type of router is not supported: remove " + section.path_of(name)
             )
         return False
+
+    async def _at_selected(self, batch: TrainingBatch, read: Callable[[nn.Module, MicroBatch], Tensor]) -> RowTensors:
+        """What `read` gives for the selected tokens of a micro-batch, by row; none on a rank that does not report."""
+        if batch.micro_batches is None:
+            [batch] = self._budget.plan([batch])
+        cut = list(micro_batches(batch, self._forward_rows))
+        found = self.strategy.forward([self._options.prepare(micro) for _, micro in cut], read)
+        if not self.ranks.reports:
+            return RowTensors(values=torch.zeros(0), counts=torch.zeros(0, dtype=torch.int64))
+        rows: dict[int, Tensor] = {}
+        for (index, micro), states in zip(cut, on_the_host(found), strict=True):
+            each = states.split(micro.loss_mask.sum(1).tolist())
+            rows |= zip(index.tolist(), each, strict=True)
+        return RowTensors.of([rows[row] for row in range(len(batch))])
 
     def _forward(self, model: nn.Module, micro: MicroBatch) -> Outputs:
         return self._read(model, micro, self._options)

@@ -14,13 +14,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from skyrl.batch import TEACHER_HIDDEN
 from skyrl.config import RewardModelConfig, SupervisedConfig, TrainerConfig
 from skyrl.config.derive.model_overrides import learner_overrides
-from skyrl.config.settings.learners import LearnerConfig, ShardedModelConfig
+from skyrl.config.settings.learners import LearnerConfig, ShardedModelConfig, TeacherConfig
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.supervised_root import SCORE
-from skyrl.learners.distillation import TeacherHead, no_plain_head, stored_output_matrix
+from skyrl.learners.distillation import TeacherLoss, no_plain_head, stored_output_matrix
 from skyrl.learners.forward import ForwardFn, compute_logprobs, read_values
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import ALONE, Ranks
@@ -59,7 +60,8 @@ class TeacherWorker(ModelWorker):
         """Loads `trainer.teacher.model`; its adapter, if it has one, is merged into its weights."""
         source, read = causal_lm(trainer, trainer.teacher), _log_probabilities(trainer)
         super().__init__(trainer, trainer.teacher, source, read, ranks, role="teacher", mover=mover)
-        if trainer.algorithm.distillation.type == "loss" and not self._options.plain_head:
+        distillation = trainer.algorithm.distillation
+        if distillation.type == "loss" and distillation.top_k is None and not self._options.plain_head:
             raise no_plain_head("the teacher")
 
 
@@ -78,19 +80,25 @@ class PolicyWorker(LearningWorker):
     ) -> None:
         """Loads `trainer.policy.model`. See `LearningWorker` for the arguments."""
         policy, updates = trainer.policy, _updates(trainer, trainer.policy_mini_batch_size)
-        distills = trainer.teacher.model.path and trainer.algorithm.distillation.type == "loss"
-        self._teacher = _teacher_head(trainer) if distills else None
-        read = _log_probabilities(trainer, compile_it=_compiles_logits(trainer, policy), teacher=self._teacher)
+        distillation = trainer.algorithm.distillation
+        teacher = trainer.teacher
+        taught = teacher.model.path or teacher.endpoint.url or teacher.endpoint.sources or distillation.self_teacher
+        distills = bool(taught) and distillation.type == "loss"
+        whole = distills and distillation.top_k is None
+        itself = (TEACHER_HIDDEN,) if distillation.self_teacher else ()
+        matrices = {TEACHER_HIDDEN: _output_matrix(trainer, trainer.teacher)} if whole and not itself else {}
+        self._teachers = TeacherLoss(distillation, matrices, of_policy=itself) if distills else None
+        read = _log_probabilities(trainer, compile_it=_compiles_logits(trainer, policy), teachers=self._teachers)
         source = causal_lm(trainer, policy)
         super().__init__(trainer, policy, source, read, num_training_steps, updates, ranks=ranks, mover=mover)
-        if distills and not self._options.plain_head:
+        if whole and not self._options.plain_head:
             raise no_plain_head("the policy")
         if compiles_layers(trainer, policy):
             compile_layers(self.model)  # after the passes that probe it, in another type
 
     async def offload(self, *, model: bool = True, optimizer: bool = True) -> int:
-        if model and self._teacher is not None:
-            self._teacher.leave_the_device()
+        if model and self._teachers is not None:
+            self._teachers.leave_the_device()
         return await super().offload(model=model, optimizer=optimizer)
 
 
@@ -233,11 +241,11 @@ def _compiles_logits(run: RunBasics, section: ShardedModelConfig) -> bool:
     return section.use_torch_compile and run.device != "cuda"
 
 
-def _teacher_head(trainer: TrainerConfig) -> TeacherHead:
-    """The output matrix of `trainer.teacher`, in the type of the computation; of a model that is stored whole, nothing
-    else is read.
+def _output_matrix(trainer: TrainerConfig, section: TeacherConfig) -> Tensor:
+    """The output matrix of a teacher, in the type of the computation; of a model that is stored whole, nothing else is
+    read.
     """
-    section, table = trainer.teacher, trainer.table_path
+    table = trainer.table_path
     path = required(section.model.path, section.path_of("model.path"))
     if section.model.init_from_scratch or section.model.lora.rank:
         matrix = output_layer(causal_lm(trainer, section).load(torch.device("cpu"))).weight.detach()
@@ -246,11 +254,11 @@ def _teacher_head(trainer: TrainerConfig) -> TeacherHead:
         meta_model = causal_lm_skeleton(path, attention=attention, overrides=learner_overrides(trainer, section))
         matrix = stored_output_matrix(meta_model, StoredWeights(path, table))
     dtype: str = required(trainer.compute_dtype, trainer.path_of("compute_dtype"))
-    return TeacherHead(matrix.to(getattr(torch, dtype)), trainer.algorithm.distillation)
+    return matrix.to(getattr(torch, dtype))
 
 
 def _log_probabilities(
-    trainer: TrainerConfig, *, compile_it: bool = False, teacher: TeacherHead | None = None
+    trainer: TrainerConfig, *, compile_it: bool = False, teachers: TeacherLoss | None = None
 ) -> ForwardFn:
     algorithm = trainer.algorithm
     return partial(
@@ -259,5 +267,5 @@ def _log_probabilities(
         entropy_gradient=algorithm.use_entropy_loss,
         compile_it=compile_it,
         float32_head=trainer.fp32_lm_head,
-        teacher=teacher,
+        teachers=teachers,
     )

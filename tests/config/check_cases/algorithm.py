@@ -10,6 +10,7 @@ from tests.config.check_cases.settings import CRITIC
 ALGORITHM = "trainer.algorithm."
 CORRECTION = ALGORITHM + "off_policy_correction."
 PAIRS = {ALGORITHM + "policy_loss_type": "online_dpo"}
+ITSELF, HINT = ALGORITHM + "distillation.self_teacher", ALGORITHM + "distillation.hint.source"
 OTHERS = Path(__file__).parents[2] / "training" / "peer_functions_of_users.py"
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
@@ -102,6 +103,26 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**reader, "generator.sampling_params.logprobs": None}, "generator.sampling_params.logprobs")
         for reader in ({ALGORITHM + "old_logprobs": "engine"}, {ALGORITHM + "policy_loss_type": "decoupled"})
     ],
+    "policy_teaches_with_hint": [
+        ({ITSELF: True}, ITSELF),
+        ({ITSELF: True, HINT: "column", "trainer.teacher.model.path": "teacher"}, ITSELF),
+    ],
+    "hints_find_prompts": [
+        ({ITSELF: True, HINT: "success", "generator.n_samples_per_prompt": 1}, HINT),
+        ({ITSELF: True, HINT: "column", "environment.agent.function": "agents.py:play"}, HINT),
+    ],
+    "hints_go_with_teachers_tokens": [
+        (
+            {
+                ITSELF: True,
+                HINT: "feedback",
+                ALGORITHM + "distillation.type": "loss",
+                ALGORITHM + "distillation.top_k": 8,
+                ALGORITHM + "distillation.top_k_of": "union",
+            },
+            ALGORITHM + "distillation.top_k_of",
+        )
+    ],
     "group_advantages_need_several_samples": [
         ({"generator.n_samples_per_prompt": 1}, "generator.n_samples_per_prompt")
     ],
@@ -124,6 +145,8 @@ SILENT: dict[str, dict[str, Any]] = {
         ALGORITHM + "policy_loss_type": "gspo",
         ALGORITHM + "loss_reduction": "sequence_mean",
     },
+    "policy_teaches_with_hint": {ITSELF: True, HINT: "feedback"},
+    "hints_find_prompts": {HINT: "success", "generator.n_samples_per_prompt": 1},  # without a teacher
     "remax_compares_raw_rewards": {ALGORITHM + "advantage_estimator": "remax"},
     "loss_needs_engine_logprobs": {"generator.sampling_params.logprobs": None},
     "overlong_buffer_fits": {ALGORITHM + "reward_shaping.overlong.buffer_len": 256},

@@ -19,6 +19,12 @@ ONE_UPDATE = {
 SCRATCH = "trainer.policy.model.init_from_scratch"
 TEACHER = {"trainer.teacher.model.path": "teacher"}
 DISTILLATION_TYPE = "trainer.algorithm.distillation.type"
+SERVED = {"trainer.teacher.endpoint.url": "http://10.0.0.5:8000"}
+TOP_K, TOP_K_OF, TAIL, BETA = (
+    f"trainer.algorithm.distillation.{name}" for name in ("top_k", "top_k_of", "tail", "beta")
+)
+COLD = "trainer.algorithm.distillation.temperature"
+SAMPLED_AT = "generator.sampling_params.temperature"
 WIDER = {"trainer.policy.model_config_kwargs": {"max_position_embeddings": 4096}}
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
@@ -38,7 +44,17 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         (WIDER, "trainer.ref.model_config_kwargs"),
         ({SCRATCH: True}, "trainer.ref.model.init_from_scratch"),
     ],
-    "whole_distributions_exclude_megatron": [({**TEACHER, **MEGATRON, DISTILLATION_TYPE: "loss"}, DISTILLATION_TYPE)],
+    "distributions_exclude_megatron": [({**TEACHER, **MEGATRON, DISTILLATION_TYPE: "loss"}, DISTILLATION_TYPE)],
+    "served_teachers_give_few_numbers": [
+        ({**SERVED, **TEACHER}, "trainer.teacher.endpoint.url"),
+        ({**SERVED, SAMPLED_AT: 0.7}, SAMPLED_AT),
+        ({**SERVED, DISTILLATION_TYPE: "loss"}, TOP_K),
+        ({**SERVED, DISTILLATION_TYPE: "loss", TOP_K: 20, TOP_K_OF: "union"}, TOP_K_OF),
+        ({**SERVED, DISTILLATION_TYPE: "loss", TOP_K: 20, COLD: 2.0}, COLD),
+    ],
+    "chosen_tokens_alone_need_forward_divergence": [
+        ({**TEACHER, DISTILLATION_TYPE: "loss", TOP_K: 20, TAIL: False, BETA: 0.5}, TAIL)
+    ],
     "reference_has_policys_initial_adapter": [
         ({**LORA, "trainer.policy.model.lora.path": "stored"}, "trainer.ref.model.lora.path"),
     ],
@@ -85,7 +101,15 @@ SILENT: dict[str, dict[str, Any]] = {
         CRITIC_DROPOUT: True,
         "trainer.algorithm.value_clip": None,
     },
-    "whole_distributions_exclude_megatron": {**TEACHER, **MEGATRON},
+    "distributions_exclude_megatron": {**TEACHER, **MEGATRON},
+    "served_teachers_give_few_numbers": {**SERVED, DISTILLATION_TYPE: "loss", TOP_K: 20, TOP_K_OF: "intersection"},
+    "chosen_tokens_alone_need_forward_divergence": {
+        **TEACHER,
+        DISTILLATION_TYPE: "loss",
+        TOP_K: 20,
+        TAIL: False,
+        BETA: 0.0,
+    },
     "reference_matches_policy_model": {**WIDER, "trainer.ref.model.path": "another"},
     "schedules_are_consistent": {"trainer.policy.optimizer_config.scheduler": "inverse_sqrt"},
     "determinism_is_tested_on_cpu": {"trainer.deterministic": True},

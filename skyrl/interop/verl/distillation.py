@@ -1,0 +1,114 @@
+"""verl's distillation from a teacher: `distillation.*` of verl 0.9.1. Its teacher is a server; ours computes in a
+learner's ranks, so that settings of its engine have no equivalent and its placement is ours to choose.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from skyrl.interop.peer_trees import peer_trees
+from skyrl.interop.translation import ALGORITHM, Dependent, Translation, Values, is_off, number, redundant, unsupported
+
+_LOSS = "distillation.distillation_loss."
+_TEACHER = re.compile(r"distillation\.teacher_models\.([^.]+)\.(.+)")
+_OURS = ALGORITHM + "distillation."
+_SCORES = "the teacher is scored by ranks of its own (trainer.teacher, trainer.placement.teacher_*), not by an engine"
+
+
+def distillation(key: str, value: Any, values: Values) -> Translation:
+    """Convert a setting of distillation, which `distillation.enabled` turns on."""
+    if key == "distillation.enabled":
+        if not value:
+            return redundant("off")
+        mode = _LOSS + "loss_mode"
+        unwritten = Translation() if mode in values else _loss("k3", values)  # verl's default
+        return unwritten if unwritten.unsupported else redundant("there is a teacher where its path is set")
+    found = _TEACHER.fullmatch(key)
+    if found is not None:
+        return _of_teacher(key, found[1], found[2], value, values)
+    of_distributions = values.get(_LOSS + "loss_mode") == "forward_kl_topk"
+    match key.removeprefix(_LOSS):
+        case "loss_mode":
+            return _loss(value, values)
+        case "distillation_loss_coef":
+            return Translation(writes={_OURS + "coef": number(value)})
+        case "use_task_rewards":
+            return Translation(writes={_OURS + "task_coef": 1.0 if value else 0.0})
+        case "loss_max_clamp":
+            if is_off(value):
+                return redundant("not set")
+            bounded = Translation(writes={_OURS + "max_divergence": value})
+            return bounded if of_distributions else unsupported("a bound of the teacher's part in an advantage")
+        case "use_policy_gradient":
+            return redundant("part of the choice by loss_mode")
+        case "topk":
+            return redundant(
+                "written with loss_mode" if of_distributions else "no effect: the loss reads the sampled tokens alone"
+            )
+        case "log_prob_min_clamp":
+            if value is None:
+                return redundant("not set")
+            lowest = Translation(writes={_OURS + "min_logprob": number(value)})
+            return lowest if of_distributions else redundant("no effect: the loss reads no tokens but the sampled one")
+        case "policy_loss_mode":
+            usual = redundant("the loss of the policy is that of trainer.algorithm")
+            return usual if value == "vanilla" else unsupported(f"the loss {value} of a teacher's advantages")
+        case "clip_ratio" | "clip_ratio_low" | "clip_ratio_high":
+            return redundant("tokens that a teacher rewards are clipped as all others: trainer.algorithm.eps_clip_*")
+    match key.removeprefix("distillation."):
+        case "teacher_key":
+            return redundant("there is one teacher")
+        case "nnodes" | "n_gpus_per_node":
+            return redundant("size of a pool of engines; trainer.placement.teacher_* give the teacher its GPUs")
+    return unsupported("this setting of distillation")
+
+
+def _of_teacher(key: str, name: str, setting: str, value: Any, values: Values) -> Translation:
+    paths = {k: v for k, v in values.items() if (m := _TEACHER.fullmatch(k)) and m[2] == "model_path" and v}
+    if setting == "model_path":
+        if not value:
+            return redundant("not set")
+        if len(paths) > 1:
+            return unsupported("several teachers, each with rows of its own")
+        return Translation(writes={"trainer.teacher.model.path": value})
+    if setting == "key" or setting == "num_replicas":
+        return redundant(_SCORES)
+    if setting == "inference.temperature":
+        of_policy = values.get("actor_rollout_ref.rollout.temperature", 1.0)
+        same = value == of_policy or str(value).startswith("${")
+        return redundant("scored at the policy's temperature") if same else unsupported("a temperature of the teacher")
+    default = key.replace(f".{name}.", ".teacher_model.")
+    of_verl = peer_trees("verl", "fsdp")[-1].defaults.get(default)
+    if setting.startswith("inference.") and (value == of_verl or setting.removeprefix("inference.") in _OF_ENGINES):
+        return redundant(_SCORES)
+    return unsupported(f"the teacher's {setting}")
+
+
+_OF_ENGINES = (
+    "cudagraph_capture_sizes", "data_parallel_size", "disable_log_stats", "enable_chunked_prefill",
+    "enable_prefix_caching", "enforce_eager", "free_cache_engine", "gpu_memory_utilization", "load_format",
+    "max_model_len", "max_num_batched_tokens", "max_num_seqs", "name", "prompt_length", "response_length",
+    "skip_tokenizer_init", "tensor_model_parallel_size", "expert_parallel_size", "dtype",
+)  # fmt: skip
+
+
+def _loss(value: object, values: Values) -> Translation:
+    """k1 in the policy gradient is our advantage; forward_kl_topk is our forward KL. The other estimates are losses of
+    the sampled token whose gradients are others.
+    """
+    by_gradient = bool(values.get(_LOSS + "use_policy_gradient"))
+    if value == "k1" and by_gradient:
+        return Translation(writes={_OURS + "type": "advantage"})
+    if value == "forward_kl_topk" and not by_gradient:
+        writes: dict[str, Any] = {"type": "loss", "beta": 0.0, "top_k": values.get(_LOSS + "topk", 32), "tail": False}
+        return Translation(writes={_OURS + name: setting for name, setting in writes.items()})
+    how = " in the policy gradient" if by_gradient else ""
+    return unsupported(
+        f"distillation by the estimate {value}{how}: k1 with use_policy_gradient and forward_kl_topk without it are "
+        "converted"
+    )
+
+
+DISTILLATION: dict[str, Dependent] = {"distillation.*": distillation}
+"""Settings of distillation."""

@@ -1,0 +1,106 @@
+"""Teachers behind servers, and the choice of a row's teacher by its source."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import attrs
+import torch
+from torch import Tensor
+
+from skyrl.batch import RowTensors, TrainingBatch
+from skyrl.errors import RunError
+from skyrl.inference.servers.scoring_server import ScoringServer, TokenScores
+
+
+class Scoring(Protocol):
+    """A teacher that scores the selected tokens of a batch: a `ScorerGroup` or a `ServedTeacher`."""
+
+    async def score(self, batch: TrainingBatch, /) -> Tensor:
+        """(B, L) log-probabilities of the selected tokens."""
+
+    async def token_logprobs(
+        self, batch: TrainingBatch, count: int, temperature: float, /
+    ) -> tuple[RowTensors, RowTensors]:
+        """Ids and log-probabilities of likely tokens: see `ScorerGroup.token_logprobs`."""
+
+
+@attrs.frozen
+class ServedTeacher:
+    """A teacher behind a server, at temperature 1."""
+
+    server: ScoringServer
+
+    async def score(self, batch: TrainingBatch) -> Tensor:
+        """(B, L) float32: log-probabilities of the selected tokens, 0 elsewhere."""
+        result = torch.zeros(batch.input_ids.shape)
+        for row, scores in enumerate(await self._scores(batch, 0)):
+            result[row, 1 : len(scores.logprobs) + 1] = torch.from_numpy(scores.logprobs)
+        return result.masked_fill(~batch.loss_mask, 0.0)
+
+    async def token_logprobs(
+        self, batch: TrainingBatch, count: int, temperature: float
+    ) -> tuple[RowTensors, RowTensors]:
+        """Ids and log-probabilities (n, count) of the likeliest tokens, at the n selected tokens of each row."""
+        assert temperature == 1, "the checks refuse others"
+        ids, logprobs = [], []
+        for scores, length, mask in zip(await self._scores(batch, count), batch.lengths, batch.loss_mask, strict=True):
+            kept = mask[1 : int(length)]
+            ids.append(torch.from_numpy(scores.ids)[kept])
+            logprobs.append(torch.from_numpy(scores.top)[kept])
+        return RowTensors.of(ids), RowTensors.of(logprobs)
+
+    async def _scores(self, batch: TrainingBatch, top: int) -> list[TokenScores]:
+        rows = [ids[:length].tolist() for ids, length in zip(batch.input_ids, batch.lengths.tolist(), strict=True)]
+        return await asyncio.gather(*(self.server.score(row, top) for row in rows))
+
+
+@attrs.frozen(kw_only=True)
+class TeachersBySource:
+    """Scores each row by the teacher of its data source, or by the default one."""
+
+    default: Scoring | None
+    named: Mapping[str, Scoring]
+
+    async def score(self, batch: TrainingBatch, sources: Sequence[str]) -> Tensor:
+        """(B, L) float32: log-probabilities of the selected tokens."""
+        result = torch.zeros(batch.input_ids.shape)
+        for rows, teacher in self._teachers(sources):
+            found = await teacher.score(batch.select(rows))
+            result[rows, : found.shape[1]] = found
+        return result
+
+    async def token_logprobs(
+        self, batch: TrainingBatch, sources: Sequence[str], count: int, temperature: float
+    ) -> tuple[RowTensors, RowTensors]:
+        """Ids and log-probabilities of likely tokens, by row."""
+        parts = self._teachers(sources)
+        found = [await teacher.token_logprobs(batch.select(rows), count, temperature) for rows, teacher in parts]
+        order = torch.cat([rows for rows, _ in parts]).argsort()
+        together = (RowTensors.of([row for part in each for row in part.rows()]) for each in zip(*found, strict=True))
+        ids, logprobs = (each.select(order) for each in together)
+        return ids, logprobs
+
+    def _teachers(self, sources: Sequence[str]) -> list[tuple[Tensor, Scoring]]:
+        """The teachers of a batch, each with the indices of its rows. Raises `RunError` for a row without one."""
+        found: dict[str | None, list[int]] = {}
+        for row, source in enumerate(sources):
+            found.setdefault(source if source in self.named else None, []).append(row)
+        parts = []
+        for name, rows in found.items():
+            teacher = self.default if name is None else self.named[name]
+            if teacher is None:
+                raise RunError(without_teacher({sources[rows[0]]}))
+            parts.append((torch.tensor(rows), teacher))
+        return parts
+
+
+def without_teacher(sources: set[str]) -> str:
+    """The message for data sources that no teacher teaches."""
+    names = ", ".join(map(repr, sorted(sources)))
+    return (
+        f"no teacher teaches the data source {names}: add it to trainer.teacher.endpoint.sources, or give a teacher "
+        "for all others in trainer.teacher.endpoint.url or trainer.teacher.model.path"
+    )

@@ -1,0 +1,210 @@
+"""Teachers behind real servers: their numbers, one for each source of data, resumption, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from skyrl.errors import ProcessError, UserError
+from skyrl.inference.servers.scoring_server import ScoringServer
+from skyrl.inference.torch.engine import TorchEngine
+from skyrl.learners.workers.group import ScorerGroup
+from skyrl.learners.workers.roles import TeacherWorker
+from skyrl.models.files.loading import load_tokenizer
+from skyrl.processes.handles import Group
+from skyrl.processes.in_process import LocalHandle
+from skyrl.training.served_teacher import ServedTeacher
+from tests.endpoint.serving import served
+from tests.inference.server_engines import vllm_server
+from tests.learners.rows import batch
+from tests.nano_run import config, metrics, train
+
+D = "trainer__algorithm__distillation__"
+TEACHER_ALONE: dict[str, Any] = {
+    f"{D}task_coef": 0,
+    "trainer__eval_before_train": False,
+    "trainer__eval_interval": -1,
+    "trainer__deterministic": True,
+}
+OF_LIKELY: dict[str, Any] = {f"{D}type": "loss", f"{D}top_k": 16, f"{D}beta": 0.0}
+FORMS: dict[str, dict[str, Any]] = {"advantage": {}, "loss": OF_LIKELY}
+URL, SOURCES = "trainer__teacher__endpoint__url", "trainer__teacher__endpoint__sources"
+
+
+def made(folder: Path, nano: Path, seed: int, **changes: Any) -> Path:
+    """A teacher with weights of its own and the policy's tokens."""
+    shape = AutoConfig.from_pretrained(nano / "model")
+    shape.update({"tie_word_embeddings": False, **changes})
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(shape)
+    model.get_output_embeddings().weight.data.mul_(12)  # so that some tokens are much likelier than others
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(nano / "model").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def teachers(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two teachers of other sizes than the policy."""
+    folder = tmp_path_factory.mktemp("teachers")
+    return made(folder / "one", nano, 7, hidden_size=48), made(folder / "two", nano, 8, num_hidden_layers=1)
+
+
+@contextmanager
+def serving(model: Path, **options: Any) -> Iterator[str]:
+    """The address of our endpoint over a model, on a thread."""
+    loop, ready, ends = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+    urls: list[str] = []
+
+    async def run() -> None:
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        tokenizer: Any = load_tokenizer(str(model))
+        engine = TorchEngine(loaded, tokenizer, max_num_seqs=16)
+        async with served(engine.generate, tokenizer, **{"scores_prompts": True, **options}) as running:
+            urls.append(running.url)
+            ready.set()
+            await ends.wait()
+        await engine.close()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
+    thread.start()
+    try:
+        assert ready.wait(60)
+        yield urls[0]
+    finally:
+        loop.call_soon_threadsafe(ends.set)
+        thread.join(60)
+        loop.close()
+
+
+@pytest.fixture(scope="module")
+def urls(teachers: tuple[Path, Path]) -> Iterator[tuple[str, str]]:
+    with serving(teachers[0]) as one, serving(teachers[1]) as two:
+        yield one, two
+
+
+async def assert_same_as_local(trainer: Any, url: str) -> None:
+    """The server gives the local teacher's log-probabilities of sampled and of likely tokens, to 1e-4."""
+    rows = batch(6)
+    worker: Any = TeacherWorker(trainer)
+    local = ScorerGroup[TeacherWorker](Group([LocalHandle("teacher", worker)]))
+    server = ScoringServer(url, protocol="vllm", token=None, timeout=120, most=8)
+    try:
+        assert (await server.connect(longest=12, top=5)).max_model_len in (96, 512)
+        remote = ServedTeacher(server)
+        one, other = await local.score(rows), await remote.score(rows)
+        torch.testing.assert_close(other, one, atol=1e-4, rtol=0)
+        assert one[rows.loss_mask].std() > 0.5
+        (ids, logs), (others, theirs) = [await each.token_logprobs(rows, 5, 1.0) for each in (local, remote)]
+        assert torch.equal(others.counts, ids.counts)
+        assert torch.equal(others.values, ids.values)
+        torch.testing.assert_close(theirs.values, logs.values, atol=1e-4, rtol=0)
+        print("largest differences", (one - other).abs().max().item(), (logs.values - theirs.values).abs().max().item())
+    finally:
+        await server.close()
+
+
+async def test_our_endpoint_gives_the_local_teachers_numbers(
+    nano: Path, teachers: tuple[Path, Path], urls: tuple[str, str], tmp_path: Path
+) -> None:
+    local = config(nano, tmp_path, trainer__teacher__model__path=str(teachers[0])).trainer
+    await assert_same_as_local(local, urls[0])
+
+
+@pytest.mark.long
+async def test_vllms_server_gives_the_local_teachers_numbers(
+    nano: Path, teachers: tuple[Path, Path], tmp_path: Path
+) -> None:
+    local = config(nano, tmp_path, trainer__teacher__model__path=str(teachers[0])).trainer
+    await assert_same_as_local(local, vllm_server(teachers[0], "--logprobs-mode", "raw_logprobs"))
+
+
+def distance(student: Path, teacher: Path, prompt: Tensor) -> float:
+    """KL(nu || pi) of the first token of an answer to a prompt (1, P)."""
+    with torch.no_grad():
+        q, p = (
+            AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32)(prompt).logits[0, -1].log_softmax(-1)
+            for each in (teacher, student)
+        )
+    return float((q.exp() * (q - p)).sum())
+
+
+def two_sources(nano: Path, folder: Path) -> Path:
+    """The training rows of the nano run, whose letters up to d are of one source."""
+    rows = [json.loads(line) for line in (nano / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    for row in rows:
+        row["data_source"] = "first" if row["prompt"][0]["content"] <= "d" else "second"
+    file = folder / "two.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("has_default", [False, True])
+def test_two_teachers_by_source_each_teach_their_part(
+    has_default: bool, nano: Path, teachers: tuple[Path, Path], urls: tuple[str, str], tmp_path: Path
+) -> None:
+    """The second one is served for its source, or is the local one for all sources without an address."""
+    addresses = {"first": urls[0]} | ({} if has_default else {"second": urls[1]})
+    local = {"trainer__teacher__model__path": str(teachers[1])} if has_default else {}
+    train(
+        nano,
+        tmp_path,
+        **{**TEACHER_ALONE, **OF_LIKELY, **local, SOURCES: addresses},
+        data__train_data=[str(two_sources(nano, tmp_path))],
+        trainer__epochs=5,
+        trainer__ckpt_interval=-1,
+    )
+    losses = [row["policy/teacher_divergence"] for row in metrics(tmp_path)[1:]]
+    assert sum(losses[-3:]) < 0.7 * sum(losses[:3])
+    tokenizer: Any = AutoTokenizer.from_pretrained(nano / "model")
+    for letter, own in (("b", 0), ("g", 1)):
+        text = [{"role": "user", "content": letter}]
+        prompt = tokenizer.apply_chat_template(text, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        before = distance(nano / "model", teachers[own], prompt["input_ids"])
+        after = distance(tmp_path / "run" / "model", teachers[own], prompt["input_ids"])
+        others = distance(tmp_path / "run" / "model", teachers[1 - own], prompt["input_ids"])
+        print(f"{letter}: KL to its own teacher {before:.3f} -> {after:.3f}, to the other {others:.3f}")
+        assert after < 0.7 * before and after < others
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_a_resumed_run_with_a_served_teacher_goes_on_exactly(
+    form: str, nano: Path, urls: tuple[str, str], tmp_path: Path
+) -> None:
+    own = {**TEACHER_ALONE, **FORMS[form], URL: urls[0]}
+    train(nano, tmp_path / "whole", trainer__max_training_steps=4, **own)
+    for steps in (2, 4):
+        train(nano, tmp_path / "parts", trainer__max_training_steps=steps, **own)
+    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
+
+
+def test_limits_and_tokens_of_a_server_are_named_at_the_start(
+    nano: Path, teachers: tuple[Path, Path], urls: tuple[str, str], tmp_path: Path
+) -> None:
+    with serving(teachers[0], max_model_len=20) as short, pytest.raises(UserError, match="takes 20 tokens, and the"):
+        train(nano, tmp_path / "short", **TEACHER_ALONE, **{URL: short})
+    with serving(teachers[0], scores_prompts=False) as mute, pytest.raises(UserError, match="does not score tokens: "):
+        train(nano, tmp_path / "mute", **TEACHER_ALONE, **{URL: mute})
+    with pytest.raises(UserError, match=r"does not score tokens: .* Start it with --max-logprobs 21 or more"):
+        train(nano, tmp_path / "many", **{**TEACHER_ALONE, **OF_LIKELY, f"{D}top_k": 21, URL: urls[0]})
+    with pytest.raises(UserError, match="no teacher teaches the data source 'letters': add it to trainer.teacher"):
+        train(nano, tmp_path / "none", **TEACHER_ALONE, **{SOURCES: {"other": urls[0]}})
+
+
+async def test_a_server_that_stopped_is_an_error_with_its_address(teachers: tuple[Path, Path]) -> None:
+    with serving(teachers[0]) as url:
+        server = ScoringServer(url, protocol="vllm", token=None, timeout=1, most=1)
+        await server.connect(longest=12, top=0)
+    with pytest.raises(ProcessError, match=rf"the inference server {url} "):
+        await server.score((1, 2, 3), 0)
+    await server.close()
