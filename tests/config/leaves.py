@@ -78,7 +78,7 @@ def _candidates(kind: Any, default: Any) -> Iterator[Any]:
     elif is_list(kind):
         yield from ([item, item] for item in _candidates(get_args(kind)[0], None))
     elif is_mapping(kind):
-        yield {"key": 1}
+        yield from ({"key": 1}, {"key": "http://other"})
     else:
         yield from {
             bool: (True, False),

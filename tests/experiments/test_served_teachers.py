@@ -57,7 +57,7 @@ def made(folder: Path, nano: Path, seed: int, **changes: Any) -> Path:
 def teachers(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two teachers of other sizes than the policy."""
     folder = tmp_path_factory.mktemp("teachers")
-    return made(folder / "one", nano, 7, hidden_size=48), made(folder / "two", nano, 8, num_hidden_layers=1)
+    return made(folder / "one", nano, 7, hidden_size=48), made(folder / "two", nano, 8, hidden_size=16)
 
 
 @contextmanager
