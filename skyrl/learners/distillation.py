@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from skyrl.algorithms.linear_divergence import linear_divergence
 from skyrl.algorithms.target_logprobs import target_logprobs
-from skyrl.algorithms.topk_divergence import topk_divergence
+from skyrl.algorithms.topk_divergence import ABSENT, topk_divergence
 from skyrl.batch import TEACHER_IDS, TEACHER_LOGPROBS, RowTensors, TrainingBatch, to_device
 from skyrl.config.settings.distillation import DistillationConfig
 from skyrl.errors import ModelError
@@ -49,7 +49,7 @@ class TeacherLoss:
         are their hidden states, `weight` (V, H) is the output matrix.
         """
         if TEACHER_IDS in batch.extras:
-            ids = _ids(batch, layout)
+            ids = _ids(batch, layout, weight.shape[0])
             logs = target_logprobs(hidden, weight, ids.clamp(min=0), temperature=self._settings.temperature)
             return self._at_tokens(logs, ids, batch, layout)
         carried = {name: batch.extras[name] for name in self._names if name in batch.extras}
@@ -65,7 +65,7 @@ class TeacherLoss:
         """`columns` from a table of logits (n, V), for models whose logits are no plain product. Rows must carry
         log-probabilities.
         """
-        ids = _ids(batch, layout)
+        ids = _ids(batch, layout, logits.shape[1])
         logits = logits.float() / self._settings.temperature
         logs = logits.gather(-1, ids.clamp(min=0)) - logits.logsumexp(-1, keepdim=True)
         return self._at_tokens(logs, ids, batch, layout)
@@ -107,9 +107,12 @@ class TeacherLoss:
         return linear_divergence(hidden, weight, states, theirs, beta=beta, temperature=temperature)
 
 
-def _ids(batch: TrainingBatch, layout: RowLayout) -> Tensor:
-    """(n, K) int64: the tokens that are compared at the tokens that this rank reads."""
-    return layout.own(batch.extras[TEACHER_IDS].values).long()
+def _ids(batch: TrainingBatch, layout: RowLayout, vocabulary: int) -> Tensor:
+    """(n, K) int64: the tokens that are compared at the tokens that this rank reads. Rows with which a teacher's output
+    matrix is padded beyond the model's `vocabulary` do not count.
+    """
+    ids = layout.own(batch.extras[TEACHER_IDS].values).long()
+    return ids.masked_fill(ids >= vocabulary, ABSENT)
 
 
 def _by_teacher(carried: Mapping[str, RowTensors], layout: RowLayout) -> dict[str, tuple[Tensor, Tensor]]:
