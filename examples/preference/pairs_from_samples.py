@@ -11,11 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 
 def main(samples: Path, pairs: Path, end: str) -> None:
     """Writes a row of pairs for each prompt whose rewards differ. `end` is cut off every answer."""
-    answers: dict[str, list[dict[str, object]]] = {}
+    answers: dict[str, list[dict[str, Any]]] = {}
     with samples.open(encoding="utf-8") as file:
         for line in file:
             sample = json.loads(line)

@@ -98,7 +98,7 @@ def _converter() -> Converter:
     )
     for kind in (TokenRow, Trajectory):  # rows seldom carry anything: nothing is written of those that do not
         omit = override(omit_if_default=True)
-        seldom = {"extras": omit} | ({"feedback": omit} if kind is Trajectory else {})
+        seldom: dict[str, Any] = {"extras": omit} | ({"feedback": omit} if kind is Trajectory else {})
         converter.register_unstructure_hook(kind, make_dict_unstructure_fn(kind, converter, **seldom))
     return converter
 

@@ -137,7 +137,9 @@ class BasePPOExp(PolicySampling):
     def served_teachers(self) -> dict[str | None, ServedTeacher]:
         """The teachers behind servers by data source; that of all other rows under None."""
         endpoint = self.cfg.trainer.teacher.endpoint
-        urls: dict[str | None, str] = {**({None: endpoint.url} if endpoint.url else {}), **endpoint.sources}
+        urls: dict[str | None, str] = dict(endpoint.sources.items())
+        if endpoint.url:
+            urls = {None: endpoint.url, **urls}
         token = os.environ.get(TOKEN_VARIABLE)
         return {
             source: ServedTeacher(

@@ -54,8 +54,8 @@ class TeacherLoss:
             return self._at_tokens(logs, ids, batch, layout)
         carried = {name: batch.extras[name] for name in self._names if name in batch.extras}
         if len(carried) == 1:
-            [(name, states)] = carried.items()
-            return [self._whole(name, hidden, weight, layout.own(states.values))]
+            [(name, rows)] = carried.items()
+            return [self._whole(name, hidden, weight, layout.own(rows.values))]
         found = torch.zeros(len(hidden), device=hidden.device)
         for name, (places, states) in _by_teacher(carried, layout).items():
             found = found.index_copy(0, places, self._whole(name, hidden[places], weight, states))

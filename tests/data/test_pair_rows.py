@@ -162,7 +162,8 @@ def test_equal_ranks_between_the_best_and_the_worst_answer_make_a_pair(tmp_path:
 
 
 def test_stored_rows_of_pairs_and_lists_are_told_apart(tmp_path: Path) -> None:
-    row, way = LISTS["ranks"], {"tokenized_path": str(tmp_path / "store")}
+    row: dict[str, Any] = dict(LISTS["ranks"])
+    way: dict[str, Any] = {"tokenized_path": str(tmp_path / "store")}
     [pair] = load(tmp_path, row, **way).rows
     [ranked] = load(tmp_path, row, **way, num_answers=3).rows
     assert isinstance(pair, PairRow) and isinstance(ranked, RankedRow) and len(ranked.sides) == 3

@@ -173,7 +173,11 @@ def test_the_prompt_of_a_list_is_shared_and_short_lists_are_filled(nano: Path, t
 def test_pairs_are_weighted_by_the_policys_own_probabilities(nano: Path, tmp_path: Path) -> None:
     run = {"use_weighting": True, "num_steps": 1}
     found = train(nano, tmp_path, "preference", **run)
-    for name, way in {"one": {"micro_train_batch_size_per_gpu": 1}, "rows": {"use_sequence_packing": False}}.items():
+    ways: dict[str, dict[str, Any]] = {
+        "one": {"micro_train_batch_size_per_gpu": 1},
+        "rows": {"use_sequence_packing": False},
+    }
+    for name, way in ways.items():
         other = train(nano, tmp_path / name, "preference", **run, **way)
         for number in ("train/loss", "train/weight", "train/grad_norm"):
             assert other[-1][number] == pytest.approx(found[-1][number], rel=1e-5), name

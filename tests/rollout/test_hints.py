@@ -39,6 +39,7 @@ async def group(*answers: str, **extras: Any) -> TrajectoryGroup:
     asked = prompt(TOKENIZER, f"{__name__}:Says7", "3+4?", **extras)
     made = generator(engine, TOKENIZER)
     made._user_env_class = f"{__name__}:Says7"
+    found: TrajectoryGroup
     [found] = await play(made, asked, samples=len(answers))
     return found
 

@@ -227,7 +227,7 @@ def test_the_settings_of_the_objective_count_where_they_are_switched_on() -> Non
     assert on.reduction == Reduction(name="seq_mean_token_sum_norm", max_seq_len=77, micro_batch_rows=3)
     off = policy_objective(algorithm(use_kl_loss=False, use_entropy_loss=False, **numbers))
     assert (off.kl_loss_coef, off.entropy_loss_coef, off.wants_entropy) == (0.0, 0.0, False)
-    assert off.reduction.micro_batch_rows == 1
+    assert isinstance(off.reduction, Reduction) and off.reduction.micro_batch_rows == 1
 
 
 def steps_of(batch: TrainingBatch) -> TrainingBatch:

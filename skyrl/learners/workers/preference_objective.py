@@ -205,7 +205,8 @@ class PreferenceObjective(Objective):
         """(B, ...) -> (B / K, K, ...)."""
         if len(values) % self.answers:
             raise ValueError(f"{len(values)} rows are not whole items of {self.answers}")
-        return values.unflatten(0, (-1, self.answers))
+        items: Tensor = values.unflatten(0, (-1, self.answers))
+        return items
 
 
 @attrs.frozen(kw_only=True)

@@ -36,7 +36,7 @@ class PreferenceWorker(SFTWorker):
         """Loads `run.model`. See `LearningWorker` for the arguments."""
         super().__init__(run, num_training_steps, ranks=ranks, mover=mover)
         if run.use_weighting:
-            self._read = partial(self._read, collisions=True)
+            self._read = partial(self._read, collisions=True)  # type: ignore[call-arg]  # it is compute_logprobs
 
     async def score_reference(self, batch: TrainingBatch) -> Tensor:
         """`score` without the adapter."""
