@@ -246,7 +246,7 @@ class Trajectory:
     reports none."""
 
     feedback: str | None = None
-    """What the environment said of the answer for a teacher. None: nothing."""
+    """Words of the environment about the answer, for a teacher. None: it said nothing."""
 
     metrics: Mapping[str, float] = field(factory=dict)
     """Measurements of the environment, for logging only."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from skyrl.chats.contents import short
 from skyrl.chats.text import Message
@@ -37,7 +36,7 @@ def answers_of(row: Row, run: PreferenceConfig) -> list[list[Message]]:
     return [preference_chat({**told, run.answers_key: each}, run.answers_key, run.prompt_key) for each in wanted]
 
 
-def _ranked(row: Row, run: PreferenceConfig) -> list[Any]:
+def _ranked(row: Row, run: PreferenceConfig) -> list[object]:
     """The answers of a list from the best to the worst. Raises `DataError` if their order is not known."""
     given = row[run.answers_key]
     if not isinstance(given, Sequence) or isinstance(given, str) or len(given) < 2:
@@ -64,7 +63,7 @@ def _ranked(row: Row, run: PreferenceConfig) -> list[Any]:
     return [answers[place] for place in order]
 
 
-def _turns(prompt: Any) -> Any:
+def _turns(prompt: object) -> object:
     """A prompt as messages if it is written as in Nectar, as turns of `Human:` and `Assistant:` after blank lines."""
     if not isinstance(prompt, str) or not _TURN.match(prompt):
         return prompt

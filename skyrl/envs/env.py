@@ -34,7 +34,7 @@ class EnvStep:
     no answer was found, or the task has no answers that can be compared."""
 
     feedback: str | None = None
-    """What a teacher is told of this answer and the policy is not, such as the tests that failed: read with
+    """Words about this answer for a teacher, which the policy does not read, such as the tests that failed: read with
     `distillation.hint.source = "feedback"`. Of several turns, the last one's counts. None: nothing."""
 
     components: Mapping[str, float] = field(factory=dict)

@@ -181,14 +181,23 @@ def compute_logprobs(
             columns = _columns(columns[:, 0], collision_entropy_of_logits(logits, temperature=temperature))
         if teachers is not None and distills:
             columns = _columns(*columns.unbind(1), *teachers.columns_of_logits(logits, batch, layout))
-    found, *others = layout.join(columns).unbind(1)
-    outputs = Outputs(values=batch.place(found))
+    joined = layout.join(columns)
     if collides:
-        return attrs.evolve(outputs, entropy=batch.place(others[0]))
+        return Outputs(values=batch.place(joined[:, 0]), entropy=batch.place(joined[:, 1]))
+    return _outputs(joined, micro, learns=learns, teachers=teachers if distills else None)
+
+
+def _outputs(columns: Tensor, micro: MicroBatch, *, learns: bool, teachers: TeacherLoss | None) -> Outputs:
+    """The outputs of columns (N, C): log-probability; entropy, if the model `learns`; what the cost of `teachers` is
+    computed from.
+    """
+    batch = micro.rows
+    found, *others = columns.unbind(1)
+    outputs = Outputs(values=batch.place(found))
     if learns:
         entropy, *others = others
         outputs = _measured(outputs, found, entropy, micro)
-    if teachers is None or not distills:
+    if teachers is None:
         return outputs
     cost, numbers = teachers.cost(others)
     return attrs.evolve(outputs, token_costs=batch.place(cost), numbers=outputs.numbers | numbers)

@@ -108,7 +108,7 @@ class TeacherOfLikelyTokens:
     """Ids and log-probabilities of likely tokens: see `TeachersBySource.token_logprobs`."""
 
     policy: Callable[[TrainingBatch, int, float], Awaitable[tuple[RowTensors, RowTensors]]]
-    """Those of the policy before the update of the batch: see `ScorerGroup.token_logprobs`."""
+    """Likely tokens of the policy before the update of the batch: see `ScorerGroup.token_logprobs`."""
 
     async def __call__(self, batch: TrainingBatch, sources: Sequence[str]) -> TrainingBatch:
         """The batch with extras of the names `TEACHER_IDS` and `TEACHER_LOGPROBS`."""

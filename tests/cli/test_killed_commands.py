@@ -220,6 +220,7 @@ WRITERS = {
     "training/evaluation.py": "into an atomic folder",
     "starter/template_files.py": "into an atomic folder",
     "tools/sampling_alone.py": "into an atomic folder",
+    "tools/data_report.py": "into atomic files",
     "tools/evaluating.py": "into the atomic folder of sampling_alone.py",
     "tracking/token_file.py": "into an atomic file",
     "tools/rehearsal.py": "working files of a rehearsal, made anew by each",

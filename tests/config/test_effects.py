@@ -101,9 +101,9 @@ TESTED = [
 
 
 def leaf_in(path: str) -> str:
-    """A leaf at or in a path that can have another value, the adapter's size apart: that one switches it on."""
+    """A leaf at or in a path that can have another value, those apart that switch on what the path is about."""
     inside = [leaf for leaf in LEAVES if leaf == path or leaf.startswith(path + ".")]
-    return next(leaf for leaf in inside if leaf not in FIXED and not leaf.endswith("lora.rank"))
+    return next(leaf for leaf in inside if leaf not in FIXED and not leaf.endswith(("lora.rank", "self_teacher")))
 
 
 def warnings(values: dict[str, Any]) -> list[Problem]:
@@ -149,6 +149,7 @@ RUNS: tuple[dict[str, Any], ...] = (
     SERVERS | {ENGINE + "run_engines_locally": False},
     {"data.train_data": ["some.jsonl", "more.jsonl"]},
     {"data.streaming": True, "trainer.max_training_steps": 2},
+    TAUGHT | {"trainer.algorithm.distillation.type": "loss"},
 )
 """Runs in which conditions read what decides."""
 

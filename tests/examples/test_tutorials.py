@@ -115,7 +115,7 @@ def test_the_policy_learns_to_use_the_tool(folder: Path, monkeypatch: pytest.Mon
 @pytest.mark.long
 def test_a_narrow_loss_fades_more_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = run_cells(tutorial(3), folder, monkeypatch)
-    faded = {width: means["policy/faded_ratio"] for width, means in values[4].items()}  # type: ignore[attr-defined]
+    faded = {width: means["policy/faded_ratio"] for width, means in values[4].items()}  # type: ignore[attr-defined]  # a table
     assert faded[0.01] > faded[0.2]
 
 

@@ -288,6 +288,8 @@ def token_cap_follows_tis_cap(run: SkyRLTrainConfig) -> float:
         "trainer.algorithm.distillation.type",
         "trainer.algorithm.distillation.self_teacher",
         "trainer.teacher.model.path",
+        "trainer.teacher.endpoint.url",
+        "trainer.teacher.endpoint.sources",
     ),
 )
 def comparisons_need_engine_logprobs(run: SkyRLTrainConfig) -> int | None:

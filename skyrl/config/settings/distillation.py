@@ -14,8 +14,8 @@ _with_places = rule_of_one_field(
 
 @frozen
 class HintConfig(BaseConfig):
-    """What the teacher reads before an answer and the policy does not: the policy learns to answer as if it had read
-    it, too (self-distillation: SDFT, arXiv:2601.19897; OPSD, arXiv:2601.18734; SDPO, arXiv:2601.20802).
+    """The text that a teacher reads before an answer and the policy does not: the policy learns to answer as if it had
+    read it, too (self-distillation: SDFT, arXiv:2601.19897; OPSD, arXiv:2601.18734; SDPO, arXiv:2601.20802).
     """
 
     source: Literal["none", "column", "success", "feedback"] = "none"
@@ -42,7 +42,7 @@ class DistillationConfig(BaseConfig):
     needs a `hint`. For the weights that training starts from, set `trainer.teacher.model.path` to the policy's."""
 
     hint: HintConfig = HintConfig()
-    """What the teacher reads and the policy does not, of any teacher."""
+    """The text that the teacher reads and the policy does not, whatever the teacher."""
 
     type: Literal["advantage", "loss"] = "advantage"
     """advantage: log nu - log pi of each sampled token, nu the teacher's and pi the sampler's probability, is added to

@@ -66,7 +66,7 @@ class _Generated:
 
 @frozen(kw_only=True, eq=False)
 class TokenScores:
-    """What a model says of P given tokens: P - 1 values in nats, for the tokens after the first."""
+    """Scores of P given tokens by a model: P - 1 values in nats, for the tokens after the first."""
 
     logprobs: NDArray[np.float32]
     """(P - 1,)."""

@@ -16,7 +16,7 @@ _OURS = ALGORITHM + "distillation."
 _SCORES = "the teacher is scored by ranks of its own (trainer.teacher, trainer.placement.teacher_*), not by an engine"
 
 
-def distillation(key: str, value: Any, values: Values) -> Translation:
+def distillation(key: str, value: object, values: Values) -> Translation:
     """Convert a setting of distillation, which `distillation.enabled` turns on."""
     if key == "distillation.enabled":
         if not value:
@@ -64,7 +64,7 @@ def distillation(key: str, value: Any, values: Values) -> Translation:
     return unsupported("this setting of distillation")
 
 
-def _of_teacher(key: str, name: str, setting: str, value: Any, values: Values) -> Translation:
+def _of_teacher(key: str, name: str, setting: str, value: object, values: Values) -> Translation:
     paths = {k: v for k, v in values.items() if (m := _TEACHER.fullmatch(k)) and m[2] == "model_path" and v}
     if setting == "model_path":
         if not value:
