@@ -87,7 +87,8 @@ def _preferences(prefix: str) -> Iterator[MetricSpec]:
         yield MetricSpec(
             f"{prefix}/{side}_logprob", "nats", f"Preferences: log-probability of the {side} answer, mean."
         )
-    yield MetricSpec(f"{prefix}/weight", "", "Weight of a pair, the policy's own probability of its answers (WPO).")
+    if prefix == "train":
+        yield MetricSpec("train/weight", "1", "Weight of a pair, the policy's own probability of its answers (WPO).")
     yield MetricSpec(f"{prefix}/baseline", "nats", "KTO: z, the KL divergence of the policy from the reference.")
     meaning = "Preferences: KL divergence of the reference from the policy, estimated on the answers, mean of pairs."
     yield MetricSpec(f"{prefix}/kl", "nats per token", meaning)
