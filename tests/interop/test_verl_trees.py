@@ -110,6 +110,7 @@ WITHOUT_EFFECT_HERE = {
     "*.use_fused_kernels": "speed",
     "trainer.use_v1": "versions of one trainer",
     "critic.model.*": "set by the policy",
+    "distillation.enabled": "where its path is set",
     "reward.reward_model.*": "reward.reward_model.enable, which is not converted",
 }
 """Switches whose feature needs nothing in some table -> a part of the reason."""
