@@ -76,7 +76,7 @@ PREFERENCE_LOSSES: Mapping[str, PreferenceLossFacts] = {
 }
 """Name -> what the loss reads."""
 
-OWN_LOSS = PreferenceLossFacts(fields=("beta", "label_smoothing"), divergence=True)
+USER_LOSS = PreferenceLossFacts(fields=("beta", "label_smoothing"), divergence=True)
 """The same of the user's own losses, which are given all settings of losses of pairs."""
 
 _losses = rule_of_one_field(lambda value: bool(value) and len(set(value)) == len(value), "distinct names")
@@ -197,7 +197,7 @@ class PreferenceConfig(SupervisedConfig):
     @property
     def facts(self) -> tuple[PreferenceLossFacts, ...]:
         """Facts about each of the losses."""
-        return tuple(PREFERENCE_LOSSES.get(name, OWN_LOSS) for name in self.loss_type)
+        return tuple(PREFERENCE_LOSSES.get(name, USER_LOSS) for name in self.loss_type)
 
     @property
     def unpaired(self) -> bool:
