@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyrl.config.settings.preference_root import USER_LOSS, PREFERENCE_LOSSES, PreferenceConfig
+from skyrl.config.settings.preference_root import PREFERENCE_LOSSES, USER_LOSS, PreferenceConfig
 from skyrl.tree.rules import Condition, Effect, condition, effects, is_one, listed
 
 
