@@ -552,9 +552,18 @@ class BasePPOExp(PolicySampling):
             if missing:
                 raise UserError(without_teacher({str(source) for source in missing}))
         top = (distillation.top_k or 0) if distillation.type == "loss" else 0
-        for each in served.values():
-            model = await each.server.connect(longest=longest_sequence(self.cfg), top=top)
-            compare_served_tokens(self.tokenizer, model.path, each.server.url, str(self.cfg.trainer.policy.model.path))
+        try:
+            for each in served.values():
+                model = await each.server.connect(longest=longest_sequence(self.cfg), top=top)
+                policy = str(self.cfg.trainer.policy.model.path)
+                compare_served_tokens(self.tokenizer, model.path, each.server.url, policy)
+        except BaseException:
+            await self._leave_teachers()  # a run that does not begin is not closed
+            raise
+
+    async def _leave_teachers(self) -> None:
+        for each in self.served_teachers.values():
+            await each.server.close()
 
     def begin_recording(self) -> None:
         """Start the recording, if the run makes one. Raises `RunError` if it cannot be written."""
@@ -565,8 +574,7 @@ class BasePPOExp(PolicySampling):
         """Close the rollouts, the endpoint and the engines after training."""
         await self.rollouts.close()
         await self.close_endpoint()
-        for each in self.served_teachers.values():
-            await each.server.close()
+        await self._leave_teachers()
         if not self.recorded:
             end_otherwise = self.shutdown.requested and on_ray(self.cfg) and starts_engines(self.cfg)
             await self.client.close(engines_end_otherwise=end_otherwise)  # their processes are killed

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -179,3 +181,15 @@ def test_limits_and_tokens_of_a_server_are_named_at_the_start(
         train(nano, tmp_path / "many", **{**TEACHER_ALONE, **OF_LIKELY, f"{D}top_k": 21, URL: urls[0]})
     with pytest.raises(UserError, match="no teacher teaches the data source 'letters': add it to trainer.teacher"):
         train(nano, tmp_path / "none", **TEACHER_ALONE, **{SOURCES: {"other": urls[0]}})
+
+
+def test_a_run_that_cannot_begin_leaves_no_connection_to_a_teacher(
+    nano: Path, urls: tuple[str, str], tmp_path: Path
+) -> None:
+    too_many = {**TEACHER_ALONE, **OF_LIKELY, f"{D}top_k": 21, URL: urls[0]}
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always", ResourceWarning)
+        with pytest.raises(UserError):
+            train(nano, tmp_path, **too_many)
+        gc.collect()
+    assert [str(each.message) for each in given if "unclosed" in str(each.message)] == []
