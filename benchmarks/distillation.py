@@ -6,7 +6,7 @@
     python -m benchmarks.distillation --table lines.jsonl
 
 Both sides are the quick start's student, prompts, samples per step and evaluation. Rewards have the quick start's own
-settings, and `rewards_as_taught` the rate and updates per batch of the other side. Prints one JSON line for each run:
+settings, and `rewards_as_taught` the updates per batch of the other side. Prints one JSON line for each run:
 its scores by step, and the first step at which an evaluation reached 0.95 of the teacher's.
 """
 
