@@ -24,7 +24,7 @@ from typing import Any
 RL, TAUGHT = "examples/quickstart/grpo.toml", "examples/distillation/distill.toml"
 TEACHER = Path("runs/quickstart")
 SHARE = 0.95
-"""Of the teacher's accuracy."""
+"""Share of the teacher's accuracy that a student has to reach."""
 
 AS_TAUGHT = {"trainer.policy_mini_batch_size": 4, "trainer.policy.optimizer_config.num_warmup_steps": 10}
 SIDES: Mapping[str, tuple[tuple[str, ...], Mapping[str, object]]] = {

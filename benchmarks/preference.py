@@ -87,6 +87,8 @@ def trl_side(model: Path, rows: Path, scratch: Path) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig, DPOTrainer
 
+    from benchmarks.trl_settings import PLAIN
+
     class InOrder(DPOTrainer):  # type: ignore[misc]  # of a package that is not installed beside the others
         def _get_train_sampler(self, *_: Any) -> Any:
             return SequentialSampler(self.train_dataset)
@@ -97,19 +99,9 @@ def trl_side(model: Path, rows: Path, scratch: Path) -> dict[str, Any]:
         output_dir=str(scratch / "trl"),
         per_device_train_batch_size=AT_A_TIME,
         gradient_accumulation_steps=BATCH // AT_A_TIME,
-        num_train_epochs=1,
         learning_rate=LR,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
         max_length=None,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        dataloader_pin_memory=False,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
+        **PLAIN,
     )
     trainer = InOrder(
         model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa"),

@@ -114,6 +114,8 @@ def trl_seconds(model: Path, rows: Rows, scratch: Path, at_a_time: int) -> tuple
     from trl import SFTConfig as TRLConfig
     from trl import SFTTrainer
 
+    from benchmarks.trl_settings import PLAIN
+
     class InOrder(SFTTrainer):  # type: ignore[misc]  # of a package that is not installed beside the others
         def _get_train_sampler(self, *_: Any) -> Any:
             return SequentialSampler(range(len(rows)))
@@ -122,20 +124,10 @@ def trl_seconds(model: Path, rows: Rows, scratch: Path, at_a_time: int) -> tuple
         output_dir=str(scratch / "trl"),
         per_device_train_batch_size=at_a_time,
         gradient_accumulation_steps=BATCH // at_a_time,
-        num_train_epochs=1,
         learning_rate=LR,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
         max_grad_norm=1.0,
         max_length=LONGEST,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        dataloader_pin_memory=False,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
+        **PLAIN,
     )
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
     trainer = InOrder(

@@ -377,32 +377,8 @@ class BasePPOExp(PolicySampling):
         samples = self.folder.path / "trajectories.jsonl"
         constant = ConstantRewards(notice, samples, steps=min(STEPS, self.total_steps), endings=ended)
 
-        def asked(name: str, call: Call[P, R], timing: str) -> Call[P, R]:
-            turn = run_before(partial(turns.for_scoring, name))
-            return layered(call, interruptible, in_context(partial(clock.measure, timing)), turn)
-
         def score(name: str, model: ScorerGroup[ModelWorker], timing: str) -> Call[[TrainingBatch], Tensor]:
-            return asked(name, model.score, timing)
-
-        def teaching() -> Teacher:
-            name: Model = "teacher"
-            local: ScorerGroup[Any] | None = self.teacher
-            if algorithm.distillation.self_teacher:
-                name, local = "policy", self.policy
-            if gives_whole_distributions(self.cfg):
-                assert local is not None
-                return TeacherOfDistributions(asked(name, local.hidden, "teacher"))
-            named: dict[str, Scoring] = {
-                source: each for source, each in self.served_teachers.items() if source is not None
-            }
-            teachers = TeachersBySource(default=self.served_teachers.get(None) or local, named=named)
-            if gives_distributions(self.cfg):
-                return TeacherOfLikelyTokens(
-                    settings=algorithm.distillation,
-                    teacher=asked(name, teachers.token_logprobs, "teacher"),
-                    policy=asked("policy", self.policy.token_logprobs, "policy_likeliest"),
-                )
-            return TeacherOfTokens(asked(name, teachers.score, "teacher"))
+            return self._scoring(name, model.score, timing)
 
         def learner(name: str, model: LearnerGroup[LearningWorker], scoring: str, learning: str) -> LayeredLearner:
             turn = run_before(partial(turns.for_learning, name))
@@ -422,8 +398,7 @@ class BasePPOExp(PolicySampling):
         def recorded(groups: Sequence[TrajectoryGroup], version: int) -> None:
             self._record_samples(version + 1, groups)
 
-        teacher = teaching() if distills(self.cfg) else None
-
+        teacher = self._teacher_of_rows() if distills(self.cfg) else None
         return PPOTrainer(
             self.cfg.trainer,
             rollouts=LayeredRollouts(
@@ -467,6 +442,34 @@ class BasePPOExp(PolicySampling):
             targets=trace.returning(critic_targets(algorithm)),
             position=position,
         )
+
+    def _scoring(self, name: str, call: Call[P, R], timing: str) -> Call[P, R]:
+        """A call that scores a batch by the model `name`, with its turn on the devices and its time."""
+        turn = run_before(partial(self.time_sharing.for_scoring, name))
+        measured = in_context(partial(self.clock.measure, timing))
+        return layered(call, in_context(self.shutdown.interruptible), measured, turn)
+
+    def _teacher_of_rows(self) -> Teacher:
+        """Puts the scores of teachers into the rows of a batch."""
+        algorithm = self.cfg.trainer.algorithm
+        name: Model = "teacher"
+        local: ScorerGroup[Any] | None = self.teacher
+        if algorithm.distillation.self_teacher:
+            name, local = "policy", self.policy
+        if gives_whole_distributions(self.cfg):
+            assert local is not None
+            return TeacherOfDistributions(self._scoring(name, local.hidden, "teacher"))
+        named: dict[str, Scoring] = {
+            source: each for source, each in self.served_teachers.items() if source is not None
+        }
+        teachers = TeachersBySource(default=self.served_teachers.get(None) or local, named=named)
+        if gives_distributions(self.cfg):
+            return TeacherOfLikelyTokens(
+                settings=algorithm.distillation,
+                teacher=self._scoring(name, teachers.token_logprobs, "teacher"),
+                policy=self._scoring("policy", self.policy.token_logprobs, "policy_likeliest"),
+            )
+        return TeacherOfTokens(self._scoring(name, teachers.score, "teacher"))
 
     def get_loop(self, tracker: Tracker) -> TrainingLoop:
         """The training loop around the trainer, with the hooks that run before and after a step."""

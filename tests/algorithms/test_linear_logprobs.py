@@ -12,11 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from skyrl.algorithms import linear_logprobs as module
 from skyrl.algorithms.compiled import compiled
 from skyrl.algorithms.linear_logprobs import VocabularyPart, linear_logprobs, logprobs_of_logits
+from tests.algorithms.operations import largest_tensor, operations
 
 TOKENS, WIDTH, VOCABULARY = 23, 16, 101
 
@@ -101,26 +101,10 @@ def test_half_precision_is_as_near_to_the_truth_as_the_table_in_half_precision()
         assert (ours.double() - wanted).norm() < 1e-2 * wanted.norm()
 
 
-def operations(function: Callable[[], object]) -> list[tuple[object, int]]:
-    """Each of torch's operations while the function runs, with the entries of the largest tensor that it makes."""
-    seen = list[tuple[object, int]]()
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # torch's signature
-            result = func(*args, **(kwargs or {}))
-            made = result if isinstance(result, list | tuple) else [result]
-            seen.append((func, max((each.numel() for each in made if isinstance(each, Tensor)), default=0)))
-            return result
-
-    with Watch():  # type: ignore[no-untyped-call]  # torch's signature
-        function()
-    return seen
-
-
 def test_no_tensor_of_tokens_times_vocabulary_is_ever_made() -> None:
     hidden, weight, targets = problem()
-    seen = operations(lambda: linear_logprobs(hidden, weight, targets, temperature=1.0)[0].sum().backward())
-    assert max(entries for _, entries in seen) == VOCABULARY * WIDTH  # the matrix's gradient; a chunk has 5 x 101
+    largest = largest_tensor(lambda: linear_logprobs(hidden, weight, targets, temperature=1.0)[0].sum().backward())
+    assert largest == VOCABULARY * WIDTH  # the matrix's gradient; a chunk has 5 x 101
 
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])

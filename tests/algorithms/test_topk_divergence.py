@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from skyrl.algorithms import target_logprobs as module
 from skyrl.algorithms.linear_logprobs import VocabularyPart
 from skyrl.algorithms.target_logprobs import likeliest, target_logprobs
 from skyrl.algorithms.topk_divergence import ABSENT, tokens_of_both, topk_divergence, union_of_tokens
+from tests.algorithms.operations import largest_tensor
 
 TOKENS, WIDTH, VOCABULARY, K = 23, 16, 101, 4
 BETAS = pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
@@ -110,24 +110,15 @@ def test_without_a_tail_the_forward_divergence_is_verls() -> None:
 
 
 def test_no_tensor_of_tokens_times_vocabulary_is_ever_made() -> None:
-    largest = 0
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # torch's signature
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            for each in result if isinstance(result, list | tuple) else [result]:
-                if isinstance(each, Tensor):
-                    largest = max(largest, each.numel())
-            return result
-
     hidden, weight, teacher = problem()
     ids = ids_of(teacher)
-    with Watch():  # type: ignore[no-untyped-call]  # torch's signature
+
+    def both_ways() -> None:
         likeliest(hidden, weight, K, ids.clamp(min=0), temperature=1.0)
         logs = target_logprobs(hidden, weight, ids.clamp(min=0))
         topk_divergence(logs, logs.detach() - 1, ids, beta=0.5, tail=True, min_logprob=-10.0)[0].sum().backward()
-    assert largest == VOCABULARY * WIDTH  # the gradient of the matrix; a chunk has 5 x 101
+
+    assert largest_tensor(both_ways) == VOCABULARY * WIDTH  # the gradient of the matrix; a chunk has 5 x 101
 
 
 def test_the_likeliest_tokens_and_others_have_the_log_probabilities_of_the_whole_table() -> None:

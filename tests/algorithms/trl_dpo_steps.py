@@ -18,6 +18,8 @@ from torch.utils.data import SequentialSampler
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
+from benchmarks.trl_settings import PLAIN
+
 BATCH = 8
 
 
@@ -37,17 +39,7 @@ def main(model: str, rows: str, out: str, changes: str) -> None:
         output_dir=out,
         per_device_train_batch_size=BATCH // 2,
         gradient_accumulation_steps=2,
-        num_train_epochs=1,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        dataloader_pin_memory=False,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
+        **PLAIN,
         **json.loads(changes),
     )
     trainer = InOrder(

@@ -117,7 +117,7 @@ def served_teachers_give_few_numbers(run: SkyRLTrainConfig) -> Iterator[Problem]
         )
 
 
-def chosen_tokens_alone_need_forward_divergence(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def missing_tail_needs_forward_divergence(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Other divergences over the chosen tokens alone are lowest where the policy leaves those tokens."""
     distillation = run.trainer.algorithm.distillation
     if gives_distributions(run) and distillation.top_k is not None and not distillation.tail and distillation.beta:

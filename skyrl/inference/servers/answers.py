@@ -28,6 +28,22 @@ _ROUNDING = 1e-3
 """Largest valid log-probability, above 0 because a softmax in bfloat16 rounds."""
 
 
+@frozen
+class ListedModel:
+    """A model in the answer to `/v1/models`."""
+
+    id: str
+    root: str | None = None
+    max_model_len: object = None
+
+
+@frozen
+class ListedModels:
+    """The answer to `/v1/models`."""
+
+    data: tuple[ListedModel, ...] | None = None
+
+
 class NotFinite(BadAnswer):
     """An answer with a log-probability that is not finite."""
 

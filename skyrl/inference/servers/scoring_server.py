@@ -16,24 +16,13 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from skyrl.errors import ProcessError, RunError, ServerRefusal, UserError
+from skyrl.inference.servers.answers import ListedModels
 from skyrl.inference.servers.http_connection import Connection
 
 TOKEN_VARIABLE = "SKYRL_TEACHER_TOKEN"
 """Environment variable with the token that a served teacher requires, if any."""
 
 _FIRST_ANSWER_SECONDS = 60.0
-
-
-@frozen
-class _Model:
-    id: str
-    root: str | None = None
-    max_model_len: object = None
-
-
-@frozen
-class _Models:
-    data: tuple[_Model, ...]
 
 
 @frozen
@@ -147,7 +136,7 @@ class ScoringServer:
             if self._protocol == "sglang":
                 info = await self._connection.first(_Info, "/get_model_info", seconds=_FIRST_ANSWER_SECONDS)
                 return ServedModel(str(info.model_path), str(info.model_path), _whole(info.context_length))
-            models = await self._connection.first(_Models, "/v1/models", seconds=_FIRST_ANSWER_SECONDS)
+            models = await self._connection.first(ListedModels, "/v1/models", seconds=_FIRST_ANSWER_SECONDS)
         except ProcessError as error:
             raise ProcessError(f"{error}: start the teacher, or correct trainer.teacher.endpoint") from error
         if not models.data:

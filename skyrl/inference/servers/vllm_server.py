@@ -24,6 +24,7 @@ from skyrl.errors import ProcessError, ServerRefusal, UserError, WeightSyncError
 from skyrl.inference.engine import EngineLoad, InFlight
 from skyrl.inference.servers.answers import (
     DrawnSample,
+    ListedModels,
     RequestedSample,
     VersionSpan,
     load_of_metrics,
@@ -60,18 +61,6 @@ _NOT_IN_COMPLETIONS = ("detokenize", "flat_logprobs")
 EXTENSION = "skyrl.inference.vllm.worker.WeightReceiver"
 
 C = TypeVar("C")
-
-
-@frozen
-class _Model:
-    id: str
-    root: str | None = None
-    max_model_len: object = None
-
-
-@frozen
-class _Models:
-    data: tuple[_Model, ...] | None = None
 
 
 @frozen
@@ -191,7 +180,7 @@ class VLLMServer(Dialect):
 
     async def connect(self, *, claim: bool) -> ServerFacts:
         self.has_answered, self._route, self._adapter = False, _GENERATE, ""
-        models = (await self._control.first(_Models, "/v1/models", seconds=self.deadlines.start)).data or ()
+        models = (await self._control.first(ListedModels, "/v1/models", seconds=self.deadlines.start)).data or ()
         self.has_answered = True
         wanted = self._configured_model
         if not models or (wanted and wanted not in [model.id for model in models]):

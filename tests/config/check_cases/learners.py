@@ -52,7 +52,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**SERVED, DISTILLATION_TYPE: "loss", TOP_K: 20, TOP_K_OF: "union"}, TOP_K_OF),
         ({**SERVED, DISTILLATION_TYPE: "loss", TOP_K: 20, COLD: 2.0}, COLD),
     ],
-    "chosen_tokens_alone_need_forward_divergence": [
+    "missing_tail_needs_forward_divergence": [
         ({**TEACHER, DISTILLATION_TYPE: "loss", TOP_K: 20, TAIL: False, BETA: 0.5}, TAIL)
     ],
     "reference_has_policys_initial_adapter": [
@@ -103,7 +103,7 @@ SILENT: dict[str, dict[str, Any]] = {
     },
     "distributions_exclude_megatron": {**TEACHER, **MEGATRON},
     "served_teachers_give_few_numbers": {**SERVED, DISTILLATION_TYPE: "loss", TOP_K: 20, TOP_K_OF: "intersection"},
-    "chosen_tokens_alone_need_forward_divergence": {
+    "missing_tail_needs_forward_divergence": {
         **TEACHER,
         DISTILLATION_TYPE: "loss",
         TOP_K: 20,
