@@ -107,5 +107,5 @@ def ranked_pairs(rewards: Tensor, groups: Tensor, able: Tensor, *, choose: Choic
 
 def ties(rewards: Tensor, groups: Tensor, able: Tensor) -> int:
     """Number of pairs of answers to one prompt whose rewards are equal. Shapes as in `ranked_pairs`."""
-    same = (groups.unsqueeze(1) == groups) & (rewards.unsqueeze(1) == rewards) & able & able.unsqueeze(1)
-    return int(same.triu(1).sum())
+    _, counts = torch.stack([groups.double(), rewards.double()])[:, able].unique(dim=1, return_counts=True)
+    return int((counts * (counts - 1) // 2).sum())

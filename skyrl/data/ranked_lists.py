@@ -39,16 +39,16 @@ def answers_of(row: Row, run: PreferenceConfig) -> list[list[Message]]:
 def _ranked(row: Row, run: PreferenceConfig) -> list[object]:
     """The answers of a list from the best to the worst. Raises `DataError` if their order is not known."""
     given = row[run.answers_key]
-    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) < 2:
+    if not _is_list(given) or len(given) < 2:
         raise DataError(f"{run.answers_key} is {short(given)}, not a list of two or more answers")
     answers, numbers, key = list(given), row.get(run.ranks_key), run.ranks_key
     if all(isinstance(each, Mapping) and "answer" in each for each in answers):
         numbers = [each.get("rank") for each in answers] if numbers is None else numbers
         answers = [each["answer"] for each in answers]
-    falls = numbers is None or all(number is None for number in numbers)
+    falls = numbers is None or (_is_list(numbers) and all(number is None for number in numbers))
     if falls:
         numbers, key = row.get(run.scores_key), run.scores_key
-    if not isinstance(numbers, Sequence) or isinstance(numbers, str) or len(numbers) != len(answers):
+    if not _is_list(numbers) or len(numbers) != len(answers):
         raise DataError(
             f"there is no number in {run.ranks_key} or {run.scores_key} for each of the {len(answers)} answers "
             f"({run.answers_key})"
@@ -61,6 +61,10 @@ def _ranked(row: Row, run: PreferenceConfig) -> list[object]:
         if numbers[one] == numbers[other]:
             raise DataError(f"answers {one} and {other} are both {numbers[one]:g} in {key}: neither is better")
     return [answers[place] for place in order]
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _turns(prompt: object) -> object:

@@ -144,6 +144,7 @@ def test_a_pair_is_a_list_of_two(tmp_path: Path) -> None:
         ({"ranks": [1, 1, 2]}, "answers 0 and 1 are both 1 in ranks: neither is better"),
         ({"ranks": [1, 2]}, "no number in ranks or scores for each of the 3 answers \\(answers\\)"),
         ({"ranks": None}, "no number in ranks or scores"),
+        ({"ranks": 3}, "no number in ranks or scores"),
         ({"ranks": [1, 2, "last"]}, "ranks is .*, not a list of numbers"),
         ({"answers": "xyz"}, "answers is 'xyz', not a list of two or more answers"),
         ({"answers": ["x", "y", "x"]}, "are the same"),
