@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any, TypeGuard
 
 from skyrl.chats.contents import short
 from skyrl.chats.text import Message
@@ -63,7 +64,7 @@ def _ranked(row: Row, run: PreferenceConfig) -> list[object]:
     return [answers[place] for place in order]
 
 
-def _is_list(value: object) -> bool:
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
