@@ -46,6 +46,9 @@ def _ranked(row: Row, run: PreferenceConfig) -> list[object]:
     if all(isinstance(each, Mapping) and "answer" in each for each in answers):
         numbers = [each.get("rank") for each in answers] if numbers is None else numbers
         answers = [each["answer"] for each in answers]
+    for place, each in enumerate(answers):
+        if isinstance(each, Mapping):
+            raise DataError(f"answer {place} in {run.answers_key} has no text under answer: {short(each)}")
     falls = numbers is None or (_is_list(numbers) and all(number is None for number in numbers))
     if falls:
         numbers, key = row.get(run.scores_key), run.scores_key

@@ -148,7 +148,8 @@ def preference_chat(row: Row, key: str, prompt_key: str) -> list[Message]:
     """The complete chat of one side of a pair. Raises `DataError`."""
     if row.get(key) is None:
         raise DataError(
-            f"it has no {key} (see chosen_key and rejected_key); its columns are {', '.join(map(str, row))}"
+            f"it has no {key} (named by chosen_key and rejected_key, answers_key, or for single answers with labels, "
+            f"which kto takes, completion_key); its columns are {', '.join(map(str, row))}"
         )
     prompt, answer = row.get(prompt_key), row[key]
     before: list[Message] = []

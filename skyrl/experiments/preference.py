@@ -92,7 +92,9 @@ def tried(name: str, loss: PairLoss, settings: PairSettings) -> None:
     shape = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
     if shape != (3,):
         raise _refused(f"{name} gives {shape} for three pairs, not a tensor with a number for each")
-    if not torch.allclose(whole, torch.cat(parts), equal_nan=True):
+    if not torch.isfinite(whole).all():
+        raise _refused(f"{name} gives {whole.tolist()} for three pairs, and a loss has to be finite")
+    if not torch.allclose(whole, torch.cat(parts)):
         raise _refused(f"the loss of a pair by {name} depends on the other pairs of its micro-batch")
 
 

@@ -1,4 +1,4 @@
-"""Notices a task that gives every answer the same reward, from which nothing is learned."""
+"""Notices a task that gives every answer the same reward, or none, from which nothing is learned."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STEPS = 3
 
 
 class ConstantRewards:
-    """Reports once, after the first steps, that all their rewards are the same number."""
+    """Reports once, after the first steps, that all their rewards are the same number, or that there are none."""
 
     def __init__(
         self,
@@ -52,7 +52,8 @@ class ConstantRewards:
         self._report, self._samples, self._steps, self._endings = report, samples, steps, endings
         self._seen: set[float] = set()
         self._reasons: Counter[str] = Counter()
-        self._rewards = self._counted = 0
+        self._rewards = self._counted = self._missing = 0
+        self._why_missing = ""
 
     def count(self, groups: Sequence[TrajectoryGroup], version: int) -> None:
         """Take the groups of one more step into account; `version` is that of the weights."""
@@ -60,16 +61,28 @@ class ConstantRewards:
             return
         kept = [group for group in groups if not group.dropped]
         rewards = [reward for group in kept for reward in group.rewards]
+        missing = [each for group in groups for each in group.trajectories if each.missing]
+        self._missing += len(missing)
+        if missing and not self._why_missing:
+            self._why_missing = missing[0].skipped or missing[0].failures[-1].reason
         self._seen.update(rewards)
         self._rewards += len(rewards)
         self._reasons.update(row.stop_reason for group in kept for row in group.trajectories)
         self._counted += 1
         if self._counted == self._steps and len(self._seen) == 1:
             self._report(self._words())
+        if self._counted == self._steps and not self._seen and self._missing:
+            self._report(
+                f"warning: no group of {self._of_steps} has all its rewards, and nothing is learned from the others: "
+                f"{counted(self._missing, 'sample')} without a reward, the first one because {self._why_missing}"
+            )
+
+    @property
+    def _of_steps(self) -> str:
+        return "the first step" if self._steps == 1 else f"the first {self._steps} steps"
 
     def _words(self) -> str:
-        (reward,) = self._seen
-        steps = "the first step" if self._steps == 1 else f"the first {self._steps} steps"
+        (reward,), steps = self._seen, self._of_steps
         endings = self._endings(self._reasons)
         cut = f" ({endings})" if endings else ""
         return (

@@ -91,3 +91,7 @@ def between(low: float, high: float) -> Validator:
 all_positive = rule_of_one_field(lambda value: all(item > 0 for item in value), "a list of positive numbers")
 no_negative = rule_of_one_field(lambda value: all(item >= 0 for item in value), "a list without negative numbers")
 no_empty_text = rule_of_one_field(all, "a list without empty text")
+
+http_address = rule_of_one_field(
+    lambda value: value.startswith(("http://", "https://")), "an address that begins with http:// or https://"
+)

@@ -146,6 +146,7 @@ def test_a_pair_is_a_list_of_two(tmp_path: Path) -> None:
         ({"ranks": None}, "no number in ranks or scores"),
         ({"ranks": 3}, "no number in ranks or scores"),
         ({"ranks": [1, 2, "last"]}, "ranks is .*, not a list of numbers"),
+        ({"answers": [{"rank": 1}, {"rank": 2}]}, "answer 0 in answers has no text under answer"),
         ({"answers": "xyz"}, "answers is 'xyz', not a list of two or more answers"),
         ({"answers": ["x", "y", "x"]}, "are the same"),
         ({"answers": ["x", "y", "z", "zz"], "ranks": [1, 2, 3, 4]}, "answers has 4 answers, and num_answers is 3"),

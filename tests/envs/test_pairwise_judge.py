@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from skyrl.config import PairwiseJudgeEnvConfig, SkyRLGymConfig
+from skyrl.config import PairwiseJudgeEnvConfig, SkyRLGymConfig, compose
+from skyrl.config.derive.run_kind import RunKind
 from skyrl.envs import find_env
 from skyrl.envs.builtin.pairwise_judge import _pairs, verdict
 from skyrl.envs.group_rewards import GroupReward
+from skyrl.errors import ConfigError
 from tests.endpoint.serving import Script, served
 from tests.envs.services import Reply, service
-from tests.nano_run import metrics, train
+from tests.nano_run import metrics, overrides, train
 
 PROMPT = [{"role": "user", "content": "2+2?"}]
 
@@ -181,3 +183,11 @@ def test_a_policy_learns_from_pairs_that_a_judge_ranks(nano: Path, tmp_path: Pat
     assert all(row["environment/judge_comparisons"] == 3 for row in rows)  # of three answers each
     assert all(row["reward/avg_raw_reward"] == pytest.approx(0.5) for row in rows)  # what one wins, another loses
     assert all(row["loss/pairs"] + row["loss/groups_without_a_pair"] == 4 for row in rows)
+
+
+def test_a_wrong_setting_of_the_judge_is_named_with_the_others(nano: Path, tmp_path: Path) -> None:
+    table = "environment.skyrl_gym.pairwise_judge"
+    values = overrides(nano, tmp_path) | {"environment.env_class": "pairwise_judge", f"{table}.base_url": "localhost"}
+    with pytest.raises(ConfigError) as refused:
+        compose([], values | {f"{table}.opponents": 0}, also=RunKind.preflight_checks)
+    assert [problem.path for problem in refused.value.problems] == [f"{table}.base_url", f"{table}.opponents"]

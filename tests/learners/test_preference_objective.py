@@ -195,6 +195,7 @@ def test_a_loss_of_ones_own_is_added_like_any_other() -> None:
     [
         (summed, r"gives \(\) for three pairs, not a tensor with a number for each"),
         (centred, "depends on the other pairs of its micro-batch"),
+        (lambda pairs, _: pairs.chosen * float("nan"), r"gives \[nan, nan, nan\] for three pairs"),
         (misspelled, r"fails with three pairs: AttributeError: .*'c'"),
     ],
 )

@@ -46,6 +46,17 @@ def test_a_run_of_one_step_is_judged_by_it_and_rewards_that_differ_inside_a_step
     assert "all 2 rewards of the first step are 2" in heard[0]
 
 
+def test_samples_without_a_reward_in_the_first_steps_are_reported_with_the_first_reason() -> None:
+    heard: list[str] = []
+    watched = ConstantRewards(heard.append, Path("x"), steps=2, endings=ended)
+    for version in range(2):
+        watched.count(groups(evolve(row([1], [0]), skipped="the judge was silent")), version)
+    assert heard == [
+        "warning: no group of the first 2 steps has all its rewards, and nothing is learned from the others: 2 samples "
+        "without a reward, the first one because the judge was silent"
+    ]
+
+
 @pytest.mark.parametrize(
     ("reasons", "generator", "agent", "said"),
     [

@@ -12,7 +12,7 @@ from skyrl.tree import FREE, IDENTITY, FrozenDict, Secret, field, frozen
 from skyrl.tree.classes import named
 from skyrl.tree.code_names import named_code
 from skyrl.tree.types import Gigabytes, Seconds, WholeSeconds
-from skyrl.tree.validators import fraction, non_negative, positive, rule_of_one_field
+from skyrl.tree.validators import fraction, http_address, non_negative, positive, rule_of_one_field
 
 FailureKind = Literal["raised", "timeout", "wrong_type", "not_finite", "too_large"]
 """Way in which an environment fails."""
@@ -92,7 +92,7 @@ class GSM8kLLMJudgeEnvConfig(BaseConfig):
     model: str = "gpt-4o-mini"
     """Name of the judge at the service."""
 
-    base_url: str | None = field(default=None, metadata=FREE)
+    base_url: str | None = field(default=None, validator=http_address, metadata=FREE)
     """An OpenAI-compatible service. None: OpenAI's own. Its key is taken from the variable OPENAI_API_KEY."""
 
 
@@ -105,7 +105,7 @@ class PairwiseJudgeEnvConfig(BaseConfig):
     model: str = "gpt-4o-mini"
     """Name of the judge at the service."""
 
-    base_url: str | None = field(default=None, metadata=FREE)
+    base_url: str | None = field(default=None, validator=http_address, metadata=FREE)
     """An OpenAI-compatible service. None: OpenAI's own. Its key is taken from the variable OPENAI_API_KEY."""
 
     criterion: str = "more correct, more helpful and clearer"

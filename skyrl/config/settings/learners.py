@@ -15,6 +15,7 @@ from skyrl.tree import FREE, FrozenDict, field, frozen
 from skyrl.tree.validators import (
     fraction,
     fraction_below_one,
+    http_address,
     non_negative,
     number_of_items,
     positive,
@@ -330,7 +331,7 @@ class TeacherEndpointConfig(BaseConfig):
     require, if any.
     """
 
-    url: str | None = None
+    url: str | None = field(default=None, validator=http_address)
     """Address of the server of the teacher, such as http://10.0.0.5:8000, in place of `trainer.teacher.model.path`."""
 
     sources: Mapping[str, str] = FrozenDict()

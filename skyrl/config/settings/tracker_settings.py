@@ -9,14 +9,11 @@ from typing import Literal
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.tree import FREE, field, frozen
 from skyrl.tree.types import Seconds
-from skyrl.tree.validators import non_negative, rule_of_one_field
+from skyrl.tree.validators import http_address, non_negative, rule_of_one_field
 
 _is_id = rule_of_one_field(
     lambda value: 0 < len(value) <= 64 and value.replace("-", "").replace("_", "").isalnum(),
     "an id: 1 to 64 letters, digits, - and _",
-)
-_is_address = rule_of_one_field(
-    lambda value: value.startswith(("http://", "https://")), "an address that begins with http:// or https://"
 )
 
 
@@ -34,7 +31,7 @@ class WandbConfig(BaseConfig):
     id: str | None = field(default=None, validator=_is_id, metadata=FREE)
     """Id of the run. None: one is made when the run first starts; resumed runs keep it either way."""
 
-    base_url: str | None = field(default=None, validator=_is_address, metadata=FREE)
+    base_url: str | None = field(default=None, validator=http_address, metadata=FREE)
     """Address of a self-hosted server. None: the variable WANDB_BASE_URL, the public service without it."""
 
 

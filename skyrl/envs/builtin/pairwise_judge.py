@@ -43,7 +43,7 @@ replies that refuse; orders of a pair without a readable verdict in several repl
 """
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class PairwiseJudge:
     """The reward of each answer of a group: comparisons won, and half of those tied, over all that it took part in."""
 

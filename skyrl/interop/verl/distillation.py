@@ -8,7 +8,17 @@ import re
 from typing import Any
 
 from skyrl.interop.peer_trees import peer_trees
-from skyrl.interop.translation import ALGORITHM, Dependent, Translation, Values, is_off, number, redundant, unsupported
+from skyrl.interop.translation import (
+    ALGORITHM,
+    Dependent,
+    Translation,
+    UnexpectedValue,
+    Values,
+    is_off,
+    number,
+    redundant,
+    unsupported,
+)
 
 _LOSS = "distillation.distillation_loss."
 _TEACHER = re.compile(r"distillation\.teacher_models\.([^.]+)\.(.+)")
@@ -19,8 +29,10 @@ _SCORES = "the teacher is scored by ranks of its own (trainer.teacher, trainer.p
 def distillation(key: str, value: object, values: Values) -> Translation:
     """Convert a setting of distillation, which `distillation.enabled` turns on."""
     if key == "distillation.enabled":
-        if not value:
+        if is_off(value):
             return redundant("off")
+        if value is not True:
+            raise UnexpectedValue("expected true or false")
         mode = _LOSS + "loss_mode"
         unwritten = Translation() if mode in values else _loss("k3", values)  # verl's default
         return unwritten if unwritten.unsupported else redundant("there is a teacher where its path is set")
