@@ -81,10 +81,12 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what is long, unless asked for, and skips what needs a GPU or a browser where there is none."""
     if not config.getoption("--long"):
-        long = [item for item in items if item.get_closest_marker("long")]
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
-        if long:
-            config.hook.pytest_deselected(items=long)
+        chosen, left_out = [], []
+        for item, is_long in zip(items, _are_long(items), strict=True):
+            (left_out if is_long else chosen).append(item)
+        items[:] = chosen
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
     for item, needed in _without_gpus(items):
         item.add_marker(pytest.mark.skip(reason=f"needs CUDA devices: {needed}"))
     if why := _why_no_machines():
@@ -99,6 +101,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("browser"):
                 item.add_marker(pytest.mark.skip(reason=f"needs {' and '.join(BROWSER)}"))
+
+
+def _are_long(items: list[pytest.Item]) -> Iterator[bool]:
+    """Whether only --long runs each item: it is marked long, or of the cases of a sampled test another one is drawn."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if item.get_closest_marker("long"):
+            yield True
+        elif sampled:
+            name = item.nodeid.partition("[")[0]
+            yield cases[name] % sampled.args[0] > 0
+            cases[name] += 1
+        else:
+            yield False
 
 
 BROWSER = ("chromium", "chromedriver")

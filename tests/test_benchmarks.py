@@ -63,6 +63,7 @@ def test_every_script_of_the_benchmarks_has_a_shortest_form() -> None:
     assert scripts == SHORTEST.keys() | NOT_ALONE.keys()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", long_except(SHORTEST, "config"))
 def test_a_benchmark_prints_json(script: str) -> None:
     if script in NEEDS_THE_QUICK_START:

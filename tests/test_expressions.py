@@ -166,6 +166,7 @@ def test_expressions_whose_time_is_known_are_told_apart(pattern: str, use: str) 
     assert bool(found) == (pattern in SLOWER), found
 
 
+@pytest.mark.long
 def test_the_patterns_and_uses_of_a_module_are_found() -> None:
     found = {each.place: each for each in all_expressions()}
     number = found["envs/builtin/program_tests.py _NUMBER"]

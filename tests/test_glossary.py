@@ -56,6 +56,7 @@ def names() -> set[str]:
     return found
 
 
+@pytest.mark.long
 def test_no_replaced_name_is_left_in_code_or_documents(names: set[str]) -> None:
     left = {place: sorted(used & names) for place, used in uses() if used & names}
     assert left == {}

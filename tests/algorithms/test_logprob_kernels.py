@@ -9,6 +9,7 @@ from tests.algorithms.whole_tables import check
 from tests.triton_interpreter import run_interpreted
 
 
+@pytest.mark.long
 def test_interpreted_kernels_compute_what_the_whole_table_gives() -> None:
     run_interpreted("tests/algorithms/interpreted_logprob_kernels.py")
 

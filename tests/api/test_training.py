@@ -105,6 +105,7 @@ def test_objects_hear_what_collaborators_do(trained: skyrl.Run) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_run_is_evaluated_sampled_and_reported(trained: skyrl.Run, tmp_path: Path) -> None:
     results = skyrl.evaluate(trained, to=tmp_path / "scores")
     assert (results["step"], results["metrics"]["eval/all/avg_score"]) == (2, 1.0)
@@ -128,6 +129,7 @@ def test_another_folder_is_not_a_run(tmp_path: Path) -> None:
         skyrl.load(tmp_path)
 
 
+@pytest.mark.long
 def test_a_run_is_resumed_with_its_code_and_callbacks(trained: skyrl.Run, tmp_path: Path) -> None:
     folder = trained.folder.parent
     shutil.copytree(folder, tmp_path / "copy")
@@ -221,6 +223,7 @@ def test_a_callback_that_fails_ends_the_run_and_checkpoints_stay(nano: Path, tmp
     assert (tmp_path / "checkpoints" / "global_step_1").is_dir()
 
 
+@pytest.mark.long
 async def test_a_callback_that_stops_a_run_is_left_out_to_continue(nano: Path, tmp_path: Path) -> None:
     """Under a running event loop, as in a notebook."""
     given = overrides(nano, tmp_path, trainer__max_training_steps=2, trainer__eval_interval=-1)

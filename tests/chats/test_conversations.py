@@ -56,6 +56,7 @@ def check(name: str, chat: list[dict[str, Any]], *, every: bool) -> bool:
     return True
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", NAMES)
 def test_random_conversations_are_learned_in_full_or_refused(name: str) -> None:
     taken = [check(name, conversation(random.Random(seed)), every=bool(seed % 2)) for seed in range(12)]

@@ -113,6 +113,7 @@ def refused(done: Ended, *said: str) -> None:
         assert words in done.stderr
 
 
+@pytest.mark.long
 def test_a_run_ends_with_where_everything_is_and_what_it_achieved(
     run_toml: Path, tmp_path: Path, skyrl: Command
 ) -> None:

@@ -64,6 +64,7 @@ def test_the_files_of_a_template_are_a_run_with_the_name_of_the_folder(
     assert ("skyrl view runs/mine" in readme) == (template not in SUPERVISED)
 
 
+@pytest.mark.long
 def test_the_tests_of_a_task_pass(tmp_path: Path) -> None:
     for template in WITH_TESTS:
         init(tmp_path / template, "--template", template, "--no-model")
@@ -145,6 +146,7 @@ def command_in(folder: Path, *words: str) -> None:
     command([*words], {}, folder, verbs=())
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("forked")
 def test_a_new_task_trains_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "mine"

@@ -77,6 +77,7 @@ def test_control_c_ends_a_run_at_once_with_one_line_and_130(nano: Path, tmp_path
     assert (tmp_path / "checkpoints" / f"global_step_{step}").is_dir()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)]
 )

@@ -249,6 +249,7 @@ def cells(table: Sequence[Row]) -> list[Any]:
     return [pytest.param(row, kind, id=f"{row.words}-{kind}") for row, kind in rows]
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize(("row", "kind"), cells(QUICK))
 def test_a_command_takes_the_run_or_says_why_not(
     row: Row, kind: str, stored: Mapping[str, dict[str, str]], here: Path, monkeypatch: pytest.MonkeyPatch

@@ -353,6 +353,7 @@ def test_layouts_are_proposed_with_their_seconds_and_their_reasons() -> None:
     assert found.stderr == ""  # that the run does not fit as it is, is why one asks
 
 
+@pytest.mark.long
 def test_a_proposal_is_written_as_a_layer_that_makes_the_run_fit(tmp_path: Path) -> None:
     layer = tmp_path / "fit.toml"
     found = CliRunner().invoke(plan, ["--fit", "8", *FIT, "--json", "--to", str(layer)])
@@ -365,6 +366,7 @@ def test_a_proposal_is_written_as_a_layer_that_makes_the_run_fit(tmp_path: Path)
     assert "exists" in str(CliRunner().invoke(plan, ["--fit", "8", *FIT, "--to", str(layer)]).exception)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

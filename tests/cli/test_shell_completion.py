@@ -111,6 +111,7 @@ def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     shell.close()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("typed", "words"),
     [

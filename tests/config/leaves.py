@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, get_args, get_origin
 
 import attrs
+import pytest
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.errors import ConfigError
@@ -99,16 +101,16 @@ FIXED = {
 OTHERS: dict[str, Any] = {path: another(path) for path in LEAVES if path not in FIXED}
 
 
-def each(cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def each(cases: Iterable[Any], *, sampled: int = 1) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes one test of hundreds that take milliseconds: it calls the test with every case as its first argument, and
-    fails with all cases that fail.
+    fails with all cases that fail. With `sampled`, every n-th case runs, the others only if --long is given.
     """
 
     def made(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
-        def of_all(**fixtures: Any) -> None:
+        def of_all(request: pytest.FixtureRequest, **fixtures: Any) -> None:
             failed = {}
-            for case in cases:
+            for case in itertools.islice(cases, 0, None, 1 if request.config.getoption("--long") else sampled):
                 try:
                     test(case, **fixtures)
                 except Exception as error:  # noqa: BLE001 - it is shown beside the others
@@ -117,7 +119,8 @@ def each(cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., 
                 raise AssertionError("\n".join(f"{case}: {error}" for case, error in failed.items()))
 
         _, *fixtures = inspect.signature(test).parameters.values()
-        of_all.__signature__ = inspect.Signature(fixtures)  # type: ignore[attr-defined]  # by which pytest finds fixtures
+        requested = inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        of_all.__signature__ = inspect.Signature([requested, *fixtures])  # type: ignore[attr-defined]  # by which pytest finds fixtures
         return of_all
 
     return made

@@ -100,6 +100,7 @@ def test_a_field_says_when_it_acts() -> None:
     assert explained("trainer.algorithm.kl_loss_coef").acts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", long_except(["http", "torch", "vllm"], "vllm"))
 def test_an_explanation_and_the_warning_of_idle_fields_agree(backend: str) -> None:
     loaded = load((), [f"generator.inference_engine.backend={backend}"])

@@ -72,6 +72,7 @@ def read(values: dict[str, Any], path: str) -> None:
         json.dumps(plan, allow_nan=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("base", "numbers"),
     [case if case in SWEEPS[:2] else pytest.param(*case, marks=pytest.mark.long) for case in SWEEPS],

@@ -45,6 +45,7 @@ CLUSTERS = [
 BY_DEFAULT = [("Qwen/Qwen3-30B-A3B", 16), ("meta-llama/Llama-3.1-70B", 64), ("Qwen/Qwen2.5-7B", 1)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "gpus"),
     [case if case in BY_DEFAULT else pytest.param(*case, marks=pytest.mark.long) for case in CLUSTERS],
@@ -63,6 +64,7 @@ def test_a_model_that_fits_no_single_gpu_has_no_layout_on_one(model: str) -> Non
     assert proposed(model, 1)[1] == []
 
 
+@pytest.mark.long
 def test_proposals_are_in_the_order_of_their_seconds_and_use_all_gpus() -> None:
     _, found = proposed("Qwen/Qwen2.5-7B", 16)
     seconds = [each.seconds.step for each in found]
@@ -74,6 +76,7 @@ def test_proposals_are_in_the_order_of_their_seconds_and_use_all_gpus() -> None:
         assert shared <= (learners == each.engine_gpus)
 
 
+@pytest.mark.long
 def test_learners_and_engines_that_overlap_are_faster_apart_than_in_turns_apart() -> None:
     apart = {"trainer.placement.colocate_all": False}
     _, overlapped = proposed("Qwen/Qwen2.5-7B", 16, {**apart, "trainer.fully_async.enabled": True})
@@ -85,6 +88,7 @@ def test_learners_and_engines_that_overlap_are_faster_apart_than_in_turns_apart(
     assert best(overlapped) < best(in_turns)
 
 
+@pytest.mark.long
 def test_each_reason_names_what_the_plainer_setting_would_take() -> None:
     run, found = proposed("meta-llama/Llama-3.1-70B", 64)
     of_megatron = {"trainer.policy.megatron_config.transformer_config_kwargs.recompute_granularity": "none"}
@@ -96,6 +100,7 @@ def test_each_reason_names_what_the_plainer_setting_would_take() -> None:
         assert f"{verdict.over[0].bytes / 2**30:.1f} GiB" in said
 
 
+@pytest.mark.long
 def test_stages_of_a_pipeline_are_proposed_where_they_are_faster_with_the_reason() -> None:
     run, [fastest, *_] = proposed("meta-llama/Llama-3.1-70B", 64)
     assert fastest.changes["trainer.policy.megatron_config.pipeline_model_parallel_size"] > 1
@@ -103,11 +108,13 @@ def test_stages_of_a_pipeline_are_proposed_where_they_are_faster_with_the_reason
     assert said.startswith("pipeline_model_parallel_size: with 1, ")
 
 
+@pytest.mark.long
 def test_experts_are_spread_where_that_is_faster() -> None:
     _, [fastest, *_] = proposed("Qwen/Qwen3-30B-A3B", 16)
     assert fastest.changes["trainer.policy.megatron_config.expert_model_parallel_size"] > 1
 
 
+@pytest.mark.long
 def test_a_kind_of_model_without_a_converter_is_not_proposed_for_megatron() -> None:
     run = run_of("meta-llama/Llama-3.1-70B")
 
@@ -118,6 +125,7 @@ def test_a_kind_of_model_without_a_converter_is_not_proposed_for_megatron() -> N
     assert not any(each.changes["trainer.strategy"] == "megatron" for each in proposals(run, 64, other))
 
 
+@pytest.mark.long
 def test_states_wait_on_the_host_only_where_nothing_else_fits() -> None:
     run, [proposal] = proposed("Qwen/Qwen2.5-7B", 1, {"generator.sampling_params.max_generate_length": 1024})
     assert any("offload" in path for path in proposal.changes)
@@ -125,6 +133,7 @@ def test_states_wait_on_the_host_only_where_nothing_else_fits() -> None:
     assert not any("offload" in path for path in proposed("Qwen/Qwen2.5-7B", 8)[1][0].changes)
 
 
+@pytest.mark.long
 def test_shorter_answers_take_less_time() -> None:
     run, found = proposed("Qwen/Qwen2.5-7B", 8)
     changed = with_changes(run, found[0].changes)
@@ -135,6 +144,7 @@ def test_shorter_answers_take_less_time() -> None:
     assert step_time(changed, lambda path: None) is None
 
 
+@pytest.mark.long
 def test_scoring_each_mini_batch_takes_time() -> None:
     run, found = proposed("Qwen/Qwen2.5-7B", 8, {"trainer.algorithm.old_logprobs": "engine"})
     changed = with_changes(run, found[0].changes)
@@ -145,12 +155,14 @@ def test_scoring_each_mini_batch_takes_time() -> None:
     assert without.scoring < once.scoring
 
 
+@pytest.mark.long
 def test_a_bound_of_tokens_stays_one() -> None:
     _, found = proposed("Qwen/Qwen2.5-7B", 8, {"trainer.max_tokens_per_microbatch": 16384})
     assert all("trainer.max_tokens_per_microbatch" in each.changes for each in found)
     assert all("trainer.micro_train_batch_size_per_gpu" not in each.changes for each in found)
 
 
+@pytest.mark.long
 def test_a_step_that_overlaps_takes_the_longer_of_both() -> None:
     _, found = proposed("Qwen/Qwen2.5-7B", 8)
     seconds = found[0].seconds

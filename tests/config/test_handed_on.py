@@ -167,6 +167,7 @@ DOORS: dict[str, Callable[[str], str]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_leaves_by_a_door_is_checked_and_is_the_same_run(kind: str, door: str, folder: Path) -> None:
@@ -295,6 +296,7 @@ def test_a_variable_is_handed_on_where_it_gives_the_whole_value(
 # Written values that equal a default
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("rule", [rule for rule in RULES if not rule.placeholder], ids=lambda rule: rule.writes)
 def test_a_written_default_is_no_longer_left_to_its_rule(rule: Rule[Any], tmp_path: Path) -> None:
     around: dict[str, Any] = {

@@ -199,14 +199,14 @@ def test_every_wrong_value_is_told_with_its_path_and_line(tmp_path: Path) -> Non
     assert len(not_composed([file])) == len(LEAVES)
 
 
-@each(LEAVES)
+@each(LEAVES, sampled=12)
 def test_one_wrong_value_is_one_problem_whatever_depends_on_it(path: str, tmp_path: Path) -> None:
     file = written(tmp_path, f"{path} = {NO_VALUE}")
     others = {other: value for other, value in RUNNABLE.items() if other != path}
     assert [(problem.path, problem.place) for problem in not_composed([file], others)] == [(path, f"{file}:1")]
 
 
-@each(LEAVES)
+@each(LEAVES, sampled=12)
 def test_one_misspelled_name_is_one_problem_whatever_depends_on_it(path: str) -> None:
     others = {other: value for other, value in RUNNABLE.items() if other != path}
     typo = path[:-1] + "_" + path[-1]

@@ -48,6 +48,7 @@ def _row(proposal: Proposal) -> list[Any]:
     return [dict(sorted(proposal.changes.items())), seconds, proposal.memory, proposal.host]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_proposed_is_what_was_recorded(name: str) -> None:
     assert found(name) == json.loads(RECORDED.read_text(encoding="utf-8"))[name]

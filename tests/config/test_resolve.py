@@ -335,6 +335,7 @@ def variants(rule: Rule[Any]) -> list[SkyRLTrainConfig]:
 # The rules
 
 
+@pytest.mark.long
 @each(RULES)
 def test_a_rule_reads_what_it_says(rule: Rule[Any]) -> None:
     assert set().union(*(paths_read(rule.compute, tree) for tree in variants(rule))) == set(rule.reads)
@@ -421,6 +422,7 @@ def test_on_a_cpu_one_default_of_the_seeds_more_does_not_run(reference: Path) ->
     assert others == {f"generator.inference_engine.{name}" for name in ("weight_sync_backend", "enforce_eager")}
 
 
+@pytest.mark.long
 @each([{}, RUNNABLE, OTHERS, *(values for values, _, _ in EXAMPLES)])
 def test_resolving_again_changes_nothing(values: dict[str, Any]) -> None:
     once = resolve(written(values))

@@ -83,6 +83,7 @@ def test_every_refused_override_is_none_of_our_tree(scripts: list[Script], later
     assert counts["accepted"] > 0.9 * counts.total()
 
 
+@pytest.mark.long
 def test_what_is_accepted_has_the_value_that_skyrl_gives_it(scripts: list[Script], later: set[str]) -> None:
     different: dict[tuple[str, Any], Any] = {}
     for script in scripts:

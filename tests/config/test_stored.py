@@ -79,6 +79,7 @@ def test_a_stored_run_that_cannot_be_used_is_refused(changes: dict[str, Any], sa
         load([stored(tmp_path, resolve(SkyRLTrainConfig()), **changes)])
 
 
+@pytest.mark.long
 @each(OTHERS)
 def test_a_sparse_dump_is_what_was_written(path: str, tmp_path: Path) -> None:
     run = load([], {path: OTHERS[path]}).config

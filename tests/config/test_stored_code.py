@@ -53,6 +53,7 @@ def checkpoint(folder: Path, changes: dict[str, Any], file: str = "manifest.json
     return place
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("file", ["manifest.json", "config.json"])
 @pytest.mark.parametrize("path", IMPORTED)
 def test_an_import_path_that_only_a_checkpoint_names_is_refused_and_not_imported(
@@ -205,6 +206,7 @@ def test_other_code_than_that_of_the_started_run_is_refused_and_not_imported(
     assert not list(tmp_path.rglob("imported"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_everything_that_a_trusted_run_names_is_followed(started: Path, forgery: str) -> None:
     found = FORGERIES[forgery](started)

@@ -59,6 +59,7 @@ def test_a_field_that_is_changed_alone_changes_what_it_promises(probe: Probe, si
     assert sight.changes(probe, probe.context), f"{probe.seen_in.shows}: the same with {probe.path} = {probe.value}"
 
 
+@pytest.mark.long
 @each(PROBES)
 def test_a_field_that_is_seen_to_act_is_not_reported_as_one_that_does_not(probe: Probe, nano: Path) -> None:
     values = {**probe.context, probe.path: probe.value}

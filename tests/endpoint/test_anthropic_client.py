@@ -22,6 +22,7 @@ def client(url: str) -> anthropic.AsyncAnthropic:
     return anthropic.AsyncAnthropic(base_url=url, api_key="any", max_retries=0, timeout=60)
 
 
+@pytest.mark.long
 async def test_a_message_is_answered_and_its_tokens_are_counted() -> None:
     async with tiny_engine() as tiny, client(tiny.url) as ask:
         answer = await ask.messages.create(model="tiny", max_tokens=4, system="be brief", messages=HELLO)
@@ -71,6 +72,7 @@ async def test_a_stop_sequence_is_named() -> None:
     assert answer.content[0].type == "text" and answer.content[0].text == "one "
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "changes",
     [

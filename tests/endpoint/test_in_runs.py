@@ -110,6 +110,7 @@ def test_an_endpoint_that_others_reach_needs_a_token(nano: Path, tmp_path: Path)
     assert list(keys_are_there({"SKYRL_ENDPOINT_TOKEN": "secret"})(run)) == []
 
 
+@pytest.mark.long
 def test_serve_answers_until_it_is_interrupted(nano: Path, tmp_path: Path) -> None:
     adapter = stored_adapter(nano / "model", tmp_path / "run")
     command = [sys.executable, "-m", "skyrl.cli", "serve", str(nano / "model"), "--port", "0"]
@@ -205,6 +206,7 @@ async def solve(task, base_url, api_key, model):
 '''
 
 
+@pytest.mark.long
 def test_a_run_trains_and_evaluates_an_agent(nano: Path, tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     agent = {"environment__agent__function": f"{tmp_path}/agent.py:solve", "environment__agent__reward": "returned"}

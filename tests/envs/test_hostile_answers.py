@@ -56,6 +56,7 @@ def test_hostile_output_of_a_program_is_wrong_and_never_raises(wanted: object, f
     assert [printed[:80] for printed in (*plain, *framed) if test.passes(printed)] == []
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", GRADERS)
 def test_the_time_to_grade_grows_with_the_length_of_an_answer_and_no_faster(name: str) -> None:
     """It ends: an hour for each answer would be more than the watch of pytest allows."""

@@ -32,6 +32,7 @@ def equal(request: pytest.FixtureRequest) -> Iterator[MathEqual]:
     made.close()
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     ("answer", "truth", "same"),
     [
@@ -106,6 +107,7 @@ def test_a_ground_truth_that_would_be_computed_for_ever_is_a_failure(equal: Math
     assert equal("3", "3")
 
 
+@pytest.mark.sampled(3)
 def test_hostile_answers_are_neither_equal_nor_the_end_of_the_grader(equal: MathEqual) -> None:
     for payload in PAYLOADS:
         with suppress(WorkerEnded):  # ended at its deadline
@@ -140,6 +142,7 @@ SPOILING = (
 """What a worker that kept anything of an answer would be changed by: names, constants, notation, precision."""
 
 
+@pytest.mark.long
 def test_an_answer_does_not_affect_how_the_next_is_judged() -> None:
     equal = MathEqual(HERE[-1])
     fresh = [equal(answer, truth, seconds=100) for answer, truth in PAIRS]

@@ -242,6 +242,7 @@ def http_server(port: int) -> Iterator[str]:
         server.wait()
 
 
+@pytest.mark.long
 def test_a_server_at_an_address_is_called_and_waited_for(at_a_port: str, closed_port: int) -> None:
     made = task(McpServerConfig(url=at_a_port, tools=("note", "fill", "hang", "die")), call_timeout_seconds=3)
     with playing(made) as env:

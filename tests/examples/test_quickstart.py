@@ -70,6 +70,7 @@ def test_training_and_validation_words_are_different_and_their_truth_is_sorted(
     assert all(3 <= len(word) <= 7 and truth != truth[::-1] for word, truth in zip(words, truths, strict=True))
 
 
+@pytest.mark.long
 def test_what_is_prepared_loads_and_every_letter_is_one_token(
     prepare: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -87,6 +88,7 @@ def test_what_is_prepared_loads_and_every_letter_is_one_token(
     assert [tokenizer.decode([token]) for token in tokenizer.encode("abdghh")] == list("abdghh")
 
 
+@pytest.mark.long
 def test_a_seed_determines_everything(prepare: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def made(name: str, seed: int) -> tuple[list[dict[str, Any]], bytes]:
         run(prepare, monkeypatch, tmp_path / name, seed)
@@ -109,6 +111,7 @@ def test_a_complete_folder_is_left_alone(
     assert "nothing to do" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_what_a_killed_preparation_left_is_not_taken_for_complete(
     prepare: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ def names(out: Path) -> list[tuple[int, str]]:
     return [(each["step"], each["name"]) for each in written(out) if each["name"] != "throughput_halved"]
 
 
+@pytest.mark.long
 def test_a_resumed_run_raises_exactly_what_the_undisturbed_one_raises(nano: Path, tmp_path: Path) -> None:
     watching: dict[str, Any] = {"trainer__alarms": WATCH, "trainer__deterministic": True}
     train(nano, tmp_path / "whole", **watching, trainer__ckpt_interval=1)

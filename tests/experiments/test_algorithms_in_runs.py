@@ -32,6 +32,7 @@ CRITIC: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_a_resumed_run_has_the_critic_and_the_kl_weight_that_it_had(nano: Path, tmp_path: Path) -> None:
     own = CRITIC | {"trainer__critic__model__path": str(nano / "model")}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -72,6 +73,7 @@ def test_leaving_out_old_logprobs_that_the_loss_does_not_read_changes_nothing(
     assert metrics(tmp_path / "with") == metrics(tmp_path / "without")
 
 
+@pytest.mark.long
 def test_a_run_with_dynamic_sampling_that_was_stopped_goes_on_exactly(nano: Path, tmp_path: Path) -> None:
     changes = {
         "trainer__algorithm__dynamic_sampling": {"type": "filter", "max_sample_batches": 0},
@@ -101,6 +103,7 @@ REFRESHED: dict[str, Any] = {
 """Two steps in an epoch; a checkpoint in the middle of the second."""
 
 
+@pytest.mark.long
 def test_the_reference_is_refreshed_after_every_epoch_and_a_resumed_run_has_it(nano: Path, tmp_path: Path) -> None:
     for out, lengths in (("whole", [5]), ("stopped", [3, 5])):
         for steps in lengths:

@@ -45,6 +45,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
     return load_file(out / "run" / "model" / "model.safetensors")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", long_except([6, 20], 6))
 def test_without_staleness_a_run_is_the_synchronous_one_token_for_token(nano: Path, tmp_path: Path, steps: int) -> None:
     """The same tokens, rewards and weights, bit for bit."""
@@ -74,6 +75,7 @@ def test_samples_get_as_old_as_the_bound_and_no_older(nano: Path, tmp_path: Path
     assert max(map(prompts.count, prompts)) <= 2, "no prompt comes again before the others of its epoch"
 
 
+@pytest.mark.long
 def test_old_probabilities_of_old_samples_may_be_interpolated(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +110,7 @@ def test_new_weights_may_come_every_other_step_and_evaluation_sees_the_newest(na
     assert set(versions.values()) <= {0, 2, 3, 4, 6}, "3 was sent for the evaluation of step 3"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings", long_except([{}, {"enabled": True, "max_staleness_steps": 2, "steps_per_sync": 2}], {})
 )
@@ -134,6 +137,7 @@ def test_engines_that_lose_their_weights_while_learners_work_sample_from_whole_o
         assert sampled(tmp_path / "shared") == sampled(tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_groups_that_are_not_accepted_are_replaced(nano: Path, tmp_path: Path) -> None:
     hook = tmp_path / "hook.py"
     hook.write_text(
@@ -162,6 +166,7 @@ def test_a_stall_ends_the_run_and_says_who_was_waited_for(nano: Path, tmp_path: 
     over.touch()
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_trains_on_every_prompt_of_its_epoch_once(nano: Path, tmp_path: Path) -> None:
     settings = {"enabled": True, "max_staleness_steps": 2}
     same: dict[str, Any] = {"trainer__fully_async": settings, "trainer__algorithm__policy_loss_type": "decoupled"}
@@ -171,6 +176,7 @@ def test_a_run_that_goes_on_trains_on_every_prompt_of_its_epoch_once(nano: Path,
     assert sorted(prompts) == sorted(every_prompt(nano))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("poison", "staleness"),
     [
@@ -239,6 +245,7 @@ def test_a_run_that_goes_back_over_several_versions_trains_on_nothing_that_they_
     assert max(row["async/staleness_max"] for row in steps) <= 2
 
 
+@pytest.mark.long
 def test_evaluation_and_checkpoints_come_when_their_triggers_say(nano: Path, tmp_path: Path) -> None:
     """An epoch has 6 batches; samples of the second are drawn while the first is trained on, which ends no epoch."""
     settings = {"enabled": True, "max_staleness_steps": 3}
@@ -310,6 +317,7 @@ def test_a_function_that_accepts_is_named_when_it_fails_or_says_nothing(
         )
 
 
+@pytest.mark.long
 def test_a_run_in_turns_goes_on_asynchronously_and_not_back_again(nano: Path, tmp_path: Path) -> None:
     settings = {"enabled": True, "max_staleness_steps": 2}
     ahead: dict[str, Any] = {"trainer__fully_async": settings, "trainer__resume_with_changes": True}

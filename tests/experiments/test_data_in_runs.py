@@ -43,6 +43,7 @@ def mixed(nano: Path, out: Path, **changes: Any) -> list[str]:
     return [f"{record['step']} {record['prompt_id']}" for record in map(json.loads, lines) if record["sample"] == 0]
 
 
+@pytest.mark.long
 def test_a_mixture_goes_on_exactly_and_says_what_is_left_out(
     nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,7 @@ def taught(teacher: Path, form: str, **changes: Any) -> dict[str, Any]:
     return {**TEACHER_ALONE, "trainer__teacher__model__path": str(teacher), TYPE: form, **changes}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("form", "metric", "share", "rate"),
     [("advantage", "loss/teacher_kl", 0.9, 3e-3), ("loss", "policy/teacher_divergence", 0.7, 1e-2)],

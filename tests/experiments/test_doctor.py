@@ -565,6 +565,7 @@ def stored(folder: Path, run: Any) -> None:
     lock.release()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("run", [False, True])
 @pytest.mark.parametrize(
     ("changes", "listed"),
@@ -602,6 +603,7 @@ def test_a_setting_that_has_changed_in_the_folder_of_a_run_is_found_at_its_place
     assert f"or start a new run: trainer.run_path={tmp_path / 'run'}-2" in folder.hint
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_another_run_is_found_before_it_is_loaded(nano: Path, tmp_path: Path) -> None:
     stored(tmp_path / "other", config(nano, tmp_path))
     (tmp_path / "other" / "config.json").rename(tmp_path / "other" / "manifest.json")
@@ -626,6 +628,7 @@ def test_a_damaged_configuration_of_a_folder_is_named(nano: Path, tmp_path: Path
         stored_configuration(tmp_path / "run")
 
 
+@pytest.mark.long
 def test_a_run_whose_damaged_configuration_is_deleted_goes_on(nano: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"trainer__eval_interval": -1, "trainer__eval_before_train": False}
     train(nano, tmp_path, **settings, trainer__max_training_steps=2)

@@ -55,6 +55,7 @@ def at(url: str) -> dict[str, Any]:
     return {"backend": "http", "external_server_urls": [url], "model_dtype": "float32"}
 
 
+@pytest.mark.long
 def test_a_run_gives_a_server_its_weights_after_every_step(server: SGLangStandIn, nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path, **over(server, trainer__max_training_steps=3))
     steps = [record for record in metrics(tmp_path) if "weight_sync/parity_max" in record]
@@ -117,6 +118,7 @@ def test_sglang_gets_whole_weights_where_samples_in_flight_continue_under_them(n
     assert [sends_adapters_alone(run) for run in runs] == [True, False, True]
 
 
+@pytest.mark.long
 def test_two_servers_share_the_samples_and_both_get_the_weights(
     server: SGLangStandIn, nano: Path, tmp_path: Path
 ) -> None:

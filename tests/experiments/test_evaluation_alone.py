@@ -49,6 +49,7 @@ def words(nano: Path, out: Path, **changes: Any) -> list[str]:
     return as_words(overrides(nano, out, **{"generator__eval_n_samples_per_prompt": 3, **changes}))
 
 
+@pytest.mark.long
 def test_each_form_of_a_model_gives_exactly_the_scores_of_the_runs_own_evaluation(
     nano: Path, trained: Path, tmp_path: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_each_form_of_a_model_gives_exactly_the_scores_of_the_runs_own_evaluatio
     assert of_training(trained, 0) != of_training(trained, 6), "the comparison would notice nothing"
 
 
+@pytest.mark.long
 def test_results_and_samples_are_in_a_new_folder_and_the_model_of_a_checkpoint_is_not(
     nano: Path, trained: Path, tmp_path: Path
 ) -> None:
@@ -90,6 +92,7 @@ def test_answers_of_a_run_need_no_word_for_the_code_that_only_its_configuration_
     assert result.stdout.startswith("18 answers in ")
 
 
+@pytest.mark.long
 def test_a_run_is_served_without_the_code_that_only_its_configuration_names(
     trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

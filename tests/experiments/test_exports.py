@@ -48,6 +48,7 @@ def with_peft(base: Path, adapter: Path) -> torch.Tensor:
     return found.detach()
 
 
+@pytest.mark.long
 def test_an_export_from_a_checkpoint_is_the_model_that_the_run_left(nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path, trainer__hf_save_interval=2)
     step, folder = export(tmp_path / "run")
@@ -99,6 +100,7 @@ def test_peft_and_transformers_load_what_the_run_left_and_compute_the_same(nano:
     )
 
 
+@pytest.mark.long
 def test_model_and_adapter_of_a_checkpoint_are_those_of_the_run(
     nano: Path, run_with_adapter: Path, tmp_path: Path
 ) -> None:
@@ -111,6 +113,7 @@ def test_model_and_adapter_of_a_checkpoint_are_those_of_the_run(
     torch.testing.assert_close(logits(whole), logits(run / "model"), rtol=0, atol=0)
 
 
+@pytest.mark.long
 def test_a_run_with_dropout_in_its_adapter_repeats_itself(nano: Path, tmp_path: Path) -> None:
     dropout = {**LORA, "trainer__policy__model__lora__dropout": 0.3, "trainer__max_training_steps": 3}
     ends = []

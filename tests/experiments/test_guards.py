@@ -168,6 +168,7 @@ def test_abort_ends_the_run_and_names_the_cause(
     assert_only_numbers_were_saved(tmp_path, {2})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", long_except(BEFORE_LEARNING | OF_AN_UPDATE, "reward", "loss"))
 def test_skip_leaves_out_what_would_have_learnt_from_it(
     nano: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -191,6 +192,7 @@ def test_a_learner_that_is_broken_cannot_be_skipped(
     assert_only_numbers_were_saved(tmp_path, {2})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", long_except(["logprob", "gradient", "learning rate", "weight"], "logprob", "gradient"))
 def test_roll_back_goes_on_from_the_last_checkpoint_with_other_prompts(
     nano: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -202,6 +204,7 @@ def test_roll_back_goes_on_from_the_last_checkpoint_with_other_prompts(
     assert ("rolling back to step 2" in capsys.readouterr().err) == (kind not in OF_AN_UPDATE)
 
 
+@pytest.mark.long
 def test_going_back_waits_for_the_save_that_is_pending(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,6 +227,7 @@ def test_going_back_waits_for_the_save_that_is_pending(
     assert_only_numbers_were_saved(tmp_path, {2, 4})
 
 
+@pytest.mark.long
 def test_going_back_restores_the_critic_too(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,6 +252,7 @@ def test_going_back_restores_the_critic_too(
     assert_only_numbers_were_saved(tmp_path, {2, 4})
 
 
+@pytest.mark.long
 def test_a_number_that_is_none_is_found_when_it_is_saved_and_the_run_goes_back(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def test_each_product_of_a_finished_run_is_made_again(nano: Path, tmp_path: Path
     assert {name: content(run / name) for name in before} == before
 
 
+@pytest.mark.long
 def test_a_run_that_is_extended_keeps_no_product_of_its_earlier_end(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +84,7 @@ def test_what_a_run_has_written_is_durable_before_its_checkpoint(
     assert str(run) in flushed[manifests[-1] + 1 :], "the names of what it made at its end are durable"
 
 
+@pytest.mark.long
 def test_steps_that_metrics_and_samples_have_lost_are_counted_when_the_run_goes_on(
     nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +105,7 @@ def test_steps_that_metrics_and_samples_have_lost_are_counted_when_the_run_goes_
     assert f"{samples} lacks samples of 3 steps (the first is 2): lost or damaged" in said
 
 
+@pytest.mark.long
 def test_nothing_is_missing_in_a_run_that_goes_on_from_another_ones_checkpoint(
     nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

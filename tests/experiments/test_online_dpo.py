@@ -32,6 +32,7 @@ ON_RAY: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_a_policy_learns_from_pairs_of_its_own_answers(nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path, **PAIRS, trainer__epochs=4, trainer__ckpt_interval=-1)
     rows = [row for row in metrics(tmp_path) if row["step"]]
@@ -44,6 +45,7 @@ def test_a_policy_learns_from_pairs_of_its_own_answers(nano: Path, tmp_path: Pat
     assert max(row["policy/pairs/margin"] for row in rows if "policy/pairs/margin" in row) > 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", [{}, {"trainer__algorithm__online_dpo__pairs": "random", **LORA}, ASYNC])
 def test_a_resumed_run_with_pairs_goes_on_exactly(nano: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -57,6 +59,7 @@ def test_a_resumed_run_with_pairs_goes_on_exactly(nano: Path, tmp_path: Path, ch
         assert metrics(parts) == metrics(whole)
 
 
+@pytest.mark.long
 def test_several_turns_are_compared_in_one_row_and_in_several(nano: Path, tmp_path: Path) -> None:
     for name, steps in (("one", False), ("several", True)):
         (tmp_path / name).mkdir()

@@ -41,6 +41,7 @@ def test_a_policy_learns_which_answers_are_better_and_is_measured_on_others(nano
     )
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -62,6 +63,7 @@ def test_the_cut_of_a_batch_changes_nothing(
     assert farthest(weights(tmp_path / "whole"), weights(tmp_path / "cut")) < 1e-6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lora", [0, 4], ids=["all weights", "adapter"])
 def test_every_way_to_a_reference_gives_the_same_numbers(nano: Path, tmp_path: Path, lora: int) -> None:
     """Frozen ranks, the policy without its adapter, and stored log-probabilities."""
@@ -80,6 +82,7 @@ def test_every_way_to_a_reference_gives_the_same_numbers(nano: Path, tmp_path: P
         assert numbers == pytest.approx(found["default"], abs=1e-6), name
 
 
+@pytest.mark.long
 def test_stored_log_probabilities_are_computed_once(
     nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,6 +112,7 @@ def test_losses_without_a_reference_load_none(nano: Path, tmp_path: Path, loss_t
     assert "train/kl" not in found[-1] and "timing/ref_logprobs" not in found[-1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lora", [0, 4], ids=["all weights", "adapter"])
 def test_a_run_is_evaluated_alone_as_it_was_while_it_trained(nano: Path, tmp_path: Path, lora: int) -> None:
     held_out = write(tmp_path / "held_out.jsonl", pairs(16, seed=1))
@@ -144,6 +148,7 @@ def rankings(count: int, seed: int = 0) -> list[dict[str, Any]]:
 LISTS: dict[str, Any] = {"loss_type": ["plackett_luce", "hinge"], "num_answers": 4, "beta": 0.5}
 
 
+@pytest.mark.long
 def test_a_policy_learns_rankings_however_they_are_cut(nano: Path, tmp_path: Path) -> None:
     rows, held_out = (write(tmp_path / f"{seed}.jsonl", rankings(32, seed)) for seed in (0, 1))
     run = {**LISTS, "train_datasets": (rows,), "eval_datasets": (held_out,), "eval_interval": 8, "num_epochs": 2}
@@ -206,6 +211,7 @@ def test_the_reference_becomes_the_policy_every_few_steps(nano: Path, tmp_path: 
     assert ["timing/update_ref_with_policy" in record for record in found] == [False, True, False, True, False]
 
 
+@pytest.mark.long
 def test_a_run_with_a_moving_reference_goes_on_bit_for_bit(nano: Path, tmp_path: Path) -> None:
     whole = train(nano, tmp_path / "whole", "preference", **MOVING)
     train(nano, tmp_path / "parts", "preference", **{**MOVING, "num_steps": 3})

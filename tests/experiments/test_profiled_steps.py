@@ -20,6 +20,7 @@ from tests.supervised_run import train as supervised
 SHORT = {"trainer__max_training_steps": 3, "trainer__policy__record_memory": True}
 
 
+@pytest.mark.long
 def test_the_timeline_of_a_step_agrees_with_its_timings_and_batches_are_dumped(nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path, trainer__profile_steps=[2], trainer__dump_data_batch=True, **SHORT)
     run = tmp_path / "run"

@@ -57,6 +57,7 @@ def stopped_at_2(nano: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_an_error_that_names_its_file_and_the_way_out(nano: Path, tmp_path: Path) -> None:
     stopped_at_2(nano, tmp_path)
     path = tmp_path / "checkpoints" / "global_step_2" / "policy" / "rank_0_of_1.safetensors"
@@ -65,6 +66,7 @@ def test_a_damaged_checkpoint_is_an_error_that_names_its_file_and_the_way_out(na
         train(nano, tmp_path, **SHORT)
 
 
+@pytest.mark.long
 def test_auto_goes_on_from_the_checkpoint_before_it_and_says_so_in_one_line(
     nano: Path, tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +109,7 @@ def run_failing(nano: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **cha
     return end.value.code
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", long_except(["auto", "fault"], "auto"))
 def test_a_run_that_fails_begins_again_and_ends_like_one_that_did_not(
     nano: Path,
@@ -156,6 +159,7 @@ def test_where_a_run_begins_first_and_after_a_failure(
     assert (beginning(run, again=False), beginning(run, again=True)) == (first, then)
 
 
+@pytest.mark.long
 def test_a_changed_number_is_refused_or_said_and_an_identity_is_always_refused(
     nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,6 +178,7 @@ def test_a_changed_number_is_refused_or_said_and_an_identity_is_always_refused(
     assert metrics(tmp_path)[-1]["policy/policy_lr"] == pytest.approx(0.5)
 
 
+@pytest.mark.long
 def test_a_run_that_waits_for_its_checkpoints_saves_the_same(nano: Path, tmp_path: Path, whole: Path) -> None:
     train(nano, tmp_path, **SHORT, trainer__async_ckpt_save=False)
     assert_ended_alike(tmp_path, whole)
@@ -195,6 +200,7 @@ def test_a_full_disk_ends_the_run_with_what_is_needed_and_leaves_the_checkpoint_
     assert all(store.verify(step) == [] for step in good)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_an_object_store(nano: Path, tmp_path: Path, whole: Path) -> None:
     place = {"trainer__ckpt_path": f"memory://{tmp_path}"}
     train(nano, tmp_path, **SHORT | place | {"trainer__max_training_steps": 2})
@@ -212,6 +218,7 @@ def test_a_checkpoint_knows_what_the_run_has_seen(whole: Path) -> None:
     assert state["policy"] == {"optimizer_steps": 4, "skipped_in_a_row": 0}
 
 
+@pytest.mark.long
 def test_a_run_keeps_the_checkpoints_that_it_was_told_to(nano: Path, tmp_path: Path) -> None:
     rules = {"max_ckpts_to_keep": 1, "ckpt_keep_every": 3, "ckpt_keep_best": 1}
     best = {"ckpt_best_metric": "trainer/global_step", "ckpt_best_is": "min"}

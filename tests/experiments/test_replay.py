@@ -53,6 +53,7 @@ def copied(original: Path, tmp_path: Path) -> Path:
     return shutil.copytree(original / "run", tmp_path / "copied")
 
 
+@pytest.mark.long
 def test_the_tokens_that_a_run_keeps_for_people_are_those_that_it_recorded(original: Path) -> None:
     folder = RunFolder(original / "run")
     for step in range(1, 7):
@@ -125,6 +126,7 @@ def test_a_token_changed_by_hand_is_named(copied: Path) -> None:
     assert (first.what, first.where.split(" (")[0]) == ("input_ids", "row 6")
 
 
+@pytest.mark.long
 def test_a_run_with_a_critic_is_replayed_too(nano: Path, tmp_path: Path) -> None:
     critic: dict[str, Any] = {
         "trainer__critic__model__path": str(nano / "model"),
@@ -161,6 +163,7 @@ class NoEngines(BasePPOExp):
 FED = RECORDED | {"trainer__recording": "off", "data__train_data": []}
 
 
+@pytest.mark.long
 def test_a_run_is_fed_from_a_recording_without_engine_or_data(nano: Path, original: Path, tmp_path: Path) -> None:
     experiment = NoEngines(config(nano, tmp_path, **FED, trainer__rollouts_from=str(original / "run")))
     assert experiment.run()
@@ -169,6 +172,7 @@ def test_a_run_is_fed_from_a_recording_without_engine_or_data(nano: Path, origin
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.long
 def test_a_fed_run_that_was_stopped_goes_on_where_it_was(nano: Path, original: Path, tmp_path: Path) -> None:
     fed: dict[str, Any] = {**FED, "trainer__rollouts_from": str(original / "run"), "trainer__recording": "jsonl.gz"}
     fed["trainer__policy__optimizer_config__scheduler"] = "constant_with_warmup"
@@ -191,6 +195,7 @@ def test_evaluation_without_an_engine_is_refused(nano: Path, original: Path, tmp
         compose([], values)
 
 
+@pytest.mark.long
 def test_two_runs_of_one_configuration_do_not_part(nano: Path, original: Path, tmp_path: Path) -> None:
     train(nano, tmp_path, **RECORDED)
     parting = bisect(original / "run", tmp_path / "run")
@@ -237,6 +242,7 @@ def test_the_first_token_that_differs_is_named(part: str, what: str, where: str,
     assert found.where.startswith("group 2 (prompt ")
 
 
+@pytest.mark.long
 def test_runs_without_recordings_are_compared_by_their_metrics(nano: Path, original: Path, tmp_path: Path) -> None:
     plain = RECORDED | {"trainer__recording": "off", "trainer__max_training_steps": 2}
     train(nano, tmp_path, **plain, trainer__algorithm__kl_loss_coef=0.5)
@@ -265,6 +271,7 @@ def test_only_metrics_of_what_is_computed_part_two_runs(name: str, parts: bool, 
     assert [difference.where for difference in bisect(*folders).found] == [name] * parts
 
 
+@pytest.mark.long
 def test_the_commands_say_what_was_found_and_exit_with_it(original: Path, copied: Path) -> None:
     run, command = str(original / "run"), CliRunner()
     same = command.invoke(cli, ["replay", run, "--step", "5-6"])

@@ -43,6 +43,7 @@ def judge(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "run" / "model")
 
 
+@pytest.mark.long
 def test_a_reward_model_as_the_reward_of_reinforcement_learning_is_learned_from(
     nano: Path, tmp_path: Path, judge: str
 ) -> None:
@@ -121,6 +122,7 @@ def ends(process: subprocess.Popen[str], number: signal.Signals) -> tuple[str, i
     return said, process.returncode
 
 
+@pytest.mark.long
 def test_the_command_scores_chats_refuses_what_is_none_and_stops_when_told(judge: str) -> None:
     with served(judge, SKYRL_REWARD_TOKEN="secret-of-this-test") as (url, process):
         key = {"Authorization": "Bearer secret-of-this-test"}

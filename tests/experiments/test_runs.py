@@ -39,6 +39,7 @@ def assert_same_weights(one: Path, other: Path) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.long
 def test_a_run_leaves_its_configuration_metrics_samples_curve_and_model(nano: Path, tmp_path: Path) -> None:
     experiment = BasePPOExp(config(nano, tmp_path))
     experiment.run()
@@ -73,6 +74,7 @@ def test_the_policy_learns_what_is_rewarded(nano: Path, tmp_path: Path) -> None:
     assert sum(rewards[-4:]) / 4 > 0.8
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("finished_run")
 def test_the_trained_model_loads_in_transformers_and_is_the_last_checkpoint(finished: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -92,6 +94,7 @@ def test_two_deterministic_runs_write_the_same_metrics_and_weights(nano: Path, t
     assert_same_weights(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_and_made_longer_ends_like_one_that_was_not(nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path / "whole", **DETERMINISTIC)
     train(nano, tmp_path / "stopped", **DETERMINISTIC, trainer__max_training_steps=3)
@@ -177,6 +180,7 @@ def test_checkpoints_of_another_run_are_refused_in_a_new_folder_too(nano: Path, 
         train(nano, finished, trainer__seed=7, trainer__run_path=str(tmp_path / "elsewhere"))
 
 
+@pytest.mark.long
 def test_fields_that_change_no_number_may_differ_on_resume(nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path, trainer__max_training_steps=4)
     assert BasePPOExp(config(nano, tmp_path, trainer__run_name="other", trainer__eval_interval=2)).run() is True
@@ -188,12 +192,14 @@ def test_without_resuming_nothing_that_is_there_is_overwritten(nano: Path, finis
         train(nano, finished, trainer__resume_mode="none")
 
 
+@pytest.mark.long
 def test_a_trained_model_without_checkpoints_is_not_replaced(nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path, trainer__ckpt_interval=-1)
     with pytest.raises(ResumeError, match="contains a trained model, but no checkpoint to continue from"):
         train(nano, tmp_path, trainer__ckpt_interval=-1)
 
 
+@pytest.mark.long
 def test_a_run_that_stopped_just_before_its_end_still_leaves_its_model(nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path)
     before = final_weights(tmp_path)
@@ -202,12 +208,14 @@ def test_a_run_that_stopped_just_before_its_end_still_leaves_its_model(nano: Pat
     assert all(torch.equal(weight, before[name]) for name, weight in final_weights(tmp_path).items())
 
 
+@pytest.mark.long
 def test_a_finished_run_can_be_made_longer(nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path, trainer__max_training_steps=4)
     train(nano, tmp_path)
     assert [row["step"] for row in metrics(tmp_path)] == [0, 1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.long
 def test_an_earlier_checkpoint_is_not_continued_among_later_ones(nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path)
     shutil.rmtree(tmp_path / "run")
@@ -222,6 +230,7 @@ def test_a_run_that_cannot_save_says_so_before_it_trains(nano: Path, tmp_path: P
         train(nano, tmp_path, trainer__ckpt_path=str(tmp_path / "file"))
 
 
+@pytest.mark.long
 def test_data_that_changed_under_a_run_is_noticed(nano: Path, tmp_path: Path) -> None:
     data = tmp_path / "train.jsonl"
     lines = (nano / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
@@ -252,6 +261,7 @@ def test_a_model_that_vllm_cannot_compute_is_refused_before_anything_is_made(nan
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_mini_batch_without_a_finished_answer_is_skipped_and_counted(nano: Path, tmp_path: Path) -> None:
     several = {"trainer__policy_mini_batch_size": 1, "trainer__micro_train_batch_size_per_gpu": 3}
     train(
@@ -265,6 +275,7 @@ def test_a_mini_batch_without_a_finished_answer_is_skipped_and_counted(nano: Pat
     assert max(skipped) > 0
 
 
+@pytest.mark.long
 def test_a_named_checkpoint_is_the_one_that_is_resumed(nano: Path, tmp_path: Path) -> None:
     changes = {**DETERMINISTIC}
     train(nano, tmp_path / "one", **changes)
@@ -274,6 +285,7 @@ def test_a_named_checkpoint_is_the_one_that_is_resumed(nano: Path, tmp_path: Pat
     assert_same_weights(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.long
 def test_a_second_process_in_the_same_folder_is_told_who_has_it(nano: Path, tmp_path: Path) -> None:
     for folder, field in (
         ("run", "trainer.run_path"),
@@ -310,6 +322,7 @@ def test_one_update_on_a_batch_needs_no_scoring_pass(nano: Path, tmp_path: Path)
     assert all("timing/policy_logprobs" not in row for row in raw)
 
 
+@pytest.mark.long
 def test_a_kl_loss_pulls_towards_the_reference(nano: Path, tmp_path: Path) -> None:
     drift = {}
     for coefficient in (1e-9, 5.0):

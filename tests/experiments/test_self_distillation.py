@@ -37,6 +37,7 @@ def form(name: str) -> dict[str, Any]:
     return {f"{D}type": name}
 
 
+@pytest.mark.long
 def test_what_the_policy_was_teaches_it_to_do_without_the_hint(nano: Path, tmp_path: Path) -> None:
     """The divergence from the frozen model, which reads the hint, falls; it is that of the hint alone at first."""
     before = {"trainer__teacher__model__path": str(nano / "model"), "trainer__epochs": 5}
@@ -48,6 +49,7 @@ def test_what_the_policy_was_teaches_it_to_do_without_the_hint(nano: Path, tmp_p
     assert distances[0] > 0.01 and sum(distances[-3:]) < 0.7 * sum(distances[:3])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "metric"), [("advantage", "loss/teacher_kl"), ("loss", "policy/teacher_divergence")])
 @pytest.mark.parametrize("adapter", [{}, LORA], ids=["whole", "lora"])
 def test_a_resumed_run_that_teaches_itself_goes_on_exactly(

@@ -140,6 +140,7 @@ def two_sources(nano: Path, folder: Path) -> Path:
     return file
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_default", [False, True])
 def test_two_teachers_by_source_bring_the_divergence_down(
     has_default: bool, nano: Path, teachers: tuple[Path, Path], urls: tuple[str, str], tmp_path: Path
@@ -159,6 +160,7 @@ def test_two_teachers_by_source_bring_the_divergence_down(
     assert sum(losses[-3:]) < 0.7 * sum(losses[:3])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", list(FORMS))
 def test_a_resumed_run_with_a_served_teacher_goes_on_exactly(
     form: str, nano: Path, urls: tuple[str, str], tmp_path: Path

@@ -40,6 +40,7 @@ def run(nano: Path, out: Path, **changes: Any) -> list[dict[str, Any]]:
     return [row for row in metrics(out) if row["step"]]
 
 
+@pytest.mark.long
 def test_a_policy_learns_from_steps_and_batches_count_trajectories(nano: Path, tmp_path: Path) -> None:
     rows = run(nano, tmp_path, generator__step_wise_trajectories=True)
     assert {row["generate/avg_num_rows"] for row in rows} == {2.0}

@@ -32,6 +32,7 @@ from tests.nano_run import config, overrides, train
 pytestmark = pytest.mark.xdist_group("forked")
 
 
+@pytest.mark.long
 def test_a_write_that_fails_leaves_the_last_checkpoint(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +66,7 @@ def test_a_write_that_fails_leaves_the_last_checkpoint(
     assert_same(broken, whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", long_except(["metrics.jsonl", "trajectories.jsonl"], "metrics.jsonl"))
 def test_a_record_that_cannot_be_written_says_what_is_full(
     nano: Path, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
@@ -215,6 +217,7 @@ BYTES_OF_A_CHECKPOINT = 400_000
 """Of the nano model, with its optimizer: no more than this, and no less than three quarters of it."""
 
 
+@pytest.mark.long
 def test_a_full_disk_leaves_the_last_checkpoint_and_the_run_goes_on_when_there_is_room(
     nano: Path, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

@@ -87,6 +87,7 @@ def pieces(folder: Path, kind: str) -> str:
     return str(folder / "*.jsonl")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", long_except(["sft", "reward_model", "preference"], "sft", "preference"))
 def test_supervised_runs_on_streams_train_as_on_loaded_rows_and_resume(nano: Path, tmp_path: Path, kind: str) -> None:
     source = pieces(tmp_path / "rows", kind)

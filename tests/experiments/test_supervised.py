@@ -72,6 +72,7 @@ def test_a_run_is_the_plain_loop_of_pytorch(nano: Path, tmp_path: Path, weights_
     assert farthest(weights(tmp_path), model.state_dict()) < 2e-4
 
 
+@pytest.mark.long
 def test_packing_and_micro_batches_change_nothing_but_rounding(nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path / "rows", num_epochs=1, optimizer_config__lr=1e-3)
     other: dict[str, Any] = {"use_sequence_packing": False, "max_tokens_per_microbatch": 24}
@@ -79,6 +80,7 @@ def test_packing_and_micro_batches_change_nothing_but_rounding(nano: Path, tmp_p
     assert farthest(weights(tmp_path / "rows"), weights(tmp_path / "tokens")) < 2e-4
 
 
+@pytest.mark.long
 def test_packed_rows_have_the_loss_of_unpacked_ones_to_a_millionth(nano: Path, tmp_path: Path) -> None:
     rng = random.Random(0)
     rows = [{"input_ids": rng.choices(range(4, 30), k=rng.randint(2, 60))} for _ in range(64)]
@@ -94,6 +96,7 @@ def test_packed_rows_have_the_loss_of_unpacked_ones_to_a_millionth(nano: Path, t
     assert len(packed) == 4 and all(losses == pytest.approx(packed, abs=1e-6) for losses in others)
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_is_one_that_was_never_interrupted(nano: Path, tmp_path: Path) -> None:
     whole = train(nano, tmp_path / "whole", deterministic=True)
     train(nano, tmp_path / "parts", deterministic=True, num_steps=3, ckpt_interval=2)
@@ -103,6 +106,7 @@ def test_a_run_that_goes_on_is_one_that_was_never_interrupted(nano: Path, tmp_pa
     assert farthest(weights(tmp_path / "whole"), weights(tmp_path / "parts")) == 0.0
 
 
+@pytest.mark.long
 def test_a_run_on_stored_rows_is_one_on_rows_in_memory_and_resumes_at_its_row(nano: Path, tmp_path: Path) -> None:
     whole = train(nano, tmp_path / "memory", deterministic=True)
     stored = str(tmp_path / "store")
@@ -111,6 +115,7 @@ def test_a_run_on_stored_rows_is_one_on_rows_in_memory_and_resumes_at_its_row(na
     assert [record.get("train/loss") for record in found] == [record.get("train/loss") for record in whole]
 
 
+@pytest.mark.long
 def test_a_schedule_that_ends_with_the_run_is_not_stretched_on_resume(nano: Path, tmp_path: Path) -> None:
     cosine: dict[str, Any] = {"optimizer_config__scheduler": "cosine", "ckpt_interval": 2}
     train(nano, tmp_path, num_steps=2, **cosine)
@@ -130,6 +135,7 @@ class FailsOnce(SFTExp):
         return super().collate(rows)
 
 
+@pytest.mark.long
 def test_a_run_that_fails_begins_again_at_its_last_checkpoint_where_it_may(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +262,7 @@ def test_a_reward_model_tells_better_from_worse_and_transformers_reads_it(nano: 
     assert scores == pytest.approx(found_there, abs=1e-5)
 
 
+@pytest.mark.long
 def test_pairs_stay_whole_in_every_layout(nano: Path, tmp_path: Path) -> None:
     layouts: dict[str, dict[str, Any]] = {
         "plain": {},

@@ -88,6 +88,7 @@ SAID: dict[str, tuple[type[SkyRLError], str]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_server_that_keeps_failing_is_named_with_what_it_did(folder: Path, fault: str) -> None:
     kind, said = SAID[fault]
@@ -105,6 +106,7 @@ PASSING = [fault for fault in FAULTS if fault not in ("half open", "silent", "re
 """Faults after which the same server may give the right answer."""
 
 
+@pytest.mark.long
 async def test_a_fault_that_passes_by_costs_no_sample_and_changes_none(folder: Path) -> None:
     for fault in PASSING:
         async with FaultServer([fault]) as server:
@@ -117,6 +119,7 @@ async def test_a_fault_that_passes_by_costs_no_sample_and_changes_none(folder: P
 STREAMED = [fault for fault in PASSING if fault != "slow"] + ["error event", "no last event"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fault", STREAMED)
 async def test_a_stream_that_fails_is_drawn_again_and_heard_from_its_beginning(folder: Path, fault: str) -> None:
     async with FaultServer([fault]) as server:
@@ -157,6 +160,7 @@ def schedule(seed: int) -> list[str]:
 SCHEDULES = [pytest.param(seed, marks=[pytest.mark.long] * (seed > 3)) for seed in range(100)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", SCHEDULES)
 async def test_every_sample_comes_once_whatever_one_of_two_servers_does(folder: Path, seed: int) -> None:
     asked = [request(prompt, count=2, name=f"prompt {n}") for n, prompt in enumerate(prompts(*range(3, 11)))]
@@ -239,6 +243,7 @@ async def test_a_call_that_begins_as_the_last_one_ends_is_not_ended_with_its_wat
             assert answer == "an answer", steps
 
 
+@pytest.mark.long
 async def test_a_server_that_another_run_gave_weights_is_not_given_ours(folder: Path) -> None:
     async with FaultServer() as server:
         one, other = engine(folder, server.url), engine(folder, server.url)

@@ -182,6 +182,7 @@ class Mute(MisbehavingServer):
 ROUTES = [(dialect, route) for dialect, routes in CONTROL.items() for route in routes]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("dialect", "route"), ROUTES)
 async def test_a_control_call_that_is_never_answered_costs_its_engine_alone(
     folder: Path, dialect: str, route: str, caplog: pytest.LogCaptureFixture

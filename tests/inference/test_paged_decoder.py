@@ -162,6 +162,7 @@ def story(model: CausalLM, kind: str, seed: int) -> list[Completion]:
 STORIES = long_except(product(["qwen2", "qwen3"], range(6)), ("qwen2", 0), ("qwen3", 1))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("told", STORIES, ids=lambda told: f"{told[0]}-{told[1]}")
 def test_pages_hold_what_rows_hold_whatever_happens(told: tuple[str, int], recorded: list[int]) -> None:
     kind, seed = told

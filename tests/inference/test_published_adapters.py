@@ -208,6 +208,7 @@ async def more_than_resident(kind: str, folder: Path) -> None:
     await asyncio.gather(*map(engine.unpublish, learners))
 
 
+@pytest.mark.long
 @both
 def test_an_adapter_that_left_the_memory_comes_back_with_the_same_bits(kind: str, host: Host, folder: Path) -> None:
     run(kind, host, more_than_resident, folder)
@@ -252,6 +253,7 @@ async def cancelled_requests(kind: str, folder: Path) -> None:
     await asyncio.gather(*map(engine.unpublish, learners))
 
 
+@pytest.mark.long
 @both
 def test_cancelled_requests_leave_their_places_to_others(kind: str, host: Host, folder: Path) -> None:
     run(kind, host, cancelled_requests, folder)

@@ -127,6 +127,7 @@ def engine(folder: Path, **changes: Any) -> SGLangEngine:
     )
 
 
+@pytest.mark.long
 async def test_the_run_starts_a_server_samples_from_it_and_ends_it(tmp_path: Path, sglang: None) -> None:
     made = engine(tmp_path, engine_init_kwargs={"schedule_policy": "lpm"})
     assert await far_from(made, nano_model()) < 1e-4

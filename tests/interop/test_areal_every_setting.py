@@ -93,6 +93,7 @@ TURNED_ON = {
 """Switch -> what is missing here, in the words of its refusal."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.key)
 def test_a_feature_that_is_turned_on_has_an_effect_or_is_refused_by_its_name(switch: Switch) -> None:
     tree = TREES["GRPOConfig-2.0.0"]
@@ -157,6 +158,7 @@ def judge(lines: list[Line]) -> None:
         assert "does not convert" not in line.why and "not known" not in line.why, line
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("name", "keep_engine"),
     [

@@ -137,6 +137,7 @@ def test_options_that_the_server_of_a_run_refuses_are_never_written() -> None:
             assert not any("engine_init_kwargs" in path for path in targets), name
 
 
+@pytest.mark.long
 def test_areals_files_keep_sglang_and_lose_none_of_its_settings(reference: Path, tmp_path: Path) -> None:
     tried = 0
     for name in ("areal_yaml_keys.json", "areal_yaml_keys_2026_05.json"):

@@ -17,6 +17,7 @@ MANY = 2_000
 """Settings of one kind: enough that quadratic work would be noticed."""
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("house", ["skyrl", "areal"])
 @pytest.mark.parametrize(
     ("name", "content"),
@@ -52,6 +53,7 @@ def test_hostile_files_raise_no_traceback(
         assert done.exception is None or isinstance(done.exception, SkyRLError | SystemExit), done.exc_info
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "key", ["trainer.x{}", "trainer.epochs", "x{}.y", "model.x{}", "generator.inference_engine.x{}"]
 )

@@ -21,6 +21,7 @@ def scripts() -> tuple[Converted, ...]:
     return (*hydra_scripts(RECORDED), *scripts_of_2026(RECORDED, "rl"))
 
 
+@pytest.mark.long
 def test_check_and_conversion_report_the_same_problems(scripts: tuple[Converted, ...], tmp_path: Path) -> None:
     one_each = {reasons(script.conversion): script.conversion for script in scripts}
     for conversion in one_each.values():
@@ -47,6 +48,7 @@ def test_no_device_or_tracker_of_this_machine_is_looked_for(scripts: tuple[Conve
         assert not paths(script.conversion.problems) & {"trainer.logger", "trainer.device"}
 
 
+@pytest.mark.long
 def test_of_skyrls_134_scripts_at_least_120_are_accepted(scripts: tuple[Converted, ...]) -> None:
     assert len(scripts) == 134
     assert sum(not reasons(script.conversion) for script in scripts) >= 120

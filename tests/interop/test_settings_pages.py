@@ -8,6 +8,7 @@ from tests.interop.settings_pages import OTHERS, TABLES
 from tests.interop.test_wrong_values import WRONG
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("system", "kind"), TABLES)
 def test_every_setting_of_a_tree_takes_values_of_every_kind(system: str, kind: str) -> None:
     tables, given = TABLES[system, kind]()

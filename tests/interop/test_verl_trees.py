@@ -44,6 +44,7 @@ def refused(conversion: Conversion) -> list[str]:
     return [f"{line.source}: {line.why}" for line in conversion.refused]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tree", TREES, ids=name)
 def test_a_file_of_defaults_has_nothing_refused(tree: PeerTree) -> None:
     conversion = converted(TREES.index(tree))

@@ -73,6 +73,7 @@ SYSTEMS: dict[str, tuple[Callable[[Mapping[str, Any]], Conversion], Mapping[str,
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("wrong", WRONG, ids=repr)
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_no_value_of_a_setting_ends_in_a_traceback(system: str, wrong: object) -> None:

@@ -136,6 +136,7 @@ def test_a_launch_that_is_refused_leaves_no_folder(nano: Path, here: Path) -> No
     assert not (here / "launches").exists()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", ["local", "ray", "slurm"])
 @pytest.mark.parametrize(
     ("field", "value", "said"),

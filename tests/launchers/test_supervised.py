@@ -55,6 +55,7 @@ with ProgressFile(folder, Progress(), name="mine", total_steps=3, first_step=0):
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("ends", "code", "state", "watched"),
     [

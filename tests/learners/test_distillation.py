@@ -140,6 +140,7 @@ async def trained(learner: Any, rows: TrainingBatch) -> tuple[list[Metrics], dic
     return metrics, await weights_of(learner)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("changes", "ranks"),
     [
@@ -217,6 +218,7 @@ async def test_the_loss_of_a_batch_has_the_divergence_over_the_chosen_tokens(how
     assert said["teacher_logprobs_clamped"] == pytest.approx(low.mean().item(), abs=1e-6)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("changes", "ranks"),
     [

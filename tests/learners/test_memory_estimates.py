@@ -14,6 +14,7 @@ from tests.long_cases import long_except
 WITHIN = 0.15
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_except(SETTINGS, "3M, recomputed"))
 def test_each_phase_takes_what_was_estimated(name: str) -> None:
     peaks, guesses = measured(SETTINGS[name]), estimated(SETTINGS[name])

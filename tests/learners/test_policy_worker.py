@@ -133,6 +133,7 @@ LOSSES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("algorithm", LOSSES, ids=lambda settings: "".join(map(str, settings.values()))[:40])
 async def test_metrics_cover_the_rows_that_are_not_learned(
     algorithm: dict[str, Any], nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -324,6 +325,7 @@ def test_a_configuration_that_was_not_resolved_is_told_so() -> None:
         RefWorker(TrainerConfig())
 
 
+@pytest.mark.long
 def test_a_policy_worker_needs_no_rollout_and_no_engine(nano: Path, tmp_path: Path) -> None:
     script = f"""
 import asyncio, sys, torch

@@ -47,6 +47,7 @@ def pass_over(model: Any, lengths: tuple[int, ...]) -> list[Tensor]:
     return [logits, *(each.grad for each in model.parameters())]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("recompute", [pytest.param(False, marks=pytest.mark.long), True])

@@ -49,6 +49,7 @@ def pair() -> Iterator[Pool]:
         yield started
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", long_except(FAMILIES, *DEFAULT))
 def test_a_family_does_what_its_row_says(family: str, nano: Path, tmp_path: Path, pair: Pool) -> None:
     row = {name: state(cell) for name, cell in stored()[family].items() if not _takes_long(name, cell)}
@@ -155,6 +156,7 @@ def test_these_families_do_everything(family: str) -> None:
     assert {state(row[name]) for name in ("learner", "gradient", "engine", "lora", "export", "sharded")} == {"exact"}
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_plan_knows_the_weights_of_every_family(family: str) -> None:
     config = FAMILIES[family].config()

@@ -159,6 +159,7 @@ def logits(model: PreTrainedModel) -> Tensor:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("tied", "kind"), [(True, F32), (False, F32), (True, F16), (False, Q8_0), (True, Q8_0)])
 def test_the_folder_holds_the_model_that_transformers_reads(
     tied: bool, kind: GGMLQuantizationType, tmp_path: Path

@@ -158,6 +158,7 @@ def test_a_vocabulary_that_ranks_cannot_share_equally_is_padded_at_its_end() -> 
     assert piece == RowBlock("lm_head.weight", range(195, 258))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", REAL)
 @pytest.mark.parametrize("parts", [1, 2])
 def test_every_number_of_a_real_model_has_one_place(name: str, parts: int) -> None:

@@ -35,6 +35,7 @@ def scorer() -> Any:
     return LlamaForSequenceClassification(config).eval()
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", NAMES)
 def test_served_in_process_and_training_scores_are_one(scorer: Any, name: str, tmp_path: Path) -> None:
     tokenizer = tokenizer_of(name)

@@ -196,6 +196,7 @@ def mutated(project: Path) -> tuple[int, dict[str, str], str]:
     return done.returncode, outcomes, (project / "tests" / "mutation" / "survivors.tsv").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_what_a_test_notices_is_told_from_what_none_does_and_is_not_run_again(project: Path) -> None:
     status, outcomes, table = mutated(project)
     assert (status, outcomes) == (1, OUTCOMES)  # a third of them is killed
@@ -296,6 +297,7 @@ NOTICES = "from module import CASES\n\ndef test_x():\n    assert CASES\n"
 THE_TEST = "of_it/test_it.py::test_x"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("given", "test", "outcome"),
     [

@@ -35,6 +35,7 @@ def test_what_was_there_before_is_not_searched_until_the_block_ends() -> None:
     assert is_searched(before)
 
 
+@pytest.mark.long
 def test_garbage_is_collected_in_the_block_and_that_from_before_after_it() -> None:
     before = weakref.ref(Node())
     with lasting_objects():
@@ -75,6 +76,7 @@ def test_what_a_step_made_is_collected_after_it() -> None:
     assert made() is None
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("collecting")
 def test_old_garbage_is_collected_once_full_collections_take_little_of_the_time(
     monkeypatch: pytest.MonkeyPatch,

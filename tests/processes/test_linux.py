@@ -29,6 +29,7 @@ def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tm
     return name
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("command", cli.list_commands(Context(cli)))
 def test_a_command_works_elsewhere_or_says_that_it_needs_linux(command: str, platform: str, tmp_path: Path) -> None:
     if command in ANYWHERE:

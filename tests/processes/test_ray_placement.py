@@ -105,6 +105,7 @@ def attached(address: str) -> Iterator[None]:
     cluster.close()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_process_is_where_the_plan_says(attached: None, machines: int, name: str) -> None:
     planned = layout(LAYOUTS[name](machines))
@@ -184,6 +185,7 @@ async def test_a_run_on_a_running_cluster_leaves_the_cluster_and_takes_its_own(
     cluster.close()
 
 
+@pytest.mark.long
 def test_an_address_where_no_cluster_is_ends_in_a_message() -> None:
     code = "from skyrl.processes.ray import cluster; cluster.attach('127.0.0.1:1', 2)"
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)

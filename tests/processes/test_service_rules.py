@@ -116,6 +116,7 @@ ALWAYS: Mapping[str, tuple[dict[str, str], int]] = {
 """Headers that no request may have, with or without a token."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SERVICES)
 def test_without_a_token_no_route_answers_pages_of_other_sites(name: str, tmp_path: Path) -> None:
     client = client_of(name, None, tmp_path)

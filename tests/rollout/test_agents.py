@@ -186,6 +186,7 @@ print("looking at", task["data_source"])
 """
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("reward", "end", "paid", "kind"),
     [

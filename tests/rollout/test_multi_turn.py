@@ -159,6 +159,7 @@ class Goes(Env):
 register("tests-goes", Goes)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("said", ["", "x", "saw all of it"])
 @pytest.mark.parametrize("end", ["<|im_end|>", "</s>", ""], ids=["token", "text", "nothing"])
 @pytest.mark.parametrize("mode", MODES)

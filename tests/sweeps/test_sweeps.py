@@ -268,6 +268,7 @@ def process_of(trial: SweepTrial, name: str) -> int:
     return int(report_in(trial.folder)[name].partition(":")[0])
 
 
+@pytest.mark.long
 def test_a_second_start_waits_for_what_the_first_one_started(here: Path, launcher: Callable[[], LocalLauncher]) -> None:
     found = trials(seeds=(1, 2, 3))
     found.write()

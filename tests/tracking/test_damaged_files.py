@@ -148,6 +148,7 @@ READERS: dict[str, Callable[[Path], list[int]]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("reader", READERS)
 def test_every_reader_of_lines_survives_every_damage(
     reader: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

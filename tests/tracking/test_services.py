@@ -29,6 +29,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("service", READERS)
 def test_a_run_is_delivered_after_the_fact_and_what_came_since_is_added(service: str, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", range(4))
@@ -50,6 +51,7 @@ def test_tensorboard_shows_the_configuration_and_the_samples_as_text(tmp_path: P
     assert "| 2 | 0:1 | 0 | 1.0 | None | user: 1 \\| 1? | a<br>b |" in evaluated
 
 
+@pytest.mark.long
 def test_wandb_has_the_configuration_with_what_was_derived_and_tables(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", range(3), trainer__project_name="maths/grades: 1")
     deliver(folder, "wandb", OFFLINE)

@@ -87,6 +87,7 @@ async def test_a_callback_is_told_where_the_run_is() -> None:
     assert noting.noted == TrainingState(step=3, total_steps=3, epoch=1, folder=Path("run"))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("event", "step", "requests", "interval", "heard"),
     [

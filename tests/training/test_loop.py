@@ -170,6 +170,7 @@ async def test_what_nobody_asked_for_does_not_happen() -> None:
     assert "timing/eval" not in world.records[2] and "timing/update_ref_with_policy" not in world.records[2]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("action", "interval", "saves"),
     [("warn", 9, ["save 2"]), ("save", -1, ["save 1"]), ("stop", 9, ["save 1"]), ("stop", -1, [])],

@@ -176,6 +176,7 @@ def test_an_objective_reaches_another_process_with_its_loss() -> None:
     assert descent(pickle.loads(pickle.dumps(made)), 2)[0] == descent(made, 2)[0]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("loss", "estimator"), list(zip(LOSSES, ESTIMATORS, strict=True)))
 def test_it_trains(nano: Path, tmp_path: Path, loss: str, estimator: str) -> None:
     train(

@@ -81,6 +81,7 @@ async def course(ranks: BankRanks, folder: Path) -> list[Any]:
     return seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokens_per_pass", [4096, 60])
 def test_two_ranks_learn_what_one_learns(
     pool: Pool, trainer: TrainerConfig, tmp_path: Path, tokens_per_pass: int
@@ -101,6 +102,7 @@ async def _loaded_elsewhere(ranks: BankRanks, folder: Path) -> list[PassResult |
     return await ranks.passes([request("copy", [datum(8, 5)], backward=False)])
 
 
+@pytest.mark.long
 def test_a_pass_of_one_sequence_leaves_a_rank_idle(pool: Pool, trainer: TrainerConfig) -> None:
     async def learned(ranks: BankRanks) -> float:
         await ranks.call(ModelBank.create, "m0", MODELS[0])
@@ -113,6 +115,7 @@ def test_a_pass_of_one_sequence_leaves_a_rank_idle(pool: Pool, trainer: TrainerC
     assert asyncio.run(learned(on_two(pool, trainer))) == pytest.approx(asyncio.run(learned(alone(trainer))), rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trainer", [WHOLE], indirect=True)
 def test_a_failure_of_one_rank_is_one_of_all_and_changes_nothing(pool: Pool, trainer: TrainerConfig) -> None:
     async def work(ranks: BankRanks) -> None:
@@ -130,6 +133,7 @@ def test_a_failure_of_one_rank_is_one_of_all_and_changes_nothing(pool: Pool, tra
     asyncio.run(work(BankRanks(pool.start(made, 2))))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trainer", [SHARDED], indirect=True)
 def test_a_failure_of_a_rank_that_has_a_shard_ends_the_service(pool: Pool, trainer: TrainerConfig) -> None:
     """The other rank waits until the one that failed leaves."""
@@ -144,6 +148,7 @@ def test_a_failure_of_a_rank_that_has_a_shard_ends_the_service(pool: Pool, train
     asyncio.run(work(BankRanks(pool.start(made, 2))))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trainer", [SHARDED], indirect=True)
 def test_each_rank_has_a_part_of_the_base(pool: Pool, trainer: TrainerConfig) -> None:
     ranks = pool.start(partial(bank_of, trainer), 2).handles
@@ -152,6 +157,7 @@ def test_each_rank_has_a_part_of_the_base(pool: Pool, trainer: TrainerConfig) ->
     assert max(parts) < 0.6 * sum(parts)
 
 
+@pytest.mark.long
 def test_ranks_that_disagree_end_the_service(pool: Pool, trainer: TrainerConfig, tmp_path: Path) -> None:
     made = partial(Torn, trainer, trainer.ref, tokens_per_pass=4096)
     ranks = BankRanks(pool.start(made, 2))
@@ -159,6 +165,7 @@ def test_ranks_that_disagree_end_the_service(pool: Pool, trainer: TrainerConfig,
         asyncio.run(ranks.call(ModelBank.load, "m0", tmp_path, optimizer=False))
 
 
+@pytest.mark.sampled(2)
 def test_a_mistake_is_refused_by_all(pool: Pool, trainer: TrainerConfig) -> None:
     with pytest.raises(RequestError, match="no layer to train"):
         asyncio.run(

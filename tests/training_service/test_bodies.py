@@ -55,6 +55,7 @@ def content(recorded: dict[str, str]) -> bytes:
     return base64.b64decode(text) if recorded["type"] == PROTOBUF["content-type"] else text.encode()
 
 
+@pytest.mark.long
 def test_recorded_bodies_are_answered(http: httpx.Client) -> None:
     session = SESSION
     for recorded in RECORDED:
@@ -86,6 +87,7 @@ def test_messages_have_the_clients_fields() -> None:
             assert enum or field.type == their.type, (name, field.name)
 
 
+@pytest.mark.long
 def test_outputs_of_different_shapes_reach_the_client() -> None:
     outputs = [
         {"logprobs": np.array([-1.0, -2.0], np.float32)},
@@ -99,6 +101,7 @@ def test_outputs_of_different_shapes_reach_the_client() -> None:
         assert arrived["logprobs"].data == sent["logprobs"].ravel().tolist()
 
 
+@pytest.mark.long
 def test_a_sample_reaches_the_client() -> None:
     top = TopLogprobs(token_ids=np.array([[3, 4]], np.int32), logprobs=np.array([[-0.5, -1.0]], np.float32))
     sequence = SampledSequence(tokens=(5, 6), logprobs=(-1.0, -2.0), ended=True)
@@ -177,6 +180,7 @@ def test_garbage_is_refused(http: httpx.Client, body: bytes, path: str) -> None:
         assert set(answer.json()) == {"error", "category"}
 
 
+@pytest.mark.long
 @given(data=st.data())
 def test_passes_with_flipped_bytes_are_read_or_refused(data: st.DataObject) -> None:
     body = bytearray(client_pass("m", 1, DATA))
@@ -192,6 +196,7 @@ def test_passes_with_flipped_bytes_are_read_or_refused(data: st.DataObject) -> N
             assert all(len(array) == len(datum.tokens) for array in datum.inputs.values())
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
@@ -213,6 +218,7 @@ def test_wrong_arrays_are_named(tensor: dict[str, Any], message: str) -> None:
     assert caught.value.param == "data[0].loss_fn_inputs.weights"
 
 
+@pytest.mark.long
 def test_a_sparse_array_is_spread() -> None:
     chunk = new_message("Chunk", encoded_text={"tokens": np.arange(2, dtype="<i4").tobytes()})
     csr = {
@@ -227,6 +233,7 @@ def test_a_sparse_array_is_spread() -> None:
     assert read.inputs["weights"].tolist() == [[5.0, 0.0, 7.0], [0.0, 0.0, 0.0]]
 
 
+@pytest.mark.long
 def test_a_compressed_bomb_is_refused(http: httpx.Client) -> None:
     model = model_of(http, session_of(http))
     packed = zstandard.ZstdCompressor().compress(b"\0" * (65 << 20))

@@ -50,6 +50,7 @@ def trained(client: tinker.ServiceClient) -> tinker.TrainingClient:
     return training
 
 
+@pytest.mark.long
 def test_training_learns_and_reports(trained: tinker.TrainingClient) -> None:
     output = trained.forward(DATA, "cross_entropy").result()
     assert output.metrics["loss:sum"] < 0.5
@@ -60,6 +61,7 @@ def test_training_learns_and_reports(trained: tinker.TrainingClient) -> None:
     assert (info.is_lora, info.lora_rank, info.model_data.tokenizer_id) == (True, 4, BASE)
 
 
+@pytest.mark.long
 def test_targets_with_several_columns_give_as_many_logprobs(client: tinker.ServiceClient) -> None:
     training = client.create_lora_training_client(BASE, rank=4, seed=7).result()
     targets = torch.tensor([[2, 9], [3, 8], [4, 7]])
@@ -72,6 +74,7 @@ def test_targets_with_several_columns_give_as_many_logprobs(client: tinker.Servi
     assert output.loss_fn_outputs[1]["logprobs"].shape == [4]
 
 
+@pytest.mark.long
 def test_a_custom_loss_takes_two_passes(client: tinker.ServiceClient) -> None:
     training = client.create_lora_training_client(BASE, rank=4, seed=7).result()
 
@@ -88,6 +91,7 @@ def test_a_custom_loss_takes_two_passes(client: tinker.ServiceClient) -> None:
     assert both["grad_norm:mean"] == pytest.approx(3 * once["grad_norm:mean"], rel=1e-2)
 
 
+@pytest.mark.long
 def test_a_traced_custom_loss_runs_in_the_client(client: tinker.ServiceClient) -> None:
     def weighted(logprobs: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         loss = -(logprobs * weights).sum()
@@ -99,6 +103,7 @@ def test_a_traced_custom_loss_runs_in_the_client(client: tinker.ServiceClient) -
     assert output.metrics["custom/weighted:sum"] > 0
 
 
+@pytest.mark.long
 def test_samples(trained: tinker.TrainingClient) -> None:
     sampling = trained.save_weights_and_get_sampling_client().result()
     answer = sampling.sample(
@@ -117,6 +122,7 @@ def test_samples(trained: tinker.TrainingClient) -> None:
     assert sampling.get_base_model() == BASE
 
 
+@pytest.mark.long
 def test_equal_seeds_give_equal_samples(client: tinker.ServiceClient) -> None:
     sampling = client.create_sampling_client(base_model=BASE).result()
     params = types.SamplingParams(max_tokens=20, seed=3)
@@ -125,6 +131,7 @@ def test_equal_seeds_give_equal_samples(client: tinker.ServiceClient) -> None:
     assert first == again != other
 
 
+@pytest.mark.long
 def test_copies_of_a_sampling_client_have_numbers_of_their_own(client: tinker.ServiceClient) -> None:
     sampling = client.create_sampling_client(base_model=BASE).result()
     copies = [
@@ -135,6 +142,7 @@ def test_copies_of_a_sampling_client_have_numbers_of_their_own(client: tinker.Se
     assert len({answer.sequences[0].sequence_id for answer in answers}) == 3
 
 
+@pytest.mark.long
 def test_inflight_samplers_follow_the_model(client: tinker.ServiceClient) -> None:
     training = client.create_lora_training_client(BASE, rank=4, seed=7).result()
     snapshot = training.save_weights_and_get_sampling_client().result()
@@ -147,6 +155,7 @@ def test_inflight_samplers_follow_the_model(client: tinker.ServiceClient) -> Non
     assert snapshot.compute_logprobs(PROMPT).result() == before
 
 
+@pytest.mark.long
 def test_checkpoints_bring_a_model_back(client: tinker.ServiceClient, trained: tinker.TrainingClient) -> None:
     state = trained.save_state("middle", user_metadata={"a": "b"}).result().path
     with pytest.raises(tinker.RequestFailedError, match="there is a checkpoint .* already"):
@@ -172,6 +181,7 @@ def test_checkpoints_bring_a_model_back(client: tinker.ServiceClient, trained: t
     assert trained.create_sampling_client(weights).result().get_base_model() == BASE
 
 
+@pytest.mark.long
 def test_rest_client(service: ServedTraining, client: tinker.ServiceClient, trained: tinker.TrainingClient) -> None:
     rest = tinker.RestClient(base_url=service.url, api_key=KEY)
     path = trained.save_state("one", user_metadata={"a": "b"}).result().path
@@ -215,6 +225,7 @@ def test_rest_client(service: ServedTraining, client: tinker.ServiceClient, trai
     assert rest.get_sampler(sampling._sampling_session_id).result().base_model == BASE
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::tinker.lib.experimental.ExperimentalWarning")
 def test_sessions_are_found(service: ServedTraining) -> None:
     rest = tinker.RestClient(base_url=service.url, api_key=KEY)
@@ -232,6 +243,7 @@ def test_sessions_are_found(service: ServedTraining) -> None:
     assert status is not None and status.type == "client_finished"
 
 
+@pytest.mark.long
 def test_what_is_not_there_is_refused_by_name(
     service: ServedTraining, client: tinker.ServiceClient, trained: tinker.TrainingClient
 ) -> None:
@@ -267,6 +279,7 @@ def test_what_is_not_there_is_refused_by_name(
         client.create_sampling_client(base_model=BASE).result().sample(image, 1, GREEDY).result()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
@@ -291,6 +304,7 @@ def test_a_wrong_argument_is_named_and_the_next_request_runs(
     assert math.isfinite(training.forward(DATA, "cross_entropy").result().metrics["loss:sum"])
 
 
+@pytest.mark.long
 def test_models_beyond_the_rank_or_base_are_refused(client: tinker.ServiceClient) -> None:
     with pytest.raises(tinker.RequestFailedError, match="rank has to be a whole number from 1 to 64"):
         client.create_lora_training_client(BASE, rank=65).result()
@@ -298,6 +312,7 @@ def test_models_beyond_the_rank_or_base_are_refused(client: tinker.ServiceClient
         client.create_lora_training_client("other/model").result()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::tinker.lib.experimental.ExperimentalWarning")
 async def test_methods_that_the_client_deprecates_answer_alike(
     service: ServedTraining, client: tinker.ServiceClient
@@ -368,6 +383,7 @@ async def _rest_answers(rest: tinker.RestClient, run: str, path: str, sampler: s
             await each
 
 
+@pytest.mark.long
 def test_the_tokenizer_is_that_of_the_model(tmp_path: Path, nano: Path) -> None:
     served = evolve(SERVED, names=(str(nano / "model"),), tokenizer=str(nano / "model"))
     with running(tmp_path / "service", served=served) as service, client_of(service.url) as client:

@@ -28,6 +28,7 @@ from tests.training_service.test_client_methods import BASE, DATA, PROMPT
 from tests.training_service.test_order_and_retries import PROTOBUF, model_of, pass_body, result, send, session_of
 
 
+@pytest.mark.long
 def test_tokens_are_hashed_and_required_from_the_first_one_on(tmp_path: Path) -> None:
     token = add_client(tmp_path, "anna")
     assert client_names(tmp_path) == ("anna",)
@@ -50,6 +51,7 @@ def test_tokens_are_hashed_and_required_from_the_first_one_on(tmp_path: Path) ->
         remove_client(tmp_path, "bert")
 
 
+@pytest.mark.long
 def test_other_machines_need_tokens(tmp_path: Path) -> None:
     with (
         pytest.raises(UserError, match="no client has a token"),
@@ -65,6 +67,7 @@ def test_pages_of_other_sites_are_refused(service: ServedTraining) -> None:
             assert 400 <= answer.status_code < 500
 
 
+@pytest.mark.long
 def test_another_clients_things_do_not_exist(tmp_path: Path) -> None:
     keys = [add_client(tmp_path, name) for name in ("anna", "bert")]
     with running(tmp_path) as service, direct(service.url, keys[0]) as anna, direct(service.url, keys[1]) as bert:
@@ -120,6 +123,7 @@ def test_another_clients_things_do_not_exist(tmp_path: Path) -> None:
         assert anna.get(f"/training_runs/{model}/checkpoints").json()["checkpoints"][0]["tinker_path"] == path
 
 
+@pytest.mark.long
 def test_limits_are_named(tmp_path: Path) -> None:
     settings = TrainingServiceConfig(
         port=0, max_models=2, client_models=1, max_body_bytes=20_000, max_datums=3, client_bytes=50_000
@@ -148,6 +152,7 @@ def test_limits_are_named(tmp_path: Path) -> None:
         assert len(list((tmp_path / "weights").glob("*-weights-*"))) == 1
 
 
+@pytest.mark.long
 def test_the_number_of_models_of_all_clients_is_bounded(tmp_path: Path) -> None:
     keys = [add_client(tmp_path, name) for name in ("anna", "bert")]
     settings = TrainingServiceConfig(port=0, max_models=1)
@@ -161,6 +166,7 @@ def test_the_number_of_models_of_all_clients_is_bounded(tmp_path: Path) -> None:
         assert "the service holds 1 models, which is its limit" in bert.post("/create_model", json=body).json()["error"]
 
 
+@pytest.mark.long
 def test_a_model_keeps_its_newest_snapshots_without_a_name_and_all_that_have_one(tmp_path: Path) -> None:
     settings = TrainingServiceConfig(port=0, max_snapshots=2)
     with running(tmp_path, settings) as service, client_of(service.url) as client:
@@ -175,6 +181,7 @@ def test_a_model_keeps_its_newest_snapshots_without_a_name_and_all_that_have_one
         assert len(list((tmp_path / "weights").glob("*-sampler*"))) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("encoding", ["identity", "zstd"])
 def test_a_request_that_is_too_long_does_not_hold_up_its_model(tmp_path: Path, encoding: str) -> None:
     settings = TrainingServiceConfig(port=0, max_body_bytes=20_000)
@@ -196,6 +203,7 @@ def test_a_request_that_is_too_long_does_not_hold_up_its_model(tmp_path: Path, e
         assert result(client, stepped).json()["type"] == "optim_step"
 
 
+@pytest.mark.long
 def test_compressed_bodies_and_answers(service: ServedTraining) -> None:
     with direct(service.url) as client:
         model = model_of(client, session_of(client))
@@ -206,6 +214,7 @@ def test_compressed_bodies_and_answers(service: ServedTraining) -> None:
         assert len(answer.content) > 4000
 
 
+@pytest.mark.long
 def test_too_many_tokens_in_flight_are_told_to_wait(tmp_path: Path) -> None:
     backend = BigramBackend()
     with (
@@ -223,6 +232,7 @@ def test_too_many_tokens_in_flight_are_told_to_wait(tmp_path: Path) -> None:
         result(client, f"{model}:3")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("clients", [12, pytest.param(200, marks=pytest.mark.long)])
 def test_many_clients_see_only_429_and_try_again(tmp_path: Path, clients: int) -> None:
     settings = TrainingServiceConfig(port=0, max_samples=4, client_queue_length=400)
@@ -255,6 +265,7 @@ def test_many_clients_see_only_429_and_try_again(tmp_path: Path, clients: int) -
         assert f'skyrl_training_requests_total{{kind="sample"}} {5 * clients}' in metrics
 
 
+@pytest.mark.long
 def test_a_failure_of_the_backend_ends_the_service(tmp_path: Path) -> None:
     """An error of the run is told to the caller, and the request is executed by the next service."""
 
@@ -273,6 +284,7 @@ def test_a_failure_of_the_backend_ends_the_service(tmp_path: Path) -> None:
         assert result(client, future["request_id"]).json()["type"] == "optim_step"
 
 
+@pytest.mark.long
 def test_a_pass_that_ended_the_service_is_not_executed_again(tmp_path: Path) -> None:
     class Failing(BigramBackend):
         async def passes(self, requests: Sequence[PassRequest]) -> Sequence[PassResult | Exception]:
@@ -294,11 +306,13 @@ async def _watched(service: ServedTraining) -> None:
     await service.run()
 
 
+@pytest.mark.long
 def test_two_services_do_not_share_a_folder(tmp_path: Path) -> None:
     with running(tmp_path), pytest.raises(UserError, match="another training service runs in"), running(tmp_path):
         raise AssertionError
 
 
+@pytest.mark.long
 def test_a_folder_belongs_to_one_base_model(tmp_path: Path) -> None:
     with running(tmp_path):
         pass
@@ -309,6 +323,7 @@ def test_a_folder_belongs_to_one_base_model(tmp_path: Path) -> None:
         raise AssertionError
 
 
+@pytest.mark.long
 def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
     add_client(tmp_path, "anna")
     assert (tmp_path / DATABASE).stat().st_mode & 0o077 == 0
@@ -316,6 +331,7 @@ def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
+@pytest.mark.long
 def test_status_counts(service: ServedTraining) -> None:
     with client_of(service.url) as client:
         training = client.create_lora_training_client(BASE, rank=4).result()

@@ -49,10 +49,12 @@ def _computed(data: list[Datum], logprobs: list[Tensor], loss: str, settings: di
     return LOSSES[loss].compute(loss_tokens(one.data, logprobs, settings_of(one)))
 
 
+@pytest.mark.long
 def test_every_loss_but_cross_entropy_has_a_formula_here() -> None:
     assert LOSSES.keys() == FORMULAS.keys() | {"cross_entropy"}
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("loss", FORMULAS)
 def test_a_loss_and_its_gradient_are_those_of_its_formula(loss: str) -> None:
     settings, formula = FORMULAS[loss]
@@ -81,6 +83,7 @@ def test_cross_entropy_weighs_several_targets_of_a_position() -> None:
     torch.testing.assert_close(found, -(torch.from_numpy(one.inputs["weights"]) * logprobs).flatten())
 
 
+@pytest.mark.long
 def test_bounds_may_be_given_for_each_token() -> None:
     """r = e: token 0 is clipped to 1.5, token 1 only at 9."""
     one = evolve(
@@ -92,6 +95,7 @@ def test_bounds_may_be_given_for_each_token() -> None:
     torch.testing.assert_close(found, torch.tensor([-1.5, -torch.e]))
 
 
+@pytest.mark.long
 def test_a_sequence_ratio_leaves_out_unmarked_tokens() -> None:
     marked = datum(2, seed=0, advantages=1.0, logprobs=-2.0)
     inputs = {**marked.inputs, "sequence_ratio_mask": np.array([1, 0], np.float32)}
@@ -119,6 +123,7 @@ def _refused(one: Datum, loss: str, names: set[str], **settings: float) -> str:
 RL = {"target_tokens", "logprobs", "advantages"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("one", "loss", "names", "settings", "message"),
     [
