@@ -101,6 +101,7 @@ def test_a_tree_comes_back_from_what_is_stored_of_it(values: Overrides) -> None:
     assert to_dict(again) == to_dict(run)
 
 
+@pytest.mark.long
 @given(overrides(), st.floats(0, 1))
 def test_a_tree_with_a_class_of_ones_own_comes_back_too(values: Overrides, bonus: float) -> None:
     root = make_config(algorithm_cls=Bonus)

@@ -19,6 +19,7 @@ def come_back(count: int, seed: int, folder: Path, doors: Sequence[Mapping[str, 
     assert handed.refused.total() < handed.same.total() / 20
 
 
+@pytest.mark.long
 def test_twenty_four_trees_come_back_from_every_door(tmp_path: Path) -> None:
     come_back(24, seed=1, folder=tmp_path, doors=DOORS)
 

@@ -79,6 +79,7 @@ def test_a_stage_at_its_limit_is_killed_with_all_its_processes_and_keeps_what_it
     assert (after["state"], after["error"]) == ("left_out", "not installed: no_such_package")
 
 
+@pytest.mark.long
 def test_the_same_command_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     assert [run(session(tmp_path), stage("counts"))[0]["state"] for _ in range(3)] == ["failed", "done", "done"]
     calls = tmp_path / "work" / "calls"

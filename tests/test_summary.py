@@ -12,6 +12,7 @@ import pytest
 import conftest
 
 
+@pytest.mark.long
 def test_a_sandbox_tier_that_is_not_there_is_named_at_the_end(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/sandbox", "-k", "folder_is_removed"],

@@ -103,6 +103,7 @@ def test_a_wrong_solution_earns_nothing_and_a_wrong_form_costs_one(folder: Path)
     assert sql_env(folder).step("<solution>SELECT a FROM t WHERE a < 2</solution>").reward == -1.0
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("ours", "gold"),
     [

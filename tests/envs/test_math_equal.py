@@ -117,6 +117,7 @@ def test_hostile_answers_are_neither_equal_nor_the_end_of_the_grader(equal: Math
     assert left_over() == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.long)])
 def test_mathematics_that_takes_long_is_wrong_and_never_raises(count: int, equal: MathEqual) -> None:
     """`tests/envs/grader_times.py` measures by how much it is late."""

@@ -33,6 +33,7 @@ WHERE: dict[str, tuple[dict[str, Any], list[int]]] = {
 """Where agents play, and after how many of their first answers the run is killed each time."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", [pytest.param(w, marks=[] if w == "here" else pytest.mark.long) for w in WHERE])
 def test_a_run_that_is_killed_under_its_agents_trains_on_each_prompt_once(
     where: str, nano: Path, tmp_path: Path

@@ -99,6 +99,7 @@ EVERY_PHASE = [*moments(9, seed=1), Fault(phase="product", nth=6)]
 FEW_PHASES = {"reward", "backward", "sync", "writing", "product"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("phases", long_except([{*PHASES, "product"}, FEW_PHASES], FEW_PHASES), ids=["every", "few"])
 def test_a_run_that_is_killed_ends_like_one_that_was_not(
     nano: Path, tmp_path: Path, whole: Path, phases: set[str]

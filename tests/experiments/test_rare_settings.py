@@ -174,6 +174,7 @@ SHORT = {T + "max_training_steps": 2}
 """The length of the one combination that is tried without `--long`; it is killed in its second save."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", long_except(range(COMBINATIONS), 7))
 def test_settings_that_are_seldom_used_together_run_and_go_on_after_a_kill(
     number: int, world: Path, tmp_path: Path, pytestconfig: pytest.Config

@@ -83,6 +83,7 @@ def test_doctor_names_a_chosen_tier_that_does_not_start(monkeypatch: pytest.Monk
     assert problem.hint == 'the strongest tier that starts here is "process"'
 
 
+@pytest.mark.long
 def test_a_run_keeps_the_tier_that_its_programs_ran_in(nano: Path, tmp_path: Path) -> None:
     file = tmp_path / "task.py"
     file.write_text("def task(completion, **columns):\n    return len(completion) % 2\n", encoding="utf-8")

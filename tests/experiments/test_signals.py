@@ -50,6 +50,7 @@ EVERY_PHASE = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "faults", [FEW_PHASES, pytest.param(EVERY_PHASE, marks=pytest.mark.long)], ids=["few", "every"]
 )

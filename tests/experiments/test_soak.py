@@ -61,6 +61,7 @@ def slope(steps: np.ndarray, values: np.ndarray) -> float:
     return float(np.polyfit(steps, values, 1)[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("total", [60, pytest.param(5_000, marks=pytest.mark.long)])
 def test_descriptors_and_threads_stay_flat_and_memory_over_thousands_of_steps(
     nano: Path, tmp_path: Path, total: int, record_property: Any

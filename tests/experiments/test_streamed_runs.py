@@ -54,6 +54,7 @@ def assert_kills_end(nano: Path, folder: Path, changes: dict[str, Any]) -> None:
     assert status == 0 and "Traceback" not in said, said
 
 
+@pytest.mark.long
 def test_a_run_on_a_stream_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: Path) -> None:
     assert_kills_end(nano, tmp_path, streamed(nano, tmp_path))
     assert_same(tmp_path / "killed", tmp_path / "whole")

@@ -56,6 +56,7 @@ def test_a_supervised_run_that_is_killed_ends_like_one_that_was_not(
         assert_same_learning(killed, whole)
 
 
+@pytest.mark.long
 def test_preferences_after_fine_tuning_end_alike_if_both_are_killed(nano: Path, tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     faults = {whole: [], killed: [Fault(phase="backward", nth=7), Fault(phase="writing", nth=2)]}

@@ -36,6 +36,7 @@ def assert_one_file_has_the_same_losses_on_two_ranks(nano: Path, folder: Path, k
     assert len(losses(folder / "alone")) == 4
 
 
+@pytest.mark.long
 def test_one_file_has_the_losses_of_one_process_on_two_ranks(nano: Path, tmp_path: Path) -> None:
     assert_one_file_has_the_same_losses_on_two_ranks(nano, tmp_path, "sft", "fsdp2")
 

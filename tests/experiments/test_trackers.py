@@ -25,6 +25,7 @@ TRACKED: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_and_resumed_is_one_run_in_each_tracker(nano: Path, tmp_path: Path) -> None:
     in_step_eight = Fault(phase="optimizer", nth=15)
     status, said = run(nano, tmp_path, in_step_eight, **TRACKED)

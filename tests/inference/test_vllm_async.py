@@ -162,6 +162,7 @@ def matches(model: Any, said: list[Completion], count: int = 2) -> None:
         assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
+@pytest.mark.long
 def test_an_engine_in_its_own_process_keeps_the_contract_until_it_is_killed(
     host: Host, folder: Path, tmp_path: Path
 ) -> None:

@@ -200,6 +200,7 @@ async def break_the_model(folder: Path) -> list[str]:
     return [str(outcome) for outcome in outcomes if isinstance(outcome, ProcessError)]
 
 
+@pytest.mark.long
 def test_an_engine_that_fails_says_so_to_everyone_in_one_line(host: Host, folder: Path) -> None:
     assert host.run(break_the_model, folder) == ["vLLM's engine failed: RuntimeError: out of memory"] * 3
 
@@ -223,6 +224,7 @@ async def draw_from(folder: Path, *, poisoned: bool = False, sampling: Any = Non
     return problem
 
 
+@pytest.mark.long
 def test_weights_that_are_no_numbers_are_no_completion(host: Host, folder: Path) -> None:
     problem = host.run(draw_from, folder, poisoned=True)
     assert problem.startswith(NonFiniteError.__name__)
@@ -350,6 +352,7 @@ async def started_on_a_new_machine(folder: Path, caches: Path) -> int:
     return len(answer.token_ids)
 
 
+@pytest.mark.long
 def test_an_engine_in_one_process_starts_no_other_one_to_examine_its_model(
     host: Host, folder: Path, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def fail_at_the_second(weights: Any) -> None:
     raise ZeroDivisionError
 
 
+@pytest.mark.long
 async def test_the_shapes_are_those_of_what_is_streamed(spread: Spread) -> None:
     for name in ("FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks", CUT_BY_DEEPSPEED):
         learner = spread.policy(*WAYS[name])

@@ -197,6 +197,7 @@ async def test_models_of_other_kinds_are_converted_both_ways_and_learn_alike(
     assert_same_weights(await weights_of(one), await weights_of(other))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [
@@ -283,6 +284,7 @@ async def test_the_reference_scores_alike(spread: Spread, small: TrainerConfig, 
     torch.testing.assert_close(await many.score(batch(7)), await RefWorker(small).score(batch(7)), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_except(["2 replicas", "TP2 x PP2"], "2 replicas"))
 async def test_computing_in_bfloat16_stays_near_float32_and_keeps_weights_in_float32(
     name: str, spread: Spread, alone: Trained, tmp_path: Path
@@ -314,6 +316,7 @@ APART = {**ADAPTER, LORA_TYPE: "canonical_lora"}
 """Joined layers have a factor A each, as they have under the other strategies."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_except(WAYS | VARIANTS, "TP2 x PP2"))
 async def test_an_adapter_learns_as_in_one_process(name: str, spread: Spread) -> None:
     changes, ranks = (WAYS | VARIANTS)[name]
@@ -329,6 +332,7 @@ async def test_an_adapter_learns_as_in_one_process(name: str, spread: Spread) ->
     assert_same_weights(await one.stream(copies, adapter=True), await other.stream(copies, adapter=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_except(WAYS, "TP2"))
 async def test_adapters_with_a_factor_in_common_learn_alike_on_any_ranks(name: str, spread: Spread) -> None:
     changes, ranks = WAYS[name]
@@ -346,6 +350,7 @@ async def test_adapters_with_a_factor_in_common_learn_alike_on_any_ranks(name: s
     assert not torch.equal(same[key.replace("_A", "_B")], same[value.replace("_A", "_B")])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("saved", "loaded"), [pytest.param("TP2 x PP2", None, marks=pytest.mark.long), (None, "TP2 x PP2")]
 )

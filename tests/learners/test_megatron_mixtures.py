@@ -133,6 +133,7 @@ async def test_mixtures_of_other_kinds_are_converted_both_ways_and_learn_alike(
     assert_same_weights(await weights_of(one), await weights_of(other))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [
@@ -181,6 +182,7 @@ async def test_the_learning_rate_of_experts_follows_the_schedule(mixture: Spread
 BIASED = {TABLE + "moe_router_score_function": "sigmoid", TABLE + "moe_router_enable_expert_bias": True}
 
 
+@pytest.mark.long
 async def test_biases_of_experts_move_are_stored_and_stay_where_a_step_is_left_out(
     mixture: Spread, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ async def test_a_call_that_is_given_up_does_not_hold_the_object(stays: Group[Cou
     assert await stays.handles[1].call(Counter.add, 0) >= 10
 
 
+@pytest.mark.long
 def test_a_group_that_cannot_be_made_leaves_no_process(processes: RayProcesses, logs: Path) -> None:
     with pytest.raises(NonFiniteError, match="no model here"):
         processes.start("unmade", [Counter, unmakeable])
@@ -124,6 +125,7 @@ async def test_an_object_that_calls_sys_exit_is_named_and_stays(stays: Group[Cou
     assert await stays.handles[0].call(Counter.add, 1) == before + 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("role", "method", "how"),
     [
@@ -155,6 +157,7 @@ async def test_a_process_that_died_is_made_anew_in_its_place(processes: RayProce
     assert await group.handles[1].call(Counter.add, 1) == 1
 
 
+@pytest.mark.long
 async def test_a_frozen_process_is_named_and_one_that_computes_for_longer_is_not(
     processes: RayProcesses, logs: Path, tmp_path: Path
 ) -> None:
@@ -179,6 +182,7 @@ async def test_silence_counts_from_when_a_process_has_started(processes: RayProc
         await group.handles[0].call(Counter.keep_the_interpreter, int(4 * HEARTBEAT))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("role", "method"), [("loses", Counter.lose_a_peer), ("misses", Counter.miss_a_peer)])
 async def test_the_first_cause_is_raised_and_not_what_it_causes(
     processes: RayProcesses, role: str, method: Callable[[Counter, int], None]
@@ -189,6 +193,7 @@ async def test_the_first_cause_is_raised_and_not_what_it_causes(
         await group.deal(method, [peer, 0])
 
 
+@pytest.mark.long
 async def test_a_grandchild_in_a_session_of_its_own_ends_with_its_process(processes: RayProcesses) -> None:
     group = two(processes, "spawns")
     grandchild = await group.handles[0].call(Counter.spawn)

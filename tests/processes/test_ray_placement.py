@@ -161,6 +161,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_reserved(attached: None
     )
 
 
+@pytest.mark.long
 async def test_a_run_on_a_running_cluster_leaves_the_cluster_and_takes_its_own(
     address: str, machines: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

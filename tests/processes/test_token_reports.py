@@ -57,6 +57,7 @@ def drawing(engine: Handle[Any], listener: Listener) -> asyncio.Task[tuple[Compl
     return asyncio.ensure_future(RemoteEngine(engine).generate(listener.request))
 
 
+@pytest.mark.sampled(2)
 async def test_tokens_come_while_the_engine_is_held(engine: Handle[HeldEngine]) -> None:
     await engine.call(HeldEngine.hold)
     one, other = Listener(), Listener()

@@ -54,6 +54,7 @@ async def test_an_isolated_agent_is_trained_on_as_any_other(tier: str, tmp_path:
     assert made.metrics["agent_requests"] == 1.0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tier", NETWORKED)
 async def test_openais_client_reaches_the_policy_from_the_sandbox(tier: str, tmp_path: Path) -> None:
     file = tmp_path / "agent.py"
@@ -109,6 +110,7 @@ async def test_relative_files_of_the_command_become_absolute_paths(
     assert (made.failures, made.reward) == ((), 0.0)  # and it starts in an empty folder
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("tier", NETWORKED)
 @pytest.mark.parametrize(
     ("program", "changes", "kind", "said"),
@@ -210,6 +212,7 @@ def test_a_run_says_before_it_starts_what_is_missing(nano: Path, tmp_path: Path)
     assert list(the_task_can_be_imported(config(nano, tmp_path, **changes))) == []
 
 
+@pytest.mark.long
 def test_a_run_trains_an_isolated_agent_and_records_its_tier(nano: Path, tmp_path: Path) -> None:
     program = agent(tmp_path, "print(float(answer.isascii()))")
     changes = {f"environment__agent__{name}": getattr(program, name) for name in ("command", "reward", "isolate")}

@@ -202,6 +202,7 @@ def test_no_episode_sees_another_and_the_module_is_not_imported_here(folder: Pat
         second.close()
 
 
+@pytest.mark.long
 def test_the_tools_of_an_isolated_environment_are_seen_and_called(folder: Path) -> None:
     name = f"{written(folder, 'shop', SHOP)}:Shop"
     env = find_task(name, name, isolated(HERE[-1]))({"prices": {"apple": 3}})
@@ -215,6 +216,7 @@ def test_the_tools_of_an_isolated_environment_are_seen_and_called(folder: Path) 
         env.close()
 
 
+@pytest.mark.long
 def test_an_isolated_environment_that_cannot_be_found_says_what_was_looked_for(folder: Path) -> None:
     file = written(folder, "broken", "1 / 0")
     for name, said in ((f"{file}:f", "ZeroDivisionError"), (f"{folder / 'none.py'}:f", "there is no file")):

@@ -35,6 +35,7 @@ def peak(group: MemoryGroup) -> int:
     return int(found.read_text())
 
 
+@pytest.mark.sampled(3)
 def test_a_program_in_a_group_never_holds_more_than_its_limit(made: Sandbox) -> None:
     """Without groups, which an ordinary user may not make, the record of the run says so."""
     group = made.client.groups.take(LIMIT)

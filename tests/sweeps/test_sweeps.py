@@ -305,6 +305,7 @@ def test_a_second_start_waits_for_what_the_first_one_started(here: Path, launche
     assert [runs_of(trial.folder) for trial in found.trials] == [1, 2, 1]  # the one without a report is asked again
 
 
+@pytest.mark.long
 def test_trials_that_the_sweep_no_longer_has_count_while_they_run(
     here: Path, launcher: Callable[[], LocalLauncher]
 ) -> None:
@@ -352,6 +353,7 @@ def test_the_state_of_a_launch_is_that_of_its_processes(here: Path, launcher: Ca
     assert trial.state == GONE
 
 
+@pytest.mark.long
 def test_one_command_at_a_time_starts_trials_of_a_sweep(here: Path, launcher: Callable[[], LocalLauncher]) -> None:
     write(here, seeds=[1])
     found = trials_of(load_sweep("sweep.toml"), {})

@@ -54,7 +54,6 @@ def test_every_loss_but_cross_entropy_has_a_formula_here() -> None:
     assert LOSSES.keys() == FORMULAS.keys() | {"cross_entropy"}
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("loss", FORMULAS)
 def test_a_loss_and_its_gradient_are_those_of_its_formula(loss: str) -> None:
     settings, formula = FORMULAS[loss]
@@ -123,7 +122,6 @@ def _refused(one: Datum, loss: str, names: set[str], **settings: float) -> str:
 RL = {"target_tokens", "logprobs", "advantages"}
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("one", "loss", "names", "settings", "message"),
     [

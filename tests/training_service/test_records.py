@@ -212,6 +212,7 @@ def test_the_page_of_a_service_shows_models_clients_queue_losses_and_samples(
     assert seen.get("/status", headers={"If-None-Match": status.headers["etag"]}).status_code == 304
 
 
+@pytest.mark.long
 def test_the_page_of_a_service_without_models_says_so(recorded: Recorded) -> None:
     with running(recorded.folder) as service:
         recorded.write_status(service)
@@ -246,6 +247,7 @@ def test_prometheus_reads_the_numbers(service: ServedTraining, client: tinker.Se
     assert json.dumps(BASE) not in answer.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("named", ["tensorboard", pytest.param("wandb", marks=pytest.mark.long)])
 def test_each_model_is_a_run_of_its_own_at_a_tracking_service(
     tmp_path: Path, nano: Path, named: str, capsys: pytest.CaptureFixture[str]

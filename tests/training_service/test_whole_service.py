@@ -93,6 +93,7 @@ def drawn(sampler: tinker.SamplingClient, letter: str = "a") -> list[int]:
     )
 
 
+@pytest.mark.long
 def test_models_learn_side_by_side_are_sampled_and_go_on_after_a_kill(tmp_path: Path, nano: Path) -> None:
     folder = tmp_path / "service"
     with service(folder, nano) as (url, process):
@@ -156,6 +157,7 @@ def test_clients_with_tokens_and_what_watch_shows(tmp_path: Path, nano: Path) ->
             assert status["result"]["models"][0]["steps"] == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
@@ -179,6 +181,7 @@ def test_a_service_that_cannot_start_says_why(nano: Path, path: str, value: obje
     assert message in str(refused.value)
 
 
+@pytest.mark.long
 def test_all_weights_are_trained_by_one_rank() -> None:
     two_ranks = evolve_at(SkyRLTrainConfig(), "trainer.placement.policy_num_gpus_per_node", 2)
     run = evolve_at(two_ranks, "training_service.train_all_weights", True)

@@ -136,6 +136,7 @@ async def differences_in_place(folder: Path, family: str, tied: bool) -> tuple[d
         return await largest_differences(folder, family, tied, 2), bool(rebuilt)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("family", "tied"), [("qwen2", True), pytest.param("llama", False, marks=pytest.mark.long)])
 def test_weights_that_nothing_processes_are_loaded_in_place(
     host: Host, tmp_path: Path, family: str, tied: bool
@@ -169,6 +170,7 @@ async def misled_in_place(folder: Path, road: str, name: str, instead: str) -> s
     return ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("road", "instead", "said"),
     [
@@ -238,6 +240,7 @@ def flip_a_byte(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(incoming_weights, "digest", lambda tensor: original(tensor) + ("0" if tensor.shape == (64,) else ""))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fault", "name", "said", "serves"),
     [
