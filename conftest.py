@@ -30,7 +30,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # No test may fail because a machine is slow, so Hypothesis measures no time.
 settings.register_profile(
-    "skyrl", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "skyrl", max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.register_profile("long", parent=settings.get_profile("skyrl"), max_examples=3_000)
 settings.load_profile("skyrl")

@@ -161,7 +161,7 @@ def test_a_slip_is_told_in_a_sentence_that_names_a_path_that_exists(path: str, c
 
 def test_a_slip_of_one_letter_gets_the_right_suggestion_98_times_in_100() -> None:
     chance = random.Random(0)
-    slips_of_each = settings.default.max_examples // 25  # type: ignore[union-attr]  # a profile is loaded
+    slips_of_each = max(1, settings.default.max_examples // 25)  # type: ignore[union-attr]  # a profile is loaded
     right = 0
     for path in PATHS * slips_of_each:
         owner, names, depth = misspelled(path, chance)

@@ -86,6 +86,7 @@ def test_half_precision_gives_the_numbers_of_its_own_logits(beta: float) -> None
     assert weight.grad is not None and weight.grad.dtype == torch.bfloat16
 
 
+@pytest.mark.sampled(3)
 @BETAS
 def test_a_large_vocabulary_is_added_up_exactly(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOGITS_AT_A_TIME", 2**25)

@@ -64,6 +64,7 @@ def trained(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> skyrl.Run:
     return skyrl.train(given, callbacks=[Hearing()], environment__env_class=reward)
 
 
+@pytest.mark.long
 def test_a_run_has_metrics_samples_and_a_status(trained: skyrl.Run) -> None:
     assert [record["step"] for record in trained.metrics] == [0, 1, 2]
     assert {sample["step"] for sample in trained.samples()} == {1, 2}
@@ -72,6 +73,7 @@ def test_a_run_has_metrics_samples_and_a_status(trained: skyrl.Run) -> None:
     assert (trained.status, repr(trained)) == ("finished", f"<Run {trained.folder}: finished, step 2>")
 
 
+@pytest.mark.long
 def test_metrics_become_a_table_with_a_row_for_each_step(trained: skyrl.Run) -> None:
     table = trained.to_pandas()
     assert list(table.index) == [0, 1, 2]
@@ -147,6 +149,7 @@ def test_a_run_is_resumed_with_its_code_and_callbacks(trained: skyrl.Run, tmp_pa
     assert trained.status == "finished" and len(trained.metrics) == 3  # the first folder was not touched
 
 
+@pytest.mark.long
 def test_a_run_without_a_checkpoint_is_not_resumed(trained: skyrl.Run, tmp_path: Path) -> None:
     shutil.copytree(trained.folder, tmp_path / "run")
     run = skyrl.load(tmp_path / "run")
@@ -233,6 +236,7 @@ async def test_a_callback_that_stops_a_run_is_left_out_to_continue(nano: Path, t
     assert [record["step"] for record in stopped.resume(trainer__callbacks=[]).metrics] == [0, 1, 2]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["sft", "reward_model", "asynchronous"])
 def test_every_kind_of_run_has_callbacks(nano: Path, tmp_path: Path, kind: str) -> None:
     hearing = Hearing()

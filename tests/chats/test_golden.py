@@ -8,6 +8,7 @@ from skyrl.chats.examples import FORMS, forms_page
 from tests.chats.corpus import GOLDEN, NAMES, golden_file, tokenizer_of
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_each_form_is_learned_as_the_golden_file_of_the_family_has_it(name: str) -> None:
     assert forms_page(tokenizer_of(name)) == golden_file(name).read_text(encoding="utf-8")

@@ -220,6 +220,7 @@ class Counts:
         return ids
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["chatml", "llama-3.1", "glm-4.5", "lfm2.5"])
 @pytest.mark.parametrize("loop", [False, True])
 def test_twice_as_many_turns_are_twice_the_work(name: str, loop: bool) -> None:

@@ -161,6 +161,7 @@ def operations_of_a_save(folder: Path) -> list[str]:
     return breaking.done
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("moment", ["before", "after", *range(8)])
 def test_a_save_that_is_killed_at_any_operation_leaves_the_last_or_this_one_whole(
     tmp_path: Path, moment: str | int
@@ -185,6 +186,7 @@ def test_a_save_that_is_killed_at_any_operation_leaves_the_last_or_this_one_whol
         assert not [name for name in again.storage.names() if name.startswith(".")]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("moment", ["before", 4])
 def test_a_save_that_the_disk_refuses_at_any_operation_says_so_and_leaves_the_last_one(

@@ -226,6 +226,7 @@ def test_no_space_is_put_behind_a_path_that_goes_on(shell: str, line: str) -> No
     assert done.output.count(line) == 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_answers_without_heavy_imports(shell: str, tmp_path: Path) -> None:
     program = (

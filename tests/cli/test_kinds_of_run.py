@@ -284,6 +284,7 @@ def conforms(words: str, code: int, about: Mapping[str, str]) -> None:
     assert [each for each in answer["problems"] if each["severity"] == "error"] != [] if refused else True
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("words", "code"), MACHINE)
 def test_a_machine_reads_the_same_form_from_every_command(
     words: str, code: int, stored: Mapping[str, dict[str, str]], here: Path
@@ -350,6 +351,7 @@ def leaves(group: Commands, context: click.Context, words: str = "") -> Iterator
             yield f"{words}{name}"
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("target", ["slurm", "ray", "local --after another"])
 def test_a_refused_launch_leaves_nothing(

@@ -21,6 +21,7 @@ def stored(family: str, folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("family", "lines"),
     [

@@ -54,6 +54,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("what", NAMED)
 def test_commands_that_read_import_what_they_say_and_nothing_with_no_code(

@@ -343,6 +343,7 @@ FIT = (
 )
 
 
+@pytest.mark.long
 def test_layouts_are_proposed_with_their_seconds_and_their_reasons() -> None:
     found = CliRunner().invoke(plan, ["--fit", "8", *FIT])
     assert found.exit_code == 0

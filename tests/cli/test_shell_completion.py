@@ -128,6 +128,7 @@ def test_a_word_is_completed(shell: Shell, typed: str, words: str) -> None:
     assert shell.completed(typed) == words
 
 
+@pytest.mark.long
 def test_values_paths_and_files_are_offered_together(shell: Shell) -> None:
     assert {"trainer.", "training.toml"} <= shell.offered("skyrl run tr")
     values = {value.removeprefix("trainer.strategy=") for value in shell.offered("skyrl run trainer.strategy=")}

@@ -88,6 +88,7 @@ def test_the_setting_that_makes_several_samples_of_a_trajectory_is_named(values:
     assert f"with {which} a trajectory can be several" in problem.message
 
 
+@pytest.mark.long
 @each(CASES)
 def test_a_problem_is_about_a_path_that_exists_and_has_a_remedy_or_is_a_warning(
     case: tuple[str, dict[str, Any], str],
@@ -128,6 +129,7 @@ def test_what_was_derived_was_not_written() -> None:
     assert check(resolved(off)) == []
 
 
+@pytest.mark.long
 @each(CASES)
 def test_a_check_is_skipped_where_it_reads_a_broken_value(case: tuple[str, dict[str, Any], str]) -> None:
     name, values, _ = case

@@ -194,6 +194,7 @@ FORGERIES: dict[str, Callable[[Path], object]] = {
 """What may have happened to a run that was started; a path is the folder that is read."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_other_code_than_that_of_the_started_run_is_refused_and_not_imported(
     started: Path, tmp_path: Path, forgery: str, monkeypatch: pytest.MonkeyPatch

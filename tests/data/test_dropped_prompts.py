@@ -167,6 +167,7 @@ def random_row(rng: random.Random) -> dict[str, Any]:
     return {"prompt": messages, **({"tools": [ADD]} if rng.random() < 0.3 else {})}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_not_refused_is_in_the_text(tmp_path: Path, name: str) -> None:
     rng, tokenizer = random.Random(name), tokenizer_of(name)

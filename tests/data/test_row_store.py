@@ -114,6 +114,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         load_supervised([write(tmp_path / "rows.jsonl", chats(2))], TOKENIZER, run, 99)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 def test_few_rows_are_held_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
     """Of 3,000 rows, those alive at once while they are written; a parquet file is read a thousand rows at a time."""

@@ -204,6 +204,7 @@ def test_a_prompt_may_be_the_json_text_of_a_chat(tmp_path: Path) -> None:
     assert plain.messages == ({"role": "user", "content": "[1, 2]"},) and parsed.messages == one.messages
 
 
+@pytest.mark.long
 def test_an_object_store_is_read_as_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for suffix in ("jsonl", "parquet"):
         shards(tmp_path, suffix)

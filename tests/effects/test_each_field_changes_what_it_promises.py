@@ -54,6 +54,7 @@ def marked(probes: Iterable[Probe]) -> list[Any]:
     return params
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("probe", marked(PROBES))
 def test_a_field_that_is_changed_alone_changes_what_it_promises(probe: Probe, sight: Sight) -> None:
     assert sight.changes(probe, probe.context), f"{probe.seen_in.shows}: the same with {probe.path} = {probe.value}"
@@ -86,6 +87,7 @@ def test_a_leaf_that_never_acts_is_reported_wherever_it_is_written(leaf: tuple[s
         assert any(covers(each.path, path) for each in problems_of(kind, {path: value}, nano)), value
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("probe", marked(probe for probe in PROBES if probe.context))
 def test_no_value_is_taken_in_silence_by_the_smallest_run(probe: Probe, sight: Sight) -> None:
     """The probes' own contexts are shown to act above; here each leaf alone is warned about, refused or acts."""

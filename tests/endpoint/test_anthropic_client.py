@@ -33,6 +33,7 @@ async def test_a_message_is_answered_and_its_tokens_are_counted() -> None:
     assert answer.content[0].type == "text"
 
 
+@pytest.mark.long
 async def test_a_tool_is_used_and_its_result_read() -> None:
     script = Script([f"so {CALL}", "3"])
     async with served(script.generate, script.tokenizer) as there, client(there.url) as ask:
@@ -49,6 +50,7 @@ async def test_a_tool_is_used_and_its_result_read() -> None:
     assert "<|im_start|>tool\n3<|im_end|>" in script.tokenizer.decode(script.requests[1].prompt_ids)
 
 
+@pytest.mark.long
 async def test_a_stream_says_what_the_whole_message_says() -> None:
     script = Script([f"so {CALL}"])
     async with (

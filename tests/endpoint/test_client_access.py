@@ -70,6 +70,7 @@ async def test_a_body_of_ten_megabytes_is_refused() -> None:
     assert whole.status_code == 413
 
 
+@pytest.mark.long
 async def test_ten_thousand_headers_are_refused() -> None:
     script = Script([])
     headers = {f"x-{number}": "y" for number in range(10_000)}

@@ -67,6 +67,7 @@ async def test_an_earlier_response_is_continued_without_its_instructions() -> No
     )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("text", [f"so {CALL}", CALL, "so", ""])
 async def test_the_events_of_a_stream_are_those_of_the_whole_response(text: str) -> None:
     script = Script([text])

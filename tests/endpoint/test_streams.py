@@ -65,6 +65,7 @@ async def until(texts: Texts, wanted: str) -> None:
         so_far += await anext(texts)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("ask", [chats, completions, messages, responses])
 async def test_tokens_reach_the_client_while_the_engine_is_held(ask: Callable[[str], Texts]) -> None:
     held = Held(TEXT, count=6)

@@ -141,6 +141,7 @@ def test_the_environment_code_is_judged_by_a_service(url: str, monkeypatch: pyte
     assert env.step("```python\nprint(int(input()) ** 2)\n```").reward == 1.0
 
 
+@pytest.mark.long
 def test_a_service_is_found_by_its_name_wherever_it_is_now(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ GRADERS = {"gsm8k": 0.0, "gsm8k_multi_turn": 0.2, "multiply": 0.5, "aime": 0.0, 
 EXTRAS = {"reward_spec": {"ground_truth": "271828"}, "max_turns": 1}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", GRADERS)
 def test_hostile_answers_neither_run_nor_pay(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -164,6 +165,7 @@ def test_a_row_names_databases_of_the_folder_and_no_other_file(folder: Path, nam
         database(folder, name)
 
 
+@pytest.mark.long
 def test_hostile_queries_change_nothing_and_end_in_time(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

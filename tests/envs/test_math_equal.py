@@ -69,6 +69,7 @@ def test_answers_are_compared_as_mathematics(equal: MathEqual, answer: str, trut
 FOR_EVER = ["9^{9^{9^{9}}}", "(10^9)!", "123456789^{987654321}"]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("attack", FOR_EVER)
 def test_an_answer_that_would_be_computed_for_ever_is_wrong(
     equal: MathEqual, attack: str, monkeypatch: pytest.MonkeyPatch
@@ -83,6 +84,7 @@ def test_an_answer_that_would_be_computed_for_ever_is_wrong(
     assert equal("3", "3")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", ["exit", "timeout", "output"])
 def test_an_answer_that_ends_a_worker_is_wrong_and_the_end_of_the_next_is_a_failure(
     how: Literal["exit", "timeout", "output"], equal: MathEqual, monkeypatch: pytest.MonkeyPatch
@@ -100,6 +102,7 @@ def test_an_answer_that_ends_a_worker_is_wrong_and_the_end_of_the_next_is_a_fail
     assert ended.value.how == how
 
 
+@pytest.mark.sampled(3)
 def test_a_ground_truth_that_would_be_computed_for_ever_is_a_failure(equal: MathEqual) -> None:
     with pytest.raises(WorkerEnded, match=r"gave no answer within 0.3 s") as ended:
         equal("2", FOR_EVER[0], seconds=0.3)
@@ -156,6 +159,7 @@ def test_an_answer_does_not_affect_how_the_next_is_judged() -> None:
     equal.close()
 
 
+@pytest.mark.long
 def test_gsm8k_and_aime_accept_what_is_equal_only_if_asked() -> None:
     extras = {"reward_spec": {"ground_truth": "0.5"}}
     answer = r"it is \boxed{\frac{1}{2}}"

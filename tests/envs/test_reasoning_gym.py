@@ -56,6 +56,7 @@ def question(row: Row) -> str:
     return str(row["prompt"][-1]["content"])
 
 
+@pytest.mark.long
 def test_a_task_makes_rows_for_training_and_evaluation_that_share_no_question() -> None:
     data = run(**{f"{GYM}tasks": {"chain_sum": {"most": 3}}}).data  # 16 questions
     training, evaluation = rows(*data.train_data), rows(*data.val_data)
@@ -70,6 +71,7 @@ def test_the_seed_decides_the_questions() -> None:
     assert one == same != other
 
 
+@pytest.mark.long
 def test_a_task_that_chooses_from_a_set_draws_the_same_rows_in_every_process() -> None:
     drawn = []
     for _ in range(2):

@@ -270,6 +270,7 @@ def test_the_command_refuses_a_missing_corpus_in_one_sentence(tmp_path: Path) ->
     assert str(result.exception) == f"there is no corpus {tmp_path / 'none.jsonl'}"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_serves_a_corpus_until_it_is_told_to_stop(tmp_path: Path, told: signal.Signals) -> None:
     corpus = tmp_path / "corpus.jsonl"

@@ -105,6 +105,7 @@ def asked_of_a_judge(answer: str, reply: Callable[[str], str]) -> float:
         return env.step(answer).reward
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("injection", INJECTIONS)
 def test_a_judge_that_repeats_an_injection_has_given_no_verdict(injection: str) -> None:
     """It quotes the answer before its own last line, as judges do, and as injections hope: a failure and no reward."""
@@ -112,6 +113,7 @@ def test_a_judge_that_repeats_an_injection_has_given_no_verdict(injection: str) 
         asked_of_a_judge(injection, lambda answer: f"It says: {answer}\n### Final Score: 0")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("score", [0, 1])
 @pytest.mark.parametrize("injection", INJECTIONS)
 def test_an_injection_earns_what_the_judge_itself_says(injection: str, score: int) -> None:

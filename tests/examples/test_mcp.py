@@ -34,6 +34,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.long
 async def test_its_worked_conversation_is_the_one_that_the_server_has(
     example: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def test_the_file_has_no_setting_without_effect() -> None:
     assert not compose([str(TEXT2SQL / "grpo.toml")], [], strict=True).warnings
 
 
+@pytest.mark.long
 def test_two_steps_are_trained(example: ModuleType, tmp_path: Path) -> None:
     base, run = tmp_path / "base", tmp_path / "run"
     base.mkdir()

@@ -98,6 +98,7 @@ def both_ways(prepare: ModuleType, folder: Path, model: Any, *, steps: int, batc
     return found, expected
 
 
+@pytest.mark.long
 def test_a_small_warm_start_has_the_losses_of_a_plain_loop(prepare: ModuleType, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = prepare.small_qwen2(prepare.build_tokenizer(), hidden_size=32, layers=1)

@@ -37,6 +37,7 @@ def test_a_resumed_run_raises_exactly_what_the_undisturbed_one_raises(nano: Path
     assert logged == [(step, f"alarm/{name}") for step, name in names(tmp_path / "whole") if name == "often"]
 
 
+@pytest.mark.long
 def test_early_stopping_finishes_the_run_and_keeps_it_finished(
     nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

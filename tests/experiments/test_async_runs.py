@@ -62,6 +62,7 @@ def test_without_staleness_a_run_is_the_synchronous_one_token_for_token(nano: Pa
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("interrupt", long_except([True, False], True))
 def test_samples_get_as_old_as_the_bound_and_no_older(nano: Path, tmp_path: Path, interrupt: bool) -> None:
     settings = {"enabled": True, "max_staleness_steps": 2, "interrupt_generation": interrupt}
@@ -267,6 +268,7 @@ def test_evaluation_and_checkpoints_come_when_their_triggers_say(nano: Path, tmp
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", long_except(["filter", "replace"], "filter"))
 def test_dynamic_sampling_fills_batches_with_groups_that_teach(nano: Path, tmp_path: Path, kind: str) -> None:
     """A group whose samples all have the same reward is refused as soon as it ends, or its batch is drawn again."""

@@ -77,6 +77,7 @@ def is_locked(file: Path) -> bool:
     return False
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", long_except(ENDINGS, *(name for name in ENDINGS if name != "SIGHUP")))
 def test_a_run_ends_with_its_exit_code_and_leaves_nothing(nano: Path, tmp_path: Path, name: str) -> None:
     session = end(nano, tmp_path, ENDINGS[name], {})

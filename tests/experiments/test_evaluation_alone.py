@@ -80,6 +80,7 @@ def test_results_and_samples_are_in_a_new_folder_and_the_model_of_a_checkpoint_i
     assert again.stdout.splitlines()[-1].endswith("step_6-2"), "earlier results are kept"
 
 
+@pytest.mark.long
 def test_answers_of_a_run_need_no_word_for_the_code_that_only_its_configuration_names(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

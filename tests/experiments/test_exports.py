@@ -74,6 +74,7 @@ def test_an_export_that_cannot_be_says_why(nano: Path, tmp_path: Path) -> None:
         export(tmp_path / "run", checkpoints=tmp_path / "exports")
 
 
+@pytest.mark.long
 def test_an_adapter_learns_and_the_base_stays_as_it_was(nano: Path, run_with_adapter: Path) -> None:
     base = AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32).state_dict()
     latest = CheckpointStore(run_with_adapter / "checkpoints").latest()

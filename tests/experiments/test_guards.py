@@ -158,6 +158,7 @@ def assert_only_numbers_were_saved(out: Path, steps: set[int]) -> None:
     assert found == steps
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", long_except(KINDS, "advantage", "learning rate"))
 def test_abort_ends_the_run_and_names_the_cause(
     nano: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -268,6 +269,7 @@ def test_a_number_that_is_none_is_found_when_it_is_saved_and_the_run_goes_back(
     assert_only_numbers_were_saved(tmp_path, {2, 4})
 
 
+@pytest.mark.long
 def test_a_step_that_was_left_out_is_left_out_again_by_a_replay(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

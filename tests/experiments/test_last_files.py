@@ -25,6 +25,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("missing", long_except(["model", "adapter", "reward_curve.png"], "adapter"))
 def test_each_product_of_a_finished_run_is_made_again(nano: Path, tmp_path: Path, missing: str) -> None:
     experiment = train(nano, tmp_path, **LORA)

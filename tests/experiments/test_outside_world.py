@@ -76,6 +76,7 @@ def test_no_process_of_a_command_on_local_files_connects_to_anybody(command: str
     assert not attempts.exists() or attempts.read_text(encoding="utf-8") == ""
 
 
+@pytest.mark.long
 def test_a_run_is_the_same_with_any_number_of_workers(nano: Path, tmp_path: Path) -> None:
     found = []
     for workers in (1, 8):

@@ -105,6 +105,7 @@ def test_stored_log_probabilities_are_computed_once(
     assert "for 32 training pairs, once" in capsys.readouterr().err
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("loss_type", [["simpo"], ["orpo", "sft"]], ids="+".join)
 def test_losses_without_a_reference_load_none(nano: Path, tmp_path: Path, loss_type: list[str]) -> None:
     found = train(nano, tmp_path, "preference", loss_type=loss_type, beta=1.0, simpo_gamma=0.1)
@@ -175,6 +176,7 @@ def test_the_prompt_of_a_list_is_shared_and_short_lists_are_filled(nano: Path, t
     assert segments.sizes == [4, 5, 3, 6, 8, 4, 4, 4, 5, 1]  # each prompt, then its answers
 
 
+@pytest.mark.long
 def test_pairs_are_weighted_by_the_policys_own_probabilities(nano: Path, tmp_path: Path) -> None:
     run = {"use_weighting": True, "num_steps": 1}
     found = train(nano, tmp_path, "preference", **run)
@@ -202,6 +204,7 @@ def test_pairs_are_weighted_by_the_policys_own_probabilities(nano: Path, tmp_pat
 MOVING: dict[str, Any] = {"sync_ref_model": True, "ref_model_sync_steps": 2, "num_steps": 5, "ckpt_interval": 1}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lora", [0, 4], ids=["all weights", "adapter"])
 def test_the_reference_becomes_the_policy_every_few_steps(nano: Path, tmp_path: Path, lora: int) -> None:
     way = {**MOVING, "ref_model_mixup_alpha": 1.0, "model__lora__rank": lora}
@@ -262,6 +265,7 @@ def labelled(count: int, seed: int = 0) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loss_type", ["kto", "apo_zero_unpaired"])
 def test_a_policy_learns_from_single_answers_with_labels(nano: Path, tmp_path: Path, loss_type: str) -> None:
     rows, held_out = (write(tmp_path / f"{seed}.jsonl", labelled(32, seed)) for seed in (0, 1))

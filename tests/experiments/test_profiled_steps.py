@@ -52,6 +52,7 @@ def test_the_timeline_of_a_step_agrees_with_its_timings_and_batches_are_dumped(n
         CliRunner().invoke(cli, ["timeline", str(run), "--step", "3"], standalone_mode=False, catch_exceptions=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", long_except(["sft", "reward_model", "preference"], "sft"))
 def test_supervised_runs_are_profiled_too(nano: Path, tmp_path: Path, kind: str) -> None:
     supervised(nano, tmp_path, kind, profile_steps=[2], record_memory=True, num_steps=3)

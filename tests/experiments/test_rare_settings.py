@@ -212,6 +212,7 @@ STORED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_except(STORED, "recording"))
 def test_a_batch_is_stored_whatever_its_old_log_probabilities_are(name: str, nano: Path, tmp_path: Path) -> None:
     status, said = run(nano, tmp_path, **STORED[name], trainer__max_training_steps=1, trainer__eval_interval=-1)

@@ -71,6 +71,7 @@ def changed(file: Path) -> None:
         file.write_bytes(content + b"\n")
 
 
+@pytest.mark.long
 def test_every_input_of_a_run_is_the_same_or_refused_or_not_read_again(nano: Path, tmp_path: Path) -> None:
     inputs = tmp_path / "inputs"
     inputs.mkdir()

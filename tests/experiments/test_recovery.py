@@ -124,6 +124,7 @@ def test_a_run_that_fails_begins_again_and_ends_like_one_that_did_not(
     assert_ended_alike(tmp_path, whole)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("changes", [{"trainer__recover_mode": "auto", "trainer__recover_retries": 0}, {}])
 def test_a_run_that_may_not_begin_again_does_not(
     nano: Path,
@@ -209,6 +210,7 @@ def test_a_run_goes_on_from_an_object_store(nano: Path, tmp_path: Path, whole: P
     assert CheckpointStore(f"memory://{tmp_path}").steps() == [1, 2, 3, 4]
 
 
+@pytest.mark.long
 def test_a_checkpoint_knows_what_the_run_has_seen(whole: Path) -> None:
     state = json.loads((whole / "checkpoints" / "global_step_4" / "state.json").read_text(encoding="utf-8"))
     row = metrics(whole)[-1]

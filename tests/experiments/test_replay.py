@@ -202,6 +202,7 @@ def test_two_runs_of_one_configuration_do_not_part(nano: Path, original: Path, t
     assert (parting.configuration, parting.found, parting.compared) == ({}, (), (1, 2, 3, 4, 5, 6))
 
 
+@pytest.mark.long
 def test_another_seed_parts_in_the_order_of_the_data(nano: Path, original: Path, tmp_path: Path) -> None:
     train(nano, tmp_path, **RECORDED, trainer__seed=7, trainer__max_training_steps=1)
     parting = bisect(original / "run", tmp_path / "run")
@@ -253,6 +254,7 @@ def test_runs_without_recordings_are_compared_by_their_metrics(nano: Path, origi
     assert "policy/final_loss" in {each.where for each in parting.found}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "parts"),
     [

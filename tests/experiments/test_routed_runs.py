@@ -34,6 +34,7 @@ def test_with_rollouts_in_sixteen_bits_replay_brings_learner_and_engine_together
     assert found["with_replay"]["max"] < found["without_replay"]["max"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", long_except(["synchronous", "asynchronous"], "asynchronous"))
 def test_a_run_replays_what_its_engine_chose(way: str, nano: Path, tmp_path: Path) -> None:
     apart = {}

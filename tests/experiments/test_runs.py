@@ -154,6 +154,7 @@ def test_a_run_that_died_at_any_moment_ends_like_one_that_did_not(
     assert samples == (tmp_path / "whole" / "run" / "trajectories.jsonl").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_a_run_that_failed_before_it_kept_anything_leaves_its_folders_free(nano: Path, tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
     file.write_text("def broken(completion, **others):\n    return None\n", encoding="utf-8")
@@ -162,6 +163,7 @@ def test_a_run_that_failed_before_it_kept_anything_leaves_its_folders_free(nano:
     train(nano, tmp_path, trainer__max_training_steps=1)
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("finished_run")
 def test_a_finished_run_is_not_trained_again(nano: Path, finished: Path) -> None:
     assert BasePPOExp(config(nano, finished)).run() is False
@@ -308,6 +310,7 @@ def test_a_batch_larger_than_the_data_is_refused_before_anything_is_made(nano: P
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_several_updates_on_one_batch_score_it_first_and_clip(nano: Path, tmp_path: Path) -> None:
     several = {"trainer__policy_mini_batch_size": 2, "trainer__update_epochs_per_batch": 2}
     train(nano, tmp_path, **several, trainer__micro_train_batch_size_per_gpu=3, trainer__max_training_steps=2)
@@ -361,6 +364,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, at: Container[int]) -> None:
     monkeypatch.setattr(ppo, "policy_objective", lambda *args, **rows: Poisoned(policy_objective(*args, **rows), at))
 
 
+@pytest.mark.long
 def test_an_update_whose_gradient_is_not_finite_is_left_out_and_counted(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

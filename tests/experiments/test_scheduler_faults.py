@@ -100,6 +100,7 @@ def test_a_run_that_cannot_go_on_says_who_ended_it(end: str, monkeypatch: pytest
         assert re.search(ENDS[end], run(Random(f"{end}:{seed}"), end, monkeypatch)), seed
 
 
+@pytest.mark.long
 def test_a_hundred_runs_with_faults_stay_within_their_bounds_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other ones each time: a failure names the seed of its run."""
     for _ in range(100):

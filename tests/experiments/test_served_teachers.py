@@ -185,6 +185,7 @@ def test_limits_and_tokens_of_a_server_are_named_at_the_start(
         train(nano, tmp_path / "none", **TEACHER_ALONE, **{SOURCES: {"other": urls[0]}})
 
 
+@pytest.mark.long
 def test_a_run_that_cannot_begin_leaves_no_connection_to_a_teacher(
     nano: Path, urls: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -150,6 +150,7 @@ def test_a_run_begins_no_step_that_would_not_be_over_by_its_deadline(nano: Path,
     assert saved(tmp_path) == [3, 6]
 
 
+@pytest.mark.long
 def test_a_run_without_progress_says_what_it_waits_for(nano: Path, tmp_path: Path) -> None:
     ended, said = run(
         nano,

@@ -199,6 +199,7 @@ def test_an_epoch_has_rows_of_each_source_by_its_weight(nano: Path, tmp_path: Pa
     assert learned == 24 * 3 + 8 * 9  # 32 rows at 3 : 1; nothing predicts the first token of a row
 
 
+@pytest.mark.long
 def test_rows_that_are_tokenized_already_train_like_their_chats(nano: Path, tmp_path: Path) -> None:
     of_chats = train(nano, tmp_path / "chats", num_epochs=1)
     rows = SFTExp(compose([], settings(nano, tmp_path, "sft"), SFTConfig).config).train_dataset.rows
@@ -248,6 +249,7 @@ def test_too_few_rows_are_told(nano: Path, tmp_path: Path) -> None:
         train(nano, tmp_path, batch_size=64)
 
 
+@pytest.mark.long
 def test_a_reward_model_tells_better_from_worse_and_transformers_reads_it(nano: Path, tmp_path: Path) -> None:
     held_out = write(tmp_path / "held_out.jsonl", pairs(32, seed=1))
     found = train(nano, tmp_path, "reward_model", eval_datasets=(held_out,), eval_interval=8, num_epochs=3)

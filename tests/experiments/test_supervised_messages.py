@@ -46,6 +46,7 @@ MESSAGES: list[tuple[dict[str, Any], Callable[[SupervisedExp], None], str]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["sft", "reward_model"])
 @pytest.mark.parametrize(("changes", "ask", "remedy"), MESSAGES, ids=[remedy for *_, remedy in MESSAGES])
 def test_a_message_names_the_field_as_the_supervised_file_has_it(

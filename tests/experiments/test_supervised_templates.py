@@ -67,6 +67,7 @@ def test_a_reward_model_scores_with_the_template_and_the_arguments_of_its_traini
     assert ids == tokenizer.encode(f"[user]b{end}[assistant]aX{end}", add_special_tokens=False) and token in ids
 
 
+@pytest.mark.long
 def test_a_margin_is_what_the_better_chat_should_score_more(nano: Path, tmp_path: Path) -> None:
     """A new head says 0 of every chat: the first loss is -log sigmoid(-margin)."""
     from tests.supervised_run import pairs, write

@@ -94,6 +94,7 @@ def by_hand(prompt: tuple[int, ...], count: int, *, frequency: float, repetition
     return tuple(drawn)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("prompt", [(A,) * 6, (B,) * 6, (A, B, A), (1, 2, 3)])
 @pytest.mark.parametrize(
     ("frequency", "repetition"), [(0.3, 1.0), (0.7, 1.0), (-0.3, 1.0), (0.0, 2.5), (0.3, 2.5), (1.3, 1.5)]

@@ -16,6 +16,7 @@ def engine_for(kind: str = "qwen2", *, rows: int = 64, deterministic: bool = Fal
     return TorchEngine(nano_model(kind), nano_tokenizer(), max_num_seqs=rows, deterministic=deterministic)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_logprobs_equal_a_full_forward_pass_for_prompts_of_different_lengths(kind: str) -> None:
     engine, model = engine_for(kind), nano_model(kind)
@@ -27,6 +28,7 @@ async def test_logprobs_equal_a_full_forward_pass_for_prompts_of_different_lengt
             torch.testing.assert_close(torch.tensor(completion.logprobs), learned, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "qwen2, windows of 6"])
 async def test_greedy_equals_transformers_generate(kind: str) -> None:
     engine, model = engine_for(kind), nano_model(kind)
@@ -77,6 +79,7 @@ async def test_the_draws_of_a_sample_do_not_depend_on_what_else_is_in_flight() -
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("length", [1, 11, 33])
 async def test_deterministic_mode_is_equal_bit_for_bit_alone_and_in_a_crowd(length: int) -> None:
     asked = request(prompts(length)[0], count=6, max_generate_length=40, temperature=0.9)

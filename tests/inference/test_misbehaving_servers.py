@@ -132,6 +132,7 @@ def refuse_others(
         assert all(math.isfinite(value) for value in completion.logprobs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", SEEDS)
 async def test_no_misbehaviour_ends_in_a_traceback_or_in_other_samples(
     folder: Path, seeds: range, caplog: pytest.LogCaptureFixture
@@ -199,6 +200,7 @@ async def test_a_control_call_that_is_never_answered_costs_its_engine_alone(
     assert f"{mute.url} did not complete {route} within {PATIENT:g} s: it did not answer" in lost
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("dialect", "route"), ROUTES)
 async def test_a_control_call_that_the_last_engine_never_answers_ends_the_run_with_its_name(
     folder: Path, dialect: str, route: str

@@ -174,6 +174,7 @@ def test_pages_hold_what_rows_hold_whatever_happens(told: tuple[str, int], recor
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["qwen2, tied", "llama"])
 @pytest.mark.usefixtures("small_pages")
 async def test_logprobs_equal_a_full_forward_pass(kind: str) -> None:

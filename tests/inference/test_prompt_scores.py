@@ -35,6 +35,7 @@ def assert_scores(model: torch.nn.Module, prompt: tuple[int, ...], scores: Promp
     assert list(scores.likeliest) == expected.argmax(-1).tolist()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_scores_are_those_of_one_forward_pass(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(causal_lm, "_SCORED_TOKENS", 7)
@@ -45,6 +46,7 @@ async def test_scores_are_those_of_one_forward_pass(kind: str, monkeypatch: pyte
         assert_scores(reference, prompt, completion.prompt_scores)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_request_with_scores_draws_the_same_tokens(kind: str) -> None:
     asked = prompts(9, 20)

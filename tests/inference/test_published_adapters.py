@@ -137,6 +137,7 @@ async def eight_in_one_batch(kind: str, folder: Path) -> None:
         await engine.unpublish(name)
 
 
+@pytest.mark.long
 @both
 def test_adapters_of_different_ranks_share_a_batch_as_if_each_were_alone(kind: str, host: Host, folder: Path) -> None:
     run(kind, host, eight_in_one_batch, folder)

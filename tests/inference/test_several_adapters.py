@@ -37,6 +37,7 @@ def engine_of(kind: str, folder: Path, adapters: dict[str, str]) -> TorchEngine:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["qwen2, tied", "qwen2, eager"])
 async def test_each_request_is_drawn_by_the_adapter_that_it_names(kind: str, tmp_path: Path) -> None:
     one, two = learner(kind, seed=3), learner(kind, seed=4)

@@ -166,6 +166,7 @@ async def what_fails(folder: Path, fault: str) -> list[str]:
     return said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -376,6 +377,7 @@ async def drawn_by_vllm(folder: Path) -> tuple[int, float]:
     return max(max(each.token_ids) for _, each in pairs), max(each.abs().max().item() for each in away)
 
 
+@pytest.mark.long
 def test_vllm_draws_no_row_of_a_padded_vocabulary(host: Host, tmp_path: Path) -> None:
     model = favoured(small_model(vocabulary=TOKENS + 62))
     assert len(model.lm_head.weight) > TOKENS

@@ -67,6 +67,7 @@ BROKEN: dict[str, tuple[str, Any, str]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", BROKEN)
 async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_kept(case: str) -> None:
     kind, break_them, message = BROKEN[case]

@@ -62,6 +62,7 @@ def needed(tree: PeerTree) -> tuple[str, ...]:
     return ("ref", "actor.optimizer") if tree.kind == "GRPOConfig" else ("actor.optimizer", "model.optimizer")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("backend", ["fsdp:d4", "megatron:d4", "archon:d4"])
 @pytest.mark.parametrize("name", TREES)
 def test_a_dump_of_the_defaults_converts_with_nothing_refused(name: str, backend: str) -> None:
@@ -188,6 +189,7 @@ def test_every_other_value_alone_has_an_outcome(name: str, keep_engine: bool) ->
         judge(lines)
 
 
+@pytest.mark.long
 def test_19_of_20_settings_of_the_newer_files_that_ask_for_something_are_converted(reference: Path) -> None:
     files = areal_files(reference)
     outcomes = total(files)

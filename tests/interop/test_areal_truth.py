@@ -391,6 +391,7 @@ def test_a_file_of_required_settings_gets_areals_defaults(year: int, tmp_path: P
     assert conversion.refused == ()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("keys", "path", "value"),
     [

@@ -42,6 +42,7 @@ def paths(problems: tuple[Problem, ...]) -> set[str]:
     return {problem.path for problem in problems if problem.severity == "error"}
 
 
+@pytest.mark.long
 def test_no_device_or_tracker_of_this_machine_is_looked_for(scripts: tuple[Converted, ...]) -> None:
     for script in scripts:
         assert script.conversion.tables["trainer"]["device"] == "cuda"

@@ -54,6 +54,7 @@ def test_a_file_of_defaults_has_nothing_refused(tree: PeerTree) -> None:
     assert not any(problem.severity == "error" for problem in conversion.problems)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tree", TREES, ids=name)
 def test_the_report_names_the_version_of_a_whole_file(tree: PeerTree) -> None:
     if not tree.kind.startswith("sft_"):
@@ -90,6 +91,7 @@ def run_of(conversion: Conversion, folder: Path) -> RunConfig:
     return resolve(load([file], environ={}).config)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tree", [tree for tree in TREES if tree.kind in KINDS], ids=name)
 def test_a_silent_file_is_the_run_that_a_file_of_defaults_is(tree: PeerTree, tmp_path: Path) -> None:
     model = "model.path" if tree.kind == "sft" else "actor_rollout_ref.model.path"

@@ -183,6 +183,7 @@ def alone(worker: Any) -> ScorerGroup[Any]:
     return ScorerGroup(Group([LocalHandle("one", worker)]))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", ["teacher", "student", "intersection", "union"])
 async def test_the_loss_of_a_batch_has_the_divergence_over_the_chosen_tokens(how: str, taught: TrainerConfig) -> None:
     trainer = changed(taught, {**LIKELY, "algorithm.distillation.top_k_of": how})

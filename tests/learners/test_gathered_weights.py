@@ -45,6 +45,7 @@ async def test_the_shapes_are_those_of_what_is_streamed(spread: Spread) -> None:
         assert await learner.shapes() == expected
 
 
+@pytest.mark.long
 async def test_weights_that_are_rounded_before_they_travel_are_those_that_are_rounded_after(spread: Spread) -> None:
     for name in ("FSDP2, 2 ranks cut matrices", "FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks", CUT_BY_DEEPSPEED):
         learner = spread.policy(*WAYS[name])

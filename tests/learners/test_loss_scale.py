@@ -136,6 +136,7 @@ OVERFLOWING = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", [1, 2])
 async def test_a_step_that_overflows_lowers_the_scale_until_one_is_taken(ranks: int, spread: Spread) -> None:
     learner = spread.policy(OVERFLOWING, ranks)

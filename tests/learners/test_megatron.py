@@ -180,6 +180,7 @@ async def test_two_passes_before_a_step_are_one_pass_of_both_batches(
     assert_same_weights(weights, await weights_of(learner))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", long_except(["qwen2", "qwen3", "llama"], "qwen3"))
 @pytest.mark.parametrize("name", long_except(["one rank", "TP2 x PP2", "2 replicas, overlapping"], "TP2 x PP2"))
 async def test_models_of_other_kinds_are_converted_both_ways_and_learn_alike(

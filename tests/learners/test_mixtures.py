@@ -116,6 +116,7 @@ def alone(mixture: Spread) -> Trained:
     return asyncio.run(routed_course(mixture.policy({}, 1)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", long_except(WAYS, "2x2 ranks spread experts"))
 async def test_five_steps_with_spread_experts_are_those_of_one_process(
     name: str, mixture: Spread, alone: Trained

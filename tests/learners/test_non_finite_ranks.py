@@ -61,6 +61,7 @@ async def test_a_state_that_holds_no_number_on_one_rank_is_not_saved(
         await learner.refuse_non_finite_state()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", long_except(GUARDED, "one process", "FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"))
 async def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all(name: str, spread: Spread) -> None:
     changes, ranks = WAYS.get(name, ({}, 1))

@@ -424,6 +424,7 @@ async def test_rows_of_one_group_with_different_prompts_share_nothing(trainer: T
     torch.testing.assert_close(await worker(trainer, share_group_prompts=False).score(rows), scores)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tokens", [1, 14, 20, 1000])
 async def test_a_budget_of_tokens_changes_neither_scores_nor_gradients(trainer: TrainerConfig, tokens: int) -> None:
     by_rows, by_tokens = worker(trainer), worker(trainer, max_tokens_per_microbatch=tokens)

@@ -68,6 +68,7 @@ async def test_fsdp2_resumes_both_groups_of_weights(pool: Pool, small: TrainerCo
     await assert_resumes(policy(pool, small, way, 2), lambda: policy(pool, small, way, 2), tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", long_except([1, 2, 3], 3))
 async def test_deepspeed_resumes_both_groups_of_weights(
     stage: int, zero_pool: Pool, small: TrainerConfig, tmp_path: Path

@@ -100,6 +100,7 @@ def registered_again() -> Iterator[None]:
     segment_attention.register()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", ["Phi-3.5 and Phi-4-mini, LongRoPE", "Phi-3.5-MoE", "Llama, dynamic NTK"])
 def test_rotary_embeddings_of_each_call_are_found(family: str) -> None:
     """A long row would change the numbers of the short ones beside it, however they are laid out."""
@@ -113,6 +114,7 @@ def test_rotary_embeddings_of_each_call_are_found(family: str) -> None:
     assert not sampling_support(asked(family), "sdpa").reason
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("family", "attention", "said"),
     [
@@ -156,6 +158,7 @@ BOUND = re.compile("window|chunk|block_size|budget|extent|compress|keep|topk_blo
 """Names of what makes tokens depend on each other only beyond a number of them."""
 
 
+@pytest.mark.long
 def test_a_small_copy_shrinks_every_bound_of_transformers_models() -> None:
     """Rows of a small copy are longer than each of its bounds; one that it keeps would be seen by no probe. A copy four
     times as wide can be cut by eight ranks, if transformers has a plan for it.
@@ -211,6 +214,7 @@ def test_a_model_that_cannot_be_made_small_runs_by_its_own_definition() -> None:
     assert "no small copy can be probed (KeyError" in found.reason
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("family", "said"),
     [

@@ -60,6 +60,7 @@ ONE_OF_EACH_KIND = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", long_except([*WAYS, *VARIANTS], *ONE_OF_EACH_KIND))
 async def test_five_steps_are_those_of_one_process(name: str, spread: Spread, alone: Trained) -> None:
     other = await course(spread.policy(*(WAYS | VARIANTS)[name]))

@@ -42,6 +42,7 @@ def with_other_plan(make: partial[PolicyWorker], without: str, *args: Any, **opt
         return make(*args, **options)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("family", "without", "fault"),
     [

@@ -81,6 +81,7 @@ def test_files_with_tensors_follow_the_umask(
     assert {file.name: oct(file.stat().st_mode & 0o777) for file in files} == {file.name: oct(mode) for file in files}
 
 
+@pytest.mark.long
 def test_no_other_module_writes_tensors() -> None:
     """`save_file` and the models' `save_pretrained` are called where their files are given the umask's mode."""
     root = Path(skyrl.__file__).parent

@@ -241,6 +241,7 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_file_that_would_be_another_model_is_refused(case: str, tmp_path: Path) -> None:
     options, why = REFUSED[case]

@@ -57,6 +57,7 @@ def test_a_head_of_its_own_is_stored_too(folder: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(again(IDS).logits, model.eval()(IDS).logits, rtol=0, atol=0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("configured", [True, False])
 @pytest.mark.parametrize("weights", ["equal", "other", "other in one number", "no head"])
 def test_the_configuration_says_whether_the_head_is_tied(

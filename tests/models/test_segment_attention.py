@@ -120,6 +120,7 @@ def by_hand(
     return (weights / total @ value).transpose(0, 1).unsqueeze(0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("segments", [(Segment(0, 4, (2, 3)), Segment(9, 3)), (Segment(0, 60), Segment(60, 2))])
 def test_dropout_of_attention_weights_leaves_the_mean_as_it_is(segments: tuple[Segment, ...]) -> None:
     """By either kernel: a weight is 0 or twice itself, so that the mean of many draws is what attention is without."""

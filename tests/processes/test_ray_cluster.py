@@ -101,6 +101,7 @@ def _list_nodes(token: str | None) -> bytes:
         return answer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", long_except([signal.SIGKILL, signal.SIGINT], signal.SIGKILL))
 def test_a_driver_that_is_ended_leaves_nothing(tmp_path: Path, end: signal.Signals) -> None:
     driver, started, folder = _start_driver(tmp_path)

@@ -111,6 +111,7 @@ def test_a_group_that_cannot_be_made_leaves_no_process(processes: RayProcesses, 
         processes.start("unmade", [unmakeable, Counter])  # the seats are free again
 
 
+@pytest.mark.long
 def test_the_message_of_an_exception_that_cannot_travel_arrives(processes: RayProcesses) -> None:
     with pytest.raises(
         ProcessError, match=r"broken-0 .* failed in start: Odd: loss 2\.0 in step 3 \(.*, in odd\); log: "

@@ -148,6 +148,7 @@ def test_a_pool_is_added_where_there_is_room_and_given_back(attached: None, mach
     assert soon(lambda: sum(node.gpus for node in placement.free()) == 8 * machines)
 
 
+@pytest.mark.long
 def test_what_does_not_fit_is_refused_before_anything_is_reserved(attached: None, machines: int) -> None:
     more = machines + 1
     planned = layout(

@@ -158,6 +158,7 @@ def test_bytes_under_the_name_of_a_secret_are_masked_and_references_stay() -> No
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "text",
     [

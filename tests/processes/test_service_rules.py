@@ -141,6 +141,7 @@ def test_without_a_token_a_body_is_declared_as_json(name: str, tmp_path: Path) -
     assert posts
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in SERVICES if name != "view"])
 def test_every_route_and_none_is_behind_the_token(name: str, tmp_path: Path) -> None:
     client = client_of(name, TOKEN, tmp_path)
@@ -173,6 +174,7 @@ def test_the_token_is_taken_in_every_form_of_it_and_from_any_host(
     assert (answer.status_code, "error" in answer.json()) == (404, True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in SERVICES if name != "view"])
 @pytest.mark.parametrize(
     ("body", "said"),

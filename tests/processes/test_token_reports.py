@@ -73,6 +73,7 @@ async def test_tokens_come_while_the_engine_is_held(engine: Handle[HeldEngine]) 
     assert await engine.call(open_reports) == 0
 
 
+@pytest.mark.sampled(2)
 async def test_a_request_that_is_given_up_ends_in_the_engine_and_its_report_too(engine: Handle[HeldEngine]) -> None:
     await engine.call(HeldEngine.hold)
     before, listener = await engine.call(HeldEngine.times_given_up), Listener()

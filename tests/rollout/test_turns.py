@@ -102,6 +102,7 @@ class GoesOn(Env):
 register("tests-goes-on", GoesOn)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("reply", [0, 7, 40])
 @pytest.mark.parametrize("answer", [1, 11, 30])
 @pytest.mark.parametrize("longest", [64, 100, 200])

@@ -55,6 +55,7 @@ def neighbour(made: Sandbox) -> Iterator[None]:
         running.kill()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("wanted", every_tenth(ALL_ESCAPES))
 def test_each_tier_stops_what_the_table_says_and_nothing_else(
     wanted: str, made: Sandbox, stands_for: dict[str, str]
@@ -78,6 +79,7 @@ def test_more_memory_than_its_limit_in_all_processes_ends_a_program(where: str, 
     assert left_over() == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", every_tenth(NEVER_END))
 def test_what_never_ends_is_ended_and_leaves_nothing_behind(kind: str, made: Sandbox) -> None:
     ran = made.run(NEVER_END[kind], limits=SHORT)

@@ -109,6 +109,7 @@ class _Counted:
         return call
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_what_is_moved_during_the_removal_never_leads_it_out(
     attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config

@@ -212,6 +212,7 @@ def test_names_of_prompts_are_kept_in_any_script(tmp_path: Path) -> None:
     assert table.columns["prompt_id"] == ["größe:日本"]
 
 
+@pytest.mark.long
 def test_tokens_are_written_without_pandas(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from tests.tracking.test_sample_files import GROUPS, decode, files\n"

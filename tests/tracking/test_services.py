@@ -41,6 +41,7 @@ def test_a_run_is_delivered_after_the_fact_and_what_came_since_is_added(service:
     assert [value for _, value in found] == pytest.approx([step / 10 for step in range(6)])  # float32 in event files
 
 
+@pytest.mark.long
 def test_tensorboard_shows_the_configuration_and_the_samples_as_text(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", range(3))
     deliver(folder, "tensorboard", ["trainer.trackers.notes=why"])

@@ -252,6 +252,7 @@ def test_the_progress_of_a_session_is_written_with_its_end(tmp_path: Path) -> No
     assert run.now.state == "failed"
 
 
+@pytest.mark.long
 def test_on_a_terminal_the_command_draws_the_panel_until_the_run_ends(tmp_path: Path) -> None:
     tell(tmp_path)
     record(tmp_path, 3)

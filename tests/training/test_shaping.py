@@ -140,6 +140,7 @@ SHAPINGS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("settings", SHAPINGS)
 def test_a_conversation_in_one_row_or_in_several_is_shaped_alike(settings: dict[str, Any], estimator: Any) -> None:

@@ -54,6 +54,7 @@ def test_every_loss_but_cross_entropy_has_a_formula_here() -> None:
     assert LOSSES.keys() == FORMULAS.keys() | {"cross_entropy"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("loss", FORMULAS)
 def test_a_loss_and_its_gradient_are_those_of_its_formula(loss: str) -> None:
     settings, formula = FORMULAS[loss]

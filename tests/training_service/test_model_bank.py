@@ -83,6 +83,7 @@ def test_a_beginning_that_rows_share_is_computed_once_and_changes_nothing(traine
         np.testing.assert_allclose(*pair, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tokens_per_pass", [4096, 60])
 def test_eight_adapters_in_one_pass_learn_what_each_learns_alone(trainer: TrainerConfig, tokens_per_pass: int) -> None:
     together = _three_steps(_created(trainer, MIXED, tokens_per_pass=tokens_per_pass), MIXED, together=True)
@@ -109,11 +110,13 @@ def _tensors(values: Any) -> list[Tensor]:
             return [torch.as_tensor(values)]
 
 
+@pytest.mark.long
 def test_the_same_composition_gives_the_same_bits(trainer: TrainerConfig) -> None:
     one, other = (_three_steps(_created(trainer, MIXED), MIXED, together=True) for _ in range(2))
     torch.testing.assert_close(_tensors(one), _tensors(other), atol=0, rtol=0)
 
 
+@pytest.mark.long
 def test_gradients_are_those_of_peft_by_autograd(trainer: TrainerConfig, untied: Path) -> None:
     """All layers with the head, A and B from PEFT's own layers, the loss in one line."""
     bank = _created(trainer, [AdapterSpec(rank=4, seed=9)])
@@ -205,6 +208,7 @@ def _batch(data: Sequence[Datum], advantages: str) -> TrainingBatch:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("loss", "clip"), [("cross_entropy", None), ("ppo", 0.2)])
 def test_three_steps_are_those_of_our_own_trainer(
     tied: TrainerConfig, nano: Path, loss: str, clip: float | None
@@ -261,6 +265,7 @@ def test_a_stored_model_continues_bit_for_bit_and_peft_loads_it(
     torch.testing.assert_close(found, wanted.detach(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_resting_adapters_keep_their_bits(trainer: TrainerConfig, tmp_path: Path, on_disk: bool) -> None:
     bounded = _created(trainer, MIXED[:3], resident=1, rest_in=tmp_path if on_disk else None)
@@ -336,6 +341,7 @@ def test_mistakes_are_refused_by_name_and_leave_the_model_as_it_was(trainer: Tra
     bank.create("m0", AdapterSpec(rank=4, seed=1))
 
 
+@pytest.mark.long
 def test_all_weights_of_a_model_learn_as_by_plain_torch(tied: TrainerConfig, nano: Path, tmp_path: Path) -> None:
     bank = bank_of(tied, full=True)
     bank.create("whole", None)

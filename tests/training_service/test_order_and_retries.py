@@ -113,6 +113,7 @@ def test_a_lost_answer_does_not_run_a_request_twice(service: ServedTraining) -> 
         assert (other.status_code, "another kind" in other.json()["error"]) == (400, True)
 
 
+@pytest.mark.long
 def test_passes_of_different_models_are_joined_and_no_model_is_reordered(tmp_path: Path) -> None:
     backend = BigramBackend()
     with running(tmp_path / "service", backend=backend) as service, direct(service.url) as client:
@@ -286,6 +287,7 @@ def test_results_that_nobody_fetched_survive_a_restart(tmp_path: Path) -> None:
         assert client.post("/session_heartbeat", json={"session_id": session}).status_code == 200
 
 
+@pytest.mark.long
 def test_a_result_that_was_read_is_gone_after_a_while(tmp_path: Path) -> None:
     with running(tmp_path) as service, direct(service.url) as client:
         model = model_of(client, session_of(client))
@@ -300,6 +302,7 @@ def test_a_result_that_was_read_is_gone_after_a_while(tmp_path: Path) -> None:
         assert send(client, model, 1) == request_id
 
 
+@pytest.mark.long
 def test_a_silent_session_ends(tmp_path: Path) -> None:
     backend = BigramBackend()
     with (
@@ -317,6 +320,7 @@ def test_a_silent_session_ends(tmp_path: Path) -> None:
         assert client.post("/get_info", json={"model_id": model}).status_code == 404
 
 
+@pytest.mark.long
 def test_unloading_a_model_is_a_request(service: ServedTraining) -> None:
     with direct(service.url) as client:
         model = model_of(client, session_of(client))
@@ -325,6 +329,7 @@ def test_unloading_a_model_is_a_request(service: ServedTraining) -> None:
         assert client.post("/get_info", json={"model_id": model}).status_code == 404
 
 
+@pytest.mark.long
 def test_a_cancelled_sample_ends(tmp_path: Path) -> None:
     backend = BigramBackend()
     with running(tmp_path, backend=backend) as service, direct(service.url) as client:
@@ -339,6 +344,7 @@ def test_a_cancelled_sample_ends(tmp_path: Path) -> None:
         backend.hold.set()
 
 
+@pytest.mark.long
 def test_snapshots_beyond_the_limit_are_loaded_when_used(tmp_path: Path) -> None:
     backend = BigramBackend()
     with (

@@ -88,6 +88,7 @@ def steps(client: tinker.ServiceClient, count: int, rank: int = 4) -> tinker.Tra
     return training
 
 
+@pytest.mark.long
 def test_each_model_has_metrics_of_its_steps(recorded: Recorded) -> None:
     records = recorded.records()
     with running(recorded.folder, records=records) as service, client_of(service.url) as client:
@@ -104,6 +105,7 @@ def test_each_model_has_metrics_of_its_steps(recorded: Recorded) -> None:
     assert recorded.said[0].startswith(f"{ids[0]} step 1  loss 3.")
 
 
+@pytest.mark.long
 def test_steps_are_counted_on_after_a_restart(recorded: Recorded) -> None:
     before, after = recorded.records(), recorded.records()
     with running(recorded.folder, records=before) as service:
@@ -121,6 +123,7 @@ def test_steps_are_counted_on_after_a_restart(recorded: Recorded) -> None:
     assert [each["step"] for each in recorded.metrics(model.id)] == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_samples_are_kept_with_the_step_of_their_weights_up_to_a_number_per_step(recorded: Recorded) -> None:
     records = recorded.records(samples_per_step=3)
     with running(recorded.folder, records=records) as service, client_of(service.url) as client:
@@ -146,6 +149,7 @@ def test_samples_are_kept_with_the_step_of_their_weights_up_to_a_number_per_step
     assert (recorded.folder / SAMPLES).stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.long
 def test_the_loss_of_a_step_is_one_per_token_that_counts() -> None:
     """Two of four tokens have an advantage; the sampler's log-probabilities are 0.5 nats away from the learner's."""
     row = datum(4, 1, advantages=0.0, logprobs=-1.0)

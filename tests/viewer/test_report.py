@@ -200,6 +200,7 @@ def test_two_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) ->
     assert str(folders[0]) in text and str(folders[1]) in text
 
 
+@pytest.mark.long
 def test_the_command_writes_a_report_of_a_run_of_an_earlier_release_and_replaces_no_file_unasked(
     tmp_path: Path,
 ) -> None:

@@ -83,6 +83,7 @@ async def far_from(engine: InferenceEngine, model: Any, adapter: str | None = No
     return worst
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "qwen2, tied", "qwen2, eager"])
 async def test_an_adapter_beside_the_weights_gives_the_learners_logprobs(kind: str) -> None:
     model, engine = learner(kind), TorchEngine(nano_model(kind), nano_tokenizer(), max_num_seqs=8)
@@ -285,6 +286,7 @@ def test_an_adapter_is_a_fiftieth_of_a_model_of_69_million_weights() -> None:
     assert sent <= 0.02 * whole
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("parts", [{}, {"trainer__policy__model__lora__target_modules": ["q_proj", "down_proj"]}])
 def test_a_run_sends_the_adapter_alone_and_its_engine_computes_what_the_learner_does(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: dict[str, Any]

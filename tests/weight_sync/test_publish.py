@@ -73,6 +73,7 @@ ROADS = [
 """Every transport with every kind of model; by default each with one, and each kind once."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("updates", [5, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("transport", "kind"), ROADS, indirect=["transport"])
 async def test_engines_agree_with_the_learner_after_every_update(

@@ -79,6 +79,7 @@ WORLDS = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", list(WORLDS))
 def test_no_right_engine_is_refused(name: str) -> None:
     world, refused, told = WORLDS[name], 0, 0
@@ -96,6 +97,7 @@ def test_no_right_engine_is_refused(name: str) -> None:
         assert told > 90  # nearly every version is told from the one before
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [name for name in WORLDS if "below" not in name and name != "no update"])
 def test_lost_updates_are_found_at_the_first_version_at_which_they_differ_from_rounding(name: str) -> None:
     """At that version they have moved the learner by no more than four times what engine and learner differ by."""
