@@ -373,8 +373,8 @@ class _LinearLogprobs(torch.autograd.Function):
             else:
                 for few in cache_blocks(change):
                     logs = change[few].sub_(norms[rows][few].unsqueeze(-1))
-                    slope = None if of_entropy is None else of_entropy[rows][few]
-                    gradient = _change(logs, spread[rows][few], factor[few], slope)
+                    of_few = None if of_entropy is None else of_entropy[rows][few]
+                    gradient = _change(logs, spread[rows][few], factor[few], of_few)
                     ctx.part.add_at(gradient, targets[rows][few], factor[few])
                     gradient.div_(ctx.temperature)
             change = change.to(hidden.dtype)
