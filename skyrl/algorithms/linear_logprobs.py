@@ -33,6 +33,9 @@ limit may be higher on a GPU."""
 LOGITS_AT_A_TIME = 2**25
 """Largest number of logits of a chunk of tokens, in forward and in backward, on a CPU; lower bound of it on a GPU."""
 
+LOGITS_OF_A_CORE = 2**17
+"""Number of logits that a CPU's core works on together: 512 KB in float32, which its cache holds."""
+
 SHARE_OF_A_GPU = 64
 """A chunk's logits in float32 take at most 1 / `SHARE_OF_A_GPU` of a GPU's memory; a few such tables exist at once."""
 
@@ -325,21 +328,25 @@ class _LinearLogprobs(torch.autograd.Function):
                 logprobs[rows], spread[rows], norms[rows] = compiled(statistics)(scores, targets[rows])
                 continue
             highest = part.reduce(scores.amax(-1), dist.ReduceOp.MAX)
-            scores.sub_(highest.unsqueeze(-1))
-            weights = scores.exp()
-            sums = [part.chosen(scores, targets[rows]), weights.sum(-1)]
-            if with_entropy:
-                sums.append(scores.mul_(weights).sum(-1))  # `bmm` would be off by 1e-3 at a vocabulary of 152,000
-            chosen, total, *weighted = part.reduce(torch.stack(sums))
+            sums = torch.empty(3 if with_entropy else 2, len(scores), device=scores.device)
+            for few in cache_blocks(scores):
+                relative = scores[few].sub_(highest[few].unsqueeze(-1))
+                weights = relative.exp()
+                sums[0, few], sums[1, few] = part.chosen(relative, targets[rows][few]), weights.sum(-1)
+                if with_entropy:  # `bmm` would be off by 1e-3 at a vocabulary of 152,000
+                    sums[2, few] = relative.mul_(weights).sum(-1)
+                if slopes is not None:
+                    relative.copy_(weights)
+            chosen, total, *weighted = part.reduce(sums)
             norms[rows] = highest + total.log()
             logprobs[rows] = chosen - total.log()
             if with_entropy:
                 spread[rows] = total.log() - weighted[0] / total
             if slopes is not None:  # (1_y - p) W / T
-                change = weights.div_(-total.unsqueeze(-1))
+                change = scores.div_(-total.unsqueeze(-1))
                 part.add_at(change, targets[rows], torch.ones_like(total))
                 slopes[rows] = part.reduce(change.div_(temperature).to(hidden.dtype) @ weight)
-            del scores, weights
+            del scores
         ctx.has_slopes = slopes is not None
         ctx.save_for_backward(*((hidden, weight, targets, norms, spread) if slopes is None else (slopes,)))
         ctx.temperature, ctx.part, ctx.compile_it = temperature, part, compile_it
@@ -362,11 +369,15 @@ class _LinearLogprobs(torch.autograd.Function):
             if ctx.compile_it:
                 slope = torch.zeros_like(factor) if of_entropy is None else of_entropy[rows]
                 change = compiled(change_of_scores)(change, targets[rows], norms[rows], spread[rows], factor, slope)
+                change.div_(ctx.temperature)
             else:
-                logs = change.sub_(norms[rows].unsqueeze(-1))
-                change = _change(logs, spread[rows], factor, None if of_entropy is None else of_entropy[rows])
-                ctx.part.add_at(change, targets[rows], factor)
-            change = change.div_(ctx.temperature).to(hidden.dtype)
+                for few in cache_blocks(change):
+                    logs = change[few].sub_(norms[rows][few].unsqueeze(-1))
+                    of_few = None if of_entropy is None else of_entropy[rows][few]
+                    gradient = _change(logs, spread[rows][few], factor[few], of_few)
+                    ctx.part.add_at(gradient, targets[rows][few], factor[few])
+                    gradient.div_(ctx.temperature)
+            change = change.to(hidden.dtype)
             if for_hidden is not None:
                 for_hidden[rows] = change @ weight
             if for_weight is not None:
@@ -397,6 +408,16 @@ def add_product(total: Tensor, change: Tensor, hidden: Tensor) -> None:
         total.addmm_(change.T, hidden)
     else:
         total += change.T @ hidden
+
+
+def cache_blocks(table: Tensor) -> list[slice]:
+    """Rows of a table that are worked on together between two products: on a CPU as many as stay in each core's cache,
+    so that several operations read them from memory once.
+    """
+    size = len(table)
+    if table.device.type == "cpu":
+        size = torch.get_num_threads() * max(LOGITS_OF_A_CORE // table.shape[1], 1)
+    return [slice(start, start + size) for start in range(0, len(table), size)]
 
 
 def token_chunks(hidden: Tensor, tokens: int) -> list[slice]:

@@ -108,5 +108,5 @@ def _refuse_broken(completion: Completion, *, with_logprobs: bool) -> None:
             f"the engine gave {count} tokens with {len(completion.logprobs)} log-probabilities and "
             f"{len(completion.weight_versions)} weight versions: they have to be as many"
         )
-    if not all(math.isfinite(logprob) and logprob <= 1e-3 for logprob in completion.logprobs):
+    if max(completion.logprobs, default=0.0) > 1e-3 or not math.isfinite(sum(completion.logprobs)):  # in C, both
         raise RunError("the engine returned an invalid log-probability: NaN, infinity, or above 0")

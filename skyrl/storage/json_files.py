@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _LOG = logging.getLogger(__name__)
-_LARGEST_STEP = 2**53
+LARGEST_STEP = 2**53
+"""Upper bound of the number of a step; a record with a larger one is damaged."""
+
 _NAMED = 5
 """Number of damaged lines that a report names; the others are counted."""
 
@@ -47,7 +49,7 @@ def record_of(line: bytes, *, of_steps: bool = True) -> dict[str, Any] | None:
     if not isinstance(record, dict):
         return None
     step = record.get("step")
-    return record if not of_steps or (type(step) is int and 0 <= step < _LARGEST_STEP) else None
+    return record if not of_steps or (type(step) is int and 0 <= step < LARGEST_STEP) else None
 
 
 def records_of(path: Path) -> Iterator[dict[str, Any]]:
@@ -88,7 +90,16 @@ class GrowingLines:
         return bool(self._offset) and self._path.is_file() and self._path.stat().st_ino != self._inode
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """Lines that were completed since the last call. A file that does not exist has no lines yet."""
+        """Records of the lines that were completed since the last call."""
+        for line in self.new_lines():
+            record = record_of(line, of_steps=self._of_steps)
+            if record is not None:
+                yield record
+
+    def new_lines(self) -> Iterator[bytes]:
+        """Lines that were completed since the last call, damaged ones included. A file that does not exist has no lines
+        yet.
+        """
         if not self._path.is_file():
             return
         with self._path.open("rb") as lines:
@@ -97,9 +108,7 @@ class GrowingLines:
             lines.seek(self._offset)
             for line in complete_lines(lines):
                 self._offset += len(line)
-                record = record_of(line, of_steps=self._of_steps)
-                if record is not None:
-                    yield record
+                yield line
 
 
 def report_damaged(path: Path, lines: Sequence[int]) -> None:

@@ -25,6 +25,7 @@ TOKENS, WIDTH, VOCABULARY = 23, 16, 101
 def always_in_chunks_of_five_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PLAIN_UP_TO", 0)
     monkeypatch.setattr(module, "LOGITS_AT_A_TIME", 5 * VOCABULARY)
+    monkeypatch.setattr(module, "LOGITS_OF_A_CORE", VOCABULARY)
 
 
 def problem(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,6 +60,24 @@ def test_values_and_gradients_are_those_of_the_whole_table(temperature: float, w
     for ours, wanted in zip(results[1], results[0], strict=True):
         assert ours is not None and wanted is not None
         torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+@pytest.mark.parametrize("learns", [False, True])
+def test_blocks_of_a_chunk_give_the_bits_of_the_whole_chunk(
+    entropy_gradient: bool, learns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for of_a_core in (VOCABULARY, TOKENS * VOCABULARY):
+        monkeypatch.setattr(module, "LOGITS_OF_A_CORE", of_a_core)
+        hidden, weight, targets = problem()
+        weight.requires_grad_(learns)
+        logprobs, entropy = linear_logprobs(hidden, weight, targets, temperature=2.0, entropy_gradient=entropy_gradient)
+        assert entropy is not None
+        (logprobs + entropy if entropy_gradient else logprobs).sum().backward()
+        results.append([logprobs, entropy, hidden.grad, *([weight.grad] if learns else [])])
+    for few, whole in zip(*results, strict=True):
+        assert few is not None and whole is not None and few.equal(whole)
 
 
 @pytest.mark.parametrize("plain_up_to", [0, TOKENS * VOCABULARY])

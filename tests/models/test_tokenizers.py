@@ -24,6 +24,20 @@ def test_a_tokenizer_reads_and_writes_text_as_it_was_stored(folder: Path) -> Non
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_a_tokenizer_is_read_once_and_each_caller_has_one_of_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, template = load_tokenizer(str(folder)), (folder / "chat_template.jinja").read_text()
+    first.chat_template = "{{ 'changed' }}"
+    with monkeypatch.context() as during:
+        during.setattr("skyrl.models.files.loading.AutoTokenizer", None)
+        second = load_tokenizer(str(folder))
+    assert second is not first and second.chat_template == template
+    assert (second.get_vocab(), second.pad_token, second.eos_token) == (first.get_vocab(), "<|pad|>", "<|end|>")
+    (folder / "chat_template.jinja").write_text("{{ 'stored' }}")
+    assert load_tokenizer(str(folder)).chat_template == "{{ 'stored' }}"
+
+
 def test_a_padding_token_is_kept_and_without_one_the_end_of_sequence_serves(folder: Path) -> None:
     assert load_tokenizer(str(folder)).pad_token == "<|pad|>"
     PreTrainedTokenizerFast(

@@ -257,6 +257,9 @@ async def test_a_prompt_that_is_too_long_from_the_start_samples_nothing() -> Non
     ("broken", "said"),
     [
         ({"logprobs": (float("nan"),)}, "log-probability"),
+        ({"token_ids": (1, 1), "weight_versions": (1, 1), "logprobs": (-1.0, float("nan"))}, "log-probability"),
+        ({"token_ids": (1, 1), "weight_versions": (1, 1), "logprobs": (-1.0, float("-inf"))}, "log-probability"),
+        ({"token_ids": (1, 1), "weight_versions": (1, 1), "logprobs": (-1.0, 0.5)}, "log-probability"),
         ({"logprobs": ()}, "1 tokens with 0 log-probabilities"),
         ({"weight_versions": (1, 1)}, "2 weight versions"),
     ],

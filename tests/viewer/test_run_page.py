@@ -256,6 +256,38 @@ def test_lines_that_are_damaged_or_no_numbers_are_left_out_of_series(tmp_path: P
     }
 
 
+MIXED = (
+    '{"step": 0, "a": 1, "b": true, "text": "2026-11-28", "list": [1]}\n'
+    '{"step": 1, "b": false, "a": 0.1, "late": -0.0}\n'
+    '{"step": 3, "a": null, "late": 9007199254740993}\n'
+)
+READ = {"a": ([0, 1], [1.0, 0.1]), "b": ([0, 1], [1.0, 0.0]), "late": ([1, 3], [-0.0, 9007199254740992.0])}
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "",
+        "nonsense\n",
+        "\n",
+        "[1]\n",
+        '{"step": 2}{"step": 2}\n',
+        '{"step": -1, "a": 5}\n',
+        '{"step": 9007199254740992, "a": 5}\n',
+        '{"step": 2.5, "a": 5}\n',
+        '{"a": 5}\n',
+        '{"step": 2, "a": NaN}\n',
+        '{"step": 2, "a": "x"}\n',
+        '{"step": 2, "text": "\\ud800"}\n',
+    ],
+)
+def test_lines_are_read_alike_beside_a_line_that_arrow_does_not_parse(tmp_path: Path, damaged: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(MIXED + damaged, encoding="utf-8")
+    metrics = RunMetrics(tmp_path)
+    metrics.look()
+    assert {name: (list(own.steps), list(own.values)) for name, own in metrics.series.items()} == READ
+
+
 def test_a_look_reads_so_many_lines_and_the_next_one_the_others(tmp_path: Path) -> None:
     metrics = seen(tmp_path, rewards(*range(MOST_LINES + 3)))
     assert (metrics.lines, metrics.look(), metrics.look()) == (MOST_LINES, 3, 0)
@@ -282,7 +314,7 @@ def test_a_long_series_is_thinned_and_keeps_its_ends_its_extremes_and_its_sum() 
     series, count = Series(), 15 * MOST_POINTS
     values = np.where(np.arange(count) == 7_001, 500.0, np.arange(count) % 2)
     for start in range(0, count, 500):
-        series.add(range(start, start + 500), values[start : start + 500])
+        series.add(np.arange(start, start + 500), values[start : start + 500])
     assert len(series) <= MOST_POINTS and (series.steps[0], series.steps[-1]) == (0, count - 1)
     assert (series.values[-1], min(series.lows), max(series.highs)) == (1.0, 0.0, 500.0)
     assert (series.total, series.count) == (values.sum(), count)
@@ -295,7 +327,7 @@ def test_a_long_series_is_thinned_and_keeps_its_ends_its_extremes_and_its_sum() 
 
 def test_a_short_series_is_drawn_as_it_is() -> None:
     series = Series()
-    series.add([1, 5, 6], np.array([0.5, 1.5, 2.5]))
+    series.add(np.array([1, 5, 6]), np.array([0.5, 1.5, 2.5]))
     thinned = series.thinned(3)
     assert (thinned.steps, thinned.means, thinned.lows, thinned.highs) == ([1, 5, 6], *[[0.5, 1.5, 2.5]] * 3)
 
