@@ -58,16 +58,17 @@ class DataFile:
             raise DataError(f"{self.place} cannot be read: {error}") from error
 
     def lines(self) -> BinaryIO:
-        """The file, open for reading from its beginning on, uncompressed. Raises `DataError`, also for a compressed
-        file whose name does not say so.
+        """The uncompressed file, open for reading. Raises `DataError`, also for a compressed one whose name does not
+        say so.
         """
         import pyarrow as pa
 
-        file = io.BufferedReader(cast(io.RawIOBase, self.open()))
+        file = cast(io.BufferedReader, self.open())
         if (form := _COMPRESSED.get(Path(self.place).suffix)) is not None:
             return cast(BinaryIO, io.BufferedReader(pa.CompressedInputStream(file, form)))
         beginning = file.peek(4)
         if end := next((end for magic, end in _MAGIC.items() if beginning.startswith(magic)), ""):
+            file.close()
             raise DataError(f"{self.place} is compressed: rename it to {self.place}{end}, or decompress it")
         return cast(BinaryIO, file)
 

@@ -239,8 +239,8 @@ def chat_of(row: Row, number: int, source: str, columns: Columns | None = None) 
         return ({"role": "user", "content": prompt},)
     if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
         raise DataError(
-            f"{place_of(source, number)}: {column} is {_short(prompt)}, not a list of messages such as {{'role': 'user', 'content': ...}}"
-            + (_TEXT_HINT if isinstance(prompt, str) and prompt else "")
+            f"{place_of(source, number)}: {column} is {_short(prompt)}, not a list of messages such as "
+            "{'role': 'user', 'content': ...}" + (_TEXT_HINT if isinstance(prompt, str) and prompt else "")
         )
     given: list[Any] = [_with_content(message) for message in prompt]
     for message in given:
