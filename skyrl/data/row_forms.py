@@ -225,6 +225,9 @@ def tokenized_row(row: Row, vocabulary: int) -> tuple[Ids, Mask]:
     if ids.min() < 0 or ids.max() >= vocabulary:
         raise DataError(f"input_ids go from {ids.min()} to {ids.max()}, and the tokenizer has 0 to {vocabulary - 1}")
     refuse_other_masks(row)
+    masked = [name for name in ("labels", *MASKS) if name in row]
+    if masked and all(row[name] is None for name in masked):
+        raise DataError(f"{masked[0]} is null: a row of which all tokens are learned has no such column")
     learned = np.ones(len(ids), dtype=np.bool_)
     if row.get("labels") is not None:
         labels = _beside(ids, row["labels"], "labels")

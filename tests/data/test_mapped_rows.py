@@ -144,6 +144,13 @@ def test_a_mask_of_another_name_is_refused(tmp_path: Path, form: str) -> None:
         load(file)
 
 
+def test_a_mask_that_is_null_is_refused(tmp_path: Path) -> None:
+    row = {"input_ids": [5, 6], "loss_mask": None}
+    with pytest.raises(DataError, match=r"rows\.jsonl, row 1: loss_mask is null"):
+        load(jsonl(tmp_path / "rows.jsonl", [ROWS[0], row]))
+    assert len(load(jsonl(tmp_path / "rows.jsonl", [{**row, "labels": [-100, 6]}])).rows) == 1
+
+
 def test_chats_in_an_arrow_file_are_rendered(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
     rows = [{"messages": chat}]
