@@ -101,7 +101,8 @@ def tokens_of(batch: pa.RecordBatch, vocabulary: int) -> TokenBatch | None:
             learned &= mask.astype(np.bool_)
     if "attention_mask" in columns:
         attended = columns["attention_mask"].astype(np.bool_)
-        ids, learned, ends = ids[attended], learned[attended], np.cumsum(attended)[ends - 1]
+        before = np.concatenate([[0], np.cumsum(attended, dtype=np.int64)])
+        ids, learned, ends = ids[attended], learned[attended], before[ends]
     starts = np.concatenate([[0], ends[:-1]])
     if (starts == ends).any():
         return None

@@ -110,7 +110,7 @@ def test_a_bad_row_is_named_or_left_out_and_counted(tmp_path: Path, row: dict[st
 @pytest.mark.parametrize("too_long", ["skip", "truncate"])
 @pytest.mark.parametrize("extra", ["labels", "attention_mask", "none"])
 def test_many_rows_are_checked_together_as_each_is_alone(tmp_path: Path, too_long: Any, extra: str) -> None:
-    """More than are checked at a time, one of them bad, some too long, some padded."""
+    """More than are checked at a time, two of them bad, some too long, some padded."""
     draws = random.Random(0)
     rows: list[dict[str, Any]] = []
     for _ in range(3 * CHECKED_TOGETHER):
@@ -124,6 +124,7 @@ def test_many_rows_are_checked_together_as_each_is_alone(tmp_path: Path, too_lon
             row["attention_mask"] = [1] * len(ids) + [0] * padding
         rows.append(row)
     rows[CHECKED_TOGETHER + 7]["loss_mask"] = [0] * len(rows[CHECKED_TOGETHER + 7]["input_ids"])
+    rows[2 * CHECKED_TOGETHER] = {name: [] for name in rows[0]}
     settings: dict[str, Any] = {"max_length": 11, "too_long": too_long, "bad_rows": "skip"}
     mapped = load(arrow(tmp_path / "rows.arrow", rows), **settings)
     copied = load(jsonl(tmp_path / "rows.jsonl", rows), **settings)
@@ -133,7 +134,7 @@ def test_many_rows_are_checked_together_as_each_is_alone(tmp_path: Path, too_lon
         copied.tally.too_long,
         copied.tally.cut,
     )
-    assert len(mapped.tally.bad_rows) == len(copied.tally.bad_rows) == 1
+    assert len(mapped.tally.bad_rows) == len(copied.tally.bad_rows) == 2
 
 
 @pytest.mark.parametrize("form", ["arrow", "jsonl"])
