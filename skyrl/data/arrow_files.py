@@ -52,6 +52,16 @@ class ArrowTable:
         file.count(sum(AROUND + value.nbytes for value in values.values() if isinstance(value, np.ndarray)))
         return values
 
+    def slices(self, count: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """All rows in order, at most `count` at a time, after the place of the first of them."""
+        place = 0
+        for file, batch in self._batches:
+            for begin in range(0, batch.num_rows, count):
+                part = batch.slice(begin, count)
+                yield place + begin, part
+                file.count(AROUND + part.nbytes)
+            place += batch.num_rows
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """All rows in order, as Python objects."""
         for file, batch in self._batches:

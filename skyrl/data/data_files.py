@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from glob import glob
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from attrs import frozen
 
@@ -15,8 +16,12 @@ from skyrl.errors import DataError, UserError
 from skyrl.storage.places import is_address, storage_at
 from skyrl.storage.remote_file import opened
 
-FILES = (".parquet", ".arrow", ".jsonl", ".csv", ".json")
+FILES = (".parquet", ".arrow", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".csv", ".json")
 """Suffixes of sources that are files."""
+
+_COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
+_MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
+"""First bytes of a compressed file -> the end of its name."""
 
 
 @frozen
@@ -28,8 +33,9 @@ class DataFile:
 
     @property
     def suffix(self) -> str:
-        """The end of its name, which says how it is read."""
-        return Path(self.place).suffix
+        """The end of its name, which says how it is read; without that of a compression."""
+        path = Path(self.place)
+        return Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
 
     @property
     def path(self) -> Path | None:
@@ -50,6 +56,21 @@ class DataFile:
             return opened(self.place)
         except (OSError, UserError) as error:
             raise DataError(f"{self.place} cannot be read: {error}") from error
+
+    def lines(self) -> BinaryIO:
+        """The uncompressed file, open for reading. Raises `DataError`, also for a compressed one whose name does not
+        say so.
+        """
+        import pyarrow as pa
+
+        file = cast(io.BufferedReader, self.open())
+        if (form := _COMPRESSED.get(Path(self.place).suffix)) is not None:
+            return cast(BinaryIO, io.BufferedReader(pa.CompressedInputStream(file, form)))
+        beginning = file.peek(4)
+        if end := next((end for magic, end in _MAGIC.items() if beginning.startswith(magic)), ""):
+            file.close()
+            raise DataError(f"{self.place} is compressed: rename it to {self.place}{end}, or decompress it")
+        return cast(BinaryIO, file)
 
 
 def is_remote(source: str) -> bool:

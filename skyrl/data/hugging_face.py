@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from os.path import isdir
+from os.path import isdir, isfile
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from skyrl.data.data_files import FILES
 from skyrl.errors import DataError
 from skyrl.hub import HUB_NAME, beside, hub_failure
 from skyrl.installation import install_command
@@ -60,6 +61,8 @@ def dataset_failure(source: str) -> str | None:
     name, _, _ = _parts(source)
     if isdir(Path(name).expanduser()):
         return None
+    if isfile(Path(source).expanduser()):
+        return f"{source} is no file of rows that can be read: the names of these end in {', '.join(FILES)}"
     if not HUB_NAME.fullmatch(name):
         return (
             f"{source} is neither a .parquet, .arrow, .jsonl, .json or .csv file nor a folder nor a hub dataset "

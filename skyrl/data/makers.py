@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from skyrl.data.sources import BadRow, Columns, Row, read_rows
+from skyrl.data.sources import BadRow, Row, iterate_rows, place_of
 from skyrl.errors import DataError, UserError
 from skyrl.storage.atomic import write_files
 from skyrl.tree.names import nearest
@@ -35,11 +35,11 @@ def gsm8k_rows(source: str) -> Iterator[Row]:
     """Questions with the form that the environment `gsm8k` reads, and the right number; `source` has rows with the
     texts `question` and `answer`, of which the number stands behind `####`.
     """
-    for number, row in enumerate(read_rows(source, Columns(prompt="question"))):
+    for number, row in enumerate(iterate_rows(source)):
         if isinstance(row, BadRow):
             raise DataError(row.reason)
         if "question" not in row or "####" not in str(row.get("answer")):
-            raise DataError(f"{source}, row {number}: no question, or no number behind #### in its answer")
+            raise DataError(f"{place_of(source, number)}: no question, or no number behind #### in its answer")
         yield {
             "data_source": "gsm8k",
             "prompt": [{"role": "user", "content": f"{row['question']} {INSTRUCTION}"}],

@@ -18,7 +18,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.data.conversations import from_json, refuse_media, without_nulls
 from skyrl.data.prompt_facts import FactGatherer, PromptFacts, facts_of
 from skyrl.data.row_streams import StreamedRow
-from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, checked_rows, in_table, is_missing
+from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, checked_rows, in_table, is_missing, place_of
 from skyrl.data.stored_prompts import PromptStore, stored_prompts
 from skyrl.errors import DataError
 from skyrl.processes.garbage import seldom_collected
@@ -245,9 +245,9 @@ class _Reader:
         whole = answered(row, place, source, self.columns)
         task = whole.get("env_class") or self.env_class
         if not isinstance(task, str):
-            raise DataError(f"{source}, row {place} names no env_class, and environment.env_class gives no default")
+            raise DataError(f"{place_of(source, place)} names no env_class, and environment.env_class gives no default")
         if self.refuses and (reason := self.refuses(task, extras_of(whole, self.columns))):
-            raise DataError(f"{source}, row {place} {reason}")
+            raise DataError(f"{place_of(source, place)} {reason}")
         messages = chat_of(whole, place, source, self.columns)
         if in_table(source):
             messages = tuple(map(without_nulls, messages))
@@ -259,7 +259,7 @@ class _Reader:
                 refuse_media({key: value for key, value in whole.items() if not isinstance(value, str)})
             return whole, _Chat(messages, tools_in(whole, source), allowed)
         except DataError as error:
-            raise DataError(f"{source}, row {place}: {error}") from error
+            raise DataError(f"{place_of(source, place)}: {error}") from error
 
     def _tokenize(self, chats: Mapping[int, _Chat], source: str) -> dict[int, list[int] | BadRow]:
         """The tokens of each chat, or why it is bad."""
@@ -273,7 +273,7 @@ class _Reader:
                 try:
                     texts[place] = self._text(chat)
                 except DataError as error:
-                    made[place] = BadRow(f"{source}, row {place}: {error}")
+                    made[place] = BadRow(f"{place_of(source, place)}: {error}")
         return made | self._encode(texts, source)
 
     def _texts_together(self, chats: Mapping[int, _Chat]) -> dict[int, str]:
@@ -302,7 +302,7 @@ class _Reader:
         try:
             return text_tokens(self.tokenizer, text)
         except Exception as error:  # noqa: BLE001 - as above
-            return BadRow(f"{source}, row {place}: the tokenizer refuses the prompt: {error}")
+            return BadRow(f"{place_of(source, place)}: the tokenizer refuses the prompt: {error}")
 
     def _prompt(self, row: Row, chat: _Chat, token_ids: Sequence[int], row_id: str) -> Prompt:
         return Prompt(

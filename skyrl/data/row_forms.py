@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -202,6 +204,19 @@ MASKS = ("loss_mask", "assistant_masks", "completion_mask", "attention_mask")
 """Mask columns of 0 and 1. A token is learned if every mask of its row is 1; padding has attention 0."""
 
 
+_MASK_NAME = re.compile(r"(?i)masks?$|^labels?$")
+_KNOWN_MASKS = {"labels", *MASKS, "special_tokens_mask"}
+"""Columns whose names say that they are masks: those that are read, and one that tokenizers add."""
+
+
+def refuse_other_masks(columns: Iterable[str]) -> None:
+    """Raises `DataError` if one of the columns of a row of tokens seems to be a mask and is not read as one."""
+    if other := next((name for name in columns if _MASK_NAME.search(name) and name not in _KNOWN_MASKS), None):
+        raise DataError(
+            f"the column {other!r} is none of labels, {', '.join(MASKS)}: rename it, or remove it to learn all tokens"
+        )
+
+
 def tokenized_row(row: Row, vocabulary: int) -> tuple[Ids, Mask]:
     """Tokens and mask of a row, without its padding. Raises `DataError` for inconsistent columns."""
     ids = _whole_numbers(row["input_ids"], "input_ids")
@@ -209,6 +224,10 @@ def tokenized_row(row: Row, vocabulary: int) -> tuple[Ids, Mask]:
         raise DataError("input_ids are empty")
     if ids.min() < 0 or ids.max() >= vocabulary:
         raise DataError(f"input_ids go from {ids.min()} to {ids.max()}, and the tokenizer has 0 to {vocabulary - 1}")
+    refuse_other_masks(row)
+    masked = [name for name in ("labels", *MASKS) if name in row]
+    if masked and all(row[name] is None for name in masked):
+        raise DataError(f"{masked[0]} is null: a row of which all tokens are learned has no such column")
     learned = np.ones(len(ids), dtype=np.bool_)
     if row.get("labels") is not None:
         labels = _beside(ids, row["labels"], "labels")

@@ -15,6 +15,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from functools import lru_cache
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,7 +199,24 @@ def first_row(source: str, columns: Columns, *, skip: bool = False) -> Row:
 
 def in_table(source: str) -> bool:
     """Whether a source is a table, in which a null may stand for an absent value."""
-    return not source.endswith((".json", ".jsonl"))
+    return DataFile(source).suffix not in (".json", ".jsonl")
+
+
+def place_of(source: str, number: int) -> str:
+    """Where a row of a source is, for messages: if the source has several files, the file, and the number there."""
+    files = data_files(source) if has_files(source) else ()
+    before = 0
+    for file in files if len(files) > 1 else ():
+        if number < before + (count := _rows_in(file)):
+            return f"{file.place}, row {number - before}"
+        before += count
+    return f"{source}, row {number}"
+
+
+@lru_cache(maxsize=4096)
+def _rows_in(file: DataFile) -> int:
+    """The number of rows of a file, which is counted once for all messages."""
+    return sum(1 for _ in read_file(file))
 
 
 _TEXT_HINT = (
@@ -211,22 +229,32 @@ def chat_of(row: Row, number: int, source: str, columns: Columns | None = None) 
     """The row's chat. Raises `DataError` with the row's number (from 0) if it has none."""
     column = (columns or Columns()).prompt
     prompt = row.get(column)
-    where = f"{source}, row {number}"
     prompt = _chat_in_text(prompt) if isinstance(prompt, str) and prompt.lstrip().startswith("[") else prompt
+    if isinstance(prompt, str) and _IS_CHAT.match(prompt):
+        raise DataError(
+            f"{place_of(source, number)}: {column} is {_short(prompt)}, which begins as a chat and is no JSON: write "
+            "it with json.dumps"
+        )
     if isinstance(prompt, str) and prompt and column != "prompt":
         return ({"role": "user", "content": prompt},)
     if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
         raise DataError(
-            f"{where}: {column} is {_short(prompt)}, not a list of messages such as {{'role': 'user', 'content': ...}}"
-            + (_TEXT_HINT if isinstance(prompt, str) and prompt else "")
+            f"{place_of(source, number)}: {column} is {_short(prompt)}, not a list of messages such as "
+            "{'role': 'user', 'content': ...}" + (_TEXT_HINT if isinstance(prompt, str) and prompt else "")
         )
     given: list[Any] = [_with_content(message) for message in prompt]
     for message in given:
         if not isinstance(message, Mapping) or not all(
             isinstance(message.get(key), str) for key in ("role", "content")
         ):
-            raise DataError(f"{where}: the message {_short(message)} needs the texts 'role' and 'content'")
+            raise DataError(
+                f"{place_of(source, number)}: the message {_short(message)} needs the texts 'role' and 'content'"
+            )
     return tuple({key: value for key, value in message.items() if value is not None} for message in given)
+
+
+_IS_CHAT = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
+"""A chat as text, in JSON or as Python prints it."""
 
 
 def _chat_in_text(text: str) -> object:
@@ -255,7 +283,7 @@ def answered(row: Row, number: int, source: str, columns: Columns) -> Row:
         return row
     answer = answer_in(row, columns.answer)
     if answer is None:
-        raise DataError(f"{source}, row {number}: {columns.answer} (data.answer_column) is missing")
+        raise DataError(f"{place_of(source, number)}: {columns.answer} (data.answer_column) is missing")
     return {**row, "reward_spec": {"method": "rule", **(spec or {}), "ground_truth": answer}}
 
 
@@ -343,21 +371,24 @@ def _read_csv(file: DataFile) -> Iterator[Row | BadRow]:
                     )
                 else:
                     yield {name: value or None for name, value in row.items()}
-    except (csv.Error, UnicodeDecodeError) as error:
+    except (csv.Error, UnicodeDecodeError, OSError) as error:
         raise DataError(f"{file.place} cannot be read as CSV: {error}") from error
 
 
 def _read_jsonl(file: DataFile, start: int) -> Iterator[Row | BadRow]:
-    with file.open() as lines:
-        for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE + 1), b""), start=1):
-            if len(line) > LONGEST_LINE:
-                raise DataError(f"{file.place}:{number} is longer than {LONGEST_LINE} bytes")
-            if not line.strip():
-                continue
-            if start:
-                start -= 1
-            else:
-                yield _object(file.place, number, line)
+    try:
+        with file.lines() as lines:
+            for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE + 1), b""), start=1):
+                if len(line) > LONGEST_LINE:
+                    raise DataError(f"{file.place}:{number} is longer than {LONGEST_LINE} bytes")
+                if not line.strip():
+                    continue
+                if start:
+                    start -= 1
+                else:
+                    yield _object(file.place, number, line)
+    except OSError as error:
+        raise DataError(f"{file.place} cannot be read: {error}") from error
 
 
 def _object(path: str, number: int, line: bytes) -> Row | BadRow:
@@ -379,6 +410,8 @@ def _read_json(file: DataFile) -> list[Row | BadRow]:
     try:
         with file.open() as opened:
             rows = json.loads(opened.read().decode())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}") from error
     except RecursionError:

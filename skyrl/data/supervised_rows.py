@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from hashlib import sha256
+from itertools import compress
 from pathlib import Path
 from typing import Any, Generic
 
@@ -18,11 +19,11 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import RewardModelConfig, SFTConfig, SupervisedConfig
 from skyrl.data.arrow_files import ArrowTable, arrow_table
 from skyrl.data.conversations import without_nulls
-from skyrl.data.mapped_rows import MappedRows, rows_of_tokens
-from skyrl.data.row_forms import PreferenceForms, SupervisedForms
+from skyrl.data.mapped_rows import MappedRows, rows_of_tokens, tokens_of
+from skyrl.data.row_forms import PreferenceForms, SupervisedForms, refuse_other_masks
 from skyrl.data.row_store import RowFolder, StoredRows, add_to_digest, row_key, store_rows
 from skyrl.data.row_streams import RowStream, StreamedRow
-from skyrl.data.sources import BadRow, Row, in_table, iterate_rows
+from skyrl.data.sources import BadRow, Row, in_table, iterate_rows, place_of
 from skyrl.data.tokenized_rows import PreferenceRow, R, SupervisedRow
 from skyrl.errors import DataError
 from skyrl.processes.garbage import seldom_collected
@@ -91,25 +92,51 @@ def load_supervised(
     if run.tokenized_path is None:
         tables = [_table_of_tokens(source, run) for source in sources]
         if all(tables):
-            return _mapped(reader, [table for table in tables if table is not None])
+            return _mapped(reader, [table for table in tables if table is not None], len(tokenizer))
     return load_rows(reader, tokenizer, SupervisedRow)
 
 
 def _table_of_tokens(source: str, run: SFTConfig) -> ArrowTable | None:
     """The table of a source whose rows are tokens; None for any other source."""
     table = arrow_table(source)
-    chats = {run.messages_key, "conversations"}
-    return table if table is not None and "input_ids" in table.columns and not chats & {*table.columns} else None
+    if table is None or "input_ids" not in table.columns or {run.messages_key, "conversations"} & {*table.columns}:
+        return None
+    try:
+        refuse_other_masks(table.columns)
+    except DataError as error:
+        raise DataError(f"{source}: {error}") from None
+    return table
 
 
-def _mapped(reader: RowReader[SupervisedRow], tables: Sequence[ArrowTable]) -> TokenizedRows[SupervisedRow]:
-    """Rows of tokens, which stay in their files: each is checked once here, and read again when it is trained on."""
-    digest = sha256()
+CHECKED_TOGETHER = 256
+"""Number of mapped rows that are checked at a time: few, since their pages are in memory meanwhile."""
+
+
+def _mapped(
+    reader: RowReader[SupervisedRow], tables: Sequence[ArrowTable], vocabulary: int
+) -> TokenizedRows[SupervisedRow]:
+    """Rows of tokens, which stay in their files: each is checked once here, and read again when it is trained on.
+    Where all rows of a slice are as they should be, no row is looked at alone.
+    """
+    digest, tally, cuts = sha256(), reader.tally, reader.run.too_long == "truncate"
     places = [array("q") for _ in tables]
-    for row in reader.rows([rows_of_tokens(table) for table in tables]):
-        add_to_digest(digest, row.to_bytes())
-        number, place = map(int, row.id.split(":"))
-        places[number].append(place)
+    for number, table in enumerate(tables):
+        tally.sizes.append(0)
+        for first, batch in table.slices(CHECKED_TOGETHER):
+            tokens = tokens_of(batch, vocabulary)
+            fits = np.zeros(0) if tokens is None else tokens.lengths <= reader.max_length
+            if tokens is None or (cuts and not fits.all()):
+                there = rows_of_tokens(table, range(first, first + len(batch)))
+                for row in reader.of_source(number, there, first):
+                    add_to_digest(digest, row.to_bytes())
+                    places[number].append(int(row.id.partition(":")[2]))
+                continue
+            for data in compress(tokens.rows_as_bytes(), fits):
+                add_to_digest(digest, data)
+            places[number].extend((first + np.flatnonzero(fits)).tolist())
+            tally.sizes[-1] += int(fits.sum())
+            tally.too_long += int((~fits).sum())
+    reader.finish()
 
     def read(found: Row, row_id: str) -> SupervisedRow:
         row = reader.read(found, row_id)
@@ -213,24 +240,29 @@ class RowReader(Generic[R]):
         """The rows that are trained on. `found_in` are those of each source, where they have been opened already.
         Raises `DataError` at the end if there was none.
         """
+        for number, there in enumerate(found_in or map(iterate_rows, self.sources)):
+            self.tally.sizes.append(0)
+            yield from self.of_source(number, there)
+        self.finish()
+
+    def of_source(self, number: int, there: Iterable[Row | BadRow], first: int = 0) -> Iterator[R]:
+        """Those of the rows of a source that are trained on, counted as its own; `first` is the place of the first."""
+        for place, found in enumerate(there, first):
+            row = self._row(found, self.sources[number], number, place)
+            short = self.shortened(row) if row is not None else None
+            if short is not None:
+                self.tally.sizes[-1] += 1
+                yield short
+
+    def finish(self) -> None:
+        """All rows have been read. Raises `DataError` if none of them is trained on."""
         tally = self.tally
-        for number, (source, there) in enumerate(
-            zip(self.sources, found_in or map(iterate_rows, self.sources), strict=True)
-        ):
-            tally.sizes.append(0)
-            for place, found in enumerate(there):
-                row = self._row(found, source, number, place)
-                short = self.shortened(row) if row is not None else None
-                if short is not None:
-                    tally.sizes[-1] += 1
-                    yield short
         self.conclude(tally)
         if not sum(tally.sizes):
-            raise DataError(
-                f"no row of {', '.join(self.sources)} can be trained on: {tally.too_long} are longer than "
-                f"max_length = {self.max_length} tokens, and {len(tally.bad_rows)} are bad"
-                + (f"; the first: {tally.bad_rows[0]}" if tally.bad_rows else "")
-            )
+            long = f"{tally.too_long} are longer than max_length = {self.max_length} tokens" if tally.too_long else ""
+            bad = f"{len(tally.bad_rows)} are bad; the first: {tally.bad_rows[0]}" if tally.bad_rows else ""
+            why = ", and ".join(filter(None, (long, bad)))
+            raise DataError(f"no row of {', '.join(self.sources)} can be trained on: {why}")
 
     def streamed(self, given: StreamedRow) -> tuple[R | None, str]:
         """A streamed row that is trained on; or None, and why it is left out: `rows_too_long` or `rows_bad`. Raises
@@ -265,7 +297,7 @@ class RowReader(Generic[R]):
                 raise DataError(found.reason)
             return self.whole(found, source, f"{number}:{place}")
         except DataError as error:
-            reason = str(error) if isinstance(found, BadRow) else f"{source}, row {place}: {error}"
+            reason = str(error) if isinstance(found, BadRow) else f"{place_of(source, place)}: {error}"
             if self.run.bad_rows == "stop":
                 raise DataError(f"{reason} (bad_rows = skip leaves such rows out, and counts them)") from error
             self.tally.bad_rows.append(reason)

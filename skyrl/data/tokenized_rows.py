@@ -10,9 +10,11 @@ from attrs import frozen
 from skyrl.chats.masks import Ids, Mask, Weights
 from skyrl.data.answer_pairs import LabelledRow, PairRow, RankedRow
 
-_ID = np.dtype("<i4")
+ID = np.dtype("<i4")
+"""Type of token ids in bytes of rows."""
+
 _WEIGHT = np.dtype("<f4")
-_WEIGHTED = np.array([-1], _ID).tobytes()
+_WEIGHTED = np.array([-1], ID).tobytes()
 """Marks the bytes of a row with weights other than 0 and 1: no token has this id."""
 
 
@@ -40,7 +42,7 @@ class SupervisedRow:
 
         If tokens have weights other than 0 and 1: -1 as a token, the tokens, then four bytes of weight for each.
         """
-        ids, mask = self.token_ids.astype(_ID).tobytes(), self.loss_mask
+        ids, mask = self.token_ids.astype(ID).tobytes(), self.loss_mask
         if np.array_equal(self.weights, mask):
             return ids + mask.tobytes()
         return _WEIGHTED + ids + self.weights.astype(_WEIGHT).tobytes()
@@ -50,9 +52,9 @@ class SupervisedRow:
         """The row that `to_bytes` wrote."""
         start = len(_WEIGHTED) if data.startswith(_WEIGHTED) else 0
         kind = _WEIGHT if start else np.dtype(np.bool_)
-        count = (len(data) - start) // (_ID.itemsize + kind.itemsize)
-        ids = np.frombuffer(data, _ID, count, start).astype(np.int64)
-        weights = np.frombuffer(data, kind, count, start + count * _ID.itemsize).astype(np.float32)
+        count = (len(data) - start) // (ID.itemsize + kind.itemsize)
+        ids = np.frombuffer(data, ID, count, start).astype(np.int64)
+        weights = np.frombuffer(data, kind, count, start + count * ID.itemsize).astype(np.float32)
         return cls(id=row_id, token_ids=ids, weights=weights)
 
 
@@ -74,13 +76,13 @@ class PreferenceRow:
     def to_bytes(self) -> bytes:
         """Everything that training depends on: the margin, the length of the better sequence, and both."""
         head = np.array([self.margin], "<f8").tobytes() + np.array([len(self.chosen)], "<i8").tobytes()
-        return head + self.chosen.astype(_ID).tobytes() + self.rejected.astype(_ID).tobytes()
+        return head + self.chosen.astype(ID).tobytes() + self.rejected.astype(ID).tobytes()
 
     @classmethod
     def of_bytes(cls, row_id: str, data: bytes) -> PreferenceRow:
         """The row that `to_bytes` wrote."""
         margin, count = float(np.frombuffer(data, "<f8", 1)[0]), int(np.frombuffer(data, "<i8", 1, 8)[0])
-        ids = np.frombuffer(data, _ID, offset=16).astype(np.int64)
+        ids = np.frombuffer(data, ID, offset=16).astype(np.int64)
         return cls(id=row_id, chosen=ids[:count], rejected=ids[count:], margin=margin)
 
 

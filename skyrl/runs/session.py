@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from skyrl.checkpoint.store import Checkpoint
 from skyrl.errors import RunError, StorageError
 from skyrl.processes.event_loop import event_loop
-from skyrl.processes.garbage import lasting_objects, seldom_collected
+from skyrl.processes.garbage import seldom_collected
 from skyrl.processes.handles import Processes
 from skyrl.processes.linux import needs_linux
 from skyrl.processes.progress import Watchdog
@@ -141,8 +141,7 @@ class RunSession:
             settings.begin()
             with settings.named_in_failures():
                 try:
-                    with lasting_objects():
-                        await loop.run()
+                    await loop.run()
                     await experiment.saving.finish()
                     await self._folder.samples.finished()
                 except BaseException as error:

@@ -25,9 +25,9 @@ class RemoteFile(io.RawIOBase):
     """An object of a store, read in ranges."""
 
     def __init__(self, storage: Storage, name: str) -> None:
-        """Raises `OSError` if there is no such object."""
+        """Raises `OSError` if there is no such object. So does reading, once the object has been replaced."""
         self._storage, self._name = storage, name
-        self._size, self._position = storage.size(name), 0
+        self._size, self._version, self._position = storage.size(name), storage.version(name), 0
 
     def readable(self) -> bool:
         return True
@@ -42,6 +42,9 @@ class RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # whatever is written to
         count = max(min(len(buffer), self._size - self._position), 0)
-        buffer[:count] = self._storage.read(self._name, self._position, count)
+        content = self._storage.read(self._name, self._position, count)
+        if self._storage.version(self._name) != self._version:
+            raise OSError(f"{self._name} was replaced while it was read")
+        buffer[:count] = content
         self._position += count
         return count

@@ -14,7 +14,7 @@ from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.loading.kinds import kind_named, kind_of
 from skyrl.data.answer_pairs import LabelledRow, PairRow, RankedRow
 from skyrl.data.row_streams import rows_in_order
-from skyrl.data.sources import BadRow, Row, checked_rows
+from skyrl.data.sources import BadRow, Row, checked_rows, place_of
 from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
@@ -41,7 +41,7 @@ def row_page(run: Any, source: int, place: int) -> str:
     try:
         return _supervised(run, tokenizer, row, name, max_length)
     except DataError as error:
-        raise DataError(f"{name}, row {place}: {error}") from error
+        raise DataError(f"{place_of(name, place)}: {error}") from error
 
 
 def _supervised(run: SupervisedConfig, tokenizer: ChatTokenizer, row: Row, source: str, max_length: int) -> str:

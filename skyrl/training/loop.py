@@ -15,7 +15,7 @@ from attrs import field, frozen
 from skyrl.config.foundation.intervals import Interval, read_interval
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.errors import NonFiniteError, Stopped
-from skyrl.processes.garbage import Collections
+from skyrl.processes.garbage import Collections, lasting_objects
 from skyrl.processes.machine_facts import resident_bytes
 from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.tracking.timing import Clock
@@ -200,6 +200,10 @@ class TrainingLoop:
         """Run from the current version to the last step. Raises `Stopped` on a request to stop, with everything learned
         saved.
         """
+        with lasting_objects():
+            await self._run()
+
+    async def _run(self) -> None:
         try:
             self._callbacks.tell("on_train_begin")
             await self._begin()

@@ -18,7 +18,7 @@ from datasets import Dataset
 
 from skyrl.config import SFTConfig
 from skyrl.data.mapped_rows import MappedRows
-from skyrl.data.supervised_rows import TokenizedRows, load_supervised
+from skyrl.data.supervised_rows import CHECKED_TOGETHER, TokenizedRows, load_supervised
 from skyrl.errors import DataError
 from tests.rollout.chats import chat_tokenizer
 
@@ -105,6 +105,51 @@ def test_a_bad_row_is_named_or_left_out_and_counted(tmp_path: Path, row: dict[st
     rows = load(file, bad_rows="skip")
     assert [row_id for row_id, _, _ in seen(rows)] == ["0:0", "0:2"]
     assert len(rows.tally.bad_rows) == 1
+
+
+@pytest.mark.parametrize("too_long", ["skip", "truncate"])
+@pytest.mark.parametrize("extra", ["labels", "attention_mask", "none"])
+def test_many_rows_are_checked_together_as_each_is_alone(tmp_path: Path, too_long: Any, extra: str) -> None:
+    """More than are checked at a time, two of them bad, some too long, some padded."""
+    draws = random.Random(0)
+    rows: list[dict[str, Any]] = []
+    for _ in range(3 * CHECKED_TOGETHER):
+        ids = [draws.randrange(4, 60) for _ in range(draws.randint(2, 12))]
+        row = {"input_ids": ids, "loss_mask": [0, *(1 for _ in ids[1:])]}
+        padding = draws.randint(0, 2)
+        if extra == "labels":
+            row["labels"] = [-100, *ids[1:]]
+        if extra == "attention_mask":
+            row = {"input_ids": [*ids, *[0] * padding], "loss_mask": [*row["loss_mask"], *[1] * padding]}
+            row["attention_mask"] = [1] * len(ids) + [0] * padding
+        rows.append(row)
+    rows[CHECKED_TOGETHER + 7]["loss_mask"] = [0] * len(rows[CHECKED_TOGETHER + 7]["input_ids"])
+    rows[2 * CHECKED_TOGETHER] = {name: [] for name in rows[0]}
+    settings: dict[str, Any] = {"max_length": 11, "too_long": too_long, "bad_rows": "skip"}
+    mapped = load(arrow(tmp_path / "rows.arrow", rows), **settings)
+    copied = load(jsonl(tmp_path / "rows.jsonl", rows), **settings)
+    assert seen(mapped) == seen(copied) and mapped.fingerprint == copied.fingerprint
+    assert (mapped.sizes, mapped.tally.too_long, mapped.tally.cut) == (
+        copied.sizes,
+        copied.tally.too_long,
+        copied.tally.cut,
+    )
+    assert len(mapped.tally.bad_rows) == len(copied.tally.bad_rows) == 2
+
+
+@pytest.mark.parametrize("form", ["arrow", "jsonl"])
+def test_a_mask_of_another_name_is_refused(tmp_path: Path, form: str) -> None:
+    rows = [{"input_ids": [5, 6], "response_mask": [0, 1]}]
+    file = arrow(tmp_path / "rows.arrow", rows) if form == "arrow" else jsonl(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(DataError, match=r"rows\..*: the column 'response_mask' is none of labels, loss_mask"):
+        load(file)
+
+
+def test_a_mask_that_is_null_is_refused(tmp_path: Path) -> None:
+    row = {"input_ids": [5, 6], "loss_mask": None}
+    with pytest.raises(DataError, match=r"rows\.jsonl, row 1: loss_mask is null"):
+        load(jsonl(tmp_path / "rows.jsonl", [ROWS[0], row]))
+    assert len(load(jsonl(tmp_path / "rows.jsonl", [{**row, "labels": [-100, 6]}])).rows) == 1
 
 
 def test_chats_in_an_arrow_file_are_rendered(tmp_path: Path) -> None:

@@ -13,12 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from attrs import evolve
 
+from skyrl.data.data_files import DataFile
 from skyrl.data.prompts import StreamedPrompts, load_prompts
 from skyrl.data.row_streams import RowStream, StreamedRow, parts_of, versions
-from skyrl.data.sources import BadRow, Columns, read_rows
+from skyrl.data.sources import BadRow, Columns, read_file, read_rows
 from skyrl.data.stream_cursor import StreamCursor
 from skyrl.errors import DataError, ResumeError
 from skyrl.storage.places import storage_at
+from skyrl.storage.remote_file import READ_AHEAD
 from skyrl.trajectory import Prompt
 from tests.checkpoint.object_store import BUCKET, ObjectStore
 from tests.rollout.chats import chat_tokenizer
@@ -219,6 +221,16 @@ def test_an_object_store_is_read_as_a_disk(tmp_path: Path, monkeypatch: pytest.M
             assert read_rows(there) == read_rows(str(tmp_path / f"rows-*.{suffix}"))
             assert numbers(stream([there]), 80) == numbers(stream([str(tmp_path / f"rows-*.{suffix}")]), 80)
         assert len(parts_of([f"s3://{BUCKET}/data"])) == 6
+        lines = DataFile(f"s3://{BUCKET}/data/large.jsonl")
+        storage.write("large.jsonl", [b'{"prompt": 1}\n' * (READ_AHEAD // 4)])
+        rows = read_file(lines)
+        next(rows)
+        storage.write("large.jsonl", [b'{"prompt": 2}\n' * (READ_AHEAD // 4)])
+        with pytest.raises(
+            DataError, match=r"large\.jsonl cannot be read: large\.jsonl was replaced while it was read"
+        ):
+            list(rows)
+        storage.remove("large.jsonl")
         before = versions([f"s3://{BUCKET}/data"])
         storage.write("rows-0.jsonl", [b"{}"])
         assert versions([f"s3://{BUCKET}/data"]) != before

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from skyrl.data.data_files import DataFile
 from skyrl.data.prompts import load_prompts
-from skyrl.data.sources import Columns, read_rows
+from skyrl.data.sources import Columns, read_file, read_rows
 from skyrl.errors import DataError
 
 CHAT = [{"role": "user", "content": "hello"}]
@@ -167,6 +169,44 @@ def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
         read_rows(source, Columns(prompt="chat"))
     with pytest.raises(DataError, match="no column 'answer'; .*data.answer_column"):
         read_rows(source, Columns(prompt="question", answer="answer"))
+
+
+@pytest.mark.parametrize("text", ["[{'role': 'user', 'content': 'hi'}]", '[{"role": "user", "content"'])
+def test_a_chat_as_text_that_is_no_json_is_not_taken_for_a_question(tmp_path: Path, text: str) -> None:
+    source = jsonl(tmp_path, json.dumps({"question": text}))
+    with pytest.raises(DataError, match=r"row 0: question is .*begins as a chat and is no JSON"):
+        prompts_of(source, columns=Columns(prompt="question"))
+
+
+def test_a_bad_row_of_several_files_is_named_by_its_file(tmp_path: Path) -> None:
+    good, bad = ({"prompt": each} for each in (CHAT, 3))
+    for number, rows in enumerate(([good, good], [good, bad])):
+        (tmp_path / f"part-{number}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match=r"part-1\.jsonl, row 1: prompt is 3"):
+        prompts_of(str(tmp_path / "part-*.jsonl"))
+
+
+@pytest.mark.parametrize("form", ["gzip", "zstd"])
+def test_compressed_lines_are_the_rows_of_the_file_that_was_compressed(tmp_path: Path, form: str) -> None:
+    source = jsonl(tmp_path, "".join(f"{json.dumps({'prompt': CHAT, 'number': each})}\n" for each in range(5000)))
+    content, end = Path(source).read_bytes(), {"gzip": "gz", "zstd": "zst"}[form]
+    packed = pa.compress(content, form, asbytes=True) if form == "zstd" else gzip.compress(content)
+    file = Path(f"{source}.{end}")
+    file.write_bytes(packed)
+    assert read_rows(str(file)) == read_rows(source)
+    assert list(read_file(DataFile(str(file)), start=4990)) == read_rows(source)[4990:]
+    file.write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(DataError, match=rf"rows\.jsonl\.{end} cannot be read"):
+        read_rows(str(file))
+    Path(source).write_bytes(packed)
+    with pytest.raises(DataError, match=rf"rows\.jsonl is compressed: rename it to .*rows\.jsonl\.{end}"):
+        read_rows(source)
+
+
+def test_a_file_of_another_kind_lists_the_kinds(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv.gz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"rows\.csv\.gz is no file of rows.*\.jsonl\.gz"):
+        read_rows(str(tmp_path / "rows.csv.gz"))
 
 
 BAD = [json.dumps({"prompt": CHAT}), "{oops", json.dumps({"prompt": "text"}), "5", json.dumps({"prompt": CHAT})]
