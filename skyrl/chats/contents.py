@@ -41,6 +41,11 @@ def split_thoughts(message: Message) -> tuple[str, str]:
     return thought.strip("\n"), rest.lstrip("\n")
 
 
+def is_empty(message: Message) -> bool:
+    """Whether a message has neither text nor thoughts nor a tool call."""
+    return not any(part.strip() for part in split_thoughts(message)) and not any(calls_of(message))
+
+
 def calls_of(message: Message) -> Iterator[Mapping[str, Any]]:
     """Name and arguments of each tool call, whether they are nested in `function` or not."""
     for call in message.get("tool_calls") or ():

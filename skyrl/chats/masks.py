@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skyrl.chats.contents import DroppedPart, dropped, dropped_tools
+from skyrl.chats.contents import DroppedPart, dropped, dropped_tools, is_empty
 from skyrl.chats.ends import TurnEnds
 from skyrl.chats.spans import ChatLayout, Layouts
 from skyrl.chats.spellings import FullestSpelling, Spelling
@@ -47,6 +47,8 @@ class ChatMasks:
         self._tokenizer, self._all, self._arguments = tokenizer, all_messages, dict(arguments or {})
         self.behind_other_headers = 0
         """Number of chats so far whose answer does not follow the generation prompt."""
+        self.empty_answers = 0
+        """Number of learned messages so far without text, thoughts or tool calls."""
         self._fullest: FullestSpelling[ChatLayout] = FullestSpelling()
 
     def __call__(
@@ -76,6 +78,7 @@ class ChatMasks:
             allow_dropped=allow_dropped,
         )
         self.behind_other_headers += not layout.behind_header
+        self.empty_answers += sum(is_empty(messages[place]) for place in learned)
         return self._tokens(layout, weights)
 
     @property

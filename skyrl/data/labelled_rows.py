@@ -19,7 +19,7 @@ from skyrl.data.conversations import refuse_media, tools_of, with_system
 from skyrl.data.pair_rows import pair_reader, ranked_reader
 from skyrl.data.row_forms import preference_chat
 from skyrl.data.sources import Row
-from skyrl.data.supervised_rows import RowReader, TokenizedRows, load_rows
+from skyrl.data.supervised_rows import RowReader, TokenizedRows, count_empty, load_rows
 from skyrl.errors import DataError
 
 
@@ -57,7 +57,7 @@ def labelled_reader(
             raise DataError("the answer has no token")
         return LabelledRow(id=row_id, token_ids=ids, mask=mask, label=_label(row.get(run.label_key), run.label_key))
 
-    return RowReader(run, tuple(sources), max_length, read, lambda row: None)
+    return RowReader(run, tuple(sources), max_length, read, lambda row: None, count_empty(masks))
 
 
 def _label(given: object, key: str) -> bool:

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
 
 import numpy as np
 
@@ -21,9 +20,9 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import PreferenceConfig
 from skyrl.data.answer_pairs import PairRow, RankedRow
 from skyrl.data.conversations import refuse_media, tools_of, with_system
-from skyrl.data.ranked_lists import answers_of
+from skyrl.data.ranked_lists import answers_of, refuse_equal
 from skyrl.data.sources import Row
-from skyrl.data.supervised_rows import RowReader
+from skyrl.data.supervised_rows import RowReader, count_empty
 from skyrl.errors import DataError
 
 
@@ -39,7 +38,7 @@ def pair_reader(
             id=row_id, chosen=chosen, rejected=rejected, chosen_mask=chosen_mask, rejected_mask=rejected_mask
         )
 
-    return RowReader(run, tuple(sources), max_length, read, lambda row: None)
+    return RowReader(run, tuple(sources), max_length, read, lambda row: None, count_empty(tokens_of.masks))
 
 
 def ranked_reader(
@@ -51,7 +50,7 @@ def ranked_reader(
     def read(row: Row, row_id: str) -> RankedRow:
         return RankedRow(id=row_id, sides=tuple(tokens_of(row)))
 
-    return RowReader(run, tuple(sources), max_length, read, lambda row: None)
+    return RowReader(run, tuple(sources), max_length, read, lambda row: None, count_empty(tokens_of.masks))
 
 
 class AnswerForms:
@@ -59,7 +58,7 @@ class AnswerForms:
 
     def __init__(self, tokenizer: ChatTokenizer, run: PreferenceConfig) -> None:
         """`tokenizer` has the run's chat template."""
-        self._masks, self._run = ChatMasks(tokenizer, all_messages=True, arguments=run.chat_template_kwargs), run
+        self.masks, self._run = ChatMasks(tokenizer, all_messages=True, arguments=run.chat_template_kwargs), run
 
     def __call__(self, row: Row) -> list[tuple[Ids, Mask]]:
         """Tokens of the sequences from the best to the worst, each with a mask of its answer: the assistant's messages
@@ -69,11 +68,7 @@ class AnswerForms:
         chats = answers_of(row, self._run)
         prompt = min(common_messages(chats[0], other) for other in chats[1:])
         found = [self._tokens(chat, prompt, row) for chat in chats]
-        for (one, (ids, _)), (other, (others, _)) in combinations(enumerate(found), 2):
-            if np.array_equal(ids, others):
-                names = (self._run.chosen_key, self._run.rejected_key)
-                what = " and ".join(names) if len(found) == 2 else f"answers {one + 1} and {other + 1} by rank"
-                raise DataError(f"{what} are the same")
+        refuse_equal([ids for ids, _ in found], self._run, np.array_equal)  # texts may differ, and their tokens not
         return found
 
     def _tokens(self, chat: list[Message], prompt: int, row: Row) -> tuple[Ids, Mask]:
@@ -81,7 +76,7 @@ class AnswerForms:
         marked: list[Message] = [{**message, "weight": float(place >= prompt)} for place, message in enumerate(chat)]
         whole = with_system(marked, row.get(run.system_key))
         tools = tools_of(row.get(run.tools_key), run.tools_key)
-        ids, mask = self._masks(whole, tools, allow_dropped=bool(row.get(ALLOW_DROPPED)))
+        ids, mask = self.masks(whole, tools, allow_dropped=bool(row.get(ALLOW_DROPPED)))
         mask[:1] = False  # nothing predicts the first token
         if not mask.any():
             raise DataError("an answer has no token")

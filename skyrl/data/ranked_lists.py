@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Any, TypeGuard
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations, pairwise
+from operator import eq
+from typing import Any, TypeGuard, TypeVar
 
 from skyrl.chats.contents import short
 from skyrl.chats.text import Message
@@ -18,6 +19,8 @@ from skyrl.config import PreferenceConfig
 from skyrl.data.row_forms import preference_chat
 from skyrl.data.sources import Row
 from skyrl.errors import DataError
+
+T = TypeVar("T")
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
@@ -28,13 +31,25 @@ def answers_of(row: Row, run: PreferenceConfig) -> list[list[Message]]:
     pairs they are the best and the worst. Raises `DataError`.
     """
     if row.get(run.answers_key) is None:
-        return [preference_chat(row, key, run.prompt_key) for key in (run.chosen_key, run.rejected_key)]
+        chats = [preference_chat(row, key, run.prompt_key) for key in (run.chosen_key, run.rejected_key)]
+        refuse_equal(chats, run)
+        return chats
     ranked = _ranked(row, run)
     wanted = [ranked[0], ranked[-1]] if run.num_answers == 2 else ranked
     if len(wanted) > run.num_answers:
         raise DataError(f"{run.answers_key} has {len(wanted)} answers, and num_answers is {run.num_answers}")
     told = {**row, run.prompt_key: _turns(row.get(run.prompt_key))}
-    return [preference_chat({**told, run.answers_key: each}, run.answers_key, run.prompt_key) for each in wanted]
+    chats = [preference_chat({**told, run.answers_key: each}, run.answers_key, run.prompt_key) for each in wanted]
+    refuse_equal(chats, run)
+    return chats
+
+
+def refuse_equal(answers: Sequence[T], run: PreferenceConfig, are_equal: Callable[[T, T], object] = eq) -> None:
+    """Raises `DataError` if two of a row's answers, from the best to the worst, are the same."""
+    for (one, first), (other, second) in combinations(enumerate(answers, 1), 2):
+        if are_equal(first, second):
+            names = f"{run.chosen_key} and {run.rejected_key}"
+            raise DataError(f"{names if len(answers) == 2 else f'answers {one} and {other} by rank'} are the same")
 
 
 def _ranked(row: Row, run: PreferenceConfig) -> list[object]:

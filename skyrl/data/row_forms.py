@@ -54,7 +54,7 @@ class SupervisedForms:
 
     def __init__(self, tokenizer: ChatTokenizer, run: SFTConfig) -> None:
         """`tokenizer` has the run's chat template."""
-        self._tokenizer, self._run, self._has_chats = tokenizer, run, False
+        self._tokenizer, self._run, self._has_chats, self._empty_texts = tokenizer, run, False, 0
         self._masks = ChatMasks(tokenizer, all_messages=learns_all(run), arguments=run.chat_template_kwargs)
         self._completions = ChatMasks(tokenizer, all_messages=True, arguments=run.chat_template_kwargs)
         """Masks of the chats whose first messages are a prompt, if all tokens of the others are learned."""
@@ -68,6 +68,11 @@ class SupervisedForms:
     def behind_other_headers(self) -> int:
         """Number of chats so far whose answer does not follow the generation prompt."""
         return self._masks.behind_other_headers + self._completions.behind_other_headers
+
+    @property
+    def empty_answers(self) -> int:
+        """Number of answers so far without text, thoughts or tool calls."""
+        return self._masks.empty_answers + self._completions.empty_answers + self._empty_texts
 
     def __call__(self, row: Row) -> tuple[Ids, Weights]:
         """Token ids and the weight of each in the loss, 0 if it is not learned. Raises `DataError`."""
@@ -111,6 +116,7 @@ class SupervisedForms:
         eos = self._tokenizer.eos_token_id
         prompt = [*self._beginning(), *text_tokens(self._tokenizer, before)]
         completion = text_tokens(self._tokenizer, learned)
+        self._empty_texts += not learned.strip()
         completion = completion if completion[-1:] == [eos] else [*completion, eos]
         ids = np.asarray([*prompt, *completion], dtype=np.int64)
         return ids, (np.arange(len(ids)) >= len(prompt)).astype(np.float32)
@@ -128,7 +134,7 @@ class PreferenceForms:
 
     def __init__(self, tokenizer: ChatTokenizer, run: RewardModelConfig) -> None:
         """`tokenizer` has the run's chat template."""
-        self._masks, self._run = ChatMasks(tokenizer, arguments=run.chat_template_kwargs), run
+        self.masks, self._run = ChatMasks(tokenizer, arguments=run.chat_template_kwargs), run
 
     def __call__(self, row: Row) -> tuple[Ids, Ids, float]:
         """Tokens of the better and of the worse chat, and the margin between them. Raises `DataError`."""
@@ -143,7 +149,7 @@ class PreferenceForms:
         run = self._run
         chat = with_system(preference_chat(row, key, run.prompt_key), row.get(run.system_key))
         tools = tools_of(row.get(run.tools_key), run.tools_key)
-        return self._masks(chat, tools, allow_dropped=bool(row.get(ALLOW_DROPPED)))[0]
+        return self.masks(chat, tools, allow_dropped=bool(row.get(ALLOW_DROPPED)))[0]
 
 
 def preference_chat(row: Row, key: str, prompt_key: str) -> list[Message]:

@@ -15,6 +15,7 @@ from typing import Any, Generic
 import numpy as np
 from attrs import asdict, define, evolve, field, frozen
 
+from skyrl.chats.masks import ChatMasks
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import RewardModelConfig, SFTConfig, SupervisedConfig
 from skyrl.data.arrow_files import ArrowTable, arrow_table
@@ -51,6 +52,9 @@ class Tally:
 
     behind_other_headers: int = 0
     """Number of chats whose answer does not follow the generation prompt."""
+
+    empty_answers: int = 0
+    """Number of answers without text, thoughts or tool calls: the model learns to end at once."""
 
 
 @frozen(kw_only=True)
@@ -165,8 +169,18 @@ def supervised_reader(
 
     def conclude(tally: Tally) -> None:
         tally.turn_end, tally.behind_other_headers = tokens_of.turn_end, tokens_of.behind_other_headers
+        tally.empty_answers = tokens_of.empty_answers
 
     return RowReader(run, tuple(sources), max_length, read, cut, conclude)
+
+
+def count_empty(masks: ChatMasks) -> Callable[[Tally], None]:
+    """A conclusion that counts the empty answers among all that were tokenized."""
+
+    def conclude(tally: Tally) -> None:
+        tally.empty_answers = masks.empty_answers
+
+    return conclude
 
 
 def load_preferences(
@@ -190,7 +204,7 @@ def preference_reader(
         chosen, rejected, margin = tokens_of(row)
         return PreferenceRow(id=row_id, chosen=chosen, rejected=rejected, margin=margin)
 
-    return RowReader(run, tuple(sources), max_length, read, lambda row: None)
+    return RowReader(run, tuple(sources), max_length, read, lambda row: None, count_empty(tokens_of.masks))
 
 
 @seldom_collected()

@@ -131,8 +131,9 @@ def supervised_rows_of(run: SupervisedConfig) -> Judge:
             if compares_answers(run) and not run.unpaired:
                 answers_of(row, run)
             elif reads_pairs(run):
-                for key in run.answer_keys:
-                    preference_chat(row, key, run.prompt_key)
+                chats = [preference_chat(row, key, run.prompt_key) for key in run.answer_keys]
+                if len(chats) == 2 and chats[0] == chats[1]:
+                    raise DataError(f"{' and '.join(run.answer_keys)} are the same")
             elif reads_chats(run) and (chat := chat_in(row, run)) is not None:
                 message_weights(chat, all_messages=learns_all(run))
         except DataError as error:

@@ -48,7 +48,7 @@ class Work:
     """Number of forward and backward passes whose gradients are accumulated for one optimizer step."""
 
     rows_scored: int
-    """Number of samples of one rank when the batch is scored once."""
+    """Largest number of samples of one rank when the batch is scored once."""
 
     scoring_micro_batches: int
     """Number of forward passes to score them; the last one may be smaller, on every rank alike."""
@@ -125,15 +125,24 @@ def uneven_scoring(prompts: int, samples: int, ranks: int, mini: int = 1) -> Une
 
 
 def work(
-    *, prompts: int, samples: int, ranks: int, forward: int, mini: int = 0, micro: int = 1, passes: int = 1
+    *,
+    prompts: int,
+    samples: int,
+    ranks: int,
+    forward: int,
+    scored: int | None = None,
+    mini: int = 0,
+    micro: int = 1,
+    passes: int = 1,
 ) -> Work:
-    """The share of each of `ranks` data-parallel ranks in a batch of `prompts` with `samples` each.
+    """The share of each of `ranks` data-parallel ranks in a batch of `prompts` with `samples` each, of which `scored`
+    are scored, by default all.
 
     `mini` prompts make an optimizer step (0: the model only scores); `micro` and `forward` are rows per pass on one
     rank with and without gradients; the batch is trained on `passes` times. All sizes must divide evenly, which the
     functions above check.
     """
-    rows, of_a_step = prompts * samples // ranks, mini * samples // ranks
+    rows, of_a_step = -(-prompts * (scored or samples) // ranks), mini * samples // ranks
     return Work(
         optimizer_steps=passes * (prompts // mini) if mini else 0,
         rows_per_mini_batch=of_a_step,

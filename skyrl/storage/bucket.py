@@ -32,6 +32,16 @@ _BY_OBSTORE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az")
 _FINAL = (FileNotFoundError, PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
 _FINAL_OF_OBSTORE = {"NotFoundError", "PermissionDeniedError", "UnauthenticatedError", "UnknownConfigurationKeyError"}
 
+_KEYS = {
+    "S3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_ENDPOINT_URL for a server of your own)",
+    "GCS": "GOOGLE_APPLICATION_CREDENTIALS to the file of a service account",
+    "MicrosoftAzure": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+"""Environment variables with the credentials of an object store, by its name in messages of obstore."""
+
+_LACKS_KEYS = ("http://169.254.169.254/", "http://metadata.google.internal/", "Account must be specified")
+"""Parts of the messages of obstore without credentials. It asks a cloud's machine for them at the first two."""
+
 
 @frozen(slots=False)
 class Bucket:
@@ -156,7 +166,8 @@ def patiently(operation: Callable[..., T], *arguments: object) -> T:
         raise
     except Exception as error:
         if _is_of_obstore(error):
-            raise OSError(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
+            message = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            raise OSError(_missing_keys(error) or message) from error
         raise
 
 
@@ -165,7 +176,16 @@ def may_pass(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return not isinstance(error, _FINAL)
     final = type(error).__name__ in _FINAL_OF_OBSTORE or "NoSuchBucket" in str(error)
-    return _is_of_obstore(error) and not final
+    return _is_of_obstore(error) and not final and _missing_keys(error) is None
+
+
+def _missing_keys(error: BaseException) -> str | None:
+    """What to set, if an object store was asked without credentials; None for any other error."""
+    message = str(error)
+    if not any(part in message for part in _LACKS_KEYS):
+        return None
+    variables = next((_KEYS[name] for name in _KEYS if f"Generic {name} error" in message), "its keys")
+    return f"there are no credentials: set {variables} in the environment"
 
 
 def _is_of_obstore(error: BaseException) -> bool:

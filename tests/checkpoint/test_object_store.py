@@ -113,6 +113,7 @@ def of_obstore(name: str, text: str = "") -> Exception:
         (of_obstore("PermissionDeniedError"), False),
         (of_obstore("UnauthenticatedError"), False),
         (of_obstore("UnknownConfigurationKeyError"), False),
+        (of_obstore("GenericError", "Generic MicrosoftAzure error: Account must be specified"), False),
     ],
     ids=repr,
 )
@@ -128,6 +129,25 @@ def test_errors_of_the_library_become_errors_of_files_and_ours_stay() -> None:
         patiently(fail, of_obstore("NotFoundError", "no such key\nand more"))
     with pytest.raises(ValueError, match="a mistake of ours"):
         patiently(fail, ValueError("a mistake of ours"))
+
+
+@pytest.mark.parametrize(
+    ("message", "variable"),
+    [
+        ("Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token", "AWS_ACCESS_KEY_ID"),
+        (
+            "Generic GCS error: Error performing token request: Error performing GET http://169.254.169.254/compute",
+            "GOOGLE_APPLICATION_CREDENTIALS",
+        ),
+        ("Generic MicrosoftAzure error: Account must be specified", "AZURE_STORAGE_ACCOUNT_NAME"),
+    ],
+)
+def test_without_credentials_the_variables_to_set_are_named(message: str, variable: str) -> None:
+    def fail() -> None:
+        raise of_obstore("GenericError", message)
+
+    with pytest.raises(OSError, match=f"^there are no credentials: set {variable}"):
+        patiently(fail)
 
 
 def test_an_address_of_no_known_kind_is_a_message() -> None:

@@ -123,3 +123,13 @@ def test_adapters_travel_alone_to_engines_that_keep_the_weights_below_them(
 ) -> None:
     run = resolved(values)
     assert (sends_adapters_alone(run), sends_adapter_files(run)) == (alone, as_files)
+
+
+@pytest.mark.parametrize(("pairs", "scored"), [("best_worst", 2_048), ("random", 2_048), ("all", 5_120)])
+def test_online_dpo_scores_the_answers_that_can_be_in_a_pair(pairs: str, scored: int) -> None:
+    run = evolve_at(SkyRLTrainConfig(), "trainer.algorithm.policy_loss_type", "online_dpo")
+    run = evolve_at(run, "trainer.algorithm.online_dpo.pairs", pairs)
+    for model in ("policy", "ref"):
+        found = work_of(run, model)
+        assert (found.rows_scored, found.scoring_micro_batches) == (scored, scored)
+    assert work_of(run, "policy").rows_per_mini_batch == 1_280

@@ -76,6 +76,20 @@ def test_a_bad_pair_is_told_or_counted(tmp_path: Path, row: dict[str, Any], why:
     assert len(found) == 1 and why in found.tally.bad_rows[0]
 
 
+def test_empty_answers_are_counted(tmp_path: Path) -> None:
+    call = {"tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    rows = [
+        {"prompt": "q", "chosen": " ", "rejected": "y"},
+        {"prompt": "q", "chosen": [{**said("assistant", ""), **call}], "rejected": "y", "allow_dropped_content": True},
+        {"chosen": [ASK, said("assistant", ""), ASK, BETTER], "rejected": [ASK, said("assistant", ""), ASK, WORSE]},
+    ]
+    assert load(tmp_path, *rows).tally.empty_answers == 1
+    lists = {"prompt": "q", "answers": ["", "x", "y"], "ranks": [1, 2, 3]}
+    assert load(tmp_path, lists, num_answers=3).tally.empty_answers == 1
+    single = {"prompt": "q", "completion": "", "label": True}
+    assert load(tmp_path, single, loss_type=("kto",)).tally.empty_answers == 1
+
+
 def test_a_pair_with_a_long_side_is_left_out_whole(tmp_path: Path) -> None:
     [row] = load(tmp_path, FORMS["texts"]).rows
     found = load(tmp_path, FORMS["texts"], {"prompt": "q", "chosen": "x", "rejected": "y" * 99}, longest=row.length)

@@ -43,6 +43,16 @@ def test_a_chat_takes_its_system_message_and_columns_of_other_names(tmp_path: Pa
     assert learned == "yo<|im_end|>"
 
 
+def test_empty_answers_are_counted(tmp_path: Path) -> None:
+    ask = {"role": "user", "content": "hi"}
+    rows = [
+        {"messages": [ask, {"role": "assistant", "content": ""}]},
+        {"prompt": [ask], "completion": [{"role": "assistant", "content": "yo"}]},
+        {"prompt": "hi", "completion": ""},
+    ]
+    assert load(tmp_path, rows).tally.empty_answers == 2
+
+
 def test_tools_are_shown_and_calls_are_learned_whether_they_are_a_list_or_its_text(tmp_path: Path) -> None:
     template = (
         "{% for t in tools or [] %}{{ t.name }}<|im_end|>{% endfor %}"

@@ -424,6 +424,15 @@ def test_a_first_chat_of_which_nothing_can_be_learned_is_named(
     assert [f"{source}, {said}" in message for message in found] == ([True] if said else [])
 
 
+@pytest.mark.parametrize("kind", ["preference", "reward_model"])
+def test_a_pair_of_one_answer_is_named_before_a_model_is_loaded(kind: str, nano: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": "q", "chosen": "x", "rejected": other} for other in ("y", "x")]
+    source = supervised_run.write(tmp_path / "rows.jsonl", rows)
+    run: Any = compose([], supervised_run.settings(nano, tmp_path, kind, train_datasets=(source,), batch_size=1)).config
+    [problem] = supervised_rows_can_be_used(whole=True)(run)
+    assert problem.message == f"{source}, row 1: chosen and rejected are the same"
+
+
 def test_a_folder_whose_name_holds_a_nul_is_reported(nano: Path, tmp_path: Path) -> None:
     run = config(nano, tmp_path, trainer__run_path=f"{tmp_path}/a\0b")
     messages = {problem.path: problem.message for problem in folders_can_be_written(run)}

@@ -318,6 +318,13 @@ def test_everything_that_is_wrong_with_a_supervised_tree_is_told_at_once() -> No
     }
 
 
+def test_empty_answers_are_reported(nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": "q", "chosen": "", "rejected": "n"}] * 8
+    source = write(tmp_path / "rows.jsonl", rows)
+    train(nano, tmp_path, "preference", num_epochs=0, train_datasets=(source,))
+    assert "8 answers in training rows are empty: they teach to end at once" in capsys.readouterr().err
+
+
 def test_rows_that_are_left_out_are_reported_before_anything_is_learned(
     nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,7 +106,7 @@ TABLES: Mapping[tuple[str, str], Callable[[], tuple[System, Values]]] = {
     ("areal", "GRPOConfig"): partial(_areal, "GRPOConfig", areal, actor_path="a/b"),
     ("areal", "SFTConfig"): partial(_areal, "SFTConfig", areal_supervised, train_dataset_type="sft"),
     ("areal", "RWConfig"): partial(_areal, "RWConfig", areal_supervised, train_dataset_type="rw"),
-    **{("trl", kind): partial(_trl, kind) for kind in ("grpo", "rloo", "sft", "reward")},
+    **{("trl", kind): partial(_trl, kind) for kind in ("grpo", "rloo", "sft", "reward", "dpo", "kto")},
 }
 """System and kind of run -> the tables that convert it, and all settings of its newest tree."""
 
@@ -119,6 +119,8 @@ SHOWN = {
     ("trl", "rloo"): "`RLOOConfig`",
     ("trl", "sft"): "`SFTConfig`",
     ("trl", "reward"): "`RewardConfig`",
+    ("trl", "dpo"): "`DPOConfig`",
+    ("trl", "kto"): "`KTOConfig`",
 }
 """System and kind of run -> its name on the page of the system."""
 

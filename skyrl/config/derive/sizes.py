@@ -52,6 +52,14 @@ def scorings(trainer: TrainerConfig, updates: int) -> int:
     return times + trainer.update_epochs_per_batch
 
 
+def scored_answers(run: SkyRLTrainConfig) -> int:
+    """Answers to a prompt that are scored: all, or with pairs of answers at most those that are in a pair."""
+    answers, algorithm = run.generator.n_samples_per_prompt, run.trainer.algorithm
+    if loss_facts(algorithm).compares_answers and algorithm.online_dpo.pairs != "all":
+        return min(answers, 2)
+    return answers
+
+
 def models_of(run: SkyRLTrainConfig) -> tuple[Model, ...]:
     """The models of the run that have ranks."""
     return tuple(name for name, role in RL_ROLES.items() if role.exists(run))
@@ -184,6 +192,7 @@ def work_of(run: SkyRLTrainConfig, model: Model) -> Work:
     whole = work(
         prompts=trainer.train_batch_size,
         samples=run.generator.n_samples_per_prompt,
+        scored=scored_answers(run),
         ranks=data_parallel_of(run, model) or 1,
         forward=trainer.micro_forward_batch_size_per_gpu,
         mini=getattr(trainer, f"{model}_mini_batch_size") if learns else 0,

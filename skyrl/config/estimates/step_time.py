@@ -13,6 +13,7 @@ from skyrl.config.derive.sizes import (
     grid_of,
     models_of,
     on_ray,
+    scored_answers,
     scorings,
     work_of,
 )
@@ -136,7 +137,8 @@ def _scoring(run: SkyRLTrainConfig, model: Model, learner: LearnerRank, mean: fl
     if not work.rows_scored:
         return 0.0
     times = scorings(run.trainer, work.optimizer_steps) if model == "policy" else 1
-    rows = _rows(run, model, learner.shape, mean, work.scoring_micro_batches // times)
+    passes = work.scoring_micro_batches // times
+    rows = _rows(run, model, learner.shape, mean, passes, answers=scored_answers(run))
     if learner.megatron is not None:
         return times * stage_scoring_seconds(learner.shape, rows, _stages(run, model, learner), rates)
     return times * scoring_seconds(learner.shape, rows, _degrees(run, model, learner), rates)
@@ -147,7 +149,8 @@ def _update(run: SkyRLTrainConfig, model: Model, learner: LearnerRank, mean: flo
     if learner.update is None:
         return 0.0
     passes = run.trainer.update_epochs_per_batch
-    rows = _rows(run, model, learner.shape, mean, work.optimizer_steps * work.micro_batches)
+    answers = run.generator.n_samples_per_prompt
+    rows = _rows(run, model, learner.shape, mean, work.optimizer_steps * work.micro_batches, answers=answers)
     zero, rows = learner.zero, attrs.evolve(rows, tokens=rows.tokens * passes)
     if learner.megatron is not None:
         return stage_update_seconds(learner, rows, _stages(run, model, learner), rates, steps=work.optimizer_steps)
@@ -164,10 +167,14 @@ def _update(run: SkyRLTrainConfig, model: Model, learner: LearnerRank, mean: flo
     )
 
 
-def _rows(run: SkyRLTrainConfig, model: Model, shape: ModelShape, mean: float, micro_batches: int) -> PassRows:
-    """A batch of rows of mean length. Where tokens bound a micro-batch, its number follows from them."""
+def _rows(
+    run: SkyRLTrainConfig, model: Model, shape: ModelShape, mean: float, micro_batches: int, *, answers: int
+) -> PassRows:
+    """A batch of `answers` of mean length to each prompt. Where tokens bound a micro-batch, its number follows from
+    them.
+    """
     trainer, prompts = run.trainer, run.trainer.train_batch_size
-    samples, prompt = prompts * run.generator.n_samples_per_prompt, run.trainer.max_prompt_length
+    samples, prompt = prompts * answers, run.trainer.max_prompt_length
     shares = trainer.share_group_prompts and trainer.use_sample_packing and shape.packs and shape.shares_prompts
     tokens = round((prompts if shares else samples) * prompt + samples * mean)
     if trainer.max_tokens_per_microbatch > 0:
