@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from skyrl.data.arrow_files import ArrowTable
 from skyrl.data.row_forms import MASKS
 from skyrl.data.rows_on_access import RowsOnAccess
+from skyrl.data.stored_distributions import IDS, LOGPROBS
 from skyrl.data.tokenized_rows import SupervisedRow
 
-COLUMNS = ("input_ids", "labels", *MASKS)
+COLUMNS = ("input_ids", "labels", *MASKS, IDS, LOGPROBS)
 """Columns of a row that is tokens."""
 
 ReadRow = Callable[[dict[str, Any], str], SupervisedRow]

@@ -14,6 +14,7 @@ from typing import Any, Generic
 import numpy as np
 from attrs import asdict, define, evolve, field, frozen
 
+from skyrl.chats.masks import Mask
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import RewardModelConfig, SFTConfig, SupervisedConfig
 from skyrl.data.arrow_files import ArrowTable, arrow_table
@@ -23,7 +24,8 @@ from skyrl.data.row_forms import PreferenceForms, SupervisedForms
 from skyrl.data.row_store import RowFolder, StoredRows, add_to_digest, row_key, store_rows
 from skyrl.data.row_streams import RowStream, StreamedRow
 from skyrl.data.sources import BadRow, Row, in_table, iterate_rows
-from skyrl.data.tokenized_rows import PreferenceRow, R, SupervisedRow
+from skyrl.data.stored_distributions import stored_distributions
+from skyrl.data.tokenized_rows import LikelyTokens, PreferenceRow, R, SupervisedRow
 from skyrl.errors import DataError
 from skyrl.processes.garbage import seldom_collected
 from skyrl.tree import to_dict
@@ -127,19 +129,30 @@ def supervised_reader(
 
     def read(row: Row, row_id: str) -> SupervisedRow:
         ids, weights = tokens_of(row)
+        learned = np.flatnonzero(weights)
         weights[:1] = 0  # nothing predicts the first token
         if not weights.any():
             raise DataError("no token of it is learned")
-        return SupervisedRow(id=row_id, token_ids=ids, weights=weights)
+        made = SupervisedRow(id=row_id, token_ids=ids, weights=weights)
+        if not run.distillation.stored:
+            return made
+        teacher = stored_distributions(row, len(learned), len(tokenizer), at_most=run.distillation.top_k)
+        return evolve(made, teacher=_at(teacher, learned > 0))
 
     def cut(row: SupervisedRow) -> SupervisedRow | None:
-        short = evolve(row, token_ids=row.token_ids[:max_length], weights=row.weights[:max_length])
+        weights = row.weights[:max_length]
+        teacher = row.teacher and _at(row.teacher, slice(int((weights > 0).sum())))
+        short = evolve(row, token_ids=row.token_ids[:max_length], weights=weights, teacher=teacher)
         return short if short.weights.any() else None
 
     def conclude(tally: Tally) -> None:
         tally.turn_end, tally.behind_other_headers = tokens_of.turn_end, tokens_of.behind_other_headers
 
     return RowReader(run, tuple(sources), max_length, read, cut, conclude)
+
+
+def _at(teacher: LikelyTokens, places: Mask | slice) -> LikelyTokens:
+    return LikelyTokens(ids=teacher.ids[places], logprobs=teacher.logprobs[places])
 
 
 def load_preferences(
@@ -192,7 +205,7 @@ def load_rows(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> 
 READ_BY = (
     *("kind", "chat_template_kwargs", "tools_key", "system_key", "train_on_what", "messages_key"),
     *("chosen_key", "rejected_key", "prompt_key", "margin_key", "completion_key", "label_key", "bad_rows", "too_long"),
-    *("num_answers", "answers_key", "ranks_key", "scores_key"),
+    *("num_answers", "answers_key", "ranks_key", "scores_key", "distillation"),
 )
 """Fields of a run that affect how rows are read, besides the sources and the tokenizer."""
 
