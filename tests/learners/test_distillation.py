@@ -250,7 +250,7 @@ async def test_likely_tokens_teach_alike_packed_or_padded_and_on_any_number_of_r
 
 async def test_models_that_cap_their_logits_are_refused(taught: TrainerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skyrl.learners.forward.has_plain_head", lambda model, device: False)
-    with pytest.raises(ModelError, match=r"the logits of the teacher are not the product .*: set it to advantage"):
+    with pytest.raises(ModelError, match=r"of the teacher are not the product .*: set distillation.top_k = 128"):
         TeacherWorker(taught)
     with pytest.raises(ModelError, match="the logits of the policy are not the product"):
         PolicyWorker(taught, policy_objective(taught.algorithm))
