@@ -27,7 +27,7 @@ K = 6
 @pytest.fixture(scope="module")
 def teacher(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wider model than the student, with weights of its own."""
-    return made(tmp_path_factory.mktemp("off-policy") / "teacher", nano, 7, sharpness=4, hidden_size=48)
+    return made(tmp_path_factory.mktemp("off-policy") / "teacher", nano, 7, sharpness=2, hidden_size=48)
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +92,14 @@ def test_a_run_on_stored_distributions_is_the_plain_loop_of_the_dense_formula(
         nats.append((cross / learned).item())
     assert [record["train/distillation_loss"] for record in found[1:]] == pytest.approx(divergences, rel=1e-3)
     assert [record["train/loss"] for record in found[1:]] == pytest.approx(nats, rel=1e-3)
+    assert divergences[-1] < 0.95 * divergences[0]
     assert farthest(weights(tmp_path), model.state_dict()) < 5e-4
 
 
 def test_stored_local_and_served_teachers_give_the_same_numbers(
     nano: Path, teacher: Path, rows: Path, tmp_path: Path
 ) -> None:
-    common: dict[str, Any] = {"num_epochs": 1, "distillation__top_k": K}
+    common: dict[str, Any] = {"num_epochs": 1, "distillation__top_k": K, "distillation__min_logprob": -8.0}
     alone = stored(rows, **common)
     beside = {**alone, "distillation__stored": False}
     with serving(teacher) as url:
@@ -119,13 +120,13 @@ def test_a_student_comes_nearer_to_a_teacher_beside_it_and_resumes_exactly(
     changes: dict[str, Any], nano: Path, teacher: Path, tmp_path: Path
 ) -> None:
     taught = {"distillation__teacher_path": str(teacher), "distillation__task_coef": 0.0, **changes}
-    taught |= {"deterministic": True, "ckpt_interval": 4}
+    taught |= {"deterministic": True, "ckpt_interval": 4, "distillation__beta": 0.0}
     whole = train(nano, tmp_path / "whole", **taught)
     for epochs in (1, 2):
         train(nano, tmp_path / "parts", **taught, num_epochs=epochs)
     assert farthest(weights(tmp_path / "whole"), weights(tmp_path / "parts")) == 0
     divergences = [record["train/teacher_divergence"] for record in whole[1:]]
-    assert sum(divergences[-2:]) < 0.8 * sum(divergences[:2])
+    assert sum(divergences[-2:]) < 0.95 * sum(divergences[:2])
 
 
 def test_distributions_that_generate_writes_are_trained_on(nano: Path, tmp_path: Path) -> None:

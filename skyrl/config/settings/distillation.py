@@ -3,7 +3,7 @@
 from typing import Literal
 
 from skyrl.config.foundation.entry import BaseConfig
-from skyrl.tree import field, frozen
+from skyrl.tree import FREE, field, frozen
 from skyrl.tree.validators import fraction, http_address, negative, non_negative, positive, rule_of_one_field
 
 _with_places = rule_of_one_field(
@@ -44,10 +44,11 @@ class TeacherServerConfig(BaseConfig):
     """Form of the requests. vllm: `prompt_logprobs` of /v1/completions, which `skyrl serve` answers, too; sglang:
     /generate."""
 
-    timeout: float = field(default=300.0, validator=positive)
-    """Time limit, in seconds, for the scores of a row, repetitions included."""
+    timeout: float = field(default=300.0, validator=positive, metadata=FREE)
+    """Time limit, in seconds, for the scores of a row. A server that is lost has as long to come back: failed requests
+    are repeated until then."""
 
-    max_requests: int = field(default=64, validator=positive)
+    max_requests: int = field(default=64, validator=positive, metadata=FREE)
     """Number of rows that a server scores at a time."""
 
 
