@@ -176,10 +176,12 @@ def test_stored_distributions_that_do_not_fit_are_refused(
         ({"stored": True, "temperature": 2.0}, "distillation.temperature"),
         ({"endpoint.url": "http://there:8000"}, "distillation.top_k"),
         ({"stored": True, "tail": False}, "distillation.tail"),
+        ({"stored": True, "/strategy": "megatron", "/device": "cuda"}, "strategy"),
     ],
 )
 def test_teachers_that_cannot_be_learned_from_are_refused(changes: dict[str, Any], path: str) -> None:
     common = {"kind": "sft", "model.path": "m", "train_datasets": ["x.jsonl"]}
+    written = {f"distillation.{name}".rpartition("/")[2]: value for name, value in changes.items()}
     with pytest.raises(ConfigError) as refused:
-        compose([], {**common, **{f"distillation.{name}": value for name, value in changes.items()}})
+        compose([], {**common, **written})
     assert [problem.path for problem in refused.value.problems] == [path]
