@@ -159,8 +159,7 @@ def main(arguments: Sequence[str]) -> None:
             for name, results in found.items():
                 scratch = Path(folder) / f"{name}-{number}"
                 scratch.mkdir()
-                files = map(str, (*models, rows, scratch))
-                command = [sys.executable, "-m", "benchmarks.gkd", name, *files]
+                command = [sys.executable, "-m", "benchmarks.gkd", name, *map(str, (*models, rows, scratch))]
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
                 results.append(json.loads(done.stdout.splitlines()[-1]))
     best = {name: min(result["seconds"] for result in results) for name, results in found.items()}

@@ -167,19 +167,23 @@ def tuned(nano: Path, folder: Path, answer: str) -> Path:
     folder.mkdir()
     rows = [{"prompt": [{"role": "user", "content": letter}]} for letter in "abcdefgh"]
     chats = [{"messages": [*row["prompt"], {"role": "assistant", "content": answer}]} for row in rows]
-    tuning = {"train_datasets": (write(folder / "rows.jsonl", chats),), "num_epochs": 30, "optimizer_config__lr": 3e-3}
+    tuning: dict[str, Any] = {
+        "train_datasets": (write(folder / "rows.jsonl", chats),),
+        "num_epochs": 30,
+        "optimizer_config__lr": 3e-3,
+    }
     supervised_train(nano, folder, **tuning)
     return folder / "run" / "model"
 
 
-def distance(student: Path, teacher: Path, letters: str) -> float:
+def distance(student: Path, teacher: Path, letters: set[str]) -> float:
     """Forward KL from the teacher in nats at the first token of answers, the only one that depends on the letter alone:
     mean over the letters.
     """
     tokenizer: Any = AutoTokenizer.from_pretrained(teacher)
     models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in (student, teacher)]
-    found = []
-    for letter in letters:
+    found = list[float]()
+    for letter in sorted(letters):
         asked = [{"role": "user", "content": letter}]
         ids = torch.tensor([tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)])
         with torch.no_grad():
@@ -191,7 +195,10 @@ def distance(student: Path, teacher: Path, letters: str) -> float:
 @pytest.mark.long
 def test_each_source_learns_from_its_own_teacher_and_not_where_they_are_exchanged(nano: Path, tmp_path: Path) -> None:
     models = [tuned(nano, tmp_path / name, answer) for name, answer in (("one", "xxxx"), ("two", "yyyy"))]
-    parts = list(zip(models, ("abcd", "efgh"), strict=True))
+    lines = map(json.loads, two_sources(nano, tmp_path).read_text(encoding="utf-8").splitlines())
+    asked = [(row["data_source"], row["prompt"][0]["content"]) for row in lines]
+    letters_of = [{letter for source, letter in asked if source == name} for name in ("first", "second")]
+    parts = list(zip(models, letters_of, strict=True))
     before = [distance(nano / "model", model, letters) for model, letters in parts]
     common = {**TEACHER_ALONE, **OF_LIKELY, "trainer__epochs": 10, "trainer__ckpt_interval": -1}
     common |= {"trainer__policy__optimizer_config__lr": 3e-3}
