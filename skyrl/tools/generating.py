@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from skyrl.config import InferenceEngineConfig
 from skyrl.config.settings.generator import SamplingParams
 from skyrl.data.stored_distributions import IDS, LOGPROBS, DistributionsFile
-from skyrl.errors import ConfigError, Problem
+from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.experiments.sampling import read_prompts
 from skyrl.experiments.standalone import StandaloneSampling
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
@@ -19,6 +20,9 @@ from skyrl.trajectory import Prompt
 from skyrl.tree import required
 
 _SAMPLING = "generator.eval_sampling_params"
+
+_MOST_OF_VLLM = 20
+"""vLLM's default of `max_logprobs`."""
 
 NO_ENVIRONMENT = "none"
 """Environment name of prompts whose answers are not scored."""
@@ -39,6 +43,7 @@ def generate(target: Target, sampling: StandaloneSampling, *, top_logprobs: int 
     run = sampling.cfg
     if top_logprobs:
         _refuse_changed_distributions(required(run.generator.eval_sampling_params, _SAMPLING))
+        _refuse_too_many(run.generator.inference_engine, top_logprobs, len(sampling.tokenizer))
     rows = read_prompts(run, run.data.val_data, sampling.tokenizer, env_class=NO_ENVIRONMENT).prompts
     lines, size = JsonLines(sampling.folder.path / ANSWERS), run.trainer.eval_batch_size
 
@@ -110,6 +115,17 @@ def _taught(prompt: Prompt, number: int, completion: Completion) -> dict[str, An
         IDS: likely.token_ids.tolist(),
         LOGPROBS: likely.logprobs.tolist(),
     }
+
+
+def _refuse_too_many(engine: InferenceEngineConfig, count: int, vocabulary: int) -> None:
+    """Raises `UserError` for more tokens than there are, and `ConfigError` for more than vLLM reports."""
+    if count > vocabulary:
+        raise UserError(f"--top-logprobs {count}: the tokenizer has {vocabulary} tokens")
+    most = engine.engine_init_kwargs.get("max_logprobs", _MOST_OF_VLLM)
+    if engine.backend == "vllm" and count > most:
+        path = "generator.inference_engine.engine_init_kwargs.max_logprobs"
+        message = f"vLLM reports {most} log-probabilities at most, and --top-logprobs asks for {count}"
+        raise ConfigError([Problem(path=path, message=message, hint=f"set it to {count}")])
 
 
 def _refuse_changed_distributions(sampling: SamplingParams) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from skyrl.cli.main import cli
 from skyrl.config import SFTConfig, compose
 from skyrl.data.stored_distributions import DistributionsFile
-from skyrl.errors import ConfigError, DataError
+from skyrl.errors import ConfigError, DataError, UserError
 from skyrl.experiments.sft import SFTExp
 from skyrl.learners.schedule import make_optimizer
 from tests.experiments.test_served_teachers import made, serving
@@ -146,6 +146,8 @@ def test_distributions_that_generate_writes_are_trained_on(nano: Path, tmp_path:
     refused = CliRunner().invoke(cli, [*arguments, *greedy])
     assert isinstance(refused.exception, ConfigError)
     assert "not the model's own" in str(refused.exception)
+    many = CliRunner().invoke(cli, [*arguments, "--top-logprobs", "9999"])
+    assert isinstance(many.exception, UserError) and "the tokenizer has" in str(many.exception)
 
 
 @pytest.mark.parametrize(
