@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 IDS, LOGPROBS = "teacher_ids", "teacher_logprobs"
 
 _ABOVE_ONE = 1e-2
-"""By how much probabilities may add up to more than 1, for engines that compute in 16 bits."""
+"""Excess of the sum of probabilities over 1 that is accepted, for engines that compute in 16 bits."""
 
 
 def stored_distributions(row: Row, learned: int, vocabulary: int, *, at_most: int | None) -> LikelyTokens:
-    """What a row stores of a teacher for its `learned` tokens, cut to the `at_most` likeliest tokens at each. Raises
+    """The teacher's tokens that a row stores for its `learned` tokens, cut to the `at_most` likeliest at each. Raises
     `DataError` for columns that are missing or inconsistent.
     """
     if row.get("input_ids") is None or row.get(IDS) is None or row.get(LOGPROBS) is None:

@@ -54,7 +54,7 @@ class SupervisedRow:
     """Weight of each token: 0 if it is not learned, else 1 unless the row gives its messages other weights."""
 
     teacher: LikelyTokens | None = None
-    """What a teacher found likely in place of each learned token, if the row stores it."""
+    """A teacher's likeliest tokens in place of each learned one, if the row stores them."""
 
     @property
     def loss_mask(self) -> Mask:
