@@ -48,7 +48,7 @@ SHORTEST: Mapping[str, str] = {
 
 NOT_ALONE = {
     "compare": "it runs others of these scripts",
-    "preference": "it needs TRL, which no extra of skyrl installs",
+    **dict.fromkeys(("preference", "gkd"), "it needs TRL, which no extra of skyrl installs"),
     "distillation": "it needs the quick start's trained model, which is the teacher",
 }
 """Scripts that cannot run here, and why."""

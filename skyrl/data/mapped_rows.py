@@ -14,12 +14,13 @@ from skyrl.chats.masks import Mask
 from skyrl.data.arrow_files import ArrowTable
 from skyrl.data.row_forms import MASKS, UNLEARNED
 from skyrl.data.rows_on_access import RowsOnAccess
+from skyrl.data.stored_distributions import IDS, LOGPROBS
 from skyrl.data.tokenized_rows import ID, SupervisedRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-COLUMNS = ("input_ids", "labels", *MASKS)
+COLUMNS = ("input_ids", "labels", *MASKS, IDS, LOGPROBS)
 """Columns of a row that is tokens."""
 
 ReadRow = Callable[[dict[str, Any], str], SupervisedRow]

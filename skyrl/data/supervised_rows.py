@@ -15,7 +15,7 @@ from typing import Any, Generic
 import numpy as np
 from attrs import asdict, define, evolve, field, frozen
 
-from skyrl.chats.masks import ChatMasks
+from skyrl.chats.masks import ChatMasks, Mask
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import RewardModelConfig, SFTConfig, SupervisedConfig
 from skyrl.data.arrow_files import ArrowTable, arrow_table
@@ -25,7 +25,8 @@ from skyrl.data.row_forms import PreferenceForms, SupervisedForms, refuse_other_
 from skyrl.data.row_store import RowFolder, StoredRows, add_to_digest, row_key, store_rows
 from skyrl.data.row_streams import RowStream, StreamedRow
 from skyrl.data.sources import BadRow, Row, in_table, iterate_rows, place_of
-from skyrl.data.tokenized_rows import PreferenceRow, R, SupervisedRow
+from skyrl.data.stored_distributions import stored_distributions
+from skyrl.data.tokenized_rows import LikelyTokens, PreferenceRow, R, SupervisedRow
 from skyrl.errors import DataError
 from skyrl.processes.garbage import seldom_collected
 from skyrl.tree import to_dict
@@ -158,13 +159,20 @@ def supervised_reader(
 
     def read(row: Row, row_id: str) -> SupervisedRow:
         ids, weights = tokens_of(row)
+        learned = np.flatnonzero(weights)
         weights[:1] = 0  # nothing predicts the first token
         if not weights.any():
             raise DataError("no token of it is learned")
-        return SupervisedRow(id=row_id, token_ids=ids, weights=weights)
+        made = SupervisedRow(id=row_id, token_ids=ids, weights=weights)
+        if not run.distillation.stored:
+            return made
+        teacher = stored_distributions(row, len(learned), len(tokenizer), at_most=run.distillation.top_k)
+        return evolve(made, teacher=_at(teacher, learned > 0))
 
     def cut(row: SupervisedRow) -> SupervisedRow | None:
-        short = evolve(row, token_ids=row.token_ids[:max_length], weights=row.weights[:max_length])
+        weights = row.weights[:max_length]
+        teacher = row.teacher and _at(row.teacher, slice(int((weights > 0).sum())))
+        short = evolve(row, token_ids=row.token_ids[:max_length], weights=weights, teacher=teacher)
         return short if short.weights.any() else None
 
     def conclude(tally: Tally) -> None:
@@ -174,13 +182,8 @@ def supervised_reader(
     return RowReader(run, tuple(sources), max_length, read, cut, conclude)
 
 
-def count_empty(masks: ChatMasks) -> Callable[[Tally], None]:
-    """A conclusion that counts the empty answers among all that were tokenized."""
+ab
 
-    def conclude(tally: Tally) -> None:
-        tally.empty_answers = masks.empty_answers
-
-    return conclude
 
 
 def load_preferences(
@@ -233,7 +236,7 @@ def load_rows(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> 
 READ_BY = (
     *("kind", "chat_template_kwargs", "tools_key", "system_key", "train_on_what", "messages_key"),
     *("chosen_key", "rejected_key", "prompt_key", "margin_key", "completion_key", "label_key", "bad_rows", "too_long"),
-    *("num_answers", "answers_key", "ranks_key", "scores_key"),
+    *("num_answers", "answers_key", "ranks_key", "scores_key", "distillation"),
 )
 """Fields of a run that affect how rows are read, besides the sources and the tokenizer."""
 

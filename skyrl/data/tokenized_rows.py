@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
+from numpy.typing import NDArray
 
 from skyrl.chats.masks import Ids, Mask, Weights
 from skyrl.data.answer_pairs import LabelledRow, PairRow, RankedRow
@@ -17,6 +18,33 @@ _WEIGHT = np.dtype("<f4")
 _WEIGHTED = np.array([-1], ID).tobytes()
 """Marks the bytes of a row with weights other than 0 and 1: no token has this id."""
 
+_TAUGHT = np.array([-2], ID).tobytes()
+"""Marks the bytes of a row with the likeliest tokens of a teacher."""
+
+
+@frozen(kw_only=True, eq=False)
+class LikelyTokens:
+    """A teacher's likeliest tokens at each of the n learned tokens of a row."""
+
+    ids: NDArray[np.int64]
+    """(n, k)."""
+
+    logprobs: NDArray[np.float32]
+    """(n, k) in nats."""
+
+    def to_bytes(self) -> bytes:
+        """The numbers n and k, the ids and the log-probabilities."""
+        return np.array(self.ids.shape, ID).tobytes() + self.ids.astype(ID).tobytes() + self.logprobs.tobytes()
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> tuple[LikelyTokens, bytes]:
+        """What `to_bytes` wrote, and the bytes after it."""
+        rows, count = (int(each) for each in np.frombuffer(data, ID, 2))
+        start, size = 2 * ID.itemsize, rows * count * ID.itemsize
+        ids = np.frombuffer(data, ID, rows * count, start).astype(np.int64).reshape(rows, count)
+        logprobs = np.frombuffer(data, _WEIGHT, rows * count, start + size).astype(np.float32).reshape(rows, count)
+        return cls(ids=ids, logprobs=logprobs), data[start + 2 * size :]
+
 
 @frozen(kw_only=True, eq=False)
 class SupervisedRow:
@@ -26,6 +54,9 @@ class SupervisedRow:
     token_ids: Ids
     weights: Weights
     """Weight of each token: 0 if it is not learned, else 1 unless the row gives its messages other weights."""
+
+    teacher: LikelyTokens | None = None
+    """A teacher's likeliest tokens in place of each learned one, if the row stores them."""
 
     @property
     def loss_mask(self) -> Mask:
@@ -40,8 +71,11 @@ class SupervisedRow:
     def to_bytes(self) -> bytes:
         """Everything that training depends on: the tokens, then one byte of mask for each.
 
-        If tokens have weights other than 0 and 1: -1 as a token, the tokens, then four bytes of weight for each.
+        If tokens have weights other than 0 and 1: -1 as a token, the tokens, then four bytes of weight for each. What a
+        teacher found likely stands before all, after -2 as a token.
         """
+        if self.teacher is not None:
+            return _TAUGHT + self.teacher.to_bytes() + evolve(self, teacher=None).to_bytes()
         ids, mask = self.token_ids.astype(ID).tobytes(), self.loss_mask
         if np.array_equal(self.weights, mask):
             return ids + mask.tobytes()
@@ -50,6 +84,9 @@ class SupervisedRow:
     @classmethod
     def of_bytes(cls, row_id: str, data: bytes) -> SupervisedRow:
         """The row that `to_bytes` wrote."""
+        if data.startswith(_TAUGHT):
+            teacher, rest = LikelyTokens.of_bytes(data[len(_TAUGHT) :])
+            return evolve(cls.of_bytes(row_id, rest), teacher=teacher)
         start = len(_WEIGHTED) if data.startswith(_WEIGHTED) else 0
         kind = _WEIGHT if start else np.dtype(np.bool_)
         count = (len(data) - start) // (ID.itemsize + kind.itemsize)

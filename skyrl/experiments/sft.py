@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from attrs import evolve
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
@@ -19,6 +20,8 @@ from skyrl.config.checks.supervised_checks import evaluation_names
 from skyrl.config.derive.model_overrides import learner_overrides
 from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.loading.kinds import kind_of
+from skyrl.config.settings.distillation import SFTDistillationConfig
+from skyrl.config.settings.models import ModelConfig
 from skyrl.config.settings.samplers import SamplerConfig
 from skyrl.data.cursor import PromptCursor, batches, batches_before, permutation
 from skyrl.data.order import InOrder, Mixed, Order, Shuffled
@@ -32,16 +35,17 @@ from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.exports import chat_tokenizer, export_of, new_turn_end
 from skyrl.experiments.full_length import made_up_sequences, supervised_verdict, supervised_without_traces
 from skyrl.experiments.samplers import SampledRows, sampler_of
+from skyrl.experiments.sft_teachers import connect, refuse_other_teacher, served_teacher, with_teacher
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.ranks import Ranks
-from skyrl.learners.workers.group import LearnerGroup
+from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.learners.workers.objectives import CrossEntropy
-from skyrl.learners.workers.roles import SFTWorker
+from skyrl.learners.workers.roles import SFTTeacherWorker, SFTWorker
 from skyrl.models.files.loading import max_positions, refuse_small_vocabulary
 from skyrl.planning.replicas import Replicas, replicas
 from skyrl.runs.inputs import notice, report_unread_variables
-from skyrl.runs.read_again import of_many
+from skyrl.runs.read_again import model_digests, of_many
 from skyrl.tracking.source_labels import source_labels
 from skyrl.tracking.tracker import Tracker
 from skyrl.training.collate import collate_supervised
@@ -49,6 +53,7 @@ from skyrl.training.describe import Metrics
 from skyrl.training.loop import Hooks, TrainingLoop
 from skyrl.training.middleware import LayeredLearner, in_context, layered, run_before
 from skyrl.training.profiling import ProfiledSteps
+from skyrl.training.served_teacher import ServedTeacher
 from skyrl.training.supervised import RowPosition, SupervisedTrainer
 from skyrl.training.supervised_evaluation import Sums, SupervisedEvaluation, likelihood
 from skyrl.tree import to_dict
@@ -95,7 +100,8 @@ class SupervisedExp(BaseExp):
         """The rows to evaluate on, by the name of their set."""
         names = evaluation_names(self.cfg)
         labels = source_labels(names)
-        return {labels[name]: self.load((source,)) for name, source in zip(names, self.cfg.eval_datasets, strict=True)}
+        named = zip(names, self.cfg.eval_datasets, strict=True)
+        return {labels[name]: self.load_evaluated((source,)) for name, source in named}
 
     @cached_property
     def max_length(self) -> int:
@@ -150,6 +156,10 @@ class SupervisedExp(BaseExp):
         """Rows of this kind of run."""
         raise TypeError(f"{type(self).__name__} does not define load()")
 
+    def load_evaluated(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
+        """Rows to evaluate on. Here they are read as those to train on."""
+        return self.load(sources)
+
     def reader(self, sources: tuple[str, ...]) -> RowReader[Any]:
         """Reads rows of this kind of run one by one."""
         reader: RowReader[Any] = kind_of(self.cfg).row_reader()(sources, self.tokenizer, self.cfg, self.max_length)
@@ -178,6 +188,10 @@ class SupervisedExp(BaseExp):
         """The batch with what other models compute. Here there are none."""
         return batch
 
+    async def complete_evaluated(self, batch: TrainingBatch) -> TrainingBatch:
+        """`complete` for a batch that is evaluated."""
+        return await self.complete(batch)
+
     async def refresh_reference(self) -> None:
         """Bring a reference that moves up to the policy. Here there is none."""
 
@@ -191,7 +205,7 @@ class SupervisedExp(BaseExp):
             return None
         sets = {name: dataset.rows for name, dataset in self.eval_datasets.items()}
         size = max(self.cfg.batch_size, SCORED_AT_A_TIME)
-        return SupervisedEvaluation(sets, self.collate, self.measure, batch_size=size, complete=self.complete)
+        return SupervisedEvaluation(sets, self.collate, self.measure, batch_size=size, complete=self.complete_evaluated)
 
     def get_order(self) -> Order:
         """Order of the rows in an epoch."""
@@ -359,13 +373,30 @@ class SupervisedExp(BaseExp):
 
 
 class SFTExp(SupervisedExp):
-    """Supervised fine-tuning."""
+    """Supervised fine-tuning, beside a teacher if there is one."""
 
     cfg: SFTConfig
     worker = SFTWorker
 
+    @cached_property
+    def teacher(self) -> ScorerGroup[SFTTeacherWorker] | ServedTeacher | None:
+        """The teacher that scores rows: a frozen model on the ranks of the run's model, or one behind a server."""
+        settings = self.cfg.distillation
+        if settings.endpoint.url is not None:
+            return served_teacher(settings.endpoint, settings.endpoint.url)
+        if settings.teacher_path is None:
+            return None
+        ranks = self.ranks_of("teacher", MODEL.ranks(self.cfg), self.replicas)
+        started = self.processes.start("teacher", [partial(SFTTeacherWorker, self.cfg, ranks=each) for each in ranks])
+        return ScorerGroup(started, self.budget(), replicas=self.replicas)
+
     def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         return load_supervised(sources, self.tokenizer, self.cfg, self.max_length)
+
+    def load_evaluated(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
+        """Rows to evaluate on, whose likelihood is measured, without a teacher."""
+        alone = evolve(self.cfg, distillation=SFTDistillationConfig())
+        return load_supervised(sources, self.tokenizer, alone, self.max_length)
 
     def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
         return made_up_sequences(self.cfg, self.max_length, vocabulary)
@@ -373,8 +404,43 @@ class SFTExp(SupervisedExp):
     def collate(self, rows: Sequence[Any]) -> TrainingBatch:
         return collate_supervised(rows)
 
+    def check_inputs(self) -> None:
+        """Check data and models. Raises `DataError`, `ModelError`."""
+        super().check_inputs()
+        refuse_other_teacher(self.cfg, self.tokenizer)
+
+    def read_again(self) -> dict[str, str]:
+        """Digests of what a resumed run reads again, with the weights of the model that teaches."""
+        path = self.cfg.distillation.teacher_path
+        own = {} if path is None else model_digests("distillation.teacher_path", ModelConfig(path=path), weights=True)
+        return super().read_again() | own
+
+    async def prepare(self) -> None:
+        """Ask the served teacher, if there is one, for its limits."""
+        if self.cfg.distillation.endpoint.url is not None:
+            assert isinstance(self.teacher, ServedTeacher)
+            await connect(self.teacher, self.cfg, self.tokenizer, longest=self.max_length)
+
+    async def close(self) -> None:
+        """Close the connections to a served teacher."""
+        if self.cfg.distillation.endpoint.url is not None:
+            assert isinstance(self.teacher, ServedTeacher)
+            await self.teacher.server.close()
+
+    async def complete(self, batch: TrainingBatch) -> TrainingBatch:
+        """The batch with what the teacher makes of its rows."""
+        if self.teacher is None:
+            return batch
+        with self.clock.measure("teacher"):
+            return await with_teacher(batch, self.cfg, self.teacher)
+
+    async def complete_evaluated(self, batch: TrainingBatch) -> TrainingBatch:
+        """The batch itself: an evaluation measures likelihood alone."""
+        return batch
+
     def get_objective(self) -> Objective:
-        return CrossEntropy()
+        settings = self.cfg.distillation
+        return CrossEntropy(coef=settings.task_coef if settings.has_teacher else 1.0)
 
     def measure(self, scores: Tensor, batch: TrainingBatch) -> Sums:
         return likelihood(scores, batch)

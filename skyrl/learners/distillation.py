@@ -12,13 +12,11 @@ from skyrl.algorithms.linear_divergence import linear_divergence
 from skyrl.algorithms.target_logprobs import target_logprobs
 from skyrl.algorithms.topk_divergence import ABSENT, topk_divergence
 from skyrl.batch import TEACHER_IDS, TEACHER_LOGPROBS, RowTensors, TrainingBatch, to_device
-from skyrl.config.settings.distillation import DistillationConfig
+from skyrl.config.settings.distillation import DivergenceConfig
 from skyrl.errors import ModelError
 from skyrl.learners.row_layouts import RowLayout
 from skyrl.models.files.naming import tied_names
 from skyrl.models.files.stored_weights import StoredWeights
-
-TYPE = "trainer.algorithm.distillation.type"
 
 
 class TeacherLoss:
@@ -26,7 +24,7 @@ class TeacherLoss:
 
     def __init__(
         self,
-        settings: DistillationConfig,
+        settings: DivergenceConfig,
         matrices: Mapping[str, Tensor] | None = None,
         *,
         of_policy: Collection[str] = (),
@@ -148,6 +146,6 @@ def stored_output_matrix(meta_model: nn.Module, stored: StoredWeights) -> Tensor
 def no_plain_head(model: str) -> ModelError:
     """The error of a model whose logits are not the product of hidden states and a matrix."""
     return ModelError(
-        f"the logits of {model} are not the product of hidden states and one matrix, which {TYPE} = loss needs: set it "
-        "to advantage, or trainer.algorithm.distillation.top_k = 128"
+        f"the logits of {model} are not the product of hidden states and one matrix, which the divergence over all "
+        "tokens needs: set distillation.top_k = 128 (or in reinforcement learning distillation.type = advantage)"
     )

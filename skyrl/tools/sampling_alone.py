@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _ALWAYS = ("config.json", "logs", "engines")
 _RESULTS = {
     "evaluations": (*_ALWAYS, "results.json", "samples", "sandbox.json"),
-    "generations": (*_ALWAYS, "answers.jsonl"),
+    "generations": (*_ALWAYS, "answers.jsonl", "distributions.parquet"),
 }
 """What folders of results have in them: one with anything else is not replaced."""
 

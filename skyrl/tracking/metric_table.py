@@ -325,6 +325,14 @@ _EVALUATION = (
 )
 _SUPERVISED = (
     *_updates("train", "lr", [MetricSpec("train/loss", "nats", "Supervised runs: loss of the batch.")]),
+    MetricSpec("train/distillation_loss", "nats", "Fine-tuning with a teacher: weighted divergence from it."),
+    MetricSpec("train/teacher_divergence", "nats", "Fine-tuning with a teacher: divergence from it, mean over tokens."),
+    MetricSpec(
+        "train/teacher_logprobs_clamped",
+        "share",
+        "Compared tokens whose log-probability was raised to distillation.min_logprob.",
+    ),
+    MetricSpec("train/teacher_divergence_clamped", "share", "Tokens above distillation.max_divergence."),
     MetricSpec("train/tokens", "tokens", "Tokens of the batch, padding excluded."),
     MetricSpec("train/learned_tokens", "tokens", "Tokens of the batch that are learned."),
     MetricSpec("train/accuracy", "share", "Reward models and preferences: pairs in the right order."),

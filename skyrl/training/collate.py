@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from skyrl.batch import RowTensors, TrainingBatch
+from skyrl.algorithms.topk_divergence import ABSENT
+from skyrl.batch import TEACHER_IDS, TEACHER_LOGPROBS, RowTensors, TrainingBatch
 from skyrl.chats.masks import Ids, Mask
 from skyrl.data.answer_pairs import LabelledRow, PairRow, RankedRow
-from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
+from skyrl.data.tokenized_rows import LikelyTokens, PreferenceRow, SupervisedRow
 from skyrl.errors import RunError
 from skyrl.models.routers import joined_choices
 from skyrl.trajectory import RowArray, TokenRow, Trajectory, TrajectoryGroup
@@ -145,7 +146,23 @@ def collate_supervised(rows: Sequence[SupervisedRow]) -> TrainingBatch:
     lengths = [row.length for row in rows]
     ids, weights = _padded([row.token_ids for row in rows]), _padded([row.weights for row in rows])
     batch = _batch(ids, weights > 0, lengths, list(range(len(rows))), None)
+    taught = [row.teacher for row in rows if row.teacher is not None]
+    if taught:
+        batch = batch.carrying(**_likely_tokens(taught))
     return batch if torch.equal(weights, batch.loss_mask.float()) else batch.given(token_weights=weights)
+
+
+def _likely_tokens(rows: Sequence[LikelyTokens]) -> dict[str, RowTensors]:
+    """The extras of rows that store what a teacher found likely; shorter lists are filled with absent tokens."""
+    most = max(row.ids.shape[1] for row in rows)
+
+    def filled(table: NDArray[Any], value: int) -> Tensor:
+        return torch.from_numpy(np.pad(table, ((0, 0), (0, most - table.shape[1])), constant_values=value))
+
+    return {
+        TEACHER_IDS: RowTensors.of([filled(row.ids, ABSENT) for row in rows]),
+        TEACHER_LOGPROBS: RowTensors.of([filled(row.logprobs, 0) for row in rows]),
+    }
 
 
 def collate_pairs(rows: Sequence[PreferenceRow], *, share_prompts: bool = True) -> TrainingBatch:

@@ -57,6 +57,8 @@ DISTILLATION = evolve(
     SFT,
     name="distillation",
     root=DistillationConfig,
+    checks=REWARD_MODEL.checks,  # those of every supervised run
+    effects=REWARD_MODEL.effects,
     roles=ROLES,
     sizes=lambda run: Sizes(models=grids_of(run, ROLES), colocate_all=False),
 )

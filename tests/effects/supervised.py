@@ -21,13 +21,17 @@ from skyrl.config.loading.preference_kind import REFERENCE
 from skyrl.config.loading.stored import stored_tree
 from skyrl.errors import ResumeError, RunError, UserError
 from skyrl.experiments.experiment import experiment_class
+from skyrl.learners.workers.group import ScorerGroup
+from skyrl.learners.workers.roles import SFTTeacherWorker
 from skyrl.models.files.loading import load_causal_lm
+from skyrl.processes.handles import Group
+from skyrl.processes.in_process import LocalHandle
 from skyrl.runs.recovery import attempts
 from skyrl.runs.resume import beginning
 from skyrl.runs.run_lock import refuse_changed
 from skyrl.runs.session import RunSession
 from skyrl.tree import evolve_at, get_at
-from tests.effects.boundaries import Reached, given_to_deepspeed, learner_of, worker_of
+from tests.effects.boundaries import Reached, given_to_deepspeed, learner_of, read_once, worker_of
 from tests.effects.models import PREFERENCE_PLACE, REWARD_PLACE, SFT_PLACE, batch_for
 from tests.effects.observables import alarms, callbacks, plain, planned_steps, run, trackers, what_is_left
 from tests.effects.passes import fusions_of, noted_activations, tokenizer
@@ -180,6 +184,35 @@ def compared(scene: Scene) -> object:
     return plain(asyncio.run(experiment.learner.forward_backward(batch, experiment.get_objective())))
 
 
+@observable("loss and measurements of a batch beside a teacher")
+def taught(scene: Scene) -> object:
+    experiment: Any = experiment_class(scene.run)(scene.run)
+    learner: Any = worker_of(scene, MODEL)
+    if scene.run.distillation.teacher_path is not None:
+        with read_once():
+            worker: Any = SFTTeacherWorker(scene.run)
+        experiment.teacher = ScorerGroup(Group([LocalHandle("teacher", worker)]))
+    batch = asyncio.run(experiment.complete(batch_for(scene)))
+    return plain(asyncio.run(learner.forward_backward(batch, experiment.get_objective())))
+
+
+@observable("the loss of the rows' own tokens")
+def own_tokens(scene: Scene) -> object:
+    experiment: Any = experiment_class(scene.run)(scene.run)
+    batch, objective = batch_for(scene), experiment.get_objective()
+    loss, _, _ = objective(torch.ones(batch.input_ids.shape), objective.weigh(batch))
+    return plain(loss)
+
+
+@observable("the server that scores rows, and how it is asked")
+def asked_teacher(scene: Scene) -> object:
+    teacher = experiment_class(scene.run)(scene.run).teacher  # type: ignore[attr-defined]
+    if teacher is None:
+        return None
+    server = teacher.server
+    return [server.url, server._protocol, server._timeout, server._connection._most]
+
+
 @observable("the folders in which log-probabilities of the reference are stored")
 def stored_reference(scene: Scene) -> object:
     experiment: Any = experiment_class(scene.run)(scene.run)
@@ -302,6 +335,10 @@ WRITTEN: Values = {"chat_template.name_or_path": "template.jinja", "chat_templat
 EVALUATED: Values = {"eval_datasets": ["out/train.jsonl"]}
 TWICE: Values = {"train_datasets": ["out/train.jsonl", "out/train.jsonl"]}
 
+BESIDE_TEACHER: Values = {"distillation.teacher_path": "{nano}/mixture"}
+OF_LIKELY: Values = {**BESIDE_TEACHER, "distillation.top_k": 3}
+SERVED_TEACHER: Values = {"distillation.endpoint.url": "http://here:8000", "distillation.top_k": 3}
+
 BOTH: Values = {**TWICE, "curriculum.mixture": [{"weights": [1.0, 1.0]}]}
 MIXED: Values = {**BOTH, "curriculum.sampler": "mixture"}
 STAGED: Values = {**BOTH, "curriculum.sampler": "schedule", "curriculum.stages": [{"sampler": "permutation"}]}
@@ -382,6 +419,20 @@ OWN: dict[str, tuple[tuple[str, Any, Observable, Values], ...]] = {
         ("too_long", "truncate", long_rows, {}),
         ("train_on_what", "all_assistant_messages", rows, {}),
         ("messages_key", "chat", rows, {}),
+        ("distillation.stored", True, rows, {}),
+        ("distillation.teacher_path", "{nano}/mixture", taught, {}),
+        ("distillation.coef", 2.0, taught, BESIDE_TEACHER),
+        ("distillation.task_coef", 0.0, own_tokens, BESIDE_TEACHER),
+        ("distillation.beta", 0.5, taught, BESIDE_TEACHER),
+        ("distillation.top_k", 3, taught, BESIDE_TEACHER),
+        ("distillation.temperature", 2.0, taught, BESIDE_TEACHER),
+        ("distillation.max_divergence", 0.001, taught, BESIDE_TEACHER),
+        ("distillation.tail", False, taught, {**OF_LIKELY, "distillation.beta": 0.0}),
+        ("distillation.min_logprob", -2.0, taught, OF_LIKELY),
+        ("distillation.endpoint.url", "http://there:8000", asked_teacher, {"distillation.top_k": 3}),
+        ("distillation.endpoint.protocol", "sglang", asked_teacher, SERVED_TEACHER),
+        ("distillation.endpoint.timeout", 5.0, asked_teacher, SERVED_TEACHER),
+        ("distillation.endpoint.max_requests", 2, asked_teacher, SERVED_TEACHER),
     ),
     "preference": (
         ("chosen_key", "better", rows, {}),

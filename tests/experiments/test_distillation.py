@@ -11,10 +11,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from skyrl.batch import TrainingBatch
 from skyrl.config.derive.sizes import sizes_of
 from skyrl.errors import ModelError, ResumeError
+from skyrl.learners.workers.group import LearnerGroup
+from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.runs.inputs import refuse_other_tokens
+from skyrl.training.describe import Metrics
 from tests.experiments.forked import run
 from tests.experiments.phases import Fault
 from tests.experiments.sameness import assert_same, assert_same_files
@@ -64,6 +68,40 @@ def test_a_student_comes_near_its_teacher(
     distances = [row[metric] for row in metrics(tmp_path)[1:]]
     assert len(distances) == 30
     assert sum(distances[-3:]) < share * sum(distances[:3])
+
+
+def test_old_samples_of_an_asynchronous_run_are_compared_with_the_weights_that_drew_them(
+    nano: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: list[tuple[TrainingBatch, torch.Tensor]] = []
+    forward_backward = LearnerGroup.forward_backward
+
+    async def noted(learner: LearnerGroup[LearningWorker], batch: TrainingBatch, objective: Objective) -> Metrics:
+        learned.append((batch, await learner.score(batch)))
+        return await forward_backward(learner, batch, objective)
+
+    monkeypatch.setattr(LearnerGroup, "forward_backward", noted)
+    stale = {"enabled": True, "max_staleness_steps": 2}
+    own = {"trainer__algorithm__policy_loss_type": "decoupled", "trainer__policy__optimizer_config__lr": 1e-2}
+    train(nano, tmp_path, **taught(teacher, "advantage", **own), trainer__fully_async=stale)
+    assert max(row["async/staleness_max"] for row in metrics(tmp_path)[1:]) == 2
+    moved = 0.0
+    for batch, scores in learned:
+        given = (batch.rollout_logprobs, batch.teacher_logprobs, batch.advantages)
+        sampled, nu, gains = (batch.pick(each) for each in given if each is not None)
+        torch.testing.assert_close(gains, nu - sampled, atol=1e-4, rtol=1e-4)
+        moved = max(moved, float((sampled - batch.pick(scores)).abs().max()))
+    assert moved > 0.1  # those of the update are others
+    batch, _ = learned[-1]
+    teachers = batch.teacher_logprobs
+    model: Any = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32).eval()
+    assert teachers is not None
+    for ids, length, mask, nu in zip(batch.input_ids, batch.lengths, batch.loss_mask, teachers, strict=True):
+        with torch.no_grad():
+            logs = model(ids[None, : int(length)]).logits[0, :-1].log_softmax(-1)
+        wanted = logs.gather(-1, ids[1 : int(length), None])[:, 0]
+        kept = mask[1 : int(length)]
+        torch.testing.assert_close(nu[1 : int(length)][kept], wanted[kept], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("form", long_except(["advantage", "loss"], "loss"))

@@ -8,7 +8,7 @@ import json
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from skyrl.errors import UserError
+from skyrl.errors import ProcessError, UserError
+from skyrl.inference.servers.http_connection import ATTEMPTS
 from skyrl.inference.servers.scoring_server import ScoringServer
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.learners.workers.group import ScorerGroup
@@ -29,6 +30,8 @@ from tests.endpoint.serving import served
 from tests.inference.server_engines import vllm_server
 from tests.learners.rows import batch
 from tests.nano_run import config, metrics, train
+from tests.supervised_run import train as supervised_train
+from tests.supervised_run import write
 
 D = "trainer__algorithm__distillation__"
 TEACHER_ALONE: dict[str, Any] = {
@@ -160,6 +163,63 @@ def test_two_teachers_by_source_bring_the_divergence_down(
     assert sum(losses[-3:]) < 0.7 * sum(losses[:3])
 
 
+def tuned(nano: Path, folder: Path, answer: str) -> Path:
+    """A copy of the policy that gives this answer to every letter."""
+    folder.mkdir()
+    rows = [{"prompt": [{"role": "user", "content": letter}]} for letter in "abcdefgh"]
+    chats = [{"messages": [*row["prompt"], {"role": "assistant", "content": answer}]} for row in rows]
+    tuning: dict[str, Any] = {
+        "train_datasets": (write(folder / "rows.jsonl", chats),),
+        "num_epochs": 30,
+        "optimizer_config__lr": 3e-3,
+    }
+    supervised_train(nano, folder, **tuning)
+    return folder / "run" / "model"
+
+
+def distance(student: Path, teacher: Path, letters: set[str]) -> float:
+    """Forward KL from the teacher in nats at the first token of answers, the only one that depends on the letter alone:
+    mean over the letters.
+    """
+    tokenizer: Any = AutoTokenizer.from_pretrained(teacher)
+    models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in (student, teacher)]
+    found = list[float]()
+    for letter in sorted(letters):
+        asked = [{"role": "user", "content": letter}]
+        ids = torch.tensor([tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)])
+        with torch.no_grad():
+            own, theirs = (model(ids).logits[0, -1].log_softmax(-1) for model in models)
+        found.append((theirs.exp() * (theirs - own)).sum().item())
+    return sum(found) / len(found)
+
+
+@pytest.mark.long
+def test_each_source_learns_from_its_own_teacher_and_not_where_they_are_exchanged(nano: Path, tmp_path: Path) -> None:
+    models = [tuned(nano, tmp_path / name, answer) for name, answer in (("one", "xxxx"), ("two", "yyyy"))]
+    lines = map(json.loads, two_sources(nano, tmp_path).read_text(encoding="utf-8").splitlines())
+    asked = [(row["data_source"], row["prompt"][0]["content"]) for row in lines]
+    letters_of = [{letter for source, letter in asked if source == name} for name in ("first", "second")]
+    parts = list(zip(models, letters_of, strict=True))
+    before = [distance(nano / "model", model, letters) for model, letters in parts]
+    common = {**TEACHER_ALONE, **OF_LIKELY, "trainer__epochs": 10, "trainer__ckpt_interval": -1}
+    common |= {"trainer__policy__optimizer_config__lr": 3e-3}
+    with serving(models[0]) as one, serving(models[1]) as two:
+        for name, addresses in {"own": (one, two), "exchanged": (two, one)}.items():
+            sources = dict(zip(("first", "second"), addresses, strict=True))
+            rows = [str(two_sources(nano, tmp_path))]
+            train(nano, tmp_path / name, **{**common, SOURCES: sources}, data__train_data=rows)
+    shares = {
+        name: [
+            distance(tmp_path / name / "run" / "model", model, letters) / far
+            for (model, letters), far in zip(parts, before, strict=True)
+        ]
+        for name in ("own", "exchanged")
+    }
+    print(f"nats before {before}, and the share that is left: {shares}")
+    assert max(shares["own"]) <= 0.5
+    assert min(shares["exchanged"]) > 0.5
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("form", list(FORMS))
 def test_a_resumed_run_with_a_served_teacher_goes_on_exactly(
@@ -170,6 +230,92 @@ def test_a_resumed_run_with_a_served_teacher_goes_on_exactly(
     for steps in (2, 4):
         train(nano, tmp_path / "parts", trainer__max_training_steps=steps, **own)
     assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
+
+
+class Relay:
+    """An address in front of a server, which can be lost: it lets some requests pass, then breaks off every connection
+    and drops some more.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._server = int(url.rpartition(":")[2])
+        self.url = ""
+        self.passing, self.dropping, self._attempts = -1, 0, 0
+        self._open = set[asyncio.StreamWriter]()
+
+    @contextmanager
+    def running(self) -> Iterator[Relay]:
+        """The relay on a thread, for the length of the block."""
+        loop, ready, ends = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+
+        async def run() -> None:
+            async with await asyncio.start_server(self._connected, "127.0.0.1", 0) as server:
+                self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+                ready.set()
+                await ends.wait()
+                self._break_off()
+
+        thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
+        thread.start()
+        try:
+            assert ready.wait(60)
+            yield self
+        finally:
+            loop.call_soon_threadsafe(ends.set)
+            thread.join(60)
+            loop.close()
+
+    def lose(self, after: int, attempts: int) -> None:
+        """After `after` requests, break off and drop as many attempts."""
+        self.passing, self._attempts = after, attempts
+
+    def _break_off(self) -> None:
+        for writer in self._open:
+            writer.transport.abort()
+        self._open.clear()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.dropping:
+            self.dropping -= 1
+            writer.transport.abort()
+            return
+        answers, asks = await asyncio.open_connection("127.0.0.1", self._server)
+        self._open |= {writer, asks}
+        await asyncio.gather(self._pass(reader, asks, counted=True), self._pass(answers, writer, counted=False))
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, counted: bool) -> None:
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                if counted and data.startswith(b"POST"):
+                    self.passing -= 1
+                    if self.passing == -1:
+                        self.dropping = self._attempts
+                        self._break_off()
+                        return
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
+def test_a_run_goes_on_when_a_lost_teacher_comes_back_or_ends_and_resumes_exactly(
+    nano: Path, urls: tuple[str, str], tmp_path: Path
+) -> None:
+    own = {**TEACHER_ALONE, **OF_LIKELY, "trainer__max_training_steps": 3, "trainer__ckpt_interval": 1}
+    one_at_a_time = {"trainer__teacher__endpoint__max_requests": 1}
+    train(nano, tmp_path / "whole", **own, **{URL: urls[0]})
+    relay = Relay(urls[0])
+    with relay.running():
+        own |= {URL: relay.url, **one_at_a_time}
+        relay.lose(after=30, attempts=ATTEMPTS + 1)
+        train(nano, tmp_path / "waits", **own)
+        assert relay.passing < -1 and relay.dropping == 0
+        relay.lose(after=30, attempts=10**6)
+        with pytest.raises(ProcessError, match=rf"the teacher at {relay.url} does not answer: .* which resumes"):
+            train(nano, tmp_path / "ends", **own, trainer__teacher__endpoint__timeout=10.0)
+        relay.dropping = 0
+        train(nano, tmp_path / "ends", **own)
+    assert metrics(tmp_path / "waits") == metrics(tmp_path / "whole")
+    assert metrics(tmp_path / "ends") == metrics(tmp_path / "whole")
 
 
 def test_limits_and_tokens_of_a_server_are_named_at_the_start(

@@ -43,11 +43,10 @@ def convert(folder: Path, text: str, system: str, *options: str) -> Told:
 
 REFUSED = [
     ("trl", "trl bco --model_name_or_path a/b", "trl bco: a trainer of preferences"),
-    ("trl", "trl distillation --model_name_or_path a/b", "trl distillation: distillation from a teacher"),
+    ("trl", "trl gold --model_name_or_path a/b", "trl gold: distillation from a teacher"),
     ("trl", "accelerate launch --num_processes 2 examples/scripts/cpo.py --model_name_or_path a/b", "preferences"),
     ("trl", "torchrun --nproc_per_node 2 -m trl.scripts.online_dpo --model_name_or_path a/b", "online preference"),
     ("trl", "python examples/scripts/grpo_vlm.py --model_name_or_path a/b", "rows with images"),
-    ("trl", "python train.py --model_name_or_path a/b --teacher_model_revision x", r"another trainer \(distillation\)"),
     ("trl", "trl vllm-serve --model a/b", "a server, which trains nothing"),
     ("verl", "python -m verl.trainer.main_generation data.path=a", "it only samples"),
     ("verl", "python -m verl.experimental.vla.main_ppo trainer.nnodes=1", "images and actions"),
@@ -209,7 +208,6 @@ def test_other_files_have_no_commands_to_choose_from(tmp_path: Path) -> None:
     [
         ("model_name_or_path: a/b\nassistant_only_loss: true\nbeta: 0.1\n", "--kind grpo|rloo|sft|reward|dpo|kto"),
         ("model_name_or_path: a/b\nlearning_rate: 1e-5\n", "--kind grpo|rloo|sft|reward|dpo|kto"),
-        ("model_name_or_path: a/b\nteacher_model_revision: main\n", "distillation from a teacher"),
     ],
 )
 def test_a_file_with_arguments_of_another_trainer_is_refused(text: str, what: str, tmp_path: Path) -> None:

@@ -21,11 +21,14 @@ TREES = [
     (kind, tree) for kind in CONVERTED for tree in (*peer_trees("trl", kind), *peer_trees("trl", f"open_r1_{kind}"))
 ]
 ROWS = {**WHOLE, "dataset_name": "c"}
+TEACHER = {"teacher_model_name_or_path": "a/t"}
+TAUGHT: dict[str, dict[str, Any]] = {"distillation": TEACHER, "gkd": {**TEACHER, "lmbda": 0.0}}
 
 
 @pytest.mark.parametrize(("kind", "tree"), TREES, ids=lambda each: each.version if isinstance(each, PeerTree) else each)
 def test_a_dump_of_the_defaults_converts(kind: str, tree: PeerTree) -> None:
-    conversion = convert_keys({**tree.defaults, **WHOLE}, kind=kind)
+    given = {**tree.defaults, **WHOLE, **TAUGHT.get(kind, {})}
+    conversion = convert_keys(given, kind=kind)
     assert [(line.source, line.value, line.why) for line in conversion.refused] == []
     assert {line.source for line in conversion.lines} == {*tree.defaults, *WHOLE}
     assert tree_of(kind, tree.defaults)[0] == tree
@@ -78,6 +81,9 @@ def test_a_switch_that_is_on_acts_or_is_refused_by_its_name(key: str) -> None:
         ("a.sh", "accelerate launch examples/scripts/kto.py --model_name_or_path a/b\n", PreferenceConfig),
         ("a.py", "DPOTrainer(model='a/b', ref_model=None, args=DPOConfig(beta=0.2))\n", PreferenceConfig),
         ("a.py", "KTOTrainer(model='a/b', args=KTOConfig(desirable_weight=1.5))\n", PreferenceConfig),
+        ("a.py", "DistillationTrainer('a/b', teacher_model='a/t', args=DistillationConfig())\n", SkyRLTrainConfig),
+        ("a.sh", "trl distillation --model_name_or_path a/b --teacher_model_name_or_path a/t\n", SkyRLTrainConfig),
+        ("a.py", "GKDTrainer('a/b', teacher_model='a/t', args=GKDConfig(lmbda=0.0))\n", SFTConfig),
         ("a.yaml", "model_name_or_path: a/b\nprecompute_ref_log_probs: true\nld_alpha: 0.5\n", PreferenceConfig),
         ("a.yaml", "model_name_or_path: a/b\ndesirable_weight: 2\n", PreferenceConfig),
         ("a.yaml", "model_name_or_path: a/b\npacking: false\n", SFTConfig),
@@ -110,7 +116,7 @@ def test_a_kind_decides_where_the_file_does_not(tmp_path: Path) -> None:
     [
         ("AsyncGRPOConfig()\n", "asynchronous GRPO"),
         ("GRPOConfig()\nmessage = {'type': 'image', 'image': picture}\n", "rows with images"),
-        ("DistillationConfig()\n", "distillation from a teacher"),
+        ("GOLDConfig()\n", "distillation from a teacher"),
         ("PRMConfig()\n", "rewards for steps"),
         ("BCOConfig()\n", "a trainer of preferences that is not converted"),
         ("OnlineDPOConfig()\n", 'write policy_loss_type = "online_dpo"'),
@@ -199,6 +205,9 @@ def test_a_reward_model_leaves_long_pairs_out_as_in_trl(tmp_path: Path) -> None:
         ("rloo", {"steps_per_generation": 4}, "steps_per_generation", "ratios of whole answers"),
         ("rloo", {"normalize_advantages": True}, "normalize_advantages", "over answers"),
         ("rloo", {"reward_clip_range": [0, 1]}, "reward_clip_range", "other than -x and x"),
+        ("distillation", {}, "teacher_model_name_or_path", "a teacher that is not named"),
+        ("gkd", TEACHER, "lmbda", "answers that the model samples for a share lmbda"),
+        ("gkd", {**TEACHER, "lmbda": 0.0, "seq_kd": True}, "seq_kd", "answers of the teacher"),
         ("grpo", {"env": {"A": "1"}}, "env", "variables of the environment"),
         ("grpo", {"system_prompt": "a"}, "system_prompt", "a system prompt"),
         ("grpo", {"datasets": [{"path": "c", "fraction": 0.5}]}, "datasets", "fraction"),
@@ -208,6 +217,25 @@ def test_what_is_missing_here_is_refused_by_its_name(kind: str, keys: dict[str, 
     [line] = converted(kind, **keys).refused
     assert (line.source, line.outcome) == (source, "not yet")
     assert why in line.why
+
+
+def test_distillation_is_a_divergence_from_a_teacher_on_sampled_answers_without_rewards(tmp_path: Path) -> None:
+    given = {"beta": 0.5, "temperature": 0.7, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 8}
+    run = loaded(converted("distillation", **TEACHER, **given), tmp_path)
+    distillation, sampling = run.trainer.algorithm.distillation, run.generator.sampling_params
+    assert run.trainer.teacher.model.path == "a/t"
+    assert (distillation.type, distillation.beta, distillation.task_coef) == ("loss", 0.5, 0.0)
+    assert (distillation.temperature, sampling.temperature, sampling.max_generate_length) == (0.7, 0.7, 512)
+    assert (run.trainer.train_batch_size, run.trainer.policy_mini_batch_size) == (32, 32)
+    assert (run.generator.n_samples_per_prompt, run.trainer.algorithm.use_kl_loss) == (1, False)
+    assert run.trainer.policy.optimizer_config.lr == 1e-6
+
+
+def test_gkd_on_given_rows_is_fine_tuning_with_a_teacher_beside_the_model(tmp_path: Path) -> None:
+    run = loaded(converted("gkd", **TEACHER, lmbda=0.0, beta=0.3, per_device_train_batch_size=4), tmp_path)
+    settings = run.distillation
+    assert (settings.teacher_path, settings.beta, settings.temperature, settings.task_coef) == ("a/t", 0.3, 1.0, 0.0)
+    assert (run.train_on_what, run.too_long, run.batch_size) == ("last_assistant_message", "truncate", 4)
 
 
 def test_dpo_keeps_its_losses_its_reference_and_trls_defaults(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def diff(before: str, after: str, as_json: bool, written: bool) -> None:
 )
 @click.option(
     "--kind",
-    type=click.Choice(["grpo", "rloo", "sft", "reward"]),
+    type=click.Choice(["grpo", "rloo", "sft", "reward", "dpo", "kto", "distillation", "gkd"]),
     help="Which of TRL's trainers arguments are for, where a file does not tell.",
 )
 @click.option("--keep-going", is_flag=True, help="Write the other settings even if some are refused.")

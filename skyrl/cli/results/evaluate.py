@@ -67,13 +67,25 @@ def evaluate(target: str, arguments: tuple[str, ...], step: int | None, to: Path
 @STEP
 @TRUST
 @click.option("--to", type=_FOLDER, help="Folder for the answers [default: RUN/generations/step_N].")
+@click.option(
+    "--top-logprobs",
+    metavar="K",
+    type=click.IntRange(min=1),
+    help="Also write the model's K likeliest tokens at each place, which kind = sft distills from.",
+)
 def generate(
-    target: str, arguments: tuple[str, ...], prompts: tuple[str, ...], step: int | None, to: Path | None
+    target: str,
+    arguments: tuple[str, ...],
+    prompts: tuple[str, ...],
+    step: int | None,
+    to: Path | None,
+    top_logprobs: int | None,
 ) -> None:
     """Write a model's answers to prompts as JSON lines.
 
     There is no environment and no reward. MODEL, RUN, CHECKPOINT and FILE mean the same as in `skyrl eval`; sampling
-    settings and seeds are the same, too.
+    settings and seeds are the same, too. --top-logprobs writes distributions.parquet beside the answers, at temperature
+    1: see docs/distillation.md.
     """
     set_torch_environment()
     from skyrl.tools.sampling_alone import prepared
@@ -84,8 +96,10 @@ def generate(
     if prompts:
         overrides.append(f"data.val_data={json.dumps(prompts)}")
     with prepared(model, files, overrides, rewarded=False, to=to, warn=warn) as (sampling, folder):
-        from skyrl.tools.generating import ANSWERS
+        from skyrl.tools.generating import ANSWERS, DISTRIBUTIONS
         from skyrl.tools.generating import generate as run
 
-        count = run(model, sampling)
+        count = run(model, sampling, top_logprobs=top_logprobs or 0)
     click.echo(f"{count} answers in {folder / ANSWERS}")
+    if top_logprobs:
+        click.echo(f"their distributions in {folder / DISTRIBUTIONS}: train_datasets of kind = sft")

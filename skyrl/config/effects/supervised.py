@@ -8,8 +8,8 @@ from skyrl.config.effects.models import model_effects
 from skyrl.config.effects.samplers import SAMPLER_EFFECTS, draws_by
 from skyrl.config.foundation.intervals import read_interval
 from skyrl.config.settings.strategies import facts_of
-from skyrl.config.settings.supervised_root import SupervisedConfig
-from skyrl.tree.rules import Condition, Effect, condition, effects, is_given, is_one
+from skyrl.config.settings.supervised_root import SFTConfig, SupervisedConfig
+from skyrl.tree.rules import Condition, Effect, condition, effects, fields_in, is_given, is_one
 
 _EVALUATES = Condition("evaluation is on (eval_before_train or eval_interval)", evaluates)
 _ENGINES = Condition("engines share the device, and there are none", lambda run: False)
@@ -61,3 +61,24 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
     Effect("resume_with_changes", _RESUMES),
     Effect("export_path", _exports),
 )
+
+
+@condition("there is a teacher (stored, teacher_path or endpoint.url)")
+def _distills(run: SFTConfig) -> bool:
+    return run.distillation.has_teacher
+
+
+@condition("the likeliest tokens are compared (stored, or top_k)")
+def _compares_few(run: SFTConfig) -> bool:
+    return not run.distillation.compares_all
+
+
+TEACHER_EFFECTS: tuple[Effect, ...] = (
+    *effects(_distills, *fields_in("distillation", "coef task_coef beta top_k temperature max_divergence")),
+    *effects(_distills & _compares_few, *fields_in("distillation", "tail min_logprob")),
+    *effects(
+        is_given("distillation.endpoint.url", "distillation.endpoint.url"),
+        *fields_in("distillation.endpoint", "protocol timeout max_requests"),
+    ),
+)
+"""Conditions under which the fields of the teacher of supervised fine-tuning have an effect."""

@@ -8,7 +8,7 @@ from skyrl.config.checks import checks_in, preference_checks
 from skyrl.config.derive.model_tables import Role, grids_of
 from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.effects.preference import PREFERENCE_EFFECTS
-from skyrl.config.loading.supervised_kinds import SFT
+from skyrl.config.loading.supervised_kinds import REWARD_MODEL
 from skyrl.config.settings.preference_root import PreferenceConfig
 from skyrl.planning.topology import Sizes
 
@@ -41,11 +41,11 @@ def _sizes(run: PreferenceConfig) -> Sizes:
 
 
 PREFERENCE = evolve(
-    SFT,
+    REWARD_MODEL,
     name="preference",
     root=PreferenceConfig,
-    checks=(*SFT.checks, *checks_in(preference_checks)),
-    effects=(*SFT.effects, *PREFERENCE_EFFECTS),
+    checks=(*REWARD_MODEL.checks, *checks_in(preference_checks)),
+    effects=(*REWARD_MODEL.effects, *PREFERENCE_EFFECTS),
     sizes=_sizes,
     roles=_ROLES,
     rows="pairs",

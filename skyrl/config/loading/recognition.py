@@ -35,6 +35,8 @@ TABLES_OF: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "orchestrator.train": ("environment", "generator.sampling_params"),
         "orchestrator.eval": ("data.val_data", "trainer.eval_interval", "generator.eval_sampling_params"),
         "orchestrator.algo": ("trainer.algorithm",),
+        "orchestrator.algorithms": ("trainer.algorithm", "trainer.algorithm.distillation"),
+        "orchestrator.models": ("trainer.teacher",),
         "orchestrator.concurrency": ("trainer.fully_async",),
         "orchestrator": ("trainer.train_batch_size", "generator.n_samples_per_prompt"),
         "inference": ("generator.inference_engine",),

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from skyrl.config.foundation.entry import BaseConfig, LocatedConfig
 from skyrl.config.settings.deepspeed import DeepSpeedConfig, OffloadConfig, ZeroOptimizationConfig
+from skyrl.config.settings.distillation import TeacherServerConfig
 from skyrl.config.settings.megatron import MegatronConfig
 from skyrl.config.settings.models import Dtype, ModelConfig
 from skyrl.errors import Problem
@@ -15,7 +16,6 @@ from skyrl.tree import FREE, FrozenDict, field, frozen
 from skyrl.tree.validators import (
     fraction,
     fraction_below_one,
-    http_address,
     non_negative,
     number_of_items,
     positive,
@@ -326,27 +326,14 @@ class RefConfig(ShardedModelConfig):
 
 
 @frozen
-class TeacherEndpointConfig(BaseConfig):
+class TeacherEndpointConfig(TeacherServerConfig):
     """Teachers behind servers, which score tokens over HTTP. The variable SKYRL_TEACHER_TOKEN holds the token that they
     require, if any.
     """
 
-    url: str | None = field(default=None, validator=http_address)
-    """Address of the server of the teacher, such as http://10.0.0.5:8000, in place of `trainer.teacher.model.path`."""
-
     sources: Mapping[str, str] = FrozenDict()
     """Data source -> address of the server of its own teacher. Rows of other sources are taught by the teacher of `url`
     or of `trainer.teacher.model.path`; without one, every source needs an address."""
-
-    protocol: Literal["vllm", "sglang"] = "vllm"
-    """Form of the requests. vllm: `prompt_logprobs` of /v1/completions, which `skyrl serve` answers, too; sglang:
-    /generate."""
-
-    timeout: float = field(default=300.0, validator=positive)
-    """Time limit, in seconds, for the scores of a row, repetitions included."""
-
-    max_requests: int = field(default=64, validator=positive)
-    """Number of rows that a server scores at a time."""
 
 
 @frozen

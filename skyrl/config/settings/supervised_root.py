@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from skyrl.config.foundation.entry import RunConfig
+from skyrl.config.settings.distillation import SFTDistillationConfig
 from skyrl.config.settings.faults import FaultsConfig
 from skyrl.config.settings.generator import ChatTemplateConfig
 from skyrl.config.settings.learners import LearnerConfig, OptimizerConfig
@@ -185,6 +186,9 @@ class SFTConfig(SupervisedConfig):
     lengths, in place of `use_liger_kernel`; on a CPU log-probabilities and entropy from logits, which takes g++ or
     another C++ compiler. The first updates wait for the compiler, which keeps its results between runs. Equal up to
     rounding."""
+
+    distillation: SFTDistillationConfig = SFTDistillationConfig()
+    """Learning from a teacher, beside the rows' own tokens or alone."""
 
     messages_key: str = "messages"
     """Column of the chat: a list of messages with `role` and `content`, or its JSON text. Rows without it may have

@@ -1,8 +1,9 @@
 """Log-probabilities of given tokens from a server of another model: a teacher behind vLLM, SGLang or `skyrl serve`.
 
 Each row is one request for a single new token, whose answer has the log-probabilities of the prompt: `prompt_logprobs`
-of `/v1/completions` as vLLM has it, which `skyrl serve` answers, too, or SGLang's `/generate`. Failed requests are
-repeated as those to inference servers are. SGLang's form follows its documentation and is not tested with its server.
+of `/v1/completions` as vLLM has it, which `skyrl serve` answers, too, or SGLang's `/generate`. A failed request is
+repeated until its time limit, so that a server may start again meanwhile. SGLang's form follows its documentation and
+is not tested with its server.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from skyrl.errors import ProcessError, RunError, ServerRefusal, UserError
 from skyrl.inference.servers.answers import ListedModels
-from skyrl.inference.servers.http_connection import Connection
+from skyrl.inference.servers.http_connection import ATTEMPTS, MOST_ATTEMPTS, Connection
 
 TOKEN_VARIABLE = "SKYRL_TEACHER_TOKEN"
 """Environment variable with the token that a served teacher requires, if any."""
@@ -103,18 +104,25 @@ class ScoringServer:
                 "generator.sampling_params.max_generate_length"
             )
         try:
-            await self.score((0, 1, 2), top)
+            await self.score((0, 1, 2), top, attempts=ATTEMPTS)
         except (ServerRefusal, RunError) as error:
             option = f" with --max-logprobs {top} or more" if top and self._protocol == "vllm" else ""
             raise UserError(f"the teacher does not score tokens: {error}. Start it{option}") from error
         return self._model
 
-    async def score(self, tokens: Sequence[int], top: int) -> TokenScores:
-        """Scores of the tokens after the first. Raises `ProcessError` if the server does not answer in time, and
-        `RunError` for an answer that lacks a token or has a number that is not finite.
+    async def score(self, tokens: Sequence[int], top: int, *, attempts: int = MOST_ATTEMPTS) -> TokenScores:
+        """Scores of the tokens after the first. Raises `ProcessError` if the server does not answer in time, or in as
+        many `attempts`, and `RunError` for an answer that lacks a token or has a number that is not finite.
         """
         ask = self._asked_sglang if self._protocol == "sglang" else self._asked_vllm
-        places = await ask(tokens, top)
+        try:
+            places = await ask(tokens, top, attempts)
+        except ServerRefusal:
+            raise
+        except ProcessError as error:
+            raise ProcessError(
+                f"the teacher at {self.url} does not answer: {error}. Start it again, and then the run, which resumes"
+            ) from error
         if len(places) != len(tokens) - 1:
             raise RunError(f"the teacher at {self.url} scored {len(places)} of {len(tokens) - 1} tokens")
         logprobs = np.array([own for own, _ in places], np.float32)
@@ -144,7 +152,7 @@ class ScoringServer:
         model = models.data[0]
         return ServedModel(model.id, model.root or model.id, _whole(model.max_model_len))
 
-    async def _asked_vllm(self, tokens: Sequence[int], top: int) -> list[tuple[float, dict[int, float]]]:
+    async def _asked_vllm(self, tokens: Sequence[int], top: int, attempts: int) -> list[tuple[float, dict[int, float]]]:
         body = {
             "model": self._model.name,
             "prompt": list(tokens),
@@ -152,7 +160,9 @@ class ScoringServer:
             "temperature": 0,
             "prompt_logprobs": top,
         }
-        answer = await self._connection.read(_Completed, "/v1/completions", body, seconds=self._timeout)
+        answer = await self._connection.read(
+            _Completed, "/v1/completions", body, seconds=self._timeout, attempts=attempts
+        )
         if len(answer.choices) != 1:
             raise RunError(f"the teacher at {self.url} gives {len(answer.choices)} answers to one row")
         found = []
@@ -163,7 +173,9 @@ class ScoringServer:
             found.append((likely[token], likely))
         return found
 
-    async def _asked_sglang(self, tokens: Sequence[int], top: int) -> list[tuple[float, dict[int, float]]]:
+    async def _asked_sglang(
+        self, tokens: Sequence[int], top: int, attempts: int
+    ) -> list[tuple[float, dict[int, float]]]:
         body = {
             "input_ids": list(tokens),
             "sampling_params": {"max_new_tokens": 1, "temperature": 0},
@@ -171,7 +183,8 @@ class ScoringServer:
             "logprob_start_len": 0,
             "top_logprobs_num": top,
         }
-        meta = (await self._connection.read(_Generated, "/generate", body, seconds=self._timeout)).meta_info
+        answer = await self._connection.read(_Generated, "/generate", body, seconds=self._timeout, attempts=attempts)
+        meta = answer.meta_info
         likely = meta.input_top_logprobs or (None,) * len(tokens)
         pairs = zip(meta.input_token_logprobs[1:], likely[1:], strict=False)
         return [(_number(own[0]), {int(_number(e[1])): _number(e[0]) for e in tops or ()}) for own, tops in pairs]

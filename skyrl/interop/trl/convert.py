@@ -1,5 +1,5 @@
-"""Converts TRL's arguments of GRPO, RLOO, SFT, reward models, DPO and KTO to our tables, for TRL 1.16, TRL 0.18 and
-open-r1.
+"""Converts TRL's arguments of GRPO, RLOO, SFT, reward models, DPO, KTO and distillation to our tables, for TRL
+1.16, TRL 0.18 and open-r1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from skyrl.interop.peer_trees import PeerTree
 from skyrl.interop.report import Conversion
 from skyrl.interop.systems import System, convert_settings
 from skyrl.interop.translation import Values, is_off, number
-from skyrl.interop.trl import preferences, supervised
+from skyrl.interop.trl import distilled, preferences, supervised
 from skyrl.interop.trl.dependent import DEPENDENT, implied
 from skyrl.interop.trl.keys import KEYS
 from skyrl.interop.trl.kinds import PREFERENCES, kinds_with, tree_of
@@ -34,12 +34,19 @@ _RELIED_ON = (
 _OF_KIND = {"kto": ("train_sampling_strategy",)}
 """Trainer -> further such settings."""
 
+_DECIDING: dict[str, dict[str, Any]] = {
+    "distillation": {"teacher_model_name_or_path": None},
+    "gkd": {"teacher_model_name_or_path": None, "lmbda": 0.5},
+}
+"""Trainer -> settings with their defaults that are reported even where a file leaves them out."""
+
 _SUPERVISED = {
     "sft": (SFTConfig, supervised.KEYS, supervised.SUPERVISED, supervised.implied_by_chats),
     "reward": (RewardModelConfig, supervised.OF_REWARDS, supervised.SUPERVISED, supervised.implied_by_rows),
     **dict.fromkeys(
         PREFERENCES, (PreferenceConfig, preferences.KEYS, preferences.DEPENDENT, supervised.implied_by_rows)
     ),
+    "gkd": (SFTConfig, distilled.GKD, distilled.OF_GKD, distilled.implied_by_gkd),
 }
 """Trainer -> the class of our tree, the settings that convert independently, those that depend on others, and what
 follows from several.
@@ -57,6 +64,10 @@ _REWARDS = (
     "TRL's trainer receives reward functions from the program: set environment.env_class to one of them "
     "(rewards.py:my_reward), or to a list, which may keep TRL's signature."
 )
+_TASK = (
+    "TRL's distillation has no rewards: set environment.env_class to a task whose rewards are reported, such as a "
+    "function that returns 0 (rewards.py:nothing); distillation.task_coef = 0 keeps them out of the loss."
+)
 _SERVERS = (
     "TRL 0.18 samples from servers of `trl vllm-serve`, unless vllm_mode is colocate; here engines share the GPUs "
     "of the learners."
@@ -69,7 +80,7 @@ _BIAS_CORRECTION = (
 
 def convert_trl(name: str, *, number: int | None = None, kind: str | None = None) -> Conversion:
     """Convert a Python program, a shell script, or a YAML file. `number` chooses among several commands of a script,
-    and `kind` is the trainer (grpo, rloo, sft, reward, dpo, kto) where the file does not name it. Raises `ConfigError`
+    and `kind` is the trainer (grpo, sft, dpo, distillation, ...) where the file does not name it. Raises `ConfigError`
     if the file cannot be read, or trains something else.
     """
     keys, launch, found = settings_of(name, number, kind)
@@ -79,6 +90,7 @@ def convert_trl(name: str, *, number: int | None = None, kind: str | None = None
 
 def convert_keys(keys: Mapping[str, Any], where: str = "arguments", *, kind: str = "grpo") -> Conversion:
     """Convert the arguments of one of TRL's trainers, given as a mapping from name to value."""
+    keys = {**_DECIDING.get(kind, {}), **keys}
     tree, notice = tree_of(kind, keys)
     system = _system(kind, tree)
     root = _SUPERVISED[kind][0] if kind in _SUPERVISED else SkyRLTrainConfig
@@ -108,6 +120,15 @@ def _system(kind: str, tree: PeerTree) -> System:
             unknown=unknown,
             defaults=defaults,
             implied=implied_by,
+        )
+    if kind == "distillation":
+        return System(
+            keys=distilled.KEYS,
+            dependent=(distilled.OF_DISTILLATION, DEPENDENT),
+            switches=SWITCHES,
+            unknown=unknown,
+            defaults=lambda values: {**defaults(values), "num_generations": 1},
+            implied=distilled.implied_by_distillation,
         )
     return System(
         keys=KEYS,
@@ -142,6 +163,9 @@ def _remarks(kind: str, keys: Mapping[str, Any], tree: PeerTree) -> Iterable[str
         yield _PROMPTS
     if keys.get("use_vllm") and "vllm_mode" not in keys and tree.defaults.get("vllm_mode") == "server":
         yield _SERVERS
+    if kind == "distillation":
+        yield _TASK
+        return
     if "reward_funcs" not in keys:
         yield _REWARDS
     has_divergence = not is_off(number(keys.get("beta", tree.defaults.get("beta"))))

@@ -10,10 +10,11 @@ from skyrl.interop.peer_trees import PeerTree, peer_trees
 PREFERENCES = ("dpo", "kto")
 """Trainers of preferences without a reward model."""
 
-CONVERTED = ("grpo", "rloo", "sft", "reward", *PREFERENCES)
+CONVERTED = ("grpo", "rloo", "sft", "reward", *PREFERENCES, "distillation", "gkd")
 """Trainers whose runs are converted, by the names of their commands."""
 
-_OTHERS = ("distillation",)
+_OWN = {"gkd": {"lmbda", "seq_kd"}}
+"""Trainer that has all arguments of another one -> those that tell it."""
 
 
 @cache
@@ -27,7 +28,8 @@ def trainers_with(keys: Iterable[str]) -> list[str]:
     written = set(keys)
     known = {
         kind: max((len(written & tree.defaults.keys()) for tree in _trees(kind)), default=0)
-        for kind in (*CONVERTED, *_OTHERS)
+        for kind in CONVERTED
+        if kind not in _OWN or written & _OWN[kind]
     }
     most = max(known.values())
     return [kind for kind, number in known.items() if number == most]
@@ -35,7 +37,7 @@ def trainers_with(keys: Iterable[str]) -> list[str]:
 
 def kinds_with(key: str) -> list[str]:
     """The trainers that have an argument."""
-    return [kind for kind in (*CONVERTED, *_OTHERS) if any(key in tree.defaults for tree in _trees(kind))]
+    return [kind for kind in CONVERTED if any(key in tree.defaults for tree in _trees(kind))]
 
 
 def tree_of(kind: str, keys: Iterable[str]) -> tuple[PeerTree, str]:

@@ -25,7 +25,7 @@ _PREFERENCES = 'a trainer of preferences that is not converted: write kind = "pr
 _ONLINE = (
     'online preference training, which is not converted: write policy_loss_type = "online_dpo" (docs/preferences.md)'
 )
-_DISTILLATION = "distillation from a teacher, which is not converted"
+_DISTILLATION = "distillation from a teacher by its arguments, which are not converted: see docs/distillation.md"
 _OF_STEPS = "a model of rewards for steps, which skyrl does not train"
 _ASYNCHRONOUS = "asynchronous GRPO, whose arguments are not converted: trainer.fully_async is ours"
 _IMAGES = "rows with images, which skyrl does not train on yet"
@@ -33,7 +33,7 @@ _OWN_PPO = "PPO with a reward model of its own, whose arguments are not converte
 _REFUSED: dict[str, str] = {
     **dict.fromkeys(("bco", "cpo", "orpo", "tpo"), _PREFERENCES),
     **dict.fromkeys(("online_dpo", "nash_md", "xpo", "mpo"), _ONLINE),
-    **dict.fromkeys(("gkd", "gold", "sdft", "sdpo", "ssd", "distillation"), _DISTILLATION),
+    **dict.fromkeys(("gold", "sdft", "sdpo", "ssd"), _DISTILLATION),
     "prm": _OF_STEPS,
     "ppo": _OWN_PPO,
     "async_grpo": _ASYNCHRONOUS,
@@ -93,9 +93,11 @@ _OF_LORA = {
 _DEFAULTS_OF_LORA = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 """Defaults of peft's `LoraConfig`, which differ from TRL's."""
 
-_TRAINER = {"model": "model_name_or_path", "reward_funcs": "reward_funcs", "ref_model": "ref_model"}
+_TRAINER = {"model": "model_name_or_path", "reward_funcs": "reward_funcs", "ref_model": "ref_model",
+            "teacher_model": "teacher_model_name_or_path"}  # fmt: skip
 _TRAINERS = {"GRPOTrainer": "grpo", "RLOOTrainer": "rloo", "SFTTrainer": "sft", "RewardTrainer": "reward",
-             "DPOTrainer": "dpo", "KTOTrainer": "kto"}  # fmt: skip
+             "DPOTrainer": "dpo", "KTOTrainer": "kto", "DistillationTrainer": "distillation",
+             "GKDTrainer": "gkd"}  # fmt: skip
 _DATASETS = {"train_dataset": "dataset_name", "eval_dataset": "eval_dataset_name"}
 _LONGEST = 1_000_000
 _ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
@@ -138,15 +140,10 @@ def _refusal(name: str, message: str, hint: str = "") -> ConfigError:
 
 
 def _recognised(found: Mapping[str, Any], name: str) -> str:
-    """The trainer that arguments are for, by those that only it has. Raises `ConfigError` if it is not converted, or if
-    the arguments do not tell.
-    """
+    """The trainer that arguments are for, by those that only it has. Raises `ConfigError` if they do not tell."""
     trainers = trainers_with(key.partition(".")[0] for key in found)
     if {*trainers} <= {"grpo", "rloo"}:
         return trainers[0]  # with rloo alike: the one that most files are for, as the report says
-    if not {*trainers} & {*CONVERTED}:
-        whys = dict.fromkeys(_REFUSED[trainer] for trainer in trainers)
-        raise _refusal(name, f"has arguments of another trainer ({' or '.join(trainers)}): {' or '.join(whys)}")
     if len(trainers) == 1:
         return trainers[0]
     raise _refusal(
@@ -167,8 +164,8 @@ def _in_program(text: str, name: str, kind: str | None) -> tuple[dict[str, Any],
     if not trainers:
         raise _refusal(
             name,
-            "has no GRPOConfig(...), RLOOConfig(...), SFTConfig(...), RewardConfig(...), DPOConfig(...) or "
-            "KTOConfig(...), whose arguments would be converted",
+            "has no GRPOConfig(...), RLOOConfig(...), SFTConfig(...), RewardConfig(...), DPOConfig(...), "
+            "KTOConfig(...), DistillationConfig(...) or GKDConfig(...), whose arguments would be converted",
             "for a program that parses arguments, convert the script that starts it, or its YAML file",
         )
     if len(trainers) > 1 and kind is None:

@@ -42,6 +42,9 @@ class CrossEntropy(Objective):
     mask, unless the data set other weights. A token's share does not depend on the length of its row.
     """
 
+    coef: float = 1.0
+    """Factor of the gradient; the loss that is reported is without it."""
+
     def weigh(self, batch: TrainingBatch) -> TrainingBatch:
         """The share of each token in the loss of the batch."""
         if batch.token_weights is not None:
@@ -57,7 +60,7 @@ class CrossEntropy(Objective):
         """
         assert batch.loss_weights is not None
         loss = -(logprobs * batch.loss_weights).sum()
-        return loss, {"loss": loss.detach()}, {}
+        return self.coef * loss, {"loss": loss.detach()}, {}
 
 
 @attrs.frozen(kw_only=True)

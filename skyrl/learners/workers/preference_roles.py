@@ -17,9 +17,8 @@ from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import ALONE, Ranks
 from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
 from skyrl.learners.workers.model_worker import ModelWorker
-from skyrl.learners.workers.roles import SFTWorker, causal_lm
+from skyrl.learners.workers.roles import SFTWorker, causal_lm, section_beside
 from skyrl.models.lora import adapters_off
-from skyrl.tree.classes import fields_of
 
 
 class PreferenceWorker(SFTWorker):
@@ -84,8 +83,7 @@ class PairReference(ScorerGroup[PairReferenceWorker]):
 
 def reference_section(run: PreferenceConfig) -> ShardedModelConfig:
     """The table of the reference: another model, sharded as the policy is."""
-    sharding = {name: getattr(run, name) for name in fields_of(ShardedModelConfig)}
-    return ShardedModelConfig(**{**sharding, "model": reference_model(run)})
+    return section_beside(run, reference_model(run))
 
 
 def reference_model(run: PreferenceConfig) -> ModelConfig:

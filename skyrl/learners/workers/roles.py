@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import attrs
 import torch
 from torch import Tensor, nn
 
 from skyrl.batch import TEACHER_HIDDEN
-from skyrl.config import RewardModelConfig, SupervisedConfig, TrainerConfig
+from skyrl.config import RewardModelConfig, SFTConfig, SupervisedConfig, TrainerConfig
 from skyrl.config.derive.model_overrides import learner_overrides
-from skyrl.config.settings.learners import LearnerConfig, ShardedModelConfig, TeacherConfig
+from skyrl.config.settings.learners import LearnerConfig, ShardedModelConfig
+from skyrl.config.settings.models import ModelConfig
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.supervised_root import SCORE
@@ -39,7 +41,8 @@ from skyrl.models.fused_layers import fuse_layers
 from skyrl.models.lora import with_adapter
 from skyrl.models.output_head import output_layer
 from skyrl.models.value_head import ValueModel
-from skyrl.tree import required
+from skyrl.tree import FrozenDict, required
+from skyrl.tree.classes import fields_of
 
 
 class RefWorker(ModelWorker):
@@ -116,11 +119,29 @@ class SFTWorker(LearningWorker):
         mover: DeviceMover | None = None,
     ) -> None:
         """Loads `run.model`. See `LearningWorker` for the arguments."""
-        compiled = _compiles_logits(run, run)
-        read = partial(compute_logprobs, temperature=1.0, measured=False, compile_it=compiled)
+        compiled, whole, teachers = _compiles_logits(run, run), False, None
+        if isinstance(run, SFTConfig) and run.distillation.has_teacher:
+            whole = run.distillation.compares_all
+            matrices = {TEACHER_HIDDEN: _output_matrix(run, teacher_section(run))} if whole else {}
+            teachers = TeacherLoss(run.distillation, matrices)
+        read = partial(compute_logprobs, temperature=1.0, measured=False, compile_it=compiled, teachers=teachers)
         super().__init__(run, run, causal_lm(run, run), read, num_training_steps, 1, ranks=ranks, mover=mover)
+        if whole and not self._options.plain_head:
+            raise no_plain_head("the model")
         if compiles_layers(run, run):
             compile_layers(self.model)  # after the passes that probe it, in another type
+
+
+class SFTTeacherWorker(ModelWorker):
+    """The frozen model that a supervised run learns from, on one of the ranks on which the run's model is, too."""
+
+    def __init__(self, run: SFTConfig, *, ranks: Ranks = ALONE, mover: DeviceMover | None = None) -> None:
+        """Loads `run.distillation.teacher_path`."""
+        section = teacher_section(run)
+        read = partial(compute_logprobs, temperature=1.0, measured=False)
+        super().__init__(run, section, causal_lm(run, section), read, ranks, role="teacher", mover=mover)
+        if run.distillation.compares_all and not self._options.plain_head:
+            raise no_plain_head("the teacher")
 
 
 class CriticWorker(LearningWorker):
@@ -160,6 +181,18 @@ class RewardModelWorker(LearningWorker):
         """Loads `run.model` with a new head, drawn from `run.seed`. See `LearningWorker` for the arguments."""
         source = _with_head(causal_lm(run, run), SCORE, run.seed)
         super().__init__(run, run, source, read_values, num_training_steps, 1, ranks=ranks, mover=mover)
+
+
+def teacher_section(run: SFTConfig) -> ShardedModelConfig:
+    """The table of the teacher beside the model of a supervised run."""
+    model = ModelConfig(path=run.distillation.teacher_path)
+    return attrs.evolve(section_beside(run, model), model_config_kwargs=FrozenDict())
+
+
+def section_beside(run: SupervisedConfig, model: ModelConfig) -> ShardedModelConfig:
+    """The table of another model that is sharded as the model of a supervised run is."""
+    sharding = {name: getattr(run, name) for name in fields_of(ShardedModelConfig)}
+    return ShardedModelConfig(**{**sharding, "model": model})
 
 
 def _with_head(source: ModelSource, name: str, seed: int) -> ModelSource:
@@ -241,19 +274,19 @@ def _compiles_logits(run: RunBasics, section: ShardedModelConfig) -> bool:
     return section.use_torch_compile and run.device != "cuda"
 
 
-def _output_matrix(trainer: TrainerConfig, section: TeacherConfig) -> Tensor:
+def _output_matrix(run: RunBasics, section: ShardedModelConfig) -> Tensor:
     """The output matrix of a teacher, in the type of the computation; of a model that is stored whole, nothing else is
     read.
     """
-    table = trainer.table_path
+    table = run.table_path
     path = required(section.model.path, section.path_of("model.path"))
     if section.model.init_from_scratch or section.model.lora.rank:
-        matrix = output_layer(causal_lm(trainer, section).load(torch.device("cpu"))).weight.detach()
+        matrix = output_layer(causal_lm(run, section).load(torch.device("cpu"))).weight.detach()
     else:
-        attention: str = required(trainer.attention, trainer.path_of("attention"))
-        meta_model = causal_lm_skeleton(path, attention=attention, overrides=learner_overrides(trainer, section))
+        attention: str = required(run.attention, run.path_of("attention"))
+        meta_model = causal_lm_skeleton(path, attention=attention, overrides=learner_overrides(run, section))
         matrix = stored_output_matrix(meta_model, StoredWeights(path, table))
-    dtype: str = required(trainer.compute_dtype, trainer.path_of("compute_dtype"))
+    dtype: str = required(run.compute_dtype, run.path_of("compute_dtype"))
     return matrix.to(getattr(torch, dtype))
 
 

@@ -22,11 +22,15 @@ COMMANDS = {
     "dpo": ("ScriptArguments", "DPOConfig"),
     "kto": ("ScriptArguments", "KTOConfig"),
     "distillation": ("DistillationScriptArguments", "DistillationConfig"),
+    "gkd": ("ScriptArguments", "GKDConfig"),
 }
 """Command -> its own classes of arguments; every command also has those of `SHARED`."""
 
+_SOURCES = {"gkd": "trl/experimental/gkd/gkd_config.py"}
+"""Kind of run -> its file, where that is not beside the others."""
+
 SHARED = ("ModelConfig", "DatasetMixtureConfig")
-MODULES = ("scripts/*.py", "trainer/*_config.py")
+MODULES = ("scripts/*.py", "trainer/*_config.py", "experimental/gkd/*_config.py")
 ASIDE = ("vllm_serve",)
 """Scripts that train nothing, whose classes have the names of others."""
 
@@ -95,7 +99,7 @@ def trees(folder: Path) -> dict[str, dict[str, Any]]:
     modules = [file for pattern in MODULES for file in sorted((folder / "trl").glob(pattern)) if file.stem not in ASIDE]
     classes = classes_of([arguments, *modules])
     found = {
-        kind: _tree(f"trl/trainer/{kind}_config.py", (*own, *SHARED), classes, classes)
+        kind: _tree(_SOURCES.get(kind, f"trl/trainer/{kind}_config.py"), (*own, *SHARED), classes, classes)
         for kind, own in COMMANDS.items()
         if own[-1] in classes
     }

@@ -1,0 +1,56 @@
+"""The teacher of a supervised run: a model beside it, a server, or what its rows store."""
+
+from __future__ import annotations
+
+import os
+
+from skyrl.batch import TEACHER_HIDDEN, TEACHER_IDS, TEACHER_LOGPROBS, TrainingBatch
+from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.config import SFTConfig
+from skyrl.config.settings.distillation import TeacherServerConfig
+from skyrl.inference.servers.scoring_server import TOKEN_VARIABLE, ScoringServer
+from skyrl.learners.workers.group import ScorerGroup
+from skyrl.learners.workers.roles import SFTTeacherWorker
+from skyrl.models.files.loading import load_tokenizer
+from skyrl.runs.inputs import compare_served_tokens, refuse_other_tokens
+from skyrl.training.served_teacher import ServedTeacher
+
+
+async def with_teacher(
+    batch: TrainingBatch, run: SFTConfig, teacher: ScorerGroup[SFTTeacherWorker] | ServedTeacher
+) -> TrainingBatch:
+    """The batch, whose rows carry what the model learns from the teacher: its hidden states at the learned tokens, or
+    its likeliest tokens there.
+    """
+    settings = run.distillation
+    if settings.top_k is None:
+        assert isinstance(teacher, ScorerGroup)
+        return batch.carrying(**{TEACHER_HIDDEN: await teacher.hidden(batch)})
+    ids, logprobs = await teacher.token_logprobs(batch, settings.top_k, settings.temperature)
+    return batch.carrying(**{TEACHER_IDS: ids, TEACHER_LOGPROBS: logprobs})
+
+
+def served_teacher(endpoint: TeacherServerConfig, url: str) -> ServedTeacher:
+    """The teacher behind the server at `url`, not connected yet."""
+    token = os.environ.get(TOKEN_VARIABLE)
+    limit, most = endpoint.timeout, endpoint.max_requests
+    return ServedTeacher(ScoringServer(url, protocol=endpoint.protocol, token=token, timeout=limit, most=most))
+
+
+async def connect(teacher: ServedTeacher, run: SFTConfig, tokenizer: ChatTokenizer, *, longest: int) -> None:
+    """Ask the server for its limits, and compare its tokens with the model's. Raises `UserError`, `ModelError` or
+    `ProcessError`.
+    """
+    try:
+        model = await teacher.server.connect(longest=longest, top=run.distillation.top_k or 0)
+        compare_served_tokens(tokenizer, model.path, teacher.server.url, str(run.model.path))
+    except BaseException:
+        await teacher.server.close()  # a run that does not begin is not closed
+        raise
+
+
+def refuse_other_teacher(run: SFTConfig, tokenizer: ChatTokenizer) -> None:
+    """Raises `ModelError` if the model beside the run's numbers tokens in another way."""
+    teacher = run.distillation.teacher_path
+    if teacher is not None:
+        refuse_other_tokens(tokenizer, load_tokenizer(teacher), policy=str(run.model.path), teacher=teacher)
