@@ -1,4 +1,4 @@
-"""Losses of pairs of a better and a worse answer: DPO and its kin. One function per loss, one number per pair. Losses
+"""Losses of pairs of a better and a worse answer: DPO and variants. One function per loss, one number per pair. Losses
 of whole rankings and of single answers are below.
 
 Each compares log pi of the two answers, usually with log pi_ref: a = log pi(chosen) - log pi_ref(chosen), b the same of

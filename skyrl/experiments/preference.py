@@ -1,4 +1,4 @@
-"""Training runs that learn from pairs of answers without a reward model: DPO and its kin."""
+"""Training runs that learn from pairs of answers without a reward model: DPO and variants."""
 
 from __future__ import annotations
 

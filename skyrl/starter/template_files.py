@@ -20,7 +20,7 @@ TEMPLATES = {
     "tools": "an environment with tools that the policy calls",
     "agent": "a program that calls the policy over OpenAI's protocol",
     "sft": "supervised fine-tuning on chats",
-    "preference": "DPO and its kin on pairs of answers",
+    "preference": "DPO and variants on pairs of answers",
     "lm": "a reward function for a pretrained language model, which is fetched from the package index",
 }
 """Name of each template -> what it is for."""

@@ -75,7 +75,7 @@ class Publisher(Protocol):
 
 
 class PPOTrainer:
-    """Policy-gradient training with groups of samples: GRPO and its kin.
+    """Policy-gradient training with groups of samples: GRPO and variants.
 
     It holds its collaborators and its configuration, and knows neither how batches are generated nor where models live.
     """

@@ -1,4 +1,4 @@
-"""Runs that learn from preferences without a reward model: DPO and its kin (`kind = "preference"`)."""
+"""Runs that learn from preferences without a reward model: DPO and variants (`kind = "preference"`)."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -85,7 +85,7 @@ _weights = rule_of_one_field(lambda value: all(weight > 0 for weight in value), 
 
 @frozen
 class PreferenceConfig(SupervisedConfig):
-    """Preferences without a reward model (`kind = "preference"`): DPO and its kin, on pairs of a better and a worse
+    """Preferences without a reward model (`kind = "preference"`): DPO and variants, on pairs of a better and a worse
     answer; KTO, on single answers with labels.
     """
 
