@@ -81,7 +81,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what is long, unless asked for, and skips what needs a GPU or a browser where there is none."""
     if not config.getoption("--long"):
-        chosen, left_out = [], []
+        chosen, left_out = list[pytest.Item](), list[pytest.Item]()
         for item, is_long in zip(items, _are_long(items), strict=True):
             (left_out if is_long else chosen).append(item)
         items[:] = chosen

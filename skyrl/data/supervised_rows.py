@@ -129,7 +129,7 @@ def _mapped(
         tally.sizes.append(0)
         for first, batch in table.slices(CHECKED_TOGETHER):
             tokens = tokens_of(batch, vocabulary)
-            fits = np.zeros(0) if tokens is None else tokens.lengths <= reader.max_length
+            fits = np.zeros(0, np.bool_) if tokens is None else tokens.lengths <= reader.max_length
             if tokens is None or (cuts and not fits.all()):
                 there = rows_of_tokens(table, range(first, first + len(batch)))
                 for row in reader.of_source(number, there, first):
@@ -182,8 +182,17 @@ def supervised_reader(
     return RowReader(run, tuple(sources), max_length, read, cut, conclude)
 
 
-ab
+def count_empty(masks: ChatMasks) -> Callable[[Tally], None]:
+    """A conclusion that counts the empty answers among all that were tokenized."""
 
+    def conclude(tally: Tally) -> None:
+        tally.empty_answers = masks.empty_answers
+
+    return conclude
+
+
+def _at(teacher: LikelyTokens, places: Mask | slice) -> LikelyTokens:
+    return LikelyTokens(ids=teacher.ids[places], logprobs=teacher.logprobs[places])
 
 
 def load_preferences(

@@ -78,7 +78,7 @@ def test_a_bad_pair_is_told_or_counted(tmp_path: Path, row: dict[str, Any], why:
 
 def test_empty_answers_are_counted(tmp_path: Path) -> None:
     call = {"tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"prompt": "q", "chosen": " ", "rejected": "y"},
         {"prompt": "q", "chosen": [{**said("assistant", ""), **call}], "rejected": "y", "allow_dropped_content": True},
         {"chosen": [ASK, said("assistant", ""), ASK, BETTER], "rejected": [ASK, said("assistant", ""), ASK, WORSE]},

@@ -45,7 +45,7 @@ def test_a_chat_takes_its_system_message_and_columns_of_other_names(tmp_path: Pa
 
 def test_empty_answers_are_counted(tmp_path: Path) -> None:
     ask = {"role": "user", "content": "hi"}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"messages": [ask, {"role": "assistant", "content": ""}]},
         {"prompt": [ask], "completion": [{"role": "assistant", "content": "yo"}]},
         {"prompt": "hi", "completion": ""},
