@@ -180,7 +180,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def _missing_keys(error: BaseException) -> str | None:
-    """What to set, if an object store was asked without credentials; None for any other error."""
+    """Which variables to set if the error is that an object store was asked without credentials, else None."""
     message = str(error)
     if not any(part in message for part in _LACKS_KEYS):
         return None

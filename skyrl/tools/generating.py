@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from skyrl.config import InferenceEngineConfig
+from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.settings.generator import SamplingParams
 from skyrl.data.stored_distributions import IDS, LOGPROBS, DistributionsFile
 from skyrl.errors import ConfigError, Problem, UserError
@@ -20,9 +21,6 @@ from skyrl.trajectory import Prompt
 from skyrl.tree import required
 
 _SAMPLING = "generator.eval_sampling_params"
-
-_MOST_OF_VLLM = 20
-"""vLLM's default of `max_logprobs`."""
 
 NO_ENVIRONMENT = "none"
 """Environment name of prompts whose answers are not scored."""
@@ -118,13 +116,13 @@ def _taught(prompt: Prompt, number: int, completion: Completion) -> dict[str, An
 
 
 def _refuse_too_many(engine: InferenceEngineConfig, count: int, vocabulary: int) -> None:
-    """Raises `UserError` for more tokens than there are, and `ConfigError` for more than vLLM reports."""
+    """Raises `UserError` for more tokens than there are, and `ConfigError` for more than the engine reports."""
     if count > vocabulary:
         raise UserError(f"--top-logprobs {count}: the tokenizer has {vocabulary} tokens")
-    most = engine.engine_init_kwargs.get("max_logprobs", _MOST_OF_VLLM)
-    if engine.backend == "vllm" and count > most:
+    most = engine.engine_init_kwargs.get("max_logprobs", backend_of(engine).max_logprobs)
+    if most is not None and count > most:
         path = "generator.inference_engine.engine_init_kwargs.max_logprobs"
-        message = f"vLLM reports {most} log-probabilities at most, and --top-logprobs asks for {count}"
+        message = f"the engine reports {most} log-probabilities at most, and --top-logprobs asks for {count}"
         raise ConfigError([Problem(path=path, message=message, hint=f"set it to {count}")])
 
 

@@ -206,7 +206,7 @@ def own_tokens(scene: Scene) -> object:
 
 @observable("the server that scores rows, and how it is asked")
 def asked_teacher(scene: Scene) -> object:
-    teacher = experiment_class(scene.run)(scene.run).teacher  # type: ignore[attr-defined]
+    teacher = experiment_class(scene.run)(scene.run).teacher  # type: ignore[attr-defined]  # of SFTExp alone
     if teacher is None:
         return None
     server = teacher.server

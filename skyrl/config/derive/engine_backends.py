@@ -40,6 +40,10 @@ class EngineBackend:
     scores_prompts: bool = False
     """Whether it computes the probabilities of a prompt (`GenerationRequest.scores_prompt`)."""
 
+    max_logprobs: int | None = None
+    """Largest number of log-probabilities that it reports at a token, unless `engine_init_kwargs` says otherwise; None
+    without a limit."""
+
     sleeps: bool = False
     """Whether the engine gives up its weights and cache, with `colocate_all`, whenever learners need the GPU."""
 
@@ -146,6 +150,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
         adapters="files",
         serves_adapters=True,
         scores_prompts=True,
+        max_logprobs=20,
         sleeps=True,
         shares_prefixes=True,
         transports=("nccl", "gloo", "disk", "delta"),

@@ -17,11 +17,11 @@ from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import ALONE, Ranks
 from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
 from skyrl.learners.workers.model_worker import ModelWorker
-from skyrl.learners.workers.roles import SFTWorker, causal_lm, section_beside
+from skyrl.learners.workers.roles import TextWorker, causal_lm, section_beside
 from skyrl.models.lora import adapters_off
 
 
-class PreferenceWorker(SFTWorker):
+class PreferenceWorker(TextWorker):
     """The model that learns from pairs. With a new adapter, it is its own reference without the adapter."""
 
     def __init__(

@@ -105,7 +105,7 @@ class PolicyWorker(LearningWorker):
         return await super().offload(model=model, optimizer=optimizer)
 
 
-class SFTWorker(LearningWorker):
+class TextWorker(LearningWorker):
     """The model that learns from given text; only the log-probabilities of its tokens are measured."""
 
     role = "policy"
@@ -117,19 +117,36 @@ class SFTWorker(LearningWorker):
         *,
         ranks: Ranks = ALONE,
         mover: DeviceMover | None = None,
+        teachers: TeacherLoss | None = None,
     ) -> None:
-        """Loads `run.model`. See `LearningWorker` for the arguments."""
-        compiled, whole, teachers = _compiles_logits(run, run), False, None
-        if isinstance(run, SFTConfig) and run.distillation.has_teacher:
-            whole = run.distillation.compares_all
-            matrices = {TEACHER_HIDDEN: _output_matrix(run, teacher_section(run))} if whole else {}
-            teachers = TeacherLoss(run.distillation, matrices)
+        """Loads `run.model`. See `LearningWorker` for the other arguments."""
+        compiled = _compiles_logits(run, run)
         read = partial(compute_logprobs, temperature=1.0, measured=False, compile_it=compiled, teachers=teachers)
         super().__init__(run, run, causal_lm(run, run), read, num_training_steps, 1, ranks=ranks, mover=mover)
-        if whole and not self._options.plain_head:
-            raise no_plain_head("the model")
         if compiles_layers(run, run):
             compile_layers(self.model)  # after the passes that probe it, in another type
+
+
+class SFTWorker(TextWorker):
+    """The model of a supervised run, which may learn from a teacher's distributions, too."""
+
+    def __init__(
+        self,
+        run: SFTConfig,
+        num_training_steps: int | None = None,
+        *,
+        ranks: Ranks = ALONE,
+        mover: DeviceMover | None = None,
+    ) -> None:
+        """Loads `run.model`, and of the teacher the output matrix, if all tokens are compared."""
+        distillation, teachers = run.distillation, None
+        whole = distillation.has_teacher and distillation.compares_all
+        if distillation.has_teacher:
+            matrices = {TEACHER_HIDDEN: _output_matrix(run, teacher_section(run))} if whole else {}
+            teachers = TeacherLoss(distillation, matrices)
+        super().__init__(run, num_training_steps, ranks=ranks, mover=mover, teachers=teachers)
+        if whole and not self._options.plain_head:
+            raise no_plain_head("the model")
 
 
 class SFTTeacherWorker(ModelWorker):
