@@ -272,7 +272,7 @@ class RowReader(Generic[R]):
         self.finish()
 
     def of_source(self, number: int, there: Iterable[Row | BadRow], first: int = 0) -> Iterator[R]:
-        """Those of the rows of a source that are trained on; `first` is the index of the first row in the source."""
+        """The rows of a source that are trained on; `first` is the index of the first row in the source."""
         for place, found in enumerate(there, first):
             row = self._row(found, self.sources[number], number, place)
             short = self.shortened(row) if row is not None else None
