@@ -80,7 +80,7 @@ def test_the_index_says_what_each_estimator_reads() -> None:
         cells = (
             f"`{name}`",
             fields_of(facts),
-            yes(facts.compares_answers),
+            yes(facts.is_group_relative),
             yes(facts.compares_with_greedy),
             yes(facts.reads_values),
             yes(facts.discounts),

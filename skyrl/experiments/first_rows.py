@@ -25,7 +25,7 @@ from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import samples
 from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
-from skyrl.config.loading.kinds import compares_answers, reads_chats, reads_pairs
+from skyrl.config.loading.kinds import is_preference_run, reads_chats, reads_pairs
 from skyrl.data.conversations import refuse_media, tools_of, with_system, without_nulls
 from skyrl.data.data_files import FILES
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
@@ -128,7 +128,7 @@ def supervised_rows_of(run: SupervisedConfig) -> Judge:
         row = without_nulls(row) if in_table(source) else row
         try:
             refuse_media(row)
-            if compares_answers(run) and not run.unpaired:
+            if is_preference_run(run) and not run.unpaired:
                 answers_of(row, run)
             elif reads_pairs(run):
                 chats = [preference_chat(row, key, run.prompt_key) for key in run.answer_keys]

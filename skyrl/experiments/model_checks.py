@@ -9,7 +9,7 @@ from skyrl.config import GeneratorConfig, ModelConfig, SkyRLTrainConfig, Supervi
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.derive.sizes import models_of, samples
 from skyrl.config.foundation.entry import RunConfig
-from skyrl.config.loading.kinds import compares_answers, roles_of
+from skyrl.config.loading.kinds import is_preference_run, roles_of
 from skyrl.errors import ConfigError, Problem
 from skyrl.models.files.chat_templates import configured_template
 from skyrl.models.files.facts import ModelFiles, model_files
@@ -201,7 +201,7 @@ def model_exists(run: SupervisedConfig) -> Iterator[Problem]:
     """The model exists, and has positions for the longest row."""
     yield from missing_tokenizer("tokenizer_path", run.tokenizer_path)
     yield from missing_model("model.path", run.model, run.tokenizer_path)
-    if compares_answers(run) and run.compares and run.ref_model_path is not None:  # its tokenizer is not read
+    if is_preference_run(run) and run.compares and run.ref_model_path is not None:  # its tokenizer is not read
         yield from missing_model("ref_model_path", ModelConfig(path=run.ref_model_path), run.model.path)
     files = readable_files(run.model.path, run.tokenizer_path)
     positions = files.positions if files else None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import PreferenceConfig
-from skyrl.config.loading.kinds import compares_answers
+from skyrl.config.loading.kinds import is_preference_run
 from skyrl.config.loading.load import compose
 from skyrl.errors import UserError
 from skyrl.experiments.preference import PreferenceExp
@@ -37,7 +37,7 @@ ALONE = (
 def pair_run_of(target: Target) -> Run | None:
     """The configuration of a target that is a preference run, or a checkpoint of one; None for any other."""
     run = None if target.stored is None else stored_run_of(target)
-    return run if run is not None and compares_answers(run) else None
+    return run if run is not None and is_preference_run(run) else None
 
 
 def evaluate_pairs(target: Target, overrides: Sequence[str], to: Path | None) -> tuple[dict[str, Any], Path]:
@@ -48,7 +48,7 @@ def evaluate_pairs(target: Target, overrides: Sequence[str], to: Path | None) ->
     folder = to or Path(str(target.stored)) / "evaluations" / f"step_{target.step}"
     composed = compose([str(target.stored)], [*overrides, *ALONE, f"run_path={folder}"], environ=os.environ)
     run = composed.config
-    assert compares_answers(run), "pair_run_of has found a preference run"
+    assert is_preference_run(run), "pair_run_of has found a preference run"
     if not run.eval_datasets:
         raise UserError("eval_datasets is empty: set it to the pairs to evaluate on")
     with TemporaryDirectory() as scratch:
@@ -65,7 +65,7 @@ def evaluate_pairs(target: Target, overrides: Sequence[str], to: Path | None) ->
             ],
             environ=os.environ,
         ).config
-        assert compares_answers(trained)
+        assert is_preference_run(trained)
         metrics, numbers = _measured(trained, run)
     pairs = {name: len(own) for name, own in numbers.items()}
     results = {

@@ -210,11 +210,11 @@ def policy_objective(
     return PolicyObjective(
         vanishes_without_advantage=facts.vanishes_without_advantage,
         policy_loss=policy_loss(algorithm, reduction),
-        kl_loss_coef=algorithm.kl_loss_coef if algorithm.use_kl_loss and not facts.compares_answers else 0.0,
+        kl_loss_coef=algorithm.kl_loss_coef if algorithm.use_kl_loss and not facts.learns_from_pairs else 0.0,
         kl_estimator=algorithm.kl_estimator_type,
         entropy_loss_coef=algorithm.entropy_loss_coef if algorithm.use_entropy_loss else 0.0,
         distills=has_teacher and algorithm.distillation.type == "loss",
-        reduction=Summed() if facts.compares_answers else reduction,
+        reduction=Summed() if facts.learns_from_pairs else reduction,
         correction=off_policy_correction(algorithm.off_policy_correction),
     )
 

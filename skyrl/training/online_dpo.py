@@ -107,7 +107,7 @@ def _of_answers(values: Tensor, batch: TrainingBatch) -> Tensor:
 
 def ranked_pairs_of(trainer: TrainerConfig) -> RankedPairs | None:
     """The pairs that the loss compares; None for a loss of single answers."""
-    if not loss_facts(trainer.algorithm).compares_answers:
+    if not loss_facts(trainer.algorithm).learns_from_pairs:
         return None
     chosen = trainer.algorithm.online_dpo
     return RankedPairs(

@@ -167,7 +167,7 @@ def test_parameters_tell_what_a_function_reads() -> None:
     facts = {name: loss_facts(AlgorithmConfig(policy_loss_type=path(name))) for name in LOSSES}
     assert {name for name, fact in facts.items() if fact.reads_rollout_logprobs is None} == {"skyrl_ppo"}
     compared = {name: estimator_facts(AlgorithmConfig(advantage_estimator=path(name))) for name in ESTIMATORS}
-    assert {name for name, fact in compared.items() if fact.compares_answers} == {*ESTIMATORS} - {"verl_returns"}
+    assert {name for name, fact in compared.items() if fact.is_group_relative} == {*ESTIMATORS} - {"verl_returns"}
     assert all(fact.reads_values is False and not fact.compares_with_greedy for fact in compared.values())
 
 

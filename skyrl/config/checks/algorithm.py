@@ -59,7 +59,7 @@ def kl_is_counted_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def pairs_replace_advantages(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Pairs need several answers to a prompt, and take the place of advantages and of what changes them."""
     algorithm = run.trainer.algorithm
-    if not loss_facts(algorithm).compares_answers:
+    if not loss_facts(algorithm).learns_from_pairs:
         return
     estimator, name = estimator_facts(algorithm), algorithm.policy_loss_type
     needless = {
@@ -95,9 +95,9 @@ def group_advantages_need_several_samples(run: SkyRLTrainConfig) -> Iterator[Pro
     name = run.trainer.algorithm.advantage_estimator
     if distills(run) and run.trainer.algorithm.distillation.task_coef == 0:
         return
-    if loss_facts(run.trainer.algorithm).compares_answers:
+    if loss_facts(run.trainer.algorithm).learns_from_pairs:
         return
-    if estimator_facts(run.trainer.algorithm).compares_answers and run.generator.n_samples_per_prompt == 1:
+    if estimator_facts(run.trainer.algorithm).is_group_relative and run.generator.n_samples_per_prompt == 1:
         yield Problem(
             path="generator.n_samples_per_prompt",
             message=f"{name} compares the samples of a prompt, and there is only one",

@@ -31,7 +31,7 @@ def is_corrected(run: SkyRLTrainConfig) -> bool:
     correction = algorithm.off_policy_correction
     return (
         algorithm.old_logprobs == "engine"
-        or loss_facts(algorithm).compares_answers
+        or loss_facts(algorithm).learns_from_pairs
         or loss_facts(algorithm).reads_rollout_logprobs is not False
         or correction.tis_ratio_type is not None
         or correction.sequence_mask_metric is not None

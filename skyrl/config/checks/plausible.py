@@ -69,7 +69,7 @@ def reward_scale_is_not_zero(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def kl_penalty_has_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """With weight 0, a reference would be loaded and scored without any effect."""
     algorithm = run.trainer.algorithm
-    if algorithm.use_kl_loss and algorithm.kl_loss_coef == 0 and not loss_facts(algorithm).compares_answers:
+    if algorithm.use_kl_loss and algorithm.kl_loss_coef == 0 and not loss_facts(algorithm).learns_from_pairs:
         message = "the KL loss is on with weight 0, so it has no effect, but the reference is still computed"
         yield _warning("trainer.algorithm.kl_loss_coef", message, "set trainer.algorithm.use_kl_loss = false")
 

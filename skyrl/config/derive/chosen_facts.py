@@ -64,7 +64,7 @@ def _of_peer_estimator(own: object) -> EstimatorFacts:
     names = _names(own)
     return EstimatorFacts(
         fields=tuple(field for field, asked in _READ.items() if asked & names or "config" in names),
-        compares_answers="index" in names,
+        is_group_relative="index" in names,
         compares_with_greedy="reward_baselines" in names,
         reads_values="values" in names,
         discounts=True,  # as far as is known

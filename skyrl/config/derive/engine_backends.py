@@ -221,8 +221,13 @@ def weight_dtype(engine: InferenceEngineConfig, learners: str) -> str:
 
 def backend_of(engine: InferenceEngineConfig) -> EngineBackend:
     """Facts about the configured kind of engine; where vLLM engines run already, about a server."""
-    found = BACKENDS[kind_of_engine(engine)]
-    return (found.elsewhere if _run_already(engine) else None) or found
+    backend = BACKENDS[engine.backend]
+    return running_already(backend) if _run_already(engine) else backend
+
+
+def running_already(backend: EngineBackend) -> EngineBackend:
+    """Facts about engines of this kind that run already: about servers, where the run starts something else."""
+    return backend.elsewhere or (BACKENDS[backend.as_server] if backend.as_server else backend)
 
 
 def kind_of_engine(engine: InferenceEngineConfig) -> str:

@@ -17,7 +17,7 @@ def has_critic(run: SkyRLTrainConfig) -> bool:
 def has_reference(run: SkyRLTrainConfig) -> bool:
     """Whether the policy is compared with a reference model: by a KL term, or by its loss."""
     algorithm = run.trainer.algorithm
-    return bool(algorithm.use_kl_loss or algorithm.use_kl_in_reward or loss_facts(algorithm).compares_answers)
+    return bool(algorithm.use_kl_loss or algorithm.use_kl_in_reward or loss_facts(algorithm).learns_from_pairs)
 
 
 def has_local_teacher(run: SkyRLTrainConfig) -> bool:

@@ -44,7 +44,7 @@ def scores_old_logprobs(algorithm: AlgorithmConfig, updates: int) -> bool:
 def scorings(trainer: TrainerConfig, updates: int) -> int:
     """Number of times that the policy scores all rows of a batch with `updates` optimizer steps."""
     algorithm = trainer.algorithm
-    if loss_facts(algorithm).compares_answers:
+    if loss_facts(algorithm).learns_from_pairs:
         return trainer.update_epochs_per_batch
     times = int(scores_old_logprobs(algorithm, updates))
     if algorithm.max_importance_ratio is None or (not times and algorithm.old_logprobs == "learner"):
@@ -55,7 +55,7 @@ def scorings(trainer: TrainerConfig, updates: int) -> int:
 def scored_answers(run: SkyRLTrainConfig) -> int:
     """Answers to a prompt that are scored: all, or with pairs of answers at most those that are in a pair."""
     answers, algorithm = run.generator.n_samples_per_prompt, run.trainer.algorithm
-    if loss_facts(algorithm).compares_answers and algorithm.online_dpo.pairs != "all":
+    if loss_facts(algorithm).learns_from_pairs and algorithm.online_dpo.pairs != "all":
         return min(answers, 2)
     return answers
 

@@ -42,14 +42,14 @@ def _discounts(run: SkyRLTrainConfig) -> bool:
 
 
 @condition("the loss is not online_dpo")
-def _is_of_advantages(run: SkyRLTrainConfig) -> bool:
-    return not loss_facts(run.trainer.algorithm).compares_answers
+def _reads_advantages(run: SkyRLTrainConfig) -> bool:
+    return not loss_facts(run.trainer.algorithm).learns_from_pairs
 
 
-@condition("a KL term is on")
+@condition("use_kl_in_reward is true, or use_kl_loss with a loss other than online_dpo")
 def _has_kl_term(run: SkyRLTrainConfig) -> bool:
     algorithm = run.trainer.algorithm
-    return (algorithm.use_kl_loss and _is_of_advantages.holds(run)) or algorithm.use_kl_in_reward
+    return (algorithm.use_kl_loss and _reads_advantages.holds(run)) or algorithm.use_kl_in_reward
 
 
 @condition("the loss, or a KL term in the reward, is taken from pi_old")
@@ -105,18 +105,18 @@ _BOUNDS = {
 }
 """Other such fields, with the condition beside their loss's."""
 
-_OF_ADVANTAGES = ("grpo_norm_by_std", "lambd", "whiten_advantages", "advantage", "max_seq_len")
+_ADVANTAGE_FIELDS = ("grpo_norm_by_std", "lambd", "whiten_advantages", "advantage", "max_seq_len")
 """Fields of estimators and of the reduction that depend on other fields, too."""
 
-_FURTHER = _BOUNDS | dict.fromkeys(_OF_ADVANTAGES, _is_of_advantages)
+_RUN_CONDITIONS = _BOUNDS | dict.fromkeys(_ADVANTAGE_FIELDS, _reads_advantages)
 
 
-def _of_the_tree(effect: Effect) -> Effect:
-    whole, bound = effect.below("trainer.algorithm"), _FURTHER.get(effect.path)
+def _with_run_condition(effect: Effect) -> Effect:
+    whole, bound = effect.below("trainer.algorithm"), _RUN_CONDITIONS.get(effect.path)
     return whole if bound is None else Effect(whole.path, whole.condition & bound)
 
 
-_OF_THE_TABLE: tuple[Effect, ...] = (
+_BY_ALGORITHM_ALONE: tuple[Effect, ...] = (
     Effect("kl_ctrl", is_on("use_kl_in_reward")),
     Effect("distillation.discount", is_one("distillation.type", "advantage")),
     Effect("distillation.hint.column", is_one("distillation.hint.source", "column", name="hint.source")),
@@ -180,12 +180,12 @@ _OF_THE_TABLE: tuple[Effect, ...] = (
 
 ALGORITHM_EFFECTS: tuple[Effect, ...] = (
     *effects(_has_kl_term, *fields_in("trainer.algorithm", "kl_loss_coef kl_estimator_type")),
-    *effects(_is_of_advantages, *fields_in("trainer.algorithm", "use_kl_loss advantage_estimator loss_reduction")),
-    *effects(_is_of_advantages, *fields_in("trainer.algorithm", "advantage_batch_normalize advantage_norm")),
+    *effects(_reads_advantages, *fields_in("trainer.algorithm", "use_kl_loss advantage_estimator loss_reduction")),
+    *effects(_reads_advantages, *fields_in("trainer.algorithm", "advantage_batch_normalize advantage_norm")),
     *effects(CRITIC, *fields_in("trainer.algorithm", "value_clip value_head_prefix normalize_values")),
     Effect("trainer.algorithm.distillation", DISTILLS),
-    Effect("trainer.algorithm.max_importance_ratio", _compares_with_an_old_policy & _is_of_advantages),
-    Effect("trainer.algorithm.gamma", _discounts & _is_of_advantages),
+    Effect("trainer.algorithm.max_importance_ratio", _compares_with_an_old_policy & _reads_advantages),
+    Effect("trainer.algorithm.gamma", _discounts & _reads_advantages),
     *effects(_ratio_can_differ_from_1, *fields_in("trainer.algorithm", " ".join(_BOUNDS_IN_TABLES))),
-    *map(_of_the_tree, _OF_THE_TABLE),
+    *map(_with_run_condition, _BY_ALGORITHM_ALONE),
 )

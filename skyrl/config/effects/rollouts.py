@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from skyrl.config.derive.engine_backends import BACKENDS, backend_of, backends_that, kind_of_engine, reads_remote_urls
+from skyrl.config.derive.engine_backends import (
+    BACKENDS,
+    backend_of,
+    backends_that,
+    kind_of_engine,
+    reads_remote_urls,
+    running_already,
+)
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import (
     joins_servers,
@@ -103,7 +110,14 @@ def _shares_gpu_memory(run: SkyRLTrainConfig) -> bool:
     return run.trainer.device == "cuda" and extra.get("kv_cache_memory_bytes") is None
 
 
-_ALSO = {
+@condition("the engine is not torch with generator.inference_engine.deterministic")
+def _keeps_prefixes(run: SkyRLTrainConfig) -> bool:
+    engine = run.generator.inference_engine
+    return not (backend_of(engine).is_embedded and engine.deterministic)
+
+
+_FURTHER_CONDITIONS = {
+    "enable_prefix_caching": _keeps_prefixes,
     **{f"{kind}_parallel_size": _starts_or_joins for kind in ("tensor", "pipeline", "data")},
     "fully_sharded_loras": Condition("an adapter is trained (lora.rank is above 0)", sends_adapters_alone),
     "distributed_executor_backend": _splits_engines,
@@ -114,11 +128,13 @@ _ALSO = {
 
 def _engine_fields() -> Iterator[Effect]:
     for field in dict.fromkeys(name for backend in BACKENDS.values() for name in backend.fields):
-        yield Effect(f"generator.inference_engine.{field}", _engine_reads(field, _ALSO.get(field)))
+        yield Effect(f"generator.inference_engine.{field}", _engine_reads(field, _FURTHER_CONDITIONS.get(field)))
 
 
 def _engine_reads(field: str, also: Condition | None) -> Condition:
     readers = backends_that(lambda backend: field in backend.fields, join="or")
+    if any(field in backend.fields and field not in running_already(backend).fields for backend in BACKENDS.values()):
+        readers += ", started by the run"
 
     def holds(run: SkyRLTrainConfig) -> bool:
         reads = field in backend_of(run.generator.inference_engine).fields
@@ -326,8 +342,6 @@ _RETRIES = Condition(
     "a sample may be drawn again (max_attempts is above 1)", lambda run: run.environment.skyrl_gym.max_attempts > 1
 )
 _REWARD_SERVICE = is_given("environment.skyrl_gym.reward_model.url", "environment.skyrl_gym.reward_model.url")
-
-_COMPARES = _environment_is(lambda facts: facts.compares, ", or each row's own")
 
 _ENVIRONMENT_EFFECTS: tuple[Effect, ...] = (
     Effect("environment", _SAMPLES),

@@ -108,7 +108,7 @@ def reads_pairs(run: RunConfig) -> TypeIs[RewardModelConfig | PreferenceConfig]:
     return kind_of(run).rows == "pairs"
 
 
-def compares_answers(run: RunConfig) -> TypeIs[PreferenceConfig]:
+def is_preference_run(run: RunConfig) -> TypeIs[PreferenceConfig]:
     """Whether the run trains a policy on pairs of a better and a worse answer."""
     kind = kind_of(run)
     return kind.rows == "pairs" and not kind.trained.scores

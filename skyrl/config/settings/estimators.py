@@ -21,7 +21,7 @@ class EstimatorFacts:
     fields: tuple[str, ...] = ()
     """Fields of `trainer.algorithm` that it reads."""
 
-    compares_answers: bool = False
+    is_group_relative: bool = False
     """Whether an answer is measured against the others to its prompt: with one answer there is nothing to compare."""
 
     compares_with_greedy: bool = False
@@ -35,15 +35,15 @@ class EstimatorFacts:
 
 
 ADVANTAGE_ESTIMATORS: Mapping[str, EstimatorFacts] = {
-    "grpo": EstimatorFacts(fields=("grpo_norm_by_std",), compares_answers=True),
-    "rloo": EstimatorFacts(compares_answers=True),
-    "maxrl": EstimatorFacts(compares_answers=True),
+    "grpo": EstimatorFacts(fields=("grpo_norm_by_std",), is_group_relative=True),
+    "rloo": EstimatorFacts(is_group_relative=True),
+    "maxrl": EstimatorFacts(is_group_relative=True),
     "reinforce++": EstimatorFacts(fields=("gamma", "whiten_advantages"), discounts=True),
-    "reinforce++-baseline": EstimatorFacts(compares_answers=True),
+    "reinforce++-baseline": EstimatorFacts(is_group_relative=True),
     "gae": EstimatorFacts(fields=("gamma", "lambd", "whiten_advantages"), reads_values=True, discounts=True),
     "remax": EstimatorFacts(compares_with_greedy=True),
-    "opo": EstimatorFacts(compares_answers=True),
-    "gpg": EstimatorFacts(compares_answers=True),
+    "opo": EstimatorFacts(is_group_relative=True),
+    "gpg": EstimatorFacts(is_group_relative=True),
 }
 """Facts about each built-in estimator, keyed by the value of `advantage_estimator`."""
 

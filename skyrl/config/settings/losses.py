@@ -222,7 +222,7 @@ class LossFacts:
     takes_corrections: bool = True
     """Whether corrections of single sequences suit the loss. False if it selects tokens across all sequences."""
 
-    compares_answers: bool = False
+    learns_from_pairs: bool = False
     """Whether the loss is one of pairs of answers: rewards rank them, log-probabilities of a reference are compared
     with, and no advantage is read."""
 
@@ -296,7 +296,7 @@ POLICY_LOSSES: Mapping[str, LossFacts] = {
         table="online_dpo",
         reads_old_logprobs=False,
         takes_corrections=False,
-        compares_answers=True,
+        learns_from_pairs=True,
         vanishes_without_advantage=True,
     ),
 }
