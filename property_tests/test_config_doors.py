@@ -9,6 +9,7 @@ import pytest
 from property_tests.doors import DOORS, knock
 
 
+@pytest.mark.long
 def test_two_hundred_inputs_at_every_door_raise_nothing_but_our_own(tmp_path: Path) -> None:
     knocks = knock(200, seed=1, folder=tmp_path)
     assert knocks.accepted.total() > 30

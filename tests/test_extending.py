@@ -483,6 +483,7 @@ def apply(edit: Edit, folder: Path) -> None:
     file.write_text(text[:at] + edit.code + text[at:], encoding="utf-8")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", RECIPES)
 def test_what_the_page_lists_is_all_that_it_takes(name: str, tmp_path: Path) -> None:
     recipe = RECIPES[name]

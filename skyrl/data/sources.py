@@ -14,6 +14,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from functools import lru_cache
 from itertools import accumulate, islice
@@ -204,8 +205,10 @@ def in_table(source: str) -> bool:
 
 def place_of(source: str, number: int) -> str:
     """Where a row of a source is, for messages: if the source has several files, the file, and the number there."""
-    files = data_files(source) if has_files(source) else ()
+    files: Sequence[DataFile] = ()
     before = 0
+    with suppress(DataError):  # the files are away by now
+        files = data_files(source) if has_files(source) else ()
     for file in files if len(files) > 1 else ():
         if number < before + (count := _rows_in(file)):
             return f"{file.place}, row {number - before}"

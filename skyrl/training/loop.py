@@ -201,35 +201,32 @@ class TrainingLoop:
         saved.
         """
         with lasting_objects():
-            await self._run()
-
-    async def _run(self) -> None:
-        try:
-            self._callbacks.tell("on_train_begin")
-            await self._begin()
-            while self.trainer.version < self.total_steps and not self._is_ended():
-                try:
-                    metrics = await self.step()
-                    timings = self.clock.take()
-                    seconds = timings["timing/step"]
-                    self.clock.total += seconds
-                    metrics |= timings | {
-                        "timing/all_steps": self.clock.total,
-                        "trainer/tokens_per_second": metrics.get(self.trainer.tokens, 0) / seconds,
-                        "memory/process_bytes": float(resident_bytes()),
-                    }
-                    is_due = self._is_due("evaluate")
-                    self._callbacks.tell("on_step_end", metrics)
-                    await self._conclude(metrics, evaluate=is_due or self._callbacks.control.should_evaluate)
-                except NonFiniteError as error:
-                    await self._go_back(error)
-                self._collections.between_steps()
-            await self._checkpoints.finish()
-        except Stopped as stop:
-            stopped = await self._saved_before_the_end(stop)
+            try:
+                self._callbacks.tell("on_train_begin")
+                await self._begin()
+                while self.trainer.version < self.total_steps and not self._is_ended():
+                    try:
+                        metrics = await self.step()
+                        timings = self.clock.take()
+                        seconds = timings["timing/step"]
+                        self.clock.total += seconds
+                        metrics |= timings | {
+                            "timing/all_steps": self.clock.total,
+                            "trainer/tokens_per_second": metrics.get(self.trainer.tokens, 0) / seconds,
+                            "memory/process_bytes": float(resident_bytes()),
+                        }
+                        is_due = self._is_due("evaluate")
+                        self._callbacks.tell("on_step_end", metrics)
+                        await self._conclude(metrics, evaluate=is_due or self._callbacks.control.should_evaluate)
+                    except NonFiniteError as error:
+                        await self._go_back(error)
+                    self._collections.between_steps()
+                await self._checkpoints.finish()
+            except Stopped as stop:
+                stopped = await self._saved_before_the_end(stop)
+                self._callbacks.tell("on_train_end")
+                raise stopped from None
             self._callbacks.tell("on_train_end")
-            raise stopped from None
-        self._callbacks.tell("on_train_end")
 
     def _is_ended(self) -> bool:
         """Whether an alarm or a callback has ended the run."""

@@ -136,6 +136,7 @@ HEADERS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_a_manifest_that_somebody_made_up_is_refused_by_its_path(name: str, saved: Path) -> None:
     change, message = MANIFESTS[name]

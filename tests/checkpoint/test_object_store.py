@@ -26,6 +26,7 @@ def server() -> Iterator[ObjectStore]:
         yield store
 
 
+@pytest.mark.long
 def test_of_many_saves_with_one_error_in_twenty_requests_none_is_lost(
     server: ObjectStore, pytestconfig: pytest.Config
 ) -> None:

@@ -84,6 +84,7 @@ def test_without_the_extra_the_command_that_installs_it_is_told(
     assert not list((tmp_path / "mine").glob("[dm]*"))  # neither data nor model
 
 
+@pytest.mark.long
 def test_without_an_index_one_line_names_the_reason_and_the_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def test_signals_after_the_last_line_change_no_exit_code(
     assert process.returncode == code
 
 
+@pytest.mark.long
 def test_a_closed_pipe_changes_no_exit_code() -> None:
     command = [sys.executable, "-m", "skyrl.cli", "config", "docs"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -166,7 +166,7 @@ def trained(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.long
 @pytest.mark.parametrize("command", TABLE)
 def test_a_killed_command_leaves_the_old_result_or_the_new_one(
     command: str, nano: Path, trained: Path, tmp_path: Path

@@ -217,6 +217,7 @@ def resident(file: Path) -> int:
     )
 
 
+@pytest.mark.long
 def test_pages_that_were_read_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "rows.arrow"
     write_rows(file, 2000)

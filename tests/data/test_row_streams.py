@@ -107,7 +107,7 @@ def test_shuffled_passes_have_each_row_once_in_other_orders(source: str) -> None
     assert first != list(range(63)) and rows.passes == 1
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_a_stream_goes_on_where_another_stopped(source: str) -> None:
     whole = numbers(stream([source, source]), 300)
     for stop in (0, 1, 7, 8, 9, 63, 126, 127, 200):

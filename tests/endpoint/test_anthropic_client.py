@@ -66,6 +66,7 @@ async def test_a_stream_says_what_the_whole_message_says() -> None:
     assert whole.usage.output_tokens == len(script.tokenizer.encode(f"so {CALL}<|im_end|>"))
 
 
+@pytest.mark.long
 async def test_a_stop_sequence_is_named() -> None:
     script = Script(["one STOP"], ends="")
     async with served(script.generate, script.tokenizer) as there, client(there.url) as ask:

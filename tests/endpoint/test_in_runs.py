@@ -40,6 +40,7 @@ def free_port() -> int:
         return port
 
 
+@pytest.mark.long
 def test_a_run_serves_its_policy_while_it_trains(nano: Path, tmp_path: Path) -> None:
     port = free_port()
     changes = {f"{ENGINE}enable_http_endpoint": True, f"{ENGINE}http_endpoint_port": port}

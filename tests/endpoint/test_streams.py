@@ -77,6 +77,7 @@ async def test_tokens_reach_the_client_while_the_engine_is_held(ask: Callable[[s
     assert rest == " world"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("ask", [chats, completions, messages, responses])
 async def test_a_client_that_goes_away_gives_its_sample_up(ask: Callable[[str], Texts]) -> None:
     held = Held(TEXT, count=3)

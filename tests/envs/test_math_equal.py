@@ -32,7 +32,7 @@ def equal(request: pytest.FixtureRequest) -> Iterator[MathEqual]:
     made.close()
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(72)
 @pytest.mark.parametrize(
     ("answer", "truth", "same"),
     [
@@ -84,7 +84,7 @@ def test_an_answer_that_would_be_computed_for_ever_is_wrong(
     assert equal("3", "3")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("how", ["exit", "timeout", "output"])
 def test_an_answer_that_ends_a_worker_is_wrong_and_the_end_of_the_next_is_a_failure(
     how: Literal["exit", "timeout", "output"], equal: MathEqual, monkeypatch: pytest.MonkeyPatch
@@ -110,7 +110,7 @@ def test_a_ground_truth_that_would_be_computed_for_ever_is_a_failure(equal: Math
     assert equal("3", "3")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 def test_hostile_answers_are_neither_equal_nor_the_end_of_the_grader(equal: MathEqual) -> None:
     for payload in PAYLOADS:
         with suppress(WorkerEnded):  # ended at its deadline

@@ -102,7 +102,7 @@ def test_the_tools_of_a_server_are_shown_and_called_and_the_answer_is_judged() -
         assert env.get_metrics()["judged"] == 1.0
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("tier", HERE[:-1])  # the test above is in the last
 def test_a_program_runs_in_each_tier_without_a_network_or_the_runs_variables(
     tier: Tier, monkeypatch: pytest.MonkeyPatch
@@ -120,7 +120,7 @@ def test_a_program_runs_in_each_tier_without_a_network_or_the_runs_variables(
     assert seen["user"] != 0 or os.getuid() != 0
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mischief", "said"),
     [

@@ -218,6 +218,7 @@ def test_an_answer_is_scored_by_its_task(answer: str, reward: float) -> None:
     assert (step.reward == 1) is (reward == 1)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("answer", ["1/0", "exit()", "leave", "sleep", "no python", "x" * 100_001])
 def test_an_answer_that_cannot_be_scored_gets_nothing(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reasoning_gym, "SECONDS", 20.0 if answer != "sleep" else 2.0)

@@ -82,6 +82,7 @@ def rewards_of(
     return rewards, False
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["gsm8k", "gsm8k_multi_turn", "multiply", "search", "searchcode"])
 def test_three_hundred_answers_are_rewarded_as_in_skyrl(name: str, gym: SkyRLGymConfig) -> None:
     cases = table()["cases"][name]
@@ -89,6 +90,7 @@ def test_three_hundred_answers_are_rewarded_as_in_skyrl(name: str, gym: SkyRLGym
     assert differences(name, gym, cases) == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["text2sql", "lcb"])
 def test_some_answers_that_are_run_are_rewarded_as_in_skyrl(name: str, gym: SkyRLGymConfig) -> None:
     """Every fifteenth, and one that differs for each reason."""

@@ -100,6 +100,7 @@ def test_a_seed_determines_everything(prepare: ModuleType, monkeypatch: pytest.M
     assert one[1] != other[1]
 
 
+@pytest.mark.long
 def test_a_complete_folder_is_left_alone(
     prepare: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,6 +46,7 @@ def test_a_resumed_run_has_the_critic_and_the_kl_weight_that_it_had(nano: Path, 
     assert all(0 < row["critic/critic_loss"] < 10 for row in metrics(whole)[1:])
 
 
+@pytest.mark.long
 def test_leaving_out_old_logprobs_that_the_loss_does_not_read_changes_nothing(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

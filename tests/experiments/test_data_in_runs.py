@@ -58,6 +58,7 @@ def test_a_mixture_goes_on_exactly_and_says_what_is_left_out(
     assert mixed(nano, tmp_path / "resumed") == whole
 
 
+@pytest.mark.long
 def test_what_epochs_leave_out_is_in_the_metrics_and_other_labels_are_other_data(nano: Path, tmp_path: Path) -> None:
     dropping: dict[str, Any] = {"data__epoch_tail": "drop", "data__train_weights": None}
     mixed(nano, tmp_path / "run", **dropping, trainer__max_training_steps=6)

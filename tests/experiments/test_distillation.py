@@ -104,6 +104,7 @@ def test_old_samples_of_an_asynchronous_run_are_compared_with_the_weights_that_d
         torch.testing.assert_close(nu[1 : int(length)][kept], wanted[kept], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", long_except(["advantage", "loss"], "loss"))
 def test_a_resumed_run_with_a_teacher_goes_on_exactly(form: str, nano: Path, teacher: Path, tmp_path: Path) -> None:
     copied, whole, parts = tmp_path / "teacher", tmp_path / "whole", tmp_path / "parts"

@@ -84,6 +84,7 @@ def test_a_run_ends_with_its_exit_code_and_leaves_nothing(nano: Path, tmp_path: 
     assert ("Traceback" in session.said) == (name == "failed")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_except(ENDINGS, "SIGHUP"))
 def test_a_run_that_nobody_reads_any_more_ends_alike(nano: Path, tmp_path: Path, name: str) -> None:
     end(nano, tmp_path, ENDINGS[name], {"NOBODY_READS": "1"})

@@ -38,6 +38,7 @@ def later(work: Callable[[], None]) -> threading.Timer:
     return timer
 
 
+@pytest.mark.long
 def test_a_run_waits_for_its_engine_and_never_asks_one_that_is_dead(
     server: SGLangStandIn, nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def test_an_adapter_learns_and_the_base_stays_as_it_was(nano: Path, run_with_ada
     assert max(row["policy/rollout_train_logprobs_abs_diff_max"] for row in rows) < 1e-4  # engines have it merged
 
 
+@pytest.mark.long
 def test_peft_and_transformers_load_what_the_run_left_and_compute_the_same(nano: Path, run_with_adapter: Path) -> None:
     run = run_with_adapter / "run"
     assert (logits(run / "model") - logits(nano / "model")).abs().max() > 1e-2

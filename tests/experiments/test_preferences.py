@@ -113,7 +113,7 @@ def test_losses_without_a_reference_load_none(nano: Path, tmp_path: Path, loss_t
     assert "train/kl" not in found[-1] and "timing/ref_logprobs" not in found[-1]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("lora", [0, 4], ids=["all weights", "adapter"])
 def test_a_run_is_evaluated_alone_as_it_was_while_it_trained(nano: Path, tmp_path: Path, lora: int) -> None:
     held_out = write(tmp_path / "held_out.jsonl", pairs(16, seed=1))

@@ -70,6 +70,7 @@ def test_a_run_that_is_terminated_in_any_phase_ends_like_one_that_was_not(
     assert_same(out, whole)
 
 
+@pytest.mark.long
 def test_a_run_that_is_terminated_while_a_save_is_pending_says_it_is_saved_once_it_is(
     nano: Path, tmp_path: Path
 ) -> None:
@@ -140,6 +141,7 @@ class Slow(BasePPOExp):
         self.seconds += 900.0
 
 
+@pytest.mark.long
 def test_a_run_begins_no_step_that_would_not_be_over_by_its_deadline(nano: Path, tmp_path: Path) -> None:
     """After three steps 3600 - 1 - 3 * 900 = 899 seconds are left, and a step takes 900."""
     changes = {"trainer__faults__stop_before": "1h", "trainer__ckpt_interval": 1000}

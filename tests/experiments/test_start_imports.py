@@ -15,7 +15,7 @@ def exits_if_imported(package: str) -> None:
     sys.exit(int(package in IMPORTED_BY_A_START))
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "package",
     [

@@ -77,6 +77,7 @@ def test_preferences_after_fine_tuning_end_alike_if_both_are_killed(nano: Path, 
         assert_same_learning(killed / kind, whole / kind)
 
 
+@pytest.mark.long
 def test_a_supervised_run_that_is_told_to_stop_saves_its_step_and_goes_on_after_it(nano: Path, tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     status, said = run_of(values(nano, whole, "sft"), whole)

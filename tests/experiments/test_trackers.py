@@ -41,6 +41,7 @@ def test_a_run_that_is_killed_and_resumed_is_one_run_in_each_tracker(nano: Path,
     assert readers.in_wandb(folder) == truth
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", long_except(["sft", "reward_model"], "sft"))
 def test_a_supervised_run_has_trackers_too(kind: str, nano: Path, tmp_path: Path) -> None:
     values = settings(nano, tmp_path, kind, project_name="p", run_name="r", logger=["console", "tensorboard"])
@@ -85,6 +86,7 @@ def run_minimal(nano: Path, out: Path, **changes: Any) -> tuple[int, str]:
     return session.ends(), session.said
 
 
+@pytest.mark.long
 def test_a_minimal_file_trains_with_the_default_logger_and_says_why_wandb_is_not_used(
     nano: Path, tmp_path: Path
 ) -> None:

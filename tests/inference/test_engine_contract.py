@@ -335,6 +335,7 @@ FAULTS = {
 ONE_OF_EACH = [("torch", "missing"), ("vllm", "shape"), ("vllm", "not paused"), ("sglang server", "unknown")]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [
@@ -384,6 +385,7 @@ async def restore(kind: str, engine: InferenceEngine) -> None:
         await engine.resume()
 
 
+@pytest.mark.sampled(3)
 @every
 def test_after_new_weights_nothing_computed_with_the_old_ones_is_left(host: Host, folder: Path, kind: str) -> None:
     before, new, restored = host.run(load_and_restore, kind, folder)
@@ -473,6 +475,7 @@ async def interrupt(kind: str, folder: Path, in_flight: InFlight, seed: int | No
         await restore(kind, engine_of(kind, folder))
 
 
+@pytest.mark.sampled(5)
 @every
 @pytest.mark.parametrize("in_flight", ["recompute", "keep"])
 def test_samples_that_stand_still_for_a_moment_are_what_they_would_have_been(
@@ -498,6 +501,7 @@ def _by_version(
     return [completion.logprobs[place] for place in places], [fresh[place] for place in places]
 
 
+@pytest.mark.sampled(6)
 @every
 @pytest.mark.parametrize("in_flight", ["recompute", "keep"])
 def test_samples_go_on_under_new_weights_and_every_token_knows_which(
@@ -532,6 +536,7 @@ async def loads_seen(kind: str, folder: Path) -> list[EngineLoad | None]:
     return [*seen, await engine.load()]
 
 
+@pytest.mark.long
 @every
 def test_an_engine_reports_the_requests_that_it_does_not_run(host: Host, folder: Path, kind: str) -> None:
     seen = host.run(loads_seen, kind, folder)
@@ -556,6 +561,7 @@ async def close_while_paused(kind: str, folder: Path) -> list[str]:
     return said
 
 
+@pytest.mark.sampled(3)
 @every
 def test_a_closed_engine_refuses_who_waits_and_who_comes(host: Host, folder: Path, kind: str) -> None:
     assert host.run(close_while_paused, kind, folder) == ["this inference engine was closed"] * 2

@@ -280,6 +280,7 @@ CALLS: dict[str, Callable[[HttpEngine], Awaitable[object]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CALLS)
 async def test_every_call_ends_when_its_server_falls_silent(folder: Path, name: str) -> None:
     async with FaultServer() as server:

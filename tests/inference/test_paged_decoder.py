@@ -174,7 +174,7 @@ def test_pages_hold_what_rows_hold_whatever_happens(told: tuple[str, int], recor
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", ["qwen2, tied", "llama"])
 @pytest.mark.usefixtures("small_pages")
 async def test_logprobs_equal_a_full_forward_pass(kind: str) -> None:
@@ -357,6 +357,7 @@ def test_the_numbers_of_rows_that_are_recorded_are_few() -> None:
     assert all(padded(rows) >= rows for rows in range(1, 5000))
 
 
+@pytest.mark.sampled(2)
 def test_a_batch_that_failed_leaves_nothing_in_the_next_one(recorded: list[int]) -> None:
     model = nano_model()
     lm = over_pages(model)

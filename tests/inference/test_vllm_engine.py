@@ -232,6 +232,7 @@ def test_weights_that_are_no_numbers_are_no_completion(host: Host, folder: Path)
     assert "prompt 'of 2 tokens', sample 0" in problem
 
 
+@pytest.mark.long
 def test_a_request_that_vllm_refuses_is_the_users_and_does_no_harm(host: Host, folder: Path) -> None:
     asked = {"additional_kwargs": {"allowed_token_ids": [10**6]}}
     assert host.run(draw_from, folder, sampling=asked).startswith(f"{UserError.__name__}: prompt 'of 2 tokens': vLLM")

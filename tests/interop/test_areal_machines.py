@@ -140,6 +140,7 @@ def test_roles_that_contradict_each_other_are_refused() -> None:
     assert line.why == "is '1' for other processes, but all processes of a run share one variables.A"
 
 
+@pytest.mark.long
 def test_what_examples_say_about_machines_is_converted(reference: Path, tmp_path: Path) -> None:
     names = ("launcher.", "scheduling_spec", "name_resolve", "scheduler.", "cpus_per_", "mem_per_", "n_gpus", "n_nodes")
     lines = 0

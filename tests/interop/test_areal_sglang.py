@@ -130,6 +130,7 @@ def test_options_keep_areals_spelling(table: str, name: str, value: Any, words: 
     assert options(kept({f"{table}.{name}": value}), tmp_path).get(name) == words
 
 
+@pytest.mark.long
 def test_options_that_the_server_of_a_run_refuses_are_never_written() -> None:
     for name in (*SGLANG_SETTINGS, *SGLANG_FIXED):
         for value in (1, True, "x"):

@@ -46,6 +46,7 @@ def line_of(keys: dict[str, Any], source: str) -> Line:
     return next(line for line in convert_keys(keys).lines if line.source == source)
 
 
+@pytest.mark.long
 def test_unknown_settings_are_refused_as_unknown(files: tuple[Converted, ...]) -> None:
     for file in files:
         assert [line.source for line in file.conversion.lines] == list(file.facts)

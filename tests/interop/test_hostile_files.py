@@ -53,7 +53,7 @@ def test_hostile_files_raise_no_traceback(
         assert done.exception is None or isinstance(done.exception, SkyRLError | SystemExit), done.exc_info
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "key", ["trainer.x{}", "trainer.epochs", "x{}.y", "model.x{}", "generator.inference_engine.x{}"]
 )
@@ -62,6 +62,7 @@ def test_thousands_of_settings_each_have_a_line(key: str) -> None:
     assert len(convert_overrides(overrides).lines) == MANY
 
 
+@pytest.mark.long
 def test_similar_names_are_searched_in_the_first_lines_only() -> None:
     lines = convert_keys({f"actor.pth{number}": 1 for number in range(MANY)}).lines
     suggested = ["did you mean" in line.why for line in lines]

@@ -53,6 +53,7 @@ def test_no_override_is_lost(converted: list[tuple[Script, Conversion]]) -> None
     assert outcomes["kept"] + outcomes["renamed"] > 0.95 * outcomes.total()
 
 
+@pytest.mark.long
 def test_every_refusal_has_a_reason(converted: list[tuple[Script, Conversion]]) -> None:
     for script, conversion in converted:
         for line in conversion.lines:

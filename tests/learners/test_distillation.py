@@ -219,7 +219,7 @@ async def test_the_loss_of_a_batch_has_the_divergence_over_the_chosen_tokens(how
     assert said["teacher_logprobs_clamped"] == pytest.approx(low.mean().item(), abs=1e-6)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "ranks"),
     [

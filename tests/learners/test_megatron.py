@@ -374,6 +374,7 @@ async def test_adapters_go_on_with_other_degrees_and_under_fsdp2(
     assert_same_weights(await one.stream(copies, adapter=True), await second.stream(copies, adapter=True))
 
 
+@pytest.mark.long
 async def test_adapters_that_were_not_learned_as_one_are_refused_where_they_are_to_be(
     spread: Spread, tmp_path: Path
 ) -> None:
@@ -392,6 +393,7 @@ def test_a_pipeline_stage_without_an_adapter_is_refused(spread: Spread) -> None:
 CRITICS = ("one rank", "2 replicas", "TP2", "PP2", "CP2", "TP2 x PP2", "PP2 of 2 replicas")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_except([*CRITICS, "PP2, adapted"], "PP2, adapted"))
 async def test_a_critic_learns_returns_as_in_one_process(
     name: str, spread: Spread, small: TrainerConfig, tmp_path: Path

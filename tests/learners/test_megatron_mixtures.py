@@ -224,6 +224,7 @@ async def test_balancing_changes_what_the_router_learns(kind: str, mixture: Spre
     assert two["grad_norm"] != pytest.approx(one["grad_norm"], rel=1e-3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("changes", "ranks", "message"),
     [

@@ -128,6 +128,7 @@ async def test_five_steps_with_spread_experts_are_those_of_one_process(
     torch.testing.assert_close(other.scores, alone.scores, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [("2x2 ranks spread experts", None), pytest.param(None, "4 ranks spread experts", marks=pytest.mark.long)],

@@ -41,6 +41,7 @@ GUARDED = [
 """Ways whose guards are not the same code come first."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", long_except(GUARDED, "FSDP2 on 2 ranks", "ZeRO-2 on 2 ranks"))
 @pytest.mark.parametrize(
     "part",

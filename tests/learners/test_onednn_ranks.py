@@ -46,6 +46,7 @@ class Counting(PolicyWorker):
         super().close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recomputing", [pytest.param(False, marks=pytest.mark.long), True])
 async def test_sharded_layers_by_onednn_learn_as_plain_ones_do(
     pool: Pool, small: TrainerConfig, recomputing: bool

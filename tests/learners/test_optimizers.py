@@ -80,6 +80,7 @@ MUON = {"policy.optimizer_config.optimizer": "muon", "policy.optimizer_config.lr
 beside 1e-5 where the step is."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     long_except(

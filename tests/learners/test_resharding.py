@@ -58,6 +58,7 @@ async def test_fsdp2_goes_on_with_other_ranks(ranks: int, pool: Pool, small: Tra
     await assert_resumes(policy(pool, small, FSDP2, 2), lambda: policy(pool, small, FSDP2, ranks), tmp_path)
 
 
+@pytest.mark.long
 async def test_ranks_that_shared_sequences_go_on_as_one(pool: Pool, small: TrainerConfig, tmp_path: Path) -> None:
     way = FSDP2 | {SHARING: 2}
     await assert_resumes(policy(pool, small, way, 2), lambda: policy(pool, small, FSDP2, 1), tmp_path)

@@ -25,7 +25,7 @@ from tests.long_cases import long_except
 pytestmark = pytest.mark.xdist_group("ranks")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [

@@ -149,6 +149,7 @@ TABLES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", long_except(TABLES, (CUT_BY_DEEPSPEED, VOCABULARY, True)))
 async def test_ranks_cut_tables_of_any_number_of_tokens(
     case: tuple[str, int, bool], spread: Spread, tmp_path: Path
@@ -241,6 +242,7 @@ async def test_computing_in_bfloat16_stays_near_float32(
     assert {weight.dtype for weight in other.weights.values()} == {torch.float32}
 
 
+@pytest.mark.long
 async def test_one_rank_computes_in_bfloat16_as_two_do(spread: Spread) -> None:
     rounded = MixedPrecisionConfig(param_dtype="bf16", reduce_dtype="fp32", buffer_dtype="fp32")
     one = await course(spread.policy({"compute_dtype": "bfloat16"}, 1))

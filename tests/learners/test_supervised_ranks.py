@@ -119,6 +119,7 @@ def assert_same_course(one: Path, other: Path) -> None:
     assert learned.keys() == wanted.keys() and farthest(learned, wanted) < 1e-4
 
 
+@pytest.mark.long
 def test_spread_experts_learn_what_one_process_does(nano: Path, tmp_path: Path, pool: Pool) -> None:
     mixture = {"model__path": str(nano / "mixture"), "optimizer_config__adam_eps": 1e-6}
     train(nano, tmp_path / "alone", "sft", **evaluated(tmp_path, "sft"), **mixture)

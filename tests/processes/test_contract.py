@@ -31,6 +31,7 @@ def counters(processes: Processes) -> Group[Counter]:
     return processes.start("counter", [partial(Counter, 5)])
 
 
+@pytest.mark.long
 def test_a_group_has_a_handle_with_a_name_for_each_maker(counters: Group[Counter]) -> None:
     assert [handle.name for handle in counters.handles] == ["counter-0"]
 
@@ -85,11 +86,13 @@ async def test_a_handle_with_another_deadline_is_the_same_object(counters: Group
     assert await counters.handles[0].within(30.0).call(Counter.add, 1) == before + 1
 
 
+@pytest.mark.sampled(2)
 def test_what_a_maker_raises_is_raised_by_start(processes: Processes) -> None:
     with pytest.raises(NonFiniteError, match=r"^no model here$"):
         processes.start("broken", [unmakeable])
 
 
+@pytest.mark.long
 def test_a_start_says_what_it_waits_for(shared_cluster: SharedCluster) -> None:
     processes, waits = shared_cluster.processes(), list[str]()
     with pytest.MonkeyPatch.context() as patch:
@@ -98,17 +101,20 @@ def test_a_start_says_what_it_waits_for(shared_cluster: SharedCluster) -> None:
     assert waits == ["the start of said-0", "said-0 to import packages and load what it needs"]
 
 
+@pytest.mark.sampled(2)
 async def test_an_object_is_made_where_its_maker_was_prepared(processes: Processes) -> None:
     processes.prepare("ahead", [partial(Prepared, 3, other=4)])
     started = processes.start("ahead", [partial(Prepared, 3, other=4)])
     assert await started.call(Prepared.look) == [None if isinstance(processes, InProcess) else (3, 4)]
 
 
+@pytest.mark.sampled(2)
 async def test_an_object_is_made_although_preparing_failed(processes: Processes) -> None:
     processes.prepare("late", [partial(Prepared, 3, other=-1)])
     assert await processes.start("late", [partial(Prepared, 3, other=-1)]).call(Prepared.look) == [None]
 
 
+@pytest.mark.sampled(2)
 def test_what_a_maker_raises_after_preparing_is_raised_by_start(processes: Processes) -> None:
     processes.prepare("early", [unmakeable])
     with pytest.raises(NonFiniteError, match=r"^no model here$"):

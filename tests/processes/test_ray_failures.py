@@ -41,6 +41,7 @@ def two(processes: RayProcesses, role: str) -> Group[Counter]:
     return processes.start(role, [Counter, Counter])
 
 
+@pytest.mark.long
 async def test_ranks_answer_in_order(stays: Group[Counter]) -> None:
     assert await stays.call(Counter.add, 1) == [1, 11]
 
@@ -126,7 +127,7 @@ async def test_an_object_that_calls_sys_exit_is_named_and_stays(stays: Group[Cou
     assert await stays.handles[0].call(Counter.add, 1) == before + 1
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("role", "method", "how"),
     [
@@ -183,7 +184,7 @@ async def test_silence_counts_from_when_a_process_has_started(processes: RayProc
         await group.handles[0].call(Counter.keep_the_interpreter, int(4 * HEARTBEAT))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize(("role", "method"), [("loses", Counter.lose_a_peer), ("misses", Counter.miss_a_peer)])
 async def test_the_first_cause_is_raised_and_not_what_it_causes(
     processes: RayProcesses, role: str, method: Callable[[Counter, int], None]

@@ -130,6 +130,7 @@ def test_every_process_is_where_the_plan_says(attached: None, machines: int, nam
     assert soon(lambda: sum(node.gpus for node in placement.free()) == 8 * machines)
 
 
+@pytest.mark.long
 def test_a_pool_is_added_where_there_is_room_and_given_back(attached: None, machines: int) -> None:
     placement = Placement(
         layout(Sizes(models={"policy": Grid(nodes=machines, gpus_per_node=6)}, colocate_all=False)), "cuda", 120

@@ -86,6 +86,7 @@ async def test_a_request_that_is_given_up_ends_in_the_engine_and_its_report_too(
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.long
 async def test_what_the_engine_raises_behind_its_tokens_is_raised(engine: Handle[HeldEngine]) -> None:
     await engine.call(HeldEngine.hold)
     listener = Listener(prompt=(1, 2))

@@ -54,7 +54,7 @@ async def test_an_isolated_agent_is_trained_on_as_any_other(tier: str, tmp_path:
     assert made.metrics["agent_requests"] == 1.0
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("tier", NETWORKED)
 async def test_openais_client_reaches_the_policy_from_the_sandbox(tier: str, tmp_path: Path) -> None:
     file = tmp_path / "agent.py"
@@ -83,6 +83,7 @@ async def test_an_agent_sees_the_way_to_the_policy_and_nothing_else_of_the_run(
     assert seen["HOME"] == seen["TMPDIR"] != str(Path.home())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tier", NETWORKED)
 async def test_an_agent_reads_what_it_was_given(tier: str, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
@@ -110,7 +111,7 @@ async def test_relative_files_of_the_command_become_absolute_paths(
     assert (made.failures, made.reward) == ((), 0.0)  # and it starts in an empty folder
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("tier", NETWORKED)
 @pytest.mark.parametrize(
     ("program", "changes", "kind", "said"),

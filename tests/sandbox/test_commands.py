@@ -186,6 +186,7 @@ ARRIVES_NOWHERE = "a datagram to loopback"
 """Sent in the command's own network, as `test_host_names_and_datagrams_do_not_leave_the_sandbox` shows."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("wanted", every_tenth(wanted for wanted in ALL_ESCAPES if wanted != ARRIVES_NOWHERE))
 def test_a_command_has_the_limits_of_a_program(
     wanted: str, made: Sandbox, echo: Echo, stands_for: dict[str, str]

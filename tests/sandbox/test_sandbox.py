@@ -29,6 +29,7 @@ def test_at_least_one_tier_is_here_and_the_machine_of_the_tests_knows_the_first(
     assert "process" in HERE
 
 
+@pytest.mark.sampled(3)
 def test_a_folder_that_is_nested_deep_and_closed_is_removed(made: Sandbox) -> None:
     program = (
         "import os\nprint(os.getcwd(), flush=True)\nfor _ in range(1100):\n  os.mkdir('deep')\n  os.chdir('deep')\n"

@@ -54,7 +54,7 @@ def test_every_loss_but_cross_entropy_has_a_formula_here() -> None:
     assert LOSSES.keys() == FORMULAS.keys() | {"cross_entropy"}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("loss", FORMULAS)
 def test_a_loss_and_its_gradient_are_those_of_its_formula(loss: str) -> None:
     settings, formula = FORMULAS[loss]
@@ -76,6 +76,7 @@ def test_a_loss_and_its_gradient_are_those_of_its_formula(loss: str) -> None:
         torch.testing.assert_close(each.grad, other.grad)
 
 
+@pytest.mark.long
 def test_cross_entropy_weighs_several_targets_of_a_position() -> None:
     one = datum(4, seed=3, targets=3)
     logprobs = torch.randn(4, 3)

@@ -303,6 +303,7 @@ def test_a_forward_pass_changes_nothing(trainer: TrainerConfig) -> None:
     assert bank._awake("m1").state.gradients
 
 
+@pytest.mark.long
 def test_mistakes_are_refused_by_name_and_leave_the_model_as_it_was(trainer: TrainerConfig, tmp_path: Path) -> None:
     bank = _created(trainer, [AdapterSpec(rank=4, seed=1), AdapterSpec(rank=8, seed=1)])
     bank.passes([request("m0", [datum(6, 0)])])

@@ -226,6 +226,7 @@ def test_the_page_of_a_service_without_models_says_so(recorded: Recorded) -> Non
     assert "the service has ended" in pages.run()
 
 
+@pytest.mark.long
 def test_what_watch_says(viewed: tuple[Recorded, ServedTraining, TestClient]) -> None:
     recorded, service, _ = viewed
     lines = [line for line in status_lines(recorded.write_status(service)) if "no sign of life" not in line]

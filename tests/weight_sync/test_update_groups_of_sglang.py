@@ -66,6 +66,7 @@ async def servers(
         await client.close()
 
 
+@pytest.mark.long
 async def test_all_servers_get_the_weights_of_each_version_and_leave_the_group(tmp_path: Path) -> None:
     learner, groups = HeldModel(nano_model(seed=5)), set(c10d._world.pg_map)
     async with servers(tmp_path) as (started, client, transport):

@@ -240,7 +240,7 @@ def flip_a_byte(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(incoming_weights, "digest", lambda tensor: original(tensor) + ("0" if tensor.shape == (64,) else ""))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "name", "said", "serves"),
     [
