@@ -1,8 +1,8 @@
 # From a clean clone, `make demo` and `make test` need Python 3.11 or later, make, and a package index that pip can reach.
 
 PYTHON ?= python3
-# Processes of pytest, each of which computes on one thread: two more than two cores, because many tests wait for processes.
-WORKERS ?= 4
+# Processes of pytest, each of which computes on one thread: one more than two cores, because some tests wait.
+WORKERS ?= 3
 # More arguments for `skyrl run`, and for `make gpu`: make demo ARGS="trainer.epochs=1"
 ARGS ?=
 # make demo SEED=2: another seed, in a folder of its own, since a folder belongs to one run

@@ -392,7 +392,7 @@ def the_recording_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def own_algorithms_can_be_called(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The user's own loss and estimator can be made; those in another system's signature are tried on a small batch."""
+    """The user's own loss and estimator can be made, and suit a small batch."""
     algorithm = run.trainer.algorithm
     if not any(map(is_import_path, (algorithm.policy_loss_type, algorithm.advantage_estimator))):
         return

@@ -25,7 +25,7 @@ from skyrl.config.foundation.peer_signatures import LOSS_FORMS, form_of
 from skyrl.config.settings.algorithm import LossReduction
 from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.config.settings.registry import PolicyLossRegistry
-from skyrl.training.peer_functions import ReducedLoss, tried_loss
+from skyrl.training.peer_functions import ReducedLoss, tried_loss, tried_per_token
 from skyrl.tree import required
 from skyrl.tree.classes import fields_of
 
@@ -251,7 +251,7 @@ def policy_loss(algorithm: AlgorithmConfig, reduction: Reduction | None = None) 
         own: PolicyLoss = PolicyLossRegistry.object(algorithm.policy_loss_type, algorithm.policy_loss)
         form = form_of(own, LOSS_FORMS)
         if form is None:
-            return own
+            return tried_per_token(own)
         weigh = reduction or Reduction(name=algorithm.loss_reduction, max_seq_len=algorithm.max_seq_len)
         return tried_loss(ReducedLoss(function=own, form=form, algorithm=algorithm), weigh)
     facts = loss_facts(algorithm)

@@ -24,7 +24,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from skyrl.algorithms.losses import LossInputs
+from skyrl.algorithms.losses import LossInputs, PolicyLoss
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig
 from skyrl.config.foundation.peer_signatures import Form, parameters_of
@@ -264,6 +264,28 @@ def tried_loss(loss: ReducedLoss, weigh: Callable[[TrainingBatch], Tensor]) -> R
     raise ConfigError([Problem(path="trainer.algorithm.policy_loss_type", message=message, hint=hint)])
 
 
+def tried_per_token(loss: PolicyLoss) -> PolicyLoss:
+    """The loss, after a call with a small batch. Raises `ConfigError` if it fails, or gives something else than one
+    number for each token that depends on the log-probabilities.
+    """
+    batch = _small_batch()
+    inputs = _inputs_of(batch.given(loss_weights=batch.loss_mask.float()))
+    try:
+        losses: object = loss(inputs)
+    except Exception as error:  # the user's code may raise anything
+        raise _refused("policy_loss_type", f"fails with a small batch: {described(error)}") from error
+    wanted = inputs.logprobs.shape
+    if not isinstance(losses, Tensor) or losses.shape != wanted:
+        message = (
+            f"gives {_shape(losses)} for log-probabilities of shape {tuple(wanted)}: a loss is one number for each "
+            "token, of which loss_reduction takes the mean"
+        )
+        raise _refused("policy_loss_type", message)
+    if not losses.requires_grad:
+        raise _refused("policy_loss_type", "gives numbers without a gradient: they have to depend on inputs.logprobs")
+    return loss
+
+
 def _refused(field: str, message: str) -> ConfigError:
     return ConfigError([Problem(path=f"trainer.algorithm.{field}", message=message)])
 
@@ -301,9 +323,14 @@ def _shape(found: object) -> str:
 
 def _loss_of(loss: ReducedLoss, batch: TrainingBatch) -> float:
     """Number that the objective makes of the loss of a micro-batch."""
+    assert batch.loss_weights is not None
+    return (loss(_inputs_of(batch)) * batch.loss_weights).sum().item()
+
+
+def _inputs_of(batch: TrainingBatch) -> LossInputs:
     assert batch.loss_weights is not None and batch.advantages is not None
     assert batch.old_logprobs is not None and batch.rollout_logprobs is not None
-    inputs = LossInputs.selected(
+    return LossInputs.selected(
         batch.loss_mask,
         logprobs=(batch.old_logprobs.sin() - 1).requires_grad_(),
         old_logprobs=batch.old_logprobs,
@@ -311,7 +338,6 @@ def _loss_of(loss: ReducedLoss, batch: TrainingBatch) -> float:
         advantages=batch.advantages,
         weights=batch.loss_weights,
     )
-    return (loss(inputs) * batch.loss_weights).sum().item()
 
 
 def _cut(batch: TrainingBatch, at: tuple[int, int]) -> tuple[TrainingBatch, ...]:

@@ -96,7 +96,10 @@ def test_a_former_name_is_explained_by_the_current_one() -> None:
 
 def test_a_field_says_when_it_acts() -> None:
     off = explained("trainer.algorithm.kl_loss_coef", "trainer.algorithm.use_kl_loss=false")
-    assert (off.acts_when, off.acts) == ("a KL term is on", False)
+    assert (off.acts_when, off.acts) == (
+        "use_kl_in_reward is true, or use_kl_loss with a loss other than online_dpo",
+        False,
+    )
     assert explained("trainer.algorithm.kl_loss_coef").acts
 
 

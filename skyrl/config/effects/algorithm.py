@@ -49,7 +49,7 @@ def _reads_advantages(run: SkyRLTrainConfig) -> bool:
 @condition("use_kl_in_reward is true, or use_kl_loss with a loss other than online_dpo")
 def _has_kl_term(run: SkyRLTrainConfig) -> bool:
     algorithm = run.trainer.algorithm
-    return (algorithm.use_kl_loss and _reads_advantages.holds(run)) or algorithm.use_kl_in_reward
+    return algorithm.use_kl_in_reward or (algorithm.use_kl_loss and _reads_advantages.holds(run))
 
 
 @condition("the loss, or a KL term in the reward, is taken from pi_old")
