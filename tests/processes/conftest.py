@@ -20,7 +20,7 @@ ROLES = {"counter": 1, "broken": 1, "engine": 1, "ahead": 1, "late": 1, "early":
 class SharedCluster:
     """Started when it is needed, ended when a test wants this process for another cluster."""
 
-    heartbeat = 5.0
+    heartbeat = 15.0
 
     def __init__(self, logs: Path) -> None:
         self.logs = logs
