@@ -139,6 +139,8 @@ def _of_type(kind: Any, null_inside: bool) -> st.SearchStrategy[Any]:
         return st.dictionaries(texts, data(scalars | st.none() if null_inside else scalars), max_size=3)
     if attrs.has(kind):
         fields = {each.name: _of_type(each.type, null_inside) for each in fields_of(kind).values()}
+        if not null_inside:
+            fields = {name: values.filter(lambda value: value is not None) for name, values in fields.items()}
         return st.fixed_dictionaries({}, optional=fields)
     by_kind = {bool: st.booleans(), int: whole_numbers, float: numbers | st.integers(0, 9), str: texts, Secret: secrets}
     return st.none() if kind is type(None) else by_kind[kind]
