@@ -12,16 +12,12 @@ and the memory that it takes on top of what the process had before it. The losse
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
-import subprocess
 import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +25,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from transformers.utils.logging import disable_progress_bar
+
+from benchmarks.trl_sides import AT_A_TIME, compare, in_order, skyrl_takes, trl_takes
 
 STEPS, BATCH, LR = 3, 16, 1e-4
-ROUNDS = int(os.environ.get("ROUNDS", "3"))
 MICRO = int(os.environ.get("MICRO", "4096"))
-AT_A_TIME = 8
 ROLES = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
 
 
@@ -48,51 +43,41 @@ def rows_of() -> list[dict[str, str]]:
     return [{"prompt": text(450), "chosen": text(500), "rejected": text(500)} for _ in range(STEPS * BATCH)]
 
 
-def skyrl_side(model: Path, rows: Path, scratch: Path) -> dict[str, Any]:
+def make_models(folder: Path) -> tuple[Path]:
+    """The policy, of which a copy is the reference."""
+    from benchmarks.sft import make_model
+
+    make_model(folder / "model")
+    return (folder / "model",)
+
+
+def skyrl_side(models: Sequence[Path], rows: Path, scratch: Path) -> dict[str, Any]:
     """What skyrl's loop takes."""
-    from skyrl.config import PreferenceConfig, compose
+    from skyrl.config import PreferenceConfig
     from skyrl.experiments.preference import PreferenceExp
-    from skyrl.tracking.tracker import LastMetrics, Trackers
 
-    found: list[float] = []
-
-    class Losses(LastMetrics):
-        def log(self, step: int, metrics: Any) -> None:
-            found.extend([metrics["train/loss"]] if "train/loss" in metrics else [])
-
+    (model,) = models
     settings = {
         "model.path": str(model),
         "train_datasets": (str(rows),),
-        "sampler": "sequential",
         "batch_size": BATCH,
         "max_tokens_per_microbatch": MICRO,
         "optimizer_config.lr": LR,
-        "optimizer_config.weight_decay": 0.0,
-        "device": "cpu",
         "run_path": str(scratch / "run"),
     }
-    experiment = PreferenceExp(compose([], settings, PreferenceConfig).config)
-    course = experiment.get_loop(Trackers([Losses()]))
-    experiment.reference  # noqa: B018 - loads it, as TRL has before it trains
-    with experiment.shutdown:
-        result = measured(lambda: asyncio.run(course.run()))
-    experiment.held.close()
-    return {**result, "losses": found}
+    loss, other = "train/loss", attrgetter("reference")
+    return skyrl_takes(PreferenceExp, PreferenceConfig, settings, loss=loss, other_model=other)
 
 
-def trl_side(model: Path, rows: Path, scratch: Path) -> dict[str, Any]:
+def trl_side(models: Sequence[Path], rows: Path, scratch: Path) -> dict[str, Any]:
     """The same of TRL's."""
     from datasets import Dataset
-    from torch.utils.data import SequentialSampler
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig, DPOTrainer
 
     from benchmarks.trl_settings import PLAIN
 
-    class InOrder(DPOTrainer):  # type: ignore[misc]  # of a package that is not installed beside the others
-        def _get_train_sampler(self, *_: Any) -> Any:
-            return SequentialSampler(self.train_dataset)
-
+    (model,) = models
     lines = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
     chats = [{key: [{"role": role, "content": line[key]}] for key, role in ROLES.items()} for line in lines]
     settings = DPOConfig(
@@ -103,82 +88,22 @@ def trl_side(model: Path, rows: Path, scratch: Path) -> dict[str, Any]:
         max_length=None,
         **PLAIN,
     )
-    trainer = InOrder(
+    trainer = in_order(DPOTrainer)(
         model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa"),
         args=settings,
         train_dataset=Dataset.from_list(chats),
         processing_class=AutoTokenizer.from_pretrained(model),
     )
-    result = measured(trainer.train)
-    return {**result, "losses": [float(record["loss"]) for record in trainer.state.log_history if "loss" in record]}
-
-
-def measured(train: Callable[[], Any]) -> dict[str, Any]:
-    """CPU seconds of the call, and the most bytes that it takes on top of those that the process has."""
-    before, peak, ended = resident_bytes(), 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not ended.wait(0.005):
-            peak = max(peak, resident_bytes())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    began = time.process_time()
-    train()
-    seconds = time.process_time() - began
-    ended.set()
-    watcher.join()
-    return {"seconds": seconds, "bytes": peak - before}
-
-
-def resident_bytes() -> int:
-    """Memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-SIDES: dict[str, Callable[[Path, Path, Path], dict[str, Any]]] = {"skyrl": skyrl_side, "trl": trl_side}
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Prints one line for both sides; with the name of a side and its files, that of this side."""
-    disable_progress_bar()
-    torch.set_num_threads(1)
-    if arguments:
-        name, *files = arguments
-        print(json.dumps(SIDES[name](*map(Path, files))))
-        return
-    from benchmarks.sft import make_model
-
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in SIDES}
-    with tempfile.TemporaryDirectory() as folder:
-        model, rows = Path(folder) / "model", Path(folder) / "rows.jsonl"
-        make_model(model)
-        rows.write_text("".join(json.dumps(row) + "\n" for row in rows_of()), encoding="utf-8")
-        for number in range(ROUNDS):
-            for name, results in found.items():
-                scratch = Path(folder) / f"{name}-{number}"
-                scratch.mkdir()
-                command = [sys.executable, "-m", "benchmarks.preference", name, str(model), str(rows), str(scratch)]
-                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-                results.append(json.loads(done.stdout.splitlines()[-1]))
-    best = {name: min(result["seconds"] for result in results) for name, results in found.items()}
-    least = {name: min(result["bytes"] for result in results) for name, results in found.items()}
-    tokens = sum(2 * len(row["prompt"]) + len(row["chosen"]) + len(row["rejected"]) for row in rows_of())
-    result = {
-        "benchmark": "preference",
-        "steps": STEPS,
-        "pairs": BATCH,
-        "letters": tokens,
-        **{f"{name}_letters_per_cpu_second": round(tokens / seconds) for name, seconds in best.items()},
-        "ratio": round(best["trl"] / best["skyrl"], 2),
-        **{f"{name}_megabytes": round(size / 1e6) for name, size in least.items()},
-        "memory_ratio": round(least["skyrl"] / least["trl"], 2),
-        "losses": {name: [round(loss, 4) for loss in results[0]["losses"]] for name, results in found.items()},
-    }
-    print(json.dumps(result))
+    return trl_takes(trainer)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    compare(
+        "preference",
+        sys.argv[1:],
+        {"skyrl": skyrl_side, "trl": trl_side},
+        models=make_models,
+        rows=rows_of(),
+        letters=sum(2 * len(row["prompt"]) + len(row["chosen"]) + len(row["rejected"]) for row in rows_of()),
+        about={"steps": STEPS, "pairs": BATCH},
+    )

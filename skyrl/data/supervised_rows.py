@@ -225,8 +225,8 @@ def load_rows(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> 
     run = reader.run
     if run.tokenized_path is None:
         return TokenizedRows(rows=tuple(reader.rows()), tally=reader.tally)
-    settings = {name: value for name, value in to_dict(run).items() if name in READ_BY}
-    key = row_key(reader.sources, tokenizer, {**settings, "longest": reader.max_length, "rows": kind.__name__})
+    settings = {"longest": reader.max_length, "rows": kind.__name__}
+    key = row_key(reader.sources, tokenizer, {**reading_settings(run), **settings})
     folder = RowFolder(run.tokenized_path, key)
     about = folder.about()
     if about is None:
@@ -245,9 +245,19 @@ def load_rows(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> 
 READ_BY = (
     *("kind", "chat_template_kwargs", "tools_key", "system_key", "train_on_what", "messages_key"),
     *("chosen_key", "rejected_key", "prompt_key", "margin_key", "completion_key", "label_key", "bad_rows", "too_long"),
-    *("num_answers", "answers_key", "ranks_key", "scores_key", "distillation"),
+    *("num_answers", "answers_key", "ranks_key", "scores_key"),
 )
 """Fields of a run that affect how rows are read, besides the sources and the tokenizer."""
+
+
+def reading_settings(run: SupervisedConfig) -> dict[str, Any]:
+    """The settings that affect how rows are read: tokenized rows on disk, and streams, belong to one set of them."""
+    fields = to_dict(run)
+    settings = {name: value for name, value in fields.items() if name in READ_BY}
+    teacher = fields.get("distillation", {})
+    if teacher.get("stored"):
+        settings["teacher_top_k"] = teacher["top_k"]
+    return settings
 
 
 @frozen

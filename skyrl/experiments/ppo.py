@@ -7,7 +7,6 @@ configuration with fields of your own.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from skyrl.config.derive.rl_models import (
 )
 from skyrl.config.derive.sizes import Model, grid_of, on_ray, replicas_of, starts_engines
 from skyrl.errors import UserError
+from skyrl.experiments import teachers
 from skyrl.experiments.collaborators import (
     engine_makers,
     longest_sequence,
@@ -41,7 +41,6 @@ from skyrl.experiments.collaborators import (
 from skyrl.experiments.full_length import full_length_rollouts, verdict, without_traces
 from skyrl.experiments.policy_sampling import PolicySampling
 from skyrl.experiments.sampling import prompt_cursor, sampled_rollouts, steps_that_prompts_fill, stream_cursor
-from skyrl.inference.servers.scoring_server import TOKEN_VARIABLE, ScoringServer
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
@@ -55,7 +54,7 @@ from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts
 from skyrl.rollout.constant_rewards import STEPS, ConstantRewards, endings
 from skyrl.rollout.hints import Hints, hinted
-from skyrl.runs.inputs import compare_served_tokens, notice
+from skyrl.runs.inputs import notice
 from skyrl.runs.read_again import adapter_digests, model_digests
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, made_with, weight_digests_of
 from skyrl.storage.disk import Disk
@@ -140,19 +139,7 @@ class BasePPOExp(PolicySampling):
         urls: dict[str | None, str] = dict(endpoint.sources.items())
         if endpoint.url:
             urls = {None: endpoint.url, **urls}
-        token = os.environ.get(TOKEN_VARIABLE)
-        return {
-            source: ServedTeacher(
-                ScoringServer(
-                    url,
-                    protocol=endpoint.protocol,
-                    token=token,
-                    timeout=endpoint.timeout,
-                    most=endpoint.max_requests,
-                )
-            )
-            for source, url in urls.items()
-        }
+        return {source: teachers.served_teacher(endpoint, url) for source, url in urls.items()}
 
     @cached_property
     def critic(self) -> LearnerGroup[CriticWorker] | None:
@@ -555,18 +542,9 @@ class BasePPOExp(PolicySampling):
             if missing:
                 raise UserError(without_teacher({str(source) for source in missing}))
         top = (distillation.top_k or 0) if distillation.type == "loss" else 0
-        try:
-            for each in served.values():
-                model = await each.server.connect(longest=longest_sequence(self.cfg), top=top)
-                policy = str(self.cfg.trainer.policy.model.path)
-                compare_served_tokens(self.tokenizer, model.path, each.server.url, policy)
-        except BaseException:
-            await self._leave_teachers()  # a run that does not begin is not closed
-            raise
-
-    async def _leave_teachers(self) -> None:
-        for each in self.served_teachers.values():
-            await each.server.close()
+        policy = str(self.cfg.trainer.policy.model.path)
+        longest = longest_sequence(self.cfg)
+        await teachers.connect(served.values(), self.tokenizer, policy, longest=longest, top=top)
 
     def begin_recording(self) -> None:
         """Start the recording, if the run makes one. Raises `RunError` if it cannot be written."""
@@ -577,7 +555,7 @@ class BasePPOExp(PolicySampling):
         """Close the rollouts, the endpoint and the engines after training."""
         await self.rollouts.close()
         await self.close_endpoint()
-        await self._leave_teachers()
+        await teachers.close(self.served_teachers.values())
         if not self.recorded:
             end_otherwise = self.shutdown.requested and on_ray(self.cfg) and starts_engines(self.cfg)
             await self.client.close(engines_end_otherwise=end_otherwise)  # their processes are killed

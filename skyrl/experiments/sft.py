@@ -29,13 +29,13 @@ from skyrl.data.row_store import row_key
 from skyrl.data.row_streams import EXAMINED, RowStream, parts_of, versions
 from skyrl.data.samplers import Sampler
 from skyrl.data.stream_cursor import StreamCursor
-from skyrl.data.supervised_rows import READ_BY, RowReader, TokenizedRows, load_supervised
+from skyrl.data.supervised_rows import RowReader, TokenizedRows, load_supervised, reading_settings
 from skyrl.errors import DataError
+from skyrl.experiments import teachers
 from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.exports import chat_tokenizer, export_of, new_turn_end
 from skyrl.experiments.full_length import made_up_sequences, supervised_verdict, supervised_without_traces
 from skyrl.experiments.samplers import SampledRows, sampler_of
-from skyrl.experiments.sft_teachers import connect, refuse_other_teacher, served_teacher, with_teacher
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
@@ -56,7 +56,6 @@ from skyrl.training.profiling import ProfiledSteps
 from skyrl.training.served_teacher import ServedTeacher
 from skyrl.training.supervised import RowPosition, SupervisedTrainer
 from skyrl.training.supervised_evaluation import Sums, SupervisedEvaluation, likelihood
-from skyrl.tree import to_dict
 
 SCORED_AT_A_TIME = 64
 """Minimum number of rows in a batch of an evaluation; micro-batches bound what is computed at a time."""
@@ -227,9 +226,9 @@ class SupervisedExp(BaseExp):
         if cfg.streaming and not cfg.num_dummy_steps:
             seed = None if cfg.sampler == "sequential" else cfg.seed
             stream = RowStream(parts_of(cfg.train_datasets), buffer=cfg.shuffle_buffer_size, seed=seed)
-            read = {name: value for name, value in to_dict(cfg).items() if name in READ_BY}
             drawn = {"longest": self.max_length, "buffer": cfg.shuffle_buffer_size, "seed": seed}
-            key = row_key((), self.tokenizer, {**read, **drawn, "versions": versions(cfg.train_datasets)})
+            read = {**reading_settings(cfg), **drawn, "versions": versions(cfg.train_datasets)}
+            key = row_key((), self.tokenizer, read)
             return StreamCursor(stream, self.reader(cfg.train_datasets).streamed, cfg.batch_size, key)
         rows = self.train_dataset
         return PromptCursor(
@@ -381,14 +380,19 @@ class SFTExp(SupervisedExp):
     @cached_property
     def teacher(self) -> ScorerGroup[SFTTeacherWorker] | ServedTeacher | None:
         """The teacher that scores rows: a frozen model on the ranks of the run's model, or one behind a server."""
-        settings = self.cfg.distillation
-        if settings.endpoint.url is not None:
-            return served_teacher(settings.endpoint, settings.endpoint.url)
-        if settings.teacher_path is None:
+        if self.served_teachers:
+            return self.served_teachers[0]
+        if self.cfg.distillation.teacher_path is None:
             return None
         ranks = self.ranks_of("teacher", MODEL.ranks(self.cfg), self.replicas)
         started = self.processes.start("teacher", [partial(SFTTeacherWorker, self.cfg, ranks=each) for each in ranks])
         return ScorerGroup(started, self.budget(), replicas=self.replicas)
+
+    @cached_property
+    def served_teachers(self) -> tuple[ServedTeacher, ...]:
+        """The teacher, if it is one behind a server."""
+        endpoint = self.cfg.distillation.endpoint
+        return () if endpoint.url is None else (teachers.served_teacher(endpoint, endpoint.url),)
 
     def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         return load_supervised(sources, self.tokenizer, self.cfg, self.max_length)
@@ -407,7 +411,7 @@ class SFTExp(SupervisedExp):
     def check_inputs(self) -> None:
         """Check data and models. Raises `DataError`, `ModelError`."""
         super().check_inputs()
-        refuse_other_teacher(self.cfg, self.tokenizer)
+        teachers.refuse_other_teacher(self.cfg, self.tokenizer)
 
     def read_again(self) -> dict[str, str]:
         """Digests of what a resumed run reads again, with the weights of the model that teaches."""
@@ -417,22 +421,24 @@ class SFTExp(SupervisedExp):
 
     async def prepare(self) -> None:
         """Ask the served teacher, if there is one, for its limits."""
-        if self.cfg.distillation.endpoint.url is not None:
-            assert isinstance(self.teacher, ServedTeacher)
-            await connect(self.teacher, self.cfg, self.tokenizer, longest=self.max_length)
+        await teachers.connect(
+            self.served_teachers,
+            self.tokenizer,
+            str(self.cfg.model.path),
+            longest=self.max_length,
+            top=self.cfg.distillation.top_k or 0,
+        )
 
     async def close(self) -> None:
         """Close the connections to a served teacher."""
-        if self.cfg.distillation.endpoint.url is not None:
-            assert isinstance(self.teacher, ServedTeacher)
-            await self.teacher.server.close()
+        await teachers.close(self.served_teachers)
 
     async def complete(self, batch: TrainingBatch) -> TrainingBatch:
         """The batch with what the teacher makes of its rows."""
         if self.teacher is None:
             return batch
         with self.clock.measure("teacher"):
-            return await with_teacher(batch, self.cfg, self.teacher)
+            return await teachers.with_teacher(batch, self.cfg, self.teacher)
 
     async def complete_evaluated(self, batch: TrainingBatch) -> TrainingBatch:
         """The batch itself: an evaluation measures likelihood alone."""

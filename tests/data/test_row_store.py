@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from skyrl.config import RewardModelConfig, SFTConfig
-from skyrl.data.supervised_rows import RowReader, load_preferences, load_supervised
+from skyrl.config.settings.distillation import SFTDistillationConfig
+from skyrl.data.supervised_rows import RowReader, load_preferences, load_supervised, reading_settings
 from skyrl.errors import DataError
 from tests.rollout.chats import chat_tokenizer
 from tests.supervised_run import chats, pairs, write
@@ -174,3 +176,12 @@ def test_five_gigabytes_of_rows_train_within_one_gigabyte_and_resume_at_their_ro
         kilobytes, trained = json.loads(done.stdout.splitlines()[-1])
         assert kilobytes < 1 << 20 and trained == list(range(steps + 1))
     source.unlink()
+
+
+def test_settings_of_a_teacher_tokenize_again_only_what_they_change() -> None:
+    stored = SFTDistillationConfig(stored=True)
+    same = [SFTDistillationConfig(), SFTDistillationConfig(teacher_path="m", coef=0.5, top_k=8)]
+    assert all(reading_settings(SFTConfig(distillation=each)) == reading_settings(SFTConfig()) for each in same)
+    read = [reading_settings(SFTConfig(distillation=each)) for each in (stored, evolve(stored, coef=0.5))]
+    assert read[0] == read[1] != reading_settings(SFTConfig())
+    assert read[0] != reading_settings(SFTConfig(distillation=evolve(stored, top_k=8)))

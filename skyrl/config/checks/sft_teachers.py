@@ -22,7 +22,7 @@ def teacher_is_one(run: SFTConfig) -> Iterator[Problem]:
         yield Problem(path=path, message=f"there is a teacher in {first}, too", hint="leave one of them out")
 
 
-def few_tokens_are_at_temperature_1(run: SFTConfig) -> Iterator[Problem]:
+def teacher_temperature(run: SFTConfig) -> Iterator[Problem]:
     """Rows and servers give log-probabilities of the likeliest tokens, at temperature 1."""
     settings = run.distillation
     teacher = "rows store" if settings.stored else "a served teacher reports" if settings.endpoint.url else ""
@@ -37,7 +37,7 @@ def few_tokens_are_at_temperature_1(run: SFTConfig) -> Iterator[Problem]:
         )
 
 
-def tail_is_left_out_of_forward_divergence_alone(run: SFTConfig) -> Iterator[Problem]:
+def tail_of_distribution(run: SFTConfig) -> Iterator[Problem]:
     """Other divergences over the chosen tokens alone are lowest where the model leaves those tokens."""
     settings = run.distillation
     if settings.has_teacher and not settings.compares_all and not settings.tail and settings.beta:

@@ -1,8 +1,9 @@
-"""The teacher of a supervised run: a model beside it, a server, or what its rows store."""
+"""Teachers behind servers, and the teacher of a supervised run: a model beside it, a server, or what its rows store."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 
 from skyrl.batch import TEACHER_HIDDEN, TEACHER_IDS, TEACHER_LOGPROBS, TrainingBatch
 from skyrl.chats.tokenizer import ChatTokenizer
@@ -37,16 +38,27 @@ def served_teacher(endpoint: TeacherServerConfig, url: str) -> ServedTeacher:
     return ServedTeacher(ScoringServer(url, protocol=endpoint.protocol, token=token, timeout=limit, most=most))
 
 
-async def connect(teacher: ServedTeacher, run: SFTConfig, tokenizer: ChatTokenizer, *, longest: int) -> None:
-    """Ask the server for its limits, and compare its tokens with the model's. Raises `UserError`, `ModelError` or
-    `ProcessError`.
+async def connect(
+    teachers: Collection[ServedTeacher], tokenizer: ChatTokenizer, policy: str, *, longest: int, top: int
+) -> None:
+    """Ask each server for its limits, and compare its tokens with those of `policy`.
+
+    Raises `UserError`, `ModelError` or `ProcessError` if one does not answer, takes fewer than `longest` tokens,
+    reports fewer than `top` log-probabilities, or has other tokens.
     """
     try:
-        model = await teacher.server.connect(longest=longest, top=run.distillation.top_k or 0)
-        compare_served_tokens(tokenizer, model.path, teacher.server.url, str(run.model.path))
+        for each in teachers:
+            model = await each.server.connect(longest=longest, top=top)
+            compare_served_tokens(tokenizer, model.path, each.server.url, policy)
     except BaseException:
-        await teacher.server.close()  # a run that does not begin is not closed
+        await close(teachers)  # a run that does not begin is not closed
         raise
+
+
+async def close(teachers: Collection[ServedTeacher]) -> None:
+    """Close the connections to the servers."""
+    for each in teachers:
+        await each.server.close()
 
 
 def refuse_other_teacher(run: SFTConfig, tokenizer: ChatTokenizer) -> None:
