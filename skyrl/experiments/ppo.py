@@ -543,8 +543,15 @@ class BasePPOExp(PolicySampling):
                 raise UserError(without_teacher({str(source) for source in missing}))
         top = (distillation.top_k or 0) if distillation.type == "loss" else 0
         policy = str(self.cfg.trainer.policy.model.path)
-        longest = longest_sequence(self.cfg)
-        await teachers.connect(served.values(), self.tokenizer, policy, longest=longest, top=top)
+        await teachers.connect(
+            served.values(),
+            self.tokenizer,
+            policy,
+            longest=longest_sequence(self.cfg),
+            top=top,
+            address="trainer.teacher.endpoint",
+            length="generator.sampling_params.max_generate_length",
+        )
 
     def begin_recording(self) -> None:
         """Start the recording, if the run makes one. Raises `RunError` if it cannot be written."""

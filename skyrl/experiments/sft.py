@@ -427,6 +427,8 @@ class SFTExp(SupervisedExp):
             str(self.cfg.model.path),
             longest=self.max_length,
             top=self.cfg.distillation.top_k or 0,
+            address="distillation.endpoint.url",
+            length="max_length",
         )
 
     async def close(self) -> None:

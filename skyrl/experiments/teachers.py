@@ -39,16 +39,24 @@ def served_teacher(endpoint: TeacherServerConfig, url: str) -> ServedTeacher:
 
 
 async def connect(
-    teachers: Collection[ServedTeacher], tokenizer: ChatTokenizer, policy: str, *, longest: int, top: int
+    teachers: Collection[ServedTeacher],
+    tokenizer: ChatTokenizer,
+    policy: str,
+    *,
+    longest: int,
+    top: int,
+    address: str,
+    length: str,
 ) -> None:
-    """Ask each server for its limits, and compare its tokens with those of `policy`.
+    """Ask each server for its limits, and compare its tokens with those of `policy`. Messages name the fields of
+    their `address` and of the largest `length` of a row.
 
     Raises `UserError`, `ModelError` or `ProcessError` if one does not answer, takes fewer than `longest` tokens,
     reports fewer than `top` log-probabilities, or has other tokens.
     """
     try:
         for each in teachers:
-            model = await each.server.connect(longest=longest, top=top)
+            model = await each.server.connect(longest=longest, top=top, address=address, length=length)
             compare_served_tokens(tokenizer, model.path, each.server.url, policy)
     except BaseException:
         await close(teachers)  # a run that does not begin is not closed

@@ -104,7 +104,9 @@ async def assert_same_as_local(trainer: Any, url: str) -> None:
     local = ScorerGroup[TeacherWorker](Group([LocalHandle("teacher", worker)]))
     server = ScoringServer(url, protocol="vllm", token=None, timeout=120, most=8)
     try:
-        assert (await server.connect(longest=12, top=5)).max_model_len in (64, 512)
+        assert (await server.connect(longest=12, top=5, address="url", length="max_length")).max_model_len in (64, 512)
+        with pytest.raises(UserError, match="the longest prompt .* have 10001: .*, or lower max_length$"):
+            await server.connect(longest=10_000, top=5, address="url", length="max_length")
         remote = ServedTeacher(server)
         one, other = await local.score(rows), await remote.score(rows)
         torch.testing.assert_close(other, one, atol=1e-4, rtol=0)

@@ -91,17 +91,20 @@ class ScoringServer:
         self._connection = Connection(url, token=token, most=most, starting=True)
         self._model = ServedModel("", "", None)
 
-    async def connect(self, *, longest: int, top: int) -> ServedModel:
+    async def connect(self, *, longest: int, top: int, address: str, length: str) -> ServedModel:
         """Ask the server for its model and try a request. Raises `UserError` if it does not take `longest` tokens with
-        a new one, or does not report the `top` likeliest tokens; `ProcessError` if it does not answer.
+        a new one, or does not report the `top` likeliest tokens; `ProcessError` if it does not answer. Messages name
+        the fields of its `address` and of the largest `length`.
         """
-        self._model = await self._asked_model()
+        try:
+            self._model = await self._asked_model()
+        except ProcessError as error:
+            raise ProcessError(f"{error}: start the teacher, or correct {address}") from error
         limit = self._model.max_model_len
         if limit is not None and limit < longest + 1:
             raise UserError(
                 f"the teacher at {self.url} takes {limit} tokens, and the longest prompt and answer with one new token "
-                f"have {longest + 1}: start it with a larger --max-model-len, or lower "
-                "generator.sampling_params.max_generate_length"
+                f"have {longest + 1}: start it with a larger --max-model-len, or lower {length}"
             )
         try:
             await self.score((0, 1, 2), top, attempts=ATTEMPTS)
@@ -140,13 +143,10 @@ class ScoringServer:
         await self._connection.close()
 
     async def _asked_model(self) -> ServedModel:
-        try:
-            if self._protocol == "sglang":
-                info = await self._connection.first(_Info, "/get_model_info", seconds=_FIRST_ANSWER_SECONDS)
-                return ServedModel(str(info.model_path), str(info.model_path), _whole(info.context_length))
-            models = await self._connection.first(ListedModels, "/v1/models", seconds=_FIRST_ANSWER_SECONDS)
-        except ProcessError as error:
-            raise ProcessError(f"{error}: start the teacher, or correct trainer.teacher.endpoint") from error
+        if self._protocol == "sglang":
+            info = await self._connection.first(_Info, "/get_model_info", seconds=_FIRST_ANSWER_SECONDS)
+            return ServedModel(str(info.model_path), str(info.model_path), _whole(info.context_length))
+        models = await self._connection.first(ListedModels, "/v1/models", seconds=_FIRST_ANSWER_SECONDS)
         if not models.data:
             raise UserError(f"the teacher at {self.url} serves no model (/v1/models)")
         model = models.data[0]
