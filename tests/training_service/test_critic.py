@@ -17,28 +17,13 @@ from transformers import AutoModelForCausalLM
 
 from skyrl.config import TrainerConfig
 from skyrl.errors import RequestError
-from skyrl.training_service.backend import AdamSettings, AdapterSpec, Datum, PassRequest
+from skyrl.training_service.backend import AdamSettings, AdapterSpec
 from skyrl.training_service.model_bank import ModelBank
-from tests.training_service.banks import bank_of, datum, layout_of, request, result, weights
+from tests.training_service.banks import CRITIC, bank_of, critic_pass, datum, layout_of, request, result, weights
 from tests.training_service.running import client_of
 from tests.training_service.test_whole_service import LETTERS, chain, name_of, service
 
-CRITIC = AdapterSpec(rank=4, seed=1, value_head=True)
 STEP = AdamSettings(lr=1e-2, eps=1e-4)
-
-
-def _row(tokens: int, seed: int) -> Datum:
-    """A sequence with returns, old values and weights."""
-    random = np.random.default_rng(seed)
-    one = datum(tokens, seed)
-    drawn = {name: random.normal(size=tokens).astype(np.float32) for name in ("values", "returns")}
-    inputs = {"target_tokens": one.inputs["target_tokens"], "weights": one.inputs["weights"], **drawn}
-    return attrs.evolve(one, inputs=inputs)
-
-
-def _pass(model_id: str, seed: int, *, backward: bool = True) -> PassRequest:
-    data = [_row(6 + seed, seed), _row(11, seed + 100)]
-    return PassRequest(model_id=model_id, data=data, loss="ppo_critic", backward=backward)
 
 
 def _trained(trainer: TrainerConfig, steps: int) -> ModelBank:
@@ -46,7 +31,7 @@ def _trained(trainer: TrainerConfig, steps: int) -> ModelBank:
     bank = bank_of(trainer)
     bank.create("c", CRITIC)
     for seed in range(steps):
-        result(bank.passes([_pass("c", seed)])[0])
+        result(bank.passes([critic_pass("c", seed)])[0])
         bank.optimizer_step("c", STEP)
     return bank
 
@@ -63,7 +48,7 @@ def test_values_and_gradients_of_a_critic_are_those_of_plain_torch(
     head = layout.value_head(vector)
     assert head is not None and head.any()
     head = head.detach().clone().requires_grad_()
-    asked = _pass("c", 7)
+    asked = critic_pass("c", 7)
     done = result(bank.passes([asked])[0])
     total = torch.zeros(())
     for one, outputs in zip(asked.data, done.outputs, strict=True):
@@ -91,7 +76,7 @@ def test_critics_beside_policies_learn_what_each_learns_alone(trainer: TrainerCo
         for name, spec in specs.items():
             bank.create(name, spec)
     for seed in range(3):
-        asked = [request("p", [datum(9, seed)]), _pass("c", seed), _pass("d", seed + 10)]
+        asked = [request("p", [datum(9, seed)]), critic_pass("c", seed), critic_pass("d", seed + 10)]
         joint = [result(each) for each in together.passes(asked)]
         single = [result(alone.passes([each])[0]) for each in asked]
         assert [each.metrics["loss:sum"] for each in joint] == pytest.approx(
@@ -112,14 +97,14 @@ def test_a_stored_critic_continues_bit_for_bit_and_is_no_policy(trainer: Trainer
     bank.create("again", attrs.evolve(CRITIC, seed=9))
     bank.load("again", tmp_path / "c", optimizer=True)
     for name in ("c", "again"):
-        result(bank.passes([_pass(name, 5)])[0])
+        result(bank.passes([critic_pass(name, 5)])[0])
         bank.optimizer_step(name, STEP)
     torch.testing.assert_close(weights(bank, "c"), weights(bank, "again"), atol=0, rtol=0)
     with pytest.raises(RequestError, match="the stored model has a value head, and this one has none"):
         bank.load("p", tmp_path / "c", optimizer=False)
     with pytest.raises(RequestError, match="this model has a value head, and the stored one has none"):
         bank.load("c", tmp_path / "p", optimizer=False)
-    refused = bank.passes([_pass("p", 0), request("c", [datum(4, 0)])])
+    refused = bank.passes([critic_pass("p", 0), request("c", [datum(4, 0)])])
     assert [str(each).partition(":")[0] for each in refused] == ["loss_fn = 'ppo_critic'", "loss_fn = 'cross_entropy'"]
     [values] = bank.passes([attrs.evolve(request("c", [datum(4, 0)], backward=False), loss="ppo_critic")])
     assert result(values).outputs[0]["values"].shape == (4,)
