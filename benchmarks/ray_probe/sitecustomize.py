@@ -26,7 +26,7 @@ TIMED = {
     "skyrl.experiments.experiment": {"start: Ray": ["start_processes"]},
     "skyrl.training.trainer": {"step": ["PPOTrainer.step"], "collate": ["collate"], "describe": ["describe"]},
     "skyrl.processes.ray.processes": {
-        "start: actors": ["RayProcesses._made"],
+        "start: actors": ["RayProcesses._start_objects"],
         "end: processes": ["RayProcesses.close"],
     },
     "skyrl.processes.ray.cluster": {"end: Ray": ["Cluster.close"], "end: kill": ["kill_tagged"]},
@@ -54,7 +54,7 @@ TIMED = {
     "skyrl.training.time_sharing": {
         "turns: wake": ["TimeSharing._wake"],
         "turns: sleep": ["TimeSharing._sleep"],
-        "turns: models": ["TimeSharing._only"],
+        "turns: models": ["TimeSharing._load_only"],
     },
     "skyrl.weight_sync.publish": {"transfer": ["WeightSync._send"]},
     "skyrl.weight_sync.canary": {"transfer: canary": ["Canary.compare"]},

@@ -123,7 +123,7 @@ class Run:
             ResumeError: There is no checkpoint, or a change would make it another run.
             UserError, RunError, Stopped: As in `train`.
         """
-        source = self.source.given({**_from_a_checkpoint(self.config), **overrides})
+        source = self.source.given({**_resume_assignments(self.config), **overrides})
         return Run(trained(source), source)
 
     @brief_errors
@@ -174,7 +174,7 @@ class Run:
         return run_html(self.folder, self.status, self.metrics)
 
 
-def _from_a_checkpoint(run: Tree) -> dict[str, object]:
+def _resume_assignments(run: Tree) -> dict[str, object]:
     """Assignments that make a run continue from its newest checkpoint, which must exist."""
     kind = kind_of(run)
     latest = "resume_from" if kind.trainer == "" else "resume_mode"

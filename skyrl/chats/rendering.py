@@ -97,7 +97,7 @@ class Template:
     """Parts that the template passes over, by the form of a conversation; see `_passed_over`."""
 
     @spelled.default
-    def _of_tokenizer(self) -> Spelled:
+    def _default_spelled(self) -> Spelled:
         return Spelled.by(self.tokenizer)
 
     def text(self, messages: Sequence[Message], *, ask: bool = True) -> str:

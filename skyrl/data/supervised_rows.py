@@ -167,11 +167,11 @@ def supervised_reader(
         if not run.distillation.stored:
             return made
         teacher = stored_distributions(row, len(learned), len(tokenizer), at_most=run.distillation.top_k)
-        return evolve(made, teacher=_at(teacher, learned > 0))
+        return evolve(made, teacher=_select_tokens(teacher, learned > 0))
 
     def cut(row: SupervisedRow) -> SupervisedRow | None:
         weights = row.weights[:max_length]
-        teacher = row.teacher and _at(row.teacher, slice(int((weights > 0).sum())))
+        teacher = row.teacher and _select_tokens(row.teacher, slice(int((weights > 0).sum())))
         short = evolve(row, token_ids=row.token_ids[:max_length], weights=weights, teacher=teacher)
         return short if short.weights.any() else None
 
@@ -191,7 +191,7 @@ def count_empty(masks: ChatMasks) -> Callable[[Tally], None]:
     return conclude
 
 
-def _at(teacher: LikelyTokens, places: Mask | slice) -> LikelyTokens:
+def _select_tokens(teacher: LikelyTokens, places: Mask | slice) -> LikelyTokens:
     return LikelyTokens(ids=teacher.ids[places], logprobs=teacher.logprobs[places])
 
 

@@ -55,7 +55,7 @@ class _Episode:
         assert self._env is not None, "make is the first call"
         match call:
             case "init":
-                return _started(settled(self._env.init(tuple(given))))
+                return _parse_start(settled(self._env.init(tuple(given))))
             case "tool_schemas":
                 return [dict(schema) for schema in self._env.tool_schemas()]
             case "step":
@@ -91,7 +91,7 @@ def _length(given: object) -> int:
     return len(given) if isinstance(given, str) else 0
 
 
-def _started(given: object) -> dict[str, object] | str:
+def _parse_start(given: object) -> dict[str, object] | str:
     """Messages and information; anything else as a description, for the error message."""
     if isinstance(given, tuple) and len(given) == 2:
         return {"messages": [dict(message) for message in given[0]], "information": repr(given[1])[:2000]}

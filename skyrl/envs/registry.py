@@ -210,11 +210,11 @@ def _built_in(name: str, gym: SkyRLGymConfig) -> MakeEnv:
 
 def _imported(name: str) -> MakeEnv:
     """Factory of what an import path names. What a program or notebook defines again replaces what it was."""
-    return _maker(name, import_object(name, TaskError)) if name.startswith(OF_PROGRAM) else _of_file(name)
+    return _maker(name, import_object(name, TaskError)) if name.startswith(OF_PROGRAM) else _import_environment(name)
 
 
 @cache
-def _of_file(name: str) -> MakeEnv:
+def _import_environment(name: str) -> MakeEnv:
     if ":" not in name:
         known = ", ".join(registered_names())
         raise TaskError(

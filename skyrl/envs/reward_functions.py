@@ -95,13 +95,13 @@ class RewardFunctionEnv(ReadsSample):
         if not isinstance(given, Mapping) or given.get("rewards") is None:
             raise TypeError(f"an OpenRLHF reward function gives a dict with `rewards`, not {given!r:.100}")
         logs = given.get("extra_logs") or {}
-        self._measured = {name: _only_number(name, value) for name, value in logs.items()}
+        self._measured = {name: _single_number(name, value) for name, value in logs.items()}
         if given.get("scores") is not None:
-            self._measured["score"] = _only_number("scores", given["scores"])
-        return _only_number("rewards", given["rewards"])
+            self._measured["score"] = _single_number("scores", given["scores"])
+        return _single_number("rewards", given["rewards"])
 
 
-def _only_number(name: str, value: object) -> float:
+def _single_number(name: str, value: object) -> float:
     """The number of one sample: itself, or the only entry of a list or tensor. Raises `TypeError`."""
     plain = value.tolist() if hasattr(value, "tolist") else value
     while isinstance(plain, Sequence) and not isinstance(plain, str) and len(plain) == 1:

@@ -86,7 +86,7 @@ class Text2SQLEnv(Env):
         if "error" in gold or gold["cut"]:
             reason = gold.get("error", f"it gives more than {MOST_ROWS} rows")
             raise TaskError(f"text2sql: the gold query fails on {self._db}: {reason}")
-        return float("error" not in ours and not ours["cut"] and _as_set(ours["rows"]) == _as_set(gold["rows"]))
+        return float("error" not in ours and not ours["cut"] and _row_set(ours["rows"]) == _row_set(gold["rows"]))
 
     def _ask(self, query: str, seconds: float, rows: int) -> dict[str, Any]:
         return ask_database(self._sandbox, self._db, query, seconds, rows)
@@ -145,7 +145,7 @@ def shown(result: Mapping[str, Any]) -> str:
     return f"{text}\n... cut at {SHOWN_ROWS} rows" if result["cut"] else text
 
 
-def _as_set(rows: Sequence[Sequence[Any]]) -> set[tuple[Any, ...]]:
+def _row_set(rows: Sequence[Sequence[Any]]) -> set[tuple[Any, ...]]:
     """The rows as a set, compared by value: 4 equals 4.0, 0.0 equals -0.0, and no number equals a text."""
     return {tuple(value["blob"].encode() if isinstance(value, dict) else value for value in row) for row in rows}
 

@@ -192,7 +192,7 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
         skips, counts = run.data.bad_rows == "skip", list[CountedRows | None]()
         for field, source in _sources(run, training=training):
             try:
-                row = _read(run, field, source)
+                row = _read_first_row(run, field, source)
                 counted = count_rows(source, prompts_of(run), whole=judge)
             except (DataError, OSError) as error:
                 yield Problem(path=field, message=str(error))
@@ -303,7 +303,7 @@ def _is_file(source: str) -> bool:
     return source.endswith(FILES) and os.path.isfile(os.path.expanduser(source))
 
 
-def _read(run: SkyRLTrainConfig, field: str, source: str) -> FirstRow:
+def _read_first_row(run: SkyRLTrainConfig, field: str, source: str) -> FirstRow:
     columns = Columns(prompt=run.data.prompt_column, answer=run.data.answer_column)
     row = first_row(source, columns, skip=run.data.bad_rows == "skip")
     extras = {"data_source": data_source_of(row), **extras_of(row, columns)}
@@ -391,7 +391,7 @@ def _judged(run: SkyRLTrainConfig, row: FirstRow, *, call: bool) -> Iterator[Pro
     problems = list(_signature_problems(row, make))
     yield from problems
     if call and not problems and not lacking(asked_by(make), row.extras):
-        yield from _called(run, row, make)
+        yield from _judge_problems(run, row, make)
 
 
 def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
@@ -431,7 +431,7 @@ _OF_ANY_ANSWER = "return a reward for every answer, or raise skyrl.errors.SkipSa
 _OF_ITS_VALUE = "return one finite number for each answer"
 
 
-def _called(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
+def _judge_problems(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
     """Judge an empty answer, and then the ground truth as an answer, as a rollout does: with its deadline, and in a
     sandbox if that is configured.
     """

@@ -77,12 +77,12 @@ class StandaloneSampling(PolicySampling):
         try:
             with self.shutdown, WaitReporter(self.progress, notice), self.held:
                 with self.shutdown.in_loop(), event_loop() as run:
-                    result: R = run(self._with_engines(work))
+                    result: R = run(self._run_with_engines(work))
                 return result
         except Stopped:
             raise self.shutdown.stopped("Nothing was finished: the same command starts from scratch.") from None
 
-    async def _with_engines(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
+    async def _run_with_engines(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         client = self.client
         self.open_endpoint()
         try:

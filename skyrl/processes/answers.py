@@ -94,7 +94,7 @@ def _reader(kind: object) -> _Reader:
     if origin is tuple:
         return partial(_several, _reader(arguments[0]))
     if origin in (Union, UnionType):
-        return partial(_one_of, tuple(map(_reader, arguments)))
+        return partial(_read_union, tuple(map(_reader, arguments)))
     if isinstance(kind, type) and attrs.has(kind):
         return partial(_fields, kind)
     assert kind in (str, bool, NoneType), f"answers have no {kind}"
@@ -129,7 +129,7 @@ def _several(each: _Reader, value: object, what: str) -> object:
     return tuple(each(item, name) for item in value)
 
 
-def _one_of(readers: tuple[_Reader, ...], value: object, what: str) -> object:
+def _read_union(readers: tuple[_Reader, ...], value: object, what: str) -> object:
     errors = []
     for reader in readers:
         try:

@@ -96,10 +96,10 @@ def named(waits: Iterable[Wait]) -> list[str]:
     for wait in waits:
         process, _, call = wait.what.partition(" in ")
         grouped.setdefault(call or process, []).append(wait)
-    return [_named(alike) for alike in grouped.values()]
+    return [_wait_text(alike) for alike in grouped.values()]
 
 
-def _named(alike: list[Wait]) -> str:
+def _wait_text(alike: list[Wait]) -> str:
     longest = max(wait.seconds for wait in alike)
     if len(alike) == 1:
         return f"{alike[0].what} (for {longest:.0f} s)"

@@ -108,7 +108,7 @@ def post_route(
 
     async def respond(request: Request) -> Response:
         body = await (_cut_body(request, longest + 1) if cut else body_of(request, longest=longest))
-        return await _while_connected(request, answer(request, body))
+        return await _respond_while_connected(request, answer(request, body))
 
     return Route(path, respond, methods=["POST"])
 
@@ -164,7 +164,7 @@ def json_object(body: bytes) -> dict[str, Any]:
     text that is not Unicode: half of a surrogate pair, which neither a tokenizer nor an answer can hold.
     """
     try:
-        given = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+        given = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
         if b"\\u" in body:
             json.dumps(given, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
@@ -267,11 +267,11 @@ def _require(token: str | None, request: Request) -> None:
         raise RequestError("this service requires its token: Authorization: Bearer ...", status=401)
 
 
-def _no_constant(constant: str) -> NoReturn:
+def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a JSON number")
 
 
-async def _while_connected(request: Request, answer: Awaitable[Response]) -> Response:
+async def _respond_while_connected(request: Request, answer: Awaitable[Response]) -> Response:
     """The response; raises `RequestError` and cancels the work if the client disconnects first."""
     working = asyncio.ensure_future(answer)
     watching = asyncio.ensure_future(_hung_up(request))

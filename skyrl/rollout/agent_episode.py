@@ -72,7 +72,11 @@ class AgentEpisode(Episode):
                 text = "" if returned is None or returned.value is None else str(returned.value).strip()
                 await self._judge(evolve(last, text=text or last.text))
             case "returned":
-                value = 0.0 if returned is None else number(_last_line(returned), f"{self._who('the agent for')} gave")
+                value = (
+                    0.0
+                    if returned is None
+                    else number(_returned_number(returned), f"{self._who('the agent for')} gave")
+                )
                 self._transcript.credit(value)
             case "exit_code":
                 self._transcript.credit(float(returned is not None and returned.exit_code == 0))
@@ -97,7 +101,7 @@ class AgentEpisode(Episode):
         return transcript
 
 
-def _last_line(returned: Returned) -> object:
+def _returned_number(returned: Returned) -> object:
     """The number that a function returned; for a program, the last line that it printed, as a number if it is one."""
     if returned.exit_code is None:
         return returned.value

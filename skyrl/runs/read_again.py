@@ -162,10 +162,10 @@ def refuse_changed_inputs(checkpoint: Checkpoint, now: Digests, run: AnyRun) -> 
     """Raise `ResumeError` with what differs from what the run of the checkpoint read. What only one of them has read,
     such as validation rows before evaluation was turned on, is not compared.
     """
-    before = _stored(checkpoint)
+    before = _stored_digests(checkpoint)
     changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
     if changed:
-        named = "\n".join(f"  {name}{_how(before[name], now[name])}" for name in changed)
+        named = "\n".join(f"  {name}{_change_text(before[name], now[name])}" for name in changed)
         raise ResumeError(
             f"what this run reads again is not what it was when the checkpoint of step {checkpoint.step} was "
             f"saved:\n{named}\n"
@@ -175,16 +175,16 @@ def refuse_changed_inputs(checkpoint: Checkpoint, now: Digests, run: AnyRun) -> 
 
 def carried_on(checkpoint: Checkpoint | None, now: Digests) -> dict[str, str]:
     """The digests of this session, and those of earlier ones for what it has not read."""
-    return {**(_stored(checkpoint) if checkpoint else {}), **now}
+    return {**(_stored_digests(checkpoint) if checkpoint else {}), **now}
 
 
-def _stored(checkpoint: Checkpoint) -> Digests:
+def _stored_digests(checkpoint: Checkpoint) -> Digests:
     """The digests in a checkpoint; empty for one of an earlier version."""
     result = checkpoint.state.get(STATE, {})
     return {str(name): str(digest) for name, digest in result.items()} if isinstance(result, Mapping) else {}
 
 
-def _how(before: str, now: str) -> str:
+def _change_text(before: str, now: str) -> str:
     if before and now:
         return " has changed"
     return " is missing" if before else " is new"

@@ -133,7 +133,7 @@ def refused_changes(stored: object, run: AnyRun, where: str) -> Changes | None:
     """
     try:
         before = tree_of(stored, type(run), where)
-        now = _as_stored(run)
+        now = _stored_form(run)
     except ConfigError as error:
         raise ResumeError(f"{where} has a configuration that this version cannot read: {error}") from error
     changed = _acting(differences(before, now, roles=("identity",)), before, now)
@@ -180,14 +180,14 @@ def _causes(changed: Mapping[str, tuple[Any, Any]], before: C, run: C) -> dict[s
 
 def changes_to_say(stored: object, run: AnyRun) -> str:
     """Differences of a resumed run from its earlier configuration, a line for each field; empty if there are none."""
-    before, now = tree_of(stored, type(run), "the checkpoint"), _as_stored(run)
+    before, now = tree_of(stored, type(run), "the checkpoint"), _stored_form(run)
     places = tuple(run.trainer.path_of(start) for start in ("resume_", "recover_"))
     changed = differences(before, now)
     relevant = {path: values for path, values in changed.items() if not path.startswith(places)}
     return _rows(_causes(relevant, before, run))
 
 
-def _as_stored(run: C) -> C:
+def _stored_form(run: C) -> C:
     return cattrs.structure(redacted_configuration(stored_tree(run)), type(run))
 
 

@@ -259,7 +259,7 @@ def _sweep(user: int | None) -> None:
     Then remove, with the rights of `user`, what it has left in /dev/shm.
     """
     if user is not None:
-        _as_that_user(user, lambda: os.kill(-1, signal.SIGKILL))
+        _run_as_user(user, lambda: os.kill(-1, signal.SIGKILL))
     while True:
         stopped: set[int] = set()
         while user is None and (new := set(confinement.descendants(os.getpid())) - stopped):
@@ -273,7 +273,7 @@ def _sweep(user: int | None) -> None:
             break
         time.sleep(0.001)
     if user is not None and _left_in_memory(user):
-        _as_that_user(user, lambda: _remove(_left_in_memory(user)))
+        _run_as_user(user, lambda: _remove(_left_in_memory(user)))
 
 
 def _left_in_memory(user: int) -> list[str]:
@@ -293,7 +293,7 @@ def _remove(files: Iterable[str]) -> None:
             shutil.rmtree(file) if os.path.isdir(file) and not os.path.islink(file) else os.unlink(file)
 
 
-def _as_that_user(user: int, work: Callable[[], None]) -> None:
+def _run_as_user(user: int, work: Callable[[], None]) -> None:
     """Run `work` in a new process with the rights of `user` alone."""
     child = os.fork()
     if child == 0:

@@ -191,7 +191,7 @@ def _run(
     folder = folder_of(client.folder, tier)
     groups = client.groups
     group = groups.take(limits.memory_bytes)
-    files = [_in_memory(program.encode(errors="replace")), _in_memory(stdin)]
+    files = [_memory_file(program.encode(errors="replace")), _memory_file(stdin)]
     outputs = [os.pipe(), os.pipe()]
     try:
         ends = [*files, *(write for _, write in outputs)]
@@ -200,8 +200,8 @@ def _run(
             os.close(end)
         files, outputs = [], [(read, -1) for read, _ in outputs]
         with control, _served(command, control, limits.seconds):
-            kept, whole = _read([read for read, _ in outputs], limits, until)
-            code = _how_it_ended(control, limits.seconds + GRACE if whole else 0, until)
+            kept, whole = _read_outputs([read for read, _ in outputs], limits, until)
+            code = _await_exit_code(control, limits.seconds + GRACE if whole else 0, until)
     finally:
         for number in [*files, *(end for pair in outputs for end in pair if end >= 0)]:
             os.close(number)
@@ -231,7 +231,7 @@ def _served(command: Command | None, control: socket.socket, seconds: float) -> 
         yield
 
 
-def _in_memory(data: bytes) -> int:
+def _memory_file(data: bytes) -> int:
     """Descriptor of a file in memory that contains `data`."""
     number = os.memfd_create("skyrl")
     view = memoryview(data)
@@ -241,7 +241,7 @@ def _in_memory(data: bytes) -> int:
     return number
 
 
-def _read(pipes: Sequence[int], limits: ResourceLimits, until: int | None) -> tuple[list[bytes], bool]:
+def _read_outputs(pipes: Sequence[int], limits: ResourceLimits, until: int | None) -> tuple[list[bytes], bool]:
     """Both outputs, read until they close, time is up or `until` is readable; whether that was within the limit."""
     kept: Mapping[int, bytearray] = {pipe: bytearray() for pipe in pipes}
     deadline = time.monotonic() + limits.seconds + GRACE
@@ -262,7 +262,7 @@ def _read(pipes: Sequence[int], limits: ResourceLimits, until: int | None) -> tu
     return [bytes(data[: limits.output_bytes]) for data in kept.values()], whole
 
 
-def _how_it_ended(control: socket.socket, seconds: float, until: int | None) -> int:
+def _await_exit_code(control: socket.socket, seconds: float, until: int | None) -> int:
     """The program's exit code, or `TIMED_OUT`. After `seconds`, or when `until` is readable, the supervisor is asked to
     end the program, of which nothing is left afterwards.
     """

@@ -92,7 +92,7 @@ def data_report(run: AnyRun) -> DataReport:
     parts: tuple[tuple[Part, str], ...] = (("train", kind.data), ("validation", _EVALUATED[kind.rows]))
     for part, path in parts:
         for source in get_at(run, path):
-            report, keys = _of_source(run, kind, experiment.tokenizer, part, source, bound)
+            report, keys = _report_source(run, kind, experiment.tokenizer, part, source, bound)
             overlap += sum(key in seen["train"] for key in keys) if part == "validation" else 0
             distinct = {*keys} - seen[part]
             seen[part] |= distinct
@@ -100,14 +100,14 @@ def data_report(run: AnyRun) -> DataReport:
     return DataReport(sources=tuple(reports), overlap=overlap, bound=_BOUND[kind.rows])
 
 
-def _of_source(
+def _report_source(
     run: AnyRun, kind: RunKind, tokenizer: ChatTokenizer, part: Part, source: str, bound: int
 ) -> tuple[SourceReport, list[bytes]]:
     """The report of a source, and a key for each row that is used: equal rows have equal keys."""
     try:
         streamed = part == "train" and is_streamed(run)
         columns = {name: kind_of_value(value) for name, value in _first_row(source, streamed).items()}
-        rows, bad = _read(run, kind, tokenizer, source, streamed)
+        rows, bad = _read_rows(run, kind, tokenizer, source, streamed)
     except DataError as error:
         refused = SourceReport(part=part, source=source, columns={}, tokens={}, bound=bound, refused=str(error))
         return refused, []
@@ -128,7 +128,7 @@ def _of_source(
     return report, keys
 
 
-def _read(
+def _read_rows(
     run: AnyRun, kind: RunKind, tokenizer: ChatTokenizer, source: str, streamed: bool
 ) -> tuple[list[tuple[bytes, int]], tuple[str, ...]]:
     """Digest and length of every row that is not bad, and why the others are."""

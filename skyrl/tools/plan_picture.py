@@ -40,7 +40,7 @@ def picture(plan: Plan) -> str:
 
 def _draw_nodes(root: Element, plan: Plan, top: int) -> int:
     """Draw one row of GPUs or slots for each node, with their processes. Returns the y below."""
-    held, slot = _held(plan), "GPU" if plan["gpus"] else "slot"
+    held, slot = _processes_by_gpu(plan), "GPU" if plan["gpus"] else "slot"
     alone = taken(plan) if not plan["gpus"] and plan["executor"] == "in_process" else ""
     roles = list(dict.fromkeys(seat["role"] for seat in plan["seats"]))
     width = min(200, (WIDTH - _EDGE - 90) // plan["slots_per_node"])
@@ -63,7 +63,7 @@ def _draw_nodes(root: Element, plan: Plan, top: int) -> int:
     return top
 
 
-def _held(plan: Plan) -> dict[tuple[int, int], list[tuple[str, int]]]:
+def _processes_by_gpu(plan: Plan) -> dict[tuple[int, int], list[tuple[str, int]]]:
     """(node, GPU) -> (role, rank) of its processes."""
     held: dict[tuple[int, int], list[tuple[str, int]]] = {}
     for seat in plan["seats"]:

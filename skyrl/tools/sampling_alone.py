@@ -61,7 +61,7 @@ def prepared(
     files = files or own
     if not (files or overrides):
         needed = "a configuration with data and an environment, such as run.toml"
-        raise UserError(_without_configuration(target.name, needed if rewarded else "prompts, with --prompts FILE"))
+        raise UserError(_missing_configuration(target.name, needed if rewarded else "prompts, with --prompts FILE"))
     overrides = [*overrides, "trainer.eval_before_train=true", *([] if rewarded else WITHOUT_ENVIRONMENT)]
     checks = partial(_machine, rewarded=rewarded)
     composed = compose_sampling(files, [*overrides, f"trainer.policy.model.path={target.model}"])
@@ -74,11 +74,11 @@ def prepared(
             model = model_of(target, scratch / "model")
             composed = compose_sampling(files, [*overrides, f"trainer.policy.model.path={model}"], checks)
             warn(composed.warnings if files != own else without_old_news(composed, own))
-            stored = stored_form(_without_training(composed.config, folder))
+            stored = stored_form(_sampling_run(composed.config, folder))
             (scratch / "config.json").write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
             from skyrl.experiments.standalone import StandaloneSampling
 
-            yield StandaloneSampling(_without_training(composed.config, scratch)), folder
+            yield StandaloneSampling(_sampling_run(composed.config, scratch)), folder
             if target.checkpoint is not None:
                 shutil.rmtree(scratch / "model")
     finally:
@@ -106,7 +106,7 @@ def _written_beside(folder: Path) -> Iterator[Path]:
         yield scratch
 
 
-def _without_configuration(name: str, needed: str) -> str:
+def _missing_configuration(name: str, needed: str) -> str:
     """The message for a missing configuration if only `name` was given: the folder does not exist, if it looks like a
     path, or what is `needed` besides a model.
     """
@@ -128,7 +128,7 @@ def _machine(_: object, *, rewarded: bool) -> Sequence[Any]:
     return preflight(os.environ, rewarded=rewarded)
 
 
-def _without_training(run: SkyRLTrainConfig, folder: Path) -> SkyRLTrainConfig:
+def _sampling_run(run: SkyRLTrainConfig, folder: Path) -> SkyRLTrainConfig:
     """The run with all output below `folder`, and without adapters, which are already merged into the weights."""
     changes: Mapping[str, object] = {
         "trainer.run_path": str(folder),

@@ -186,7 +186,7 @@ class ReducedLoss:
             "cliprange_high": config.clip_ratio_high,
             "clip_ratio_c": config.clip_ratio_c,
         }
-        loss, numbers = _loss_and_numbers(self.function(**_asked(self.function, self.form, given)))
+        loss, numbers = _loss_and_numbers(self.function(**_requested_arguments(self.function, self.form, given)))
         self._numbers.update(numbers)
         return (loss / weight if self.sums else loss).expand_as(inputs.logprobs)
 
@@ -220,7 +220,7 @@ class PeerEstimator:
             "grpo_norm_by_std": self.algorithm.grpo_norm_by_std,
             "norm_adv_by_std_in_grpo": self.algorithm.grpo_norm_by_std,
         }
-        found = self.function(**_asked(self.function, self.form, given))
+        found = self.function(**_requested_arguments(self.function, self.form, given))
         advantages = found[0] if isinstance(found, Sequence) and found else found
         if not isinstance(advantages, Tensor) or advantages.shape != mask.shape:
             raise TypeError(
@@ -290,7 +290,7 @@ def _refused(field: str, message: str) -> ConfigError:
     return ConfigError([Problem(path=f"trainer.algorithm.{field}", message=message)])
 
 
-def _asked(function: object, form: Form, given: Mapping[str, object]) -> dict[str, object]:
+def _requested_arguments(function: object, form: Form, given: Mapping[str, object]) -> dict[str, object]:
     """Arguments of the form that the function names; all of them if it takes `**kwargs`."""
     parameters = parameters_of(function) or ()
     names = {each.name for each in parameters}

@@ -55,7 +55,7 @@ class RewardShaping:
             totals = by_config(config.norm, totals, batch.groups, batch.ends & trained)
         rewards = batch.rewards * config.scale
         missing = totals - batch.over_trajectories(rewards.sum(1))
-        return added_at(rewards, torch.where(batch.ends, missing, 0.0), _last_selected(batch))
+        return added_at(rewards, torch.where(batch.ends, missing, 0.0), _last_trained_token(batch))
 
     def state(self) -> dict[str, Any]:
         """State of the shaping, as a checkpoint stores it."""
@@ -105,7 +105,7 @@ def _controller(algorithm: AlgorithmConfig) -> KLController:
             return AdaptiveKLController(algorithm.kl_loss_coef, target=control.kl_target, horizon=control.horizon)
 
 
-def _last_selected(batch: TrainingBatch) -> Tensor:
+def _last_trained_token(batch: TrainingBatch) -> Tensor:
     """(B,) int64: the last trained token of each row, or the row's last token if none is trained on."""
     columns = torch.arange(batch.loss_mask.shape[1], device=batch.loss_mask.device)
     last = torch.where(batch.loss_mask, columns, -1).amax(1)

@@ -140,7 +140,7 @@ class PPOTrainer:
         silent = self._config.algorithm.zero_variance_filter
         batch = collate(groups, self.version, equal_rewards_are_silent=silent)
         if self._config.algorithm.old_logprobs != "learner":
-            batch = self._with_the_engines_logprobs(batch, groups)
+            batch = self._use_engine_logprobs(batch, groups)
         elif self._needs_old_logprobs(batch):  # else pi_old is the policy itself, exactly
             batch = batch.given(old_logprobs=await self.policy.score(batch))  # log pi_old
         if self.reference and not self.pairs:
@@ -208,7 +208,7 @@ class PPOTrainer:
             counts["mini_batches_moved_too_far"] = len(visits) - len(updates)
         return average(updates) | counts
 
-    def _with_the_engines_logprobs(self, batch: TrainingBatch, groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
+    def _use_engine_logprobs(self, batch: TrainingBatch, groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
         """Fill in log pi_old from the engine's log-probabilities and, if configured, the share of the current policy in
         it.
         """

@@ -111,13 +111,13 @@ def key_of_table(key: object) -> str:
 def shown(value: object) -> str:
     """A value for messages: as it is spelled, without secrets, shortened if long."""
     try:
-        text = repr(_without_secrets(value))
+        text = repr(_mask_secrets(value))
     except (ValueError, RecursionError):  # an integer with thousands of digits, or lists nested too deeply
         text = f"this {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
 
 
-def _without_secrets(value: object) -> object:
+def _mask_secrets(value: object) -> object:
     if not isinstance(value, str | Mapping | list | tuple):
         return value
     hidden = masked(value)
@@ -281,7 +281,7 @@ def coerce_exact(value: object, kind: Any) -> Any:
     if class_of(kind) and hasattr(type(value), "__configuration__"):
         return value
     if get_origin(kind) is Annotated or isinstance(kind, NewType):
-        fitted, unit = coerce_exact(_without_unit(value, kind), bare(kind)), unit_of(kind)
+        fitted, unit = coerce_exact(_strip_unit(value, kind), bare(kind)), unit_of(kind)
         return unit.within(fitted) if unit else fitted
     if kind is type(None):
         if value is None:
@@ -300,7 +300,7 @@ def coerce_exact(value: object, kind: Any) -> Any:
         return _instance(value, kind)
     if kind is Secret:
         return Secret.read(value)
-    return _by_cattrs(value, kind)
+    return _structure_value(value, kind)
 
 
 def fit(value: Any, kind: object, *, is_text: bool) -> Any:
@@ -310,7 +310,7 @@ def fit(value: Any, kind: object, *, is_text: bool) -> Any:
 
 def parse(text: str, kind: Any) -> Any:
     """The member of `kind` that `text` spells on a command line. Raises `TypeMismatch`."""
-    if (number := _without_unit(text, kind)) is not text:
+    if (number := _strip_unit(text, kind)) is not text:
         return coerce_exact(number, kind)
     if unit := unit_of(kind):
         return unit.within(parse(text, bare(kind)))
@@ -515,7 +515,7 @@ def _fit_union(value: object, kind: object) -> object:
     def take(arm: object) -> object:
         return coerce_exact(value, arm) if alone or not is_list(arm) else _fit_list(value, arm)
 
-    return _first_that_takes(arms, take, value, kind)
+    return _convert_by_arms(arms, take, value, kind)
 
 
 def _parse_union(text: str, kind: object) -> object:
@@ -529,10 +529,10 @@ def _parse_union(text: str, kind: object) -> object:
     def take(arm: object) -> object:
         return parse(text, arm) if alone or not is_list(arm) else _parse_bracketed(text, arm)
 
-    return _first_that_takes(arms, take, text, kind)
+    return _convert_by_arms(arms, take, text, kind)
 
 
-def _first_that_takes(arms: Iterable[Any], take: Callable[[Any], Any], value: object, kind: object) -> Any:
+def _convert_by_arms(arms: Iterable[Any], take: Callable[[Any], Any], value: object, kind: object) -> Any:
     refused: list[TypeMismatch] = []
     for arm in arms:
         try:
@@ -549,7 +549,7 @@ def _arms(kind: object) -> list[Any]:
     return [arm if unit_of(arm) else bare(arm) for arm in get_args(kind) if arm is not type(None)]
 
 
-def _without_unit(value: Any, kind: object) -> Any:
+def _strip_unit(value: Any, kind: object) -> Any:
     """The number that text with a unit stands for, if the type has a unit; any other value unchanged."""
     unit = unit_of(kind) if isinstance(value, str) else None
     number = unit.read(value) if unit else None
@@ -576,7 +576,7 @@ def _fit_list(value: object, kind: object) -> tuple[Any, ...]:
     for index, (item, item_kind) in enumerate(zip(value, kinds, strict=True)):
         try:
             is_table = isinstance(item, Mapping) and attrs.has(item_kind)
-            fitted.append(_by_cattrs(item, item_kind) if is_table else coerce_exact(item, item_kind))
+            fitted.append(_structure_value(item, item_kind) if is_table else coerce_exact(item, item_kind))
         except TypeMismatch as misfit:
             message = f"item {index}: {misfit}"
             raise TypeMismatch(message, hint=misfit.hint, code=misfit.code, value=misfit.value) from None
@@ -617,7 +617,7 @@ def _plural(phrase: str) -> str:
     return {"a number": "numbers", "a whole number": "whole numbers", "any value": "any values"}.get(phrase, phrase)
 
 
-def _by_cattrs(value: object, kind: Any) -> Any:
+def _structure_value(value: object, kind: Any) -> Any:
     if isinstance(kind, type) and isinstance(value, kind):
         return value
     try:

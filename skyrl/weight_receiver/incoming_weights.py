@@ -95,7 +95,7 @@ class Folder:
     weights: tuple[WeightInfo, ...]
 
     def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
-        return nullcontext(verified(self._read(), self.weights))
+        return nullcontext(verified(self._read_tensors(), self.weights))
 
     def digests(self) -> dict[str, str]:
         """Digests of all tensors as sent, by name. Raises `WeightSyncError`."""
@@ -107,7 +107,7 @@ class Folder:
             raise WeightSyncError(f"the weights in {self.path} cannot be read: {error}") from error
         return by_name
 
-    def _read(self) -> Iterator[tuple[str, Tensor, str]]:
+    def _read_tensors(self) -> Iterator[tuple[str, Tensor, str]]:
         try:
             for index in sorted(Path(self.path).glob("*.json")):
                 digests = _digests(index.read_bytes())
@@ -157,11 +157,11 @@ class Delta:
                     continue
                 yield name, stored[1], digest
                 held[name] = stored
-            for name, tensor in self._read(file, wanted) if wanted else ():
+            for name, tensor in self._read_tensors(file, wanted) if wanted else ():
                 yield name, tensor, wanted[name]
                 held[name] = wanted[name], tensor
 
-    def _read(self, file: str, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    def _read_tensors(self, file: str, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         try:
             with here(self.path, file) as path, safe_open(path, framework="pt") as stored:
                 for name in names:

@@ -260,7 +260,7 @@ counted.register_autograd(lambda ctx, gradient: gradient)
 async def test_attention_over_long_rows_is_not_computed_again(
     trainer: TrainerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = next(each for each in segment_attention.KERNELS if each.attend.__name__ == "_one_by_one")
+    kernel = next(each for each in segment_attention.KERNELS if each.attend.__name__ == "_attend_per_segment")
     noting = evolve(kernel, attend=lambda *inputs: counted(kernel.attend(*inputs)))
     monkeypatch.setattr(segment_attention, "KERNELS", [noting])
     monkeypatch.setattr(schedule, "attention_operators", lambda: [torch.ops.skyrl_tests.counted.default])

@@ -16,7 +16,7 @@ from attrs import define, field
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
 from skyrl.planning.staleness import room_for_groups
-from skyrl.rollout.stream import GroupStream, StreamLimits, _Begun
+from skyrl.rollout.stream import GroupStream, StreamLimits, _StartedGroup
 from skyrl.tools.virtual_time import run_in_virtual_time
 from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup, TurnReward
 
@@ -266,7 +266,7 @@ def test_a_prompt_that_a_checkpoint_holds_a_group_of_is_drawn_anew_by_the_same_w
 
 def test_a_group_is_as_new_as_the_last_weights_that_drew_a_token_of_it() -> None:
     [prompt] = prompts(1)
-    found = [_Begun(0, prompt, 1, 0.0, group).newest for group in (None, group_of(prompt, 3))]
+    found = [_StartedGroup(0, prompt, 1, 0.0, group).newest for group in (None, group_of(prompt, 3))]
     assert found == [1, 3]
 
 
@@ -279,7 +279,7 @@ def test_a_run_that_goes_back_gives_up_what_later_weights_drew_and_samples_those
         await world.train(stream, 0, 5)
         stream.weights_are(5)
         await asyncio.sleep(10)
-        ahead = [held.prompt.id for held in stream._in_order() if held.newest > 2]
+        ahead = [held.prompt.id for held in stream._by_age() if held.newest > 2]
         stream.load_state(stream.state())
         await world.train(stream, 2)
         await stream.close()

@@ -32,11 +32,11 @@ def fit(arguments: Sequence[str], gpus: int, answer_tokens: float | None) -> dic
             refusals.append(refusal)
             continue
         why = reasons(run, proposal, known_shape_of, answer_tokens)
-        proposed.append({**_as_data(run, proposal), "reasons": why})
+        proposed.append({**_proposal_data(run, proposal), "reasons": why})
         if len(proposed) == SHOWN:
             break
     if not proposed:
-        raise _nothing(run, gpus, refusals)
+        raise _no_layout_error(run, gpus, refusals)
     return {"gpus": gpus, "gpu_kind": run.trainer.placement.gpu_kind, "proposals": proposed}
 
 
@@ -128,7 +128,7 @@ def _refusal(arguments: Sequence[str], proposal: Proposal) -> str | None:
     return None
 
 
-def _nothing(run: SkyRLTrainConfig, gpus: int, refusals: Sequence[str]) -> Exception:
+def _no_layout_error(run: SkyRLTrainConfig, gpus: int, refusals: Sequence[str]) -> Exception:
     from skyrl.autotune.search import proposals
     from skyrl.errors import UserError
     from skyrl.tools.memory_estimate import known_shape_of
@@ -142,7 +142,7 @@ def _nothing(run: SkyRLTrainConfig, gpus: int, refusals: Sequence[str]) -> Excep
     return UserError(f"--fit {gpus}: no layout fits {kind}; shorten the answers, or use GPUs with more memory")
 
 
-def _as_data(run: SkyRLTrainConfig, proposal: Proposal) -> dict[str, Any]:
+def _proposal_data(run: SkyRLTrainConfig, proposal: Proposal) -> dict[str, Any]:
     import attrs
 
     from skyrl.tree import get_at

@@ -68,7 +68,7 @@ def _prepare(folder: Path, words: list[str]) -> None:
     # A process group of its own: Ctrl-C in a terminal reaches only this process, which stops the script once.
     with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, process_group=0) as script:
         try:
-            last = _shown(script.stderr or ())
+            last = _print_progress(script.stderr or ())
         except (KeyboardInterrupt, Stopped) as stop:
             script.terminate()
             script.communicate()
@@ -79,7 +79,7 @@ def _prepare(folder: Path, words: list[str]) -> None:
         raise UserError(f"the files are in {folder}, but python prepare.py failed there: {last or 'no message'}")
 
 
-def _shown(lines: Iterable[str]) -> str:
+def _print_progress(lines: Iterable[str]) -> str:
     """Print progress lines as they arrive. Returns the last line of any kind."""
     last = ""
     for line in lines:

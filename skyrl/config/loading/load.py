@@ -82,8 +82,8 @@ def load(
     config = builder.build()
     errors = [problem for problem in builder.problems if problem.severity == "error"]
     if errors:
-        raise ConfigError(_by_place(errors), title="This configuration cannot be used")
-    return Loaded(config=config, origins=builder.origins, warnings=tuple(_by_place(builder.problems)))
+        raise ConfigError(_sort_by_place(errors), title="This configuration cannot be used")
+    return Loaded(config=config, origins=builder.origins, warnings=tuple(_sort_by_place(builder.problems)))
 
 
 def compose(
@@ -108,15 +108,15 @@ def compose(
 
         stored = code_that_is_only_stored(config, origins)
         if refused := [problem for problem in stored if not may_run(config, problem.path, origins)]:
-            raise ConfigError(_by_place([*builder.problems, *refused]))
+            raise ConfigError(_sort_by_place([*builder.problems, *refused]))
     further = also(kind_of(config)) if also else ()
     found = [*builder.problems, *check(config, origins, broken), *find_problems(config, further, origins, broken)]
-    warnings = tuple(_by_place(problem for problem in found if problem.severity == "warning"))
+    warnings = tuple(_sort_by_place(problem for problem in found if problem.severity == "warning"))
     errors = found if strict else [problem for problem in found if problem.severity == "error"]
     if errors:
         from skyrl.config.foundation.paths_beside import with_paths_beside
 
-        raise ConfigError(_by_place(with_paths_beside(error, config) for error in errors))
+        raise ConfigError(_sort_by_place(with_paths_beside(error, config) for error in errors))
     return Composed(written=written, config=config, origins=origins, warnings=warnings)
 
 
@@ -140,11 +140,11 @@ def _builder(
         remembers=True,
     )
     builder: TreeBuilder[C] = TreeBuilder(chosen(), context)
-    for layer in _with_words_joined(layers, chosen):
+    for layer in _join_split_arguments(layers, chosen):
         _take(builder, layer, chosen)
     if root is None and said in KINDS:  # the last one counts, whichever kind the files before it are of
         builder.problems = [each for each in builder.problems if each.path != "kind" or each.value not in KINDS]
-    builder.problems = [_with_our_value(_in_terms_of_kinds(each, chosen)) for each in builder.problems]
+    builder.problems = [_suggest_our_value(_explain_wrong_kind(each, chosen)) for each in builder.problems]
     if root is None and said is None and chosen is not SkyRLTrainConfig:
         names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))
         message = f"is missing, so this is read as a reinforcement-learning run, which has no {names}"
@@ -160,7 +160,7 @@ def _names_elsewhere(root: type[Any], path: tuple[str, ...]) -> tuple[str, list[
     return names_elsewhere(root, path)
 
 
-def _with_our_value(problem: Problem) -> Problem:
+def _suggest_our_value(problem: Problem) -> Problem:
     """The problem, with our name for a value that only other systems have."""
     if problem.code != "not a choice":
         return problem
@@ -185,7 +185,7 @@ def _layers(files: Files, overrides: Overrides) -> list[_Layer]:
     return layers
 
 
-def _in_terms_of_kinds(problem: Problem, root: type[Any]) -> Problem:
+def _explain_wrong_kind(problem: Problem, root: type[Any]) -> Problem:
     """The problem, reworded if one kind of run was mistaken for another."""
     if problem.path == "kind" and problem.code == "not a choice" and problem.value not in KINDS:
         return evolve(problem, message=f"{shown(problem.value)} is not one of: {', '.join(KINDS)}", hint="")
@@ -328,7 +328,7 @@ def _take(builder: TreeBuilder[Any], layer: _Layer, root: type[Any]) -> None:
         builder.broken.add("")  # without the file, the rest cannot be judged
 
 
-def _with_words_joined(layers: Sequence[_Layer], root: type[Any]) -> Iterator[_Layer]:
+def _join_split_arguments(layers: Sequence[_Layer], root: type[Any]) -> Iterator[_Layer]:
     """All layers; `trainer.epochs 2`, whose words were both taken for files, becomes one mistake with both words in its
     hint.
     """
@@ -358,7 +358,7 @@ def _caller() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _by_place(problems: Iterable[Problem]) -> list[Problem]:
+def _sort_by_place(problems: Iterable[Problem]) -> list[Problem]:
     """Sorts problems: files in the order of their lines, then arguments, then values that were never written."""
     return sorted(problems, key=lambda problem: _sort_key(problem.place))
 

@@ -60,13 +60,13 @@ def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:
     inside = attrs.evolve(
         assignment, value=value["config"], origin=attrs.evolve(assignment.origin.at("config"), is_stored=True)
     )
-    run, _ = _read(inside, root)
+    run, _ = _read_tree(inside, root)
     listed = value.get("derived")
     leave_out = [str(path) for path in listed] if isinstance(listed, list) else derived(run)
     tables = sparse(run, root(), leave_out)
     rules = kind_of(root).rules
     origins = taken_as_written(rules, leave_out)
-    again, _, _ = resolve_with_origins(_without(run, leave_out), origins, leaf_by_leaf=True)
+    again, _, _ = resolve_with_origins(_underive(run, leave_out), origins, leaf_by_leaf=True)
     for rule in rules:  # a written default that a rule would change is written explicitly
         if not rule.placeholder and get_at(again, rule.writes) != get_at(run, rule.writes):
             put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))
@@ -78,11 +78,11 @@ def tree_of(stored: object, root: type[C], where: str) -> C:
 
     Raises `ConfigError` for a tree that this version cannot read.
     """
-    run, origins = _read(Assignment(path=(), value=stored, origin=Origin(kind="file", where=where)), root)
+    run, origins = _read_tree(Assignment(path=(), value=stored, origin=Origin(kind="file", where=where)), root)
     return resolve_with_origins(run, origins)[0]
 
 
-def _read(stored: Assignment, root: type[C]) -> tuple[C, Origins]:
+def _read_tree(stored: Assignment, root: type[C]) -> tuple[C, Origins]:
     """Reads a stored tree. Old names are followed; no class is imported. Raises `ConfigError`."""
     builder = TreeBuilder(root(), ReadContext(migrations=MIGRATIONS))
     builder.assign(stored)
@@ -93,7 +93,7 @@ def _read(stored: Assignment, root: type[C]) -> tuple[C, Origins]:
     return run, builder.origins
 
 
-def _without(run: RunConfig, paths: Iterable[str]) -> RunConfig:
+def _underive(run: RunConfig, paths: Iterable[str]) -> RunConfig:
     """The tree before these paths were derived."""
     unset = {rule.writes: rule.unset for rule in kind_of(run).rules}
     for path in paths:

@@ -86,9 +86,9 @@ class SamplerConfig(BaseConfig):
             for name in self.names[1:]:
                 if name not in known or name == "schedule":
                     yield _unknown("stages", name, tuple(each for each in known if each != "schedule"))
-            yield from _in_order("stages", [stage.step for stage in self.stages])
+            yield from _stage_problems("stages", [stage.step for stage in self.stages])
         if "mixture" in self.names:
-            yield from _in_order("mixture", [stage.step for stage in self.mixture])
+            yield from _stage_problems("mixture", [stage.step for stage in self.mixture])
             for number, stage in enumerate(self.mixture):
                 if not any(stage.weights):
                     message = f"all weights of stage {number} are 0, so nothing could be drawn"
@@ -210,7 +210,7 @@ class CurriculumConfig(SamplerConfig):
             yield Problem(path="unseen_weight", message=message, hint="set it above 0")
 
 
-def _in_order(path: str, steps: Sequence[int]) -> Iterator[Problem]:
+def _stage_problems(path: str, steps: Sequence[int]) -> Iterator[Problem]:
     if not steps:
         yield Problem(path=path, message="the list is empty", hint="give at least one stage, from step 0 on")
     elif steps[0] or list(steps) != sorted(set(steps)):

@@ -191,9 +191,9 @@ class InferenceEngineClient:
             # from both.
             offered = request
             if len(self._serving) > 1 and request.on_tokens is None:
-                offered = evolve(request, elsewhere=partial(self._elsewhere, request, served, others))
+                offered = evolve(request, elsewhere=partial(self._draw_from_other, request, served, others))
             try:
-                drawn = await self._drawn(served, offered)
+                drawn = await self._draw_from(served, offered)
             except NonFiniteError as error:
                 if offered.elsewhere is None:
                     raise
@@ -202,7 +202,7 @@ class InferenceEngineClient:
                 mine = partial(evolve, engine=served.number)
                 return tuple(each if any(each is other for other in others) else mine(each) for each in drawn)
 
-    async def _drawn(self, served: Served, request: GenerationRequest) -> tuple[Completion, ...] | None:
+    async def _draw_from(self, served: Served, request: GenerationRequest) -> tuple[Completion, ...] | None:
         """The answer of an engine to a request that is counted in; None if the engine was lost."""
         try:
             call = await self._call(served, request)
@@ -226,13 +226,13 @@ class InferenceEngineClient:
         other engine answers.
         """
         try:
-            drawn = [await self._elsewhere(request, served, others, index) for index in range(len(request.keys))]
+            drawn = [await self._draw_from_other(request, served, others, index) for index in range(len(request.keys))]
         except ProcessError:
             raise error from None
         self._lose(served, error)
         return drawn
 
-    async def _elsewhere(
+    async def _draw_from_other(
         self, request: GenerationRequest, served: Served, others: list[Completion], index: int
     ) -> Completion:
         """One sample of the request, from another engine; it is added to `others`. Raises `ProcessError` if there is no
@@ -241,7 +241,7 @@ class InferenceEngineClient:
         one = evolve(request, keys=(request.keys[index],))
         while (other := self._admission.beside(served, one)) is not None:
             _log.info("engine %d does not answer well: engine %d draws the sample, too", served.number, other.number)
-            if drawn := await self._drawn(other, one):
+            if drawn := await self._draw_from(other, one):
                 others.append(evolve(drawn[0], engine=other.number))
                 return others[-1]
         raise ProcessError("no other inference engine is in service")
@@ -259,12 +259,12 @@ class InferenceEngineClient:
         that killed the last engine if no new one will start.
         """
         await self._none_left.wait()
-        await self._one_is_ready()
+        await self._wait_for_restart()
 
-    async def _one_is_ready(self) -> None:
+    async def _wait_for_restart(self) -> None:
         assert self._restarts is not None and self._last_loss is not None, "an engine was lost and may come again"
         if not await self._restarts.one_is_ready():
-            raise _of_the_last(self._last_loss)
+            raise _last_engine_error(self._last_loss)
 
     async def admit_started(self) -> bool:
         """Take engines that have started into service. Returns whether there were any. If none serves, waits for the
@@ -272,7 +272,7 @@ class InferenceEngineClient:
         """
         are_new = await self._admit_ready()
         while not self._serving:
-            await self._one_is_ready()
+            await self._wait_for_restart()
             are_new = await self._admit_ready() or are_new
         self._none_left.clear()
         return are_new
@@ -326,7 +326,7 @@ class InferenceEngineClient:
                 self._admission.open()
             if not self._serving and not restarts.starting:
                 assert self._last_loss is not None, "an engine was lost"
-                raise _of_the_last(self._last_loss)
+                raise _last_engine_error(self._last_loss)
 
     async def resume(self) -> None:
         """Lets every engine take work again."""
@@ -480,7 +480,7 @@ class InferenceEngineClient:
             return
         restarts = self._restarts
         if len(self._serving) == 1 and (restarts is None or not restarts.may_replace(served.number)):
-            raise _of_the_last(cause)
+            raise _last_engine_error(cause)
         self._admission.leave(served)
         for call in served.calls:
             call.cancel()
@@ -493,7 +493,7 @@ class InferenceEngineClient:
             self._none_left.set()
 
 
-def _of_the_last(cause: RunError) -> RunError:
+def _last_engine_error(cause: RunError) -> RunError:
     """The error that killed the last engine, of the same class, with the end of the run as its consequence."""
     error = copy(cause)
     error.args = (f"{cause}. No engine is left. {RESUMES_FROM_LAST_CHECKPOINT}",)

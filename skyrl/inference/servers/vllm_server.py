@@ -210,7 +210,7 @@ class VLLMServer(Dialect):
         if self._route == _GENERATE:
             try:
                 body = {"token_ids": prompt, "sampling_params": arguments, "return_token_ids": True}
-                return _of_generate(await self._sample(body, session, requested, seconds), requested)
+                return _parse_generate(await self._sample(body, session, requested, seconds), requested)
             except ServerRefusal as error:
                 if error.status not in _LACKING:
                     raise
@@ -218,7 +218,7 @@ class VLLMServer(Dialect):
         flat = {name: value for name, value in arguments.items() if name not in _NOT_IN_COMPLETIONS}
         flat["vllm_xargs"] = flat.pop("extra_args", None)
         body = {"prompt": prompt, "return_token_ids": True, **flat}
-        return _of_completions(await self._sample(body, session, requested, seconds), requested)
+        return _parse_completion(await self._sample(body, session, requested, seconds), requested)
 
     async def pause(self, in_flight: InFlight) -> None:
         self._mode = "wait" if in_flight == "finish" else "keep"
@@ -369,10 +369,10 @@ class VLLMServer(Dialect):
         return await fetch_sample(self._samples, self._route, body, requested, session, Parts, seconds=seconds)
 
 
-def _of_generate(answer: object, requested: RequestedSample) -> DrawnSample:
+def _parse_generate(answer: object, requested: RequestedSample) -> DrawnSample:
     generated = read(answer, _Generated)
     refuse_other_prompt(generated.prompt_token_ids, requested.request.prompt_ids)
-    choice = _only(generated.choices)
+    choice = _single_choice(generated.choices)
     items = choice.logprobs.content or ()
     _refuse_other_tokens([(item.token_id, item.token) for item in items], choice.token_ids)
     return DrawnSample(
@@ -384,7 +384,7 @@ def _of_generate(answer: object, requested: RequestedSample) -> DrawnSample:
     )
 
 
-def _only(choices: Sequence[C]) -> C:
+def _single_choice(choices: Sequence[C]) -> C:
     if len(choices) != 1:
         raise BadAnswer(f"with {len(choices)} choices, where one was asked for")
     return choices[0]
@@ -400,8 +400,8 @@ def _refuse_other_tokens(listed: Iterable[tuple[int | None, object]], drawn: Seq
             raise BadAnswer("with the log-probabilities of other tokens than it drew")
 
 
-def _of_completions(answer: object, requested: RequestedSample) -> DrawnSample:
-    choice = _only(read(answer, _Completed).choices)
+def _parse_completion(answer: object, requested: RequestedSample) -> DrawnSample:
+    choice = _single_choice(read(answer, _Completed).choices)
     refuse_other_prompt(choice.prompt_token_ids, requested.request.prompt_ids)
     _refuse_other_tokens([(None, name) for name in choice.logprobs.tokens or ()], choice.token_ids)
     return DrawnSample(

@@ -96,10 +96,10 @@ def overridden(path: str, overrides: Mapping[str, Any], *, trust_remote_code: bo
     Raises `ModelError`.
     """
     config = _config(path, trust_remote_code)
-    return changed_values(config, overrides) | _as_vllm_reads(with_overrides(config, overrides))
+    return changed_values(config, overrides) | _vllm_values(with_overrides(config, overrides))
 
 
-def _as_vllm_reads(config: PretrainedConfig) -> dict[str, Any]:
+def _vllm_values(config: PretrainedConfig) -> dict[str, Any]:
     """Values that vLLM reads otherwise than transformers. As they are, it would sample from another model, silently."""
     values: dict[str, Any] = {}
     table = getattr(config, "rope_parameters", None) or {}

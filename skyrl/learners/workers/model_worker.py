@@ -134,14 +134,14 @@ class ModelWorker:
         """The last hidden states (n, H) of each row at its n selected tokens, in the type of the computation; no rows
         on a rank that does not report. Needs a model with a plain head; `batch` is as in `score`.
         """
-        return await self._at_selected(batch, partial(read_hidden, options=self._options))
+        return await self._read_selected(batch, partial(read_hidden, options=self._options))
 
     async def token_logprobs(self, batch: TrainingBatch, count: int, temperature: float) -> RowTensors:
         """Ids and log-probabilities (n, 2, count + K) float32 of each row at its n selected tokens: of the `count`
         likeliest tokens, then of the K tokens that rows carry as `STUDENT_IDS`; no rows on a rank that does not report.
         """
         read = partial(read_token_logprobs, options=self._options, count=count, temperature=temperature)
-        return await self._at_selected(batch, read)
+        return await self._read_selected(batch, read)
 
     async def offload(self, *, model: bool = True, optimizer: bool = True) -> int:
         """Move weights, optimizer state, or both to host memory. Returns the bytes moved on this rank."""
@@ -217,7 +217,7 @@ class ModelWorker:
             )
         return False
 
-    async def _at_selected(self, batch: TrainingBatch, read: Callable[[nn.Module, MicroBatch], Tensor]) -> RowTensors:
+    async def _read_selected(self, batch: TrainingBatch, read: Callable[[nn.Module, MicroBatch], Tensor]) -> RowTensors:
         """What `read` gives for the selected tokens of a micro-batch, by row; none on a rank that does not report."""
         if batch.micro_batches is None:
             [batch] = self._budget.plan([batch])

@@ -96,10 +96,10 @@ class BradleyTerry(Objective):
             "chosen_score": chosen.detach(),
             "rejected_score": rejected.detach(),
         }
-        return loss, {"loss": loss.detach()}, {name: _of_pairs(each, batch) for name, each in numbers.items()}
+        return loss, {"loss": loss.detach()}, {name: _spread_pairs(each, batch) for name, each in numbers.items()}
 
 
-def _of_pairs(numbers: Tensor, batch: TrainingBatch) -> Tensor:
+def _spread_pairs(numbers: Tensor, batch: TrainingBatch) -> Tensor:
     """(B / 2,) -> (N,): the number of each pair, once for each of its rows. Pairs without selected tokens, which only
     fill up a rank, are left out.
     """

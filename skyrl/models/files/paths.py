@@ -76,17 +76,17 @@ def _unbounded(folder: Path) -> str | None:
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
             return f"{file} is a pipe or a device, which may never end: remove it from the model's folder"
         if file.suffix in _TEXTS and status.st_size > MOST_STORED:
-            return _too_large(file, "copy the model again")
+            return _size_message(file, "copy the model again")
     return None
 
 
 def large_text_failure(name: str) -> str | None:
     """A sentence on a text of a model on the hub that is larger than any model's, or None. Asks the hub for a list."""
     large = large_text(name, _TEXTS)
-    return None if large is None else _too_large(f"{name}/{large}", "it is not downloaded; use another copy of it")
+    return None if large is None else _size_message(f"{name}/{large}", "it is not downloaded; use another copy of it")
 
 
-def _too_large(file: object, remedy: str) -> str:
+def _size_message(file: object, remedy: str) -> str:
     return f"{file} is larger than {MOST_STORED >> 20} MiB, which no text of a model is: {remedy}"
 
 
@@ -114,14 +114,14 @@ def _missing_weights(folder: Path, path: str) -> str | None:
     missing = sorted(name for name in files if not (folder / name).is_file())
     if missing:
         return f"the folder {path} lacks {len(missing)} of its {len(files)} weight files, such as {missing[0]}"
-    damaged = (f"{name} {why}" for name in sorted(files) if (why := _why_no_weights(folder / name)))
+    damaged = (f"{name} {why}" for name in sorted(files) if (why := _broken_weights_reason(folder / name)))
     first = next(damaged, None)
     return (
         first and f"the model {path} cannot be loaded: its weights are damaged or incomplete ({first}): copy them again"
     )
 
 
-def _why_no_weights(file: Path) -> str | None:
+def _broken_weights_reason(file: Path) -> str | None:
     """Why a file cannot hold weights: it is copied in part, or a pointer of Git LFS. None if it can.
 
     A safetensors file is the length of its header in 8 bytes, the header as JSON, and the tensors.

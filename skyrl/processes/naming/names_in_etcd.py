@@ -43,7 +43,7 @@ class _TTL:
 
 
 @frozen
-class _Kept:
+class _LeaseGranted:
     result: _TTL = _TTL()
 
 
@@ -103,7 +103,7 @@ class NamesInEtcd:
         lease = self._leases.get(entry.owner)
         if lease is None:
             return False
-        kept = self._ask(_Kept, "lease/keepalive", {"ID": lease}).result
+        kept = self._ask(_LeaseGranted, "lease/keepalive", {"ID": lease}).result
         left = str(kept.TTL)
         return left.isdecimal() and int(left) > 0 and self._entry(name) == entry
 
