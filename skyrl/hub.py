@@ -122,7 +122,7 @@ def _unreachable(why: str) -> str:
     )
 
 
-def beside(path: str) -> str:
+def similar_path_hint(path: str) -> str:
     """A suggestion for a path that does not exist, in brackets: a similar name in its folder, or what the folder holds.
     Empty if the folder does not exist either.
     """

@@ -102,7 +102,7 @@ TIMED = {
         "transfer: reload begins": ["initialize_layerwise_reload"],
         "transfer: reload ends": ["finalize_layerwise_reload"],
     },
-    "skyrl.inference.vllm.in_place": {"transfer: in place": ["load_in_place", "why_not_in_place"]},
+    "skyrl.inference.vllm.in_place": {"transfer: in place": ["load_in_place", "in_place_obstacle"]},
     "vllm.distributed.weight_transfer.ipc_engine": {
         "transfer: CUDA IPC": [
             "IPCWeightTransferEngine.receive_weights",

@@ -33,7 +33,7 @@ class ReturnScale:
     weight: float = 0.0
     """Sum of the weights in both, 0 before the first update and almost 1 after many."""
 
-    def after(self, returns: Tensor) -> ReturnScale:
+    def updated(self, returns: Tensor) -> ReturnScale:
         """The scale updated with the returns (N,) of a mini-batch; unchanged if it has none or any is not finite."""
         exact = returns.double()
         if not exact.numel() or not exact.isfinite().all():

@@ -81,7 +81,7 @@ class Layouts:
     continues_thoughts: bool = True
     """Whether thoughts may be added after a header that opens them if the template itself drops them."""
 
-    def of(self, messages: Sequence[Message], learned: Sequence[int]) -> ChatLayout:
+    def layout(self, messages: Sequence[Message], learned: Sequence[int]) -> ChatLayout:
         """The layout of a conversation; `learned` are the indices of the learned messages in order, the last message
         among them.
 
@@ -160,7 +160,7 @@ class Layouts:
         """
         if turn.ended:
             return turn.stop
-        header = self.ends.added.first(whole[turn.stop : turn.stop + 200])
+        header = self.ends.added.leading(whole[turn.stop : turn.stop + 200])
         if not header:
             raise DataError(
                 f"the chat template writes nothing that ends message {place}, so it would be learned without an "

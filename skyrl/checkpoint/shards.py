@@ -57,7 +57,7 @@ class TensorShard:
         """A whole tensor, of any shape, as a single shard."""
         return cls(name=name, shape=tuple(tensor.shape), numbers=tensor)
 
-    def copied(self) -> TensorShard:
+    def copy_to_host(self) -> TensorShard:
         """A copy in host memory, which later changes of the tensor do not affect."""
         numbers = self.numbers.detach().to("cpu", copy=True).contiguous().view(-1)
         return TensorShard(name=self.name, shape=self.shape, start=self.start, numbers=numbers)
@@ -153,7 +153,7 @@ class StoredTensors(Mapping[str, Tensor]):
             )
         return result
 
-    def below(self, prefix: str) -> StoredTensors:
+    def with_prefix(self, prefix: str) -> StoredTensors:
         """The tensors of those files whose names begin with `prefix`."""
         return StoredTensors(self.storage, self.folder, tuple(name for name in self.files if name.startswith(prefix)))
 

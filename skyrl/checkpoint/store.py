@@ -194,7 +194,7 @@ class CheckpointStore:
 
     def _forget_old(self, newest: int) -> None:
         steps = [step for step in self.steps() if step <= newest]
-        kept = self._keep.kept(steps, self._values(steps))
+        kept = self._keep.steps_to_keep(steps, self._values(steps))
         old = [step for step in steps if step not in kept]
         if not old:
             return
@@ -308,6 +308,6 @@ def could_not_write(storage: Storage, where: str, error: Exception, need: int) -
     return f"{message}. The checkpoints before it are intact"
 
 
-def without_what_is_not_finite(metrics: Mapping[str, float]) -> dict[str, float]:
+def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics with finite values, the only ones that a manifest can store."""
     return {name: value for name, value in metrics.items() if abs(value) < float("inf")}

@@ -38,7 +38,7 @@ class Shuffled:
         return np.random.default_rng([self._seed, number]).permutation(self._count)
 
 
-class InOrder:
+class Sequential:
     """Keeps the order of the data; every row occurs once per epoch."""
 
     def __init__(self, count: int) -> None:

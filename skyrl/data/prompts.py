@@ -18,7 +18,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.data.conversations import from_json, refuse_media, without_nulls
 from skyrl.data.prompt_facts import FactGatherer, PromptFacts, facts_of
 from skyrl.data.row_streams import StreamedRow
-from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, checked_rows, in_table, is_missing, place_of
+from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, checked_rows, is_missing, is_table, place_of
 from skyrl.data.stored_prompts import PromptStore, stored_prompts
 from skyrl.errors import DataError
 from skyrl.processes.garbage import seldom_collected
@@ -249,7 +249,7 @@ class _Reader:
         if self.refuses and (reason := self.refuses(task, extras_of(whole, self.columns))):
             raise DataError(f"{place_of(source, place)} {reason}")
         messages = chat_of(whole, place, source, self.columns)
-        if in_table(source):
+        if is_table(source):
             messages = tuple(map(without_nulls, messages))
         if not self.rendered:
             return whole, _Chat(messages)
@@ -333,7 +333,7 @@ def tools_in(row: Row, source: str) -> tuple[Mapping[str, Any], ...]:
         given = from_json(given, "tools")
     if not isinstance(given, list | tuple) or not all(map(tool_name, given)):
         return ()
-    return tuple(without_nulls(given) if in_table(source) else given)
+    return tuple(without_nulls(given) if is_table(source) else given)
 
 
 NO_SOURCE = "default"

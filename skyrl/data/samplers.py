@@ -5,7 +5,7 @@
     TargetDifficulty   rows nearest to a difficulty that follows the rewards (AdaRFT)
     Mixture            sources by weights that change with the step
     Schedule           one sampler after another
-    WithoutSolved      another sampler without the rows that were solved
+    SkipSolved      another sampler without the rows that were solved
     Iterated           a class of the user that is only iterated over
 
 Random choices are a function of (seed, step), so that the state of a sampler is what it has observed and nothing else.
@@ -280,7 +280,7 @@ class Schedule(Sampler):
         return any(sampler.observes for _, sampler in self._stages)
 
 
-class WithoutSolved(Sampler):
+class SkipSolved(Sampler):
     """Leaves out the rows whose last `times` groups were solved by every sample; once all are, it leaves out none."""
 
     def __init__(self, inner: Sampler, rows: int, *, times: int, reward: float) -> None:

@@ -198,7 +198,7 @@ def first_row(source: str, columns: Columns, *, skip: bool = False) -> Row:
     raise DataError(reason)
 
 
-def in_table(source: str) -> bool:
+def is_table(source: str) -> bool:
     """Whether a source is a table, in which a null may stand for an absent value."""
     return DataFile(source).suffix not in (".json", ".jsonl")
 

@@ -24,7 +24,7 @@ from skyrl.data.mapped_rows import MappedRows, rows_of_tokens, tokens_of
 from skyrl.data.row_forms import PreferenceForms, SupervisedForms, refuse_other_masks
 from skyrl.data.row_store import RowFolder, StoredRows, add_to_digest, row_key, store_rows
 from skyrl.data.row_streams import RowStream, StreamedRow
-from skyrl.data.sources import BadRow, Row, in_table, iterate_rows, place_of
+from skyrl.data.sources import BadRow, Row, is_table, iterate_rows, place_of
 from skyrl.data.stored_distributions import stored_distributions
 from skyrl.data.tokenized_rows import LikelyTokens, PreferenceRow, R, SupervisedRow
 from skyrl.errors import DataError
@@ -341,7 +341,7 @@ class RowReader(Generic[R]):
 
     def whole(self, found: Row, source: str, row_id: str) -> R:
         """The row of a source as tokens, however long it is. Raises `DataError`."""
-        return self.read(without_nulls(found) if in_table(source) else found, row_id)
+        return self.read(without_nulls(found) if is_table(source) else found, row_id)
 
     def shortened(self, row: R) -> R | None:
         """The row; if it is too long, its beginning or None, as `too_long` says."""

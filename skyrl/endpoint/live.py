@@ -133,7 +133,7 @@ class LiveAnswers:
         """
         async with aclosing(self._tokens.until(answering)) as batches:
             async for new in batches:
-                await self._policy.with_tokenizer(self._decode, new)
+                await self._policy.run_with_tokenizer(self._decode, new)
                 for index in sorted({tokens.index for tokens in new}):
                     if piece := self._texts[index].piece():
                         yield index, piece

@@ -251,7 +251,7 @@ class Policy:
                 prompt.ids, completion, prompt.before, history=prompt.history, reply=reply, text=text
             )
 
-    def stored(self, trajectory: PlayedTrajectory | None) -> StoredResponses:
+    def stored_responses(self, trajectory: PlayedTrajectory | None) -> StoredResponses:
         """The responses that a request may continue: those of its trajectory, or those of all clients."""
         return self._stored if trajectory is None else trajectory.stored
 
@@ -261,9 +261,9 @@ class Policy:
         def decode(tokenizer: ChatTokenizer) -> list[str]:
             return [tokenizer.decode([token], skip_special_tokens=False) for token in ids]
 
-        return await self.with_tokenizer(decode)
+        return await self.run_with_tokenizer(decode)
 
-    async def with_tokenizer(self, work: Callable[..., T], *args: object) -> T:
+    async def run_with_tokenizer(self, work: Callable[..., T], *args: object) -> T:
         """The result of `work(tokenizer, *args)`, on the tokenizer's thread."""
         return await self._run_in_thread(work, self._tokenizer, *args)
 
@@ -280,7 +280,7 @@ class Policy:
         """Token ids of the messages after a turn."""
         template = self._template(history)
         stopped = turn.completion.stop_reason == "stop"
-        return self._continuation.after(turn.completion.token_ids, messages, template.tools, stopped=stopped)
+        return self._continuation.tokens_after(turn.completion.token_ids, messages, template.tools, stopped=stopped)
 
     def _template(self, history: History) -> Template:
         arguments = {**self.served.template_arguments, **history.arguments}

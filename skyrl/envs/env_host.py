@@ -14,7 +14,7 @@ from skyrl.envs.coroutines import settled
 from skyrl.envs.env import Env, EnvStep, ReadsSample, Sampled
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.registry import MakeEnv, find_env
-from skyrl.envs.reward_functions import PlainReward, asked_of_rows, taken
+from skyrl.envs.reward_functions import PlainReward, asked_of_rows, reserved_names
 from skyrl.errors import SkipSample, TaskError
 from skyrl.sandbox.worker import answer_lines
 from skyrl.tree.frames import raised_at
@@ -81,7 +81,7 @@ def _names_of(found: MakeEnv) -> dict[str, list[str]] | None:
         )
     if not isinstance(found, PlainReward):
         return None
-    return {"asks": list(asked_of_rows(found.function)), "taken": sorted(taken(found.function))}
+    return {"asks": list(asked_of_rows(found.function)), "taken": sorted(reserved_names(found.function))}
 
 
 def _length(given: object) -> int:

@@ -55,7 +55,7 @@ class RewardFunctionEnv(ReadsSample):
     def step(self, action: str) -> EnvStep:
         answers, columns = arguments(self._function, action, self._prompt, self.extras)
         if signature_of(self._function) == "trl":
-            columns |= from_the_trainer(self._function, [self.sampled], self._measured)
+            columns |= trainer_arguments(self._function, [self.sampled], self._measured)
         given = settled(self._function(*answers, **columns))
         given = given.tolist() if hasattr(given, "tolist") else given  # an array or a tensor
         components: dict[str, Any] = {}
@@ -131,7 +131,7 @@ def arguments(
     without the marks of a chat template.
     """
     truth = ground_truth(extras)
-    columns = {name: value for name, value in extras.items() if name not in taken(function)}
+    columns = {name: value for name, value in extras.items() if name not in reserved_names(function)}
     match signature_of(function):
         case "trl":
             lists = {name: [value] for name, value in {**columns, "ground_truth": truth}.items()}
@@ -153,7 +153,7 @@ def ground_truth(extras: Mapping[str, Any]) -> object:
     return next(iter(ground_truths(extras).values()), None)
 
 
-def from_the_trainer(
+def trainer_arguments(
     function: Callable[..., Any], sampled: Sequence[Sampled], measured: dict[str, float]
 ) -> dict[str, Any]:
     """Arguments that TRL's trainer adds, of those that the function takes: tokens, the trainer's state, and functions
@@ -186,7 +186,7 @@ OF_THE_TRAINER = (
 """Arguments that TRL's trainer gives itself: a column of such a name is not passed to a function of its form."""
 
 
-def taken(function: Callable[..., Any]) -> frozenset[str]:
+def reserved_names(function: Callable[..., Any]) -> frozenset[str]:
     """Names of columns that are not passed to a reward function, because they are names of its other arguments: those
     of the answer, the object it is a method of, and those that `functools.partial` has set.
     """

@@ -73,7 +73,7 @@ class Text2SQLEnv(Env):
         self._counts["queries"] += 1
         result = self._ask(query, TOOL_SECONDS, SHOWN_ROWS)
         self._counts["failed_queries"] += "error" in result
-        return shown(result)
+        return result_text(result)
 
     def _turns_left(self) -> str:
         return f"({self._max_turns - self._turns} turns left)"
@@ -133,7 +133,7 @@ def solution(said: str) -> str | None:
     return query if all(answer.lstrip().lower().startswith("<think>") for answer in answers) else None
 
 
-def shown(result: Mapping[str, Any]) -> str:
+def result_text(result: Mapping[str, Any]) -> str:
     """The text of a result that the policy sees."""
     if "error" in result:
         return tokenizable(f"Error: {result['error']}")

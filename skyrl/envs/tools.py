@@ -4,7 +4,7 @@ The chat template describes the tools to the policy (`tools=`), the policy write
 a message of the role `tool`. A turn without a call is the final answer.
 
     class Sums(ToolEnv):
-        tools = (Tool.of(add), Tool.of(multiply))
+        tools = (Tool.from_function(add), Tool.from_function(multiply))
 
         def judge(self, answer: str) -> EnvStep:
             return EnvStep(reward=float(answer.strip() == self.extras["reward_spec"]["ground_truth"]), done=True)
@@ -81,7 +81,7 @@ class Tool:
             raise TaskError(f"the tool {self.name}: {error}") from error.__cause__
 
     @classmethod
-    def of(cls, function: Callable[..., Any], seconds: float = 10.0) -> Tool:
+    def from_function(cls, function: Callable[..., Any], seconds: float = 10.0) -> Tool:
         """Make a tool from a function with annotations and a docstring in Google's style, whose `Args:` describe each
         parameter.
 

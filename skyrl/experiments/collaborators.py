@@ -45,7 +45,7 @@ from skyrl.learners.ranks import Rendezvous
 from skyrl.learners.workers.model_worker import required_device
 from skyrl.models.files.loading import max_positions
 from skyrl.planning.layout import Layout, layout, layout_of_engine
-from skyrl.processes.event_loop import in_a_daemon_thread
+from skyrl.processes.event_loop import run_in_daemon_thread
 from skyrl.processes.handles import Deadlines, Processes
 from skyrl.processes.in_process import InProcess
 from skyrl.processes.torch_environment import TORCH_ENVIRONMENT
@@ -237,9 +237,9 @@ def engine_restarts(
 
     async def start(number: int) -> InferenceEngine:
         if number in placed:
-            return RemoteEngine(await in_a_daemon_thread(partial(processes.restart, "engine", number, maker)))
+            return RemoteEngine(await run_in_daemon_thread(partial(processes.restart, "engine", number, maker)))
         seat = layout_of_engine(engines, number, per_node)
-        found = RemoteEngine(await in_a_daemon_thread(partial(processes.add, seat, maker)))
+        found = RemoteEngine(await run_in_daemon_thread(partial(processes.add, seat, maker)))
         placed.add(number)
         return found
 
@@ -269,7 +269,7 @@ def engine_changes(
     return EngineChanges(folder, client, least=least, most=most_engines(run), remove=remove)
 
 
-def in_flight(run: SkyRLTrainConfig) -> InFlight:
+def in_flight_policy(run: SkyRLTrainConfig) -> InFlight:
     """Policy for samples that are being drawn when new weights arrive."""
     settings = run.trainer.fully_async
     if not (settings.enabled and settings.interrupt_generation):

@@ -87,7 +87,7 @@ class StandaloneSampling(PolicySampling):
         self.open_endpoint()
         try:
             with self.shutdown.interruptible():
-                return await client.with_restarts(work(), self.admitting)
+                return await client.run_with_restarts(work(), self.admitting)
         finally:
             await self.close_endpoint()
             await client.close()

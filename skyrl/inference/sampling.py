@@ -165,7 +165,7 @@ def less_frequent(logits: Tensor, drawn: Tensor, counted: Tensor, penalty: Tenso
     return logits.scatter_add(1, drawn, -penalty.unsqueeze(1) * counted.float())
 
 
-def not_ending(logits: Tensor, ends: Tensor, early: Tensor) -> Tensor:
+def mask_early_ends(logits: Tensor, ends: Tensor, early: Tensor) -> Tensor:
     """Logits with -infinity for the tokens that end a completion, in rows where it is too `early` to end.
 
     Shapes: (R, V), `ends` (R, K) token ids, or -1 for a row that has none; `early` (R,) bool.

@@ -41,7 +41,7 @@ class RowLayout:
         """The output at the tokens that this rank reads: (rows, kept columns, ...) -> (n, ...)."""
         return answer.flatten(0, 1)[self.chosen]
 
-    def own(self, values: Tensor) -> Tensor:
+    def local(self, values: Tensor) -> Tensor:
         """(N, ...) of all selected tokens -> (n, ...) of the tokens that this rank reads."""
         return values if self.stretch is None else values[self.stretch.own]
 

@@ -20,7 +20,7 @@ from skyrl.models.routers import RoutedTokens
 from skyrl.planning.batches import uneven_heads
 
 
-def own_stretch(row: RowLayout, sharing: RowSharing) -> RowLayout:
+def local_stretch(row: RowLayout, sharing: RowSharing) -> RowLayout:
     """The part of a packed row, laid out with segments, that this rank computes.
 
     All ranks have the same number of tokens. Padding after the row's end is a separate segment.

@@ -55,7 +55,7 @@ async def collected(pieces: AsyncIterable[bytes], *, longest: int, seconds: floa
     return bytes(content)
 
 
-def shown(value: object) -> str:
+def display_value(value: object) -> str:
     """A value of an answer, in at most 80 characters."""
     try:
         text = repr(value)
@@ -79,7 +79,7 @@ def asked_to_wait(retry_after: str) -> float:
 
 
 def _wrong(value: object, what: str) -> BadAnswer:
-    return BadAnswer(f"with {shown(value)} for {what}")
+    return BadAnswer(f"with {display_value(value)} for {what}")
 
 
 @cache

@@ -79,8 +79,8 @@ class Progress:
         return self._clock() - self._last
 
     def waits(self) -> list[str]:
-        """Open waits in the order in which they began, as text: see `named`."""
-        return named(self.open_waits())
+        """Open waits in the order in which they began, as text: see `wait_texts`."""
+        return wait_texts(self.open_waits())
 
     def open_waits(self) -> list[Wait]:
         """The open waits in the order in which they began."""
@@ -88,7 +88,7 @@ class Progress:
         return [Wait(number, what, now - since) for number, (what, since) in list(self._open.items())]
 
 
-def named(waits: Iterable[Wait]) -> list[str]:
+def wait_texts(waits: Iterable[Wait]) -> list[str]:
     """Each thing that is waited for once, with the longest wait: `generate (for 31 s)`, and processes in one call
     together: `policy-0 and 7 others in PolicyWorker.update (8 times, for up to 31 s)`.
     """

@@ -47,7 +47,7 @@ class AgentEpisode(Episode):
     async def _returned(self, played: PlayedTrajectory) -> Returned:
         """Runs the agent. Raises `EpisodeError` if it fails."""
         agent, who = self._agent, self._who("the agent for")
-        messages = [dict(message) for message in (*self._begun_with, *self._prompt.begun)]
+        messages = [dict(message) for message in (*self._begun_with, *self._prompt.answer_prefix)]
         task = {**self._extras(), "messages": messages}
         call = AgentCall(task=task, url=agent.endpoint.url, key=played.key, model=agent.model)
         returned, seconds = await agent(who, call)

@@ -166,7 +166,7 @@ class GroupStream:
             limits.total - self._trained - outstanding,
         )
 
-    def weights_are(self, version: int) -> None:
+    def set_weights_version(self, version: int) -> None:
         """The engines sample from weights of this version from now on, so that more groups may be started.
 
         A version below the last means that the run rolled back to a checkpoint: samples of later weights are
@@ -457,8 +457,8 @@ class StreamingRollouts:
     def metrics(self) -> dict[str, float]:
         return self._selection.metrics | self._metrics | self._cursor.metrics()
 
-    def weights_are(self, version: int) -> None:
-        self._stream.weights_are(version)
+    def set_weights_version(self, version: int) -> None:
+        self._stream.set_weights_version(version)
 
     @property
     def epoch(self) -> int:

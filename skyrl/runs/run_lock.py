@@ -15,11 +15,11 @@ from filelock import FileLock, Timeout
 from skyrl.config.loading.check import has_effect
 from skyrl.config.loading.code_digests import code_digests
 from skyrl.config.loading.kinds import kind_of
-from skyrl.config.loading.own_code import record_code
 from skyrl.config.loading.stored import stored_form, stored_tree, tree_of
+from skyrl.config.loading.user_code import record_code
 from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.processes.redaction import redacted_configuration
-from skyrl.runs.run_owner import LOCK, in_use, sign, unsign
+from skyrl.runs.run_owner import LOCK, in_use_message, sign, unsign
 from skyrl.runs.run_tree import AnyRun
 from skyrl.storage.atomic import write_file
 from skyrl.tree import differences, get_at
@@ -55,7 +55,7 @@ class RunLock:
             self._lock.acquire(timeout=0)
             sign(self.folder)
         except Timeout:
-            raise UserError(in_use(self.folder, self._field)) from None
+            raise UserError(in_use_message(self.folder, self._field)) from None
         except OSError as error:
             raise UserError(f"{self._field} = {self.folder} cannot be written to: {error.strerror}") from None
         try:

@@ -37,7 +37,7 @@ def die_with_parent() -> None:
     control(PARENT_DEATH_SIGNAL, int(signal.SIGKILL))
 
 
-def other_user() -> int | None:
+def unused_user_id() -> int | None:
     """A user id for this process alone, if it is root and such ids exist; otherwise None."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return None

@@ -80,7 +80,7 @@ def _prepare(settings: dict[str, Any]) -> None:
     if not settings["modules"]:  # programs do not find skyrl
         for name in [name for name in sys.modules if name.partition(".")[0] == "skyrl"]:
             del sys.modules[name]
-    if confinement.other_user() is not None:
+    if confinement.unused_user_id() is not None:
         confinement.make_reachable([*sys.path, sys.base_prefix, sys.prefix, *settings["readable"]])
     gc.freeze()  # pages that all processes share stay shared
     confinement.control(confinement.DUMPABLE, 0)  # no process of the same user can read or change its memory
@@ -98,7 +98,7 @@ def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[in
         confinement.die_with_parent()
         confinement.control(confinement.CHILD_SUBREAPER, 1)
         os.setsid()
-        user = confinement.other_user()
+        user = confinement.unused_user_id()
         if settings["namespaces"]:
             user = None if confinement.enter_namespaces(user) else user
         elif user is not None:

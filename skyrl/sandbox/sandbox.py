@@ -23,7 +23,7 @@ from attrs import asdict, field, frozen
 
 from skyrl.errors import ProcessError, UserError
 from skyrl.sandbox import landlock
-from skyrl.sandbox.confinement import is_reachable, other_user
+from skyrl.sandbox.confinement import is_reachable, unused_user_id
 from skyrl.sandbox.folders import folder_of, remove_folder
 from skyrl.sandbox.fork_client import Command, ForkClient
 from skyrl.sandbox.fork_server import LISTENING, TIMED_OUT
@@ -124,20 +124,20 @@ class Sandbox:
         group = self.run("print(open('/proc/self/cgroup').read())").stdout
         return {
             "tier": self.tier,
-            "own_user_for_each_program": other_user() is not None,
+            "own_user_for_each_program": unused_user_id() is not None,
             "landlock": landlock.version(),
             "memory_group_for_each_program": b"skyrl-sandbox-" in group,
         }
 
     def may_open(self, file: Path) -> bool:
         """Whether programs can open this file by its name."""
-        if self.tier != "bwrap" and (other_user() is None or is_reachable(str(file))):
+        if self.tier != "bwrap" and (unused_user_id() is None or is_reachable(str(file))):
             return True
         return any(self._may_read(file, path) for path in self._readable if file.is_relative_to(path))
 
     def _may_read(self, file: Path, root: Path) -> bool:
         """Whether a user may read the path, by the rights of the folders on the way."""
-        if other_user() is None:
+        if unused_user_id() is None:
             return True
         ways = [file, *(parent for parent in file.parents if parent.is_relative_to(root))]
         return all(

@@ -21,7 +21,7 @@ from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.loading.kinds import kind_of, reads_chats, samples_rollouts
 from skyrl.data.conversations import without_nulls
 from skyrl.data.row_streams import rows_in_order
-from skyrl.data.sources import BadRow, Row, in_table, kind_of_value
+from skyrl.data.sources import BadRow, Row, is_table, kind_of_value
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.sampling import columns_of, prompt_maker
@@ -224,7 +224,7 @@ def _whole_rows(run: AnyRun) -> Iterator[Row]:
         for row in rows_in_order(source, streamed=is_streamed(run)):
             if isinstance(row, BadRow):
                 raise DataError(row.reason)
-            yield without_nulls(row) if in_table(source) else row
+            yield without_nulls(row) if is_table(source) else row
 
 
 def is_streamed(run: AnyRun) -> bool:

@@ -31,7 +31,7 @@ from skyrl.errors import ConfigError, SkyRLError
 from skyrl.experiments.folder_checks import folders_can_be_written
 from skyrl.models.saving.shrinking import shrink
 from skyrl.processes.logs import tail
-from skyrl.tools.scale_down import folded, what_was_folded
+from skyrl.tools.scale_down import folded, folded_lines
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tree.access import default_at
 
@@ -137,7 +137,7 @@ class Rehearsal:
         if evaluates(run.trainer):
             changes["data.val_data"] = self._few_rows(run.data.val_data)
             findings.append(Finding("data", "folded", f"{EVALUATED} rows of each evaluation source"))
-        findings += [Finding("layout", "folded", line) for line in what_was_folded(run, changes)]
+        findings += [Finding("layout", "folded", line) for line in folded_lines(run, changes)]
         return changes | self._places(), findings
 
     def _places(self) -> dict[str, Any]:

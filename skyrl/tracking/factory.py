@@ -13,7 +13,7 @@ from skyrl.config.foundation.import_paths import built_in
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.trackers import TRACKERS, names_of
 from skyrl.processes.redaction import redacted
-from skyrl.tracking.own_tracker import OwnTracker, own_tracker
+from skyrl.tracking.custom_tracker import CustomTracker, custom_tracker
 from skyrl.tracking.services.follower import Follower
 from skyrl.tracking.services.service import ServiceRun
 from skyrl.tracking.tracker import TrackedRun, Tracker
@@ -40,7 +40,7 @@ def trackers_of(
     trackers: list[Tracker] = []
     for name in dict.fromkeys(names_of(trainer.logger)):
         if name not in TRACKERS:
-            trackers.append(OwnTracker(name, own_tracker(name, run, trainer.path_of("logger")), say))
+            trackers.append(CustomTracker(name, custom_tracker(name, run, trainer.path_of("logger")), say))
         elif TRACKERS[name].in_run:
             trackers.append(_make_tracker(name, run))
         else:

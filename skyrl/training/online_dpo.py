@@ -76,7 +76,7 @@ class RankedPairs:
         )
         derivative, numbers = self.loss.derivative(answers, pairs)
         advantages = torch.where(batch.loss_mask, -derivative[_answer_of_row(batch)].unsqueeze(1), 0.0)
-        return batch.given(advantages=advantages), {
+        return batch.with_fields(advantages=advantages), {
             f"pairs/{name}": values.mean().item() for name, values in numbers.items()
         }
 

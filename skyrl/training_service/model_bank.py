@@ -223,7 +223,7 @@ class ModelBank(ModelWorker):
             return
         layout = adapter_layout(spec, self._adaptable)
         self._models[model_id] = _Model(
-            layout=layout, state=TrainedState(weights={FACTORS: layout.drawn().to(self.device)})
+            layout=layout, state=TrainedState(weights={FACTORS: layout.initial_vector().to(self.device)})
         )
         self._let_rest()
 

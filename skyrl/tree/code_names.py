@@ -19,7 +19,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from skyrl.tree.types import TypeMismatch, shown
+from skyrl.tree.types import TypeMismatch, display_value
 
 OF_PROGRAM = "__main__:"
 """Beginning of an import path of the program or notebook that runs."""
@@ -42,7 +42,7 @@ def import_path_of(found: object) -> str:
         if name:
             return f"{_module_path(place)}:{name}"
     raise TypeMismatch(
-        f"{shown(found)} has no name under which it is found again",
+        f"{display_value(found)} has no name under which it is found again",
         hint="define it with `def` or `class` outside of any function, or give such an object a name there",
     )
 

@@ -19,7 +19,7 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree.names import nearest
 from skyrl.tree.origins import Assignment, KeyLines, Origin, Path
 from skyrl.tree.syntax_errors import UNREADABLE, malformed
-from skyrl.tree.types import shown
+from skyrl.tree.types import display_value
 
 EXTENDS = "extends"
 """Top-level key that names what the file extends: files, by path relative to this one, or `preset:NAME`."""
@@ -130,7 +130,7 @@ def _bases(named: object, place: str) -> list[str]:
     """Files and presets that `extends` names, in order. Raises `ConfigError`."""
     bases = [named] if isinstance(named, str) else named if isinstance(named, list | tuple) else [None]
     if not all(isinstance(base, str) for base in bases):
-        raise _refused(f"{shown(named)} is neither a file nor a list of files", place)
+        raise _refused(f"{display_value(named)} is neither a file nor a list of files", place)
     return list(bases)
 
 
@@ -206,7 +206,7 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {shown(twice)} appears twice in one table")
+        raise ValueError(f"the key {display_value(twice)} appears twice in one table")
     return table
 
 

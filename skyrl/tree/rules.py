@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.access import evolve_at, get_at, is_written, with_derived
+from skyrl.tree.access import evolve_at, get_at, is_written, mark_derived
 from skyrl.tree.classes import fields_of, written_fields
 from skyrl.tree.origins import DEFAULT, Origin, Origins, place_of, written_paths
 
@@ -108,7 +108,7 @@ class Condition:
 
 def all_of(*conditions: Condition) -> Condition:
     """The condition that all conditions hold: "a, b and c"."""
-    words = listed([each.words for each in conditions], "and")
+    words = join_choices([each.words for each in conditions], "and")
     return Condition(words, lambda config: all(each.holds(config) for each in conditions))
 
 
@@ -129,11 +129,11 @@ def is_given(path: str, name: str = "") -> Condition:
 
 def is_one(path: str, *values: object, name: str = "") -> Condition:
     """The field has one of the values: "scheduler is cosine or linear"."""
-    words = listed(values, "or")
+    words = join_choices(values, "or")
     return Condition(f"{name or _last_name(path)} is {words}", lambda config: get_at(config, path) in values)
 
 
-def listed(items: Sequence[object], join: str) -> str:
+def join_choices(items: Sequence[object], join: str) -> str:
     """`a, b or c`."""
     *most, last = map(str, items)
     return f"{', '.join(most)} {join} {last}" if most else last
@@ -265,7 +265,7 @@ def is_whole(table: object) -> bool:
 
 def _write_derived(config: T, step: Rule[T], value: object) -> T:
     if is_written(config, step.writes):  # what was written there asks for derivation
-        config = with_derived(config, step.writes)
+        config = mark_derived(config, step.writes)
     try:
         return evolve_at(config, step.writes, value)
     except ConfigError as error:  # the values that it follows from are each allowed, but absurd in combination

@@ -18,13 +18,13 @@ Elsewhere = Callable[[type[Any], Path], tuple[str, list[str]]]
 """A sentence for a path that is a setting of another system, and the paths of the root that it names."""
 
 
-def nothing_elsewhere(root: type[Any], path: Path) -> tuple[str, list[str]]:
+def no_other_system(root: type[Any], path: Path) -> tuple[str, list[str]]:
     """No other system is known."""
     return "", []
 
 
 def suggestion(
-    root: type[Any], owner: type[Any], path: Path, depth: int, elsewhere: Elsewhere = nothing_elsewhere
+    root: type[Any], owner: type[Any], path: Path, depth: int, elsewhere: Elsewhere = no_other_system
 ) -> tuple[str, list[str]]:
     """A sentence for the unknown name `path[depth]` in the table `owner`, and the paths of `root` that it names.
 

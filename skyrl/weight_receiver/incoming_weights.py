@@ -254,7 +254,7 @@ def receipt(incoming: IncomingWeights) -> str:
     return f"{LOADED} {xxhash.xxh3_128_hexdigest(lines.encode())}"
 
 
-def why_not_loaded(outcomes: Iterable[object], incoming: IncomingWeights) -> str:
+def load_failure(outcomes: Iterable[object], incoming: IncomingWeights) -> str:
     """An empty string if every outcome is the receipt of these weights, otherwise the reason why one is not."""
     expected = receipt(incoming)
     others = sorted({str(each or "") for each in outcomes} - {expected})
@@ -351,7 +351,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
 
 
-def listed(problems: Sequence[str]) -> str:
+def summarize_problems(problems: Sequence[str]) -> str:
     """The first five problems of a set of weights, and the number of others."""
     more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
     return "; ".join([*problems[:5], *more])

@@ -22,9 +22,9 @@ from skyrl.weight_receiver.incoming_weights import (
     Delta,
     Folder,
     Shared,
+    load_failure,
     receipt,
     weight_info,
-    why_not_loaded,
 )
 from skyrl.weight_receiver.transfer_group import TransferGroup
 from skyrl.weight_sync.senders import FolderSender
@@ -70,7 +70,7 @@ def test_every_receiver_has_to_give_the_receipt_of_what_was_sent(
 ) -> None:
     incoming = sent(tmp_path / "sent", a=torch.zeros(3))
     given = [receipt(incoming) if each == "{}" else each for each in outcomes]
-    found = why_not_loaded(given, incoming)
+    found = load_failure(given, incoming)
     assert found == "" if reason == "" else reason in found
 
 

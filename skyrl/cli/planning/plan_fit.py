@@ -116,13 +116,13 @@ def _refusal(arguments: Sequence[str], proposal: Proposal) -> str | None:
     import os
 
     from skyrl.cli.command_line.arguments import split_words
-    from skyrl.config.estimates.memory_fit import written
+    from skyrl.config.estimates.memory_fit import as_arguments
     from skyrl.config.loading.load import compose
     from skyrl.errors import ConfigError
 
     files, words = split_words(arguments)
     try:
-        compose(files, [*words, *written(proposal.changes).split()], environ=os.environ)
+        compose(files, [*words, *as_arguments(proposal.changes).split()], environ=os.environ)
     except ConfigError as error:
         return error.problems[0].message
     return None
@@ -160,7 +160,7 @@ def _proposal_data(run: SkyRLTrainConfig, proposal: Proposal) -> dict[str, Any]:
 
 
 def _lines(number: int, proposal: Mapping[str, Any]) -> Iterator[str]:
-    from skyrl.config.estimates.memory_fit import GIB, written
+    from skyrl.config.estimates.memory_fit import GIB, as_arguments
 
     seconds, fullest = proposal["seconds"], proposal["fullest"]
     engines = "taking turns on all GPUs" if proposal["colocated"] else f"engines on {proposal['engine_gpus']} of them"
@@ -174,5 +174,5 @@ def _lines(number: int, proposal: Mapping[str, Any]) -> Iterator[str]:
     most, memory, host = (size / GIB for size in (fullest["bytes"], proposal["gpu_bytes"], proposal["host_bytes"]))
     yield f"   fullest: {fullest['name']} of the {fullest['role']}, {most:.1f} of {memory:.1f} GiB"
     yield f"   host memory per GPU: up to {host:.1f} GiB"
-    yield f"   {written(proposal['changes']) or 'no changes'}"
+    yield f"   {as_arguments(proposal['changes']) or 'no changes'}"
     yield from (f"   - {reason}" for reason in proposal["reasons"])

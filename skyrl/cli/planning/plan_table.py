@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from skyrl.planning.layout import counted
-from skyrl.tools.run_plan import Plan, taken
+from skyrl.tools.run_plan import Plan, placement_text
 
 
 def table(plan: Plan) -> str:
@@ -24,7 +24,7 @@ def _heading(plan: Plan) -> list[str]:
     if plan["executor"] == "in_process":
         return ["Everything runs in the command's own process."]
     note = "trainer.device is cpu: slots are counted instead of GPUs, each a place for one process."
-    return [f"{taken(plan)}, {counted(plan['actors'], 'actor')} on Ray.", *([] if plan["gpus"] else [note])]
+    return [f"{placement_text(plan)}, {counted(plan['actors'], 'actor')} on Ray.", *([] if plan["gpus"] else [note])]
 
 
 def _seats(plan: Plan, slot: str) -> list[list[str]]:

@@ -15,7 +15,7 @@ import click
 from skyrl.cli.command_line.commands import examples
 from skyrl.errors import Stopped, UserError
 from skyrl.installation import install_command
-from skyrl.starter.stopping import how_it_was_stopped
+from skyrl.starter.stopping import stop_message
 from skyrl.starter.template_files import TEMPLATES, write_template
 
 
@@ -72,7 +72,7 @@ def _prepare(folder: Path, words: list[str]) -> None:
         except (KeyboardInterrupt, Stopped) as stop:
             script.terminate()
             script.communicate()
-            by, code = how_it_was_stopped(stop)
+            by, code = stop_message(stop)
             rest = "run python prepare.py there to create the model and its data"
             raise Stopped(f"{by}. The files of the task are in {folder}; {rest}.", code) from None
     if script.returncode:

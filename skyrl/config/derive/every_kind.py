@@ -12,7 +12,7 @@ from skyrl.config.derive import rules_in
 from skyrl.config.foundation.intervals import read_interval
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
-from skyrl.tree.rules import Condition, Effect, effects, fields_in, is_one, listed, rule
+from skyrl.tree.rules import Condition, Effect, effects, fields_in, is_one, join_choices, rule
 
 
 def has_cuda_device() -> bool:
@@ -122,7 +122,7 @@ def may_resume(run: RunBasics) -> bool:
 
 
 def _names(*services: str) -> Condition:
-    words = f"logger names {listed(services, 'or')}"
+    words = f"logger names {join_choices(services, 'or')}"
     return Condition(words, lambda run: not _tracker_names(run).isdisjoint(services))
 
 

@@ -31,8 +31,8 @@ from skyrl.tree.classes import fields_of
 from skyrl.tree.files import EXTENDS, STORED_FILES, is_stored_form, read_file, stored_file
 from skyrl.tree.names import nearest
 from skyrl.tree.origins import Assignment, Origins
-from skyrl.tree.rules import Check, find_problems, listed
-from skyrl.tree.types import shown
+from skyrl.tree.rules import Check, find_problems, join_choices
+from skyrl.tree.types import display_value
 
 C = TypeVar("C", bound=RunConfig, default=SkyRLTrainConfig)
 
@@ -103,8 +103,8 @@ def compose(
     written = builder.build()
     config, origins, broken = resolve_with_origins(written, builder.origins, builder.broken)
     if any(chain[-1].is_stored for chain in origins.values()):  # before any check could import what they name
-        from skyrl.config.loading.own_code import may_run
         from skyrl.config.loading.stored_code import code_that_is_only_stored
+        from skyrl.config.loading.user_code import may_run
 
         stored = code_that_is_only_stored(config, origins)
         if refused := [problem for problem in stored if not may_run(config, problem.path, origins)]:
@@ -188,7 +188,7 @@ def _layers(files: Files, overrides: Overrides) -> list[_Layer]:
 def _explain_wrong_kind(problem: Problem, root: type[Any]) -> Problem:
     """The problem, reworded if one kind of run was mistaken for another."""
     if problem.path == "kind" and problem.code == "not a choice" and problem.value not in KINDS:
-        return evolve(problem, message=f"{shown(problem.value)} is not one of: {', '.join(KINDS)}", hint="")
+        return evolve(problem, message=f"{display_value(problem.value)} is not one of: {', '.join(KINDS)}", hint="")
     name = problem.path.partition(".")[0]
     if name in fields_of(root) or problem.code != "unknown field":
         return problem
@@ -197,7 +197,7 @@ def _explain_wrong_kind(problem: Problem, root: type[Any]) -> Problem:
         return evolve(problem, hint=hint)
     others = [kind for kind in KINDS if name in fields_of(root_of(kind))]
     if others:
-        hint = f"{name} belongs to kind = {listed(others, 'and')}, and this is kind = {root().kind}"
+        hint = f"{name} belongs to kind = {join_choices(others, 'and')}, and this is kind = {root().kind}"
         return evolve(problem, hint="; ".join(filter(None, (problem.hint, hint))))
     return problem
 
@@ -315,9 +315,9 @@ def _take(builder: TreeBuilder[Any], layer: _Layer, root: type[Any]) -> None:
             raise layer.error
         assignments = layer.assignments
         if layer.file and any(is_stored_form(each.value) for each in assignments):
-            from skyrl.config.loading.stored import as_written
+            from skyrl.config.loading.stored import as_layer
 
-            assignments = [as_written(each, root) if is_stored_form(each.value) else each for each in assignments]
+            assignments = [as_layer(each, root) if is_stored_form(each.value) else each for each in assignments]
         builder.assign_all(assignments)
     except ConfigError as error:
         name = layer.file

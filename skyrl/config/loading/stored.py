@@ -25,7 +25,7 @@ from skyrl.tree.dump import SCHEMA_VERSION, public_dict, stored_value
 from skyrl.tree.origins import Assignment, Origin, Origins
 from skyrl.tree.rules import taken_as_written
 from skyrl.tree.sparse import sparse
-from skyrl.tree.types import shown
+from skyrl.tree.types import display_value
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -47,7 +47,7 @@ def stored_tree(run: RunConfig) -> dict[str, Any]:
     return public_dict(run)
 
 
-def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:
+def as_layer(assignment: Assignment, root: type[RunConfig]) -> Assignment:
     """A stored tree as the layer that a person might have written: without defaults, and without what was derived.
 
     Raises `ConfigError` for a tree that this version cannot read; a class that is named in it is not imported.
@@ -55,7 +55,9 @@ def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:
     value = assignment.value
     version = value.get("schema_version", SCHEMA_VERSION)
     if type(version) is not int or version > SCHEMA_VERSION:
-        message = f"was stored with schema version {shown(version)}, but this version reads up to {SCHEMA_VERSION}"
+        message = (
+            f"was stored with schema version {display_value(version)}, but this version reads up to {SCHEMA_VERSION}"
+        )
         raise ConfigError([Problem(path=assignment.origin.where, message=message, hint="use a newer skyrl")])
     inside = attrs.evolve(
         assignment, value=value["config"], origin=attrs.evolve(assignment.origin.at("config"), is_stored=True)

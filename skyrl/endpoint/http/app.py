@@ -105,7 +105,7 @@ class _Answers:
 
     async def to_stored_response(self, request: Request) -> Response:
         """A response that a request may continue."""
-        stored = self._policy.stored(self._trajectory_of(request))
+        stored = self._policy.stored_responses(self._trajectory_of(request))
         return JSONResponse(stored.response(request.path_params["number"]))
 
     def admit(self, request: Request) -> None:

@@ -92,7 +92,7 @@ class ControlRoutes:
 
     async def _rpc(self, request: Request, body: Fields) -> object:
         """Calls of `WeightReceiver`, which is an extension of the workers in vLLM."""
-        method, arguments = body.text("method"), body.any("args", [])
+        method, arguments = body.text("method"), body.value("args", [])
         body.ignore("timeout")
         match method, arguments:
             case "skyrl_prepare", []:

@@ -66,7 +66,7 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
 
 
 def _history(body: Fields) -> History:
-    system = text_of(body.any("system"), "system")
+    system = text_of(body.value("system"), "system")
     messages = [message for item in body.objects("messages") for message in _messages(item)]
     if not messages:
         raise RequestError("messages has to hold a message", param="messages")

@@ -87,22 +87,22 @@ class Admission:
             return await waiting
         except asyncio.CancelledError:
             if waiting.done() and not waiting.cancelled():
-                self.ended(request, waiting.result())
+                self.record_ended(request, waiting.result())
             raise
 
-    def drawn(self, request: GenerationRequest, served: Served) -> None:
+    def record_drawn(self, request: GenerationRequest, served: Served) -> None:
         """Record that the engine has drawn all samples of the request: later turns go to this engine. May ask the
         engine for its load.
         """
-        self._conversations.drawn(request, served)
+        self._conversations.record_drawn(request, served)
         self._ask_for_load(served, len(request.keys))
 
-    def ended(self, request: GenerationRequest, served: Served) -> None:
+    def record_ended(self, request: GenerationRequest, served: Served) -> None:
         """Record that the engine no longer has the request, whether it was drawn or not."""
         served.samples -= len(request.keys)
         self._admit()
 
-    def beside(self, served: Served, request: GenerationRequest) -> Served | None:
+    def least_loaded_other(self, served: Served, request: GenerationRequest) -> Served | None:
         """The engine with the fewest samples except this one, with the request counted in, even above its limit; None
         if no other serves.
         """

@@ -27,7 +27,7 @@ from skyrl.errors import EngineFailed, NonFiniteError, ProcessError, RunError, W
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
 from skyrl.inference.pool.admission import Admission, Served
 from skyrl.inference.pool.restarts import EngineRestarts
-from skyrl.processes.gather_or_cancel import ended
+from skyrl.processes.gather_or_cancel import wait_all
 from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT
 from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights
 
@@ -153,7 +153,7 @@ class InferenceEngineClient:
         self._restarts.add(number)
         return number
 
-    def not_added(self) -> list[tuple[int, str]]:
+    def failed_additions(self) -> list[tuple[int, str]]:
         """Number and reason of each engine that could not be added since the last call."""
         return [] if self._restarts is None else self._restarts.take_not_started()
 
@@ -207,12 +207,12 @@ class InferenceEngineClient:
         try:
             call = await self._call(served, request)
             if not call.cancelled() or served in self._serving:
-                self._admission.drawn(request, served)
+                self._admission.record_drawn(request, served)
                 return call.result()
         except _LOST as error:
             self._lose(served, error)
         finally:
-            self._admission.ended(request, served)
+            self._admission.record_ended(request, served)
         return None
 
     async def _finite_elsewhere(
@@ -239,7 +239,7 @@ class InferenceEngineClient:
         other.
         """
         one = evolve(request, keys=(request.keys[index],))
-        while (other := self._admission.beside(served, one)) is not None:
+        while (other := self._admission.least_loaded_other(served, one)) is not None:
             _log.info("engine %d does not answer well: engine %d draws the sample, too", served.number, other.number)
             if drawn := await self._draw_from(other, one):
                 others.append(evolve(drawn[0], engine=other.number))
@@ -254,7 +254,7 @@ class InferenceEngineClient:
         self._admission.close()
         await self._everywhere(lambda engine: engine.pause(self._in_flight))
 
-    async def without_engines(self) -> None:
+    async def wait_for_replacement(self) -> None:
         """Returns when no engine is in service and a new one is ready, which needs the weights now. Raises the error
         that killed the last engine if no new one will start.
         """
@@ -263,7 +263,7 @@ class InferenceEngineClient:
 
     async def _wait_for_restart(self) -> None:
         assert self._restarts is not None and self._last_loss is not None, "an engine was lost and may come again"
-        if not await self._restarts.one_is_ready():
+        if not await self._restarts.wait_until_ready():
             raise _last_engine_error(self._last_loss)
 
     async def admit_started(self) -> bool:
@@ -292,7 +292,7 @@ class InferenceEngineClient:
         self._all, self._numbers = (*others, engine), self._numbers | {number}
         return self._admission.enter(number, engine)
 
-    async def with_restarts(
+    async def run_with_restarts(
         self, work: Coroutine[Any, Any, T], admitting: Callable[[InferenceEngine], AbstractAsyncContextManager[None]]
     ) -> T:
         """The result of `work`, during which engines that start are taken into service at once, each within its block
@@ -308,7 +308,7 @@ class InferenceEngineClient:
         finally:
             for task in (working, restarting):
                 task.cancel()
-            await ended([working, restarting])
+            await wait_all([working, restarting])
 
     async def _admit_at_once(self, admitting: Callable[[InferenceEngine], AbstractAsyncContextManager[None]]) -> None:
         restarts = self._restarts

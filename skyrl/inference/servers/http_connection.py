@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from skyrl.errors import ProcessError, ServerRefusal, UserError
-from skyrl.processes.answers import BadAnswer, asked_to_wait, collected, read, shown
+from skyrl.processes.answers import BadAnswer, asked_to_wait, collected, display_value, read
 
 if TYPE_CHECKING:
     import httpx  # a run without servers starts without it
@@ -141,7 +141,7 @@ class Connection:
             for limit, left in self._limits.items():
                 limit.reschedule(now + left)
 
-    async def first(self, kind: type[T], path: str, *, seconds: float) -> T:
+    async def wait_for_first(self, kind: type[T], path: str, *, seconds: float) -> T:
         """The answer to the first GET request, which may have to wait until the server has started; the reason for
         waiting is logged once. Raises as `read`.
         """
@@ -379,5 +379,7 @@ def _message(content: bytes) -> str:
     except (ValueError, RecursionError):
         message = content[:200].decode("utf-8", "replace")
     while isinstance(message, dict):
-        message = next((message[key] for key in ("error", "message", "detail") if message.get(key)), shown(message))
-    return " ".join((message if isinstance(message, str) else shown(message)).split())[:300] or "no message"
+        message = next(
+            (message[key] for key in ("error", "message", "detail") if message.get(key)), display_value(message)
+        )
+    return " ".join((message if isinstance(message, str) else display_value(message)).split())[:300] or "no message"

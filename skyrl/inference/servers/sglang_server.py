@@ -28,7 +28,7 @@ from skyrl.inference.servers.answers import (
 from skyrl.inference.servers.dialects import Dialect, ServerFacts
 from skyrl.inference.servers.streams import Growing, fetch_sample
 from skyrl.inference.vllm.model import ExpectedWeights
-from skyrl.processes.answers import BadAnswer, read, shown
+from skyrl.processes.answers import BadAnswer, display_value, read
 from skyrl.weight_receiver.incoming_weights import Adapter, Folder, IncomingWeights, UpdateGroup
 from skyrl.weight_receiver.transfer_group import requests
 
@@ -89,7 +89,7 @@ class SGLangServer(Dialect):
     async def connect(self, *, claim: bool) -> ServerFacts:
         self.has_answered, self._adapter = False, ""
         info = await self._either(
-            lambda path: self._control.first(_ModelInfo, path, seconds=self.deadlines.start), "model_info"
+            lambda path: self._control.wait_for_first(_ModelInfo, path, seconds=self.deadlines.start), "model_info"
         )
         self.has_answered = True
         if info.is_generation is False:
@@ -161,7 +161,7 @@ class SGLangServer(Dialect):
             answer = await self._request_update("/update_weights_from_disk", body)
         except ServerRefusal as error:
             return str(error)
-        return "" if answer.success is True else f"{shown(answer.message)} (/update_weights_from_disk)"
+        return "" if answer.success is True else f"{display_value(answer.message)} (/update_weights_from_disk)"
 
     async def _join_and_receive(self, incoming: UpdateGroup, version: int, in_flight: InFlight) -> str:
         """Has the server's workers join the learner's group and receive its weights. Returns as `load_weights`."""
@@ -180,7 +180,9 @@ class SGLangServer(Dialect):
             posting = self._request_update(path, {"group_name": name, **body})
             answer = asyncio.run_coroutine_threadsafe(posting, loop).result()
             if answer.success is not True:
-                raise WeightSyncError(f"the inference server {self.url} answers {path}: {shown(answer.message)}")
+                raise WeightSyncError(
+                    f"the inference server {self.url} answers {path}: {display_value(answer.message)}"
+                )
 
         with meeting.rendezvous() as store:
             for kind, content in requests(store, rank=meeting.rank, timeout=meeting.timeout):

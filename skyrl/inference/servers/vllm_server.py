@@ -45,7 +45,7 @@ from skyrl.weight_receiver.incoming_weights import (
     IncomingWeights,
     RemoteWeights,
     as_plain,
-    why_not_loaded,
+    load_failure,
 )
 
 _GENERATE, _COMPLETIONS = "/inference/v1/generate", "/v1/completions"
@@ -180,7 +180,9 @@ class VLLMServer(Dialect):
 
     async def connect(self, *, claim: bool) -> ServerFacts:
         self.has_answered, self._route, self._adapter = False, _GENERATE, ""
-        models = (await self._control.first(ListedModels, "/v1/models", seconds=self.deadlines.start)).data or ()
+        models = (
+            await self._control.wait_for_first(ListedModels, "/v1/models", seconds=self.deadlines.start)
+        ).data or ()
         self.has_answered = True
         wanted = self._configured_model
         if not models or (wanted and wanted not in [model.id for model in models]):
@@ -256,7 +258,7 @@ class VLLMServer(Dialect):
         outcomes = (await self._replace(incoming, expected)).results or ()
         problem = "; ".join(sorted({outcome for outcome in outcomes if outcome}))
         if self._has_extension:
-            problem = why_not_loaded(outcomes or ("",), incoming)
+            problem = load_failure(outcomes or ("",), incoming)
         if problem:
             return f"{problem} (/collective_rpc)"
         return await self._drop_caches(version, in_flight)

@@ -23,7 +23,7 @@ from skyrl.inference.torch.fused_decoder import FusedDecoder, Prefix, scored_blo
 from skyrl.inference.torch.kv_cache import RowCache
 from skyrl.inference.torch.paged_cache import PagedCache, PagePool
 from skyrl.inference.torch.paged_decoder import PagedDecoder, padded
-from skyrl.inference.torch.prefix_cache import Kept, KeptPrefixes, common_length
+from skyrl.inference.torch.prefix_cache import CachedPrefix, KeptPrefixes, common_length
 from skyrl.models.attention.segment_attention import leave_out_cudnn
 from skyrl.models.low_rank import Mix, SideBySide, Updates
 from skyrl.models.onednn import padded_rows
@@ -208,7 +208,7 @@ class CausalLM:
         if self._side is not None:
             self._side.mix = mix
 
-    def _computed(self, starts: Sequence[tuple[Sequence[int], Kept | None]]) -> Iterator[Prefix]:
+    def _computed(self, starts: Sequence[tuple[Sequence[int], CachedPrefix | None]]) -> Iterator[Prefix]:
         prompts, kept = [prompt for prompt, _ in starts], [beginning for _, beginning in starts]
         return self._prefill_together(prompts) if self._fused is None else self._fused.prefill(prompts, kept)
 
@@ -279,7 +279,7 @@ class CausalLM:
 
 
 def _length_groups(
-    lengths: Sequence[int], kept: Sequence[Kept | None], *, most: int, padded: bool
+    lengths: Sequence[int], kept: Sequence[CachedPrefix | None], *, most: int, padded: bool
 ) -> Iterator[list[int]]:
     """Groups of prompt indices, sorted by number of new tokens, which is at most `most`. With `padded`, the prompts
     of a group are padded to one length and have similar lengths.

@@ -19,7 +19,7 @@ from skyrl.errors import NonFiniteError
 from skyrl.inference import stop_strings
 from skyrl.inference.draws import sample_seed, uniforms
 from skyrl.inference.engine import Completion, NewTokens, PromptScores, TopLogprobs
-from skyrl.inference.sampling import Drawable, choose, less_frequent, likeliest, not_ending, penalised, tempered
+from skyrl.inference.sampling import Drawable, choose, less_frequent, likeliest, mask_early_ends, penalised, tempered
 from skyrl.inference.torch.causal_lm import CausalLM
 from skyrl.inference.torch.fused_decoder import Prefix
 from skyrl.inference.torch.kv_cache import PlacedPrompt
@@ -75,7 +75,7 @@ class DecodeBatch:
             row.job.begun[row.index] = self._completion(place, drawn, eos=False, stopped=False)
         self._keep([])
 
-    def weights_are(self, version: int) -> None:
+    def set_weights_version(self, version: int) -> None:
         """Adopt new weights: rows continue with the keys and values that they have."""
         self._weight_version = version
 
@@ -178,7 +178,7 @@ class DecodeBatch:
         """Draws the tokens in column `end` of the rows from `joined` on, which `rows` describes."""
         cache, end = self._cache, self._cache.window.end
         if rows.any_least:
-            logits = not_ending(logits.float(), rows.ends, end < rows.leasts)
+            logits = mask_early_ends(logits.float(), rows.ends, end < rows.leasts)
         if rows.settings.any_penalised:
             logits = self._penalised(logits.float(), joined, rows)
         numbers = uniforms(rows.seeds, end - rows.firsts)

@@ -43,7 +43,7 @@ from skyrl.inference.vllm.arguments import engine_arguments
 from skyrl.inference.vllm.asynchronous import AsyncBackend
 from skyrl.inference.vllm.backend import Backend, adapter_request, first_line, refusals, reporter
 from skyrl.inference.vllm.environment import import_ahead, import_vllm, set_variables
-from skyrl.inference.vllm.keyed_draws import by_key
+from skyrl.inference.vllm.keyed_draws import keyed_arguments
 from skyrl.inference.vllm.model import expected_weights, model_facts, overridden, refuse_unfit
 from skyrl.inference.vllm.sampling_arguments import check_sampling, completion, prompt_scores, sampling_arguments
 from skyrl.inference.vllm.stepped import SteppedBackend
@@ -52,7 +52,7 @@ from skyrl.models.files.loading import load_tokenizer
 from skyrl.models.files.stored_adapter import stored_settings
 from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.tree import FrozenDict
-from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights, Shared, as_plain, why_not_loaded
+from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights, Shared, as_plain, load_failure
 
 T = TypeVar("T")
 
@@ -236,7 +236,7 @@ class VLLMEngine:
         if request.scores_prompt:
             arguments["prompt_logprobs"] = max(1, request.prompt_top_logprobs)  # of each token, and of the likeliest
         if not self._speculates:
-            arguments = by_key(arguments)
+            arguments = keyed_arguments(arguments)
         try:
             listener = None if request.on_tokens is None else reporter(request.on_tokens, index)
             answer = await self._backend.generate(
@@ -271,7 +271,7 @@ class VLLMEngine:
         """Replaces the weights in vLLM's workers. Returns an empty string, or the reason why that stopped halfway."""
         plain = incoming if self._backend.shares_memory else as_plain(incoming)  # type: ignore[arg-type]  # shared: tensors
         outcomes = await self._backend.call_workers("skyrl_load_weights", plain, self._expected.tied)
-        return why_not_loaded(outcomes, incoming)
+        return load_failure(outcomes, incoming)
 
     async def _adopt(self, adapter: Adapter) -> str:
         """Draws samples with this adapter beside the weights, after its tensors were compared with their digests."""

@@ -17,7 +17,7 @@ from skyrl.models.files.naming import named_weights, tied_names
 from skyrl.models.files.overrides import changed_values, with_overrides
 from skyrl.models.files.paths import local_folder
 from skyrl.tree import FrozenDict
-from skyrl.weight_receiver.incoming_weights import IncomingWeights, WeightInfo, listed, weight_info
+from skyrl.weight_receiver.incoming_weights import IncomingWeights, WeightInfo, summarize_problems, weight_info
 
 HEAD_SIZES_ON_CPU = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head dimensions that the attention of vLLM 0.32 supports on a CPU. Any other fails at the first request."""
@@ -157,7 +157,7 @@ def refuse_unfit(expected: ExpectedWeights, incoming: IncomingWeights) -> None:
             problems.append(f"{info.name} has shape {info.shape}, this model's has {held.shape}")
     problems += [f"{name} is missing" for name in missing]
     if problems:
-        raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {listed(problems)}")
+        raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {summarize_problems(problems)}")
 
 
 def _eos_ids(path: str, config: PretrainedConfig) -> tuple[int, ...]:

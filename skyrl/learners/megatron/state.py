@@ -27,7 +27,7 @@ from skyrl.models.files.expert_names import place_in_files
 from skyrl.models.files.naming import named_weights
 from skyrl.models.megatron.adapter_layout import COMMON, different, new_adapters_in_common
 from skyrl.models.megatron.gpt import MegatronDecoder
-from skyrl.models.megatron.layout import Layout, RowBlock, block_of, fill, matrix_of, own_part, put
+from skyrl.models.megatron.layout import Layout, RowBlock, block_of, fill, local_part, matrix_of, put
 
 STEP = "step"
 """The only part of an optimizer's state that is a number."""
@@ -223,7 +223,7 @@ class MegatronState:
         name = self._parameter_of[weight]
         whole = torch.empty(self.shapes[weight].shape, dtype=local.dtype, device=local.device)
         cut = self._cut(name)
-        own = own_part(local, self._pieces(name), weight).contiguous()
+        own = local_part(local, self._pieces(name), weight).contiguous()
         most = max(sum(len(each.rows) for each in layout[name] if each.weight == weight) for layout in cut.layouts)
         sent = torch.zeros((most, *own.shape[1:]), dtype=own.dtype, device=own.device)
         sent[: len(own)] = own

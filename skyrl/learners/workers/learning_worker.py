@@ -61,7 +61,7 @@ class Objective(Protocol):
         """The whole batch, with `loss_weights`, the share of each of its tokens in the loss: by default the same for
         each selected token, together 1. May leave out rows.
         """
-        return batch.given(loss_weights=token_mean(batch.loss_mask))
+        return batch.with_fields(loss_weights=token_mean(batch.loss_mask))
 
     def watched(self, batch: TrainingBatch) -> tuple[TrainingBatch, float] | None:
         """A sample of the rows that `weigh` leaves out, which is only measured, and the number of left-out tokens that
@@ -85,7 +85,7 @@ class Objective(Protocol):
 def weighed(objective: Objective, batch: TrainingBatch) -> TrainingBatch:
     """A whole mini-batch with the share of each token, and of each row, in the loss."""
     batch = objective.weigh(batch)
-    return batch.given(row_weights=torch.full(batch.lengths.shape, 1 / len(batch)))
+    return batch.with_fields(row_weights=torch.full(batch.lengths.shape, 1 / len(batch)))
 
 
 def trace_folder(run: RunBasics, section: LearnerConfig, rank: int) -> Path | None:

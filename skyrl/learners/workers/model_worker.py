@@ -27,7 +27,7 @@ from skyrl.learners.budget import TokenBudget, micro_batches
 from skyrl.learners.forward import ForwardFn, Outputs, probe_forward, read_hidden, read_token_logprobs
 from skyrl.learners.loss_scale import loss_scale_of
 from skyrl.learners.moving import DeviceMover
-from skyrl.learners.rank_metrics import on_the_host
+from skyrl.learners.rank_metrics import to_host
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.routing import RouterCosts
 from skyrl.learners.row_layouts import MicroBatch
@@ -126,7 +126,7 @@ class ModelWorker:
         scored = torch.zeros(batch.input_ids.shape)
         if not self.ranks.reports:
             return scored[:0]
-        for (index, _), values in zip(cut, on_the_host(found), strict=True):
+        for (index, _), values in zip(cut, to_host(found), strict=True):
             scored[index, : values.shape[1]] = values
         return scored
 
@@ -162,7 +162,7 @@ class ModelWorker:
 
         Returns the numbers to store with it, and the bytes of its tensors.
         """
-        self._staged = [shard.copied() for shard in self.strategy.tensor_shards()]
+        self._staged = [shard.copy_to_host() for shard in self.strategy.tensor_shards()]
         return {}, sum(shard.numbers.nbytes for shard in self._staged)
 
     async def write_staged(self, storage: Storage, folder: str) -> StoredFile:
@@ -226,7 +226,7 @@ class ModelWorker:
         if not self.ranks.reports:
             return RowTensors(values=torch.zeros(0), counts=torch.zeros(0, dtype=torch.int64))
         rows: dict[int, Tensor] = {}
-        for (index, micro), states in zip(cut, on_the_host(found), strict=True):
+        for (index, micro), states in zip(cut, to_host(found), strict=True):
             each = states.split(micro.loss_mask.sum(1).tolist())
             rows |= zip(index.tolist(), each, strict=True)
         return RowTensors.of([rows[row] for row in range(len(batch))])

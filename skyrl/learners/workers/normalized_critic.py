@@ -40,10 +40,10 @@ class NormalizedCritic(LearnerGroup[CriticWorker]):
     async def forward_backward(self, batch: TrainingBatch, objective: Objective) -> Metrics:
         """Add the gradient towards the normalized returns of the batch, which the moments already include."""
         assert batch.returns is not None
-        self.scale = self.scale.after(batch.returns[batch.loss_mask])
+        self.scale = self.scale.updated(batch.returns[batch.loss_mask])
         targets = masked(self.scale.normalized(batch.returns), batch.loss_mask)
         old = None if batch.values is None else masked(self._scored_by.normalized(batch.values), batch.loss_mask)
-        metrics = await super().forward_backward(batch.given(returns=targets, values=old), objective)
+        metrics = await super().forward_backward(batch.with_fields(returns=targets, values=old), objective)
         return self._denormalize_metrics(metrics) | {"return_mean": self.scale.mean, "return_std": self.scale.std}
 
     async def stage(self) -> tuple[dict[str, Any], int]:

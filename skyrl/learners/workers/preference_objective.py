@@ -63,7 +63,7 @@ class PreferenceObjective(Objective):
         each answer is compared with.
         """
         best = batch.loss_mask & (torch.arange(len(batch)) % self.answers == 0).unsqueeze(1)
-        batch = batch.given(loss_weights=best.float() / best.sum().clamp(min=1))
+        batch = batch.with_fields(loss_weights=best.float() / best.sum().clamp(min=1))
         names = {name for name, _ in self.losses}
         if names.isdisjoint((_AOT, _AOT_UNPAIRED)):
             return batch
@@ -226,7 +226,7 @@ class LabelObjective(Objective):
         labels = batch.extras["label"]
         counts = torch.stack([(labels.values == label).sum() for label in (0, 1)]).clamp(min=1)
         share = RowTensors(values=1 / counts[labels.values.long()], counts=labels.counts)
-        return batch.given(loss_weights=batch.loss_mask.float()).carrying(label_share=share)
+        return batch.with_fields(loss_weights=batch.loss_mask.float()).carrying(label_share=share)
 
     def __call__(
         self, logprobs: Tensor, batch: TrainingBatch, entropy: Tensor | None = None

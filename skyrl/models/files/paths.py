@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from skyrl.hub import HUB_NAME, beside, hub_failure, large_text
+from skyrl.hub import HUB_NAME, hub_failure, large_text, similar_path_hint
 from skyrl.tree.files import MOST_STORED, stored_text
 
 _TEXTS = frozenset({".json", ".jinja", ".txt"})
@@ -34,7 +34,7 @@ def check_model_path(path: str, *, weights: bool = True) -> str | None:
     if not folder.is_dir():
         if folder.is_file():
             return f"{path} is a file, but a model is a folder in Hugging Face format, or a hub name: owner/name"
-        return f"there is no model folder {path}{beside(path)}, and a hub name has the form owner/name"
+        return f"there is no model folder {path}{similar_path_hint(path)}, and a hub name has the form owner/name"
     if why := _unbounded(folder):
         return why
     if not (folder / "config.json").is_file():
@@ -50,17 +50,24 @@ def model_failure(path: str, *, weights: bool = True) -> str | None:
     if why or local_folder(path) is not None:
         return why
     why = hub_failure(path)
-    return why and f"the model {path} cannot be loaded: there is no such folder here{beside(path)}, and {why}"
+    return (
+        why and f"the model {path} cannot be loaded: there is no such folder here{similar_path_hint(path)}, and {why}"
+    )
 
 
 def tokenizer_failure(path: str) -> str | None:
     """A sentence on why no tokenizer can be loaded from a folder or hub name, or None. Asks the hub once."""
     folder = local_folder(path)
     if folder is not None:
-        missing = f"there is no tokenizer folder {path}{beside(path)}, and a hub name has the form owner/name"
+        missing = (
+            f"there is no tokenizer folder {path}{similar_path_hint(path)}, and a hub name has the form owner/name"
+        )
         return _unbounded(folder) if folder.is_dir() else missing
     why = hub_failure(path)
-    return why and f"the tokenizer {path} cannot be loaded: there is no such folder here{beside(path)}, and {why}"
+    return (
+        why
+        and f"the tokenizer {path} cannot be loaded: there is no such folder here{similar_path_hint(path)}, and {why}"
+    )
 
 
 def _unbounded(folder: Path) -> str | None:

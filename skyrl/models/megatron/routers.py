@@ -147,7 +147,7 @@ def sparse_layer(config: TransformerConfig, *, head_norms: bool) -> ModuleSpec:
     return layer
 
 
-def own_tokens(tokens: RoutedTokens, shape: tuple[int, int], parts: int, part: int) -> RoutedTokens:
+def local_tokens(tokens: RoutedTokens, shape: tuple[int, int], parts: int, part: int) -> RoutedTokens:
     """The tokens that rank `part` of `parts` routes under sequence parallelism. `tokens` are numbered row by row in an
     input of `shape` (B, L), the result column by column as in Megatron-core, padded so that `parts` divides L.
     """

@@ -16,7 +16,7 @@ from typing import TypeVar
 from attrs import frozen
 
 from skyrl.errors import ProcessError
-from skyrl.processes.answers import BadAnswer, read, shown
+from skyrl.processes.answers import BadAnswer, display_value, read
 from skyrl.processes.http_posts import posted
 from skyrl.processes.naming.names import Entry
 
@@ -157,7 +157,9 @@ class NamesInEtcd:
         try:
             return base64.b64decode(coded, validate=True).decode()
         except ValueError as error:
-            raise ProcessError(f"etcd at {self._server} answers {shown(coded)} for a text in base64: {error}") from None
+            raise ProcessError(
+                f"etcd at {self._server} answers {display_value(coded)} for a text in base64: {error}"
+            ) from None
 
 
 def _coded(text: str) -> str:

@@ -41,7 +41,7 @@ class RayHandle(Generic[T]):
     def name(self) -> str:
         return self._member.name
 
-    def within(self, seconds: float) -> RayHandle[T]:
+    def with_deadline(self, seconds: float) -> RayHandle[T]:
         return RayHandle(self._member, self._watch, self._step, seconds, self._progress)
 
     @overload

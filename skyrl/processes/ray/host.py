@@ -26,7 +26,7 @@ from attrs import frozen
 
 from skyrl.errors import SkyRLError
 from skyrl.processes.addresses import interface_of
-from skyrl.processes.calls import CallFailure, CallResult, Name, apply, named, summary
+from skyrl.processes.calls import CallFailure, CallResult, Name, apply, resolve_name, summary
 from skyrl.processes.garbage import SELDOM, Collections
 from skyrl.processes.logs import RankLog
 from skyrl.processes.orphans import HOST, start_reaper
@@ -136,7 +136,7 @@ class Host:
             self._collections.between_steps()
         self._log.step = step
         try:
-            result = apply(self._object, named(name), args, kwargs)
+            result = apply(self._object, resolve_name(name), args, kwargs)
             return CallResult(await result if inspect.isawaitable(result) else result)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code; the driver raises it
             return self._failure(name[1], error)

@@ -51,7 +51,7 @@ class Member:
 
     def died(self, error: BaseException) -> None:
         """Record the end of a process whose actor Ray has given up."""
-        how = self._why_all_end() or last_words(self.log) or how_it_died(error, self.machine)
+        how = self._why_all_end() or last_words(self.log) or death_reason(error, self.machine)
         line = last_line(self.log)
         last = f"; last line of its log: {line}" if line and not last_words(self.log) else ""
         self.exit_notice.set(ProcessLost(f"{self} died: {how}{last}; log: {self.log}", self.name))
@@ -156,7 +156,7 @@ def _silence_reason(member: Member) -> str:
     return f"its machine {address} cannot be reached ({why} at port {port}): it is down, or the network is cut"
 
 
-def how_it_died(error: BaseException, machine: tuple[str, int] | None = None) -> str:
+def death_reason(error: BaseException, machine: tuple[str, int] | None = None) -> str:
     """Ray's reason for an actor's end, in a few words; `machine` is the address and port of Ray on its machine."""
     text = " ".join(str(error).split())
     reason = text.partition("The actor is dead because ")[2] or text

@@ -15,7 +15,7 @@ from skyrl.tree.imports import import_object
 R = TypeVar("R")
 
 
-class OwnSampler(Sampler):
+class CustomSampler(Sampler):
     """A user's sampler, whose errors name it, and whose rows are checked."""
 
     def __init__(self, name: str, rows: Sequence[Any], arguments: Mapping[str, Any]) -> None:
