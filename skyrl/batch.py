@@ -178,7 +178,7 @@ class TrainingBatch:
     def __len__(self) -> int:
         return int(self.input_ids.shape[0])
 
-    def given(self, **fields: Tensor | None) -> Self:
+    def with_fields(self, **fields: Tensor | None) -> Self:
         """A copy with some fields filled. Raises `ValueError` if the shape of a tensor is not (B, L), or not (B,) for a
         field with one number per row.
         """

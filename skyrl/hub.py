@@ -47,12 +47,12 @@ def hub_failure(name: str, kind: Kind = "model", deadline: float | None = None) 
         )
     seconds = deadline or float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or DEADLINE)
     answer: SimpleQueue[Exception | None] = SimpleQueue()
-    threading.Thread(target=lambda: answer.put(_asked(name, kind, seconds)), daemon=True).start()
+    threading.Thread(target=lambda: answer.put(_request_error(name, kind, seconds)), daemon=True).start()
     try:
         error = answer.get(timeout=seconds)  # resolving a host name has no timeout
     except Empty:
         return _unreachable(f"gave no answer within {seconds:g} s")
-    return None if error is None else _in_words(error)
+    return None if error is None else _describe_error(error)
 
 
 def large_text(name: str, suffixes: Collection[str]) -> str | None:
@@ -85,7 +85,7 @@ def cached_folder(name: str, kind: Kind = "model") -> Path | None:
     return next((folder for folder in copies if folder.is_dir()), None)
 
 
-def _asked(name: str, kind: Kind, seconds: float) -> Exception | None:
+def _request_error(name: str, kind: Kind, seconds: float) -> Exception | None:
     """Send the request once; return the exception that it raises, or None."""
     from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
 
@@ -99,7 +99,7 @@ def _asked(name: str, kind: Kind, seconds: float) -> Exception | None:
     return None
 
 
-def _in_words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     from huggingface_hub import errors
 
     match error:
@@ -122,7 +122,7 @@ def _unreachable(why: str) -> str:
     )
 
 
-def beside(path: str) -> str:
+def similar_path_hint(path: str) -> str:
     """A suggestion for a path that does not exist, in brackets: a similar name in its folder, or what the folder holds.
     Empty if the folder does not exist either.
     """

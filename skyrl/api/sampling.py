@@ -87,7 +87,7 @@ def _name(model: Model) -> str:
 def _source(model: Model, config: Config, overrides: dict[str, object]) -> Source:
     """The configuration of the sampling. A run that was trained in this program keeps the code that it was given."""
     if config == () and isinstance(model, Run):
-        return model.source.given(overrides)
+        return model.source.with_assignments(overrides)
     return source_of(config, overrides)
 
 

@@ -38,7 +38,7 @@ class Source:
     assignments: tuple[tuple[str, object], ...] = ()
     callbacks: tuple[Callback, ...] = ()
 
-    def given(self, changes: Mapping[str, object]) -> Self:
+    def with_assignments(self, changes: Mapping[str, object]) -> Self:
         """The same with more assignments. A keyword has two underscores for each dot of a path."""
         more = tuple((name.replace("__", "."), value) for name, value in changes.items())
         return attrs.evolve(self, assignments=(*self.assignments, *more))
@@ -71,7 +71,7 @@ def source_of(config: Config, overrides: Mapping[str, object]) -> Source:
                 f"{config!r:.80} is no configuration: give a file, the folder of a run, preset:NAME, a list of these, "
                 "a mapping of dotted paths to values, or a tree such as SkyRLTrainConfig"
             )
-    return source.given(overrides)
+    return source.with_assignments(overrides)
 
 
 def warn(problems: Sequence[Problem]) -> None:
@@ -80,7 +80,7 @@ def warn(problems: Sequence[Problem]) -> None:
         notice(render(problems, "Warnings"))
 
 
-def of_folder(folder: Path) -> Source:
+def source_of_folder(folder: Path) -> Source:
     """The run stored in a folder, which continues there even if the folder was moved. Raises `UserError`, and
     `ConfigError` for one of another version.
     """

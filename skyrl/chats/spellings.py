@@ -38,7 +38,7 @@ class Spelling:
     empty: Empty = "text"
     """`content` of an assistant's message without content: an empty text, null, or no such key."""
 
-    def of(self, messages: Sequence[Message]) -> list[Message]:
+    def spell(self, messages: Sequence[Message]) -> list[Message]:
         """The conversation in this spelling."""
         return [self._message(message) for message in messages]
 

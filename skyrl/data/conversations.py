@@ -77,7 +77,7 @@ def from_json(text: str, key: str) -> Any:
 
 def _message(given: object, key: str) -> Message:
     if isinstance(given, Mapping) and "role" not in given and isinstance(given.get("from"), str):
-        given = _of_sharegpt(given, key)
+        given = _sharegpt_message(given, key)
     if not isinstance(given, Mapping) or not isinstance(given.get("role"), str):
         raise DataError(f"the message {short(given)} in {key} has no role")
     message = {name: value for name, value in given.items() if value is not None}
@@ -98,7 +98,7 @@ def _text_of(part: object, key: str) -> str:
     return text
 
 
-def _of_sharegpt(given: Mapping[str, Any], key: str) -> Message:
+def _sharegpt_message(given: Mapping[str, Any], key: str) -> Message:
     role = SHAREGPT_ROLES.get(given["from"])
     if role is None:
         raise DataError(f"a turn in {key} is from {given['from']!r}; known: {', '.join(SHAREGPT_ROLES)}")

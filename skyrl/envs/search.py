@@ -37,13 +37,13 @@ class _Document:
 
 
 @frozen
-class _Found:
+class _Hits:
     document: _Document
 
 
 @frozen
 class _SearchResults:
-    result: tuple[tuple[_Found, ...], ...]
+    result: tuple[tuple[_Hits, ...], ...]
 
 
 class SearchEnv(Env):

@@ -34,7 +34,7 @@ from skyrl.processes.progress import Progress
 from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.runs.checkpoint_manager import CheckpointManager, checkpoint_store
 from skyrl.runs.inputs import notice
-from skyrl.runs.read_again import TOKENIZER, model_digests, of_model
+from skyrl.runs.read_again import TOKENIZER, model_digests, model_file_digests
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.run_tree import AnyRun
 from skyrl.runs.session import RunSession
@@ -176,7 +176,7 @@ class BaseExp:
         field = self.trained.path_of("model.path")
         place = field if own is None else self.cfg.trainer.path_of("tokenizer_path")
         result = model_digests(field, model, weights=bool(model.lora.rank))
-        return result | of_model(place, own or self.model_path, TOKENIZER)
+        return result | model_file_digests(place, own or self.model_path, TOKENIZER)
 
     def get_tokenizer(self) -> ChatTokenizer:
         """The tokenizer of the model that is trained."""

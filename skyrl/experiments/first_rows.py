@@ -31,14 +31,14 @@ from skyrl.data.data_files import FILES
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
 from skyrl.data.ranked_lists import answers_of
 from skyrl.data.row_forms import chat_in, learns_all, preference_chat
-from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, first_row, in_table, iterate_rows
+from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, first_row, is_table, iterate_rows
 from skyrl.envs.env import Env, Sampled
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
 from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.reference_answers import ANSWERS
 from skyrl.envs.registry import PAIRWISE, MakeEnv, find_env, find_task, ignored_columns, ignored_columns_warning
-from skyrl.envs.reward_functions import PlainReward, arguments, from_the_trainer, ground_truth, lacking, signature_of
+from skyrl.envs.reward_functions import PlainReward, arguments, ground_truth, lacking, signature_of, trainer_arguments
 from skyrl.envs.weighted_rewards import WeightedRewards
 from skyrl.errors import ConfigError, DataError, Problem, TaskError
 from skyrl.experiments.asked_rows import asked_by, lacking_rows, name_of
@@ -125,7 +125,7 @@ def supervised_rows_of(run: SupervisedConfig) -> Judge:
     """Whether a row is a chat with something to learn, or a pair of them. Rows of tokens and of plain text pass."""
 
     def judge(row: Row, place: int, source: str) -> None:
-        row = without_nulls(row) if in_table(source) else row
+        row = without_nulls(row) if is_table(source) else row
         try:
             refuse_media(row)
             if is_preference_run(run) and not run.unpaired:
@@ -192,7 +192,7 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
         skips, counts = run.data.bad_rows == "skip", list[CountedRows | None]()
         for field, source in _sources(run, training=training):
             try:
-                row = _read(run, field, source)
+                row = _read_first_row(run, field, source)
                 counted = count_rows(source, prompts_of(run), whole=judge)
             except (DataError, OSError) as error:
                 yield Problem(path=field, message=str(error))
@@ -270,7 +270,7 @@ def _write_chat(chat: Sequence[Message], row: Row, run: SFTConfig) -> None:
     refusals = []
     for spelling in spellings(whole):
         try:
-            render_template(template, spelling.of(whole), **variables)
+            render_template(template, spelling.spell(whole), **variables)
         except TemplateRefusal as error:
             refusals.append(error)
         else:
@@ -303,7 +303,7 @@ def _is_file(source: str) -> bool:
     return source.endswith(FILES) and os.path.isfile(os.path.expanduser(source))
 
 
-def _read(run: SkyRLTrainConfig, field: str, source: str) -> FirstRow:
+def _read_first_row(run: SkyRLTrainConfig, field: str, source: str) -> FirstRow:
     columns = Columns(prompt=run.data.prompt_column, answer=run.data.answer_column)
     row = first_row(source, columns, skip=run.data.bad_rows == "skip")
     extras = {"data_source": data_source_of(row), **extras_of(row, columns)}
@@ -352,7 +352,7 @@ def _prompt_text(template: str, row: FirstRow, variables: Mapping[str, Any], *, 
     def write(spelling: Spelling) -> str | None:
         shown = {"tools": [dict(tool) for tool in tools]} if tools else {}
         try:
-            return render_template(template, spelling.of(row.messages), **{**variables, **shown})
+            return render_template(template, spelling.spell(row.messages), **{**variables, **shown})
         except TemplateRefusal as error:
             raise DataError(f"the chat template refuses the prompt: {error}") from error
 
@@ -391,7 +391,7 @@ def _judged(run: SkyRLTrainConfig, row: FirstRow, *, call: bool) -> Iterator[Pro
     problems = list(_signature_problems(row, make))
     yield from problems
     if call and not problems and not lacking(asked_by(make), row.extras):
-        yield from _called(run, row, make)
+        yield from _judge_problems(run, row, make)
 
 
 def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
@@ -399,10 +399,10 @@ def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
     match make:
         case PlainReward(function=function):
             answers, columns = arguments(function, "", row.messages, row.extras)
-            columns |= from_the_trainer(function, [Sampled()], {}) if signature_of(function) == "trl" else {}
+            columns |= trainer_arguments(function, [Sampled()], {}) if signature_of(function) == "trl" else {}
         case GroupReward(function=function):
             answers, columns = (), make.arguments(row.messages, [""], row.extras)
-            columns |= from_the_trainer(function, [Sampled()], {})
+            columns |= trainer_arguments(function, [Sampled()], {})
         case McpTask(reward=reward):
             yield from _signature_problems(row, reward)
             return
@@ -431,7 +431,7 @@ _OF_ANY_ANSWER = "return a reward for every answer, or raise skyrl.errors.SkipSa
 _OF_ITS_VALUE = "return one finite number for each answer"
 
 
-def _called(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
+def _judge_problems(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
     """Judge an empty answer, and then the ground truth as an answer, as a rollout does: with its deadline, and in a
     sandbox if that is configured.
     """

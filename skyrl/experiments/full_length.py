@@ -24,7 +24,7 @@ FOLDER = "full_length"
 S = TypeVar("S", bound=SupervisedConfig)
 
 
-def without_traces(run: SkyRLTrainConfig) -> SkyRLTrainConfig:
+def probe_run(run: SkyRLTrainConfig) -> SkyRLTrainConfig:
     """A copy of the run without evaluation, checkpoints and exports, which resumes nothing and has its own folder."""
     changes = _traceless(run.trainer) | {
         "resume_mode": "none",

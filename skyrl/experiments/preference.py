@@ -207,12 +207,12 @@ class PreferenceExp(SupervisedExp):
         """The batch with log-probabilities of the reference, and of the policy where a loss sorts the batch by them."""
         if self.cfg.compares and batch.ref_logprobs is None:
             with self.clock.measure("ref_logprobs"):
-                batch = batch.given(ref_logprobs=await self._score_reference(batch))
+                batch = batch.with_fields(ref_logprobs=await self._score_reference(batch))
         if "kto" in self.cfg.loss_type:
             batch = await self._with_baseline(batch)
         if any(loss.whole_batch for loss in self.cfg.facts):
             with self.clock.measure("policy_logprobs"):
-                batch = batch.given(old_logprobs=await self.learner.score(batch))
+                batch = batch.with_fields(old_logprobs=await self.learner.score(batch))
         return batch
 
     async def _with_baseline(self, batch: TrainingBatch) -> TrainingBatch:
@@ -229,7 +229,7 @@ class PreferenceExp(SupervisedExp):
 
     def measure(self, scores: Tensor, batch: TrainingBatch) -> Sums:
         objective = self.get_objective()
-        _, parts, _ = objective(scores, weighed(objective, batch.given(old_logprobs=scores)))
+        _, parts, _ = objective(scores, weighed(objective, batch.with_fields(old_logprobs=scores)))
         items = len(batch) / self.cfg.rows_of_an_item
         good = batch.extras["label"].values.sum().item() if self.cfg.unpaired else items
         counts = {"chosen": good, "rejected": items - good if self.cfg.unpaired else items}

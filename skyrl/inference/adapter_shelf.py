@@ -91,7 +91,7 @@ class AdapterShelf(Generic[T]):
         entry = self._entry(name)
         del self.by_name[name]
         while entry.requests:
-            await self._one_is_released()
+            await self._wait_for_release()
         async with self._turn:
             await self._unloaded(entry)
         if self._files is not None and entry.folder.parent == Path(self._files.name):
@@ -160,7 +160,7 @@ class AdapterShelf(Generic[T]):
         while len(self._resident) >= self._most:
             idle = next((each for each in self._resident.values() if not each.users), None)
             if idle is None:
-                await self._one_is_released()
+                await self._wait_for_release()
             else:
                 await self._unloaded(idle)
 
@@ -170,6 +170,6 @@ class AdapterShelf(Generic[T]):
             await self._unload(entry.number)
             del self._resident[entry.number]
 
-    async def _one_is_released(self) -> None:
+    async def _wait_for_release(self) -> None:
         self._released.clear()
         await self._released.wait()

@@ -153,7 +153,7 @@ def launch_of(text: str, where: str, system: PeerPrograms, number: int | None = 
     found = _distinct([launch for each in script.commands if (launch := _launch(each, script, system))])
     runs = [launch for launch in found if launch.known is None or not launch.known.aside]
     if not runs:
-        raise ConfigError([_nothing(script, found, where, system)], title=_TITLE)
+        raise ConfigError([_no_command_problem(script, found, where, system)], title=_TITLE)
     if number is None and len(runs) > 1:
         message = f"starts {len(runs)} different runs: choose one with --command N"
         rows = [
@@ -199,12 +199,12 @@ def _launch(command: ScriptCommand, script: Script, system: PeerPrograms) -> Run
         line=command.line,
         is_certain=command.is_certain,
         script=script,
-        lost=tuple(_lost(each) for each in script.commands if system.is_setting(each.texts[0])),
+        lost=tuple(_separate_command_line(each) for each in script.commands if system.is_setting(each.texts[0])),
         system=system.name,
     )
 
 
-def _lost(command: ScriptCommand) -> Line:
+def _separate_command_line(command: ScriptCommand) -> Line:
     """The report line of a setting that begins a command of its own."""
     why = f"line {command.line}: no backslash ends the line before it, so Bash passes it to no program"
     return Line(outcome="refused", source=command.texts[0].partition("=")[0], why=why)
@@ -249,7 +249,7 @@ def _briefly(launch: RunCommand, others: Sequence[RunCommand]) -> str:
     return told if len(told) <= 100 else told[:97] + "..."
 
 
-def _nothing(script: Script, found: Sequence[RunCommand], where: str, system: PeerPrograms) -> Problem:
+def _no_command_problem(script: Script, found: Sequence[RunCommand], where: str, system: PeerPrograms) -> Problem:
     """Why a script has no command to convert."""
     for first in found:
         what = first.known.aside if first.known else ""

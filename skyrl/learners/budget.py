@@ -36,7 +36,7 @@ class TokenBudget:
             items = [_items(share, False) for share in shares]
             plans = self._plans(items, self.tokens)
         return [
-            share.given(micro_batches=_numbers(share, [row for row, _ in own], plan))
+            share.with_fields(micro_batches=_numbers(share, [row for row, _ in own], plan))
             for share, own, plan in zip(shares, items, plans, strict=True)
         ]
 
@@ -85,7 +85,7 @@ def _share(batch: TrainingBatch, items: Sequence[tuple[int, ...]], plan: Plan) -
     numbers = {row: number for number, own in enumerate(plan) for item in own for row in items[item]}
     rows = sorted(numbers)
     share = batch.select(torch.tensor(rows))
-    return share.given(micro_batches=torch.tensor([numbers[row] for row in rows]))
+    return share.with_fields(micro_batches=torch.tensor([numbers[row] for row in rows]))
 
 
 def _numbers(batch: TrainingBatch, items: Sequence[tuple[int, ...]], plan: Sequence[Sequence[int]]) -> Tensor:

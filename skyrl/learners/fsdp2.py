@@ -284,13 +284,13 @@ def _shard_modules(model: nn.Module, config: FSDPConfig, options: dict[str, Any]
             f"fsdp_config.wrap_policy names {', '.join(sorted(classes))}, but the model has no such module: "
             "use the class name of its decoder layers"
         )
-    common = _with_common_weights(layers)
+    common = _weight_sharing_layers(layers)
     units = [layer for name, layer in layers.items() if name not in common]
     for module in (*reversed(units), model):  # those within another one first
         fully_shard(module, **options)
 
 
-def _with_common_weights(layers: Mapping[str, nn.Module]) -> set[str]:
+def _weight_sharing_layers(layers: Mapping[str, nn.Module]) -> set[str]:
     """Names of the layers that have a weight which another layer has, too, unless one is within the other."""
     holders: dict[int, list[str]] = {}
     for name, layer in layers.items():

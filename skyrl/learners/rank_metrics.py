@@ -142,7 +142,7 @@ class Measurements:
         sums: Metrics = {}
         result: dict[str, Moments] = {}
         tensors = [part for _, part in self._parts] + [rest for _, _, rest in self._numbers] + self._loads
-        values = iter(on_the_host(tensors))
+        values = iter(to_host(tensors))
         for (name, _), part in zip(self._parts, values, strict=False):
             sums[name] = sums.get(name, 0.0) + part.item()
         for (name, count, _), rest in zip(self._numbers, values, strict=False):
@@ -159,7 +159,7 @@ def _moments(values: Tensor) -> Tensor:
     return torch.stack([mean, (exact - mean).square().sum(), exact.max(), exact.min()])
 
 
-def on_the_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies of tensors of any shapes and one type in host memory; tensors on a device come in one transfer."""
     if all(tensor.device.type == "cpu" for tensor in tensors):
         return list(tensors)

@@ -159,10 +159,10 @@ def learning_rate_schedule(
     total = None if num_training_steps is None else -(-num_training_steps // per)
     warmup = config.num_warmup_steps
     if config.warmup_steps_proportion is not None:
-        warmup = int(config.warmup_steps_proportion * _known(total, config))
+        warmup = int(config.warmup_steps_proportion * _require_total(total, config))
     if config.scheduler in OURS:
         if config.scheduler in DECAYING:
-            _known(total, config)
+            _require_total(total, config)
         from_least = config.scheduler in ("cosine", "cosine_warmup_with_min_lr")
         start = (
             (config.min_lr_ratio if from_least else 0.0)
@@ -178,18 +178,18 @@ def learning_rate_schedule(
             least=config.min_lr_ratio,
             decay=decay,
         )
-        return LambdaLR(optimizer, partial(_by_unit, shape, per))
+        return LambdaLR(optimizer, partial(_step_by_unit, shape, per))
     from transformers import get_scheduler  # imports peft and accelerate
 
     made: LambdaLR = get_scheduler(config.scheduler, optimizer, num_warmup_steps=warmup, num_training_steps=total)
-    return made if per == 1 else LambdaLR(optimizer, partial(_by_unit, made.lr_lambdas[0], per))
+    return made if per == 1 else LambdaLR(optimizer, partial(_step_by_unit, made.lr_lambdas[0], per))
 
 
-def _by_unit(shape: Callable[[int], float], per: int, optimizer_step: int) -> float:
+def _step_by_unit(shape: Callable[[int], float], per: int, optimizer_step: int) -> float:
     return shape(optimizer_step // per)
 
 
-def _known(total: int | None, config: OptimizerConfig) -> int:
+def _require_total(total: int | None, config: OptimizerConfig) -> int:
     if total is None:
         raise ValueError(f"the schedule {config.scheduler} ends somewhere: it needs the number of steps")
     return total

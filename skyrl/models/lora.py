@@ -53,7 +53,7 @@ def with_adapter(model: nn.Module, lora: SkyRLLoraConfig, *, seed: int, field: s
         torch.manual_seed(seed)
         try:
             settings = _settings(lora, initialize=not is_empty)
-            settings.target_modules = _beside_experts(model, lora.target_modules) or settings.target_modules
+            settings.target_modules = _layers_outside_experts(model, lora.target_modules) or settings.target_modules
             peft.inject_adapter_in_model(settings, model, low_cpu_mem_usage=is_empty)
         except ValueError as error:
             raise ModelError(f"{field}: no adapter fits this model: {str(error).splitlines()[0]}") from error
@@ -76,7 +76,7 @@ def _settings(lora: SkyRLLoraConfig, *, initialize: bool) -> Any:
     )
 
 
-def _beside_experts(model: nn.Module, wanted: str | tuple[str, ...]) -> list[str]:
+def _layers_outside_experts(model: nn.Module, wanted: str | tuple[str, ...]) -> list[str]:
     """Linear layers that an expression or `all-linear` selects in a mixture of experts, in which PEFT would select the
     experts, too; empty for names, and for other models.
     """

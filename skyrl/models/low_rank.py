@@ -41,7 +41,7 @@ def attach(model: nn.Module, updates: Mapping[str, LowRank]) -> None:
             if update is not None and not hasattr(module, "low_rank"):
                 module.register_forward_hook(_added)
             if update is not None or hasattr(module, "low_rank"):
-                vars(module)["low_rank"] = update and _in_place(_moved(update, weight), of_layers([module])[0])
+                vars(module)["low_rank"] = update and _reuse_memory(_moved(update, weight), of_layers([module])[0])
 
 
 def of_layers(layers: Sequence[nn.Linear]) -> list[LowRank | None]:
@@ -54,7 +54,7 @@ def _moved(update: LowRank, weight: Tensor) -> LowRank:
     return LowRank(update.a.to(weight), update.b.to(weight))
 
 
-def _in_place(update: LowRank, last: LowRank | None) -> LowRank:
+def _reuse_memory(update: LowRank, last: LowRank | None) -> LowRank:
     """`update` in the memory of `last`, if sizes, device and type are equal, else in memory that nobody else holds."""
     if last is None or (last.a.shape, last.b.shape) != (update.a.shape, update.b.shape):
         return LowRank(update.a.clone(), update.b.clone())
@@ -95,10 +95,10 @@ class Updates:
     def joined(self, layers: tuple[nn.Linear, ...]) -> Joined | None:
         """Factors of these layers, which share their input; None if the adapter changes none of them."""
         if layers not in self._joined:
-            self._joined[layers] = self._of(layers)
+            self._joined[layers] = self._joined_update(layers)
         return self._joined[layers]
 
-    def _of(self, layers: tuple[nn.Linear, ...]) -> Joined | None:
+    def _joined_update(self, layers: tuple[nn.Linear, ...]) -> Joined | None:
         changed = [(place, self.layers[layer]) for place, layer in enumerate(layers) if layer in self.layers]
         if len(layers) == 1 or not changed:
             return next(((update.a, update.b) for _, update in changed), None)

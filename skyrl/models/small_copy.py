@@ -101,10 +101,10 @@ def small_copy(config: PretrainedConfig, *, attention: str = "eager", seed: int 
 
     Raises `NoCopyError`.
     """
-    return tried(lambda: _made(small_config(config, times), attention, seed))
+    return tried(lambda: _make_copy(small_config(config, times), attention, seed))
 
 
-def _made(small: PretrainedConfig, attention: str, seed: int) -> PreTrainedModel:
+def _make_copy(small: PretrainedConfig, attention: str, seed: int) -> PreTrainedModel:
     with torch.device("meta"):  # towers for images or sound keep their sizes, and so do tables of unknown names
         size = AutoModelForCausalLM.from_config(small).num_parameters()
     if size > MOST_WEIGHTS:

@@ -85,7 +85,7 @@ def agent_of(config: AgentConfig, tier: Tier | Literal["auto"]) -> Agent:
     isolated.
     """
     if config.function is not None:
-        return _of_function(import_object(config.function, TaskError), config.function, config.kwargs)
+        return _function_agent(import_object(config.function, TaskError), config.function, config.kwargs)
     program = config.command[0]
     if shutil.which(program) is None:
         words = program.split()
@@ -96,7 +96,7 @@ def agent_of(config: AgentConfig, tier: Tier | Literal["auto"]) -> Agent:
     return lambda call: _run(config.command, call)
 
 
-def _of_function(function: object, name: str, settings: Mapping[str, Any]) -> Agent:
+def _function_agent(function: object, name: str, settings: Mapping[str, Any]) -> Agent:
     if not callable(function):
         raise TaskError(f"{name} is not a function")
     wanted = inspect.signature(function).parameters
@@ -136,7 +136,7 @@ async def _run(command: tuple[str, ...], call: AgentCall) -> Returned:
         start_new_session=True,
     )
     try:
-        out, _ = await asyncio.gather(_read(process), _write(process, json.dumps(call.task, default=str)))
+        out, _ = await asyncio.gather(_read_outputs(process), _write(process, json.dumps(call.task, default=str)))
         code = await process.wait()
     finally:
         with suppress(ProcessLookupError):
@@ -144,13 +144,13 @@ async def _run(command: tuple[str, ...], call: AgentCall) -> Returned:
     return returned_by(code, *out)
 
 
-async def _read(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
+async def _read_outputs(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
     assert process.stdout is not None and process.stderr is not None
-    output, errors = await asyncio.gather(_all_of(process.stdout), _all_of(process.stderr))
+    output, errors = await asyncio.gather(_read_stream(process.stdout), _read_stream(process.stderr))
     return output, errors
 
 
-async def _all_of(stream: asyncio.StreamReader) -> bytes:
+async def _read_stream(stream: asyncio.StreamReader) -> bytes:
     content = b""
     while piece := await stream.read(1 << 16):
         content += piece

@@ -120,7 +120,7 @@ class Attempts:
             late = until is not None and _now() >= until
             if late or len(failures) >= self._attempts or outcome.kind not in self._retried:
                 return episode.failed(tuple(failures))
-            episode = episode.again(attempt=episode.key.attempt + _RETRY)
+            episode = episode.retry(attempt=episode.key.attempt + _RETRY)
             attempt = outcome_of(again(episode, until))
 
     async def _run(self, episode: AgentEpisode, until: float | None) -> Trajectory:

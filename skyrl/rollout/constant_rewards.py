@@ -73,16 +73,16 @@ class ConstantRewards:
             self._report(self._words())
         if self._counted == self._steps and not self._seen and self._missing:
             self._report(
-                f"warning: no group of {self._of_steps} has all its rewards, and nothing is learned from the others: "
+                f"warning: no group of {self._steps_text} has all its rewards, and nothing is learned from the others: "
                 f"{counted(self._missing, 'sample')} without a reward, the first one because {self._why_missing}"
             )
 
     @property
-    def _of_steps(self) -> str:
+    def _steps_text(self) -> str:
         return "the first step" if self._steps == 1 else f"the first {self._steps} steps"
 
     def _words(self) -> str:
-        (reward,), steps = self._seen, self._of_steps
+        (reward,), steps = self._seen, self._steps_text
         endings = self._endings(self._reasons)
         cut = f" ({endings})" if endings else ""
         return (

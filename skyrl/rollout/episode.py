@@ -67,7 +67,7 @@ class Episode:
         self._env: Env | None = None
         self._transcript = Transcript(prompt.token_ids, with_logprobs=context.sampling.logprobs is not None)
         self._earlier: list[TokenRow] = []
-        self._begun_with: Sequence[Message] = prompt.asked
+        self._begun_with: Sequence[Message] = prompt.question
         self._said: list[Message] = []
         self._tools: Sequence[Mapping[str, Any]] = ()
         self._turns = 0
@@ -82,18 +82,18 @@ class Episode:
         """Make the environment; returns the request for the first turn. Raises `EpisodeError`."""
         prompt = self._prompt
         started: Started = await self._in_env(
-            self._who("starting on"), _started, self._make, self._extras(), deepcopy(prompt.asked)
+            self._who("starting on"), _started, self._make, self._extras(), deepcopy(prompt.question)
         )
         self._env, messages, tools = started
         self._begun_with, self._tools = messages, with_tools(tools, prompt.tools)
         config = self._context.config
-        again = messages != prompt.asked or self._tools != prompt.tools
+        again = messages != prompt.question or self._tools != prompt.tools
         if again or config.chat_template.name_or_path is not None:
             kwargs, tokenizer = config.chat_template_kwargs, self._context.tokenizer
             template = Template(tokenizer=tokenizer, arguments=kwargs, tools=self._tools)
             allowed = self._context.agent is not None or bool(prompt.extras.get(ALLOW_DROPPED))
             with self._readable("starting on"), _naming_tools(tools):
-                ids = template.start([*messages, *prompt.begun], allow_dropped=allowed)
+                ids = template.start([*messages, *prompt.answer_prefix], allow_dropped=allowed)
             self._transcript = self._transcript.restarted(ids)
         return self._request(self.key)
 
@@ -211,7 +211,7 @@ class Episode:
         """Name of the sample in messages."""
         return f"{self._prompt.env_class}, sample {self.key.sample_index} of prompt {self._prompt.id},"
 
-    def again(self, attempt: int) -> Self:
+    def retry(self, attempt: int) -> Self:
         """A new attempt at the sample, with another environment and other random numbers."""
         return type(self)(self._context, self._prompt, self._make, evolve(self.key, attempt=attempt))
 

@@ -92,10 +92,10 @@ class Hints:
 
     def _tokens(self, prompt: Prompt, hint: str | None) -> tuple[int, ...]:
         template = evolve(self._template, tools=prompt.tools) if prompt.tools else self._template
-        messages = prompt.messages if hint is None else self._with_hint(prompt, hint)
+        messages = prompt.messages if hint is None else self._insert_hint(prompt, hint)
         return template.start(messages, allow_dropped=True)
 
-    def _with_hint(self, prompt: Prompt, hint: str) -> list[Mapping[str, Any]]:
+    def _insert_hint(self, prompt: Prompt, hint: str) -> list[Mapping[str, Any]]:
         places = [place for place, message in enumerate(prompt.messages) if message.get("role") == "user"]
         if not places or not isinstance(prompt.messages[places[-1]].get("content"), str):
             raise DataError(f"prompt {prompt.id} has no text of the user, into which a hint could be put")
@@ -109,14 +109,14 @@ class Hints:
     def _hint(self, group: TrajectoryGroup, trajectory: Trajectory) -> str | None:
         match self.settings.source:
             case "column":
-                return self._of_column(group.prompt)
+                return self._column_hint(group.prompt)
             case "success":
-                return self._of_success(group, trajectory)
+                return self._success_hint(group, trajectory)
             case "feedback":
                 return trajectory.feedback
         return None
 
-    def _of_column(self, prompt: Prompt) -> str | None:
+    def _column_hint(self, prompt: Prompt) -> str | None:
         column = self.settings.column
         found: object = prompt.extras
         for name in column.split("."):
@@ -127,7 +127,7 @@ class Hints:
             raise DataError(f"prompt {prompt.id}: column {column} ({FIELD}.column) is no text, but {found!r:.80}")
         return found or None
 
-    def _of_success(self, group: TrajectoryGroup, trajectory: Trajectory) -> str | None:
+    def _success_hint(self, group: TrajectoryGroup, trajectory: Trajectory) -> str | None:
         """The text of the first other answer with the highest reward, if rewards differ."""
         best = max(group.rewards)
         if min(group.rewards) == best:

@@ -11,7 +11,7 @@ from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.pending import PendingSave
 from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors
-from skyrl.checkpoint.store import Checkpoint, CheckpointStore, without_what_is_not_finite
+from skyrl.checkpoint.store import Checkpoint, CheckpointStore, finite_metrics
 from skyrl.config.loading.resolve import derived
 from skyrl.config.loading.stored import stored_tree
 from skyrl.config.settings.run_basics import RunBasics
@@ -82,7 +82,7 @@ class CheckpointManager:
             fingerprint=fingerprint(self._run),
             derived=derived(self._run),
             world_size={name: len(model.ranks) for name, model in self._models.items()},
-            metrics=without_what_is_not_finite(self._last.metrics),
+            metrics=finite_metrics(self._last.metrics),
         )
         await self._pending.start(self._write(checkpoint, need))
         if not self._run.trainer.async_ckpt_save:

@@ -199,7 +199,7 @@ class Recording:
 
     def _expect(self, step: int) -> None:
         if not self._path(step, _LAST).is_file():
-            raise DataError(f"step {step} is not in the recording {self.folder} ({_named(self.steps())})")
+            raise DataError(f"step {step} is not in the recording {self.folder} ({_steps_text(self.steps())})")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -245,5 +245,5 @@ def _plain(metrics: Mapping[str, float]) -> dict[str, float | str]:
     return {name: value if isfinite(value) else str(value) for name, value in metrics.items()}
 
 
-def _named(steps: Sequence[int]) -> str:
+def _steps_text(steps: Sequence[int]) -> str:
     return f"it has the steps {steps[0]} to {steps[-1]}" if steps else "it is empty"

@@ -41,7 +41,7 @@ class BackgroundWriter:
             self._last.result()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="skyrl-writer")
-        self._last = self._thread.submit(_after, self._last, job)
+        self._last = self._thread.submit(_run_after, self._last, job)
 
     def finish(self) -> None:
         """Return once every job is done. Raises the exception of a job that failed."""
@@ -60,7 +60,7 @@ class BackgroundWriter:
             self._thread = None
 
 
-def _after(previous: Future[None] | None, job: Callable[[], None]) -> None:
+def _run_after(previous: Future[None] | None, job: Callable[[], None]) -> None:
     """Run `job`, unless the job before it failed: then raise that exception again."""
     if previous is not None:
         previous.result()

@@ -92,12 +92,12 @@ class TeachersBySource:
         for name, rows in found.items():
             teacher = self.default if name is None else self.named[name]
             if teacher is None:
-                raise RunError(without_teacher({sources[rows[0]]}))
+                raise RunError(no_teacher_message({sources[rows[0]]}))
             parts.append((torch.tensor(rows), teacher))
         return parts
 
 
-def without_teacher(sources: set[str]) -> str:
+def no_teacher_message(sources: set[str]) -> str:
     """The message for data sources that no teacher teaches."""
     names = ", ".join(map(repr, sorted(sources)))
     return (

@@ -189,7 +189,7 @@ class Executor:
         self._changed.add(model.id)
         self.queue.remove(model.id)
         if self._records is not None:
-            self._records.ended(model.id)
+            self._records.close_model(model.id)
         ended = self.fail_waiting(model, f"the model {model.id} was unloaded")
         return ended if asked is None else [*ended, asked["id"]]
 

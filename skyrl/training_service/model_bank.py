@@ -242,7 +242,7 @@ class ModelBank(ModelWorker):
         hidden = transformer.config.get_text_config().hidden_size
         layout = adapter_layout(spec, self._adaptable, hidden=hidden)
         self._models[model_id] = _Model(
-            layout=layout, state=TrainedState(weights={FACTORS: layout.drawn().to(self.device)})
+            layout=layout, state=TrainedState(weights={FACTORS: layout.initial_vector().to(self.device)})
         )
         self._let_rest()
 

@@ -133,7 +133,7 @@ class ServiceRecords:
         with _without_failing():
             self._trackers[model.id].log(model.steps, {**done.metrics(), **norm, "train/lr": settings.lr})
 
-    def ended(self, model_id: str) -> None:
+    def close_model(self, model_id: str) -> None:
         """Close the trackers of a model that was unloaded."""
         self._steps.pop(model_id, None)
         self._kept.pop(model_id, None)
@@ -156,7 +156,7 @@ class ServiceRecords:
     def close(self) -> None:
         """Write everything that is pending, and close all trackers."""
         for model_id in list(self._trackers):
-            self.ended(model_id)
+            self.close_model(model_id)
         self._closing.shutdown()
         self._writer.close()
 

@@ -565,7 +565,7 @@ def _page(fields: Fields) -> tuple[int, int]:
     """Limit and offset of a list, which come as texts in the query."""
 
     def number(name: str, default: int, most: int) -> int:
-        text = str(fields.any(name, default))
+        text = str(fields.value(name, default))
         if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= most):
             raise RequestError(f"{name} has to be a whole number from 0 to {most}, not {text[:40]!r}", param=name)
         return int(text)

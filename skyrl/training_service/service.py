@@ -172,7 +172,7 @@ class TrainingService:
             client,
             fields.text("project_id"),
             fields.text("display_name"),
-            json.dumps(fields.any("tags", [])),
+            json.dumps(fields.value("tags", [])),
             json.dumps(fields.mapping("user_metadata")),
             time.time(),
         )

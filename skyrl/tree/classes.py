@@ -33,7 +33,7 @@ FREE = {"role": "free"}
 """Metadata of a field that changes no number of the run: it may differ on resume and is not in the fingerprint."""
 
 
-def named(role: Mapping[str, str], names: Iterable[str]) -> dict[str, Any]:
+def choice_metadata(role: Mapping[str, str], names: Iterable[str]) -> dict[str, Any]:
     """Metadata of a field with a role, which holds one of these names or an import path."""
     return {**role, "names": tuple(names)}
 
@@ -142,14 +142,14 @@ def written_fields(config: object) -> frozenset[str] | None:
     return names
 
 
-def with_written(config: C, names: Iterable[str]) -> C:
+def mark_written(config: C, names: Iterable[str]) -> C:
     """A copy of the table that says that these fields, too, were written; a table of a foreign class is returned."""
     if not is_config(type(config)):
         return config
     return assembled(config, {_WRITTEN: (written_fields(config) or frozenset()).union(names)})
 
 
-def without_written(config: C, name: str) -> C:
+def unmark_written(config: C, name: str) -> C:
     """A copy of the table that no longer says that this field was written."""
     return assembled(config, {_WRITTEN: (written_fields(config) or frozenset()) - {name}})
 

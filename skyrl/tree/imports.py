@@ -59,9 +59,9 @@ def import_object(name: str, error: type[UserError] = UserError) -> Any:
 
 def _imported(where: str, attribute: str, error: type[UserError] = UserError) -> Any:
     try:
-        found: Any = _from_file(Path(where).expanduser()) if where.endswith(".py") else _from_module(where)
+        found: Any = _import_file(Path(where).expanduser()) if where.endswith(".py") else _import_module(where)
     except (Exception, SystemExit) as failure:  # a user's module may raise anything while it is imported
-        raise error(_why(where, failure)) from failure
+        raise error(_import_failure(where, failure)) from failure
     for each in attribute.split("."):
         if not hasattr(found, each):
             near = nearest(each, [name for name in dir(found) if not name.startswith("_")])
@@ -87,7 +87,7 @@ def import_class(name: str) -> type[Any] | None:
     return found if isinstance(found, type) and known_class(class_name(found)) is found else None
 
 
-def _from_module(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     _search(Path.cwd())
     return importlib.import_module(name)
 
@@ -97,7 +97,7 @@ def _search(*folders: Path) -> None:
     sys.path += [str(folder) for folder in folders if str(folder) not in sys.path]
 
 
-def _from_file(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(path)
     file = path.resolve()
@@ -152,7 +152,7 @@ def _module_name(file: Path) -> str:
     return f"{name}_{sha256(str(file).encode()).hexdigest()[:8]}"
 
 
-def _why(where: str, failure: BaseException) -> str:
+def _import_failure(where: str, failure: BaseException) -> str:
     match failure:
         case FileNotFoundError() if where.endswith(".py") and not Path(where).expanduser().is_file():
             return f"there is no file {where} (relative paths start at the working directory)"

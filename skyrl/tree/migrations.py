@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 
 from skyrl.errors import ConfigError, Problem, ProblemCode
 from skyrl.tree.origins import Assignment, Path, dotted
-from skyrl.tree.types import parse, shown
+from skyrl.tree.types import display_value, parse
 
 
 @frozen(kw_only=True)
@@ -64,7 +64,7 @@ def follow(migrations: Sequence[Migration], assignment: Assignment) -> Followed 
     if migration.needless:
         return (), (_warning(assignment, f"ignored: no such field{since}", migration.why),)
     if any(type(value) is type(each) and value == each for each in migration.harmless):
-        message = f"ignored: no such field{since}, and {shown(value)} would change nothing"
+        message = f"ignored: no such field{since}, and {display_value(value)} would change nothing"
         return (), (_warning(assignment, message, migration.why),)
     if (target := current_path(migrations, assignment.path)) is not None:
         moved = evolve(assignment, path=target)

@@ -84,12 +84,12 @@ class _Composer:
             if event.anchor in self._anchors:
                 raise self._refusal(event, f"the anchor &{event.anchor} is defined twice")
             self._anchors[event.anchor] = None
-        node = self._made(event, depth)
+        node = self._compose(event, depth)
         if event.anchor is not None:
             self._anchors[event.anchor] = node
         return node
 
-    def _made(self, event: yaml.Event, depth: int) -> yaml.Node:
+    def _compose(self, event: yaml.Event, depth: int) -> yaml.Node:
         if isinstance(event, yaml.ScalarEvent):
             return yaml.ScalarNode(self._tag(yaml.ScalarNode, event), event.value, event.start_mark, event.end_mark)
         if isinstance(event, yaml.SequenceStartEvent):

@@ -165,10 +165,10 @@ def _shown_before(table: TokenTable, numbers: Sequence[int], place: int) -> list
     known = [*prompts[before], *table.columns["response_ids"][before]]
     same = next((n for n, (one, other) in enumerate(zip(known, ids, strict=False)) if one != other), len(known))
     tokens = [Token(text=table.pieces.get(id, "�"), id=id, sampled=False) for id in ids[same:]]
-    return tokens if same == len(known) else _after_the_policy(tokens)
+    return tokens if same == len(known) else _tokens_after_policy(tokens)
 
 
-def _after_the_policy(tokens: Sequence[Token]) -> list[Token]:
+def _tokens_after_policy(tokens: Sequence[Token]) -> list[Token]:
     """The tokens after the policy's last message: earlier turns, which a template rewrote, are shown already."""
     end = last = 0
     for stretch in stretches("".join(token.text for token in tokens)):

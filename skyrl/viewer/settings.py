@@ -48,7 +48,7 @@ def settings(folders: Sequence[Path]) -> list[FieldRow]:
     """All fields of the runs in these folders, in the order of the tree. Raises `UserError` if a folder has no
     configuration.
     """
-    stored = [_stored(folder) for folder in folders]
+    stored = [_read_stored(folder) for folder in folders]
     leaves = [dict(_leaves("", each["config"])) for each in stored]
     derived = [set(_texts(each.get("derived"))) for each in stored]
     places = [_table(each.get("places")) for each in stored]
@@ -88,7 +88,7 @@ def _table(places: object) -> dict[str, str]:
     return {path: str(result[path]) for path in sorted(result, key=len, reverse=True)}
 
 
-def _stored(folder: Path) -> Mapping[str, Any]:
+def _read_stored(folder: Path) -> Mapping[str, Any]:
     try:
         stored = parsed(stored_text(folder / FILE))
         if isinstance(stored, dict) and isinstance(stored.get("config"), dict):

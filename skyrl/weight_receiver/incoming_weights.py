@@ -95,7 +95,7 @@ class Folder:
     weights: tuple[WeightInfo, ...]
 
     def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
-        return nullcontext(verified(self._read(), self.weights))
+        return nullcontext(verified(self._read_tensors(), self.weights))
 
     def digests(self) -> dict[str, str]:
         """Digests of all tensors as sent, by name. Raises `WeightSyncError`."""
@@ -107,7 +107,7 @@ class Folder:
             raise WeightSyncError(f"the weights in {self.path} cannot be read: {error}") from error
         return by_name
 
-    def _read(self) -> Iterator[tuple[str, Tensor, str]]:
+    def _read_tensors(self) -> Iterator[tuple[str, Tensor, str]]:
         try:
             for index in sorted(Path(self.path).glob("*.json")):
                 digests = _digests(index.read_bytes())
@@ -157,11 +157,11 @@ class Delta:
                     continue
                 yield name, stored[1], digest
                 held[name] = stored
-            for name, tensor in self._read(file, wanted) if wanted else ():
+            for name, tensor in self._read_tensors(file, wanted) if wanted else ():
                 yield name, tensor, wanted[name]
                 held[name] = wanted[name], tensor
 
-    def _read(self, file: str, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    def _read_tensors(self, file: str, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         try:
             with here(self.path, file) as path, safe_open(path, framework="pt") as stored:
                 for name in names:
@@ -254,7 +254,7 @@ def receipt(incoming: IncomingWeights) -> str:
     return f"{LOADED} {xxhash.xxh3_128_hexdigest(lines.encode())}"
 
 
-def why_not_loaded(outcomes: Iterable[object], incoming: IncomingWeights) -> str:
+def load_failure(outcomes: Iterable[object], incoming: IncomingWeights) -> str:
     """An empty string if every outcome is the receipt of these weights, otherwise the reason why one is not."""
     expected = receipt(incoming)
     others = sorted({str(each or "") for each in outcomes} - {expected})
@@ -351,7 +351,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
 
 
-def listed(problems: Sequence[str]) -> str:
+def summarize_problems(problems: Sequence[str]) -> str:
     """The first five problems of a set of weights, and the number of others."""
     more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
     return "; ".join([*problems[:5], *more])

@@ -72,7 +72,7 @@ class Canary:
         finite where another one's are.
         """
         outcomes = await asyncio.gather(*map(self._continue, engines.values()), return_exceptions=True)
-        drawn = _all_drawn(dict(zip(engines, outcomes, strict=True)))
+        drawn = _checked_samples(dict(zip(engines, outcomes, strict=True)))
         scores = await _scored(source, [pair for each in drawn for pair in each])
         answers = [
             [ScoredSample(prompt=prompt, completion=one, learner=scores[prompt, one.token_ids]) for prompt, one in each]
@@ -129,7 +129,7 @@ class Canary:
         )
 
 
-def _all_drawn(outcomes: Mapping[int, list[Sampled] | BaseException]) -> list[list[Sampled]]:
+def _checked_samples(outcomes: Mapping[int, list[Sampled] | BaseException]) -> list[list[Sampled]]:
     """Samples of each engine. If no engine gives finite numbers, the model is at fault and no engine."""
     failed = {number: outcome for number, outcome in outcomes.items() if isinstance(outcome, BaseException)}
     for number, error in sorted(failed.items(), key=lambda each: not isinstance(each[1], ProcessError)):

@@ -391,7 +391,7 @@ async def test_a_server_that_answers_again_takes_part_again_with_the_next_weight
         await client.pause()
         assert client.in_service == (engines[1],)
         failing.speak_again()
-        assert await restarts.one_is_ready()
+        assert await restarts.wait_until_ready()
         assert await client.admit_started()  # so that the canary compares it first
         assert client.in_service == tuple(engines)
         await client.load_weights([WEIGHTS] * 2, 2)

@@ -118,7 +118,7 @@ def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, 
     """
     from skyrl.config.derive.sizes import engines_of
     from skyrl.errors import UserError
-    from skyrl.experiments.collaborators import in_flight, stream_limits
+    from skyrl.experiments.collaborators import in_flight_policy, stream_limits
     from skyrl.tools.simulation import Seconds, World, measured
     from skyrl.tracking.jsonlines import JsonLines
 
@@ -147,7 +147,7 @@ def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, 
         samples_per_prompt=config.generator.n_samples_per_prompt,
         slots=number * config.generator.inference_engine.max_num_seqs,
         environment_workers=config.environment.skyrl_gym.max_env_workers,
-        interrupt=in_flight(config) != "finish",
+        interrupt=in_flight_policy(config) != "finish",
         seed=config.trainer.seed,
         **durations,
     )

@@ -37,7 +37,7 @@ def whole(run: RunConfig, language: str) -> str:
     return dump(public_dict(run), language, run)
 
 
-def as_it_was_written(run: RunConfig, language: str) -> str:
+def written_text(run: RunConfig, language: str) -> str:
     """`whole` of a tree before anything is derived, without the fields that are left to a rule."""
     from skyrl.config.loading.kinds import kind_of
     from skyrl.tree.rules import is_whole

@@ -406,7 +406,7 @@ def parity_bound_follows_precision(run: SkyRLTrainConfig) -> float:
 )
 def checkpoint_path_follows_run_path(run: SkyRLTrainConfig) -> str:
     """A written run folder holds the run's checkpoints; the default folder is for runs without one."""
-    return _in_chosen_folder(run, "checkpoints", "~/ckpts/")
+    return _path_in_run(run, "checkpoints", "~/ckpts/")
 
 
 @rule(
@@ -418,10 +418,10 @@ def checkpoint_path_follows_run_path(run: SkyRLTrainConfig) -> str:
 )
 def export_path_follows_run_path(run: SkyRLTrainConfig) -> str:
     """A written run folder holds the run's exports; the default folder is for runs without one."""
-    return _in_chosen_folder(run, "exports", "~/exports/")
+    return _path_in_run(run, "exports", "~/exports/")
 
 
-def _in_chosen_folder(run: SkyRLTrainConfig, name: str, otherwise: str) -> str:
+def _path_in_run(run: SkyRLTrainConfig, name: str, otherwise: str) -> str:
     return f"{run.trainer.run_path.rstrip('/')}/{name}" if run.trainer.run_path else otherwise
 
 

@@ -222,7 +222,7 @@ def described(verdict: MemoryVerdict) -> str:
     )
 
 
-def written(changes: Changes) -> str:
+def as_arguments(changes: Changes) -> str:
     """The changes as arguments of a command."""
     return " ".join(
         f"{path}={str(value).lower() if isinstance(value, bool) else value}" for path, value in changes.items()

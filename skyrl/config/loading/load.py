@@ -31,8 +31,8 @@ from skyrl.tree.classes import fields_of
 from skyrl.tree.files import EXTENDS, STORED_FILES, is_stored_form, read_file, stored_file
 from skyrl.tree.names import nearest
 from skyrl.tree.origins import Assignment, Origins
-from skyrl.tree.rules import Check, find_problems, listed
-from skyrl.tree.types import shown
+from skyrl.tree.rules import Check, find_problems, join_choices
+from skyrl.tree.types import display_value
 
 C = TypeVar("C", bound=RunConfig, default=SkyRLTrainConfig)
 
@@ -82,8 +82,8 @@ def load(
     config = builder.build()
     errors = [problem for problem in builder.problems if problem.severity == "error"]
     if errors:
-        raise ConfigError(_by_place(errors), title="This configuration cannot be used")
-    return Loaded(config=config, origins=builder.origins, warnings=tuple(_by_place(builder.problems)))
+        raise ConfigError(_sort_by_place(errors), title="This configuration cannot be used")
+    return Loaded(config=config, origins=builder.origins, warnings=tuple(_sort_by_place(builder.problems)))
 
 
 def compose(
@@ -103,20 +103,20 @@ def compose(
     written = builder.build()
     config, origins, broken = resolve_with_origins(written, builder.origins, builder.broken)
     if any(chain[-1].is_stored for chain in origins.values()):  # before any check could import what they name
-        from skyrl.config.loading.own_code import may_run
         from skyrl.config.loading.stored_code import code_that_is_only_stored
+        from skyrl.config.loading.user_code import may_run
 
         stored = code_that_is_only_stored(config, origins)
         if refused := [problem for problem in stored if not may_run(config, problem.path, origins)]:
-            raise ConfigError(_by_place([*builder.problems, *refused]))
+            raise ConfigError(_sort_by_place([*builder.problems, *refused]))
     further = also(kind_of(config)) if also else ()
     found = [*builder.problems, *check(config, origins, broken), *find_problems(config, further, origins, broken)]
-    warnings = tuple(_by_place(problem for problem in found if problem.severity == "warning"))
+    warnings = tuple(_sort_by_place(problem for problem in found if problem.severity == "warning"))
     errors = found if strict else [problem for problem in found if problem.severity == "error"]
     if errors:
         from skyrl.config.foundation.paths_beside import with_paths_beside
 
-        raise ConfigError(_by_place(with_paths_beside(error, config) for error in errors))
+        raise ConfigError(_sort_by_place(with_paths_beside(error, config) for error in errors))
     return Composed(written=written, config=config, origins=origins, warnings=warnings)
 
 
@@ -140,11 +140,11 @@ def _builder(
         remembers=True,
     )
     builder: TreeBuilder[C] = TreeBuilder(chosen(), context)
-    for layer in _with_words_joined(layers, chosen):
+    for layer in _join_split_arguments(layers, chosen):
         _take(builder, layer, chosen)
     if root is None and said in KINDS:  # the last one counts, whichever kind the files before it are of
         builder.problems = [each for each in builder.problems if each.path != "kind" or each.value not in KINDS]
-    builder.problems = [_with_our_value(_in_terms_of_kinds(each, chosen)) for each in builder.problems]
+    builder.problems = [_suggest_our_value(_explain_wrong_kind(each, chosen)) for each in builder.problems]
     if root is None and said is None and chosen is not SkyRLTrainConfig:
         names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))
         message = f"is missing, so this is read as a reinforcement-learning run, which has no {names}"
@@ -160,7 +160,7 @@ def _names_elsewhere(root: type[Any], path: tuple[str, ...]) -> tuple[str, list[
     return names_elsewhere(root, path)
 
 
-def _with_our_value(problem: Problem) -> Problem:
+def _suggest_our_value(problem: Problem) -> Problem:
     """The problem, with our name for a value that only other systems have."""
     if problem.code != "not a choice":
         return problem
@@ -185,10 +185,10 @@ def _layers(files: Files, overrides: Overrides) -> list[_Layer]:
     return layers
 
 
-def _in_terms_of_kinds(problem: Problem, root: type[Any]) -> Problem:
+def _explain_wrong_kind(problem: Problem, root: type[Any]) -> Problem:
     """The problem, reworded if one kind of run was mistaken for another."""
     if problem.path == "kind" and problem.code == "not a choice" and problem.value not in KINDS:
-        return evolve(problem, message=f"{shown(problem.value)} is not one of: {', '.join(KINDS)}", hint="")
+        return evolve(problem, message=f"{display_value(problem.value)} is not one of: {', '.join(KINDS)}", hint="")
     name = problem.path.partition(".")[0]
     if name in fields_of(root) or problem.code != "unknown field":
         return problem
@@ -197,7 +197,7 @@ def _in_terms_of_kinds(problem: Problem, root: type[Any]) -> Problem:
         return evolve(problem, hint=hint)
     others = [kind for kind in KINDS if name in fields_of(root_of(kind))]
     if others:
-        hint = f"{name} belongs to kind = {listed(others, 'and')}, and this is kind = {root().kind}"
+        hint = f"{name} belongs to kind = {join_choices(others, 'and')}, and this is kind = {root().kind}"
         return evolve(problem, hint="; ".join(filter(None, (problem.hint, hint))))
     return problem
 
@@ -315,9 +315,9 @@ def _take(builder: TreeBuilder[Any], layer: _Layer, root: type[Any]) -> None:
             raise layer.error
         assignments = layer.assignments
         if layer.file and any(is_stored_form(each.value) for each in assignments):
-            from skyrl.config.loading.stored import as_written
+            from skyrl.config.loading.stored import as_layer
 
-            assignments = [as_written(each, root) if is_stored_form(each.value) else each for each in assignments]
+            assignments = [as_layer(each, root) if is_stored_form(each.value) else each for each in assignments]
         builder.assign_all(assignments)
     except ConfigError as error:
         name = layer.file
@@ -328,7 +328,7 @@ def _take(builder: TreeBuilder[Any], layer: _Layer, root: type[Any]) -> None:
         builder.broken.add("")  # without the file, the rest cannot be judged
 
 
-def _with_words_joined(layers: Sequence[_Layer], root: type[Any]) -> Iterator[_Layer]:
+def _join_split_arguments(layers: Sequence[_Layer], root: type[Any]) -> Iterator[_Layer]:
     """All layers; `trainer.epochs 2`, whose words were both taken for files, becomes one mistake with both words in its
     hint.
     """
@@ -358,7 +358,7 @@ def _caller() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _by_place(problems: Iterable[Problem]) -> list[Problem]:
+def _sort_by_place(problems: Iterable[Problem]) -> list[Problem]:
     """Sorts problems: files in the order of their lines, then arguments, then values that were never written."""
     return sorted(problems, key=lambda problem: _sort_key(problem.place))
 

@@ -77,7 +77,7 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     body.refuse("modalities", "answers are text", harmless=(["text"],))
     body.ignore(*BOOKKEEPING)
     messages = messages_of(body.objects("messages"))
-    calls_tools = may_call_tools(body.any("tool_choice", "auto"))
+    calls_tools = may_call_tools(body.value("tool_choice", "auto"))
     tools = tools_of(body.objects("tools"))
     arguments = body.mapping("chat_template_kwargs")
     if taken := [name for name in RESERVED if name in arguments]:

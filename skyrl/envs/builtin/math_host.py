@@ -22,10 +22,10 @@ _DIGIT = re.compile("[0-9]")
 def main() -> None:
     """Answer each `[answer, ground truth]` with true or false."""
     logging.disable()
-    answer_lines(_same)
+    answer_lines(_is_equal)
 
 
-def _same(asked: Sequence[str]) -> bool:
+def _is_equal(asked: Sequence[str]) -> bool:
     """Whether an answer and a ground truth are equal, and the answer has a value: it computes with no infinity, and is
     not equal to something else as well.
     """
@@ -58,4 +58,4 @@ def _changed(text: str) -> str:
     return other if other != text else f"{text}+1"
 
 
-_same(("1", "x"))  # grammars and tables load at the first use: here once, before workers are forked
+_is_equal(("1", "x"))  # grammars and tables load at the first use: here once, before workers are forked

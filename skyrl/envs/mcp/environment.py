@@ -164,7 +164,7 @@ def _tool(listed: McpTool, settings: McpEnvConfig) -> Tool:
         name=listed.name,
         description=listed.description or listed.title or "",
         parameters=listed.input_schema,
-        run=_not_connected,
+        run=_fail_unconnected,
         seconds=settings.start_timeout_seconds + settings.call_timeout_seconds + _MARGIN,
     )
 
@@ -186,5 +186,5 @@ def _close(closed: Env | McpConnection) -> None:
     settled(closing())
 
 
-def _not_connected(**_: object) -> None:
+def _fail_unconnected(**_: object) -> None:
     raise AssertionError("an episode connects its tools")

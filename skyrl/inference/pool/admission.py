@@ -87,22 +87,22 @@ class Admission:
             return await waiting
         except asyncio.CancelledError:
             if waiting.done() and not waiting.cancelled():
-                self.ended(request, waiting.result())
+                self.record_ended(request, waiting.result())
             raise
 
-    def drawn(self, request: GenerationRequest, served: Served) -> None:
+    def record_drawn(self, request: GenerationRequest, served: Served) -> None:
         """Record that the engine has drawn all samples of the request: later turns go to this engine. May ask the
         engine for its load.
         """
-        self._conversations.drawn(request, served)
+        self._conversations.record_drawn(request, served)
         self._ask_for_load(served, len(request.keys))
 
-    def ended(self, request: GenerationRequest, served: Served) -> None:
+    def record_ended(self, request: GenerationRequest, served: Served) -> None:
         """Record that the engine no longer has the request, whether it was drawn or not."""
         served.samples -= len(request.keys)
         self._admit()
 
-    def beside(self, served: Served, request: GenerationRequest) -> Served | None:
+    def least_loaded_other(self, served: Served, request: GenerationRequest) -> Served | None:
         """The engine with the fewest samples except this one, with the request counted in, even above its limit; None
         if no other serves.
         """
@@ -127,7 +127,7 @@ class Admission:
         """Admit waiting requests that fit, in order of their arrival."""
         while self._open and self._waiting:
             request, waiting = self._waiting[0]
-            served = self._with_room(request)
+            served = self._engine_with_capacity(request)
             if served is None and not waiting.done():
                 return
             self._waiting.popleft()
@@ -137,7 +137,7 @@ class Admission:
                     self._prefixes.computed(request.prompt_ids, served)
                 waiting.set_result(served)
 
-    def _with_room(self, request: GenerationRequest) -> Served | None:
+    def _engine_with_capacity(self, request: GenerationRequest) -> Served | None:
         """An engine that has a prefix of the request cached, else the one with the fewest samples relative to its
         limit, if the request fits; an idle engine takes any request.
         """
@@ -145,14 +145,14 @@ class Admission:
             return None
         least = min(self.serving, key=lambda each: each.samples / each.limit.value)
         mean = sum(each.samples for each in self.serving) / len(self.serving)
-        for served in self._with_prefix(request) if len(self.serving) > 1 else ():
+        for served in self._engines_with_prefix(request) if len(self.serving) > 1 else ():
             samples = served.samples + len(request.keys)
             if samples <= served.limit.value and not is_overloaded(samples, mean):
                 return served
         fits = least.samples + len(request.keys) <= least.limit.value
         return least if fits or least.samples == 0 else None
 
-    def _with_prefix(self, request: GenerationRequest) -> Iterator[Served]:
+    def _engines_with_prefix(self, request: GenerationRequest) -> Iterator[Served]:
         """Engines in service that have a prefix of the request cached: that of the conversation, then others."""
         before = self._conversations.engine_of(request)
         holders = sorted(self._prefixes.engines_of(request.prompt_ids), key=lambda each: each.samples)

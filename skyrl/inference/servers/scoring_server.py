@@ -144,9 +144,9 @@ class ScoringServer:
 
     async def _asked_model(self) -> ServedModel:
         if self._protocol == "sglang":
-            info = await self._connection.first(_Info, "/get_model_info", seconds=_FIRST_ANSWER_SECONDS)
+            info = await self._connection.wait_for_first(_Info, "/get_model_info", seconds=_FIRST_ANSWER_SECONDS)
             return ServedModel(str(info.model_path), str(info.model_path), _whole(info.context_length))
-        models = await self._connection.first(ListedModels, "/v1/models", seconds=_FIRST_ANSWER_SECONDS)
+        models = await self._connection.wait_for_first(ListedModels, "/v1/models", seconds=_FIRST_ANSWER_SECONDS)
         if not models.data:
             raise UserError(f"the teacher at {self.url} serves no model (/v1/models)")
         model = models.data[0]

@@ -179,7 +179,7 @@ class TorchEngine:
         await asyncio.to_thread(self._replace_weights, incoming)
         self._weight_version = version
         _log.info("weights of version %d; %s", version, was_kept)
-        self._scheduler.weights_are(version)
+        self._scheduler.set_weights_version(version)
         return True
 
     async def publish(self, name: str, adapter: Adapter) -> None:

@@ -40,7 +40,7 @@ class StoredLayer(Protocol):
     """Parameters and buffers by name, without content."""
 
 
-def why_not_in_place(worker: Worker) -> str:
+def in_place_obstacle(worker: Worker) -> str:
     """An empty string if the model of a worker computes with its weights as they are stored, so that new ones can be
     copied into its parameters; otherwise the reason: quantization, experts, latent attention, adapters, packed weights.
     """

@@ -28,7 +28,7 @@ Cut = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 """Logits (R, V) with -infinity for tokens outside of top-k (R,) and top-p (R,)."""
 
 
-def by_key(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def keyed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of vLLM's sampling parameters with the seed where `KeyedDraws` reads it and vLLM makes no generator."""
     others = {name: value for name, value in arguments.items() if name != "seed"}
     return others | {"extra_args": {**(arguments.get("extra_args") or {}), SEED: arguments["seed"]}}

@@ -100,7 +100,7 @@ def read_launch(name: str, number: int | None) -> tuple[dict[str, Any], RunComma
     launch = launch_of(_text(name), name, _LAUNCHER, number)
     file, launch = launch.option("--config")
     words, launch = launch.split(lambda word: _OVERRIDE.fullmatch(word) is not None)
-    keys = _changed(read_experiment(_found(file, name, launch)), words)
+    keys = _changed(read_experiment(_find_config(file, name, launch)), words)
     program = launch.program.rpartition(".")[2]
     if program in _ROWS:
         keys.setdefault("train_dataset.type", _ROWS[program])
@@ -133,7 +133,7 @@ def _text(name: str) -> str:
     return text_of(name)
 
 
-def _found(file: str, script: str, launch: RunCommand) -> str:
+def _find_config(file: str, script: str, launch: RunCommand) -> str:
     """The YAML file, looked for in the current folder, in the script's, and in those around it."""
     problem = ""
     if not file or not is_known(file) or "$" in file:

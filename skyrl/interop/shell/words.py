@@ -182,7 +182,7 @@ class Words:
                 return [self._value(self._bracketed(word[position:end]), in_double)], end
             return self._braced(word[position + 2 : end - 1], in_double), end
         name = _NAME.match(word, position + 1)
-        return (self._named(name[0], in_double), name.end()) if name else None
+        return (self._expand_name(name[0], in_double), name.end()) if name else None
 
     def _value(self, text: str, in_double: bool) -> _Piece:
         return _Piece(text, is_quoted=in_double, is_literal=False)
@@ -211,9 +211,9 @@ class Words:
             found = self.variables.get(name)
         return "" if found is None else found
 
-    def _named(self, name: str, in_double: bool) -> list[_Piece]:
+    def _expand_name(self, name: str, in_double: bool) -> list[_Piece]:
         if name in "@*":
-            return self._all(self.variables.items("@"), in_double and name == "@", in_double)
+            return self._expand_items(self.variables.items("@"), in_double and name == "@", in_double)
         if name == "#":
             return [self._value(str(len(self.variables.arguments)), in_double)]
         if name in "$":
@@ -221,7 +221,7 @@ class Words:
         found = self.variables.get(name)
         return [self._value("" if found is None else found, in_double)]
 
-    def _all(self, items: list[str], apart: bool, in_double: bool) -> list[_Piece]:
+    def _expand_items(self, items: list[str], apart: bool, in_double: bool) -> list[_Piece]:
         """Pieces of all items: separate words as `"${A[@]}"`, or one text."""
         if apart:
             return [_Piece(item, ends_word=at < len(items) - 1) for at, item in enumerate(items)]
@@ -241,7 +241,7 @@ class Words:
         if indirect:
             return self._indirect(name[0], index, rest, in_double) or unchanged
         if index in ("@", "*"):
-            return self._of_all(name[0], index, rest, in_double, counts=counts) or unchanged
+            return self._expand_array(name[0], index, rest, in_double, counts=counts) or unchanged
         found = self._item(name[0], index) if index else self.variables.get(name[0])
         if name[0] == "#":
             found = str(len(self.variables.arguments))
@@ -272,13 +272,15 @@ class Words:
         """`${!NAME}`, the variable that NAME names, and `${!ARRAY[@]}`, the keys of an array."""
         if index in ("@", "*"):
             array = self.variables.values.get(name)
-            return self._all(list(array) if isinstance(array, dict) else [], in_double and index == "@", in_double)
+            return self._expand_items(
+                list(array) if isinstance(array, dict) else [], in_double and index == "@", in_double
+            )
         pointed = self.variables.get(name) or ""
         if not is_known(pointed) or not re.fullmatch(r"\w+(\[[\w@*]+\])?", pointed):
             return []
         return self._braced(pointed + rest, in_double)
 
-    def _of_all(self, name: str, index: str, rest: str, in_double: bool, *, counts: bool) -> list[_Piece]:
+    def _expand_array(self, name: str, index: str, rest: str, in_double: bool, *, counts: bool) -> list[_Piece]:
         items = self.variables.items(name)
         if any(outside(item) for item in items) and self.variables.is_outside(name) and name not in "@*":
             self.variables.assume_unset(name, "no items")
@@ -311,7 +313,7 @@ class Words:
             if None in changed:
                 return []
             items = [each for each in changed if each is not None]
-        return self._all(items, in_double and index == "@", in_double) or [
+        return self._expand_items(items, in_double and index == "@", in_double) or [
             _Piece("", is_quoted=False, is_literal=False)
         ]
 

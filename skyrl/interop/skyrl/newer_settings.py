@@ -143,7 +143,7 @@ def _full_batches(key: str, value: object, values: Values) -> Translation | None
     return Translation(writes={_DYNAMIC + "type": "filter", _DYNAMIC + "max_sample_batches": -1})
 
 
-def _beside_full_batches(key: str, value: object, values: Values) -> Translation | None:
+def _convert_dynamic_sampling(key: str, value: object, values: Values) -> Translation | None:
     """SkyRL's asynchronous trainer refuses any other dynamic sampling (train/fully_async_trainer.py:381)."""
     is_full = values.get(_FULL) is True and values.get("trainer.fully_async.enabled") is True
     return redundant(f"{_FULL} decides") if is_full else None
@@ -162,8 +162,8 @@ RL = System(
             **_settings(POLICY),
             **dict.fromkeys(_ROWS, _sample_rows),
             _FULL: _full_batches,
-            _DYNAMIC + "type": _beside_full_batches,
-            _DYNAMIC + "max_sample_batches": _beside_full_batches,
+            _DYNAMIC + "type": _convert_dynamic_sampling,
+            _DYNAMIC + "max_sample_batches": _convert_dynamic_sampling,
         },
     ),
     switches=switches(POLICY, "fsdp"),

@@ -48,7 +48,7 @@ def _mode(key: str, value: object, values: Values) -> Translation:
     )
 
 
-def _of_vllm(path: str) -> Dependent:
+def _vllm_only(path: str) -> Dependent:
     return lambda key, value, values: (
         Translation(writes={path: number(value)})
         if values.get("use_vllm") and value is not None
@@ -199,9 +199,9 @@ DEPENDENT: dict[str, Dependent] = {
     "disable_dropout": dropout("trainer.policy.use_dropout", "model_name_or_path"),
     "use_vllm": lambda key, value, values: Translation(writes={ENGINE + "backend": "vllm" if value else "torch"}),
     "vllm_mode": _mode,
-    "vllm_gpu_memory_utilization": _of_vllm(ENGINE + "gpu_memory_utilization"),
-    "vllm_tensor_parallel_size": _of_vllm(ENGINE + "tensor_parallel_size"),
-    "vllm_max_model_length": _of_vllm(ENGINE + "engine_init_kwargs.max_model_len"),
+    "vllm_gpu_memory_utilization": _vllm_only(ENGINE + "gpu_memory_utilization"),
+    "vllm_tensor_parallel_size": _vllm_only(ENGINE + "tensor_parallel_size"),
+    "vllm_max_model_length": _vllm_only(ENGINE + "engine_init_kwargs.max_model_len"),
     "bf16": _precision,
     "warmup_steps": _warm_up,
     "warmup_ratio": _warm_up,

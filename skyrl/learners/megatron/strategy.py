@@ -274,7 +274,7 @@ class Megatron:
         """The micro-batch on the device, after announcing to the model which tokens its routers will see."""
         layout = micro.layout
         if layout.routed is not None:
-            layout = evolve(layout, routed=self.model.own_tokens(layout.routed, layout.inputs["input_ids"].shape))
+            layout = evolve(layout, routed=self.model.local_tokens(layout.routed, layout.inputs["input_ids"].shape))
         micro = evolve(micro, layout=layout).to(self._device)
         self.model.routed, self.model.row_weights = micro.layout.routed, micro.rows.row_weights
         return micro

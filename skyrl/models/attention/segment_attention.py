@@ -116,7 +116,7 @@ def key_bounds_of(module: nn.Module, window: int | None) -> KeyBounds:
 
 
 @attrs.frozen
-class _Together:
+class _PaddedSegments:
     """Segments as rows of one padded batch of G rows and T columns."""
 
     places: Tensor
@@ -129,7 +129,7 @@ class _Together:
     """(tokens,) int64: for each position of the packed row, its index in the flattened (G, T)."""
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], device: torch.device, bounds: KeyBounds) -> _Together:
+    def of(cls, segments: Sequence[Segment], device: torch.device, bounds: KeyBounds) -> _PaddedSegments:
         """Lay the segments out side by side, for layers that see as far as `bounds`."""
         width = max(segment.tokens for segment in segments)
         lengths = torch.tensor([segment.tokens for segment in segments]).unsqueeze(1)
@@ -187,19 +187,19 @@ class Segments:
         return masked <= apart
 
     @cached_property
-    def _kept(self) -> dict[Any, Any]:
+    def _cache(self) -> dict[Any, Any]:
         """What layers share, made on demand."""
         return {}
 
     def _made_once(self, key: Hashable, make: Callable[[], T]) -> T:
-        if key not in self._kept:
-            self._kept[key] = make()
-        made: T = self._kept[key]
+        if key not in self._cache:
+            self._cache[key] = make()
+        made: T = self._cache[key]
         return made
 
-    def together(self, bounds: KeyBounds) -> _Together:
+    def together(self, bounds: KeyBounds) -> _PaddedSegments:
         """The segments side by side, for layers that see as far as `bounds`."""
-        return self._made_once((_Together, bounds), lambda: _Together.of(self.each, self.device, bounds))
+        return self._made_once((_PaddedSegments, bounds), lambda: _PaddedSegments.of(self.each, self.device, bounds))
 
     def sequences(self, bounds: KeyBounds) -> Sequences:
         """The segments as separate sequences, for variable-length kernels; cut into the chunks of `bounds`."""
@@ -350,7 +350,7 @@ def _are_long(segments: Segments, query: Tensor) -> bool:
 
 
 def _long(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
-    return _one_by_one(segments, query, key, value, attrs.evolve(weighing, by_cudnn=True))
+    return _attend_per_segment(segments, query, key, value, attrs.evolve(weighing, by_cudnn=True))
 
 
 def _takes_efficient(segments: Segments, query: Tensor) -> bool:
@@ -377,10 +377,10 @@ def _has_short_groups(segments: Segments, query: Tensor) -> bool:
 
 
 def _side_by_side(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
-    return _in_one_batch(segments.together(weighing.bounds), query, key, value, weighing)
+    return _attend_padded(segments.together(weighing.bounds), query, key, value, weighing)
 
 
-def _one_by_one(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
+def _attend_per_segment(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
     """(1, T, heads, D), from one call for each prompt and each answer."""
     queries, keys, values = (each.split(segments.sizes, dim=2) for each in (query, key, value))
     pieces = zip(queries, keys, values, strict=True)
@@ -394,7 +394,7 @@ def _one_by_one(segments: Segments, query: Tensor, key: Tensor, value: Tensor, w
     return torch.cat(mixed, dim=2).transpose(1, 2).contiguous()
 
 
-def _in_one_batch(together: _Together, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
+def _attend_padded(together: _PaddedSegments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
     """(1, T, heads, D), from one call over padded segments."""
     rows, columns = together.places.shape
     query, key, value = (
@@ -495,7 +495,7 @@ KERNELS = (
         computes=lambda weighing: not weighing.dropout and not weighing.spelled_out and weighing.bounds.window is None,
     ),
     Kernel(suits=_has_short_groups, attend=_side_by_side),
-    Kernel(suits=lambda segments, query: True, attend=_one_by_one),
+    Kernel(suits=lambda segments, query: True, attend=_attend_per_segment),
 )
 """Ways to compute attention inside segments, of which the first suitable one is used. On CUDA all sequences share one
 call, or are long enough for a call each; masks and short calls are for the CPU, and for weights that torch's kernels do

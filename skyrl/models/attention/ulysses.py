@@ -51,7 +51,7 @@ class SequenceGroup(RankGroup):
         query, key, value = (each.transpose(0, 1).flatten(1, 2).unsqueeze(0) for each in exchanged)
         return query, key, value
 
-    def own_stretch(self, mixed: Tensor) -> Tensor:
+    def local_stretch(self, mixed: Tensor) -> Tensor:
         """Output of attention for the whole row, this rank's heads -> for this rank's stretch, all heads.
 
         Shapes: (1, T, heads / size, D) -> (1, T / size, heads, D).

@@ -198,10 +198,10 @@ class Placement:
             answers = ray.get(list(requests.values()), timeout=max(0.0, deadline - time.monotonic()))
         except ray.exceptions.GetTimeoutError:
             raise ProcessError(f"The machines of {pool.name} did not say in time which GPUs they reserved") from None
-        return {node: tuple(sorted(gpus, key=_by_number)) for node, gpus in zip(requests, answers, strict=True)}
+        return {node: tuple(sorted(gpus, key=_gpu_sort_key)) for node, gpus in zip(requests, answers, strict=True)}
 
 
-def _by_number(gpu: str) -> tuple[int, str]:
+def _gpu_sort_key(gpu: str) -> tuple[int, str]:
     return (int(gpu), gpu) if gpu.isdecimal() else (-1, gpu)
 
 
