@@ -218,7 +218,6 @@ def test_wrong_arrays_are_named(tensor: dict[str, Any], message: str) -> None:
     assert caught.value.param == "data[0].loss_fn_inputs.weights"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("chunk", "message"),
     [
@@ -234,6 +233,7 @@ def test_chunks_that_are_no_text_are_refused(chunk: dict[str, Any], message: str
         pass_request(body, LIMITS)
 
 
+@pytest.mark.long
 def test_a_sparse_array_is_spread() -> None:
     chunk = new_message("Chunk", encoded_text={"tokens": np.arange(2, dtype="<i4").tobytes()})
     csr = {
