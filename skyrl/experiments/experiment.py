@@ -197,8 +197,8 @@ class BaseExp:
     def get_tracker(self, first_step: int) -> Tracker:
         """Trackers of metrics: the run folder, and those that the configuration names."""
         named = trackers_of(self.cfg.trainer, total_steps=self.total_steps, first_step=first_step)
-        followers = [each for each in named if isinstance(each, Follower)]
-        here = [each for each in named if not isinstance(each, Follower)]
+        followers = [item for item in named if isinstance(item, Follower)]
+        here = [entry for entry in named if not isinstance(entry, Follower)]
         timeline = Timeline(self.folder.timeline, self.progress, self.cfg.trainer.profile_steps, first_step)
         return WithLag([MetricsFile(self.folder.metrics), timeline, *here], followers)
 

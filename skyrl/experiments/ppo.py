@@ -447,7 +447,7 @@ class BasePPOExp(PolicySampling):
             assert local is not None
             return TeacherOfDistributions(self._scoring(name, local.hidden, "teacher"))
         named: dict[str, Scoring] = {
-            source: each for source, each in self.served_teachers.items() if source is not None
+            source: teacher for source, teacher in self.served_teachers.items() if source is not None
         }
         teachers = TeachersBySource(default=self.served_teachers.get(None) or local, named=named)
         if gives_distributions(self.cfg):

@@ -52,7 +52,7 @@ def preference_objective(run: PreferenceConfig) -> PreferenceObjective | LabelOb
         return LabelObjective(beta=run.beta, **weights_of)
     weights = run.loss_weights or (1.0,) * len(run.loss_type)
     own = {name: Imported(name) for name in run.loss_type if name not in PREFERENCE_LOSSES}
-    settings = {each.name: getattr(run, each.name) for each in attrs.fields(PairSettings)}
+    settings = {field.name: getattr(run, field.name) for field in attrs.fields(PairSettings)}
     return PreferenceObjective(
         losses=tuple(zip(run.loss_type, weights, strict=True)),
         settings=PairSettings(**settings),
@@ -72,7 +72,7 @@ def tried(name: str, loss: PairLoss, settings: PairSettings) -> None:
     tokens = torch.tensor([2, 3, 4])
 
     def found(pairs: slice) -> Tensor:
-        chosen, rejected, ref_chosen, ref_rejected = (each[pairs] for each in numbers)
+        chosen, rejected, ref_chosen, ref_rejected = (number[pairs] for number in numbers)
         return loss(
             Pairs(
                 chosen=chosen,
@@ -114,7 +114,7 @@ class PreferenceExp(SupervisedExp):
     def reference(self) -> PairReference:
         """The model that the policy is compared with, on the ranks of the policy. Started when it is first needed."""
         ranks = self.ranks_of("ref", MODEL.ranks(self.cfg), self.replicas)
-        makers = [partial(PairReferenceWorker, self.cfg, ranks=each) for each in ranks]
+        makers = [partial(PairReferenceWorker, self.cfg, ranks=rank) for rank in ranks]
         started = self.processes.start("ref", makers)
         rows = self.cfg.rows_of_an_item
         return PairReference(started, self.budget(), replicas=self.replicas, rows_of_an_item=rows)

@@ -385,7 +385,7 @@ class SFTExp(SupervisedExp):
         if self.cfg.distillation.teacher_path is None:
             return None
         ranks = self.ranks_of("teacher", MODEL.ranks(self.cfg), self.replicas)
-        started = self.processes.start("teacher", [partial(SFTTeacherWorker, self.cfg, ranks=each) for each in ranks])
+        started = self.processes.start("teacher", [partial(SFTTeacherWorker, self.cfg, ranks=rank) for rank in ranks])
         return ScorerGroup(started, self.budget(), replicas=self.replicas)
 
     @cached_property

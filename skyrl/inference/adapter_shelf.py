@@ -158,7 +158,7 @@ class AdapterShelf(Generic[T]):
     async def _make_room(self) -> None:
         """Returns when fewer than the most are loaded."""
         while len(self._resident) >= self._most:
-            idle = next((each for each in self._resident.values() if not each.users), None)
+            idle = next((item for item in self._resident.values() if not item.users), None)
             if idle is None:
                 await self._wait_for_release()
             else:

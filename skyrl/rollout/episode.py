@@ -316,11 +316,11 @@ def _then(value: T | Awaitable[T], finish: Callable[[T], R | Awaitable[R]]) -> R
 
 def _refuse_unreadable(observations: object, who: str) -> None:
     if not isinstance(observations, tuple | list) or not all(
-        isinstance(each, Mapping) and all(isinstance(each.get(key), str) for key in ("role", "content"))
-        for each in observations
+        isinstance(observation, Mapping) and all(isinstance(observation.get(key), str) for key in ("role", "content"))
+        for observation in observations
     ):
         raise _wrong(f"{who} returned {observations!r:.200}, not messages with the strings 'role' and 'content'")
-    length = sum(len(each["content"]) for each in observations)
+    length = sum(len(observation["content"]) for observation in observations)
     if length > LONGEST_OBSERVATION:
         text = f"{who} shows {length} characters, more than {LONGEST_OBSERVATION}"
         raise EpisodeError(Failure(kind="too_large", reason=text))

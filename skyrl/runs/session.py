@@ -258,7 +258,7 @@ def storage_error(error: OSError | SafetensorError, folders: Sequence[Path]) -> 
     Any error about a file in one of the folders counts: their content is the run's own.
     """
     number, name = _number(error), getattr(error, "filename", None)
-    folder = next((each for each in folders if name and Path(os.fsdecode(name)).is_relative_to(each)), None)
+    folder = next((item for item in folders if name and Path(os.fsdecode(name)).is_relative_to(item)), None)
     if number not in _OF_A_DISK and folder is None:
         return None
     where = f"{os.fsdecode(name)}: " if name else ""

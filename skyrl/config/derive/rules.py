@@ -113,7 +113,11 @@ def weights_of_reasoning_tasks(run: SkyRLTrainConfig) -> tuple[float, ...] | Non
     if len(tasks) < 2 or run.data.train_data != _reasoning_rows(run, gym.eval_rows, gym.train_rows):
         return None
     weights = tuple(table.get("weight", 1) for table in tasks.values())
-    return None if len({*weights}) == 1 or not all(_is_weight(each) for each in weights) else tuple(map(float, weights))
+    return (
+        None
+        if len({*weights}) == 1 or not all(_is_weight(weight) for weight in weights)
+        else tuple(map(float, weights))
+    )
 
 
 def _is_weight(value: object) -> bool:

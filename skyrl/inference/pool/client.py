@@ -162,7 +162,7 @@ class InferenceEngineClient:
         from now on. An engine that is already lost is no longer counted.
         """
         self._numbers.discard(number)
-        served = next((each for each in self._serving if each.number == number), None)
+        served = next((item for item in self._serving if item.number == number), None)
         if served is None:
             return
         assert len(self._serving) > 1, "the last engine is not drained"
@@ -200,7 +200,7 @@ class InferenceEngineClient:
                 drawn = tuple(await self._finite_elsewhere(request, served, others, error))
             if drawn is not None:
                 mine = partial(evolve, engine=served.number)
-                return tuple(each if any(each is other for other in others) else mine(each) for each in drawn)
+                return tuple(sample if any(sample is other for other in others) else mine(sample) for sample in drawn)
 
     async def _draw_from(self, served: Served, request: GenerationRequest) -> tuple[Completion, ...] | None:
         """The answer of an engine to a request that is counted in; None if the engine was lost."""
@@ -288,7 +288,7 @@ class InferenceEngineClient:
         return bool(taken)
 
     def _join(self, number: int, engine: InferenceEngine) -> Served:
-        others = (each for each in self._all if each is not engine)
+        others = (item for item in self._all if item is not engine)
         self._all, self._numbers = (*others, engine), self._numbers | {number}
         return self._admission.enter(number, engine)
 

@@ -372,7 +372,7 @@ class HttpEngine:
         cut = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0 or sampling.additional_kwargs
         if cut or not temperature_of(sampling) or self._warned_of_copies:
             return
-        answers = Counter((each.token_ids, each.logprobs) for each in completions if each.logprobs)
+        answers = Counter((item.token_ids, item.logprobs) for item in completions if item.logprobs)
         for (_, logprobs), count in answers.items():
             if (count - 1) * sum(logprobs) + math.log(math.comb(len(completions), count)) < _IMPLAUSIBLE:
                 self._warned_of_copies = True

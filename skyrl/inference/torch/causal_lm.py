@@ -162,7 +162,7 @@ class CausalLM:
 
     def mix(self, adapters: Sequence[Updates | None], last: Mix | None) -> Mix | None:
         """The adapters of rows for `decode`; `last` is the mix before, whose factors are used again."""
-        if all(each is None for each in adapters):
+        if all(adapter is None for adapter in adapters):
             return None
         size = max(padded_rows(len(adapters)), padded(len(adapters)))
         return Mix.of(adapters, last, self.device, size)
@@ -177,7 +177,7 @@ class CausalLM:
         number = 0 if adapter is None else adapter.number
         self._keep_common(prompts, number)
         prefixes = [self.kept.find(prompt, number) for prompt in prompts]
-        self.kept.reused += sum(len(each.ids) for each in prefixes if each is not None)
+        self.kept.reused += sum(len(prefix.ids) for prefix in prefixes if prefix is not None)
         done: dict[int, Prefix] = {}
         padded_pass = self._fused is None
         most = _UNPADDED_ON_CUDA if self.device.type == "cuda" and not padded_pass else _PREFILL_TOKENS

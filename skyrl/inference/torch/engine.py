@@ -153,7 +153,7 @@ class TorchEngine:
         ]
         await self._scheduler.complete(jobs)
         drawn = (job.completions[index] for job in jobs for index in range(len(job.keys)))
-        return tuple(evolve(each, logprobs=asked_logprobs(request.sampling, each.logprobs)) for each in drawn)
+        return tuple(evolve(sample, logprobs=asked_logprobs(request.sampling, sample.logprobs)) for sample in drawn)
 
     async def pause(self, in_flight: InFlight = "finish") -> None:
         """Returns when nothing is running. Requests made from now on, and those still waiting, wait for `resume`."""

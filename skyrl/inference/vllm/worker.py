@@ -165,8 +165,8 @@ def under_all_names(weights: Weights, tied: Mapping[str, str], *, copied: bool) 
     first_of = {name: first for first, group in names.items() for name in group}
     for name, tensor in weights:
         kept = tensor.clone() if copied else tensor
-        for each in names.get(first_of.get(name, name), [name]):
-            yield each, kept
+        for item in names.get(first_of.get(name, name), [name]):
+            yield item, kept
 
 
 def drawable_of(tokenizer: str, *, revision: str | None, trusted: bool) -> Drawable | None:

@@ -119,7 +119,7 @@ def refuse_images(keys: Mapping[str, Any], where: str) -> None:
     """Raise `ConfigError` for a run whose rows have images."""
     model = str(keys.get("actor.path", keys.get("model.path")))
     rows = str(keys.get("train_dataset.path"))
-    found = [model] if reads_images(model) else [rows for each in IMAGE_ROWS if each in rows]
+    found = [model] if reads_images(model) else [rows for item in IMAGE_ROWS if item in rows]
     if found:
         message = f"trains on rows with images ({found[0]}), which skyrl does not do yet"
         raise ConfigError([Problem(path=where, message=message)], title="Nothing was converted")

@@ -106,7 +106,7 @@ def _reward_bounds(value: object) -> Translation:
     """Convert the bounds of RLOO's rewards, which are one number here."""
     if value is None:
         return redundant("not set")
-    low, high = (real(each) for each in value) if isinstance(value, list | tuple) and len(value) == 2 else (1.0, 1.0)
+    low, high = (real(item) for item in value) if isinstance(value, list | tuple) and len(value) == 2 else (1.0, 1.0)
     if low != -high or high <= 0:
         return unsupported("bounds of rewards other than -x and x")
     return Translation(writes={SHAPING + "clip": high})

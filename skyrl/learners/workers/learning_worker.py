@@ -307,7 +307,7 @@ class LearningWorker(ModelWorker):
         """Name and shape of every weight that `stream` yields, in order; with `adapter`, of the adapter only."""
         held = iter(self.strategy.named_shapes().items())
         shapes = adapter_alone(held) if adapter else merged_shapes(held)
-        return [(name, tuple(each.shape)) for name, each in shapes]
+        return [(name, tuple(item.shape)) for name, item in shapes]
 
     async def stream(
         self,
