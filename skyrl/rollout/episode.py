@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 import attrs
 from attrs import evolve, frozen
 
-from skyrl.chats.contents import ALLOW_DROPPED, tool_name, with_tools
+from skyrl.chats.contents import ALLOW_DROPPED, DESCRIBE_TOOLS, tool_name, with_tools
 from skyrl.chats.rendering import Message, Template
 from skyrl.config import GeneratorConfig, SamplingParams
 from skyrl.envs import Env, EnvStep
@@ -266,8 +266,7 @@ def _naming_tools(tools: Sequence[Mapping[str, Any]]) -> Iterator[None]:
     except DroppedPartsError as error:
         if not {*error.tools} & {*map(tool_name, tools)}:
             raise
-        remedy = "describe the environment's tools in the prompt and let tool_schemas() return ()"
-        raise DataError(f"{error}; or {remedy}") from error
+        raise DataError(f"{error}; or {DESCRIBE_TOOLS}") from error
 
 
 Started = tuple[Env, Any, Any]
