@@ -33,8 +33,8 @@ from skyrl.processes.handles import Processes
 from skyrl.processes.progress import Progress
 from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.runs.checkpoint_manager import CheckpointManager, checkpoint_store
+from skyrl.runs.input_digests import TOKENIZER, model_digests, model_file_digests
 from skyrl.runs.inputs import notice
-from skyrl.runs.read_again import TOKENIZER, model_digests, model_file_digests
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.run_tree import AnyRun
 from skyrl.runs.session import RunSession
@@ -168,9 +168,9 @@ class BaseExp:
         """The models that a checkpoint holds."""
         return self.learners
 
-    def read_again(self) -> dict[str, str]:
+    def input_digests(self) -> dict[str, str]:
         """Digests of what a resumed run reads again: here the configuration of the model that is trained, the weights
-        below its adapter, and its tokenizer. See `skyrl.runs.read_again`.
+        below its adapter, and its tokenizer. See `skyrl.runs.input_digests`.
         """
         model, own = self.trained.model, self.cfg.trainer.tokenizer_path
         field = self.trained.path_of("model.path")

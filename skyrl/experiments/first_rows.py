@@ -41,8 +41,8 @@ from skyrl.envs.registry import PAIRWISE, MakeEnv, find_env, find_task, ignored_
 from skyrl.envs.reward_functions import PlainReward, arguments, ground_truth, lacking, signature_of, trainer_arguments
 from skyrl.envs.weighted_rewards import WeightedRewards
 from skyrl.errors import ConfigError, DataError, DroppedPartsError, Problem, TaskError
-from skyrl.experiments.asked_rows import asked_by, lacking_rows, name_of
 from skyrl.experiments.model_checks import readable_files
+from skyrl.experiments.unrewardable_rows import asked_by, lacking_rows, name_of
 from skyrl.models.files.chat_templates import configured_template
 from skyrl.models.files.facts import ModelFiles
 from skyrl.models.files.template_text import TemplateRefusal, render_template

@@ -54,8 +54,8 @@ from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts
 from skyrl.rollout.constant_rewards import STEPS, ConstantRewards, endings
 from skyrl.rollout.hints import Hints, hinted
+from skyrl.runs.input_digests import adapter_digests, model_digests
 from skyrl.runs.inputs import notice
-from skyrl.runs.read_again import adapter_digests, model_digests
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, made_with, weight_digests_of
 from skyrl.storage.disk import Disk
 from skyrl.tracking.batch_dump import BatchDump

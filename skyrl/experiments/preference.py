@@ -37,8 +37,8 @@ from skyrl.learners.workers.preference_roles import (
     PreferenceWorker,
     reference_model,
 )
+from skyrl.runs.input_digests import adapter_digests, model_digests
 from skyrl.runs.inputs import notice
-from skyrl.runs.read_again import adapter_digests, model_digests
 from skyrl.storage.disk import Disk
 from skyrl.training.collate import collate_answers, collate_labelled, mismatched
 from skyrl.training.supervised_evaluation import Sums
@@ -159,10 +159,10 @@ class PreferenceExp(SupervisedExp):
     def get_objective(self) -> PreferenceObjective | LabelObjective:
         return preference_objective(self.cfg)
 
-    def read_again(self) -> dict[str, str]:
+    def input_digests(self) -> dict[str, str]:
         """Digests of what a resumed run reads again, with the reference."""
         stays = self.cfg.compares and not self.moves_reference
-        return super().read_again() | (self._reference_digests() if stays else {})
+        return super().input_digests() | (self._reference_digests() if stays else {})
 
     def _reference_digests(self) -> dict[str, str]:
         model, field = reference_model(self.cfg), "model.path"

@@ -25,7 +25,7 @@ from skyrl.config import FSDPConfig, MixedPrecisionConfig
 from skyrl.errors import ModelError
 from skyrl.learners.data_parallel import DataParallel, computing_in
 from skyrl.learners.gradients import clip, divide, is_on_experts, sum_over
-from skyrl.learners.moving import HOST
+from skyrl.learners.offloading import HOST
 from skyrl.learners.ranks import EXPERT, REPLICATE, SHARD, TENSOR
 from skyrl.learners.schedule import StepSettings, make_optimizer
 from skyrl.learners.sharing import check_complete, piece_of, read_into, slots_of, whole, write_into

@@ -40,7 +40,7 @@ from skyrl.config.settings.run_basics import RunBasics
 from skyrl.errors import ModelError, PassError, RequestError, RunError, UserError
 from skyrl.learners.forward import compute_logprobs
 from skyrl.learners.fsdp2 import Fsdp2
-from skyrl.learners.moving import HOST
+from skyrl.learners.offloading import HOST
 from skyrl.learners.ranks import ALONE, Ranks
 from skyrl.learners.row_layouts import RowLayout
 from skyrl.learners.schedule import recompute_activations

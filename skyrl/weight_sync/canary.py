@@ -5,7 +5,7 @@ loaded, and says so (`InferenceEngine.load_weights`). Does the engine compute wi
 learner's but for rounding: those of the samples that are trained on (`training/rollout_parity.py`), and those of the
 canary, which samples for that alone, at the start, for new engines, and now and then. An engine that only promises to
 have loaded its weights is asked after every transfer, and compared with what it and the learner said before
-(`yardstick.py`).
+(`stale_engines.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from skyrl.errors import EngineFailed, NonFiniteError, ProcessError, WeightSyncE
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, SampleKey
 from skyrl.models.routers import joined_choices
 from skyrl.processes.gather_or_cancel import gather_or_cancel
+from skyrl.weight_sync.stale_engines import ScoredSample, Scores, Tokens, Verdict, Yardstick, mean
 from skyrl.weight_sync.transports import WeightSource
-from skyrl.weight_sync.yardstick import ScoredSample, Scores, Tokens, Verdict, Yardstick, mean
 
 Metrics = dict[str, float]
 Sampled = tuple[Tokens, Completion]

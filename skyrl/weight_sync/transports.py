@@ -28,7 +28,7 @@ from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.processes.gather_or_cancel import gather_or_cancel
-from skyrl.processes.own_folder import make_own_folder
+from skyrl.processes.private_folder import make_own_folder
 from skyrl.storage.places import is_address, storage_at
 from skyrl.weight_receiver.incoming_weights import (
     Adapter,

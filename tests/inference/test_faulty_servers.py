@@ -30,7 +30,7 @@ from skyrl.inference.servers.answers import mapping
 from skyrl.inference.servers.dialects import ServerDeadlines
 from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.http_engine import HttpEngine
-from skyrl.inference.servers.pulse import Pulse
+from skyrl.inference.servers.liveness import Pulse
 from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.inference.servers.vllm_server import VLLMServer
 from skyrl.weight_receiver.incoming_weights import Folder, Shared, WeightInfo

@@ -114,7 +114,7 @@ def compose(
     warnings = tuple(_sort_by_place(problem for problem in found if problem.severity == "warning"))
     errors = found if strict else [problem for problem in found if problem.severity == "error"]
     if errors:
-        from skyrl.config.foundation.paths_beside import with_paths_beside
+        from skyrl.config.foundation.path_advice import with_paths_beside
 
         raise ConfigError(_sort_by_place(with_paths_beside(error, config) for error in errors))
     return Composed(written=written, config=config, origins=origins, warnings=warnings)

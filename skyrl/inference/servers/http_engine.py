@@ -46,7 +46,7 @@ from skyrl.inference.engine import (
 from skyrl.inference.gate import Gate
 from skyrl.inference.servers.answers import NotFinite, OtherWeights, RequestedSample, completion
 from skyrl.inference.servers.dialects import Dialect
-from skyrl.inference.servers.pulse import Pulse
+from skyrl.inference.servers.liveness import Pulse
 from skyrl.inference.vllm.model import expected_weights, model_facts, refuse_unfit
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.processes.answers import BadAnswer

@@ -30,7 +30,7 @@ from skyrl.learners.megatron.package import join_groups, leave_groups
 from skyrl.learners.megatron.routing import RouterWatch
 from skyrl.learners.megatron.settings import MegatronSettings
 from skyrl.learners.megatron.state import MegatronState, ParameterSplit
-from skyrl.learners.moving import HOST
+from skyrl.learners.offloading import HOST
 from skyrl.learners.routing import RouterWork
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.schedule import StepSettings

@@ -26,7 +26,7 @@ from skyrl.errors import ModelError, NonFiniteError, RunError
 from skyrl.learners.budget import TokenBudget, micro_batches
 from skyrl.learners.forward import ForwardFn, Outputs, probe_forward, read_hidden, read_token_logprobs
 from skyrl.learners.loss_scale import loss_scale_of
-from skyrl.learners.moving import DeviceMover
+from skyrl.learners.offloading import DeviceMover
 from skyrl.learners.rank_metrics import to_host
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.routing import RouterCosts

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from skyrl.errors import ProcessError
 from skyrl.processes.naming.names import Entry
-from skyrl.processes.own_folder import make_own_folder, refuse_a_strangers
+from skyrl.processes.private_folder import make_own_folder, refuse_a_strangers
 
 _SUFFIX = ".name"
 _LONGEST = 150
