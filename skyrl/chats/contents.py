@@ -88,7 +88,7 @@ def dropped(message: Message, text: str, *, thoughts: bool = True) -> list[Dropp
 
 
 DESCRIBE_TOOLS = "describe the environment's tools in the prompt and let tool_schemas() return ()"
-"""What an environment may do about a template that shows no tools."""
+"""Advice to authors of environments whose tools a template does not show."""
 
 
 def leaves_out(missing: Sequence[DroppedPart]) -> DroppedPartsError:
