@@ -63,8 +63,8 @@ _OWN_WORKFLOW = {
     "multi_turn_math": "asks again after a wrong answer: docs/environments.md",
     "gsm8k_rl_mt": "asks again after a wrong answer: docs/environments.md",
     "scaffolding": "runs controllers of its own: docs/agents.md",
-    "train_tir": "lets the policy call Python: docs/environments.md",
-    "search_agent": "lets the policy search: docs/environments.md",
+    "train_tir": "lets the policy call Python: docs/tools.md",
+    "search_agent": "lets the policy search: docs/tools.md",
     **dict.fromkeys(
         ("train_agents", "train_swe_rl", "tau2", "camel", "agent_workflow", "terminal_bench", "hermes", "openclaw"),
         "runs an agent of its own: docs/agents.md",

@@ -129,7 +129,7 @@ _GENERATION: dict[str, Entry] = {
     "transformers_continuous_batching_config": redundant("engines use continuous batching"),
     "ds3_gather_for_generation": redundant("engines hold full weights"),
     "pad_to_multiple_of": redundant("samples are packed without padding"),
-    "max_tool_calling_iterations": missing("converting tools, which are environments here (docs/environments.md)"),
+    "max_tool_calling_iterations": missing("converting tools, which are environments here (docs/tools.md)"),
     "vllm_model_impl": fixed("vllm", does="vLLM's own models are used", otherwise="transformers models in vLLM"),
     "vllm_enable_sleep_mode": redundant("engines sleep when models take turns on GPUs"),
     "vllm_structured_outputs_regex": missing("structured outputs that match a regular expression"),
