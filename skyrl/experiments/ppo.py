@@ -519,7 +519,7 @@ class BasePPOExp(PolicySampling):
         with TemporaryDirectory(prefix=".reference_", dir=self.folder.path) as scratch:  # all ranks see this folder
             storage = Disk(Path(scratch))
             await self.time_sharing.for_scoring("policy")
-            files = await self.policy.stream(WeightFiles(storage=storage, folder="policy"))
+            files = await self.policy.export_weights(WeightFiles(storage=storage, folder="policy"))
             await self.time_sharing.for_scoring("ref")
             await self.reference.load_state(StoredTensors(storage, "policy", files), {})
 

@@ -133,7 +133,7 @@ class PreferenceExp(SupervisedExp):
         """Mix the policy, into which an adapter is merged, into the reference."""
         with TemporaryDirectory(prefix=".reference_", dir=self.folder.path) as scratch:  # all ranks see this folder
             storage = Disk(Path(scratch))
-            files = await self.learner.stream(WeightFiles(storage=storage, folder="policy"))
+            files = await self.learner.export_weights(WeightFiles(storage=storage, folder="policy"))
             await self.reference.mix(StoredTensors(storage, "policy", files), self.cfg.ref_model_mixup_alpha)
 
     def check_inputs(self) -> None:

@@ -114,7 +114,7 @@ class InferenceEngineClient:
 
     async def waiting(self) -> int:
         """Number of samples that wait, here for an engine or inside one."""
-        loads = await asyncio.gather(*(engine.load() for engine in self.in_service))
+        loads = await asyncio.gather(*(engine.current_load() for engine in self.in_service))
         return self._admission.queued + sum(load.waiting for load in loads if load is not None)
 
     @property
@@ -368,23 +368,23 @@ class InferenceEngineClient:
         if self._in_flight != "keep":
             self._admission.forget_prefixes()
 
-    async def publish(self, name: str, adapter: Adapter) -> None:
-        """Publishes an adapter on every engine in service, or on none; see `InferenceEngine.publish`."""
+    async def add_adapter(self, name: str, adapter: Adapter) -> None:
+        """Publishes an adapter on every engine in service, or on none; see `InferenceEngine.add_adapter`."""
         holders: list[InferenceEngine] = []
 
         async def publish(engine: InferenceEngine) -> None:
-            await engine.publish(name, adapter)
+            await engine.add_adapter(name, adapter)
             holders.append(engine)
 
         try:
             await self._everywhere(publish)
         except BaseException:
-            await asyncio.gather(*(engine.unpublish(name) for engine in holders), return_exceptions=True)
+            await asyncio.gather(*(engine.remove_adapter(name) for engine in holders), return_exceptions=True)
             raise
 
-    async def unpublish(self, name: str) -> None:
-        """Forgets a published adapter on every engine in service; see `InferenceEngine.unpublish`."""
-        await self._everywhere(lambda engine: engine.unpublish(name))
+    async def remove_adapter(self, name: str) -> None:
+        """Forgets a published adapter on every engine in service; see `InferenceEngine.remove_adapter`."""
+        await self._everywhere(lambda engine: engine.remove_adapter(name))
 
     async def inspect(self, look: Callable[[Mapping[int, InferenceEngine]], Awaitable[T]]) -> T:
         """Await `look` on the engines in service by their numbers, which take its requests and no others; returns its
