@@ -68,8 +68,8 @@ def large_text(name: str, suffixes: Collection[str]) -> str | None:
         files = HfApi().model_info(name, files_metadata=True, timeout=DEADLINE).siblings or ()
     except Exception:  # noqa: BLE001 - errors of the client and of the network below it; a download reports them
         return None
-    texts = (each for each in files if Path(each.rfilename).suffix in suffixes)
-    return next((each.rfilename for each in texts if (each.size or 0) > MOST_STORED), None)
+    texts = (file for file in files if Path(file.rfilename).suffix in suffixes)
+    return next((text.rfilename for text in texts if (text.size or 0) > MOST_STORED), None)
 
 
 def cached_folder(name: str, kind: Kind = "model") -> Path | None:
@@ -128,7 +128,7 @@ def similar_path_hint(path: str) -> str:
     """
     place = Path(path).expanduser()
     try:
-        names = sorted(each.name for each in place.parent.iterdir() if not each.name.startswith("."))
+        names = sorted(item.name for item in place.parent.iterdir() if not item.name.startswith("."))
     except OSError:
         return ""
     if near := nearest(place.name, names):

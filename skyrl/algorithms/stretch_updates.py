@@ -101,7 +101,7 @@ class _Updates(torch.autograd.Function):
         else:
             result = output.clone(memory_format=torch.contiguous_format)
         flat = result.view(-1, result.shape[-1])
-        ctx.inner = [each.add(flat, rows) for each in updates]
+        ctx.inner = [item.add(flat, rows) for item in updates]
         ctx.save_for_backward(x)
         ctx.updates = updates
         return result

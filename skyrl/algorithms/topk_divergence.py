@@ -46,14 +46,14 @@ def topk_divergence(
     """
     expect_same_shape(logprobs=logprobs, teacher_logprobs=teacher_logprobs, ids=ids)
     present = ids != ABSENT
-    logs, wanted = (torch.where(present, each.float(), _NOTHING) for each in (logprobs, teacher_logprobs.detach()))
+    logs, wanted = (torch.where(present, entry.float(), _NOTHING) for entry in (logprobs, teacher_logprobs.detach()))
     clamped = torch.zeros(len(ids), device=ids.device)
     if tail:
         logs, wanted = _append_tail(logs), _append_tail(wanted)
     if min_logprob is not None:
         low = present & (logs[:, : ids.shape[1]].detach() < min_logprob)
         clamped = low.sum(-1) / present.sum(-1).clamp(min=1)
-        logs, wanted = (torch.where(each == _NOTHING, each, each.clamp(min=min_logprob)) for each in (logs, wanted))
+        logs, wanted = (torch.where(item == _NOTHING, item, item.clamp(min=min_logprob)) for item in (logs, wanted))
     return _divergence(logs, wanted, beta), clamped
 
 

@@ -76,7 +76,7 @@ def generate(
         RunError: Sampling failed.
     """
     if prompts is not None:
-        overrides["data.val_data"] = [fspath(each) for each in (prompts if isinstance(prompts, list) else [prompts])]
+        overrides["data.val_data"] = [fspath(item) for item in (prompts if isinstance(prompts, list) else [prompts])]
     return generated(_name(model), _source(model, config, overrides), step, _folder(to))
 
 

@@ -64,8 +64,8 @@ def source_of(config: Config, overrides: Mapping[str, object]) -> Source:
             source = Source(assignments=tuple(sparse(config, leave_out=derived(config)).items()))
         case Mapping():
             source = Source(assignments=tuple((str(path), value) for path, value in config.items()))
-        case [*files] if all(isinstance(each, str | PathLike) for each in files):
-            source = Source(files=tuple(fspath(each) for each in files))
+        case [*files] if all(isinstance(item, str | PathLike) for item in files):
+            source = Source(files=tuple(fspath(file) for file in files))
         case _:
             raise UserError(
                 f"{config!r:.80} is no configuration: give a file, the folder of a run, preset:NAME, a list of these, "

@@ -69,7 +69,7 @@ class ChatMasks:
         """
         weights = message_weights(messages, all_messages=self._all)
         learned = tuple(weights)
-        chat = [{key: value for key, value in each.items() if key != "weight"} for each in messages[: learned[-1] + 1]]
+        chat = [{key: value for key, value in item.items() if key != "weight"} for item in messages[: learned[-1] + 1]]
         layout = self._fullest(
             chat,
             lambda spelling: self._layouts(tools, spelling).layout(spelling.spell(chat), learned),

@@ -56,9 +56,9 @@ class Spelled:
             case str():
                 return self.pattern.sub(self._mark, value)
             case Mapping():
-                return {name: self._marked(each) for name, each in value.items()}
+                return {name: self._marked(entry) for name, entry in value.items()}
             case list() | tuple():
-                return [self._marked(each) for each in value]
+                return [self._marked(item) for item in value]
         return value
 
     def ids(self, text: str, before: str = "") -> tuple[int, ...]:

@@ -87,7 +87,7 @@ def spellings(messages: Sequence[Message]) -> Iterator[Spelling]:
     empty: Sequence[Empty] = ("text",)
     if any(not split_thoughts(message)[1] for message in answers):
         empty = ("text", "null", "absent")
-    yield from (Spelling(*each) for each in product(thoughts, arguments, empty))
+    yield from (Spelling(*combination) for combination in product(thoughts, arguments, empty))
 
 
 class FullestSpelling(Generic[T]):

@@ -181,7 +181,7 @@ class StoredTensors(Mapping[str, Tensor]):
         for file in self.files:
             for name, shape, place in self._places_in(file):
                 there = places.setdefault(name, [])
-                if shapes.setdefault(name, shape) != shape or any(each.dtype != place.dtype for each in there):
+                if shapes.setdefault(name, shape) != shape or any(row.dtype != place.dtype for row in there):
                     raise ResumeError(
                         f"{self._location(file)} is damaged: {name} has another shape or type in another file"
                     )

@@ -273,7 +273,7 @@ def load_checkpoint(folder: Path | str, verify: Level = "digest") -> Checkpoint:
     return Checkpoint(
         models={model: StoredTensors(storage, name, tuple(files)) for model, files in models.items()},
         state=_state(storage, name, manifest),
-        **{each: getattr(manifest, each) for each in _DESCRIBED},
+        **{item: getattr(manifest, item) for item in _DESCRIBED},
     )
 
 

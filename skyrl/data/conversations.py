@@ -33,7 +33,7 @@ def messages_of(given: object, key: str) -> list[Message]:
     given = from_json(given, key) if isinstance(given, str) and given.lstrip().startswith("[") else given
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise DataError(f"{key} is {short(given)}, not a list of messages such as {{'role': 'user', 'content': ...}}")
-    return [_message(each, key) for each in given]
+    return [_message(value, key) for value in given]
 
 
 def tools_of(given: Any, key: str) -> Sequence[Any] | None:

@@ -45,7 +45,7 @@ def chat_in(row: Row, run: SFTConfig) -> list[Message] | None:
     prompt, completion = row.get("prompt"), row.get("completion")
     if prompt is None or completion is None or isinstance(prompt, str) or isinstance(completion, str):
         return None
-    before = [{"weight": 0, **each} for each in messages_of(prompt, "prompt")]
+    before = [{"weight": 0, **item} for item in messages_of(prompt, "prompt")]
     return [*before, *messages_of(completion, "completion")]
 
 
@@ -177,9 +177,9 @@ def _is_whole(chat: list[Message], before: list[Message], key: str, prompt_key: 
     """Whether the chat includes its prompt, as in UltraFeedback. Raises `DataError` for a chat with another prompt."""
     if not before or chat[0].get("role") == "assistant":
         return not before
-    prompt = [each for each in before if each.get("role") != "system"]
-    held = [each for each in chat if each.get("role") != "system"][: len(prompt)]
-    if [_role_and_text(each) for each in held] != [_role_and_text(each) for each in prompt]:
+    prompt = [item for item in before if item.get("role") != "system"]
+    held = [entry for entry in chat if entry.get("role") != "system"][: len(prompt)]
+    if [_role_and_text(element) for element in held] != [_role_and_text(item) for item in prompt]:
         raise DataError(
             f"{key} begins with a message of {chat[0].get('role')}, and not with the {prompt_key} of the row "
             f"({short(prompt[0].get('content') if prompt else None)}): give answers to the prompt, or whole chats"

@@ -266,7 +266,9 @@ def _chat_in_text(text: str) -> object:
         found = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    is_chat = isinstance(found, list) and found and all(isinstance(each, dict) and "role" in each for each in found)
+    is_chat = (
+        isinstance(found, list) and found and all(isinstance(result, dict) and "role" in result for result in found)
+    )
     return found if is_chat else text
 
 

@@ -147,7 +147,7 @@ def _mapped(
         row = reader.read(found, row_id)
         return row if row.length <= reader.max_length else reader.cut(row) or row
 
-    rows = MappedRows(tables, [np.asarray(each) for each in places], read)
+    rows = MappedRows(tables, [np.asarray(place) for place in places], read)
     return TokenizedRows(rows=rows, tally=reader.tally, digest=digest.hexdigest())
 
 

@@ -90,7 +90,7 @@ class Fields:
     def refuse(self, name: str, why: str, *, harmless: Collection[object] = ()) -> None:
         """Refuse a field that would change the answer and is not implemented, unless its value is `harmless`."""
         value = self.value(name, _ABSENT)
-        if value is not _ABSENT and not any(value == each and type(value) is type(each) for each in harmless):
+        if value is not _ABSENT and not any(value == item and type(value) is type(item) for item in harmless):
             raise RequestError(
                 f"{name} = {_short(value)} is not supported: {why}", param=name, code="unsupported_value"
             )

@@ -54,7 +54,7 @@ class GrowingText:
         end = (
             min(markers)
             if markers
-            else len(text) - max((_marker_prefix_length(text, each) for each in self._markers), default=0)
+            else len(text) - max((_marker_prefix_length(text, marker) for marker in self._markers), default=0)
         )
         end = max(start, len(text[:end].rstrip()) if self._tools else end)
         self._sent = text[:end]

@@ -126,6 +126,6 @@ def _plain(value: Any) -> float | str:
 
 
 def _plain_messages(given: object) -> list[dict[str, str]] | str:
-    if isinstance(given, tuple | list) and all(isinstance(each, Mapping) for each in given):
-        return [dict(each) for each in given]
+    if isinstance(given, tuple | list) and all(isinstance(item, Mapping) for item in given):
+        return [dict(value) for value in given]
     return repr(given)[:200]

@@ -169,13 +169,13 @@ def trainer_arguments(
             measured[str(column)] = sum(numbers) / len(numbers)
 
     added = {
-        "completion_ids": [list(each.token_ids) for each in sampled],
-        "trainer_state": TrainerState(min(each.version for each in sampled)),
+        "completion_ids": [list(sample.token_ids) for sample in sampled],
+        "trainer_state": TrainerState(min(item.version for item in sampled)),
         "log_metric": log_metric,
         "log_extra": log_extra,
     }
     parameters = _signature(function)
-    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     return added if takes_all else {name: value for name, value in added.items() if name in parameters}
 
 
@@ -236,7 +236,7 @@ def asked_of_rows(function: Callable[..., Any]) -> tuple[str, ...]:
     form = signature_of(function)
     own = parameters[1:] if form == "skyrl" else parameters
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    required = (each.name for each in own if each.kind in kinds and each.default is inspect.Parameter.empty)
+    required = (item.name for item in own if item.kind in kinds and item.default is inspect.Parameter.empty)
     asked = tuple(name for name in required if name not in _ALWAYS_GIVEN[form])
     return tuple("ground_truth" if form == "openrlhf" and name == "labels" else name for name in asked)
 

@@ -161,9 +161,9 @@ class ToolEnv(Env):
         return message | {"content": text}
 
     def _result(self, call: Call) -> str:
-        tool = next((each for each in self.tools if each.name == call.name), None)
+        tool = next((item for item in self.tools if item.name == call.name), None)
         refusal = call.unreadable or (
-            f"there is no tool {call.name!r:.80}; there are {', '.join(each.name for each in self.tools)}"
+            f"there is no tool {call.name!r:.80}; there are {', '.join(entry.name for entry in self.tools)}"
             if tool is None
             else tool.refusal(call.arguments)
         )

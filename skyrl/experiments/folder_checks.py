@@ -35,7 +35,7 @@ def folders_can_be_written(run: AnyRun) -> Iterator[Problem]:
             continue
         try:
             folder = Path(text).expanduser().absolute()
-            if any(folder.is_relative_to(each) for each in reported):
+            if any(folder.is_relative_to(item) for item in reported):
                 continue
             with tempfile.TemporaryFile(dir=nearest(folder)):  # can be written; leaves nothing
                 pass

@@ -54,8 +54,8 @@ from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts
 from skyrl.rollout.constant_rewards import STEPS, ConstantRewards, endings
 from skyrl.rollout.hints import Hints, hinted
+from skyrl.runs.input_digests import adapter_digests, model_digests
 from skyrl.runs.inputs import notice
-from skyrl.runs.read_again import adapter_digests, model_digests
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, made_with, weight_digests_of
 from skyrl.storage.disk import Disk
 from skyrl.tracking.batch_dump import BatchDump
@@ -447,7 +447,7 @@ class BasePPOExp(PolicySampling):
             assert local is not None
             return TeacherOfDistributions(self._scoring(name, local.hidden, "teacher"))
         named: dict[str, Scoring] = {
-            source: each for source, each in self.served_teachers.items() if source is not None
+            source: teacher for source, teacher in self.served_teachers.items() if source is not None
         }
         teachers = TeachersBySource(default=self.served_teachers.get(None) or local, named=named)
         if gives_distributions(self.cfg):
@@ -519,7 +519,7 @@ class BasePPOExp(PolicySampling):
         with TemporaryDirectory(prefix=".reference_", dir=self.folder.path) as scratch:  # all ranks see this folder
             storage = Disk(Path(scratch))
             await self.time_sharing.for_scoring("policy")
-            files = await self.policy.stream(WeightFiles(storage=storage, folder="policy"))
+            files = await self.policy.export_weights(WeightFiles(storage=storage, folder="policy"))
             await self.time_sharing.for_scoring("ref")
             await self.reference.load_state(StoredTensors(storage, "policy", files), {})
 

@@ -35,8 +35,8 @@ from skyrl.models.files.naming import named_weights
 from skyrl.planning.layout import layout
 from skyrl.processes.handles import Group, Processes
 from skyrl.processes.in_process import LocalHandle
+from skyrl.runs.input_digests import TOKENIZER, model_digests, model_file_digests
 from skyrl.runs.inputs import notice
-from skyrl.runs.read_again import TOKENIZER, model_digests, model_file_digests
 from skyrl.runs.run_lock import SIGNATURE, RunLock, config_text
 from skyrl.storage.atomic import write_file
 from skyrl.tracking.factory import trackers_of

@@ -57,7 +57,7 @@ def misfits(adapter: Adapter, layers: Mapping[str, tuple[int, int]]) -> str:
 def linear_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
     """(out, in) of each linear layer, by name."""
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    return {name: (each.out_features, each.in_features) for name, each in linear.items()}
+    return {name: (item.out_features, item.in_features) for name, item in linear.items()}
 
 
 def apply_adapter(model: nn.Module, adapter: Adapter) -> None:

@@ -52,7 +52,7 @@ class Drawable:
         """The tokens of a tokenizer."""
         known = {*tokenizer.get_vocab().values()}
         count = max(known, default=-1) + 1
-        return cls(count, tuple(each for each in range(count) if each not in known) if len(known) < count else ())
+        return cls(count, tuple(item for item in range(count) if item not in known) if len(known) < count else ())
 
     def __call__(self, scores: Tensor) -> Tensor:
         """Scores (R, V) of the columns that may be drawn, (R, min(V, count)): a view unless there are holes."""
@@ -66,7 +66,7 @@ class Drawable:
             logits.index_fill_(1, self._holes(logits), -torch.inf)
 
     def _holes(self, scores: Tensor) -> Tensor:
-        return torch.tensor([each for each in self.holes if each < scores.shape[1]], device=scores.device)
+        return torch.tensor([hole for hole in self.holes if hole < scores.shape[1]], device=scores.device)
 
 
 @frozen(kw_only=True, eq=False)

@@ -32,7 +32,7 @@ class TokenBudget:
             return list(shares)
         items = [_items(share, self.keep_groups) for share in shares]
         plans = self._plans(items, self.tokens)
-        if any(not each for plan in plans for each in plan):  # a rank has fewer groups than another needs micro-batches
+        if any(not item for plan in plans for item in plan):  # a rank has fewer groups than another needs micro-batches
             items = [_items(share, False) for share in shares]
             plans = self._plans(items, self.tokens)
         return [
@@ -47,7 +47,7 @@ class TokenBudget:
         assert self.tokens is not None
         items = _items(batch, self.keep_groups)
         plans = dealt_plans([tokens for _, tokens in items], self.tokens, replicas, at_least=self.at_least)
-        if any(not each for plan in plans for each in plan):  # fewer groups than micro-batches
+        if any(not item for plan in plans for item in plan):  # fewer groups than micro-batches
             items = _items(batch, False)
             plans = dealt_plans([tokens for _, tokens in items], self.tokens, replicas, at_least=self.at_least)
         return [_share(batch, [row for row, _ in items], plan) for plan in plans]

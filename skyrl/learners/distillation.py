@@ -117,7 +117,7 @@ def _by_teacher(carried: Mapping[str, RowTensors], layout: RowLayout) -> dict[st
     """For each teacher the places, among the n tokens that this rank reads, of the tokens of its rows, and its states
     there. Each row carries the states of one teacher.
     """
-    counts = torch.stack([each.counts for each in carried.values()])  # (teachers, B), on the host
+    counts = torch.stack([item.counts for item in carried.values()])  # (teachers, B), on the host
     tokens = counts.sum(0)
     teacher_of = counts.argmax(0).repeat_interleave(tokens)
     device = next(iter(carried.values())).values.device

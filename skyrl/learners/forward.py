@@ -263,7 +263,7 @@ def read_token_logprobs(
 
 def _columns(*found: Tensor | None) -> Tensor:
     """Stacks columns: (n,) each -> (n, columns)."""
-    return torch.stack([each for each in found if each is not None], dim=1)
+    return torch.stack([result for result in found if result is not None], dim=1)
 
 
 def read_values(model: nn.Module, micro: MicroBatch, options: ForwardOptions) -> Outputs:

@@ -86,7 +86,7 @@ class RankMetrics:
         """These metrics with the moments of rows that were only measured, each of which counts `factor` times."""
         moments = dict(self.moments)
         for part in watched:
-            moments |= {name: moments.get(name, Moments()) + each.times(factor) for name, each in part.items()}
+            moments |= {name: moments.get(name, Moments()) + item.times(factor) for name, item in part.items()}
         return attrs.evolve(self, moments=moments)
 
     def metrics(self) -> Metrics:
@@ -101,7 +101,7 @@ class RankMetrics:
         return self.sums | means | spreads | load_metrics(self.loads)
 
 
-def merged(parts: Sequence[RankMetrics]) -> RankMetrics:
+def merge_metrics(parts: Sequence[RankMetrics]) -> RankMetrics:
     """The metrics of all ranks together."""
     first = parts[0]
     return RankMetrics(
@@ -131,7 +131,7 @@ class Measurements:
 
     def has(self, name: str) -> bool:
         """Whether a part of the loss of this name was added."""
-        return any(each == name for each, _ in self._parts)
+        return any(item == name for item, _ in self._parts)
 
     def add_loads(self, loads: Tensor) -> None:
         """Add the number of tokens of one micro-batch that chose each expert, (layers, E)."""
@@ -165,4 +165,4 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
         return list(tensors)
     flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
     pieces = flat.split([tensor.numel() for tensor in tensors])
-    return [piece.view(each.shape) for piece, each in zip(pieces, tensors, strict=True)]
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]

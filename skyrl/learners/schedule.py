@@ -38,7 +38,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The configured optimizer, with decoupled weight decay, over the parameters that learn."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     beta1, beta2 = config.adam_betas
-    fused = True if len({each.device.type for each in model.parameters()}) == 1 else None
+    fused = True if len({parameter.device.type for parameter in model.parameters()}) == 1 else None
     adam: dict[str, Any] = {"betas": (beta1, beta2), "eps": config.adam_eps, "fused": fused}
     match config.optimizer:
         case "adamw":
@@ -49,8 +49,8 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
             return torch.optim.SGD(_decayed(learning, config), lr=config.lr)
         case "muon":
             inner = hidden_matrices(model)
-            matrices = _decayed([each for each in learning if each in inner], config)
-            others = _decayed([each for each in learning if each not in inner], config)
+            matrices = _decayed([item for item in learning if item in inner], config)
+            others = _decayed([entry for entry in learning if entry not in inner], config)
             return Muon(matrices, others, lr=config.lr, momentum=config.muon_momentum, adam=adam)
 
 

@@ -33,7 +33,7 @@ def local_stretch(row: RowLayout, sharing: RowSharing) -> RowLayout:
     ids, positions = (pad(row.inputs[name], (0, padding))[:, columns] for name in ("input_ids", "position_ids"))
     segments: Segments = row.inputs["segments"]
     if padding:
-        segments = attrs.evolve(segments, each=(*segments.each, Segment(tokens, padding)))
+        segments = attrs.evolve(segments, items=(*segments.items, Segment(tokens, padding)))
     predicting = order.argsort()[row.inputs["logits_to_keep"][row.chosen]]  # (N,): places in the order of all ranks
     stretch = Stretch.of(predicting // length, everyone)
     keep, chosen = (predicting[stretch.own] - first).unique(return_inverse=True)

@@ -47,7 +47,7 @@ def attach(model: nn.Module, updates: Mapping[str, LowRank]) -> None:
 def of_layers(layers: Sequence[nn.Linear]) -> list[LowRank | None]:
     """The update of each layer, on the current device of the layer's weight; None for a layer without one."""
     result: list[LowRank | None] = [getattr(layer, "low_rank", None) for layer in layers]
-    return [each and _moved(each, layer.weight) for each, layer in zip(result, layers, strict=True)]
+    return [item and _moved(item, layer.weight) for item, layer in zip(result, layers, strict=True)]
 
 
 def _moved(update: LowRank, weight: Tensor) -> LowRank:
@@ -131,7 +131,7 @@ class Mix:
         adapters = tuple(sorted({row for row in rows if row is not None}, key=lambda each: each.number))
         owners = None
         if len(adapters) > 1 or None in rows:
-            places: dict[Updates | None, int] = {each: place for place, each in enumerate(adapters)}
+            places: dict[Updates | None, int] = {adapter: place for place, adapter in enumerate(adapters)}
             filled = [*rows, *[None] * (size - len(rows))]
             owners = torch.tensor([places.get(row, -1) for row in filled], device=device)
         mix = cls(adapters=adapters, owners=owners)
@@ -159,7 +159,7 @@ class Mix:
 
     def _concatenated(self, layers: tuple[nn.Linear, ...]) -> tuple[Tensor, Tensor, Tensor] | None:
         """Both factors, and the place of the adapter to which each of their columns belongs."""
-        parts = [(place, each.joined(layers)) for place, each in enumerate(self.adapters)]
+        parts = [(place, adapter.joined(layers)) for place, adapter in enumerate(self.adapters)]
         present = [(place, *joined) for place, joined in parts if joined is not None]
         if not present:
             return None

@@ -122,11 +122,11 @@ def _real(value: object, what: str) -> object:
     raise _wrong(value, what)
 
 
-def _several(each: _Reader, value: object, what: str) -> object:
+def _several(read_item: _Reader, value: object, what: str) -> object:
     if not isinstance(value, list):
         raise _wrong(value, what)
     name = f"{what}[]"
-    return tuple(each(item, name) for item in value)
+    return tuple(read_item(item, name) for item in value)
 
 
 def _read_union(readers: tuple[_Reader, ...], value: object, what: str) -> object:
@@ -143,7 +143,9 @@ def _read_union(readers: tuple[_Reader, ...], value: object, what: str) -> objec
 def _types(kind: type) -> tuple[tuple[str, _Reader, bool], ...]:
     """Name, reader and whether it must be there, of each field."""
     types = get_type_hints(kind)
-    return tuple((each.name, _reader(types[each.name]), each.default is attrs.NOTHING) for each in attrs.fields(kind))
+    return tuple(
+        (field.name, _reader(types[field.name]), field.default is attrs.NOTHING) for field in attrs.fields(kind)
+    )
 
 
 def _fields(kind: type, value: object, what: str) -> object:

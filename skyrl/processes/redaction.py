@@ -157,9 +157,9 @@ def _clean(data: object, values: re.Pattern[str], *, by_key: bool = True) -> Any
         case str():
             return _redacted(data, values)
         case Mapping() if by_key:
-            return dict(_clean_item(key, each, values) for key, each in data.items())
+            return dict(_clean_item(key, entry, values) for key, entry in data.items())
         case Mapping():
-            return {_clean(key, values): _clean(each, values, by_key=False) for key, each in data.items()}
+            return {_clean(key, values): _clean(item, values, by_key=False) for key, item in data.items()}
         case list() | tuple() if not _PLAIN.issuperset(map(type, data)):
             return [_clean(item, values, by_key=by_key) for item in data]
         case _:
@@ -187,7 +187,7 @@ def _hidden(value: object, values: re.Pattern[str]) -> object:
         case bytes():
             return HIDDEN
         case list() | tuple():
-            return [_hidden(each, values) for each in value]
+            return [_hidden(item, values) for item in value]
         case _:
             return _clean(value, values)
 

@@ -103,13 +103,13 @@ def _function_agent(function: object, name: str, settings: Mapping[str, Any]) ->
     known = ("task", "base_url", "api_key", "model")
     if taken := sorted({*settings} & {*known}):
         raise TaskError(f"environment.agent.kwargs: {', '.join(taken)} is passed to every agent already: remove it")
-    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in wanted.values())
+    takes_all = any(entry.kind is inspect.Parameter.VAR_KEYWORD for entry in wanted.values())
     unknown = [
-        each.name
-        for each in wanted.values()
-        if each.name not in (*known, *settings)
-        and each.default is inspect.Parameter.empty
-        and each.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        item.name
+        for item in wanted.values()
+        if item.name not in (*known, *settings)
+        and item.default is inspect.Parameter.empty
+        and item.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     ]
     if unknown:
         raise TaskError(f"{name} requires {', '.join(unknown)}, but an agent is given only {', '.join(known)}")

@@ -71,7 +71,7 @@ class FailureTally:
         if len(self._reasons) > max(self._least, self._max_share * samples):
             first = "\n".join(f"  {reason}" for reason in dict.fromkeys(self._reasons[:SHOWN]))
             raise RewardError(
-                f"environments failed {len(self._reasons)} times among {samples} samples, more often "
+                f"environments failed {len(self._reasons)} times among {samples} samples, retries included, more often "
                 f"than max_failed_share = {self._max_share:g} of environment.skyrl_gym allows:\n{first}"
             )
 

@@ -61,7 +61,7 @@ class ConstantRewards:
             return
         kept = [group for group in groups if not group.dropped]
         rewards = [reward for group in kept for reward in group.rewards]
-        missing = [each for group in groups for each in group.trajectories if each.missing]
+        missing = [trajectory for group in groups for trajectory in group.trajectories if trajectory.missing]
         self._missing += len(missing)
         if missing and not self._why_missing:
             self._why_missing = missing[0].skipped or missing[0].failures[-1].reason

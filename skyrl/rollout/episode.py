@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 import attrs
 from attrs import evolve, frozen
 
-from skyrl.chats.contents import ALLOW_DROPPED, tool_name, with_tools
+from skyrl.chats.contents import ALLOW_DROPPED, DESCRIBE_TOOLS, tool_name, with_tools
 from skyrl.chats.rendering import Message, Template
 from skyrl.config import GeneratorConfig, SamplingParams
 from skyrl.envs import Env, EnvStep
@@ -266,8 +266,7 @@ def _naming_tools(tools: Sequence[Mapping[str, Any]]) -> Iterator[None]:
     except DroppedPartsError as error:
         if not {*error.tools} & {*map(tool_name, tools)}:
             raise
-        remedy = "describe the environment's tools in the prompt and let tool_schemas() return ()"
-        raise DataError(f"{error}; or {remedy}") from error
+        raise DataError(f"{error}; or {DESCRIBE_TOOLS}") from error
 
 
 Started = tuple[Env, Any, Any]
@@ -316,11 +315,11 @@ def _then(value: T | Awaitable[T], finish: Callable[[T], R | Awaitable[R]]) -> R
 
 def _refuse_unreadable(observations: object, who: str) -> None:
     if not isinstance(observations, tuple | list) or not all(
-        isinstance(each, Mapping) and all(isinstance(each.get(key), str) for key in ("role", "content"))
-        for each in observations
+        isinstance(observation, Mapping) and all(isinstance(observation.get(key), str) for key in ("role", "content"))
+        for observation in observations
     ):
         raise _wrong(f"{who} returned {observations!r:.200}, not messages with the strings 'role' and 'content'")
-    length = sum(len(each["content"]) for each in observations)
+    length = sum(len(observation["content"]) for observation in observations)
     if length > LONGEST_OBSERVATION:
         text = f"{who} shows {length} characters, more than {LONGEST_OBSERVATION}"
         raise EpisodeError(Failure(kind="too_large", reason=text))

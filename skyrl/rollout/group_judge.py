@@ -60,7 +60,7 @@ class GroupJudge:
         measured: dict[str, float] = {}
         given, _ = await self._context.call(who, reward.rewards, prompt.question, answers, extras, sampled, measured)
         numbers = {name: number(value, f"{who} measured {name} =") for name, value in measured.items()}
-        rewards = (None if each is None else number(each, f"{who} gave the reward") for each in given)
+        rewards = (None if value is None else number(value, f"{who} gave the reward") for value in given)
         return tuple(rewards), numbers
 
     def _rewarded(self, row: Trajectory, reward: float | None, measured: Mapping[str, float]) -> Trajectory:

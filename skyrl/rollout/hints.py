@@ -59,13 +59,13 @@ class Hints:
         read another prompt than the row has.
         """
         return tuple(
-            evolve(group, trajectories=tuple(self._hinted(group, each) for each in group.trajectories))
+            evolve(group, trajectories=tuple(self._hinted(group, trajectory) for trajectory in group.trajectories))
             for group in groups
         )
 
     def refuse_missing(self, columns: Iterable[Iterable[str]]) -> None:
         """Raises `DataError` if no row has the column of hints; `columns` are those of the rows of each task."""
-        column, there = self.settings.column.partition(".")[0], sorted({name for each in columns for name in each})
+        column, there = self.settings.column.partition(".")[0], sorted({name for item in columns for name in item})
         if self.settings.source == "column" and column not in there:
             raise DataError(
                 f"the training data has no column {column!r}, which {FIELD}.column names; its columns for environments "
@@ -132,8 +132,8 @@ class Hints:
         best = max(group.rewards)
         if min(group.rewards) == best:
             return None
-        others = (each for each in group.trajectories if each.reward == best and each is not trajectory)
-        found = next((each for each in others if not each.missing and not each.filled), None)
+        others = (item for item in group.trajectories if item.reward == best and item is not trajectory)
+        found = next((other for other in others if not other.missing and not other.filled), None)
         if found is None:
             return None
         sampled = [token for token, own in zip(found.response_ids, found.loss_mask, strict=True) if own]

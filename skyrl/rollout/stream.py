@@ -315,7 +315,7 @@ class GroupStream:
 
     def _next_attempt(self, prompt: Prompt) -> int:
         """How often these weights sampled the prompt before, also in the checkpoint's groups, so that draws differ."""
-        held = sum(each.prompt.id == prompt.id and each.version == self._version for each in self._begun.values())
+        held = sum(item.prompt.id == prompt.id and item.version == self._version for item in self._begun.values())
         attempt = max(self._attempts[prompt.id], held)
         self._attempts[prompt.id] = attempt + 1
         return attempt
@@ -354,7 +354,8 @@ class GroupStream:
         now, limits = asyncio.get_running_loop().time(), self._limits
         late = [begun for begun in self._begun.values() if begun.group is None]
         groups = [
-            f"prompt {each.prompt.id} (begun {now - each.since:.0f} s ago by version {each.version})" for each in late
+            f"prompt {group.prompt.id} (begun {now - group.since:.0f} s ago by version {group.version})"
+            for group in late
         ]
         none = f"only {refused}, which were refused, have" if refused else "none has"
         waits = self._waits()

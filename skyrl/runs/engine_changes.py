@@ -68,8 +68,8 @@ class EngineList:
             return cls(
                 least=plain["least"],
                 most=plain["most"],
-                engines=tuple(EngineState(**each) for each in plain["engines"]),
-                answers=tuple(ChangeReply(**each) for each in plain["answers"]),
+                engines=tuple(EngineState(**item) for item in plain["engines"]),
+                answers=tuple(ChangeReply(**entry) for entry in plain["answers"]),
             )
         except FileNotFoundError:
             raise UserError(
@@ -155,7 +155,7 @@ class EngineChanges:
         return f"engine {self._client.add_engine()} is starting; it serves from the next weight transfer on"
 
     async def _drain(self, number: int | None) -> str:
-        states = {each.number: each.state for each in self._client.states}
+        states = {state.number: state.state for state in self._client.states}
         serving = [number for number, state in states.items() if state == "serving"]
         gone = serving[-1] if number is None else number
         if states.get(gone) not in ("serving", "lost"):

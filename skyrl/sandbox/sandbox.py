@@ -89,7 +89,7 @@ class Sandbox:
         self.tier: Tier = strongest_tier() if tier == "auto" else tier
         reason = why_unavailable(self.tier)
         if reason:
-            have = ", ".join(each for each in TIERS if not why_unavailable(each)) or "none"
+            have = ", ".join(item for item in TIERS if not why_unavailable(item)) or "none"
             raise UserError(f"the sandbox tier {tier!r} is not available on this machine: {reason}. Available: {have}")
         self._readable = tuple(path.absolute() for path in readable)
         for path in self._readable:
@@ -175,7 +175,7 @@ def why_unavailable(tier: Tier) -> str:
 def why_weaker(tier: Tier) -> str:
     """Reason why `auto` is this tier and none of the stronger ones; empty if it is the strongest."""
     stronger = TIERS[TIERS.index(tier) + 1 :]
-    return "; ".join(f"{each!r} does not start here: {why_unavailable(each)}" for each in reversed(stronger))
+    return "; ".join(f"{item!r} does not start here: {why_unavailable(item)}" for item in reversed(stronger))
 
 
 def _run(

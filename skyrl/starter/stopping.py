@@ -39,7 +39,7 @@ def stop_message(stop: KeyboardInterrupt | Stopped) -> tuple[str, int]:
     """The beginning of a sentence, such as `Stopped by SIGTERM`, and the conventional exit code."""
     if isinstance(stop, KeyboardInterrupt):
         return STOPPED_BY[signal.SIGINT], EXIT_INTERRUPTED
-    by = next(each for each in STOPPED_BY.values() if str(stop).startswith(each))
+    by = next(item for item in STOPPED_BY.values() if str(stop).startswith(item))
     return by, EXIT_TERMINATED if stop.exit_code == EXIT_REQUEUE else stop.exit_code
 
 

@@ -96,8 +96,8 @@ def atomic_folder(folder: Path, *, keep: Collection[str] = ()) -> Iterator[Path]
                 flush(Path(parent))
             if in_place:
                 _clear(folder, keep=(scratch.name,))
-                for each in list(scratch.iterdir()):
-                    each.rename(folder / each.name)
+                for path in list(scratch.iterdir()):
+                    path.rename(folder / path.name)
                 scratch.rmdir()
             else:
                 shutil.rmtree(old, ignore_errors=True)
@@ -177,5 +177,5 @@ def _is_replaceable(path: Path) -> bool:
     """Whether a path names nothing yet, or a regular file that can be renamed: no device, pipe or mounted file."""
     if not path.exists():
         return True
-    in_kernel = any(path.absolute().is_relative_to(each) for each in ("/dev", "/proc"))
+    in_kernel = any(path.absolute().is_relative_to(item) for item in ("/dev", "/proc"))
     return path.is_file() and not in_kernel and not path.is_mount() and os.access(path.resolve().parent, os.W_OK)

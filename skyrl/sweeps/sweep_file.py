@@ -95,8 +95,8 @@ class SweepConfig(BaseConfig):
                     path=f"grid.{path}", message=f"{values!r} is not a list of values", hint="write it in [ ]"
                 )
         yield from (
-            Problem(path=f"random.{each.path}", message=each.message, hint=each.hint)
-            for each in self.random.own_problems()
+            Problem(path=f"random.{own_problem.path}", message=own_problem.message, hint=own_problem.hint)
+            for own_problem in self.random.own_problems()
         )
 
 

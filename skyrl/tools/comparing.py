@@ -169,7 +169,7 @@ _NOTHING = "nothing"
 
 
 def _is_token(one: object, other: object) -> bool:
-    return all(isinstance(each, (int, float)) or each is _NOTHING for each in (one, other))
+    return all(isinstance(item, (int, float)) or item is _NOTHING for item in (one, other))
 
 
 def _is_same(one: object, other: object) -> bool:

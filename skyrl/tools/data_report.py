@@ -162,22 +162,24 @@ def _first_row(source: str, streamed: bool) -> Row:
 def text_of(report: DataReport) -> str:
     """The report for people."""
     lines: list[str] = []
-    for each in report.sources:
-        lines.append(f"{each.part}: {each.source}")
-        if each.refused:
-            lines.append(f"  refused   {each.refused}")
+    for source in report.sources:
+        lines.append(f"{source.part}: {source.source}")
+        if source.refused:
+            lines.append(f"  refused   {source.refused}")
             continue
-        left_out = len(each.bad) + (0 if each.cut else each.too_long)
-        lines.append(f"  rows      {each.used + left_out}, of which {each.used} are used")
-        lines.append(f"  columns   {', '.join(f'{name} ({kind})' for name, kind in each.columns.items())}")
-        lines.append(f"  tokens    {', '.join(f'{name} {count}' for name, count in each.tokens.items())}")
-        if each.too_long:
-            fate = "are cut" if each.cut else "are left out"
-            lines.append(f"  too long  {each.too_long} have more than {report.bound} = {each.bound} tokens and {fate}")
-        if each.bad:
-            lines.append(f"  bad       {len(each.bad)}; the first: {each.bad[0]}")
-        if each.repeated:
-            lines.append(f"  repeated  {each.repeated} are equal to an earlier row")
+        left_out = len(source.bad) + (0 if source.cut else source.too_long)
+        lines.append(f"  rows      {source.used + left_out}, of which {source.used} are used")
+        lines.append(f"  columns   {', '.join(f'{name} ({kind})' for name, kind in source.columns.items())}")
+        lines.append(f"  tokens    {', '.join(f'{name} {count}' for name, count in source.tokens.items())}")
+        if source.too_long:
+            fate = "are cut" if source.cut else "are left out"
+            lines.append(
+                f"  too long  {source.too_long} have more than {report.bound} = {source.bound} tokens and {fate}"
+            )
+        if source.bad:
+            lines.append(f"  bad       {len(source.bad)}; the first: {source.bad[0]}")
+        if source.repeated:
+            lines.append(f"  repeated  {source.repeated} are equal to an earlier row")
     if report.overlap:
         lines.append(f"{report.overlap} validation rows are also trained on")
     return "\n".join(lines)

@@ -173,7 +173,7 @@ class Rehearsal:
         findings: list[Finding] = []
         while True:
             try:
-                words = [*self.words, *(_word(*each) for each in changes.items())]
+                words = [*self.words, *(_word(*item) for item in changes.items())]
                 composed = compose(self.files, words, environ=os.environ)
             except ConfigError as error:
                 path, message = error.problems[0].path, error.problems[0].message

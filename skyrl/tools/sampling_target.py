@@ -85,7 +85,7 @@ def _run_target(name: str, folder: Path, step: int | None) -> Target:
         return Target(name=name, step=_last_step(folder), model=str(model), run=folder)
     checkpoints = Path(checkpoints_of(str(folder)))
     if step is None:
-        steps = [found for each in checkpoints.glob(name_of(0).rstrip("0") + "*") if (found := step_of(each.name))]
+        steps = [found for path in checkpoints.glob(name_of(0).rstrip("0") + "*") if (found := step_of(path.name))]
         if not steps:
             raise ResumeError(f"{folder} has neither a trained model nor a checkpoint yet")
         step = max(steps)

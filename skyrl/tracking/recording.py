@@ -114,7 +114,7 @@ class Recording:
         """Write the batch of a step. Raises `RunError` if it cannot be written."""
         head = {"step": step, "epoch": sampled.epoch, "groups": len(sampled.groups), "metrics": _plain(sampled.metrics)}
         lines = [
-            json.dumps(each, ensure_ascii=False) for each in (head, *map(redacted_tree, map(as_object, sampled.groups)))
+            json.dumps(item, ensure_ascii=False) for item in (head, *map(redacted_tree, map(as_object, sampled.groups)))
         ]
         data = ("\n".join(lines) + "\n").encode()
         packed = gzip.compress(data, mtime=0) if self._suffix.endswith(".gz") else data
@@ -177,10 +177,10 @@ class Recording:
                 tensors={name: tensors[name] for name in record["tensors"]},
                 updates=tuple(
                     Update(
-                        learner=each["learner"],
-                        metrics={name: float(value) for name, value in each.items() if name != "learner"},
+                        learner=item["learner"],
+                        metrics={name: float(value) for name, value in item.items() if name != "learner"},
                     )
-                    for each in record["updates"]
+                    for item in record["updates"]
                 ),
                 weights=record["weights"],
             )

@@ -215,7 +215,7 @@ def callbacks_by_name(named: Sequence[str], given: Sequence[Callback], *, field:
         kind = type(callback)
         name = f"{kind.__module__}:{kind.__qualname__}"
         _refuse_unusable(callback, name, "callbacks")
-        alike = sum(each.partition(" ")[0] == name for each in result)
+        alike = sum(item.partition(" ")[0] == name for item in result)
         result[f"{name} {alike + 1}" if alike else name] = callback
     return result
 
@@ -238,7 +238,7 @@ def _refuse_unusable(found: object, name: str, field: str) -> None:
         message, hint = f"{name} is not a callback", "derive its class from skyrl.Callback"
         raise ConfigError([Problem(path=field, message=message, hint=hint)])
     problems = []
-    for method in sorted({each for each in dir(kind) if each.startswith("on_")}):
+    for method in sorted({item for item in dir(kind) if item.startswith("on_")}):
         near = nearest(method, EVENTS)
         if method not in EVENTS:
             hint = f"did you mean {near}?" if near else f"events: {', '.join(EVENTS)}"

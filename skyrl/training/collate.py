@@ -112,9 +112,9 @@ def _joined(name: str, rows: Sequence[TokenRow]) -> RowTensors:
     type or in the size of an entry.
     """
     carried = [_tensor(row.extras[name]) if name in row.extras else None for row in rows]
-    nothing = next(each[:0] for each in carried if each is not None)
+    nothing = next(item[:0] for item in carried if item is not None)
     try:
-        return RowTensors.of([nothing if each is None else each for each in carried])
+        return RowTensors.of([nothing if entry is None else entry for entry in carried])
     except ValueError as error:
         raise RunError(f"extras {name!r} of the samples do not fit into one batch: {error}") from error
 
@@ -230,7 +230,7 @@ def mismatched(batch: TrainingBatch, longest: int) -> TrainingBatch:
     for row, start in enumerate(starts):
         other = row - 1
         parts = [(row, slice(0, start)), (other, slice(starts[other], lengths[other]))]
-        rows.append([torch.cat([each[at][part] for at, part in parts])[:longest] for each in _token_fields(batch)])
+        rows.append([torch.cat([field[at][part] for at, part in parts])[:longest] for field in _token_fields(batch)])
     ids, mask = (_padded([row[place].numpy() for row in rows]) for place in range(2))
     return _batch(ids, mask, [len(row[0]) for row in rows], list(range(len(rows))), None)
 

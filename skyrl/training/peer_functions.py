@@ -293,8 +293,8 @@ def _refused(field: str, message: str) -> ConfigError:
 def _requested_arguments(function: object, form: Form, given: Mapping[str, object]) -> dict[str, object]:
     """Arguments of the form that the function names; all of them if it takes `**kwargs`."""
     parameters = parameters_of(function) or ()
-    names = {each.name for each in parameters}
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    names = {parameter.name for parameter in parameters}
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     return {name: given[name] for name in form.gives if name in names or takes_all}
 
 

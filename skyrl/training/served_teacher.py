@@ -79,8 +79,8 @@ class TeachersBySource:
         parts = self._teachers(sources)
         found = [await teacher.token_logprobs(batch.select(rows), count, temperature) for rows, teacher in parts]
         order = torch.cat([rows for rows, _ in parts]).argsort()
-        together = (RowTensors.of([row for part in each for row in part.rows()]) for each in zip(*found, strict=True))
-        ids, logprobs = (each.select(order) for each in together)
+        together = (RowTensors.of([row for part in item for row in part.rows()]) for item in zip(*found, strict=True))
+        ids, logprobs = (entry.select(order) for entry in together)
         return ids, logprobs
 
     def _teachers(self, sources: Sequence[str]) -> list[tuple[Tensor, Scoring]]:

@@ -122,7 +122,7 @@ class TeacherOfLikelyTokens:
         ids, logprobs = await self.teacher(asked, sources, 0 if how == "student" else count, temperature)
         if how == "union":
             best, others = ((ids.values[:, part], logprobs.values[:, part]) for part in _halves(count))
-            ids, logprobs = (attrs.evolve(ids, values=each) for each in union_of_tokens(best, others))
+            ids, logprobs = (attrs.evolve(ids, values=token) for token in union_of_tokens(best, others))
         elif how == "intersection":
             shared = tokens_of_both(ids.values[:, :count], students.values)
             ids, logprobs = attrs.evolve(ids, values=shared), attrs.evolve(ids, values=logprobs.values[:, :count])

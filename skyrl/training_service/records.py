@@ -72,7 +72,7 @@ def summary_of(request: PassRequest, result: PassResult) -> PassSummary:
         positive &= factors is None or bool((factors.astype(np.float32) >= 0).all())
         sampled &= "logprobs" in datum.inputs
         if sampled:
-            learner, sampler = (each["logprobs"].astype(np.float32) for each in (outputs, datum.inputs))
+            learner, sampler = (item["logprobs"].astype(np.float32) for item in (outputs, datum.inputs))
             drift += float(np.abs(learner - sampler)[counts].sum())
     likelihood = request.loss == "cross_entropy" and positive
     return PassSummary(
@@ -94,13 +94,13 @@ class _Step:
         """Metrics under the names that runs give them."""
         found = {"timing/step": time.monotonic() - self.since}
         for name, _ in _LOSSES:
-            if own := [each for each in self.passes if each.metric == name]:
-                found[name] = sum(each.loss for each in own) / sum(each.tokens for each in own)
-        if own := [each for each in self.passes if each.drift is not None]:
-            drift = sum(each.drift or 0.0 for each in own)
-            found["policy/rollout_train_logprobs_abs_diff_mean"] = drift / sum(each.tokens for each in own)
+            if own := [entry for entry in self.passes if entry.metric == name]:
+                found[name] = sum(entry.loss for entry in own) / sum(entry.tokens for entry in own)
+        if own := [item for item in self.passes if item.drift is not None]:
+            drift = sum(element.drift or 0.0 for element in own)
+            found["policy/rollout_train_logprobs_abs_diff_mean"] = drift / sum(item.tokens for item in own)
         if self.passes:
-            found["train/learned_tokens"] = float(sum(each.tokens for each in self.passes))
+            found["train/learned_tokens"] = float(sum(entry.tokens for entry in self.passes))
         return found
 
 
@@ -188,11 +188,11 @@ def sample_lines(
         {
             **shared,
             "sample": index,
-            "response": decode(each.tokens),
-            "stop_reason": "stop" if each.ended else "length",
-            "response_ids": list(each.tokens),
+            "response": decode(sequence.tokens),
+            "stop_reason": "stop" if sequence.ended else "length",
+            "response_ids": list(sequence.tokens),
         }
-        for index, each in enumerate(result.sequences)
+        for index, sequence in enumerate(result.sequences)
     ]
 
 

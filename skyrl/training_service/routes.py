@@ -474,8 +474,8 @@ class _Reads:
         samplers = store.all("SELECT id FROM samplers WHERE session = ? ORDER BY rowid", row["id"])
         return JSONResponse(
             {
-                "training_run_ids": [each["id"] for each in runs],
-                "sampler_ids": [each["id"] for each in samplers],
+                "training_run_ids": [run["id"] for run in runs],
+                "sampler_ids": [sampler["id"] for sampler in samplers],
                 "user_metadata": json.loads(row["metadata"]),
                 "display_name": row["display_name"],
             }

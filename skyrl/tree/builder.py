@@ -382,9 +382,11 @@ class TreeBuilder(Generic[T]):
             found = read_file(assignment.value[1:], self._context.presets)
         except ConfigError as error:
             self.broken.add(dotted(assignment.path))
-            self.problems += [evolve(each, place=each.place or assignment.origin.place) for each in error.problems]
+            self.problems += [
+                evolve(problem, place=problem.place or assignment.origin.place) for problem in error.problems
+            ]
             return
-        self.assign_all(each.below(assignment.path) for each in found)
+        self.assign_all(result.below(assignment.path) for result in found)
 
     def _forget(self, table: Table, attribute: attrs.Attribute[Any], assignment: Assignment) -> None:
         """Reset a field to the default instance's value, discarding what earlier layers wrote."""
@@ -531,7 +533,7 @@ class TreeBuilder(Generic[T]):
         for problem in inner.problems:
             hint = problem.hint or docs.get(problem.path, "")
             self.problems.append(evolve(problem, path=whole + problem.path, hint=hint))
-        self.broken.update(whole + each for each in inner.broken)
+        self.broken.update(whole + item for item in inner.broken)
         self._history.take_over(inner.origins, place)
         return made
 
@@ -561,7 +563,7 @@ def with_changes(config: Any, changes: Mapping[str, Any]) -> Any:
         try:
             judged_now[name] = validated(fields[name], changes[name], config)
         except ValueError as error:
-            problems += [evolve(each, path=each.path or name) for each in problems_of(error)]
+            problems += [evolve(item, path=item.path or name) for item in problems_of(error)]
     if problems:
         raise ConfigError(problems)
     return assembled(config, {**changes, **judged_now})
@@ -664,7 +666,7 @@ class History:
         or the arguments.
         """
         for path, chain in self._chains.items():
-            layers = [(each.asked_by or each, each.value) for each in chain] if len(chain) > 1 else []
+            layers = [(item.asked_by or item, item.value) for item in chain] if len(chain) > 1 else []
             inside = f"{path}."  # an item of the list at this path, which is no other name of it
             by_name = {
                 (layer.source, layer.path): (layer, value)

@@ -37,7 +37,7 @@ def import_path_of(found: object) -> str:
     """An import path under which the object is found again. Raises `TypeMismatch` if there is none."""
     module = sys.modules.get(getattr(found, "__module__", None) or type(found).__module__)
     places = [module, sys.modules.get("__main__")]
-    for place in (each for each in places if each is not None):
+    for place in (item for item in places if item is not None):
         name = _name_in(place, found)
         if name:
             return f"{_module_path(place)}:{name}"

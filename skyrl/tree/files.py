@@ -93,9 +93,9 @@ class _Reading:
             raise _refused(f"a stored configuration cannot have {EXTENDS}: this file was edited", place)
         own = {key: value for key, value in assignment.value.items() if key != EXTENDS}
         found = [
-            each
+            item
             for base in _bases(assignment.value[EXTENDS], place)
-            for each in self._base(name, base, place, (*above, _identity(name)))
+            for item in self._base(name, base, place, (*above, _identity(name)))
         ]
         return [*found, evolve(assignment, value=own)]
 
@@ -112,7 +112,7 @@ class _Reading:
         try:
             found = self.read(target, chain)
         except ConfigError as error:  # a missing file, for one, has no place of its own
-            problems = [evolve(each, place=each.place or place) for each in error.problems]
+            problems = [evolve(problem, place=problem.place or place) for problem in error.problems]
             raise ConfigError(problems, title=error.title) from None
         self._done.add(identity)
         return found

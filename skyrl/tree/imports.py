@@ -62,11 +62,11 @@ def _imported(where: str, attribute: str, error: type[UserError] = UserError) ->
         found: Any = _import_file(Path(where).expanduser()) if where.endswith(".py") else _import_module(where)
     except (Exception, SystemExit) as failure:  # a user's module may raise anything while it is imported
         raise error(_import_failure(where, failure)) from failure
-    for each in attribute.split("."):
-        if not hasattr(found, each):
-            near = nearest(each, [name for name in dir(found) if not name.startswith("_")])
+    for item in attribute.split("."):
+        if not hasattr(found, item):
+            near = nearest(item, [name for name in dir(found) if not name.startswith("_")])
             raise error(f"{where} has no {attribute!r}" + (f"; did you mean {near}?" if near else ""))
-        found = getattr(found, each)
+        found = getattr(found, item)
     return found
 
 
@@ -133,10 +133,10 @@ def _refuse_ambiguous(file: Path) -> None:
         return  # which importing it reports
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
-    for name in dict.fromkeys(each.partition(".")[0] for each in names):
+    for name in dict.fromkeys(alias.partition(".")[0] for alias in names):
         beside = [path for path in (file.parent / f"{name}.py", file.parent / name / "__init__.py") if path.is_file()]
         other = getattr(sys.modules.get(name), "__file__", None) or getattr(PathFinder.find_spec(name), "origin", None)
-        if beside and other and is_of_user(other) and Path(other).resolve() not in [each.resolve() for each in beside]:
+        if beside and other and is_of_user(other) and Path(other).resolve() not in [item.resolve() for item in beside]:
             raise ImportError(f"{beside[0]} and {other} are two modules called {name}: rename one of them")
 
 

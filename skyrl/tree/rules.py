@@ -108,8 +108,8 @@ class Condition:
 
 def all_of(*conditions: Condition) -> Condition:
     """The condition that all conditions hold: "a, b and c"."""
-    words = join_choices([each.words for each in conditions], "and")
-    return Condition(words, lambda config: all(each.holds(config) for each in conditions))
+    words = join_choices([item.words for item in conditions], "and")
+    return Condition(words, lambda config: all(entry.holds(config) for entry in conditions))
 
 
 def condition(words: str) -> Callable[[Callable[[Any], bool]], Condition]:
@@ -270,7 +270,7 @@ def _write_derived(config: T, step: Rule[T], value: object) -> T:
         return evolve_at(config, step.writes, value)
     except ConfigError as error:  # the values that it follows from are each allowed, but absurd in combination
         hint = f"derived from {', '.join(step.reads)}"
-        raise ConfigError([attrs.evolve(each, path=step.writes, hint=hint) for each in error.problems]) from None
+        raise ConfigError([attrs.evolve(problem, path=step.writes, hint=hint) for problem in error.problems]) from None
 
 
 def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
@@ -328,7 +328,9 @@ def find_problems(config: T, checks: Iterable[Check[T]], origins: Origins, broke
         watched: Any = _Watched(config, "", reads) if out_of_use else config  # watching doubles the time
         problems = list(check(watched))
         if not touches(reads, out_of_use):
-            found += [attrs.evolve(each, place=each.place or place_of(each.path, origins)) for each in problems]
+            found += [
+                attrs.evolve(problem, place=problem.place or place_of(problem.path, origins)) for problem in problems
+            ]
     return found
 
 

@@ -92,7 +92,7 @@ def _replace_nulls(
         elif value is None and attribute and is_optional(attribute.type) and not _has_word_none(attribute.type):
             converted[name] = "none"
         elif not (value is None and attribute and before is None):
-            problems += [_null_problem(each) for each in _nulls(value, path)]
+            problems += [_null_problem(null) for null in _nulls(value, path)]
             converted[name] = value
     return converted
 

@@ -403,13 +403,13 @@ def bare(kind: object) -> Any:
 @_remembered
 def unit_of(kind: object) -> Unit | None:
     """Unit of numbers of this type, if it has one."""
-    return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Unit)), None)
+    return next((item for item in getattr(kind, "__metadata__", ()) if isinstance(item, Unit)), None)
 
 
 @_remembered
 def class_of(kind: object) -> ClassOf | None:
     """Marker of a table whose class a sibling field names, if the type has one."""
-    return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, ClassOf)), None)
+    return next((item for item in getattr(kind, "__metadata__", ()) if isinstance(item, ClassOf)), None)
 
 
 @_remembered
@@ -424,7 +424,7 @@ def choices_of(kind: object) -> list[str]:
     if kind is bool:
         return ["true", "false"]
     if get_origin(kind) is Literal:
-        return [each for each in get_args(kind) if isinstance(each, str)]
+        return [arg for arg in get_args(kind) if isinstance(arg, str)]
     if is_union(kind):
         return list(dict.fromkeys(choice for arm in get_args(kind) for choice in choices_of(arm)))
     return choices_of(item_kind(kind)) if is_list(kind) else []

@@ -94,12 +94,12 @@ class _Composer:
             return yaml.ScalarNode(self._tag(yaml.ScalarNode, event), event.value, event.start_mark, event.end_mark)
         if isinstance(event, yaml.SequenceStartEvent):
             items = []
-            while not isinstance(each := self._loader.get_event(), yaml.SequenceEndEvent):
-                items.append(self._node(each, depth + 1))
+            while not isinstance(child := self._loader.get_event(), yaml.SequenceEndEvent):
+                items.append(self._node(child, depth + 1))
             return yaml.SequenceNode(self._tag(yaml.SequenceNode, event), items, event.start_mark)
         pairs = []
-        while not isinstance(each := self._loader.get_event(), yaml.MappingEndEvent):
-            key = self._node(each, depth + 1)
+        while not isinstance(child := self._loader.get_event(), yaml.MappingEndEvent):
+            key = self._node(child, depth + 1)
             pairs.append((key, self._node(self._loader.get_event(), depth + 1)))
         return yaml.MappingNode(self._tag(yaml.MappingNode, event), pairs, event.start_mark)
 

@@ -116,7 +116,7 @@ def text_parts(text: str) -> list[Message]:
     """The messages of an answer's text, split at the headers of a chat template."""
     parts = []
     for role, own in groupby(stretches(text), key=lambda stretch: stretch.role):
-        fragments = tuple(Fragment(text=each.text, is_markup=each.is_markup) for each in own)
+        fragments = tuple(Fragment(text=item.text, is_markup=item.is_markup) for item in own)
         if role in _POLICY or not all(fragment.is_markup for fragment in fragments):
             parts.append(Message(role="assistant" if role in _POLICY else role, fragments=fragments))
     return parts or [Message(role="assistant")]

@@ -155,7 +155,7 @@ class Pages:
     def _run_page(self, card: RunCard, runs: Mapping[str, Mapping[str, Series]]) -> str:
         """A card and the curves of its run."""
         [series] = runs.values()
-        seconds = {name: each.mean for name, each in phases(series).items()}
+        seconds = {name: phase.mean for name, phase in phases(series).items()}
         return self._rendered(
             "run.html",
             card=card,

@@ -98,8 +98,8 @@ def report(
             differences=[field for field in fields if field.differs and not field.is_place],
             places=[field for field in fields if field.differs and field.is_place],
             numbers=[_numbers(run.metrics) for run in runs],
-            least=min(0.0, *(_reward(each) for run in runs for each in run.samples), 0.0),
-            most=max(1.0, *(_reward(each) for run in runs for each in run.samples), 1.0),
+            least=min(0.0, *(_reward(sample) for run in runs for sample in run.samples), 0.0),
+            most=max(1.0, *(_reward(item) for run in runs for item in run.samples), 1.0),
             longest=LONGEST_TEXT,
         )
     )
@@ -160,7 +160,7 @@ def _spread(file: Path, most: int) -> Iterator[dict[str, Any]]:
 def _numbers(metrics: RunMetrics) -> list[tuple[str, float, float, float, float]]:
     """Name, first, last, least and largest value of each metric."""
     own = metrics.series.items()
-    return [(name, each.values[0], each.values[-1], min(each.lows), max(each.highs)) for name, each in own]
+    return [(name, item.values[0], item.values[-1], min(item.lows), max(item.highs)) for name, item in own]
 
 
 def _policy(scripts: Sequence[str]) -> str:

@@ -220,7 +220,7 @@ class Requests:
             self._store,
             list(done),
             self._timeout,
-            lambda keys: f"members {[done[each] for each in keys]} have not completed the learner's request: {kind}",
+            lambda keys: f"members {[done[item] for item in keys]} have not completed the learner's request: {kind}",
         )
 
 

@@ -20,7 +20,7 @@ from skyrl.envs.registry import find_env, ignored_columns, ignored_columns_warni
 from skyrl.envs.reward_functions import PlainReward, RewardFunctionEnv, ground_truth, lacking
 from skyrl.envs.rows import differing, ground_truths
 from skyrl.errors import DataError
-from skyrl.experiments.asked_rows import unrewardable_reason
+from skyrl.experiments.unrewardable_rows import unrewardable_reason
 
 given: list[Any] = []
 SAID = [[{"role": "assistant", "content": "mine"}]]

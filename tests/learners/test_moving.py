@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skyrl.config import TrainerConfig
-from skyrl.learners.moving import HOST, DeviceMover, local_bytes
+from skyrl.learners.offloading import HOST, DeviceMover, local_bytes
 from skyrl.learners.workers.roles import RefWorker
 from skyrl.training.objective import policy_objective
 from tests.learners.pool import Pool

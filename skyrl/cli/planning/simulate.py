@@ -98,17 +98,17 @@ def simulate(
             others.append((share, run(other, max(5, steps // 5))))
     failing = _failing(config, outcome, failures_per_hour, restart_seconds, checkpoint_seconds)
     if as_json:
-        dealt = [{"engine_gpus": share, **summary(each)} for share, each in others]
+        dealt = [{"engine_gpus": share, **summary(item)} for share, item in others]
         more = ({"splits": dealt} if split else {}) | ({"failures": failing} if failing else {})
         print_result(summary(outcome) | more)
         return
     click.echo(_render(outcome))
     if failing:
         click.echo(_render_failing(failing))
-    for share, each in sorted(others, key=lambda pair: -pair[1].trajectories_per_second)[:5]:
+    for share, entry in sorted(others, key=lambda pair: -pair[1].trajectories_per_second)[:5]:
         click.echo(
-            f"  {share:>5} GPUs for engines: {each.trajectories_per_second:.2f} trajectories/s, engines idle "
-            f"{each.engines_idle:.0%}, learners {each.learners_idle:.0%}"
+            f"  {share:>5} GPUs for engines: {entry.trajectories_per_second:.2f} trajectories/s, engines idle "
+            f"{entry.engines_idle:.0%}, learners {entry.learners_idle:.0%}"
         )
 
 

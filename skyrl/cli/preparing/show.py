@@ -74,7 +74,7 @@ def derived_lines(run: RunConfig, origins: Origins) -> str:
         rule = by_name[chain[-1].where]
         inside = {key: value for key, value in flat.items() if key == path or key.startswith(path + ".")}
         values = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in inside.items()]
-        sources = [f"{each} = {json.dumps(flat.get(each), ensure_ascii=False)}" for each in rule.reads]
+        sources = [f"{read} = {json.dumps(flat.get(read), ensure_ascii=False)}" for read in rule.reads]
         paragraphs.append(
             "\n".join([*values, f"    {rule.name}: {rule.reason}", *(f"    from {source}" for source in sources)])
         )

@@ -214,7 +214,7 @@ def wrap_policy_names_classes(run: RunConfig, model: Role) -> Iterator[Problem]:
         if name != WRAPPED:
             yield Problem(path=path, message=f"{name!r} is not a valid entry", hint=hint)
     named = policy.get(WRAPPED, ())
-    if not isinstance(named, str) and not (isinstance(named, tuple) and all(isinstance(each, str) for each in named)):
+    if not isinstance(named, str) and not (isinstance(named, tuple) and all(isinstance(item, str) for item in named)):
         yield Problem(path=path, message=f"{WRAPPED} = {named!r} names no classes", hint=hint)
 
 

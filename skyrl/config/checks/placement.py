@@ -56,7 +56,7 @@ def colocated_models_share_megatron_degrees(run: SkyRLTrainConfig) -> Iterator[P
     degrees = ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
     for model, name in product(others, degrees):
         field = f"megatron_config.{name}_parallel_size"
-        policy, own = (get_at(run, f"trainer.{each}.{field}") for each in ("policy", model))
+        policy, own = (get_at(run, f"trainer.{item}.{field}") for item in ("policy", model))
         if policy != own:
             yield Problem(
                 path=f"trainer.{model}.{field}",

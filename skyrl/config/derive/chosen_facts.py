@@ -79,11 +79,11 @@ _READ = {
 
 
 def _names(own: object) -> set[str]:
-    return {each.name for each in parameters_of(own) or ()}
+    return {item.name for item in parameters_of(own) or ()}
 
 
 def _declared(facts: F, thing: object) -> F:
     """The facts, updated with those that the object declares as attributes that are True or False."""
-    named = {each.name: getattr(thing, each.name, None) for each in attrs.fields(type(facts))}
+    named = {attribute.name: getattr(thing, attribute.name, None) for attribute in attrs.fields(type(facts))}
     declared: Any = {name: value for name, value in named.items() if isinstance(value, bool)}
     return attrs.evolve(facts, **declared)

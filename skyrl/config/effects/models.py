@@ -103,7 +103,7 @@ def _is_in_half(model: Role, run: Any) -> bool:
     if precision is None or not model.reads(run, "fsdp_config"):
         return False
     read = (precision.param_dtype, precision.reduce_dtype) if model.ranks(run) > 1 else (precision.param_dtype,)
-    return any(each in ("fp16", "float16") for each in read)
+    return any(item in ("fp16", "float16") for item in read)
 
 
 def _strategy_is(model: Role, name: str) -> Condition:

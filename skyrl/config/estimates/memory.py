@@ -227,7 +227,7 @@ def _phases(run: SkyRLTrainConfig, learners: Mapping[Model, LearnerRank]) -> Ite
 def _generation(run: SkyRLTrainConfig, engine: Serving, learners: Mapping[Model, LearnerRank]) -> Phase:
     own = serving_memory(engine)
     shares = run.trainer.placement.colocate_all and on_ray(run)
-    rests = [rest_of(each) for each in learners.values()]
+    rests = [rest_of(item) for item in learners.values()]
     here = [] if shares or on_ray(run) else rests
     contexts = CONTEXT * ((len(rests) if shares else 0) + 1) if run.trainer.device == "cuda" else 0
     return Phase(

@@ -30,17 +30,17 @@ def names_elsewhere(root: type[object], path: Path) -> tuple[str, list[str]]:
     systems: dict[tuple[str, ...], dict[str, str]] = {}
     leaves = frozenset(leaf for leaf, _ in leaf_paths(root))
     for system, names, paths in _settings():
-        ours = tuple(filter(None, (_field_of_kind(each, leaves) for each in paths)))
+        ours = tuple(filter(None, (_field_of_kind(item, leaves) for item in paths)))
         alike = _common_end(path, names)
         if alike and len(ours) == len(paths):
-            near = max(len(_words(path[:-1]) & _words(each.split(".")[:-1])) for each in ours)
+            near = max(len(_words(path[:-1]) & _words(entry.split(".")[:-1])) for entry in ours)
             found[alike, near, ours] += 1
             systems.setdefault(ours, {}).setdefault(system, ".".join(names[-alike:]))
     if not found:
         return "", []
     best = max((alike, near, votes) for (alike, near, _), votes in found.items())
     chosen = [ours for (alike, near, ours), votes in found.items() if (alike, near, votes) == best]
-    meant = list(dict.fromkeys(_sibling_field(path, each, leaves) for ours in chosen for each in ours))
+    meant = list(dict.fromkeys(_sibling_field(path, our, leaves) for ours in chosen for our in ours))
     if len(meant) > _MOST:
         return "", []
     who = {system: name for ours in chosen for system, name in systems[ours].items()}
@@ -56,7 +56,7 @@ def value_elsewhere(field: str, value: str) -> str:
     wanted = tuple(f"{field}={value.lower().replace('-', '_')}".split("."))
     for system, names, assignments in _settings():
         if names == wanted:
-            ours = [each.replace("=", " = ") for each in assignments]
+            ours = [assignment.replace("=", " = ") for assignment in assignments]
             alone = ours[0].removeprefix(f"{field} = ") if len(ours) == 1 else ""
             return f"use {alone or _join_words(ours, 'and')} instead ({value} of {system})"
     return ""
@@ -77,7 +77,7 @@ def _settings() -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
 def _field_of_kind(path: str, leaves: Collection[str]) -> str:
     """The path, or the same field of a supervised run; empty if there is none."""
     spellings = (path, path.removeprefix("trainer.policy."), path.removeprefix("trainer."))
-    return next((each for each in spellings if each in leaves), "")
+    return next((spelling for spelling in spellings if spelling in leaves), "")
 
 
 def _sibling_field(path: Path, ours: str, leaves: Collection[str]) -> str:

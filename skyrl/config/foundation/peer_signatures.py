@@ -75,10 +75,14 @@ def form_of(function: object, forms: tuple[Form, ...]) -> Form | None:
         raise ValueError(f"{kind.__name__} has no __call__: its instances are called")
     if parameters is None:  # a builtin, of which nothing is known
         return None
-    required = [each.name for each in parameters if each.default is each.empty and each.kind not in _REST]
-    form = next((form for form in forms if {*form.marks} <= {each.name for each in parameters}), None)
+    required = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind not in _REST
+    ]
+    form = next((form for form in forms if {*form.marks} <= {parameter.name for parameter in parameters}), None)
     if form is None:
-        positional = [each for each in parameters if each.kind in _BY_POSITION]
+        positional = [item for item in parameters if item.kind in _BY_POSITION]
         if positional and set(required) <= {positional[0].name}:
             return None
         rights = [f"{form.system}'s ({', '.join(form.gives)})" for form in forms]
@@ -137,4 +141,4 @@ def _signature_text(function: object, parameters: tuple[inspect.Parameter, ...])
     kind = function if isinstance(function, type) else type(function)
     code = function if inspect.isfunction(function) else kind.__call__
     name = getattr(function, "__name__", kind.__name__)
-    return f"{defined_at(code)} {name}({', '.join(each.name for each in parameters)})".strip()
+    return f"{defined_at(code)} {name}({', '.join(parameter.name for parameter in parameters)})".strip()

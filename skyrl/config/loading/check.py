@@ -82,7 +82,7 @@ def _folders_of_another_run(run: RunConfig, origins: Origins, broken: Collection
     chain = origins.get(chosen, ())
     if not chain or chain[-1].kind in ("default", "rule"):
         return
-    before = [(each.source, str(each.value)) for each in chain[:-1] if each.kind not in ("default", "rule")]
+    before = [(item.source, str(item.value)) for item in chain[:-1] if item.kind not in ("default", "rule")]
     for path in (kind.path("ckpt_path"), kind.path("export_path"), kind.path("log_path")):
         written = origins.get(path, (chain[-1],))[-1]
         if touches([path, chosen], broken) or written.kind in ("default", "rule") or written.source == chain[-1].source:

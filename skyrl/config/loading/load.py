@@ -114,7 +114,7 @@ def compose(
     warnings = tuple(_sort_by_place(problem for problem in found if problem.severity == "warning"))
     errors = found if strict else [problem for problem in found if problem.severity == "error"]
     if errors:
-        from skyrl.config.foundation.paths_beside import with_paths_beside
+        from skyrl.config.foundation.path_advice import with_paths_beside
 
         raise ConfigError(_sort_by_place(with_paths_beside(error, config) for error in errors))
     return Composed(written=written, config=config, origins=origins, warnings=warnings)
@@ -143,8 +143,10 @@ def _builder(
     for layer in _join_split_arguments(layers, chosen):
         _take(builder, layer, chosen)
     if root is None and said in KINDS:  # the last one counts, whichever kind the files before it are of
-        builder.problems = [each for each in builder.problems if each.path != "kind" or each.value not in KINDS]
-    builder.problems = [_suggest_our_value(_explain_wrong_kind(each, chosen)) for each in builder.problems]
+        builder.problems = [
+            problem for problem in builder.problems if problem.path != "kind" or problem.value not in KINDS
+        ]
+    builder.problems = [_suggest_our_value(_explain_wrong_kind(item, chosen)) for item in builder.problems]
     if root is None and said is None and chosen is not SkyRLTrainConfig:
         names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))
         message = f"is missing, so this is read as a reinforcement-learning run, which has no {names}"
@@ -228,14 +230,14 @@ def _read_file(name: str) -> list[Assignment]:
 
         refuse_other_files(name)
         raise
-    if not all(_has_our_names(each.value) for each in assignments):
+    if not all(_has_our_names(item.value) for item in assignments):
         from skyrl.config.loading.recognition import refuse_other_files, refuse_other_tables
 
         refuse_other_files(name)
-        for each in assignments:
-            refuse_other_tables(name, each.value)
+        for assignment in assignments:
+            refuse_other_tables(name, assignment.value)
     is_of_a_run = file != name or os.path.basename(name) == STORED_FILES[1]
-    if is_of_a_run and not all(is_stored_form(each.value) for each in assignments):
+    if is_of_a_run and not all(is_stored_form(entry.value) for entry in assignments):
         raise ConfigError([Problem(path=file, message="is not the stored configuration of a run")])
     return assignments
 
@@ -266,7 +268,7 @@ def chosen_root(files: Files, overrides: Overrides = ()) -> type[RunConfig]:
 def _kind_of(layers: Sequence[_Layer]) -> str | None:
     """The last `kind` written in any layer; None if there is none."""
     kind = None
-    for assignment in (each for layer in layers for each in layer.assignments):
+    for assignment in (item for layer in layers for item in layer.assignments):
         found = assignment.value
         if assignment.path == () and isinstance(found, Mapping):
             stored = found.get("config")
@@ -295,7 +297,7 @@ def _root_meant(kind: str | None, layers: Sequence[_Layer]) -> type[RunConfig]:
 def _top_names(layers: Sequence[_Layer]) -> tuple[str, ...]:
     """Tables and fields of the root that are written in any layer."""
     names: dict[str, None] = {}
-    for assignment in (each for layer in layers for each in layer.assignments):
+    for assignment in (item for layer in layers for item in layer.assignments):
         found = assignment.value
         if assignment.path:
             names[assignment.path[0]] = None
@@ -314,16 +316,19 @@ def _take(builder: TreeBuilder[Any], layer: _Layer, root: type[Any]) -> None:
         if layer.error is not None:
             raise layer.error
         assignments = layer.assignments
-        if layer.file and any(is_stored_form(each.value) for each in assignments):
+        if layer.file and any(is_stored_form(item.value) for item in assignments):
             from skyrl.config.loading.stored import as_layer
 
-            assignments = [as_layer(each, root) if is_stored_form(each.value) else each for each in assignments]
+            assignments = [
+                as_layer(assignment, root) if is_stored_form(assignment.value) else assignment
+                for assignment in assignments
+            ]
         builder.assign_all(assignments)
     except ConfigError as error:
         name = layer.file
         hint = f"write the value without a space: {name}=VALUE" if _is_path(name, root) else ""
         builder.problems.extend(
-            evolve(each, place=each.place or layer.place, hint=each.hint or hint) for each in error.problems
+            evolve(problem, place=problem.place or layer.place, hint=problem.hint or hint) for problem in error.problems
         )
         builder.broken.add("")  # without the file, the rest cannot be judged
 
@@ -341,7 +346,7 @@ def _join_split_arguments(layers: Sequence[_Layer], root: type[Any]) -> Iterator
         is_value = layer.error is not None and _is_path(layer.file, root) and after.error is not None
         if is_value and layer.error is not None:
             hint = f"write the value without a space: {layer.file}={after.file}"
-            problems = [evolve(each, hint=hint) for each in layer.error.problems]
+            problems = [evolve(problem, hint=hint) for problem in layer.error.problems]
             layer = evolve(layer, error=ConfigError(problems, title=layer.error.title))
         yield layer
 

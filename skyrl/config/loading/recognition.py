@@ -116,7 +116,7 @@ def _program_of_script(text: str) -> str:
         return "NeMo-RL"
     if "uv run rl @" in text or "prime_rl" in text or "uv run orchestrator @" in text:
         return "prime-rl"
-    is_trl = "--model_name_or_path" in text or any(f"trl {each}" in text for each in _TRL_COMMANDS)
+    is_trl = "--model_name_or_path" in text or any(f"trl {item}" in text for item in _TRL_COMMANDS)
     return "TRL" if is_trl or re.search(r"^[^\S\n]*(from|import) trl\b", text, re.MULTILINE) else ""
 
 
@@ -155,7 +155,7 @@ def _script(name: str) -> tuple[str, str]:
 def _model_at(name: str, *, is_run: bool = True) -> tuple[str, str] | None:
     path = _expanded(name)
     is_folder = os.path.isdir(path)
-    inside = [each for each in _OF_A_MODEL if is_folder and os.path.isfile(os.path.join(path, each))]
+    inside = [item for item in _OF_A_MODEL if is_folder and os.path.isfile(os.path.join(path, item))]
     if is_folder and inside and (inside != ["config.json"] or not is_run):  # the folder of a run has one, too
         return _model(name, "folder")
     if not is_folder and path.lower().endswith(_WEIGHTS) and os.path.isfile(path):

@@ -85,7 +85,7 @@ class SamplerConfig(BaseConfig):
         if self.sampler == "schedule":
             for name in self.names[1:]:
                 if name not in known or name == "schedule":
-                    yield _unknown("stages", name, tuple(each for each in known if each != "schedule"))
+                    yield _unknown("stages", name, tuple(item for item in known if item != "schedule"))
             yield from _stage_problems("stages", [stage.step for stage in self.stages])
         if "mixture" in self.names:
             yield from _stage_problems("mixture", [stage.step for stage in self.mixture])
@@ -197,7 +197,7 @@ class CurriculumConfig(SamplerConfig):
     def _pool_problems(self) -> Iterator[Problem]:
         names, thresholds = [pool.name for pool in self.pools], [pool.threshold for pool in self.pools]
         if thresholds != sorted(set(thresholds)):
-            message = f"thresholds {', '.join(f'{each:g}' for each in thresholds)} do not rise"
+            message = f"thresholds {', '.join(f'{threshold:g}' for threshold in thresholds)} do not rise"
             yield Problem(path="pools", message=message, hint="list the pools from the lowest threshold to the highest")
         if not names:
             yield Problem(path="pools", message="the list is empty", hint="give at least one pool")

@@ -147,7 +147,7 @@ async def _events(request: _MessagesRequest, policy: Policy, trajectory: PlayedT
     sampling = sample_messages(request.history, request.settings, 1, policy, trajectory, live)
     answering = asyncio.ensure_future(sampling)
     blocks = 0
-    async with aclosing(live.pieces(answering, lambda result: [each.text for each in result.messages])) as pieces:
+    async with aclosing(live.pieces(answering, lambda result: [message.text for message in result.messages])) as pieces:
         async for _, piece in pieces:
             if not blocks:
                 yield _event("message_start", message=_head(request.settings.model, live.prompt, 0))

@@ -75,7 +75,7 @@ async def _sample(
 ) -> tuple[list[dict[str, Any]], Json]:
     """The choices and the token counts."""
     with policy.admitted(request.n * len(request.prompts), trajectory):
-        prompts = await gather_or_cancel([_prompt(each, policy, trajectory) for each in request.prompts])
+        prompts = await gather_or_cancel([_prompt(prompt, policy, trajectory) for prompt in request.prompts])
         before = sum(len(prompt.ids) for prompt in prompts)
         if request.scores and before * request.n > MOST_SCORED:
             raise RequestError(
@@ -187,8 +187,8 @@ async def _answers(
     )
     for completion in completions:
         policy.record(trajectory, prompt, completion)
-    stops = [policy.stop_text(each, request.settings.sampling) for each in completions]
-    return [answer_of(each, stop, tools=False) for each, stop in zip(completions, stops, strict=True)]
+    stops = [policy.stop_text(item, request.settings.sampling) for item in completions]
+    return [answer_of(entry, stop, tools=False) for entry, stop in zip(completions, stops, strict=True)]
 
 
 async def _choice(
@@ -222,7 +222,7 @@ def _prompt_logprobs(prompt: Sequence[int], scores: PromptScores) -> list[Json |
     places: list[dict[str, Json]] = [{} for _ in scores.logprobs]
     if scores.top is not None:
         for place, ids, values in zip(places, scores.top.token_ids, scores.top.logprobs, strict=True):
-            place.update({str(token): {"logprob": float(each)} for token, each in zip(ids, values, strict=True)})
+            place.update({str(token): {"logprob": float(item)} for token, item in zip(ids, values, strict=True)})
     for place, token, value in zip(places, prompt[1:], scores.logprobs, strict=True):
         place[str(token)] = {"logprob": value}
     return [None, *places]

@@ -165,7 +165,7 @@ async def _events(request: _ResponsesRequest, policy: Policy, trajectory: Played
     answering = asyncio.ensure_future(sampling)
     event, number, begun = _Numbered(), f"msg_{secrets.token_hex(12)}", False
     where = {"item_id": number, "output_index": 0, "content_index": 0}
-    async with aclosing(live.pieces(answering, lambda result: [each.text for each in result.messages])) as pieces:
+    async with aclosing(live.pieces(answering, lambda result: [message.text for message in result.messages])) as pieces:
         async for _, piece in pieces:
             if not begun:
                 for opening in (*_begin(event, request), *_open_text(event, 0, number)):

@@ -48,8 +48,8 @@ def _computes_with_infinity(parsed: object) -> bool:
     r"""Whether infinity is more than a value or a bound in it: sympy finds that `5^{5^{\infty}}` is any number."""
     if not isinstance(parsed, Basic):
         return False
-    computed = (each for each in preorder_traversal(parsed) if isinstance(each, Add | Mul | Pow | Function))
-    return any(each.has(oo, -oo, zoo, nan) and each != -oo for each in computed)
+    computed = (item for item in preorder_traversal(parsed) if isinstance(item, Add | Mul | Pow | Function))
+    return any(entry.has(oo, -oo, zoo, nan) and entry != -oo for entry in computed)
 
 
 def _changed(text: str) -> str:

@@ -114,7 +114,7 @@ class InferenceEngineClient:
 
     async def waiting(self) -> int:
         """Number of samples that wait, here for an engine or inside one."""
-        loads = await asyncio.gather(*(engine.load() for engine in self.in_service))
+        loads = await asyncio.gather(*(engine.current_load() for engine in self.in_service))
         return self._admission.queued + sum(load.waiting for load in loads if load is not None)
 
     @property
@@ -162,7 +162,7 @@ class InferenceEngineClient:
         from now on. An engine that is already lost is no longer counted.
         """
         self._numbers.discard(number)
-        served = next((each for each in self._serving if each.number == number), None)
+        served = next((item for item in self._serving if item.number == number), None)
         if served is None:
             return
         assert len(self._serving) > 1, "the last engine is not drained"
@@ -200,7 +200,7 @@ class InferenceEngineClient:
                 drawn = tuple(await self._finite_elsewhere(request, served, others, error))
             if drawn is not None:
                 mine = partial(evolve, engine=served.number)
-                return tuple(each if any(each is other for other in others) else mine(each) for each in drawn)
+                return tuple(sample if any(sample is other for other in others) else mine(sample) for sample in drawn)
 
     async def _draw_from(self, served: Served, request: GenerationRequest) -> tuple[Completion, ...] | None:
         """The answer of an engine to a request that is counted in; None if the engine was lost."""
@@ -288,7 +288,7 @@ class InferenceEngineClient:
         return bool(taken)
 
     def _join(self, number: int, engine: InferenceEngine) -> Served:
-        others = (each for each in self._all if each is not engine)
+        others = (item for item in self._all if item is not engine)
         self._all, self._numbers = (*others, engine), self._numbers | {number}
         return self._admission.enter(number, engine)
 
@@ -368,23 +368,23 @@ class InferenceEngineClient:
         if self._in_flight != "keep":
             self._admission.forget_prefixes()
 
-    async def publish(self, name: str, adapter: Adapter) -> None:
-        """Publishes an adapter on every engine in service, or on none; see `InferenceEngine.publish`."""
+    async def add_adapter(self, name: str, adapter: Adapter) -> None:
+        """Publishes an adapter on every engine in service, or on none; see `InferenceEngine.add_adapter`."""
         holders: list[InferenceEngine] = []
 
         async def publish(engine: InferenceEngine) -> None:
-            await engine.publish(name, adapter)
+            await engine.add_adapter(name, adapter)
             holders.append(engine)
 
         try:
             await self._everywhere(publish)
         except BaseException:
-            await asyncio.gather(*(engine.unpublish(name) for engine in holders), return_exceptions=True)
+            await asyncio.gather(*(engine.remove_adapter(name) for engine in holders), return_exceptions=True)
             raise
 
-    async def unpublish(self, name: str) -> None:
-        """Forgets a published adapter on every engine in service; see `InferenceEngine.unpublish`."""
-        await self._everywhere(lambda engine: engine.unpublish(name))
+    async def remove_adapter(self, name: str) -> None:
+        """Forgets a published adapter on every engine in service; see `InferenceEngine.remove_adapter`."""
+        await self._everywhere(lambda engine: engine.remove_adapter(name))
 
     async def inspect(self, look: Callable[[Mapping[int, InferenceEngine]], Awaitable[T]]) -> T:
         """Await `look` on the engines in service by their numbers, which take its requests and no others; returns its

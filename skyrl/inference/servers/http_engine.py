@@ -46,7 +46,7 @@ from skyrl.inference.engine import (
 from skyrl.inference.gate import Gate
 from skyrl.inference.servers.answers import NotFinite, OtherWeights, RequestedSample, completion
 from skyrl.inference.servers.dialects import Dialect
-from skyrl.inference.servers.pulse import Pulse
+from skyrl.inference.servers.liveness import Pulse
 from skyrl.inference.vllm.model import expected_weights, model_facts, refuse_unfit
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.processes.answers import BadAnswer
@@ -111,7 +111,7 @@ class HttpEngine:
         self._ends = frozenset({*facts.eos_ids, self._tokenizer.eos_token_id} - {None})
         self._expected = expected_weights(model_path, overrides=overrides) if takes_weights else None
         self._server, self._heartbeat = server, heartbeat
-        self._pulse = Pulse(server.url, server.sign, seconds=heartbeat, has_started=lambda: server.has_answered)
+        self._pulse = Pulse(server.url, server.check_health, seconds=heartbeat, has_started=lambda: server.has_answered)
         self._longest_sample, self._warned_of_copies = 0.0, False
         self._gate, self._connecting = Gate(), asyncio.Lock()
         self._flights: set[_Flight] = set()
@@ -216,17 +216,17 @@ class HttpEngine:
         _log.info("weights of version %d at %s", version, self._server.url)
         return self._server.reads_back and not isinstance(incoming, Adapter)
 
-    async def publish(self, name: str, adapter: Adapter) -> None:
+    async def add_adapter(self, name: str, adapter: Adapter) -> None:
         """Raises `UserError`: adapters of a server are given when it starts."""
         raise UserError(
             f"the inference server {self._server.url} takes no adapter {name} while it runs: use engines of the run"
         )
 
-    async def unpublish(self, name: str) -> None:
+    async def remove_adapter(self, name: str) -> None:
         """Raises `UserError`: there are no published adapters."""
         refuse_adapter(name)
 
-    async def load(self) -> EngineLoad | None:
+    async def current_load(self) -> EngineLoad | None:
         """The load according to the server's metrics; None if it reports none, or cannot be reached now."""
         try:
             return await self._server.load()
@@ -372,7 +372,7 @@ class HttpEngine:
         cut = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0 or sampling.additional_kwargs
         if cut or not temperature_of(sampling) or self._warned_of_copies:
             return
-        answers = Counter((each.token_ids, each.logprobs) for each in completions if each.logprobs)
+        answers = Counter((item.token_ids, item.logprobs) for item in completions if item.logprobs)
         for (_, logprobs), count in answers.items():
             if (count - 1) * sum(logprobs) + math.log(math.comb(len(completions), count)) < _IMPLAUSIBLE:
                 self._warned_of_copies = True

@@ -144,25 +144,25 @@ class CausalLM:
         """An empty cache for rows of this model. The one before must not be used any more."""
         return RowCache(self.device) if self._paged is None else self._paged.new_cache()
 
-    def refresh(self) -> None:
+    def invalidate(self) -> None:
         """Frees prepared weights and kept keys and values. Must be called after the model's weights were replaced or
         moved; they are prepared again for the next token.
         """
         self.kept.clear()
         if self._fused is not None:
-            self._fused.refresh()
+            self._fused.invalidate()
         if self._paged is not None:
-            self._paged.refresh()
+            self._paged.invalidate()
 
     def release(self) -> None:
         """Frees all that is not a weight or belongs to a row in flight. Must be called before the model is moved."""
-        self.refresh()
+        self.invalidate()
         if self._paged is not None:
             self._paged.release()
 
     def mix(self, adapters: Sequence[Updates | None], last: Mix | None) -> Mix | None:
         """The adapters of rows for `decode`; `last` is the mix before, whose factors are used again."""
-        if all(each is None for each in adapters):
+        if all(adapter is None for adapter in adapters):
             return None
         size = max(padded_rows(len(adapters)), padded(len(adapters)))
         return Mix.of(adapters, last, self.device, size)
@@ -177,7 +177,7 @@ class CausalLM:
         number = 0 if adapter is None else adapter.number
         self._keep_common(prompts, number)
         prefixes = [self.kept.find(prompt, number) for prompt in prompts]
-        self.kept.reused += sum(len(each.ids) for each in prefixes if each is not None)
+        self.kept.reused += sum(len(prefix.ids) for prefix in prefixes if prefix is not None)
         done: dict[int, Prefix] = {}
         padded_pass = self._fused is None
         most = _UNPADDED_ON_CUDA if self.device.type == "cuda" and not padded_pass else _PREFILL_TOKENS

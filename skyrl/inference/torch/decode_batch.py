@@ -331,8 +331,8 @@ def _prompt_scores(job: Job, prefix: Prefix) -> PromptScores:
         raise NonFiniteError(f"prompt {job.keys[0].prompt_id!r}: the model's logits in it are not finite")
     return PromptScores(
         logprobs=tuple(logprobs),
-        likeliest=tuple(each[0] for each in tokens),
-        likeliest_logprobs=tuple(each[0] for each in theirs),
+        likeliest=tuple(token[0] for token in tokens),
+        likeliest_logprobs=tuple(their[0] for their in theirs),
         top=_top(list(zip(tokens, theirs, strict=True)), job.prompt_top_logprobs) if job.prompt_top_logprobs else None,
     )
 

@@ -128,7 +128,7 @@ class FusedDecoder:
         plain_layers = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
         return plain_layers and config.hidden_act == "silu" and rotary.rope_type in _CONSTANT_ROTATIONS
 
-    def refresh(self) -> None:
+    def invalidate(self) -> None:
         """Frees the prepared weights; they are prepared again from the model's own for the next token."""
         self._layers = []
         self._head = None
@@ -160,7 +160,7 @@ class FusedDecoder:
         `kept` are prefixes of the prompts that are already computed.
         """
         self._prepare()
-        device, pasts = self._norm.device, [0 if each is None else len(each.ids) for each in kept]
+        device, pasts = self._norm.device, [0 if item is None else len(item.ids) for item in kept]
         new = [prompt[past:] for prompt, past in zip(prompts, pasts, strict=True)]
         lengths = [len(tokens) for tokens in new]
         ids = torch.tensor([[token for tokens in new for token in tokens]], device=device)
@@ -311,7 +311,7 @@ def scored_blocks(blocks: Iterable[Tensor], ids: Tensor, top: int) -> tuple[Tens
         following = ids[done + 1 : done + 1 + len(logits)]
         parts.append(scored(logits[: len(following)], following, top))
         done += len(logits)
-    first, second, third = (torch.cat(each) for each in zip(*parts, strict=True))
+    first, second, third = (torch.cat(item) for item in zip(*parts, strict=True))
     return logits[-1], (first, second, third)
 
 
@@ -341,7 +341,7 @@ def _joint_attention(lengths: Sequence[int], kept: Sequence[CachedPrefix | None]
     """The same by one call of the kernel for sequences of different lengths."""
     totals = [length + (0 if past is None else len(past.ids)) for length, past in zip(lengths, kept, strict=True)]
     query_bounds, key_bounds = (
-        torch.tensor([0, *accumulate(each)], dtype=torch.int32, device=device) for each in (lengths, totals)
+        torch.tensor([0, *accumulate(item)], dtype=torch.int32, device=device) for item in (lengths, totals)
     )
     sequences = Sequences(
         keys=None,
@@ -354,7 +354,7 @@ def _joint_attention(lengths: Sequence[int], kept: Sequence[CachedPrefix | None]
     def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         if totals != list(lengths):
             keys, values = (_with_cached(kept, layer, part, new, lengths) for part, new in enumerate((keys, values)))
-        query, key, value = (each.transpose(0, 1).unsqueeze(0) for each in (queries, keys, values))
+        query, key, value = (item.transpose(0, 1).unsqueeze(0) for item in (queries, keys, values))
         return varlen_attention(sequences, query, key, value, None)[0].flatten(1)
 
     return attend

@@ -69,8 +69,8 @@ class AsyncBackend(Backend):
         copies = self._statistics.values()
         if not copies:
             return None
-        fullest = max(each.cache_use or 0.0 for each in copies)
-        return EngineLoad(waiting=sum(each.waiting for each in copies), cache_use=fullest)
+        fullest = max(copy.cache_use or 0.0 for copy in copies)
+        return EngineLoad(waiting=sum(copy.waiting for copy in copies), cache_use=fullest)
 
     async def _ask(self, method: str, *args: object, **kwargs: object) -> Any:
         return await self._alive(getattr(self._llm, method)(*args, **kwargs))

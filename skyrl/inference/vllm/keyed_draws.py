@@ -78,7 +78,7 @@ class KeyedDraws:
             return
         self._batch = batch.sampling_metadata
         parameters = [self._runner.requests[request].sampling_params for request in batch.req_ids]
-        seeds = [(each.extra_args or {}).get(SEED) if each is not None else None for each in parameters]
+        seeds = [(parameter.extra_args or {}).get(SEED) if parameter is not None else None for parameter in parameters]
         self._some, self._all = any(seed is not None for seed in seeds), None not in seeds
         self._seeds = torch.tensor([seed or 0 for seed in seeds], dtype=torch.int64).to(device, non_blocking=True)
         self._keyed = torch.tensor([seed is not None for seed in seeds]).to(device, non_blocking=True)

@@ -26,7 +26,7 @@ class ReadBack(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
-        self._held = {each.untyped_storage().data_ptr() for each in model.parameters()}
+        self._held = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
         self._names: list[str] = []
         self._copies: list[tuple[str, Tensor, Tensor]] = []
         """Name of the weight, the place that it was copied to, and the digest of what was copied."""

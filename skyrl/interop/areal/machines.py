@@ -141,7 +141,7 @@ def _variables(value: object) -> Translation:
 
 def _pairs(text: str) -> list[tuple[str, str]]:
     """Names and values of `A=1,B=2`; everything after the first `=` is the value."""
-    return [(name.strip(), each) for name, _, each in (part.partition("=") for part in text.split(",") if part.strip())]
+    return [(name.strip(), item) for name, _, item in (part.partition("=") for part in text.split(",") if part.strip())]
 
 
 def _image(value: object, kind: object) -> Translation:

@@ -120,7 +120,9 @@ class _Test:
         one = self._text(left)
         if operator in _NUMBERS:
             numbers = [self._number(one), self._number(self._text(right))]
-            return None if None in numbers else _NUMBERS[operator](*[each for each in numbers if each is not None])
+            return (
+                None if None in numbers else _NUMBERS[operator](*[number for number in numbers if number is not None])
+            )
         if operator in _FILES or not is_known(one):
             return None
         if self.is_double and operator in ("=", "==", "!="):

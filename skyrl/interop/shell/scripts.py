@@ -110,7 +110,7 @@ def read_script(text: str, name: str = "script") -> Script:
             raise ConfigError([Problem(path=name, message=message)], title=_TITLE) from None
         if set(assumed) == before:
             break
-    named = tuple((each, becomes) for each, becomes in assumed.items())
+    named = tuple((item, becomes) for item, becomes in assumed.items())
     undecided = tuple(dict.fromkeys(shell.undecided))
     return Script(
         commands=tuple(shell.commands),
@@ -362,7 +362,7 @@ class _Shell:
         for name in sorted(names):
             found = [shell.variables.values.get(name, "") for shell in shells]
             is_set = [name in shell.variables.values for shell in shells]
-            if all(each == found[0] for each in found) and all(is_set):
+            if all(result == found[0] for result in found) and all(is_set):
                 self.variables.values[name] = found[0]
                 continue
             self.variables.values[name] = unknown(f"$({name} of line {line})")
@@ -380,9 +380,9 @@ class _Shell:
             return self._either(node, value_node or node, [*bodies, *([] if has_all else [None])])
         for at, item in enumerate(items):
             try:
-                matches = [re.fullmatch(regular(self.words.pattern(each)), value) for each in _patterns(item)]
+                matches = [re.fullmatch(regular(self.words.pattern(pattern)), value) for pattern in _patterns(item)]
             except ValueError:
-                return self._either(node, item, [*[self._body_of(each) for each in items[at:]], None])
+                return self._either(node, item, [*[self._body_of(entry) for entry in items[at:]], None])
             if any(matches):
                 self.status = 0
                 return self._body_of(item)(self)
@@ -400,9 +400,13 @@ class _Shell:
 
     def _run_for(self, node: Node) -> Status:
         name = _source(node.child_by_field_name("variable") or node)
-        raw = [_source(each) for each in node.children_by_field_name("value")]
+        raw = [_source(entry) for entry in node.children_by_field_name("value")]
         has_list = any(child.type == "in" for child in node.children)
-        items = [each for word in raw for each in self.words.fields(word)] if has_list else [*self.variables.arguments]
+        items = (
+            [attribute for word in raw for attribute in self.words.fields(word)]
+            if has_list
+            else [*self.variables.arguments]
+        )
         body = _body(node)
         if any(child.type == "select" for child in node.children) or any(not is_known(item) for item in items):
             return self._run_body_once(node, body, [name])
@@ -569,8 +573,8 @@ class _Shell:
                 key = self.words.text(keyed[1]) if name in self.variables.keyed else self.words.sum(keyed[1])
                 items[key] = self.words.text(word[keyed.end() :])
             else:
-                for each in self.words.fields(word):
-                    items[str(len(items))] = each
+                for attribute in self.words.fields(word):
+                    items[str(len(items))] = attribute
         return items
 
     def _assignments(self, node: Node) -> Status:
@@ -637,7 +641,7 @@ class _Shell:
                     self._forked_shell().finish(part.children)
             writes = writes or (
                 child.type == "file_redirect"
-                and any(each.type in (">", ">>", "&>") for each in child.children)
+                and any(item.type in (">", ">>", "&>") for item in child.children)
                 and "2>" not in _source(child)[:2]
             )
         output = self.output
@@ -656,11 +660,11 @@ class _Shell:
 
     def _command(self, node: Node, *, extra: Sequence[Node] = (), texts: Sequence[str] = ()) -> Status:
         assignments = [child for child in node.children if child.type == "variable_assignment"]
-        lines = [at for at, each in enumerate(assignments) if _ends_line(each)]
-        for each in assignments[: lines[-1] + 1 if lines else 0]:  # the grammar reads on in the next line
-            self._assignment(each, _end_of_value(each))
+        lines = [at for at, assignment in enumerate(assignments) if _ends_line(assignment)]
+        for item in assignments[: lines[-1] + 1 if lines else 0]:  # the grammar reads on in the next line
+            self._assignment(item, _end_of_value(item))
         assignments = assignments[lines[-1] + 1 :] if lines else assignments
-        ends = {each.id: _end_of_value(each) for each in assignments}
+        ends = {assignment.id: _end_of_value(assignment) for assignment in assignments}
         nodes = [
             child
             for child in node.children
@@ -672,15 +676,15 @@ class _Shell:
         given = [child.children[-1] for child in node.children if child.type == "herestring_redirect"]
         self.input = self.words.text(_source(given[0])) if given else None
         if not words:
-            for each in assignments:
-                self._assignment(each, ends[each.id])
+            for element in assignments:
+                self._assignment(element, ends[element.id])
             return 0
         if not assignments:
             return self._run_command(node, words, texts)
-        before = {name: self.variables.values.get(name) for each in assignments if (name := _name_of(each))}
+        before = {name: self.variables.values.get(name) for assignment in assignments if (name := _name_of(assignment))}
         exported = set(self.exported)
-        for each in assignments:
-            self._assignment(each, ends[each.id])
+        for entry in assignments:
+            self._assignment(entry, ends[entry.id])
         self.exported |= set(before)
         try:
             return self._run_command(node, words, texts)
@@ -822,11 +826,11 @@ class _Shell:
             if any("a" in word for word in words if word.startswith("-")):
                 self.variables.set_array(names[0], {str(at): part for at, part in enumerate(parts)})
                 return 0
-            for at, each in enumerate(names):
+            for at, alias in enumerate(names):
                 if at == len(names) - 1 and len(parts) > len(names):
-                    self.variables.values[each] = unknown(f"$({each} of line {_line(node)})")
+                    self.variables.values[alias] = unknown(f"$({alias} of line {_line(node)})")
                 else:
-                    self.variables.set(each, parts[at] if at < len(parts) else "")
+                    self.variables.set(alias, parts[at] if at < len(parts) else "")
             return 0
         for word in words:
             if re.fullmatch(r"[A-Za-z_]\w*", word):
@@ -881,7 +885,7 @@ class _Shell:
         numbers = [int(word) for word in words]
         start, step, end = ([1, 1, *numbers], [numbers[0], 1, numbers[-1]], numbers)[len(numbers) - 1]
         found = range(start, end + (1 if step > 0 else -1), step) if step else range(0)
-        self._writes("".join(f"{each}\n" for each in found[: 10 * _MOST_ROUNDS]), node)
+        self._writes("".join(f"{result}\n" for result in found[: 10 * _MOST_ROUNDS]), node)
         return 0
 
     def _options(self, node: Node, words: list[str]) -> Status:
@@ -906,7 +910,7 @@ def _clauses(node: Node) -> list[tuple[list[Node], list[Node]]]:
             condition, body = _clauses(child)[0]
         elif child.type == "else_clause":
             clauses.append((condition, body))
-            clauses.append(([], [each for each in child.children if each.is_named and each.type != "comment"]))
+            clauses.append(([], [item for item in child.children if item.is_named and item.type != "comment"]))
             return clauses
         elif child.type == "then":
             is_condition = False

@@ -63,7 +63,7 @@ class Words:
 
     def fields(self, word: str) -> list[str]:
         """The words that one written word becomes: none, one or several."""
-        return [field for each in alternatives(word) for field in self._split(each)]
+        return [field for alternative in alternatives(word) for field in self._split(alternative)]
 
     def split(self, text: str) -> list[str]:
         """The parts of a text between the separators of IFS; an empty one counts if the separator is no space."""
@@ -96,7 +96,7 @@ class Words:
         separators = self.variables.get("IFS") if "IFS" in self.variables.values else None
         if separators and is_known(separators) and is_known(text) and set(separators) - set(" \t\n"):
             parts = re.split("[" + re.escape(separators) + "]", text)
-            fields += [each for each in [(current or "") + parts[0], *parts[1:-1]] if each] if len(parts) > 1 else []
+            fields += [item for item in [(current or "") + parts[0], *parts[1:-1]] if item] if len(parts) > 1 else []
             return parts[-1] or None if len(parts) > 1 else (current or "") + text
         parts = separated(text)
         if not parts:
@@ -206,8 +206,8 @@ class Words:
         """The text of a variable in a sum, empty for one that is not set."""
         found = self.variables.get(name)
         if found is not None and (names := outside(found)):
-            for each in names:
-                self.variables.assume_unset(each, "0")
+            for alias in names:
+                self.variables.assume_unset(alias, "0")
             found = self.variables.get(name)
         return "" if found is None else found
 
@@ -312,7 +312,7 @@ class Words:
             changed = [self._changed(item, rest) for item in items]
             if None in changed:
                 return []
-            items = [each for each in changed if each is not None]
+            items = [item for item in changed if item is not None]
         return self._expand_items(items, in_double and index == "@", in_double) or [
             _Piece("", is_quoted=False, is_literal=False)
         ]
@@ -397,8 +397,8 @@ class Words:
     def _slice(self, form: str) -> tuple[int, int | None] | None:
         """Start and length of `:1:2`."""
         start, colon, length = form.partition(":")
-        numbers = [self.sum(each.strip()) for each in ([start, length] if colon else [start])]
-        if not all(re.fullmatch(r"-?\d+", each) for each in numbers):
+        numbers = [self.sum(item.strip()) for item in ([start, length] if colon else [start])]
+        if not all(re.fullmatch(r"-?\d+", number) for number in numbers):
             return None
         return int(numbers[0]), int(numbers[1]) if colon else None
 

@@ -122,13 +122,13 @@ def _mixture(key: str, value: object, values: Values) -> Translation:
     """Convert a list of datasets: TRL's `datasets`, or open-r1's `dataset_mixture.datasets`."""
     if is_off(value):
         return redundant("not set")
-    if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
+    if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
         raise UnexpectedValue("expected a list of tables")
     found = []
-    for each in value:
-        rest = {name for name, setting in each.items() if setting is not None} - {*_OF_A_DATASET}
-        rest -= {"weight"} if each.get("weight") in (1, 1.0) else set()
-        names = [each.get("path") or each.get("id"), each.get("name") or each.get("config"), each.get("split", "train")]
+    for item in value:
+        rest = {name for name, setting in item.items() if setting is not None} - {*_OF_A_DATASET}
+        rest -= {"weight"} if item.get("weight") in (1, 1.0) else set()
+        names = [item.get("path") or item.get("id"), item.get("name") or item.get("config"), item.get("split", "train")]
         if rest or not names[0]:
             return unsupported(f"{', '.join(sorted(map(str, rest))) or 'no path'} of a dataset in a mixture")
         found.append(":".join(str(name) for name in names if name))

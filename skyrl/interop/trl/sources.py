@@ -216,20 +216,20 @@ class _Constants:
                 case ast.FunctionDef(name=name):
                     self._functions.add(name)
                 case ast.ImportFrom(module=str(module), names=names, level=0):
-                    self._imported |= {each.asname or each.name: f"{module}.{each.name}" for each in names}
+                    self._imported |= {alias.asname or alias.name: f"{module}.{alias.name}" for alias in names}
                 case ast.Call(args=[ast.Constant(value=str(flag)), *_], keywords=keywords) if flag.startswith("--"):
-                    default = [each.value for each in keywords if each.arg == "default"]
-                    self._arguments |= {flag[2:].replace("-", "_"): each for each in default}
+                    default = [keyword.value for keyword in keywords if keyword.arg == "default"]
+                    self._arguments |= {flag[2:].replace("-", "_"): item for item in default}
 
     def arguments_of(self, call: ast.Call) -> dict[str, Any]:
         """The settings that a call gives; none for a call of anything else."""
         name = _called_name(call)
-        given = {each.arg: each.value for each in call.keywords if each.arg}
+        given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
         if name in _CLASSES or name in _ARGUMENTS:
             rest = {
-                f"**{ast.unparse(each.value)}": ProgramValue(ast.unparse(each.value))
-                for each in call.keywords
-                if each.arg is None
+                f"**{ast.unparse(item.value)}": ProgramValue(ast.unparse(item.value))
+                for item in call.keywords
+                if item.arg is None
             }
             return {key: self.value(node) for key, node in given.items()} | rest
         if name == "LoraConfig":
@@ -277,10 +277,10 @@ class _Constants:
             case ast.Call(args=[ast.expr() as first, *others], keywords=keywords) if (
                 _called_name(node) == "load_dataset"
             ):
-                words = {each.arg: self.value(each.value) for each in keywords}
+                words = {keyword.arg: self.value(keyword.value) for keyword in keywords}
                 config = self.value(others[0]) if others else words.get("name")
-                names = [each for each in (self.value(first), config, words.get("split")) if each is not None]
-                if all(isinstance(each, str) for each in names):
+                names = [item for item in (self.value(first), config, words.get("split")) if item is not None]
+                if all(isinstance(alias, str) for alias in names):
                     return {_DATASETS[key]: ":".join(names)}
         return {_DATASETS[key]: ProgramValue(ast.unparse(node))}
 

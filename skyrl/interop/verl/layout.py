@@ -380,7 +380,7 @@ def _turns(key: str, value: object, values: Values) -> Translation:
         return Translation(writes={"generator.max_turns": value})
     if is_off(value) or name == "enable":
         return redundant("no effect at this value" if is_off(value) else "environments decide on further turns")
-    return unsupported("converting verl's tools and interactions, which are environments here (docs/environments.md)")
+    return unsupported("converting verl's tools and interactions, which are environments here (docs/tools.md)")
 
 
 def _profiled(key: str, value: object, values: Values) -> Translation:

@@ -17,7 +17,7 @@ from skyrl.interop.translation import (
 _OVERLONG = ("reward_model.reward_kwargs.", "reward.reward_kwargs.")
 _FUNCTION = ("custom_reward_function.", "reward.custom_reward_function.")
 _MANAGER = ("reward_model.reward_manager", "reward.reward_manager.name")
-_SERVED = 'reward models that verl serves; set environment.env_class = "reward_model" (docs/environments.md)'
+_SERVED = 'reward models that verl serves; set environment.env_class = "reward_model" (docs/built-in-environments.md)'
 _BEFORE = "each sample is scored by its environment as soon as it is complete"
 
 
@@ -106,7 +106,9 @@ def _sandbox(key: str, value: object, values: Values) -> Translation:
         return redundant("no effect: only verl's own rewards use it")
     if not key.endswith(".url"):
         return redundant("limits of the sandbox that runs programs are those of environment.skyrl_gym")
-    return unsupported('programs run by Sandbox Fusion; set environment.env_class = "code" (docs/environments.md)')
+    return unsupported(
+        'programs run by Sandbox Fusion; set environment.env_class = "code" (docs/built-in-environments.md)'
+    )
 
 
 def _old_manager(key: str, value: object, values: Values) -> Translation:

@@ -353,10 +353,10 @@ def with_torchrun(words: Iterable[str]) -> tuple[int, int] | None:
     neither.
     """
     given: dict[str, str] = {}
-    each = iter(words)
-    for option in each:
+    remaining = iter(words)
+    for option in remaining:
         name, equals, text = option.lstrip("-").replace("_", "-").partition("=")
         if option.startswith("--") and name in ("nnodes", "nproc-per-node"):
-            given[name] = text if equals else next(each, "")
+            given[name] = text if equals else next(remaining, "")
     numbers: Mapping[str, int] = {name: int(text) for name, text in given.items() if text.isdecimal()}
     return (numbers.get("nnodes", 1), numbers.get("nproc-per-node", 1)) if numbers else None

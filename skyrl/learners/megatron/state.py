@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.errors import ResumeError
-from skyrl.learners.moving import HOST
+from skyrl.learners.offloading import HOST
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.sharing import check_complete, slots_of
 from skyrl.learners.strategy import ModelSource
@@ -224,7 +224,7 @@ class MegatronState:
         whole = torch.empty(self.shapes[weight].shape, dtype=local.dtype, device=local.device)
         cut = self._cut(name)
         own = local_part(local, self._pieces(name), weight).contiguous()
-        most = max(sum(len(each.rows) for each in layout[name] if each.weight == weight) for layout in cut.layouts)
+        most = max(sum(len(item.rows) for item in layout[name] if item.weight == weight) for layout in cut.layouts)
         sent = torch.zeros((most, *own.shape[1:]), dtype=own.dtype, device=own.device)
         sent[: len(own)] = own
         received = [torch.empty_like(sent) for _ in cut.layouts] if len(cut.layouts) > 1 else [sent]
@@ -299,7 +299,7 @@ class MegatronState:
                 own = sorted(set(stretch.state) - {STEP}), None if steps is None else float(steps)
         result = [own] * dist.get_world_size()
         dist.all_gather_object(result, own)
-        return max(result, key=lambda each: len(each[0]))
+        return max(result, key=lambda item: len(item[0]))
 
 
 def _columns(rows: Tensor, piece: RowBlock) -> Tensor:

@@ -22,7 +22,7 @@ from skyrl.errors import NonFiniteError, RunError
 from skyrl.learners.budget import micro_batches
 from skyrl.learners.forward import PARITY, ForwardFn, Outputs
 from skyrl.learners.host_activations import HostActivations
-from skyrl.learners.moving import DeviceMover
+from skyrl.learners.offloading import DeviceMover
 from skyrl.learners.profiling import UpdateProfiler
 from skyrl.learners.rank_metrics import Measurements, Metrics, Moments, RankMetrics
 from skyrl.learners.ranks import Ranks
@@ -37,7 +37,7 @@ from skyrl.learners.schedule import (
 from skyrl.learners.strategy import ModelSource
 from skyrl.learners.workers.model_worker import ModelWorker
 from skyrl.models.dropout import dropping, dropping_modules
-from skyrl.models.lora import adapter_alone, merged, merged_shapes
+from skyrl.models.lora import adapter_alone, merge_adapters, merged_shapes
 from skyrl.models.routers import RowLoads
 
 R = TypeVar("R")
@@ -301,15 +301,15 @@ class LearningWorker(ModelWorker):
         until the next is requested.
         """
         rounded = None if dtype is None or self._lora.rank else getattr(torch, dtype)
-        return merged(self.strategy.gather(rounded), self._lora)
+        return merge_adapters(self.strategy.gather(rounded), self._lora)
 
     def shapes(self, adapter: bool = False) -> list[tuple[str, tuple[int, ...]]]:
         """Name and shape of every weight that `stream` yields, in order; with `adapter`, of the adapter only."""
         held = iter(self.strategy.named_shapes().items())
         shapes = adapter_alone(held) if adapter else merged_shapes(held)
-        return [(name, tuple(each.shape)) for name, each in shapes]
+        return [(name, tuple(item.shape)) for name, item in shapes]
 
-    async def stream(
+    async def export_weights(
         self,
         consume: Callable[[Iterator[tuple[str, Tensor]]], R],
         *,

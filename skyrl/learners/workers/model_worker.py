@@ -26,7 +26,7 @@ from skyrl.errors import ModelError, NonFiniteError, RunError
 from skyrl.learners.budget import TokenBudget, micro_batches
 from skyrl.learners.forward import ForwardFn, Outputs, probe_forward, read_hidden, read_token_logprobs
 from skyrl.learners.loss_scale import loss_scale_of
-from skyrl.learners.moving import DeviceMover
+from skyrl.learners.offloading import DeviceMover
 from skyrl.learners.rank_metrics import to_host
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.routing import RouterCosts
@@ -192,11 +192,13 @@ class ModelWorker:
             self.ranks.leave()
 
     def _refuse_non_finite(self, when: str, *, optimizer: bool = False) -> None:
-        named = [(name, each.detach()) for name, each in self.strategy.shards(optimizer=optimizer) if each.numel()]
-        numbers = [each for _, each in named if each.is_floating_point()]
+        named = [(name, entry.detach()) for name, entry in self.strategy.shards(optimizer=optimizer) if entry.numel()]
+        numbers = [item for _, item in named if item.is_floating_point()]
         if get_total_norm(numbers).isfinite():  # NaN and infinity survive in a norm
             return
-        broken = next((name for name, each in named if not each.isfinite().all()), None)  # or only the norm overflowed
+        broken = next(
+            (name for name, element in named if not element.isfinite().all()), None
+        )  # or only the norm overflowed
         if broken is not None:
             raise NonFiniteError(
                 f"{broken} of the {self._title} holds NaN or infinity {when}: it is not saved, and no engine gets it. "

@@ -96,7 +96,7 @@ class BradleyTerry(Objective):
             "chosen_score": chosen.detach(),
             "rejected_score": rejected.detach(),
         }
-        return loss, {"loss": loss.detach()}, {name: _spread_pairs(each, batch) for name, each in numbers.items()}
+        return loss, {"loss": loss.detach()}, {name: _spread_pairs(number, batch) for name, number in numbers.items()}
 
 
 def _spread_pairs(numbers: Tensor, batch: TrainingBatch) -> Tensor:

@@ -25,7 +25,7 @@ from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.supervised_root import SCORE
 from skyrl.learners.distillation import TeacherLoss, no_plain_head, stored_output_matrix
 from skyrl.learners.forward import ForwardFn, compute_logprobs, read_values
-from skyrl.learners.moving import DeviceMover
+from skyrl.learners.offloading import DeviceMover
 from skyrl.learners.ranks import ALONE, Ranks
 from skyrl.learners.row_support import rows_of_run
 from skyrl.learners.strategy import ModelSource

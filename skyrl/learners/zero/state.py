@@ -76,7 +76,7 @@ class ZeroState:
         """Add what `take_gradients` returned before the pass that has just ended."""
         optimizer: Any = self._engine.optimizer
         if not optimizer.cpu_offload:
-            gradients = [each for group in optimizer.averaged_gradients.values() for each in group]
+            gradients = [item for group in optimizer.averaged_gradients.values() for item in group]
             for gradient, before in zip(gradients, earlier, strict=True):
                 gradient.add_(before)
             return

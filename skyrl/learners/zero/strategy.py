@@ -24,7 +24,7 @@ from skyrl.config import DeepSpeedConfig
 from skyrl.errors import UserError
 from skyrl.installation import install_command
 from skyrl.learners.data_parallel import DataParallel, computing_in
-from skyrl.learners.moving import HOST
+from skyrl.learners.offloading import HOST
 from skyrl.learners.ranks import TENSOR
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.schedule import StepSettings, make_optimizer

@@ -143,7 +143,7 @@ def _broken_weights_reason(file: Path) -> str | None:
             return f"has {size} bytes and no header of weights"
         try:
             header = json.loads(opened.read(length))
-            ends = [int(each["data_offsets"][1]) for name, each in header.items() if name != "__metadata__"]
+            ends = [int(item["data_offsets"][1]) for name, item in header.items() if name != "__metadata__"]
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             return "has a damaged header"
     whole = 8 + length + max(ends, default=0)

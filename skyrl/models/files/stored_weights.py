@@ -62,10 +62,10 @@ class StoredWeights:
                 with safe_open(file, framework="pt") as opened:
                     return dict.fromkeys(opened.keys(), file)
             names: dict[str, str] = json.loads(stored_text(Path(index)))["weight_map"]
-            files = {each: Path(_require_file(cached_file(source, each))) for each in set(names.values())}
+            files = {name: Path(_require_file(cached_file(source, name))) for name in set(names.values())}
         except Exception as error:  # transformers, its hub client and safetensors each raise types of their own
             raise model_error("model", self.path, error, table=self.table) from error
-        return {name: files[each] for name, each in names.items()}
+        return {name: files[alias] for name, alias in names.items()}
 
 
 def _require_file(path: str | None) -> str:

@@ -126,7 +126,7 @@ def _refuse_what_is_not_converted(config: PretrainedConfig) -> None:
 
 
 def _refuse_overrides(overrides: Mapping[str, Any], derived: Mapping[str, Any], field: str) -> None:
-    known = {each.name for each in fields(TransformerConfig)}
+    known = {attribute.name for attribute in fields(TransformerConfig)}
     for name in overrides:
         if name in derived:
             raise ModelError(f"{field}.{name} follows from the model and the rest of its table: leave it out")

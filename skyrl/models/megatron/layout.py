@@ -260,7 +260,7 @@ def matrix_of(whole: Tensor) -> Tensor:
 def put(whole: Tensor, part: Tensor, pieces: Sequence[RowBlock], weight: str) -> None:
     """Write `part`, returned by `local_part` on a rank whose parameter has these `pieces`, into the whole weight."""
     whole, first = matrix_of(whole), 0
-    for piece in (each for each in pieces if each.weight == weight):
+    for piece in (item for item in pieces if item.weight == weight):
         rows = part[first : first + len(piece.rows)]
         first += len(piece.rows)
         target = whole[piece.rows.start : piece.rows.stop]

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from skyrl.errors import ProcessError
 from skyrl.processes.naming.names import Entry
-from skyrl.processes.own_folder import make_own_folder, refuse_a_strangers
+from skyrl.processes.private_folder import make_own_folder, refuse_a_strangers
 
 _SUFFIX = ".name"
 _LONGEST = 150
@@ -83,7 +83,7 @@ class NamesOnDisk:
     def find(self, prefix: str) -> Mapping[str, str]:
         with self._reported():
             read = (self._read_lease(file) for file in self._folder.glob(f"*{_SUFFIX}"))
-            values = {each.name: each.entry.value for each in read if each is not None and each.is_alive}
+            values = {item.name: item.entry.value for item in read if item is not None and item.is_alive}
             return {name: values[name] for name in sorted(values) if name.startswith(prefix)}
 
     def get(self, name: str) -> str | None:

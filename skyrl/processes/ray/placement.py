@@ -141,8 +141,14 @@ class Placement:
 
     def moved(self, role: str, rank: int, seconds: float) -> Place:
         """Another place for a process whose machine is gone and which has a pool to itself. Raises `NoRoomError`."""
-        [placed] = [each for each in self._layout.placements if (each.role, each.rank) == (role, rank)]
-        beside = [each for each in self._layout.placements if each.pool == placed.pool and each is not placed]
+        [placed] = [
+            placement for placement in self._layout.placements if (placement.role, placement.rank) == (role, rank)
+        ]
+        beside = [
+            placement
+            for placement in self._layout.placements
+            if placement.pool == placed.pool and placement is not placed
+        ]
         if beside:
             message = f"the machine of {role}-{rank} is gone, and its pool {placed.pool} has other processes"
             raise NoRoomError(message, placed.pool)
