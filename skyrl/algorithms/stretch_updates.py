@@ -36,14 +36,14 @@ class StretchUpdate:
 
     def add(self, output: Tensor, x: Tensor) -> Tensor:
         """Add the update to the rows of `output` (T, out). Returns x A^T of its rows, (stop - start, rank)."""
-        inner = torch.mm(x[self.start : self.stop], self.a.T)
+        inner = x[self.start : self.stop] @ self.a.T
         add_product(output[self.start : self.stop], inner, self.b.T, self.scale)
         return inner
 
     def add_gradients(self, errors: Tensor, x: Tensor, inner: Tensor, for_x: Tensor | None) -> None:
         """Add the gradients of A, B and x, from that of the output: `errors` (T, out), `for_x` (T, in)."""
         own, rows = errors[self.start : self.stop], x[self.start : self.stop]
-        back = torch.mm(own.to(self.b.dtype), self.b)
+        back = own.to(self.b.dtype) @ self.b
         if self.for_a is not None and self.for_b is not None:
             add_product(self.for_b, own.to(inner.dtype).T, inner, self.scale)
             add_product(self.for_a, back.T, rows, self.scale)
@@ -66,7 +66,7 @@ def add_product(total: Tensor, left: Tensor, right: Tensor, scale: float) -> Non
 
 def with_updates(x: Tensor, output: Tensor, updates: tuple[StretchUpdate, ...]) -> Tensor:
     """The layer's `output` (..., out) for `x` (..., in) with the updates added; rows are counted over all dimensions
-    but the last. `output`, which nothing else may read, is changed in place where autograd allows that cheaply.
+    but the last.
     """
     apply: Any = _Updates.apply
     result: Tensor = apply(x, output, gradient_anchor(), updates)
@@ -95,11 +95,7 @@ class _Updates(torch.autograd.Function):
     def forward(
         ctx: UpdateContext, x: Tensor, output: Tensor, anchor: Tensor | None, updates: tuple[StretchUpdate, ...]
     ) -> Tensor:
-        result, rows = output, x.flatten(0, -2)
-        if output.is_contiguous() and not output._is_view():  # of a view, autograd would copy the gradient
-            ctx.mark_dirty(output)
-        else:
-            result = output.clone(memory_format=torch.contiguous_format)
+        result, rows = output.clone(memory_format=torch.contiguous_format), x.flatten(0, -2)
         flat = result.view(-1, result.shape[-1])
         ctx.inner = [item.add(flat, rows) for item in updates]
         ctx.save_for_backward(x)
