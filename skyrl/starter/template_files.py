@@ -30,8 +30,8 @@ _CHANGE = "Edit `{file}`, whose reward decides what is learned"
 _LOOK = "`skyrl view runs/{name}` shows what the model answered, `skyrl eval runs/{name}` scores it, and "
 _TEST = "; `pytest` runs `{test}`"
 _CALLS = (
-    " The small model has seen only this tool, in the example chats of `prepare.py`: for another tool, give it examples of\n"
-    "   your own there and run it again, or take a model that calls tools."
+    " The small model has seen only this tool, in the example chats of `prepare.py`: for another tool,\n"
+    "   give it examples of your own there and run it again, or take a model that calls tools."
 )
 _DEMONSTRATE = "The model learns from the rows alone: write rows of your own, as below."
 
