@@ -73,18 +73,18 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "reward-grpo": Recipe("GRPO on its scores", SUMS, "GRPO, rewarded by the model", "reward_model/grpo.toml"),
     "dpo-short": Recipe(
-        "DPO: short answers", "short and long answers", "DPO on 144 made pairs, an adapter of rank 16",
+        "DPO: short answers", "short and long answers", "DPO and sft on 144 made pairs, an adapter",
         "preference/short.toml", ("preference/data.py",), "eval/all/accuracy",
         ("preference/bench.toml",), "words of an answer",
     ),
     "dpo-polite": Recipe(
-        "DPO: polite answers", "polite and rude answers", "DPO on made pairs, an adapter of rank 16",
+        "DPO: polite answers", "polite and rude answers", "DPO and sft on 96 made pairs, an adapter",
         "preference/polite.toml", ("preference/data.py",), "eval/all/accuracy",
         ("preference/bench.toml", f"environment.env_class={RECIPES_FOLDER}/preference/reward.py:politeness"),
         "share of polite answers",
     ),
     "dpo-sums": Recipe(
-        "DPO: right sums", "right and wrong sums", "DPO on 192 made pairs, an adapter of rank 16",
+        "DPO: right sums", "right and wrong sums", "DPO and sft on 192 made pairs, an adapter",
         "preference/sums.toml", ("preference/data.py",), "eval/all/accuracy",
         ("grpo.toml",), "share of right sums",
     ),
