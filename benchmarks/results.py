@@ -255,7 +255,8 @@ def answers_table() -> str:
         if "answers" in result:
             recipe, before, after = RECIPES[result["recipe"]], *result["answers"].values()
             scores = (f"{score:.2f} ({low:.2f} to {high:.2f})" for score, low, high, *_ in (before, after))
-            texts = (" ".join(text.split()).replace("|", "\\|") for text in (*before[3:], after[4]))
+            answers = (before[3], *(each[4].removesuffix("<|im_end|>") for each in (before, after)))
+            texts = (" ".join(text.split()).replace("|", "\\|") for text in answers)
             rows.append("| " + " | ".join([recipe.title, str(result["seed"]), recipe.measure, *scores, *texts]) + " |")
     return "\n".join(rows)
 
