@@ -21,8 +21,8 @@ from skyrl.errors import UserError
 from skyrl.experiments.preference import PreferenceExp, reference_digests
 from skyrl.learners.workers.preference_roles import reference_model
 from skyrl.processes.event_loop import event_loop
+from skyrl.runs.input_digests import changed_inputs
 from skyrl.runs.inputs import notice
-from skyrl.runs.read_again import changed_inputs
 from skyrl.runs.stored_runs import Run, checkpoints_of
 from skyrl.storage.atomic import write_file
 from skyrl.tools.sampling_target import Target, model_of, stored_run_of
@@ -98,7 +98,9 @@ def _refuse_changed_reference(target: Target, run: PreferenceConfig) -> None:
     if not trained.compares or reference_model(trained) != reference_model(run):
         return
     store = CheckpointStore(checkpoints_of(str(target.stored)), verify="size")
-    checkpoint = store.latest() if target.checkpoint is None else load_checkpoint(target.checkpoint, "size")
+    checkpoint = (
+        store.latest(fall_back=notice) if target.checkpoint is None else load_checkpoint(target.checkpoint, "size")
+    )
     if checkpoint is not None and (changed := changed_inputs(checkpoint, reference_digests(trained))):
         raise UserError(
             f"the reference is not what it was when this run was trained:\n{changed}\n"
@@ -121,14 +123,14 @@ def _measured(trained: PreferenceConfig, run: PreferenceConfig) -> tuple[dict[st
     policy, before = PreferenceExp(trained), PreferenceExp(run)
     if before.moves_reference:
         notice("the reference of this run moved with the policy; compared is the one that training began with")
-    each: Numbers = []
+    per_item: Numbers = []
     measure, rows = policy.measure, run.rows_of_an_item
 
     def measured(scores: Tensor, batch: TrainingBatch) -> Sums:
         for start in range(0, len(batch), rows):
             item = batch.rows(start, start + rows)
             sums = measure(scores[start : start + rows, : item.input_ids.shape[1]], item)
-            each.append({name: total for name, (total, count) in sums.items() if count})
+            per_item.append({name: total for name, (total, count) in sums.items() if count})
         return measure(scores, batch)
 
     policy.measure = measured  # type: ignore[method-assign]  # each item by itself, too
@@ -138,10 +140,10 @@ def _measured(trained: PreferenceConfig, run: PreferenceConfig) -> tuple[dict[st
         evaluation = policy.get_evaluation()
         assert evaluation is not None
         metrics = wait_for(evaluation.run(policy.learner))
-    rest, found = iter(each), dict[str, Numbers]()
+    rest, found = iter(per_item), dict[str, Numbers]()
     for name, dataset in policy.eval_datasets.items():
         found[name] = list(islice(rest, len(dataset)))
-    return metrics, {**found, "all": each}
+    return metrics, {**found, "all": per_item}
 
 
 def _intervals(numbers: Numbers, without: Sequence[str]) -> dict[str, tuple[float, float]]:
