@@ -35,7 +35,6 @@ from skyrl.inference.engine import (
     EngineLoad,
     GenerationRequest,
     InFlight,
-    asked_logprobs,
     completion_limit,
     empty_completions,
 )
@@ -152,8 +151,8 @@ class TorchEngine:
             for start in range(0, len(request.keys), self._max_num_seqs)
         ]
         await self._scheduler.complete(jobs)
-        drawn = (job.completions[index] for job in jobs for index in range(len(job.keys)))
-        return tuple(evolve(each, logprobs=asked_logprobs(request.sampling, each.logprobs)) for each in drawn)
+        drawn = tuple(job.completions[index] for job in jobs for index in range(len(job.keys)))
+        return drawn if request.sampling.logprobs is not None else tuple(evolve(each, logprobs=()) for each in drawn)
 
     async def pause(self, in_flight: InFlight = "finish") -> None:
         """Returns when nothing is running. Requests made from now on, and those still waiting, wait for `resume`."""
