@@ -22,6 +22,7 @@ from skyrl.config import GeneratorConfig, InferenceEngineConfig, SamplingParams,
 from skyrl.envs import Env, EnvStep, register
 from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.processes.garbage import lasting_objects, seldom_collected
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.trajectory import Prompt
 
@@ -96,7 +97,8 @@ def main() -> None:
         for number in range(asked.trajectories // 8)
     ]
     start, began = time.perf_counter(), os.times()
-    asyncio.run(generator.generate(prompts, sampling=SamplingParams(), samples_per_prompt=8, weight_version=0))
+    with lasting_objects(), seldom_collected():  # as in a run
+        asyncio.run(generator.generate(prompts, sampling=SamplingParams(), samples_per_prompt=8, weight_version=0))
     seconds = time.perf_counter() - start
     used = os.times()
     ideal = math.ceil(asked.trajectories / asked.workers) * asked.milliseconds / 1000 * asked.turns

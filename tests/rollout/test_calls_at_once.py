@@ -33,9 +33,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_built_in_environment_that_only_compares_text_needs_no_thread(name: str, no_threads: None) -> None:
     ((first, second),) = [
         group.trajectories
-        for group in await sample(
-            generator(Scripted("#### 1 Answer: 1 \\boxed{1}", "#### 1 Answer: 1 \\boxed{1}")), prompt(name, **SPEC)
-        )
+        for group in await sample(generator(Scripted(*["\\boxed{1} #### 1 Answer: 1"] * 2)), prompt(name, **SPEC))
     ]
     assert (first.reward, second.reward) == (1.0, 1.0)
 
