@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from skyrl.errors import WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
-from skyrl.weight_receiver.incoming_weights import Broadcast, IncomingWeights, Native, RemoteWeights, receipt
+from skyrl.weight_receiver.incoming_weights import Broadcast, IncomingWeights, Native, RemoteWeights, acknowledgement
 
 
 @frozen(kw_only=True)
@@ -73,8 +73,8 @@ class EngineControl:
         """Draw the samples of a request, with weight versions in the run's numbering. Raises the engines' errors."""
         drawn = await self._engines.generate(request)
         return tuple(
-            evolve(each, weight_versions=tuple(self._versions[version] for version in each.weight_versions))
-            for each in drawn
+            evolve(sample, weight_versions=tuple(self._versions[version] for version in sample.weight_versions))
+            for sample in drawn
         )
 
     async def pause(self, in_flight: InFlight) -> None:
@@ -95,7 +95,7 @@ class EngineControl:
             await self._change(lambda: self._load(incoming))
         except WeightSyncError as error:
             return str(error)
-        return receipt(incoming)
+        return acknowledgement(incoming)
 
     def name_weights(self, version: int) -> None:
         """Set the version of the weights that the engines hold now."""

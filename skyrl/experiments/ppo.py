@@ -38,7 +38,7 @@ from skyrl.experiments.collaborators import (
     rollout_parity,
     weight_transport,
 )
-from skyrl.experiments.full_length import full_length_rollouts, verdict, without_traces
+from skyrl.experiments.full_length import full_length_rollouts, probe_run, verdict
 from skyrl.experiments.policy_sampling import PolicySampling
 from skyrl.experiments.sampling import prompt_cursor, sampled_rollouts, steps_that_prompts_fill, stream_cursor
 from skyrl.learners.ranks import Ranks
@@ -54,8 +54,8 @@ from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts
 from skyrl.rollout.constant_rewards import STEPS, ConstantRewards, endings
 from skyrl.rollout.hints import Hints, hinted
+from skyrl.runs.input_digests import adapter_digests, model_digests
 from skyrl.runs.inputs import notice
-from skyrl.runs.read_again import adapter_digests, model_digests
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, made_with, weight_digests_of
 from skyrl.storage.disk import Disk
 from skyrl.tracking.batch_dump import BatchDump
@@ -79,7 +79,7 @@ from skyrl.training.objective import policy_objective
 from skyrl.training.online_dpo import ranked_pairs_of
 from skyrl.training.position import RolloutPosition
 from skyrl.training.profiling import ProfiledSteps
-from skyrl.training.served_teacher import Scoring, ServedTeacher, TeachersBySource, without_teacher
+from skyrl.training.served_teacher import Scoring, ServedTeacher, TeachersBySource, no_teacher_message
 from skyrl.training.shaping import reward_shaping
 from skyrl.training.step_trace import Sink, StepTrace
 from skyrl.training.teacher import (
@@ -111,7 +111,7 @@ class BasePPOExp(PolicySampling):
 
     def __init__(self, cfg: SkyRLTrainConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
-        super().__init__(without_traces(cfg) if cfg.trainer.num_dummy_steps else cfg)
+        super().__init__(probe_run(cfg) if cfg.trainer.num_dummy_steps else cfg)
 
     @classmethod
     def get_config_cls(cls) -> type[SkyRLTrainConfig]:
@@ -313,7 +313,7 @@ class BasePPOExp(PolicySampling):
             self.client,
             transport,
             parity_canary(self.cfg, prompts),
-            arrived=rollouts.weights_are,
+            arrived=rollouts.set_weights_version,
             interval=asynchronous.steps_per_sync if asynchronous.enabled else 1,
             canary_interval=self.cfg.generator.inference_engine.logprob_parity_interval,
             in_time=self.shutdown.in_time,
@@ -447,7 +447,7 @@ class BasePPOExp(PolicySampling):
             assert local is not None
             return TeacherOfDistributions(self._scoring(name, local.hidden, "teacher"))
         named: dict[str, Scoring] = {
-            source: each for source, each in self.served_teachers.items() if source is not None
+            source: teacher for source, teacher in self.served_teachers.items() if source is not None
         }
         teachers = TeachersBySource(default=self.served_teachers.get(None) or local, named=named)
         if gives_distributions(self.cfg):
@@ -519,7 +519,7 @@ class BasePPOExp(PolicySampling):
         with TemporaryDirectory(prefix=".reference_", dir=self.folder.path) as scratch:  # all ranks see this folder
             storage = Disk(Path(scratch))
             await self.time_sharing.for_scoring("policy")
-            files = await self.policy.stream(WeightFiles(storage=storage, folder="policy"))
+            files = await self.policy.export_weights(WeightFiles(storage=storage, folder="policy"))
             await self.time_sharing.for_scoring("ref")
             await self.reference.load_state(StoredTensors(storage, "policy", files), {})
 
@@ -540,7 +540,7 @@ class BasePPOExp(PolicySampling):
         if served and known and None not in served and self.teacher is None:
             missing = {prompt.data_source for prompt in self.train_dataset.prompts} - served.keys()
             if missing:
-                raise UserError(without_teacher({str(source) for source in missing}))
+                raise UserError(no_teacher_message({str(source) for source in missing}))
         top = (distillation.top_k or 0) if distillation.type == "loss" else 0
         policy = str(self.cfg.trainer.policy.model.path)
         await teachers.connect(

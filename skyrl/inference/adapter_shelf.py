@@ -66,7 +66,7 @@ class AdapterShelf(Generic[T]):
         self._files: TemporaryDirectory[str] | None = None
         self._turn, self._released = asyncio.Lock(), asyncio.Event()
 
-    async def publish(self, name: str, adapter: Adapter) -> None:
+    async def add_adapter(self, name: str, adapter: Adapter) -> None:
         """Adds an adapter, which has to fit the model. Raises `UserError` if there is one of this name, or no room for
         any.
         """
@@ -80,18 +80,18 @@ class AdapterShelf(Generic[T]):
         self.by_name[name] = _Entry(number=number, folder=folder)
 
     def add_stored(self, name: str, folder: Path) -> None:
-        """Adds the adapter in this folder, which has to stay there. Raises as `publish`."""
+        """Adds the adapter in this folder, which has to stay there. Raises as `add_adapter`."""
         self._refuse(name)
         self.by_name[name] = _Entry(number=next(self._numbers), folder=folder.expanduser())
 
-    async def unpublish(self, name: str) -> None:
+    async def remove_adapter(self, name: str) -> None:
         """Forgets an adapter: later requests are refused, and it is unloaded once running ones have ended. Raises
         `UserError` for an unknown name.
         """
         entry = self._entry(name)
         del self.by_name[name]
         while entry.requests:
-            await self._one_is_released()
+            await self._wait_for_release()
         async with self._turn:
             await self._unloaded(entry)
         if self._files is not None and entry.folder.parent == Path(self._files.name):
@@ -158,9 +158,9 @@ class AdapterShelf(Generic[T]):
     async def _make_room(self) -> None:
         """Returns when fewer than the most are loaded."""
         while len(self._resident) >= self._most:
-            idle = next((each for each in self._resident.values() if not each.users), None)
+            idle = next((item for item in self._resident.values() if not item.users), None)
             if idle is None:
-                await self._one_is_released()
+                await self._wait_for_release()
             else:
                 await self._unloaded(idle)
 
@@ -170,6 +170,6 @@ class AdapterShelf(Generic[T]):
             await self._unload(entry.number)
             del self._resident[entry.number]
 
-    async def _one_is_released(self) -> None:
+    async def _wait_for_release(self) -> None:
         self._released.clear()
         await self._released.wait()

@@ -72,7 +72,7 @@ class RecordedRollouts:
     def load_state(self, state: dict[str, Any]) -> None:
         """Does nothing: a recording needs no position in the data."""
 
-    def weights_are(self, version: int) -> None:
+    def set_weights_version(self, version: int) -> None:
         """Does nothing: no group is sampled."""
 
     async def close(self) -> None:
@@ -96,7 +96,7 @@ def weight_digests_of(learners: Mapping[str, LearnerGroup[LearningWorker]], turn
 
     async def digests(name: str, learner: LearnerGroup[LearningWorker]) -> dict[str, str]:
         await turns.for_scoring(name)
-        return await learner.stream(weight_digests)
+        return await learner.export_weights(weight_digests)
 
     return {name: partial(digests, name, learner) for name, learner in learners.items()}
 

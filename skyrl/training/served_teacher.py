@@ -79,8 +79,8 @@ class TeachersBySource:
         parts = self._teachers(sources)
         found = [await teacher.token_logprobs(batch.select(rows), count, temperature) for rows, teacher in parts]
         order = torch.cat([rows for rows, _ in parts]).argsort()
-        together = (RowTensors.of([row for part in each for row in part.rows()]) for each in zip(*found, strict=True))
-        ids, logprobs = (each.select(order) for each in together)
+        together = (RowTensors.of([row for part in item for row in part.rows()]) for item in zip(*found, strict=True))
+        ids, logprobs = (entry.select(order) for entry in together)
         return ids, logprobs
 
     def _teachers(self, sources: Sequence[str]) -> list[tuple[Tensor, Scoring]]:
@@ -92,12 +92,12 @@ class TeachersBySource:
         for name, rows in found.items():
             teacher = self.default if name is None else self.named[name]
             if teacher is None:
-                raise RunError(without_teacher({sources[rows[0]]}))
+                raise RunError(no_teacher_message({sources[rows[0]]}))
             parts.append((torch.tensor(rows), teacher))
         return parts
 
 
-def without_teacher(sources: set[str]) -> str:
+def no_teacher_message(sources: set[str]) -> str:
     """The message for data sources that no teacher teaches."""
     names = ", ".join(map(repr, sorted(sources)))
     return (

@@ -28,7 +28,7 @@ from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.processes.gather_or_cancel import gather_or_cancel
-from skyrl.processes.own_folder import make_own_folder
+from skyrl.processes.private_folder import make_own_folder
 from skyrl.storage.places import is_address, storage_at
 from skyrl.weight_receiver.incoming_weights import (
     Adapter,
@@ -61,7 +61,7 @@ _MOST_STORED = 2.0
 class WeightSource(Protocol):
     """The holder of the newest weights: a learner, on one rank or many."""
 
-    async def stream(
+    async def export_weights(
         self,
         consume: Callable[[Iterator[Weight]], R],
         *,
@@ -103,8 +103,8 @@ class SharedTransport:
         self._lora = lora
 
     async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
-        incoming = Shared(await source.stream(tuple, adapter=self._lora is not None))
-        await client.load_weights([_of_adapter(incoming, self._lora)] * len(client.in_service), version)
+        incoming = Shared(await source.export_weights(tuple, adapter=self._lora is not None))
+        await client.load_weights([_adapter_tensors(incoming, self._lora)] * len(client.in_service), version)
 
 
 class TransferRendezvous:
@@ -154,8 +154,8 @@ class GroupTransport(ABC):
         is_adapter = self.lora is not None
         weights = _infos(await source.shapes(adapter=is_adapter), self.dtype)
         here, there = self.rendezvous.new_group(len(client.in_service), senders=self.senders)
-        incoming = [_of_adapter(self.incoming(group, weights), self.lora) for group in there]
-        sending = source.stream(
+        incoming = [_adapter_tensors(self.incoming(group, weights), self.lora) for group in there]
+        sending = source.export_weights(
             self.sender(here, weights),
             everywhere=self.senders > 1,
             adapter=is_adapter,
@@ -243,12 +243,12 @@ class FolderTransport:
         try:
             await asyncio.to_thread(make_own_folder, self._path)
             with tempfile.TemporaryDirectory(dir=self._path, prefix=f"version-{version}-") as folder:
-                await source.stream(
+                await source.export_weights(
                     FolderSender(path=folder, dtype=self._dtype),
                     adapter=is_adapter,
                     dtype=None if is_adapter else self._dtype,
                 )
-                incoming = _of_adapter(Folder(path=folder, weights=infos), self._lora)
+                incoming = _adapter_tensors(Folder(path=folder, weights=infos), self._lora)
                 await client.load_weights([incoming] * len(client.in_service), version)
         except OSError as error:
             what = "the adapter" if is_adapter else "the weights"
@@ -276,7 +276,7 @@ class DeltaTransport:
         try:
             base = await asyncio.to_thread(self._prepare, infos)
             sender = DeltaSender(path=self._path, dtype=self._dtype, prefix=f"{next(self._numbers):06}", base=base)
-            self._base = await source.stream(sender, dtype=self._dtype)
+            self._base = await source.export_weights(sender, dtype=self._dtype)
             incoming = Delta(path=self._path, files=self._base, weights=infos)
             await client.load_weights([incoming] * len(client.in_service), version)
             for name in await asyncio.to_thread(self._storage.names):
@@ -301,7 +301,7 @@ class DeltaTransport:
         return base if stored <= _MOST_STORED * whole else {}
 
 
-def _of_adapter(tensors: IncomingWeights, lora: SkyRLLoraConfig | None) -> IncomingWeights:
+def _adapter_tensors(tensors: IncomingWeights, lora: SkyRLLoraConfig | None) -> IncomingWeights:
     """The tensors as those of an adapter with these settings, if there are some."""
     return tensors if lora is None else Adapter(tensors=tensors, rank=lora.rank, alpha=lora.alpha)
 

@@ -30,7 +30,7 @@ from skyrl.inference.servers.answers import mapping
 from skyrl.inference.servers.dialects import ServerDeadlines
 from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.http_engine import HttpEngine
-from skyrl.inference.servers.pulse import Pulse
+from skyrl.inference.servers.liveness import Pulse
 from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.inference.servers.vllm_server import VLLMServer
 from skyrl.weight_receiver.incoming_weights import Folder, Shared, WeightInfo
@@ -223,7 +223,7 @@ async def test_a_stopped_process_is_named_while_it_has_a_request(folder: Path) -
 
 
 async def test_a_call_that_begins_as_the_last_one_ends_is_not_ended_with_its_watch() -> None:
-    async def sign(seconds: float) -> None:
+    async def check_health(seconds: float) -> None:
         return None
 
     async def after(steps: int, answer: str) -> str:
@@ -236,7 +236,7 @@ async def test_a_call_that_begins_as_the_last_one_ends_is_not_ended_with_its_wat
         return await pulse.guard(after(3, "an answer"))
 
     for steps in range(12):  # of the loop, between the beginnings of two calls
-        pulse = Pulse("a server", sign, seconds=PATIENT)
+        pulse = Pulse("a server", check_health, seconds=PATIENT)
         for answer in await asyncio.gather(
             pulse.guard(after(3, "an answer")), later(pulse, steps), return_exceptions=True
         ):
@@ -391,7 +391,7 @@ async def test_a_server_that_answers_again_takes_part_again_with_the_next_weight
         await client.pause()
         assert client.in_service == (engines[1],)
         failing.speak_again()
-        assert await restarts.one_is_ready()
+        assert await restarts.wait_until_ready()
         assert await client.admit_started()  # so that the canary compares it first
         assert client.in_service == tuple(engines)
         await client.load_weights([WEIGHTS] * 2, 2)
@@ -505,7 +505,7 @@ async def test_a_sign_of_life_may_take_all_of_its_time(folder: Path) -> None:
 
     async with Slow() as server:
         made = SGLangServer(Connection(server.url), Connection(server.url), ServerDeadlines())
-        await made.sign(PATIENT)
+        await made.check_health(PATIENT)
         assert server.asked == 9
         await made.close()
 

@@ -12,7 +12,7 @@ from transformers import Qwen2ForCausalLM
 from skyrl.inference.torch import fused_decoder, projections
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.inference.torch.fused_decoder import FusedDecoder
-from skyrl.inference.torch.prefix_cache import Kept
+from skyrl.inference.torch.prefix_cache import CachedPrefix
 from skyrl.models import onednn
 from skyrl.models.attention import varlen_attention
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
@@ -57,7 +57,7 @@ def test_fused_weights_keep_their_memory_when_they_are_replaced() -> None:
         before = decoder.addresses()
         for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
             ours.copy_(theirs)
-        decoder.refresh()
+        decoder.invalidate()
         assert decoder.addresses() == before
         [prefix] = decoder.prefill([[1, 2]], [None])
         expected = other(torch.tensor([[1, 2]])).logits[0, -1]
@@ -74,7 +74,7 @@ def test_prompts_of_all_lengths_share_a_kernel_where_it_takes_them(monkeypatch: 
 
     with torch.inference_mode():
         [whole] = decoder.prefill([listed[3]], [None])
-        kept = [None, None, None, Kept(ids=tuple(listed[3][:9]), layers=whole.layers).shortened(9), None]
+        kept = [None, None, None, CachedPrefix(ids=tuple(listed[3][:9]), layers=whole.layers).shortened(9), None]
         expected = list(decoder.prefill(listed, kept))
         monkeypatch.setattr(fused_decoder, "has_varlen_kernels", lambda device: True)
         monkeypatch.setattr(varlen_attention, "_flash_attention", counted)
@@ -123,7 +123,7 @@ def test_weights_that_were_replaced_are_computed_with_after_a_refresh() -> None:
         [before] = decoder.prefill([[1, 2]], [None])
         model.model.norm.weight.mul_(2.0)
         model.model.layers[0].mlp.down_proj.weight.zero_()
-        decoder.refresh()
+        decoder.invalidate()
         [after] = decoder.prefill([[1, 2]], [None])
         expected = model(torch.tensor([[1, 2]])).logits[0, -1]
     assert not torch.allclose(before.logits, expected, atol=1e-3)

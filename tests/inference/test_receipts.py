@@ -12,7 +12,7 @@ from torch import nn
 
 from skyrl.errors import WeightSyncError
 from skyrl.inference.servers.answers import RequestedSample
-from skyrl.inference.servers.vllm_server import _of_completions, _of_generate
+from skyrl.inference.servers.vllm_server import _parse_completion, _parse_generate
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.inference.weights import refuse_not_loaded, replace_weights
 from skyrl.processes.answers import BadAnswer
@@ -22,9 +22,9 @@ from skyrl.weight_receiver.incoming_weights import (
     Delta,
     Folder,
     Shared,
-    receipt,
+    acknowledgement,
+    load_failure,
     weight_info,
-    why_not_loaded,
 )
 from skyrl.weight_receiver.transfer_group import TransferGroup
 from skyrl.weight_sync.senders import FolderSender
@@ -43,11 +43,11 @@ def test_a_receipt_names_the_set_of_files_that_was_loaded(tmp_path: Path) -> Non
     one = sent(tmp_path / "one", a=torch.zeros(3), b=torch.ones(2))
     same = sent(tmp_path / "same", b=torch.ones(2), a=torch.zeros(3))
     other = sent(tmp_path / "other", a=torch.zeros(3), b=torch.tensor([1.0, 1.0000001]))
-    assert receipt(one) == receipt(same) != receipt(other)
+    assert acknowledgement(one) == acknowledgement(same) != acknowledgement(other)
     digests = one.digests()
     files = {"1.safetensors": {"a": digests["a"]}, "2.safetensors": {"b": digests["b"]}}
-    assert receipt(Delta(path=str(tmp_path), files=files, weights=one.weights)) == receipt(one)
-    assert receipt(Broadcast(group=GROUP, weights=one.weights)) == receipt(Shared(())) == LOADED
+    assert acknowledgement(Delta(path=str(tmp_path), files=files, weights=one.weights)) == acknowledgement(one)
+    assert acknowledgement(Broadcast(group=GROUP, weights=one.weights)) == acknowledgement(Shared(())) == LOADED
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_every_receiver_has_to_give_the_receipt_of_what_was_sent(
     tmp_path: Path, outcomes: list[Any], reason: str
 ) -> None:
     incoming = sent(tmp_path / "sent", a=torch.zeros(3))
-    given = [receipt(incoming) if each == "{}" else each for each in outcomes]
-    found = why_not_loaded(given, incoming)
+    given = [acknowledgement(incoming) if each == "{}" else each for each in outcomes]
+    found = load_failure(given, incoming)
     assert found == "" if reason == "" else reason in found
 
 
@@ -137,10 +137,10 @@ def asked() -> RequestedSample:
 )
 def test_a_log_probability_is_that_of_the_token_that_was_drawn(changes: dict[str, Any], fits: bool) -> None:
     if fits:
-        assert _of_generate(generated(**changes), asked()).logprobs == (-0.5,) * 3
+        assert _parse_generate(generated(**changes), asked()).logprobs == (-0.5,) * 3
     else:
         with pytest.raises(BadAnswer, match="log-probabilities of other tokens than it drew"):
-            _of_generate(generated(**changes), asked())
+            _parse_generate(generated(**changes), asked())
 
 
 @pytest.mark.parametrize("tokens", [["token_id:7", "token_id:8", "token_id:7"], ["token_id:9"] * 3])
@@ -150,13 +150,13 @@ def test_completions_may_name_their_tokens_too(tokens: list[str]) -> None:
         return {"choices": [{"token_ids": [7, 8, 9], "logprobs": logprobs, "finish_reason": "length"}]}
 
     for fitting in (None, ["token_id:7", "token_id:8", "token_id:9"], ["a", "b", "c"]):
-        assert _of_completions(answer(fitting), asked()).logprobs == (-0.5,) * 3
+        assert _parse_completion(answer(fitting), asked()).logprobs == (-0.5,) * 3
     with pytest.raises(BadAnswer, match="log-probabilities of other tokens than it drew"):
-        _of_completions(answer(tokens), asked())
+        _parse_completion(answer(tokens), asked())
 
 
 def test_a_folder_whose_digests_are_gone_is_no_receipt(tmp_path: Path) -> None:
     incoming = sent(tmp_path / "sent", a=torch.zeros(3))
     (tmp_path / "sent" / "00000.json").write_text("{")
     with pytest.raises(WeightSyncError, match="corrupted"):
-        receipt(evolve(incoming))
+        acknowledgement(evolve(incoming))

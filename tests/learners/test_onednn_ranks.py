@@ -55,7 +55,7 @@ async def test_sharded_layers_by_onednn_learn_as_plain_ones_do(
     trainer = evolve_at(trainer, "policy.model.init_from_scratch", True)
     trainer = evolve_at(trainer, "recompute_activations", recomputing)
     objective, rows = policy_objective(trainer.algorithm), batch(8)
-    rows = rows.given(old_logprobs=rows.rollout_logprobs, ref_logprobs=rows.rollout_logprobs)
+    rows = rows.with_fields(old_logprobs=rows.rollout_logprobs, ref_logprobs=rows.rollout_logprobs)
     plain = PolicyWorker(trainer, objective)
     ranks = pool.start(partial(Counting, trainer, objective), 2)
     learner = LearnerGroup[Counting](ranks, objective)
@@ -66,7 +66,7 @@ async def test_sharded_layers_by_onednn_learn_as_plain_ones_do(
     after = min([await handle.call(Counting.counted) for handle in ranks.handles])
     layers, micro_batches, passes = 2 * 7, 2, 4 if recomputing else 3
     assert after - before == 3 * layers * micro_batches * passes, "each linear layer of each rank ran by oneDNN"
-    weights = await learner.stream(copies)
+    weights = await learner.export_weights(copies)
     for name, weight in plain.weights():
         torch.testing.assert_close(weights[name], weight, atol=1e-5, rtol=1e-5)
 

@@ -57,7 +57,7 @@ WAYS: dict[str, Any] = {
     "dealt where the last row is repeated": lambda rows: deal(rows, 4),
     "cut by a budget": lambda rows: [each for _, each in micro_batches(TokenBudget(tokens=20).plan([rows])[0], 2)],
     "on a device": lambda rows: [rows.to("cpu")],
-    "with more fields": lambda rows: [rows.given(values=torch.zeros(rows.input_ids.shape)).with_selected()],
+    "with more fields": lambda rows: [rows.with_fields(values=torch.zeros(rows.input_ids.shape)).with_selected()],
     "sent": lambda rows: [pickle.loads(pickle.dumps(rows))],
 }
 
@@ -76,7 +76,7 @@ def test_extras_stay_with_their_rows_in_every_layout(pack: bool, share_prompts: 
     options = ForwardOptions(
         pack=pack, segmented=True, lengths_given=False, share_prompts=share_prompts, plain_head=True
     )
-    rows = marked().given(answer_lengths=torch.tensor([2] * 6))
+    rows = marked().with_fields(answer_lengths=torch.tensor([2] * 6))
     assert_with_their_rows(options.prepare(rows).to(torch.device("cpu")).rows)
 
 

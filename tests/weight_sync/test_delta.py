@@ -35,7 +35,7 @@ class Numbers:
     def weights(self) -> Weights:
         return ((name, torch.full((SIZE,), value)) for name, value in self.values.items())
 
-    async def stream(self, consume: Callable[[Weights], R], **settings: Any) -> R:
+    async def export_weights(self, consume: Callable[[Weights], R], **settings: Any) -> R:
         return consume(self.weights())
 
     async def shapes(self, **settings: Any) -> list[tuple[str, tuple[int, ...]]]:
@@ -51,13 +51,13 @@ class Receiver:
         self.received: Values = {}
         self.read: list[str] = []
         self.fails = False
-        original = Delta._read
+        original = Delta._read_tensors
 
         def noted(delta: Delta, file: str, names: Any) -> Any:
             self.read += names
             return original(delta, file, names)
 
-        monkeypatch.setattr(Delta, "_read", noted)
+        monkeypatch.setattr(Delta, "_read_tensors", noted)
 
     async def load_weights(self, incoming_sets: list[Delta], version: int) -> None:
         if self.fails:

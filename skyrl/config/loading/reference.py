@@ -21,14 +21,16 @@ from skyrl.tree.suggestions import suggestion
 from skyrl.tree.types import describe
 from skyrl.tree.validators import wanted_by
 
-ROLES = """The role of a field: `identity` fields say which run it is, `numerics` fields change its numbers (both are in
-the fingerprint), `free` ones neither."""
+CHANGES = """A resumed run may change a field freely, with `resume_with_changes`, or never, because it would be another
+run. Fields that may not change freely are in the fingerprint."""
+
+_ON_RESUME = {"identity": "never", "numerics": "with `resume_with_changes`", "free": "freely"}
 
 _HEAD = f"""# Every field
 
 One section for each table, with a heading for each field.
 
-{ROLES}
+{CHANGES}
 """
 
 
@@ -99,7 +101,7 @@ def reference_section(run: RunConfig, path: str) -> str:
         if here in table.fields():
             return "\n".join(_field(table, here, type(run), ()))
         table = next(inner for inner in table.inner() if inner.path == here)
-    return "\n".join(section(each, type(run)) for each in (table, *table.inner()))
+    return "\n".join(section(item, type(run)) for item in (table, *table.inner()))
 
 
 _NOTHING = "There is nothing to print"
@@ -124,7 +126,7 @@ def _field(table: TableReference, path: str, root: type[Any], shared: tuple[str,
         "Type": describe(attribute.type),
         "Allowed": wanted_by(attribute.validator),
         "Default": f"`{default}`",
-        "Role": f"`{role_of(attribute)}`",
+        "May change on resume": _ON_RESUME[role_of(attribute)],
     }
     lines = [f"### {path}", "", " ".join(f"{name}: {fact}." for name, fact in facts.items() if fact), ""]
     if doc := docs_of(type(table.values)).get(attribute.name):
@@ -142,7 +144,7 @@ def _field(table: TableReference, path: str, root: type[Any], shared: tuple[str,
 
 def _conditions(path: str, root: type[Any]) -> tuple[str, ...]:
     """The conditions under which a field has an effect, in words; one that another begins with is left out."""
-    covering = {each.condition.words for each in kind_of(root).effects if each.covers(path)}
+    covering = {effect.condition.words for effect in kind_of(root).effects if effect.covers(path)}
     return tuple(sorted(when for when in covering if not any(other.startswith(f"{when} and ") for other in covering)))
 
 

@@ -20,12 +20,19 @@ from transformers import AutoTokenizer
 from skyrl.errors import WeightSyncError
 from skyrl.inference.sampling import Drawable
 from skyrl.inference.vllm.environment import end_with_host
-from skyrl.inference.vllm.in_place import load_in_place, why_not_in_place, without_reloading
+from skyrl.inference.vllm.in_place import in_place_obstacle, load_in_place, without_reloading
 from skyrl.inference.vllm.keyed_draws import Sampler, draw_by_keys
 from skyrl.inference.vllm.read_back import ReadBack
 from skyrl.models.files.expert_names import stored_names
 from skyrl.weight_receiver import vllm_native
-from skyrl.weight_receiver.incoming_weights import IncomingWeights, Native, Shared, for_worker, from_plain, receipt
+from skyrl.weight_receiver.incoming_weights import (
+    IncomingWeights,
+    Native,
+    Shared,
+    acknowledgement,
+    for_worker,
+    from_plain,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +57,7 @@ class WeightReceiver:
     rank: int
     reload_weights: Any
 
-    def skyrl_prepare(self, count: int | None = None, holes: Sequence[int] = ()) -> None:
+    def skyrl_patch_sampler(self, count: int | None = None, holes: Sequence[int] = ()) -> None:
         """Makes the worker draw by the keys of samples, only tokens that the tokenizer knows, and report
         log-probabilities of the tempered distribution, before top-k, top-p and min-p.
 
@@ -77,14 +84,14 @@ class WeightReceiver:
         return vllm_native.group_holder(self)
 
     def skyrl_load_weights(self, incoming: Mapping[str, Any] | IncomingWeights, tied: Mapping[str, str]) -> str:
-        """Replaces all weights by those that arrive. Returns their receipt, or the reason why that stopped halfway.
+        """Replaces all weights by those that arrive. Returns their acknowledgement, or why that stopped halfway.
 
         `incoming` is plain data, or the set itself if it comes from this process. `tied` maps the second name of each
         tied weight to its first.
         """
         received = from_plain(incoming) if isinstance(incoming, Mapping) else incoming
         place = self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.rank
-        reason = why_not_in_place(self)
+        reason = in_place_obstacle(self)
         if reason and not getattr(self, "skyrl_told", False):
             self.skyrl_told = True
             _log.info("vLLM rebuilds its layers for new weights: %s", reason)
@@ -95,7 +102,7 @@ class WeightReceiver:
 
         def named(weights: Weights) -> Weights:
             expanded = self._skyrl_named(weights, tied, copied=borrowed)
-            return read_back.named(expanded) if read_back else expanded
+            return read_back.record(expanded) if read_back else expanded
 
         try:
             with read_back or nullcontext():
@@ -107,7 +114,7 @@ class WeightReceiver:
             return str(error)
         self._skyrl_renew_heads()
         self._skyrl_renew_experts()
-        return receipt(received)
+        return acknowledgement(received)
 
     def _skyrl_receive(
         self, received: IncomingWeights, place: int, named: Callable[[Weights], Weights], *, in_place: bool
@@ -165,8 +172,8 @@ def under_all_names(weights: Weights, tied: Mapping[str, str], *, copied: bool) 
     first_of = {name: first for first, group in names.items() for name in group}
     for name, tensor in weights:
         kept = tensor.clone() if copied else tensor
-        for each in names.get(first_of.get(name, name), [name]):
-            yield each, kept
+        for item in names.get(first_of.get(name, name), [name]):
+            yield item, kept
 
 
 def drawable_of(tokenizer: str, *, revision: str | None, trusted: bool) -> Drawable | None:

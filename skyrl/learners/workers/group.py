@@ -20,7 +20,7 @@ from skyrl.batch import RowTensors, TrainingBatch, is_per_token
 from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.shards import TensorSource
 from skyrl.learners.budget import TokenBudget
-from skyrl.learners.rank_metrics import Metrics, Moments, merged
+from skyrl.learners.rank_metrics import Metrics, Moments, merge_metrics
 from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective, weighed
 from skyrl.learners.workers.model_worker import ModelWorker
@@ -73,7 +73,7 @@ class ScorerGroup(Generic[W_co]):
 
     async def hidden(self, batch: TrainingBatch) -> RowTensors:
         """The last hidden states of all rows at their selected tokens; see `ModelWorker.hidden`."""
-        return self._by_row(batch, await self.ranks.deal(ModelWorker.hidden, self._shares(batch)))
+        return self._results_by_row(batch, await self.ranks.deal(ModelWorker.hidden, self._shares(batch)))
 
     async def token_logprobs(
         self, batch: TrainingBatch, count: int, temperature: float
@@ -82,10 +82,10 @@ class ScorerGroup(Generic[W_co]):
         `ModelWorker.token_logprobs`.
         """
         method = ModelWorker.token_logprobs
-        table = self._by_row(batch, await self.ranks.deal(method, self._shares(batch), count, temperature))
+        table = self._results_by_row(batch, await self.ranks.deal(method, self._shares(batch), count, temperature))
         return attrs.evolve(table, values=table.values[:, 0].long()), attrs.evolve(table, values=table.values[:, 1])
 
-    def _by_row(self, batch: TrainingBatch, results: Sequence[RowTensors]) -> RowTensors:
+    def _results_by_row(self, batch: TrainingBatch, results: Sequence[RowTensors]) -> RowTensors:
         return RowTensors.of([row for found in self._reported(results) for row in found.rows()][: len(batch)])
 
     def _shares(self, batch: TrainingBatch) -> list[TrainingBatch]:
@@ -162,7 +162,7 @@ class LearnerGroup(ScorerGroup[L_co]):
         if watched is not None:
             measure, sample = LearningWorker.measure_share, self._shares(watched[0])
             seen = self._reported(await self.ranks.deal(measure, sample, objective))
-        learned = merged(
+        learned = merge_metrics(
             self._reported(await self.ranks.deal(LearningWorker.forward_backward_share, shares, objective))
         )
         return (learned if watched is None else learned.beside(seen, watched[1])).metrics()
@@ -185,7 +185,7 @@ class LearnerGroup(ScorerGroup[L_co]):
             self._shapes_of[adapter] = (await self.ranks.call(LearningWorker.shapes, adapter))[0]
         return self._shapes_of[adapter]
 
-    async def stream(
+    async def export_weights(
         self,
         consume: Callable[[Iterator[tuple[str, Tensor]]], R],
         *,
@@ -200,7 +200,7 @@ class LearnerGroup(ScorerGroup[L_co]):
         its whole shape. A consumer that rounds all weights to one type names it as `dtype`.
         """
         results = await self.ranks.call(
-            LearningWorker.stream, consume, everywhere=everywhere, adapter=adapter, dtype=dtype
+            LearningWorker.export_weights, consume, everywhere=everywhere, adapter=adapter, dtype=dtype
         )
         return cast(R, results[0])  # None on other ranks only
 
@@ -216,10 +216,10 @@ def deal(batch: TrainingBatch, replicas: int, *, rows_of_an_item: int = 1) -> li
 def _divisible(batch: TrainingBatch, replicas: int, rows_of_an_item: int) -> TrainingBatch:
     """The batch with the last item repeated until the items divide evenly, its tokens not selected."""
     missing = -(len(batch) // rows_of_an_item) % replicas
-    return _with_idle_items(batch, missing, rows_of_an_item) if missing else batch
+    return _pad_with_idle(batch, missing, rows_of_an_item) if missing else batch
 
 
-def _with_idle_items(batch: TrainingBatch, count: int, size: int) -> TrainingBatch:
+def _pad_with_idle(batch: TrainingBatch, count: int, size: int) -> TrainingBatch:
     rows = len(batch)
     index = torch.cat([torch.arange(rows), torch.arange(rows - size, rows).repeat(count)])
     tensors = attrs.asdict(batch, recurse=False, filter=attrs.filters.exclude("extras"))
