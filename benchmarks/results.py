@@ -254,7 +254,7 @@ def answers_table() -> str:
     rows.append("|" + "---|" * 8)
     for result in results():
         if "answers" in result:
-            recipe, before, after = RECIPES[result["recipe"]], *result["answers"].values()
+            recipe, before, after = RECIPES[result["recipe"]], result["answers"]["before"], result["answers"]["after"]
             scores = (f"{score:.2f} ({low:.2f} to {high:.2f})" for score, low, high, *_ in (before, after))
             answers = (before[3], *(each[4].removesuffix("<|im_end|>") for each in (before, after)))
             texts = (" ".join(text.split()).replace("|", "\\|") for text in answers)
