@@ -256,7 +256,7 @@ def answers_table() -> str:
         if "answers" in result:
             recipe, before, after = RECIPES[result["recipe"]], result["answers"]["before"], result["answers"]["after"]
             scores = (f"{score:.2f} ({low:.2f} to {high:.2f})" for score, low, high, *_ in (before, after))
-            answers = (before[3], *(each[4].removesuffix("<|im_end|>") for each in (before, after)))
+            answers = (before[3], *(sampled[4].removesuffix("<|im_end|>") for sampled in (before, after)))
             texts = (" ".join(text.split()).replace("|", "\\|") for text in answers)
             rows.append("| " + " | ".join([recipe.title, str(result["seed"]), recipe.measure, *scores, *texts]) + " |")
     return "\n".join(rows)
