@@ -21,7 +21,7 @@ def copied(value: Any) -> Any:
     if kind in _UNCHANGING:
         return value
     if kind is dict:
-        return {name: copied(each) for name, each in value.items()}
+        return {name: copied(item) for name, item in value.items()}
     if kind is list or kind is tuple:
         return kind(map(copied, value))
     return deepcopy(value)
