@@ -103,7 +103,7 @@ class Episode:
 
     async def play(self, completion: Completion) -> Trajectory:
         """Play the episode from the first completion to its end. Raises `EpisodeError` if the environment fails."""
-        if self._prompt.begun:
+        if self._prompt.answer_prefix:
             completion = evolve(completion, text=self._prompt.whole(completion.text))
         while True:
             self._transcript.sample(completion)
