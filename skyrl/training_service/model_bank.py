@@ -20,7 +20,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, count, pairwise, starmap
+from itertools import accumulate, count, pairwise, product, starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -83,6 +83,20 @@ class _Model:
         """Factor of the adapter's updates."""
         return 1.0 if self.layout is None else self.layout.scale
 
+    @property
+    def is_critic(self) -> bool:
+        """Whether it has a value head."""
+        return self.layout is not None and self.layout.spec.value_head
+
+    def value_head(self, gradients: Tensors) -> Tensor | None:
+        """The value head of a critic (1, hidden). Autograd adds its gradient to `gradients`, which may be missing."""
+        if self.layout is None or (head := self.layout.value_head(self.state.weights[FACTORS])) is None:
+            return None
+        head = head.detach()
+        if gradients:
+            head.requires_grad_().grad = self.layout.value_head(gradients[FACTORS])
+        return head
+
     def factors(self, gradients: Tensors, dtype: torch.dtype) -> list[_Factors]:
         """The factors of each adapted layer with the tensors of their gradients, which may be missing."""
         if self.layout is None:
@@ -124,6 +138,7 @@ class _Pass:
     model: _Model
     gradients: Tensors
     factors: list[_Factors]
+    value_head: Tensor | None
     settings: Mapping[str, float]
     outputs: list[Mapping[str, Array]]
     """Outputs of each sequence; empty for those that another rank computes."""
@@ -221,7 +236,11 @@ class ModelBank(ModelWorker):
             weights: Tensors = dict(self.model.named_parameters())
             self._models[model_id] = _Model(layout=None, state=TrainedState(weights=weights))
             return
-        layout = adapter_layout(spec, self._adaptable)
+        if spec.value_head and not self._options.plain_head:
+            raise RequestError("the model's output head is no plain product: no value head can take its place")
+        transformer: Any = self.model
+        hidden = transformer.config.get_text_config().hidden_size
+        layout = adapter_layout(spec, self._adaptable, hidden=hidden)
         self._models[model_id] = _Model(
             layout=layout, state=TrainedState(weights={FACTORS: layout.initial_vector().to(self.device)})
         )
@@ -237,9 +256,10 @@ class ModelBank(ModelWorker):
                 self._refuse_unusable(request)
             except RequestError as error:
                 outcomes[index] = error
-        for backward in (True, False):
+        for backward, critic in product((True, False), repeat=2):
             chosen = [index for index, item in enumerate(requests) if item.backward is backward]
             chosen = [index for index in chosen if index not in outcomes]
+            chosen = [index for index in chosen if self._models[requests[index].model_id].is_critic is critic]
             for some in _at_most(self._resident or len(chosen), chosen):
                 outcomes |= zip(some, self._outcomes([requests[index] for index in some]), strict=True)
         return [outcomes[index] for index in range(len(requests))]
@@ -346,14 +366,16 @@ class ModelBank(ModelWorker):
             raise RequestError(str(error)) from error
 
     def _refuse_unusable(self, request: PassRequest) -> None:
-        self._find(request.model_id)
+        model = self._find(request.model_id)
         transformer: Any = self.model
         text = transformer.config.get_text_config()
         longest = getattr(text, "max_position_embeddings", None)
-        refuse_unusable(request, vocabulary=text.vocab_size, longest=longest)
+        refuse_unusable(request, vocabulary=text.vocab_size, longest=longest, value_head=model.is_critic)
 
     def _outcomes(self, requests: Sequence[PassRequest]) -> list[PassResult | Exception]:
-        """Passes that are all with or all without gradient: together, or each alone if that does not end well."""
+        """Passes that are all with or all without gradient, and all or none of critics: together, or each alone if that
+        does not end well.
+        """
         passes: list[_Pass] = []
         error: Exception | None = None
         try:
@@ -429,6 +451,7 @@ class ModelBank(ModelWorker):
             model=model,
             gradients=gradients,
             factors=model.factors(gradients, self._dtype),
+            value_head=model.value_head(gradients),
             settings=settings_of(request),
             outputs=[{}] * len(request.data),
         )
@@ -464,12 +487,14 @@ class ModelBank(ModelWorker):
                     updates.setdefault(factors.layer, []).append(factors.on(inputs, item.of.model.scale))
         targets = to_device(_targets(data), self.device)
         with updated(self._layers, updates):
-            found = self._logprobs(layout, targets, of_head)
-            logprobs = [
+            heads = [(item.of.value_head, picked) for item, picked in zip(stretches, positions, strict=True)]
+            values = [(head, picked) for head, picked in heads if head is not None]
+            found = self._values(layout, values) if values else self._logprobs(layout, targets, of_head)
+            computed = [
                 entry[:, : datum.inputs[TARGETS].shape[1]] if datum.inputs[TARGETS].ndim > 1 else entry[:, 0]
                 for entry, datum in zip(found.split(lengths), data, strict=True)
             ]
-            total = self._losses(stretches, logprobs)
+            total = self._losses(stretches, computed)
             if total.requires_grad:
                 total.backward()
 
@@ -492,17 +517,28 @@ class ModelBank(ModelWorker):
         logits = layout.pick(self._options.answer(self.model, layout)).float()
         return logits.gather(-1, targets) - logits.logsumexp(-1, keepdim=True)
 
-    def _losses(self, stretches: Sequence[_Stretch], logprobs: Sequence[Tensor]) -> Tensor:
-        """The sum of all losses; adds losses and outputs to the requests."""
-        on_host = [logprob.detach().float().cpu().numpy() for logprob in logprobs]
-        total, row = logprobs[0].new_zeros(()), 0
+    def _values(self, layout: RowLayout, heads: Sequence[tuple[Tensor, range]]) -> Tensor:
+        """(N, 1) float32: the values of all tokens, each by the value head of its range."""
+
+        def read(hidden: Tensor, weight: Tensor) -> Tensor:
+            picked = layout.pick(hidden).float()
+            return torch.cat([(picked[rows.start : rows.stop] * head).sum(-1, keepdim=True) for head, rows in heads])
+
+        with in_place_of_the_head(self.model, read):
+            return self._options.answer(self.model, layout)
+
+    def _losses(self, stretches: Sequence[_Stretch], computed: Sequence[Tensor]) -> Tensor:
+        """The sum of all losses; adds losses and outputs to the requests. `computed`: see `loss_tokens`."""
+        on_host = [tensor.detach().float().cpu().numpy() for tensor in computed]
+        total, row = computed[0].new_zeros(()), 0
         for stretch in stretches:
             after = row + len(stretch.data)
             one = stretch.of
-            losses = LOSSES[one.request.loss].compute(loss_tokens(stretch.data, logprobs[row:after], one.settings))
+            loss = LOSSES[one.request.loss]
+            losses = loss.compute(loss_tokens(stretch.data, computed[row:after], one.settings))
             one.loss = one.loss + losses.detach().double().sum()
             one.outputs[stretch.rows.start : stretch.rows.stop] = (
-                {"logprobs": values} for values in on_host[row:after]
+                {loss.output: values} for values in on_host[row:after]
             )
             total, row = total + losses.sum(), after
         return total

@@ -30,6 +30,10 @@ from skyrl.tree.frames import described
 SAMPLES = "trajectories.jsonl"
 """Name of the file with the samples."""
 
+_LIKELIHOOD, _POLICY_LOSS, _CRITIC_LOSS = "train/loss", "policy/policy_loss", "critic/critic_loss"
+_LOSSES = ((_LIKELIHOOD, "loss"), (_POLICY_LOSS, "policy loss"), (_CRITIC_LOSS, "critic loss"))
+"""Metrics of losses, and their labels in a console."""
+
 _log = logging.getLogger(__name__)
 
 OpenTracker = Callable[[QueuedModel], Tracker]
@@ -40,8 +44,8 @@ OpenTracker = Callable[[QueuedModel], Tracker]
 class PassSummary:
     """Record of a pass with gradient."""
 
-    is_likelihood: bool
-    """Whether its loss is the negative log-likelihood of its targets, and not that of a policy."""
+    metric: str
+    """Name under which a run records such a loss: a negative log-likelihood, or that of a policy or a critic."""
 
     loss: float
     """Sum over its tokens."""
@@ -70,8 +74,9 @@ def summary_of(request: PassRequest, result: PassResult) -> PassSummary:
         if sampled:
             learner, sampler = (item["logprobs"].astype(np.float32) for item in (outputs, datum.inputs))
             drift += float(np.abs(learner - sampler)[counts].sum())
+    likelihood = request.loss == "cross_entropy" and positive
     return PassSummary(
-        is_likelihood=request.loss == "cross_entropy" and positive,
+        metric=_CRITIC_LOSS if request.loss == "ppo_critic" else _LIKELIHOOD if likelihood else _POLICY_LOSS,
         loss=float(result.metrics["loss:sum"]),
         tokens=max(1, tokens),
         drift=drift if sampled else None,
@@ -88,9 +93,9 @@ class _Step:
     def metrics(self) -> dict[str, float]:
         """Metrics under the names that runs give them."""
         found = {"timing/step": time.monotonic() - self.since}
-        for name, is_likelihood in (("train/loss", True), ("policy/policy_loss", False)):
-            if own := [entry for entry in self.passes if entry.is_likelihood is is_likelihood]:
-                found[name] = sum(element.loss for element in own) / sum(item.tokens for item in own)
+        for name, _ in _LOSSES:
+            if own := [entry for entry in self.passes if entry.metric == name]:
+                found[name] = sum(entry.loss for entry in own) / sum(entry.tokens for entry in own)
         if own := [item for item in self.passes if item.drift is not None]:
             drift = sum(element.drift or 0.0 for element in own)
             found["policy/rollout_train_logprobs_abs_diff_mean"] = drift / sum(item.tokens for item in own)
@@ -198,7 +203,7 @@ class StepLines:
         self._model_id, self._say = model_id, say
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        names = (("train/loss", "loss"), ("policy/policy_loss", "policy loss"), ("train/grad_norm", "gradient norm"))
+        names = (*_LOSSES, ("train/grad_norm", "gradient norm"))
         values = [f"{label} {metrics[name]:.4g}" for name, label in names if name in metrics]
         self._say("  ".join([f"{self._model_id} step {step}", *values]))
 

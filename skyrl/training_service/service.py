@@ -321,6 +321,8 @@ class TrainingService:
         if path is None and base is None:
             raise RequestError("model_path or base_model is missing")
         stored = None if path is None else self.checkpoint(client, path)
+        if stored is not None and (json.loads(stored["spec"] or "null") or {}).get("value_head"):
+            raise RequestError(f"{path} is a critic, which computes values, and has no tokens to sample")
         sampler = f"{session}:sample:{number}"
         self.store.run(
             "INSERT OR IGNORE INTO samplers (id, client, session, folder, path, model, step) "
@@ -648,6 +650,16 @@ class TrainingService:
             self._finished[request.kind] = self._finished.get(request.kind, 0) + 1
             self._tokens += request.tokens
 
+    def _give_up_waiting(self, model: QueuedModel) -> None:
+        """Fail requests behind one that never arrived: their client may have lost it and would wait for ever."""
+        reason = (
+            f"seq_id {model.next_seq} of {model.id} has not arrived for {self.settings.session_seconds:g} s, and "
+            "requests run in their order: its client lost it. Continue from a saved state with a new TrainingClient"
+        )
+        for request_id in self.executor.fail_waiting(model, reason):
+            self._announce(request_id)
+        model.waiting.clear()
+
     async def _execute(self) -> None:
         while not self._stopping:
             if self._error is not None:
@@ -666,7 +678,7 @@ class TrainingService:
                     await asyncio.wait_for(self._work.wait(), _HOUSEKEEPING_SECONDS)
 
     async def _keep_house(self) -> None:
-        """End silent sessions, and forget old results and expired checkpoints."""
+        """End silent sessions and waits for lost requests, and forget old results and expired checkpoints."""
         while True:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
             self.keep_house()
@@ -676,6 +688,9 @@ class TrainingService:
         silent = time.monotonic() - self.settings.session_seconds
         for session in [item for item, beat in self._heartbeats.items() if beat < silent]:
             self.finish_session(session, "expired", "no heartbeat")
+        for model in self.executor.queue:
+            if model.seconds_of_gap(time.monotonic()) > self.settings.session_seconds:
+                self._give_up_waiting(model)
         now = time.time()
         if self.store.one("SELECT 1 FROM checkpoints WHERE expires < ?", now):
             self.store.run("DELETE FROM checkpoints WHERE expires < ?", now)
