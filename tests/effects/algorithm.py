@@ -306,6 +306,7 @@ TEACHERS: tuple[Probe, ...] = (
     *on(teacher_costs, IN_LOSS, distillation__max_divergence=0.5, distillation__top_k=4),
     *on(teacher_costs, OF_LIKELY, distillation__tail=False, distillation__min_logprob=-2.0),
     *on(taught_tokens, OF_LIKELY, distillation__top_k_of="union"),
+    Probe("trainer.teacher.sources", {"letters": "{nano}/model"}, advantages),
     Probe(f"{ENDPOINT}url", "http://10.0.0.6:8000", asked_servers, SERVED),
     Probe(f"{ENDPOINT}sources", {"letters": "http://10.0.0.6:8000"}, asked_servers, SERVED),
     Probe(f"{ENDPOINT}protocol", "sglang", asked_servers, SERVED),

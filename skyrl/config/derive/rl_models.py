@@ -21,8 +21,8 @@ def has_reference(run: SkyRLTrainConfig) -> bool:
 
 
 def has_local_teacher(run: SkyRLTrainConfig) -> bool:
-    """Whether the run itself holds a teacher, a frozen model that the policy is distilled from."""
-    return bool(run.trainer.teacher.model.path)
+    """Whether the run itself holds teachers, frozen models that the policy is distilled from."""
+    return bool(run.trainer.teacher.local_paths)
 
 
 def has_served_teacher(run: SkyRLTrainConfig) -> bool:

@@ -14,8 +14,8 @@ from skyrl.tree.rules import Condition, Effect, condition, effects, fields_in, i
 
 REFERENCE = Condition(REFERENCE_ROLE.exists_where, has_reference)
 CRITIC = Condition("there is a critic", has_critic)
-TEACHER = Condition("there is a teacher (trainer.teacher.model.path or endpoint)", has_teacher)
-DISTILLS = Condition("there is a teacher (trainer.teacher.model.path or endpoint, or self_teacher)", distills)
+TEACHER = Condition("there is a teacher (trainer.teacher.model.path, sources or endpoint)", has_teacher)
+DISTILLS = Condition("there is a teacher (trainer.teacher.model.path, sources or endpoint, or self_teacher)", distills)
 
 
 @condition("pi_old is the engine's, or scored by the learner, which has several optimizer steps for a batch")
