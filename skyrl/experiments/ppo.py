@@ -7,7 +7,8 @@ configuration with fields of your own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,12 +22,14 @@ from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.model_overrides import learner_overrides
 from skyrl.config.derive.rl_models import (
+    TEACHER,
     distills,
     gives_distributions,
     gives_whole_distributions,
     has_critic,
     has_local_teacher,
     has_reference,
+    moves_teacher,
 )
 from skyrl.config.derive.sizes import Model, grid_of, on_ray, replicas_of, starts_engines
 from skyrl.errors import UserError
@@ -180,10 +183,12 @@ class BasePPOExp(PolicySampling):
 
     @property
     def changing(self) -> dict[str, ScorerGroup[ModelWorker]]:
-        """The models that a checkpoint holds: those that learn, and the reference if it is refreshed."""
+        """The models that a checkpoint holds: those that learn, and a reference or a teacher that follows them."""
         models: dict[str, ScorerGroup[ModelWorker]] = {**self.learners}
         if self.reference and self.cfg.trainer.update_ref_every_epoch:
             models["ref"] = self.reference
+        if moves_teacher(self.cfg):
+            models[TEACHER.stored_as] = self.local_teachers[str(self.cfg.trainer.teacher.model.path)]
         return models
 
     def check_inputs(self) -> Mapping[str, object] | None:
@@ -205,7 +210,7 @@ class BasePPOExp(PolicySampling):
             result |= model_digests("trainer.ref.model.path", ref, weights=True)
             result |= adapter_digests("trainer.ref.model.lora.path", ref)
         if has_local_teacher(self.cfg):
-            result |= teachers.local_digests(trainer.teacher)
+            result |= teachers.local_digests(trainer.teacher, moves=moves_teacher(self.cfg))
         if has_critic(self.cfg):
             critic = trainer.critic.model
             result |= model_digests("trainer.critic.model.path", critic, weights=bool(critic.lora.rank))
@@ -453,7 +458,7 @@ class BasePPOExp(PolicySampling):
         algorithm, settings = self.cfg.trainer.algorithm, self.cfg.trainer.teacher
         ready, names = self.time_sharing.for_scoring, hidden_of_teachers(settings)
         local: dict[str | None, Scoring] = {
-            path: LocalTeacher(model=model, ready=partial(ready, _turn_of(path)), hidden_name=names[path])
+            path: LocalTeacher(model=model, ready=partial(ready, self._turn_of(path)), hidden_name=names[path])
             for path, model in self.local_teachers.items()
         }
         default = self.served_teachers.get(None) or local.get(settings.model.path)
@@ -476,7 +481,7 @@ class BasePPOExp(PolicySampling):
 
     def _teachers_by_turn(self) -> dict[str, ScorerGroup[TeacherWorker]]:
         """The local teachers by their names among the models that take turns on the devices."""
-        return {_turn_of(path): teacher for path, teacher in self.local_teachers.items()}
+        return {self._turn_of(path): teacher for path, teacher in self.local_teachers.items()}
 
     def get_loop(self, tracker: Tracker) -> TrainingLoop:
         """The training loop around the trainer, with the hooks that run before and after a step."""
@@ -490,6 +495,7 @@ class BasePPOExp(PolicySampling):
                 evaluate=None if evaluation is None else layered(self._outliving_engines(evaluation.run, sync), newest),
                 export=lambda step: self.export(self.exports / f"global_step_{step}" / "policy"),
                 refresh_reference=self.refresh_reference,
+                after_step=self.mix_teacher if moves_teacher(self.cfg) else None,
                 guard=NonFiniteGuard(self.cfg.trainer.faults, trainer),
                 alarms=self.get_alarms(),
                 report_alarm=self.report_alarm,
@@ -536,12 +542,33 @@ class BasePPOExp(PolicySampling):
         """Replace the reference, if there is one, with the current policy, into which an adapter is merged."""
         if self.reference is None:
             return
-        with TemporaryDirectory(prefix=".reference_", dir=self.folder.path) as scratch:  # all ranks see this folder
+        async with self._stored_policy() as weights:
+            await self.time_sharing.for_scoring("ref")
+            await self.reference.load_state(weights, {})
+
+    async def mix_teacher(self, step: int) -> None:
+        """Mix the current policy, into which an adapter is merged, into the teacher that is its moving average."""
+        settings = self.cfg.trainer.algorithm.distillation
+        if settings.teacher_update_rate is None or step % settings.teacher_sync_steps:
+            return
+        path = str(self.cfg.trainer.teacher.model.path)
+        with self.clock.measure("update_teacher_with_policy"):
+            async with self._stored_policy() as weights:
+                await self.time_sharing.for_scoring(self._turn_of(path))
+                await self.local_teachers[path].mix(weights, settings.teacher_update_rate)
+
+    @asynccontextmanager
+    async def _stored_policy(self) -> AsyncIterator[StoredTensors]:
+        """The current weights of the policy, in files as long as the block lasts."""
+        with TemporaryDirectory(prefix=".policy_", dir=self.folder.path) as scratch:  # all ranks see this folder
             storage = Disk(Path(scratch))
             await self.time_sharing.for_scoring("policy")
             files = await self.policy.stream(WeightFiles(storage=storage, folder="policy"))
-            await self.time_sharing.for_scoring("ref")
-            await self.reference.load_state(StoredTensors(storage, "policy", files), {})
+            yield StoredTensors(storage, "policy", files)
+
+    def _turn_of(self, path: str) -> str:
+        """The name of a local teacher among the models that take turns on the devices."""
+        return TEACHER.name if path == self.cfg.trainer.teacher.model.path else f"{TEACHER.name} {path}"
 
     async def prepare(self) -> None:
         """Ask the served teachers for their limits, free the devices for the engines, which start when the loop is
@@ -608,8 +635,3 @@ class BasePPOExp(PolicySampling):
 
     def _ranks(self, role: Model) -> tuple[Ranks, ...]:
         return self.ranks_of(role, grid_of(self.cfg, role).ranks, replicas_of(self.cfg, role))
-
-
-def _turn_of(path: str) -> str:
-    """The name of a local teacher among the models that take turns on the devices."""
-    return f"teacher {path}"

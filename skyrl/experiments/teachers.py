@@ -70,11 +70,11 @@ async def close(teachers: Collection[ServedTeacher]) -> None:
         await each.server.close()
 
 
-def local_digests(teacher: TeacherConfig) -> dict[str, str]:
-    """Digests of the files of the teachers in the run."""
+def local_digests(teacher: TeacherConfig, *, moves: bool) -> dict[str, str]:
+    """Digests of the files of the teachers in the run. If that of `model.path` moves, a checkpoint has its weights."""
     result = dict[str, str]()
     if teacher.model.path:
-        result |= model_digests("trainer.teacher.model.path", teacher.model, weights=True)
+        result |= model_digests("trainer.teacher.model.path", teacher.model, weights=not moves)
         result |= adapter_digests("trainer.teacher.model.lora.path", teacher.model)
     for source, path in teacher.sources.items():
         result |= model_digests(f"trainer.teacher.sources.{source}", ModelConfig(path=path), weights=True)

@@ -113,6 +113,13 @@ KINDS = {
     "adaptive KL in the reward": Kind(
         {A + "use_kl_in_reward": True, A + "kl_ctrl__type": "adaptive", A + "kl_ctrl__horizon": 50}
     ),
+    "moving teacher": Kind(
+        {
+            T + "teacher__model__path": "{nano}/model",
+            A + "distillation__teacher_update_rate": 0.1,
+            A + "distillation__teacher_sync_steps": 2,
+        }
+    ),
     "dynamic sampling": Kind({A + "dynamic_sampling__type": "filter", T + "max_training_steps": 8, T + "epochs": 8}),
     "turns": Kind(TURNS),
     "exports": Kind({T + "hf_save_interval": 3, T + "max_ckpts_to_keep": 2, T + "dump_eval_results": True}),

@@ -135,6 +135,14 @@ async def test_a_teacher_that_is_the_policy_changes_nothing(taught: TrainerConfi
     assert abs(said["teacher_divergence"]) < 1e-6 and said["grad_norm"] < 1e-5
 
 
+class ClosedTeachers(TeachersWorker):
+    """Teachers that leave the process group before other models join it."""
+
+    def close(self) -> None:
+        for teacher in self._teachers.values():
+            teacher.close()
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 async def test_each_row_is_compared_with_its_own_teacher(ranks: int, taught: TrainerConfig, spread: Spread) -> None:
     """One teacher is another model, the other the policy itself, which is no distance away. Ranks hold both."""
@@ -144,7 +152,7 @@ async def test_each_row_is_compared_with_its_own_teacher(ranks: int, taught: Tra
     async def ready() -> None:
         """Models are where they compute."""
 
-    teachers = spread.start(partial(TeachersWorker, trainer), ranks, trainer.strategy, replicas(ranks))
+    teachers = spread.start(partial(ClosedTeachers, trainer), ranks, trainer.strategy, replicas(ranks))
     near, far = (
         LocalTeacher(model=ScorerGroup(ranks_of_teacher(teachers, path)), ready=ready, hidden_name=name)
         for path, name in hidden_of_teachers(trainer.teacher).items()

@@ -40,6 +40,11 @@ def distills(run: SkyRLTrainConfig) -> bool:
     return has_teacher(run) or run.trainer.algorithm.distillation.self_teacher
 
 
+def moves_teacher(run: SkyRLTrainConfig) -> bool:
+    """Whether the teacher is a moving average of the policy."""
+    return bool(run.trainer.teacher.model.path) and run.trainer.algorithm.distillation.teacher_update_rate is not None
+
+
 def gives_advantages(run: SkyRLTrainConfig) -> bool:
     """Whether a teacher's log-probabilities of the sampled tokens are added to their advantages."""
     return distills(run) and run.trainer.algorithm.distillation.type == "advantage"

@@ -118,6 +118,7 @@ def _with_run_condition(effect: Effect) -> Effect:
 
 _BY_ALGORITHM_ALONE: tuple[Effect, ...] = (
     Effect("kl_ctrl", is_on("use_kl_in_reward")),
+    Effect("distillation.teacher_sync_steps", is_given("distillation.teacher_update_rate")),
     Effect("distillation.discount", is_one("distillation.type", "advantage")),
     Effect("distillation.hint.column", is_one("distillation.hint.source", "column", name="hint.source")),
     Effect(
