@@ -36,8 +36,8 @@ from skyrl.rollout.batches import Rollouts
 from skyrl.runs.recorded import NoEngines
 from skyrl.weight_sync.canary import Canary, _scored
 from skyrl.weight_sync.publish import WeightSync
+from skyrl.weight_sync.stale_engines import ScoredSample, Verdict, Yardstick, mean
 from skyrl.weight_sync.transports import WeightSource
-from skyrl.weight_sync.yardstick import ScoredSample, Verdict, Yardstick, mean
 
 QUICK_START = "examples/quickstart/grpo.toml"
 

@@ -65,6 +65,7 @@ RECIPES: Mapping[str, Recipe] = {
         "reward_model/reward_model.toml", ("reward_model/data.py",), "eval/all/loss",
     ),
     "reward-grpo": Recipe("GRPO on its scores", SUMS, "GRPO, rewarded by the model", "reward_model/grpo.toml"),
+    "distill": Recipe("Distillation", SUMS, "on policy, from the model of GRPO", "distillation/distill.toml"),
     "dpo-short": Recipe(
         "DPO: short answers", "short and long answers", "DPO on 144 made pairs, an adapter of rank 16",
         "preference/short.toml", ("preference/data.py",), "eval/all/accuracy",

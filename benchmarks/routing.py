@@ -90,7 +90,7 @@ def _ends(ids: tuple[int, ...]) -> Iterator[int]:
 class ByLoadAlone(Admission):
     """Requests go to the engine with the fewest samples."""
 
-    def _with_prefix(self, request: GenerationRequest) -> Iterator[Any]:
+    def _engines_with_prefix(self, request: GenerationRequest) -> Iterator[Any]:
         return iter(())
 
 

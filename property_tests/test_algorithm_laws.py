@@ -60,7 +60,7 @@ def loss_and_gradient(batch: TrainingBatch, logprobs: Tensor, rows_at_once: int)
     """Of one mini-batch, computed in micro-batches."""
     leaf = logprobs.clone().requires_grad_()
     total = torch.zeros(())
-    for micro in OBJECTIVE.weigh(batch.given(values=leaf)).split(rows_at_once):  # the values go where the rows go
+    for micro in OBJECTIVE.weigh(batch.with_fields(values=leaf)).split(rows_at_once):  # the values go where the rows go
         assert micro.values is not None
         loss, _, _ = OBJECTIVE(micro.values, micro)
         total = total + loss
@@ -118,7 +118,7 @@ def test_what_stands_outside_the_mask_never_reaches_the_loss(made: tuple[Trainin
     clean, clean_gradient = loss_and_gradient(batch, logprobs, len(batch))
     poison = torch.where(batch.loss_mask, 0.0, torch.nan)
     assert batch.old_logprobs is not None and batch.ref_logprobs is not None
-    poisoned = batch.given(old_logprobs=batch.old_logprobs + poison, ref_logprobs=batch.ref_logprobs + poison)
+    poisoned = batch.with_fields(old_logprobs=batch.old_logprobs + poison, ref_logprobs=batch.ref_logprobs + poison)
     loss, gradient = loss_and_gradient(poisoned, logprobs, len(batch))
     assert loss == clean
     torch.testing.assert_close(gradient, clean_gradient)

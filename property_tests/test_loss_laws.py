@@ -89,7 +89,7 @@ def total_and_gradient(objective: PolicyObjective, batch: TrainingBatch, rows: i
     leaf = batch.values.clone().requires_grad_()
     parts = [
         objective(micro.values, micro)[0]
-        for micro in objective.weigh(batch.given(values=leaf)).split(rows)
+        for micro in objective.weigh(batch.with_fields(values=leaf)).split(rows)
         if micro.values is not None
     ]
     total = torch.stack(parts).sum()
@@ -125,7 +125,7 @@ def test_what_stands_outside_the_mask_reaches_nothing(loss: str, batch: Training
         for name in ("values", "old_logprobs", "rollout_logprobs", "advantages")
     }
     clean = total_and_gradient(objective(loss), batch, 100)
-    other = total_and_gradient(objective(loss), batch.given(**spoiled), 100)
+    other = total_and_gradient(objective(loss), batch.with_fields(**spoiled), 100)
     torch.testing.assert_close(other, clean)
 
 
@@ -134,7 +134,7 @@ def test_what_stands_outside_the_mask_reaches_nothing(loss: str, batch: Training
 @given(batches())
 def test_rows_without_advantage_are_left_out_and_nothing_changes(loss: str, batch: TrainingBatch) -> None:
     assert batch.advantages is not None
-    half = batch.given(advantages=torch.where(batch.groups.unsqueeze(1) == 0, 0.0, batch.advantages))
+    half = batch.with_fields(advantages=torch.where(batch.groups.unsqueeze(1) == 0, 0.0, batch.advantages))
     skipping, whole = objective(loss), attrs.evolve(objective(loss), vanishes_without_advantage=False)
     torch.testing.assert_close(
         total_and_gradient(skipping, half, 100), total_and_gradient(whole, half, 100), atol=1e-6, rtol=1e-5

@@ -21,12 +21,12 @@ VALUES = st.dictionaries(st.integers(1, 200), st.floats(-1, 1), max_size=40)
 
 @given(STEPS, RULES, VALUES)
 def test_the_newest_always_stays(steps: list[int], rules: Retention, values: dict[int, float]) -> None:
-    assert max(steps) in rules.kept(steps, values)
+    assert max(steps) in rules.steps_to_keep(steps, values)
 
 
 @given(STEPS, RULES, VALUES)
 def test_what_one_rule_keeps_all_together_keep(steps: list[int], rules: Retention, values: dict[int, float]) -> None:
-    kept = rules.kept(steps, values)
+    kept = rules.steps_to_keep(steps, values)
     assert kept <= set(steps)
     assert set(sorted(steps)[-rules.last :] if rules.last > 0 else steps) <= kept
     assert {step for step in steps if rules.every > 0 and step % rules.every == 0} <= kept
@@ -41,5 +41,5 @@ def test_what_one_rule_keeps_all_together_keep(steps: list[int], rules: Retentio
 
 @given(STEPS, RULES, VALUES)
 def test_deleting_again_deletes_nothing_more(steps: list[int], rules: Retention, values: dict[int, float]) -> None:
-    kept = rules.kept(steps, values)
-    assert rules.kept(sorted(kept), values) == kept
+    kept = rules.steps_to_keep(steps, values)
+    assert rules.steps_to_keep(sorted(kept), values) == kept

@@ -113,7 +113,7 @@ class Run:
 
     async def train(self) -> None:
         for version in range(self.schedule.steps):
-            self.stream.weights_are(version)
+            self.stream.set_weights_version(version)
             taken = await self.stream.take(version)
             assert len(taken) == self.schedule.limits.batch
             self.trained.update(group.prompt.id for group, _ in taken)
@@ -150,7 +150,7 @@ def test_a_resumed_stream_trains_on_what_the_killed_one_did_not(schedule: Schedu
 
     async def killed() -> dict[str, object]:
         for version in range(stop):
-            first.stream.weights_are(version)
+            first.stream.set_weights_version(version)
             first.trained.update(group.prompt.id for group, _ in await first.stream.take(version))
             await asyncio.sleep(schedule.training)
         state = first.stream.state()
@@ -164,7 +164,7 @@ def test_a_resumed_stream_trains_on_what_the_killed_one_did_not(schedule: Schedu
         second.stream.load_state(state)
         second.trained.update(first.trained)
         for version in range(stop, schedule.steps):
-            second.stream.weights_are(version)
+            second.stream.set_weights_version(version)
             second.trained.update(group.prompt.id for group, _ in await second.stream.take(version))
         await second.stream.close()
 

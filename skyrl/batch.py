@@ -52,9 +52,11 @@ class RowTensors:
 
     def select(self, rows: Tensor) -> Self:
         """The tensors of the rows at these indices (K,), in this order."""
-        each = self.rows()
+        tensors = self.rows()
         return attrs.evolve(
-            self, values=torch.cat([self.values[:0], *(each[row] for row in rows.tolist())]), counts=self.counts[rows]
+            self,
+            values=torch.cat([self.values[:0], *(tensors[row] for row in rows.tolist())]),
+            counts=self.counts[rows],
         )
 
     def padded(self, width: int) -> Tensor:
@@ -178,7 +180,7 @@ class TrainingBatch:
     def __len__(self) -> int:
         return int(self.input_ids.shape[0])
 
-    def given(self, **fields: Tensor | None) -> Self:
+    def with_fields(self, **fields: Tensor | None) -> Self:
         """A copy with some fields filled. Raises `ValueError` if the shape of a tensor is not (B, L), or not (B,) for a
         field with one number per row.
         """
@@ -275,9 +277,9 @@ class TrainingBatch:
 
     def _map(self, change: Callable[[Tensor], Tensor], carry: Callable[[RowTensors], RowTensors]) -> Self:
         tensors = {
-            each.name: getattr(self, each.name)
-            for each in attrs.fields(type(self))
-            if each.name not in ("selected", "extras")
+            field.name: getattr(self, field.name)
+            for field in attrs.fields(type(self))
+            if field.name not in ("selected", "extras")
         }
         changed = {name: change(tensor) for name, tensor in tensors.items() if tensor is not None}
         extras = {name: carry(carried) for name, carried in self.extras.items()}

@@ -47,12 +47,12 @@ def hub_failure(name: str, kind: Kind = "model", deadline: float | None = None) 
         )
     seconds = deadline or float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or DEADLINE)
     answer: SimpleQueue[Exception | None] = SimpleQueue()
-    threading.Thread(target=lambda: answer.put(_asked(name, kind, seconds)), daemon=True).start()
+    threading.Thread(target=lambda: answer.put(_request_error(name, kind, seconds)), daemon=True).start()
     try:
         error = answer.get(timeout=seconds)  # resolving a host name has no timeout
     except Empty:
         return _unreachable(f"gave no answer within {seconds:g} s")
-    return None if error is None else _in_words(error)
+    return None if error is None else _describe_error(error)
 
 
 def large_text(name: str, suffixes: Collection[str]) -> str | None:
@@ -68,8 +68,8 @@ def large_text(name: str, suffixes: Collection[str]) -> str | None:
         files = HfApi().model_info(name, files_metadata=True, timeout=DEADLINE).siblings or ()
     except Exception:  # noqa: BLE001 - errors of the client and of the network below it; a download reports them
         return None
-    texts = (each for each in files if Path(each.rfilename).suffix in suffixes)
-    return next((each.rfilename for each in texts if (each.size or 0) > MOST_STORED), None)
+    texts = (file for file in files if Path(file.rfilename).suffix in suffixes)
+    return next((text.rfilename for text in texts if (text.size or 0) > MOST_STORED), None)
 
 
 def cached_folder(name: str, kind: Kind = "model") -> Path | None:
@@ -85,7 +85,7 @@ def cached_folder(name: str, kind: Kind = "model") -> Path | None:
     return next((folder for folder in copies if folder.is_dir()), None)
 
 
-def _asked(name: str, kind: Kind, seconds: float) -> Exception | None:
+def _request_error(name: str, kind: Kind, seconds: float) -> Exception | None:
     """Send the request once; return the exception that it raises, or None."""
     from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
 
@@ -99,7 +99,7 @@ def _asked(name: str, kind: Kind, seconds: float) -> Exception | None:
     return None
 
 
-def _in_words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     from huggingface_hub import errors
 
     match error:
@@ -122,13 +122,13 @@ def _unreachable(why: str) -> str:
     )
 
 
-def beside(path: str) -> str:
+def similar_path_hint(path: str) -> str:
     """A suggestion for a path that does not exist, in brackets: a similar name in its folder, or what the folder holds.
     Empty if the folder does not exist either.
     """
     place = Path(path).expanduser()
     try:
-        names = sorted(each.name for each in place.parent.iterdir() if not each.name.startswith("."))
+        names = sorted(item.name for item in place.parent.iterdir() if not item.name.startswith("."))
     except OSError:
         return ""
     if near := nearest(place.name, names):

@@ -49,18 +49,18 @@ class Prompt:
     """All other columns of the row, such as `reward_spec` and `extra_info`, for the environment."""
 
     @property
-    def begun(self) -> tuple[Mapping[str, Any], ...]:
+    def answer_prefix(self) -> tuple[Mapping[str, Any], ...]:
         """The last message if it is the beginning of the answer, which the policy continues; otherwise nothing."""
         return self.messages[-1:] if self.messages and self.messages[-1].get("role") == "assistant" else ()
 
     @property
-    def asked(self) -> tuple[Mapping[str, Any], ...]:
+    def question(self) -> tuple[Mapping[str, Any], ...]:
         """The messages without the beginning of the answer."""
-        return self.messages[: len(self.messages) - len(self.begun)]
+        return self.messages[: len(self.messages) - len(self.answer_prefix)]
 
     def whole(self, text: str) -> str:
         """The answer of which the policy sampled `text`: what the row has begun, and the text."""
-        return "".join(str(message["content"]) for message in self.begun) + text
+        return "".join(str(message["content"]) for message in self.answer_prefix) + text
 
 
 @frozen(kw_only=True)

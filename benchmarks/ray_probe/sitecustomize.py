@@ -26,7 +26,7 @@ TIMED = {
     "skyrl.experiments.experiment": {"start: Ray": ["start_processes"]},
     "skyrl.training.trainer": {"step": ["PPOTrainer.step"], "collate": ["collate"], "describe": ["describe"]},
     "skyrl.processes.ray.processes": {
-        "start: actors": ["RayProcesses._made"],
+        "start: actors": ["RayProcesses._start_objects"],
         "end: processes": ["RayProcesses.close"],
     },
     "skyrl.processes.ray.cluster": {"end: Ray": ["Cluster.close"], "end: kill": ["kill_tagged"]},
@@ -54,7 +54,7 @@ TIMED = {
     "skyrl.training.time_sharing": {
         "turns: wake": ["TimeSharing._wake"],
         "turns: sleep": ["TimeSharing._sleep"],
-        "turns: models": ["TimeSharing._only"],
+        "turns: models": ["TimeSharing._load_only"],
     },
     "skyrl.weight_sync.publish": {"transfer": ["WeightSync._send"]},
     "skyrl.weight_sync.canary": {"transfer: canary": ["Canary.compare"]},
@@ -102,7 +102,7 @@ TIMED = {
         "transfer: reload begins": ["initialize_layerwise_reload"],
         "transfer: reload ends": ["finalize_layerwise_reload"],
     },
-    "skyrl.inference.vllm.in_place": {"transfer: in place": ["load_in_place", "why_not_in_place"]},
+    "skyrl.inference.vllm.in_place": {"transfer: in place": ["load_in_place", "in_place_obstacle"]},
     "vllm.distributed.weight_transfer.ipc_engine": {
         "transfer: CUDA IPC": [
             "IPCWeightTransferEngine.receive_weights",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from skyrl.envs.text2sql import shown
+from skyrl.envs.text2sql import result_text
 from skyrl.starter.tiny_chat import (
     Conversation,
     byte_tokenizer,
@@ -101,7 +101,7 @@ def conversation(rng: random.Random) -> Conversation:
     solution = f"<think>so</think><solution>{query(fruit, capitals=capitals)}</solution>"
     if rng.random() >= LOOKS:
         return [question(fruit), {"role": "assistant", "content": solution}]
-    seen = shown({"columns": ["fruit"], "rows": [[spelled(other, capitals=capitals)]], "cut": False})
+    seen = result_text({"columns": ["fruit"], "rows": [[spelled(other, capitals=capitals)]], "cut": False})
     return [
         question(fruit),
         {"role": "assistant", "content": f"<think>look</think><sql>{LOOK}</sql>"},

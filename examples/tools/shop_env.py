@@ -18,7 +18,7 @@ class ShopEnv(ToolEnv):
 
     def __init__(self, extras: Mapping[str, Any]) -> None:
         super().__init__(extras)
-        self.tools = (Tool.of(self.price), python_tool(SANDBOX))
+        self.tools = (Tool.from_function(self.price), python_tool(SANDBOX))
 
     def price(self, item: str) -> int:
         """The price of one piece.

@@ -24,7 +24,7 @@ def group_relative(scores: Tensor, groups: Tensor, *, normalize_by_std: bool) ->
     result (B,).
     """
     known = _compared(scores, groups)
-    centered = torch.where(known.alone(), scores.double(), known.centered(scores))
+    centered = torch.where(known.is_single(), scores.double(), known.centered(scores))
     if not normalize_by_std:
         return centered.to(scores.dtype)
     variance = known.sum(known.centered(scores).square()) / (known.count - 1).clamp(min=1)
@@ -53,7 +53,7 @@ def relative_to_mean(scores: Tensor, groups: Tensor) -> Tensor:
     """
     known = _compared(scores, groups)
     relative = known.centered(scores) / (known.spread(known.mean(scores)) + 1e-6)
-    return torch.where(known.alone(), scores.double(), relative).to(scores.dtype)
+    return torch.where(known.is_single(), scores.double(), relative).to(scores.dtype)
 
 
 def less_the_group_mean(scores: Tensor, groups: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def length_weighted(scores: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
     baseline = known.sum(scores.double() * lengths) / tokens.clamp(min=1)
     nothing = (known.range(scores) == 0) | known.spread(tokens == 0)
     advantages = torch.where(nothing, 0.0, scores.double() - known.spread(baseline))
-    return torch.where(known.alone(), scores.double(), advantages).to(scores.dtype)
+    return torch.where(known.is_single(), scores.double(), advantages).to(scores.dtype)
 
 
 def rescaled_for_silent_groups(scores: Tensor, groups: Tensor) -> Tensor:
@@ -94,12 +94,12 @@ def rescaled_for_silent_groups(scores: Tensor, groups: Tensor) -> Tensor:
     keeps its score, times alpha, and does not count in M. Shapes: `scores` and `groups` (B,), the result (B,).
     """
     known = _compared(scores, groups)
-    speaking = ((known.range(scores) > 0) | known.alone()).sum()
-    centered = torch.where(known.alone(), scores.double(), known.centered(scores))
+    speaking = ((known.range(scores) > 0) | known.is_single()).sum()
+    centered = torch.where(known.is_single(), scores.double(), known.centered(scores))
     return (centered * len(scores) / speaking.clamp(min=1)).to(scores.dtype)
 
 
-def of_the_last_step(advantages: Tensor, trajectories: Tensor, last: Tensor) -> Tensor:
+def broadcast_last_advantage(advantages: Tensor, trajectories: Tensor, last: Tensor) -> Tensor:
     """Gives every row of a trajectory the advantage of its last row, for batches with one row per turn.
 
     Shapes: `advantages` (B,), `trajectories` (B,) integers, equal for the rows of one trajectory, `last` (B,) bool.

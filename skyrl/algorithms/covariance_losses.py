@@ -33,19 +33,21 @@ class ClipCovLoss:
         """(B, L): the loss of each token, unreduced."""
         ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
         loss = clipped_surrogate(ratio, inputs.advantages, clip_low=self.eps_clip_low, clip_high=self.eps_clip_high)
-        return torch.where(self._drawn(inputs), 0.0, loss)
+        return torch.where(self._sampled_elements(inputs), 0.0, loss)
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
         """Metrics (B, L) of each token, keyed by the names under which their means are logged."""
-        return {"clip_ratio": self._drawn(inputs)}
+        return {"clip_ratio": self._sampled_elements(inputs)}
 
-    def _drawn(self, inputs: LossInputs) -> Tensor:
+    def _sampled_elements(self, inputs: LossInputs) -> Tensor:
         ratio = importance_ratio(inputs.logprobs.detach(), inputs.old_logprobs)
         covariance = covariances(inputs)
         eligible = (covariance > self.clip_cov_lb) & (covariance < self.clip_cov_ub) & inputs.mask
         eligible &= ~is_clipped(ratio, inputs.advantages, clip_low=self.eps_clip_low, clip_high=self.eps_clip_high)
         count = max(int(self.clip_ratio * int(inputs.mask.sum())), 1)
-        return _first(torch.where(eligible, _hashed(inputs.logprobs), torch.inf), count, largest=False) & eligible
+        return (
+            _smallest_mask(torch.where(eligible, _hashed(inputs.logprobs), torch.inf), count, largest=False) & eligible
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +66,7 @@ class KLCovLoss:
         count = max(int(self.kl_cov_frac * int(inputs.mask.sum())), 1)
         highest = torch.where(inputs.mask, covariances(inputs), -torch.inf)
         penalty = self.ppo_kl_coef * (inputs.logprobs - inputs.old_logprobs).abs()
-        return torch.where(_first(highest, count, largest=True) & inputs.mask, loss + penalty, loss)
+        return torch.where(_smallest_mask(highest, count, largest=True) & inputs.mask, loss + penalty, loss)
 
 
 def covariances(inputs: LossInputs) -> Tensor:
@@ -74,7 +76,7 @@ def covariances(inputs: LossInputs) -> Tensor:
     return advantage * (logprobs - masked_mean(logprobs, inputs.mask))
 
 
-def _first(keys: Tensor, count: int, *, largest: bool) -> Tensor:
+def _smallest_mask(keys: Tensor, count: int, *, largest: bool) -> Tensor:
     """Bool: whether an element is among the first `count` by its key."""
     chosen = torch.zeros(keys.numel(), dtype=torch.bool, device=keys.device)
     chosen[keys.flatten().topk(min(count, keys.numel()), largest=largest).indices] = True

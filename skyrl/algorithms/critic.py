@@ -33,7 +33,7 @@ class ReturnScale:
     weight: float = 0.0
     """Sum of the weights in both, 0 before the first update and almost 1 after many."""
 
-    def after(self, returns: Tensor) -> ReturnScale:
+    def updated(self, returns: Tensor) -> ReturnScale:
         """The scale updated with the returns (N,) of a mini-batch; unchanged if it has none or any is not finite."""
         exact = returns.double()
         if not exact.numel() or not exact.isfinite().all():
@@ -83,16 +83,16 @@ def value_loss(values: Tensor, old_values: Tensor | None, returns: Tensor, *, cl
     error = (values - returns).square()
     if clip is None:
         return 0.5 * error
-    return 0.5 * torch.maximum(error, (_held(values, old_values, clip) - returns).square())
+    return 0.5 * torch.maximum(error, (_clipped_values(values, old_values, clip) - returns).square())
 
 
 def value_is_clipped(values: Tensor, old_values: Tensor | None, returns: Tensor, *, clip: float | None) -> Tensor:
     """Bool (B, L): whether the clipped term of `value_loss` is the larger one, so that the value has no gradient."""
     if clip is None:
         return torch.zeros_like(values, dtype=torch.bool)
-    return (_held(values, old_values, clip) - returns).square() > (values - returns).square()
+    return (_clipped_values(values, old_values, clip) - returns).square() > (values - returns).square()
 
 
-def _held(values: Tensor, old_values: Tensor | None, clip: float) -> Tensor:
+def _clipped_values(values: Tensor, old_values: Tensor | None, clip: float) -> Tensor:
     assert old_values is not None, "clipping needs the values before the update"
     return old_values + (values - old_values).clamp(-clip, clip)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from skyrl.algorithms.advantages import (
+    broadcast_last_advantage,
     length_weighted,
     less_the_greedy_score,
     less_the_group_mean,
-    of_the_last_step,
 )
 from skyrl.algorithms.masked import whiten
 from skyrl.algorithms.returns import discounted_returns, generalized_advantages
@@ -41,7 +41,7 @@ class Compared:
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
         """(B, L): advantages of the selected tokens, 0 elsewhere."""
-        return to_tokens(batch, self.compare)
+        return broadcast_to_tokens(batch, self.compare)
 
 
 @attrs.frozen(kw_only=True)
@@ -52,7 +52,7 @@ class OPO:
         """(B, L): advantages of the selected tokens, 0 elsewhere."""
         tokens = batch.over_trajectories(batch.loss_mask.sum(1))  # a trajectory is as long as all its turns
         compared = tokens if batch.last_step is None else tokens[batch.last_step]
-        return to_tokens(batch, lambda scores, groups: length_weighted(scores, groups, compared))
+        return broadcast_to_tokens(batch, lambda scores, groups: length_weighted(scores, groups, compared))
 
 
 @attrs.frozen(kw_only=True)
@@ -63,7 +63,7 @@ class ReMax:
         """(B, L): advantages of the selected tokens, 0 elsewhere."""
         assert batch.baselines is not None, "remax needs the greedy answers' rewards"
         baselines = batch.baselines if batch.last_step is None else batch.baselines[batch.last_step]
-        return to_tokens(batch, lambda scores, groups: less_the_greedy_score(scores, baselines))
+        return broadcast_to_tokens(batch, lambda scores, groups: less_the_greedy_score(scores, baselines))
 
 
 @attrs.frozen(kw_only=True)
@@ -86,7 +86,7 @@ class ReinforcePlusPlusBaseline:
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
         """(B, L): advantages of the selected tokens, 0 elsewhere."""
-        return whiten(to_tokens(batch, less_the_group_mean), batch.loss_mask)
+        return whiten(broadcast_to_tokens(batch, less_the_group_mean), batch.loss_mask)
 
 
 @attrs.frozen(kw_only=True)
@@ -106,7 +106,7 @@ class GAE:
         return whiten(advantages, batch.loss_mask) if self.whitened else advantages
 
 
-def to_tokens(batch: TrainingBatch, compare: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def broadcast_to_tokens(batch: TrainingBatch, compare: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """(B, L): every selected token of an answer gets the advantage that `compare(scores, groups)` gives the answer.
 
     If rows are turns of trajectories, the last turns are compared, by the rewards of their whole trajectories, and
@@ -118,5 +118,5 @@ def to_tokens(batch: TrainingBatch, compare: Callable[[Tensor, Tensor], Tensor])
         totals, last = batch.over_trajectories(batch.scores), batch.last_step
         result = torch.zeros_like(totals)
         result[last] = compare(totals[last], batch.groups[last])
-        result = of_the_last_step(result, batch.trajectories, last)
+        result = broadcast_last_advantage(result, batch.trajectories, last)
     return torch.where(batch.loss_mask, result.unsqueeze(1), 0.0)

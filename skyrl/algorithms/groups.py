@@ -38,7 +38,7 @@ class Groups:
         """Each answer's value from the values of the groups: (G,) -> (B,)."""
         return of_groups[self.member_of]
 
-    def alone(self) -> Tensor:
+    def is_single(self) -> Tensor:
         """(B,) bool: whether the answer is the only one of its group."""
         return self.spread(self.count == 1)
 

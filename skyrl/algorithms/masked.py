@@ -31,7 +31,7 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
     Equal numbers, and a single number, become exactly 0. Shapes: both inputs and the result the same.
     """
     centered = _centered(values[mask])
-    return _in_place(centered * torch.rsqrt(_unbiased(centered) + 1e-8), values, mask)
+    return _scatter(centered * torch.rsqrt(_unbiased(centered) + 1e-8), values, mask)
 
 
 def standardize(values: Tensor, mask: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def standardize(values: Tensor, mask: Tensor) -> Tensor:
     """
     centered = _centered(values[mask])
     variance = centered.square().sum() / max(len(centered), 1)
-    return _in_place(centered * torch.rsqrt(variance.clamp(min=1e-8)), values, mask)
+    return _scatter(centered * torch.rsqrt(variance.clamp(min=1e-8)), values, mask)
 
 
 def _centered(chosen: Tensor) -> Tensor:
@@ -59,6 +59,6 @@ def _unbiased(centered: Tensor) -> Tensor:
     return centered.square().sum() / max(len(centered) - 1, 1)
 
 
-def _in_place(chosen: Tensor, like: Tensor, mask: Tensor) -> Tensor:
+def _scatter(chosen: Tensor, like: Tensor, mask: Tensor) -> Tensor:
     """(N,) numbers of the selected places -> the shape and type of `like`, 0 elsewhere."""
     return torch.zeros_like(like).masked_scatter(mask, chosen.to(like.dtype))

@@ -34,7 +34,7 @@ class OnlineDPOLoss:
         """(B, L): the part of each token, whose sum has the gradient of the loss."""
         return -inputs.advantages * inputs.logprobs
 
-    def of_pairs(self, pairs: Pairs) -> Tensor:
+    def pair_losses(self, pairs: Pairs) -> Tensor:
         """(P,): the loss of each pair, in nats."""
         return PAIR_LOSSES[self.loss_type](pairs, PairSettings(beta=self.beta))
 
@@ -45,7 +45,7 @@ class OnlineDPOLoss:
         with torch.enable_grad():
             leaf = answers.logprobs.detach().requires_grad_()
             compared = attrs.evolve(answers, logprobs=leaf).paired(pairs)
-            losses = self.of_pairs(compared)
+            losses = self.pair_losses(compared)
             [derivative] = torch.autograd.grad(losses.mean(), leaf)
         chosen, rejected = (self.beta * ratio.detach() for ratio in (compared.a, compared.b))
         return derivative, {

@@ -24,14 +24,14 @@ class RolloutISLoss:
     def __call__(self, inputs: LossInputs) -> Tensor:
         """(B, L): the loss of each token, unreduced."""
         ratio = importance_ratio(inputs.logprobs.detach(), inputs.rollout_logprobs)
-        return -inputs.advantages * torch.where(self._within(ratio), ratio, 0.0) * inputs.logprobs
+        return -inputs.advantages * torch.where(self._is_in_clip_range(ratio), ratio, 0.0) * inputs.logprobs
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
         """Metrics (B, L) of each token, keyed by the names under which their means are logged."""
         ratio = importance_ratio(inputs.logprobs.detach(), inputs.rollout_logprobs)
-        return {"clip_ratio": ~self._within(ratio)}
+        return {"clip_ratio": ~self._is_in_clip_range(ratio)}
 
-    def _within(self, ratio: Tensor) -> Tensor:
+    def _is_in_clip_range(self, ratio: Tensor) -> Tensor:
         return (1 - self.eps_clip_low < ratio) & (ratio < 1 + self.eps_clip_high)
 
 

@@ -97,7 +97,7 @@ class _Updates(torch.autograd.Function):
     ) -> Tensor:
         result, rows = output.clone(memory_format=torch.contiguous_format), x.flatten(0, -2)
         flat = result.view(-1, result.shape[-1])
-        ctx.inner = [each.add(flat, rows) for each in updates]
+        ctx.inner = [item.add(flat, rows) for item in updates]
         ctx.save_for_backward(x)
         ctx.updates = updates
         return result

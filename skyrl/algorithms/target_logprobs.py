@@ -151,11 +151,11 @@ def _scores(
 ) -> tuple[Tensor, list[tuple[StretchUpdate, Tensor]]]:
     """(C, V) float32 logits of these rows, and the updates in them with x A^T; `kept` are the logits, if kept."""
     own = hidden[rows.start : rows.stop]
-    inside = [each for each in (update.within(rows) for update in updates) if each is not None]
+    inside = [element for element in (update.within(rows) for update in updates) if element is not None]
     if kept is not None:
-        return kept, [(each, own[each.start : each.stop] @ each.a.T) for each in inside]
+        return kept, [(entry, own[entry.start : entry.stop] @ entry.a.T) for entry in inside]
     scores = (own @ weight.T).float()
-    added = [(each, each.add(scores, own)) for each in inside]
+    added = [(item, item.add(scores, own)) for item in inside]
     return scores if temperature == 1.0 else scores.div_(temperature), added
 
 

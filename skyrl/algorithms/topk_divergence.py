@@ -46,20 +46,20 @@ def topk_divergence(
     """
     expect_same_shape(logprobs=logprobs, teacher_logprobs=teacher_logprobs, ids=ids)
     present = ids != ABSENT
-    logs, wanted = (torch.where(present, each.float(), _NOTHING) for each in (logprobs, teacher_logprobs.detach()))
+    logs, wanted = (torch.where(present, entry.float(), _NOTHING) for entry in (logprobs, teacher_logprobs.detach()))
     clamped = torch.zeros(len(ids), device=ids.device)
     if tail:
-        logs, wanted = _with_tail(logs), _with_tail(wanted)
+        logs, wanted = _append_tail(logs), _append_tail(wanted)
     if min_logprob is not None:
         low = present & (logs[:, : ids.shape[1]].detach() < min_logprob)
         clamped = low.sum(-1) / present.sum(-1).clamp(min=1)
-        logs, wanted = (torch.where(each == _NOTHING, each, each.clamp(min=min_logprob)) for each in (logs, wanted))
+        logs, wanted = (torch.where(item == _NOTHING, item, item.clamp(min=min_logprob)) for item in (logs, wanted))
     return _divergence(logs, wanted, beta), clamped
 
 
 def tokens_of_both(ids: Tensor, others: Tensor) -> Tensor:
     """(N, k) int64: the ids that are also among the others (N, j) of their position, `ABSENT` in place of the rest."""
-    return ids.masked_fill(~_in_other(ids, others), ABSENT)
+    return ids.masked_fill(~_contained_in(ids, others), ABSENT)
 
 
 def union_of_tokens(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -67,18 +67,18 @@ def union_of_tokens(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) ->
     ids and the teacher's log-probabilities of them, (N, k) and (N, j).
     """
     (ids, logprobs), (more, more_logprobs) = one, other
-    added = more.masked_fill(_in_other(more, ids), ABSENT)
+    added = more.masked_fill(_contained_in(more, ids), ABSENT)
     return torch.cat([ids, added], -1), torch.cat([logprobs, more_logprobs], -1)
 
 
-def _in_other(ids: Tensor, others: Tensor) -> Tensor:
+def _contained_in(ids: Tensor, others: Tensor) -> Tensor:
     """(N, k) bool: whether each id is among the other ids of its position. Few positions at a time, for memory."""
     size = max(1, 2**24 // max(1, ids.shape[1] * others.shape[1]))
     pairs = zip(ids.split(size), others.split(size), strict=True)
     return torch.cat([(one[:, :, None] == other[:, None, :]).any(-1) for one, other in pairs])
 
 
-def _with_tail(logs: Tensor) -> Tensor:
+def _append_tail(logs: Tensor) -> Tensor:
     """(N, K) -> (N, K + 1): log-probabilities, and that of all other tokens together."""
     rest = (1 - logs.exp().sum(-1, keepdim=True)).clamp(min=_SMALLEST_TAIL)
     return torch.cat([logs, rest.log()], dim=-1)

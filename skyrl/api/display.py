@@ -25,7 +25,7 @@ def run_html(folder: Path, status: str, records: Sequence[Mapping[str, Any]]) ->
     last = records[-1]["step"] if records else 0
     curves = [(label, colour, points_of(records, name)) for name, label, colour in _CURVES]
     curves = [curve for curve in curves if curve[2]]
-    rows = {"folder": from_here(folder), "status": f"{status}, step {last}"}
+    rows = {"folder": relative_to_cwd(folder), "status": f"{status}, step {last}"}
     for label, _, points in curves:
         (first, before), (end, after) = points[0], points[-1]
         rows[label] = f"{after:.3f} at step {end:g}" if first == end else f"{before:.3f} → {after:.3f}"
@@ -33,7 +33,7 @@ def run_html(folder: Path, status: str, records: Sequence[Mapping[str, Any]]) ->
     return f"<table>{cells}</table>{_svg(curves)}"
 
 
-def from_here(folder: Path) -> str:
+def relative_to_cwd(folder: Path) -> str:
     """The path, relative to the working directory if it is below that."""
     return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
 

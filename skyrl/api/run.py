@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from skyrl.api.brief_errors import brief_errors
 from skyrl.api.commands import evaluated, trained
-from skyrl.api.display import from_here, run_html
-from skyrl.api.source import Source, of_folder
+from skyrl.api.display import relative_to_cwd, run_html
+from skyrl.api.source import Source, source_of_folder
 from skyrl.config.loading.kinds import kind_of
 from skyrl.errors import ResumeError, UserError
 from skyrl.installation import package_command
@@ -123,7 +123,7 @@ class Run:
             ResumeError: There is no checkpoint, or a change would make it another run.
             UserError, RunError, Stopped: As in `train`.
         """
-        source = self.source.given({**_from_a_checkpoint(self.config), **overrides})
+        source = self.source.with_assignments({**_resume_assignments(self.config), **overrides})
         return Run(trained(source), source)
 
     @brief_errors
@@ -131,7 +131,9 @@ class Run:
         self, *, step: int | None = None, to: str | PathLike[str] | None = None, **overrides: object
     ) -> dict[str, Any]:
         """Evaluate the run on `data.val_data`: `skyrl.evaluate` of this run, with the same arguments and errors."""
-        return evaluated(str(self.folder), self.source.given(overrides), step, None if to is None else Path(to))
+        return evaluated(
+            str(self.folder), self.source.with_assignments(overrides), step, None if to is None else Path(to)
+        )
 
     @brief_errors
     def report(self, to: str | PathLike[str] | None = None, *, beside: Sequence[Run] = (), samples: int = 60) -> Path:
@@ -167,14 +169,14 @@ class Run:
 
     def __repr__(self) -> str:
         steps = self.metrics
-        return f"<Run {from_here(self.folder)}: {self.status}, step {steps[-1]['step'] if steps else 0}>"
+        return f"<Run {relative_to_cwd(self.folder)}: {self.status}, step {steps[-1]['step'] if steps else 0}>"
 
     def _repr_html_(self) -> str:
         """Folder, status, curve and score before and after, as notebooks show them."""
         return run_html(self.folder, self.status, self.metrics)
 
 
-def _from_a_checkpoint(run: Tree) -> dict[str, object]:
+def _resume_assignments(run: Tree) -> dict[str, object]:
     """Assignments that make a run continue from its newest checkpoint, which must exist."""
     kind = kind_of(run)
     latest = "resume_from" if kind.trainer == "" else "resume_mode"
@@ -195,4 +197,4 @@ def load(folder: str | PathLike[str]) -> Run:
         skyrl.load("runs/mine").to_pandas()["reward/avg_raw_reward"].plot()
     """
     place = Path(folder).expanduser().absolute()
-    return Run(place, of_folder(place))
+    return Run(place, source_of_folder(place))

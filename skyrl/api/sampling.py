@@ -76,7 +76,7 @@ def generate(
         RunError: Sampling failed.
     """
     if prompts is not None:
-        overrides["data.val_data"] = [fspath(each) for each in (prompts if isinstance(prompts, list) else [prompts])]
+        overrides["data.val_data"] = [fspath(item) for item in (prompts if isinstance(prompts, list) else [prompts])]
     return generated(_name(model), _source(model, config, overrides), step, _folder(to))
 
 
@@ -87,7 +87,7 @@ def _name(model: Model) -> str:
 def _source(model: Model, config: Config, overrides: dict[str, object]) -> Source:
     """The configuration of the sampling. A run that was trained in this program keeps the code that it was given."""
     if config == () and isinstance(model, Run):
-        return model.source.given(overrides)
+        return model.source.with_assignments(overrides)
     return source_of(config, overrides)
 
 

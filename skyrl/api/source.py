@@ -38,7 +38,7 @@ class Source:
     assignments: tuple[tuple[str, object], ...] = ()
     callbacks: tuple[Callback, ...] = ()
 
-    def given(self, changes: Mapping[str, object]) -> Self:
+    def with_assignments(self, changes: Mapping[str, object]) -> Self:
         """The same with more assignments. A keyword has two underscores for each dot of a path."""
         more = tuple((name.replace("__", "."), value) for name, value in changes.items())
         return attrs.evolve(self, assignments=(*self.assignments, *more))
@@ -64,14 +64,14 @@ def source_of(config: Config, overrides: Mapping[str, object]) -> Source:
             source = Source(assignments=tuple(sparse(config, leave_out=derived(config)).items()))
         case Mapping():
             source = Source(assignments=tuple((str(path), value) for path, value in config.items()))
-        case [*files] if all(isinstance(each, str | PathLike) for each in files):
-            source = Source(files=tuple(fspath(each) for each in files))
+        case [*files] if all(isinstance(item, str | PathLike) for item in files):
+            source = Source(files=tuple(fspath(file) for file in files))
         case _:
             raise UserError(
                 f"{config!r:.80} is no configuration: give a file, the folder of a run, preset:NAME, a list of these, "
                 "a mapping of dotted paths to values, or a tree such as SkyRLTrainConfig"
             )
-    return source.given(overrides)
+    return source.with_assignments(overrides)
 
 
 def warn(problems: Sequence[Problem]) -> None:
@@ -80,7 +80,7 @@ def warn(problems: Sequence[Problem]) -> None:
         notice(render(problems, "Warnings"))
 
 
-def of_folder(folder: Path) -> Source:
+def source_of_folder(folder: Path) -> Source:
     """The run stored in a folder, which continues there even if the folder was moved. Raises `UserError`, and
     `ConfigError` for one of another version.
     """

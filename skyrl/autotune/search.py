@@ -92,7 +92,7 @@ class _Search:
             for degrees in _degrees(self.run, shape, of_learners):
                 for learners in self._learners({**placed, **degrees}, of_learners):
                     for engines in _engines(shape, of_engines):
-                        proposal = self._beside(learners, engines)
+                        proposal = self._fit_engine(learners, engines)
                         if proposal is not None:
                             yield proposal
 
@@ -105,7 +105,7 @@ class _Search:
             if fitting is not None:
                 fits = True
                 yield fitting
-        if not fits and (on_host := _on_the_host(self.run, strategy)):
+        if not fits and (on_host := _offload_changes(self.run, strategy)):
             offloaded = {**changes, **recomputing(self.run, strategy, True), **on_host}
             fitting = self._rows(offloaded, gpus)
             if fitting is not None:
@@ -127,7 +127,7 @@ class _Search:
                 )
         return None
 
-    def _beside(self, learners: Changes, engines: Changes) -> Proposal | None:
+    def _fit_engine(self, learners: Changes, engines: Changes) -> Proposal | None:
         """The proposal with the largest share of memory for an engine that fits beside these learners; None if none
         fits.
         """
@@ -194,12 +194,12 @@ def _degrees(run: SkyRLTrainConfig, shape: ModelShape, gpus: int) -> Iterator[Ch
                 divide = gpus % together == 0 and shape.heads % together == 0 and shape.key_heads % tensor == 0
                 if together <= GPUS_OF_A_MACHINE and divide and _deals_out(run, gpus // together):
                     sizes = {"tensor_parallel_size": tensor, "sequence_parallel_size": sequence}
-                    yield {"trainer.strategy": strategy, **_of_all(run, sizes)}
+                    yield {"trainer.strategy": strategy, **_changes_of_models(run, sizes)}
         if facts.shards_parts is not None and gpus > GPUS_OF_A_MACHINE and _deals_out(run, gpus):
             yield {
                 "trainer.strategy": strategy,
-                **_of_all(run, {"tensor_parallel_size": 1, "sequence_parallel_size": 1}),
-                **_of_all(run, {facts.shards_parts: GPUS_OF_A_MACHINE}),
+                **_changes_of_models(run, {"tensor_parallel_size": 1, "sequence_parallel_size": 1}),
+                **_changes_of_models(run, {facts.shards_parts: GPUS_OF_A_MACHINE}),
             }
 
 
@@ -224,7 +224,7 @@ def _degrees_of_stages(run: SkyRLTrainConfig, strategy: str, shape: ModelShape, 
             fields = STRATEGIES[strategy].degrees
             values = {fields["tensor"]: tensor, fields["pipeline"]: stages, fields["expert"]: experts}
             whole_experts = {fields["expert_tensor"]: 1} if shape.experts else {}
-            yield {"trainer.strategy": strategy, **_of_all(run, {**values, **whole_experts})}
+            yield {"trainer.strategy": strategy, **_changes_of_models(run, {**values, **whole_experts})}
 
 
 def _parts(changes: Changes) -> tuple[int, int]:
@@ -244,7 +244,7 @@ def recomputing(run: SkyRLTrainConfig, strategy: str, recomputes: bool) -> Chang
     return {f"trainer.{model}.{own}.recompute_granularity": granularity for model in trained_models(run)}
 
 
-def _of_all(run: SkyRLTrainConfig, values: Changes) -> Changes:
+def _changes_of_models(run: SkyRLTrainConfig, values: Changes) -> Changes:
     """The values for every model of the run."""
     return {f"trainer.{model}.{name}": value for model in models_of(run) for name, value in values.items()}
 
@@ -272,7 +272,7 @@ def _micro_batches(run: SkyRLTrainConfig, changes: Changes, gpus: int) -> Iterat
         yield {"trainer.micro_train_batch_size_per_gpu": size, "trainer.micro_forward_batch_size_per_gpu": size}
 
 
-def _on_the_host(run: SkyRLTrainConfig, strategy: str) -> Changes:
+def _offload_changes(run: SkyRLTrainConfig, strategy: str) -> Changes:
     """Changes that keep the optimizer's states, and with FSDP the weights, in host memory; empty if it cannot."""
     facts = STRATEGIES[strategy]
     models = models_of(run) if facts.weights_on_host else trained_models(run)

@@ -87,6 +87,10 @@ def dropped(message: Message, text: str, *, thoughts: bool = True) -> list[Dropp
     return missing
 
 
+DESCRIBE_TOOLS = "describe the environment's tools in the prompt and let tool_schemas() return ()"
+"""Advice to authors of environments whose tools a template does not show."""
+
+
 def leaves_out(missing: Sequence[DroppedPart]) -> DroppedPartsError:
     """The error for a conversation of which a chat template drops these parts."""
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""

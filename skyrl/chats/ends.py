@@ -49,12 +49,12 @@ class AddedTokens:
             alike.append(left)
         return "".join(alike)
 
-    def first(self, text: str) -> str:
+    def leading(self, text: str) -> str:
         """The added token that the text begins with, or nothing."""
         match = self.pattern.match(text)
         return match[0] if match else ""
 
-    def last(self, text: str) -> str:
+    def trailing(self, text: str) -> str:
         """The added token that the text ends with, or nothing."""
         pieces = [piece for piece in self.pattern.split(text) if piece]
         return pieces[-1] if pieces and self.pattern.fullmatch(pieces[-1]) else ""
@@ -94,7 +94,7 @@ class TurnEnds:
         common = tail if longer.startswith(tail.rstrip()) else added.common(tail, longer)
         if not common.strip():  # the last turn ends differently from earlier ones
             common = tail
-        return cls(tail, common.rstrip(), tail.removeprefix(common), added.first(longer), added)
+        return cls(tail, common.rstrip(), tail.removeprefix(common), added.leading(longer), added)
 
     def place(self, text: str) -> tuple[int, bool]:
         """Position of the end of the last assistant turn in a text, and whether the template ends it."""

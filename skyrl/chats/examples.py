@@ -70,12 +70,14 @@ def shown_forms(tokenizer: ChatTokenizer, arguments: Mapping[str, Any] | None = 
     """The name of each form, and its text with the learned parts marked, or the reason why the template is refused."""
     every, last = (ChatMasks(tokenizer, all_messages=all_of_it, arguments=arguments) for all_of_it in (True, False))
     for name, (chat, tools) in FORMS.items():
-        yield name, _shown(tokenizer, every, chat, tools)
+        yield name, _marked_or_refused(tokenizer, every, chat, tools)
         if name in SEVERAL_ANSWERS:
-            yield f"{name}, last answer alone", _shown(tokenizer, last, chat, tools)
+            yield f"{name}, last answer alone", _marked_or_refused(tokenizer, last, chat, tools)
 
 
-def _shown(tokenizer: ChatTokenizer, masks: ChatMasks, chat: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> str:
+def _marked_or_refused(
+    tokenizer: ChatTokenizer, masks: ChatMasks, chat: Sequence[Mapping[str, Any]], tools: Sequence[Any]
+) -> str:
     try:
         return marked_text(tokenizer, *masks(chat, tools))
     except DataError as error:

@@ -69,10 +69,10 @@ class ChatMasks:
         """
         weights = message_weights(messages, all_messages=self._all)
         learned = tuple(weights)
-        chat = [{key: value for key, value in each.items() if key != "weight"} for each in messages[: learned[-1] + 1]]
+        chat = [{key: value for key, value in item.items() if key != "weight"} for item in messages[: learned[-1] + 1]]
         layout = self._fullest(
             chat,
-            lambda spelling: self._layouts(tools, spelling).of(spelling.of(chat), learned),
+            lambda spelling: self._layouts(tools, spelling).layout(spelling.spell(chat), learned),
             missing=lambda layout: _missing(chat, tools, layout),
             text_of=lambda layout: layout.text,
             allow_dropped=allow_dropped,
@@ -85,7 +85,7 @@ class ChatMasks:
     def turn_end(self) -> tuple[str, int | None]:
         """Text with which the chat template ends turns, and the id of its last token, or None if that is plain text."""
         end = self._ends.end or self._tokenizer.eos_token
-        token = self._ends.added.last(end)
+        token = self._ends.added.trailing(end)
         return end, text_tokens(self._tokenizer, token)[-1] if token else None
 
     def _layouts(self, tools: Sequence[Any] | None, spelling: Spelling) -> Layouts:

@@ -38,7 +38,7 @@ class Spelled:
     """Matches the mark of each of the texts, also if the template has changed its case, and no other number."""
 
     @classmethod
-    def by(cls, tokenizer: ChatTokenizer) -> Spelled:
+    def for_tokenizer(cls, tokenizer: ChatTokenizer) -> Spelled:
         """Special tokens that the tokenizer would recognise in a text, longer ones first."""
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         texts = {str(token) for token in added if token.special} | set(getattr(tokenizer, "all_special_tokens", ()))
@@ -56,9 +56,9 @@ class Spelled:
             case str():
                 return self.pattern.sub(self._mark, value)
             case Mapping():
-                return {name: self._marked(each) for name, each in value.items()}
+                return {name: self._marked(entry) for name, entry in value.items()}
             case list() | tuple():
-                return [self._marked(each) for each in value]
+                return [self._marked(item) for item in value]
         return value
 
     def ids(self, text: str, before: str = "") -> tuple[int, ...]:
@@ -97,8 +97,8 @@ class Template:
     """Parts that the template passes over, by the form of a conversation; see `_passed_over`."""
 
     @spelled.default
-    def _of_tokenizer(self) -> Spelled:
-        return Spelled.by(self.tokenizer)
+    def _default_spelled(self) -> Spelled:
+        return Spelled.for_tokenizer(self.tokenizer)
 
     def text(self, messages: Sequence[Message], *, ask: bool = True) -> str:
         """A conversation as rendered by the template; `ask` adds the generation prompt. Raises `DataError`."""
@@ -117,7 +117,7 @@ class Template:
             raise DataError("the last message is a tool call of the assistant without its result: add the result")
 
         def write(spelling: Spelling) -> str:
-            return self._prompt_text(spelling.of(messages), continues=begun is not None)
+            return self._prompt_text(spelling.spell(messages), continues=begun is not None)
 
         def missing(text: str) -> Iterator[DroppedPart]:
             parts = [dropped(message, text, thoughts=place == begun) for place, message in enumerate(messages)]
@@ -180,7 +180,9 @@ class Template:
         _refuse_dropped(marked, text)
         return self.spelled.ids(text)
 
-    def after(self, conversation: Sequence[Message], stem: str, said: Sequence[Message]) -> tuple[int, ...] | None:
+    def tokens_after(
+        self, conversation: Sequence[Message], stem: str, said: Sequence[Message]
+    ) -> tuple[int, ...] | None:
         """The tokens that the template writes after the text `stem` when the conversation continues with `said`; None
         if the template drops that text. Raises `DataError`, also if the template drops a message of `said` that is not
         the assistant's.

@@ -81,7 +81,7 @@ class Layouts:
     continues_thoughts: bool = True
     """Whether thoughts may be added after a header that opens them if the template itself drops them."""
 
-    def of(self, messages: Sequence[Message], learned: Sequence[int]) -> ChatLayout:
+    def layout(self, messages: Sequence[Message], learned: Sequence[int]) -> ChatLayout:
         """The layout of a conversation; `learned` are the indices of the learned messages in order, the last message
         among them.
 
@@ -102,7 +102,7 @@ class Layouts:
         for place in range(learned[-1] + 1):
             if messages[place].get("role") != "assistant":
                 continue
-            turn = self._in_window(messages, place, *before, whole) if before else None
+            turn = self._locate_answer(messages, place, *before, whole) if before else None
             turn = turn or self._turn(messages[: place + 1])
             stays = whole.startswith(turn.text[: turn.stop])
             if place in learned:
@@ -120,13 +120,13 @@ class Layouts:
         elif self.continues_thoughts and opening.rstrip().endswith(OPENED) and _has_thoughts(messages[-1]):
             whole, start = opening + _behind_an_opened_thought(messages[-1]) + self.ends.tail, len(opening)
         else:
-            start = self._shown(messages, whole)
+            start = self._content_start(messages, whole)
         stop, ended = self.ends.place(whole)
         if stop < start:
             raise _hidden(len(messages) - 1)
         return _AnswerTurn(whole, start, stop, ended, whole.startswith(opening))
 
-    def _shown(self, messages: Sequence[Message], whole: str) -> int:
+    def _content_start(self, messages: Sequence[Message], whole: str) -> int:
         """Position at which the content of the last message begins."""
         marked = [*messages[:-1], {**messages[-1], "content": ANSWER}]
         before, found, _ = self.text(marked).partition(ANSWER)
@@ -134,7 +134,7 @@ class Layouts:
             raise _hidden(len(messages) - 1)
         return len(before)
 
-    def _in_window(
+    def _locate_answer(
         self, messages: Sequence[Message], place: int, before: int, at: int, whole: str
     ) -> _AnswerTurn | None:
         """Locate the answer `place` in the whole text, given that the answer `before` ends at character `at`."""
@@ -160,7 +160,7 @@ class Layouts:
         """
         if turn.ended:
             return turn.stop
-        header = self.ends.added.first(whole[turn.stop : turn.stop + 200])
+        header = self.ends.added.leading(whole[turn.stop : turn.stop + 200])
         if not header:
             raise DataError(
                 f"the chat template writes nothing that ends message {place}, so it would be learned without an "

@@ -38,7 +38,7 @@ class Spelling:
     empty: Empty = "text"
     """`content` of an assistant's message without content: an empty text, null, or no such key."""
 
-    def of(self, messages: Sequence[Message]) -> list[Message]:
+    def spell(self, messages: Sequence[Message]) -> list[Message]:
         """The conversation in this spelling."""
         return [self._message(message) for message in messages]
 
@@ -87,7 +87,7 @@ def spellings(messages: Sequence[Message]) -> Iterator[Spelling]:
     empty: Sequence[Empty] = ("text",)
     if any(not split_thoughts(message)[1] for message in answers):
         empty = ("text", "null", "absent")
-    yield from (Spelling(*each) for each in product(thoughts, arguments, empty))
+    yield from (Spelling(*combination) for combination in product(thoughts, arguments, empty))
 
 
 class FullestSpelling(Generic[T]):

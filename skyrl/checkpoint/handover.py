@@ -31,7 +31,7 @@ class WeightFiles:
         files: list[str] = []
         held: list[TensorShard] = []
         for name, weight in weights:
-            held.append(TensorShard.whole(f"model.{name}", weight).copied())
+            held.append(TensorShard.whole(f"model.{name}", weight).copy_to_host())
             if sum(shard.numbers.nbytes for shard in held) >= FILE_BYTES:
                 files.append(self._write(held, len(files)))
                 held = []

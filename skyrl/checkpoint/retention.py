@@ -25,7 +25,7 @@ class Retention:
 
     larger_is_better: bool = True
 
-    def kept(self, steps: Sequence[int], values: Mapping[int, float] = {}) -> set[int]:
+    def steps_to_keep(self, steps: Sequence[int], values: Mapping[int, float] = {}) -> set[int]:
         """The subset of `steps` to keep, which always contains the newest; `values` are values of `metric` by step."""
         ascending = sorted(steps)
         if self.last == -1:

@@ -57,7 +57,7 @@ class TensorShard:
         """A whole tensor, of any shape, as a single shard."""
         return cls(name=name, shape=tuple(tensor.shape), numbers=tensor)
 
-    def copied(self) -> TensorShard:
+    def copy_to_host(self) -> TensorShard:
         """A copy in host memory, which later changes of the tensor do not affect."""
         numbers = self.numbers.detach().to("cpu", copy=True).contiguous().view(-1)
         return TensorShard(name=self.name, shape=self.shape, start=self.start, numbers=numbers)
@@ -153,7 +153,7 @@ class StoredTensors(Mapping[str, Tensor]):
             )
         return result
 
-    def below(self, prefix: str) -> StoredTensors:
+    def with_prefix(self, prefix: str) -> StoredTensors:
         """The tensors of those files whose names begin with `prefix`."""
         return StoredTensors(self.storage, self.folder, tuple(name for name in self.files if name.startswith(prefix)))
 
@@ -181,9 +181,9 @@ class StoredTensors(Mapping[str, Tensor]):
         for file in self.files:
             for name, shape, place in self._places_in(file):
                 there = places.setdefault(name, [])
-                if shapes.setdefault(name, shape) != shape or any(each.dtype != place.dtype for each in there):
+                if shapes.setdefault(name, shape) != shape or any(row.dtype != place.dtype for row in there):
                     raise ResumeError(
-                        f"{self._where(file)} is damaged: {name} has another shape or type in another file"
+                        f"{self._location(file)} is damaged: {name} has another shape or type in another file"
                     )
                 there.append(place)
         for name, shape in shapes.items():
@@ -191,11 +191,11 @@ class StoredTensors(Mapping[str, Tensor]):
             missing = total - sum(place.count for place in places[name])
             if missing > 0:  # raised before memory is allocated for the tensor
                 raise ResumeError(
-                    f"{self._where()}: {name} lacks {missing} of {total} numbers, which are in none of its files"
+                    f"{self._location()}: {name} lacks {missing} of {total} numbers, which are in none of its files"
                 )
         return shapes, places
 
-    def _where(self, file: str = "") -> str:
+    def _location(self, file: str = "") -> str:
         return f"{self.storage.where}/{self.folder}/{file}".rstrip("/")
 
     def _places_in(self, file: str) -> Iterator[tuple[str, tuple[int, ...], _Place]]:
@@ -209,7 +209,7 @@ class StoredTensors(Mapping[str, Tensor]):
                     raise ValueError(f"{name} is not part of a tensor of shape {shape}")
                 yield name, tuple(shape), place
         except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as error:
-            raise ResumeError(f"{self._where(file)} cannot be read: {error}") from error
+            raise ResumeError(f"{self._location(file)} cannot be read: {error}") from error
 
     def _header(self, file: str) -> tuple[int, dict[str, Any]]:
         """Length of a file's header in bytes, and its content. Raises `ValueError` if it reaches beyond the file."""

@@ -124,7 +124,7 @@ class CheckpointStore:
                 self._put_aside(step)  # the same step, saved before the run resumed from an earlier one
                 self.storage.move(folder, name_of(step))
         self._forget_old(step)
-        return self._where(step)
+        return self._location(step)
 
     @contextmanager
     def saving(self, step: int, need: int = 0) -> Iterator[None]:
@@ -133,7 +133,7 @@ class CheckpointStore:
             yield
         except (OSError, RunError) as error:  # a rank that writes its file raises `RunError`
             ours = isinstance(error, RunError)
-            message = "" if ours else could_not_write(self.storage, self._where(step), error, need)
+            message = "" if ours else could_not_write(self.storage, self._location(step), error, need)
             with suppress(OSError):  # the unfinished checkpoint may be what fills the disk
                 self.storage.remove(self._place_of(step))
             if ours:
@@ -153,7 +153,7 @@ class CheckpointStore:
 
     def load(self, step: int) -> Checkpoint:
         """The verified checkpoint of a step. Raises `ResumeError`, which names the file that is missing or damaged."""
-        return load_checkpoint(self._where(step), self._verify)
+        return load_checkpoint(self._location(step), self._verify)
 
     def latest(self, *, fall_back: Callable[[str], None] | None = None) -> Checkpoint | None:
         """The newest checkpoint, or None if there is none. Raises `ResumeError`, which names the file that is damaged.
@@ -194,7 +194,7 @@ class CheckpointStore:
 
     def _forget_old(self, newest: int) -> None:
         steps = [step for step in self.steps() if step <= newest]
-        kept = self._keep.kept(steps, self._values(steps))
+        kept = self._keep.steps_to_keep(steps, self._values(steps))
         old = [step for step in steps if step not in kept]
         if not old:
             return
@@ -204,7 +204,7 @@ class CheckpointStore:
             try:
                 self._put_aside(step)
             except OSError as error:
-                _log.warning("%s cannot be deleted, will retry later: %s", self._where(step), error)
+                _log.warning("%s cannot be deleted, will retry later: %s", self._location(step), error)
 
     def _put_aside(self, step: int) -> None:
         """Delete a checkpoint, in an order in which a partly deleted one never looks whole."""
@@ -245,7 +245,7 @@ class CheckpointStore:
     def _place_of(self, step: int) -> str:
         return _UNFINISHED + name_of(step) if self.storage.moves else name_of(step)
 
-    def _where(self, step: int) -> str:
+    def _location(self, step: int) -> str:
         return f"{self.folder}/{name_of(step)}"
 
 
@@ -273,7 +273,7 @@ def load_checkpoint(folder: Path | str, verify: Level = "digest") -> Checkpoint:
     return Checkpoint(
         models={model: StoredTensors(storage, name, tuple(files)) for model, files in models.items()},
         state=_state(storage, name, manifest),
-        **{each: getattr(manifest, each) for each in _DESCRIBED},
+        **{item: getattr(manifest, item) for item in _DESCRIBED},
     )
 
 
@@ -308,6 +308,6 @@ def could_not_write(storage: Storage, where: str, error: Exception, need: int) -
     return f"{message}. The checkpoints before it are intact"
 
 
-def without_what_is_not_finite(metrics: Mapping[str, float]) -> dict[str, float]:
+def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics with finite values, the only ones that a manifest can store."""
     return {name: value for name, value in metrics.items() if abs(value) < float("inf")}

@@ -24,7 +24,7 @@ def check_body(body: Mapping[str, Any]) -> None:
     _expect(isinstance(body["config"], dict), "its config is not a table")
     derived = body["derived"]
     _expect(
-        isinstance(derived, list) and all(isinstance(each, str) for each in derived),
+        isinstance(derived, list) and all(isinstance(item, str) for item in derived),
         "its derived is not a list of paths",
     )
     _expect(

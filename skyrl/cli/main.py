@@ -174,12 +174,12 @@ def _errors_as_exit_codes(words: Sequence[str]) -> Iterator[None]:
         _explain(hint or _traceback())
         sys.exit(2 if hint else 1)
     except OSError as error:
-        _explain(_of_a_file(error) or _of_a_limit(error) or _traceback())
+        _explain(_file_error_message(error) or _limit_error_message(error) or _traceback())
         sys.exit(1)
     except BaseException as error:  # a defect of skyrl: print the full traceback, without secrets
         if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
             raise
-        _explain(_of_a_limit(error) or _traceback())
+        _explain(_limit_error_message(error) or _traceback())
         sys.exit(1)
 
 
@@ -194,7 +194,7 @@ way.
 """
 
 
-def _of_a_file(error: OSError) -> str | None:
+def _file_error_message(error: OSError) -> str | None:
     """The message for a file that cannot be read or written; None for any other error."""
     if error.errno not in _OF_FILES:
         return None
@@ -207,7 +207,7 @@ _PANIC = "PanicException"
 """Name of the class of errors that libraries in Rust raise, which is no `Exception`."""
 
 
-def _of_a_limit(error: BaseException) -> str | None:
+def _limit_error_message(error: BaseException) -> str | None:
     """The message for a limit of this machine on memory or threads; None for any other error."""
     text = str(error)
     if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in text:

@@ -82,7 +82,7 @@ def arrow_table(source: str) -> ArrowTable | None:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
         if not isinstance(state, dict) or state.get("_indices_files"):
             return None
-        return ArrowTable([path / each["filename"] for each in state["_data_files"]])
+        return ArrowTable([path / item["filename"] for item in state["_data_files"]])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

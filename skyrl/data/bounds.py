@@ -29,7 +29,7 @@ def is_too_deep(value: object) -> bool:
     """Whether objects and lists are nested more than `DEEPEST` levels deep."""
     level = [value]
     for _ in range(DEEPEST + 1):
-        level = [child for each in level for child in _children(each)]
+        level = [child for item in level for child in _children(item)]
         if not level:
             return False
     return True
@@ -65,7 +65,9 @@ def size_of(batch: pa.RecordBatch) -> int:
     """
     import pyarrow as pa
 
-    columns = [each.dictionary_decode() if pa.types.is_dictionary(each.type) else each for each in batch.columns]
+    columns = [
+        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in batch.columns
+    ]
     return sum(column.nbytes + ELEMENT_BYTES * _elements(column) for column in columns)
 
 

@@ -33,7 +33,7 @@ def messages_of(given: object, key: str) -> list[Message]:
     given = from_json(given, key) if isinstance(given, str) and given.lstrip().startswith("[") else given
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise DataError(f"{key} is {short(given)}, not a list of messages such as {{'role': 'user', 'content': ...}}")
-    return [_message(each, key) for each in given]
+    return [_message(value, key) for value in given]
 
 
 def tools_of(given: Any, key: str) -> Sequence[Any] | None:
@@ -77,7 +77,7 @@ def from_json(text: str, key: str) -> Any:
 
 def _message(given: object, key: str) -> Message:
     if isinstance(given, Mapping) and "role" not in given and isinstance(given.get("from"), str):
-        given = _of_sharegpt(given, key)
+        given = _sharegpt_message(given, key)
     if not isinstance(given, Mapping) or not isinstance(given.get("role"), str):
         raise DataError(f"the message {short(given)} in {key} has no role")
     message = {name: value for name, value in given.items() if value is not None}
@@ -98,7 +98,7 @@ def _text_of(part: object, key: str) -> str:
     return text
 
 
-def _of_sharegpt(given: Mapping[str, Any], key: str) -> Message:
+def _sharegpt_message(given: Mapping[str, Any], key: str) -> Message:
     role = SHAREGPT_ROLES.get(given["from"])
     if role is None:
         raise DataError(f"a turn in {key} is from {given['from']!r}; known: {', '.join(SHAREGPT_ROLES)}")

@@ -88,21 +88,21 @@ class PromptCursor(Generic[T]):
     @property
     def is_ready(self) -> bool:
         """Whether the rewards that the next batch depends on are known."""
-        return all(number in self._scored for number in range(self._applied, self._due))
+        return all(number in self._scored for number in range(self._applied, self._draws_to_score))
 
     @property
-    def _due(self) -> int:
+    def _draws_to_score(self) -> int:
         """Number of draws whose rewards the next batch depends on."""
         return max(self._applied, self.drawn - self._lag) if self._sampler.observes else 0
 
     def take(self) -> tuple[T, ...]:
         """The next batch. Rewards that it depends on and that are not known, of an abandoned step, are left out."""
-        for number in range(self._applied, self._due):
+        for number in range(self._applied, self._draws_to_score):
             scored = self._scored.pop(number, None)
             self._rows.pop(number, None)
             if scored is not None:
                 self._sampler.observe(scored)
-        self._applied = self._due
+        self._applied = self._draws_to_score
         count = self._batch_size
         if self._tail == "short":
             start = self._position(self.batches_taken)
@@ -159,7 +159,7 @@ class PromptCursor(Generic[T]):
         if state["prompts"] != self.fingerprint:
             raise ResumeError(
                 "the training data is not what it was when the checkpoint was saved: other rows, other columns in "
-                f"them, in another order, or through another chat template. {self._what_changed(state.get('parts'))}"
+                f"them, in another order, or through another chat template. {self._describe_change(state.get('parts'))}"
                 "Restore it, or start a new run in a new folder"
             )
         self.batches_taken = int(state["batches_taken"])
@@ -190,7 +190,7 @@ class PromptCursor(Generic[T]):
     def _facts(self) -> PromptFacts:
         return facts_of(cast(Sequence[Prompt], self._prompts))
 
-    def _what_changed(self, stored: Mapping[str, str] | None) -> str:
+    def _describe_change(self, stored: Mapping[str, str] | None) -> str:
         if not stored:
             return ""
         before, now = (int(list(parts)[-1].split()[-1]) + 1 for parts in (stored, self._parts))

@@ -98,7 +98,7 @@ def data_files(source: str) -> tuple[DataFile, ...]:
 def _local(source: str) -> Sequence[str]:
     path = str(Path(source).expanduser())
     if "*" in source:
-        return sorted(each for each in glob(path, recursive=True) if each.endswith(FILES) and Path(each).is_file())
+        return sorted(item for item in glob(path, recursive=True) if item.endswith(FILES) and Path(item).is_file())
     try:
         return [path] if Path(path).is_file() else []
     except OSError as error:  # a name of thousands of letters

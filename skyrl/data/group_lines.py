@@ -51,13 +51,13 @@ def encoded(value: object) -> Any:
     if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and isfinite(value)):
         return value
     if isinstance(value, Mapping):
-        items = {key: encoded(each) for key, each in value.items()}
+        items = {key: encoded(item) for key, item in value.items()}
         words = [str(key) for key in items if str(key).startswith("$") or not isinstance(key, str)]
-        return {"$items": [[encoded(key), each] for key, each in items.items()]} if words else items
+        return {"$items": [[encoded(key), item] for key, item in items.items()]} if words else items
     if isinstance(value, tuple):
-        return {"$tuple": [encoded(each) for each in value]}
+        return {"$tuple": [encoded(element) for element in value]}
     if isinstance(value, list):
-        return [encoded(each) for each in value]
+        return [encoded(entry) for entry in value]
     for kind, word, write, _ in _WORDS:
         if isinstance(value, kind):
             return {word: write(value)}
@@ -70,19 +70,19 @@ def encoded(value: object) -> Any:
 def decoded(value: object) -> Any:
     """The value that `encoded` wrote."""
     if isinstance(value, list):
-        return [decoded(each) for each in value]
+        return [decoded(entry) for entry in value]
     if not isinstance(value, Mapping):
         return value
     if len(value) == 1:
         [(word, content)] = value.items()
         if word == "$items":
-            return {decoded(key): decoded(each) for key, each in content}
+            return {decoded(key): decoded(element) for key, element in content}
         if word == "$tuple":
-            return tuple(decoded(each) for each in content)
+            return tuple(decoded(item) for item in content)
         for _, known, _, read in _WORDS:
             if word == known:
                 return read(content)
-    return {key: decoded(each) for key, each in value.items()}
+    return {key: decoded(item) for key, item in value.items()}
 
 
 def _converter() -> Converter:

@@ -36,4 +36,4 @@ def read_tasks(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _tasks(folder: Path) -> Iterator[Path]:
-    return (each for each in folder.iterdir() if (each / _INSTRUCTION).is_file() and (each / _CONFIGURATION).is_file())
+    return (path for path in folder.iterdir() if (path / _INSTRUCTION).is_file() and (path / _CONFIGURATION).is_file())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyrl.data.data_files import FILES
 from skyrl.errors import DataError
-from skyrl.hub import HUB_NAME, beside, hub_failure
+from skyrl.hub import HUB_NAME, hub_failure, similar_path_hint
 from skyrl.installation import install_command
 
 if TYPE_CHECKING:
@@ -66,10 +66,13 @@ def dataset_failure(source: str) -> str | None:
     if not HUB_NAME.fullmatch(name):
         return (
             f"{source} is neither a .parquet, .arrow, .jsonl, .json or .csv file nor a folder nor a hub dataset "
-            f"(owner/name or owner/name:split){beside(name)}"
+            f"(owner/name or owner/name:split){similar_path_hint(name)}"
         )
     why = hub_failure(name, "dataset")
-    return why and f"the dataset {source} cannot be loaded: there is no such folder here{beside(name)}, and {why}"
+    return (
+        why
+        and f"the dataset {source} cannot be loaded: there is no such folder here{similar_path_hint(name)}, and {why}"
+    )
 
 
 def _dataset(source: str) -> Dataset:

@@ -63,10 +63,10 @@ def make_files(name: str, folder: Path, given: Sequence[str]) -> dict[str, int]:
         meant = f" (did you mean {near}?)" if near else ""
         raise UserError(f"there is no maker of {name!r}{meant}; available: {', '.join(MAKERS)}")
     sources = dict(maker.sources)
-    for each in given:
-        part, equals, source = each.partition("=")
+    for value in given:
+        part, equals, source = value.partition("=")
         if not equals or not source or part not in sources:
-            raise UserError(f"--source {each}: write one of {', '.join(f'{known}=SOURCE' for known in sources)}")
+            raise UserError(f"--source {value}: write one of {', '.join(f'{known}=SOURCE' for known in sources)}")
         sources[part] = source
     parts = {part: list(maker.rows(source)) for part, source in sources.items()}
     folder.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ class MappedRows(RowsOnAccess[SupervisedRow]):
     def __init__(self, tables: Sequence[ArrowTable], places: Sequence[NDArray[np.int64]], read: ReadRow) -> None:
         """`places` are those of the rows that are used in each table; `read` makes a row of what is there."""
         self._tables, self._places, self._read = list(tables), list(places), read
-        self._ends = np.cumsum([len(each) for each in places])
+        self._ends = np.cumsum([len(place) for place in places])
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -85,7 +85,7 @@ def tokens_of(batch: pa.RecordBatch, vocabulary: int) -> TokenBatch | None:
     lists = [(name, flat) for name in names if (flat := _flat(batch.column(name))) is not None]
     columns = {name: values for name, (values, _) in lists}
     ends = lists[0][1][1] if lists else np.empty(0, np.int64)
-    if len(lists) < len(names) or "input_ids" not in columns or any((each != ends).any() for _, (_, each) in lists):
+    if len(lists) < len(names) or "input_ids" not in columns or any((item != ends).any() for _, (_, item) in lists):
         return None
     ids = columns["input_ids"]
     if not len(ids) or ids.min() < 0 or ids.max() >= vocabulary:

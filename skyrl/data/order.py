@@ -38,7 +38,7 @@ class Shuffled:
         return np.random.default_rng([self._seed, number]).permutation(self._count)
 
 
-class InOrder:
+class Sequential:
     """Keeps the order of the data; every row occurs once per epoch."""
 
     def __init__(self, count: int) -> None:
@@ -82,10 +82,10 @@ class Mixed:
         labels = np.random.default_rng([self._seed, number]).permutation(labels)
         order = np.empty(len(labels), dtype=np.int64)
         for source, share in enumerate(self.shares):
-            order[labels == source] = self._drawn(source, number * share, share)
+            order[labels == source] = self._source_indices(source, number * share, share)
         return order
 
-    def _drawn(self, source: int, start: int, count: int) -> Indices:
+    def _source_indices(self, source: int, start: int, count: int) -> Indices:
         """The `count` indices that the source yields after its first `start` draws."""
         size, first = self._sizes[source], sum(self._sizes[:source])
         begin, end = start // size, (start + count - 1) // size

@@ -18,7 +18,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.data.conversations import from_json, refuse_media, without_nulls
 from skyrl.data.prompt_facts import FactGatherer, PromptFacts, facts_of
 from skyrl.data.row_streams import StreamedRow
-from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, checked_rows, in_table, is_missing, place_of
+from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, checked_rows, is_missing, is_table, place_of
 from skyrl.data.stored_prompts import PromptStore, stored_prompts
 from skyrl.errors import DataError
 from skyrl.processes.garbage import seldom_collected
@@ -53,7 +53,7 @@ class PromptDataset:
     _facts: PromptFacts | None = field(default=None, eq=False, repr=False)
 
     @sizes.default
-    def _one_source(self) -> tuple[int, ...]:
+    def _default_sizes(self) -> tuple[int, ...]:
         return (len(self.prompts),)
 
     def __len__(self) -> int:
@@ -135,14 +135,14 @@ class _Selection:
             if self._bad[before:] and not self.skip_bad_rows:
                 raise DataError(_stopped_by(self._bad[before:]))
         if not any(self._sizes):
-            raise DataError(self._why_none())
+            raise DataError(self._empty_reason())
 
     def about(self) -> dict[str, Any]:
         """The values of a dataset besides its prompts, once all of them were read."""
         counts = {"too_long": self._too_long, "bad_rows": tuple(self._bad), "sizes": tuple(self._sizes)}
         return {**counts, "facts": self._facts.facts()}
 
-    def _why_none(self) -> str:
+    def _empty_reason(self) -> str:
         named, bad = ", ".join(self.sources), self._bad
         if not self._too_long:
             return f"no row of {named} is a prompt; the first: {bad[0]}"
@@ -249,7 +249,7 @@ class _Reader:
         if self.refuses and (reason := self.refuses(task, extras_of(whole, self.columns))):
             raise DataError(f"{place_of(source, place)} {reason}")
         messages = chat_of(whole, place, source, self.columns)
-        if in_table(source):
+        if is_table(source):
             messages = tuple(map(without_nulls, messages))
         if not self.rendered:
             return whole, _Chat(messages)
@@ -296,9 +296,9 @@ class _Reader:
         try:
             return dict(zip(texts, encoded(self.tokenizer, [*texts.values()]), strict=True))
         except Exception:  # noqa: BLE001 - tokenizers raise whatever they like for a text that is not Unicode
-            return {place: self._one(text, place, source) for place, text in texts.items()}
+            return {place: self._tokenize_text(text, place, source) for place, text in texts.items()}
 
-    def _one(self, text: str, place: int, source: str) -> list[int] | BadRow:
+    def _tokenize_text(self, text: str, place: int, source: str) -> list[int] | BadRow:
         try:
             return text_tokens(self.tokenizer, text)
         except Exception as error:  # noqa: BLE001 - as above
@@ -333,7 +333,7 @@ def tools_in(row: Row, source: str) -> tuple[Mapping[str, Any], ...]:
         given = from_json(given, "tools")
     if not isinstance(given, list | tuple) or not all(map(tool_name, given)):
         return ()
-    return tuple(without_nulls(given) if in_table(source) else given)
+    return tuple(without_nulls(given) if is_table(source) else given)
 
 
 NO_SOURCE = "default"

@@ -39,7 +39,7 @@ def answers_of(row: Row, run: PreferenceConfig) -> list[list[Message]]:
     if len(wanted) > run.num_answers:
         raise DataError(f"{run.answers_key} has {len(wanted)} answers, and num_answers is {run.num_answers}")
     told = {**row, run.prompt_key: _turns(row.get(run.prompt_key))}
-    chats = [preference_chat({**told, run.answers_key: each}, run.answers_key, run.prompt_key) for each in wanted]
+    chats = [preference_chat({**told, run.answers_key: item}, run.answers_key, run.prompt_key) for item in wanted]
     refuse_equal(chats, run)
     return chats
 
@@ -58,12 +58,12 @@ def _ranked(row: Row, run: PreferenceConfig) -> list[object]:
     if not _is_list(given) or len(given) < 2:
         raise DataError(f"{run.answers_key} is {short(given)}, not a list of two or more answers")
     answers, numbers, key = list(given), row.get(run.ranks_key), run.ranks_key
-    if all(isinstance(each, Mapping) and "answer" in each for each in answers):
-        numbers = [each.get("rank") for each in answers] if numbers is None else numbers
-        answers = [each["answer"] for each in answers]
-    for place, each in enumerate(answers):
-        if isinstance(each, Mapping):
-            raise DataError(f"answer {place} in {run.answers_key} has no text under answer: {short(each)}")
+    if all(isinstance(answer, Mapping) and "answer" in answer for answer in answers):
+        numbers = [entry.get("rank") for entry in answers] if numbers is None else numbers
+        answers = [answer["answer"] for answer in answers]
+    for place, item in enumerate(answers):
+        if isinstance(item, Mapping):
+            raise DataError(f"answer {place} in {run.answers_key} has no text under answer: {short(item)}")
     falls = numbers is None or (_is_list(numbers) and all(number is None for number in numbers))
     if falls:
         numbers, key = row.get(run.scores_key), run.scores_key

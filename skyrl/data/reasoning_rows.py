@@ -99,7 +99,7 @@ def _literal(value: Any) -> Any:
     """The value with numpy's scalars as Python's: what `ast.literal_eval` reads from its `repr`."""
     match value:
         case dict():
-            return {_literal(key): _literal(each) for key, each in value.items()}
+            return {_literal(key): _literal(item) for key, item in value.items()}
         case list() | tuple() | set():
             return type(value)(map(_literal, value))
         case str() | bytes() | bool() | int() | float() | complex() | None if type(value).__module__ == "builtins":

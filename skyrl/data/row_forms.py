@@ -45,7 +45,7 @@ def chat_in(row: Row, run: SFTConfig) -> list[Message] | None:
     prompt, completion = row.get("prompt"), row.get("completion")
     if prompt is None or completion is None or isinstance(prompt, str) or isinstance(completion, str):
         return None
-    before = [{"weight": 0, **each} for each in messages_of(prompt, "prompt")]
+    before = [{"weight": 0, **item} for item in messages_of(prompt, "prompt")]
     return [*before, *messages_of(completion, "completion")]
 
 
@@ -114,14 +114,14 @@ class SupervisedForms:
         token.
         """
         eos = self._tokenizer.eos_token_id
-        prompt = [*self._beginning(), *text_tokens(self._tokenizer, before)]
+        prompt = [*self._prefix_tokens(), *text_tokens(self._tokenizer, before)]
         completion = text_tokens(self._tokenizer, learned)
         self._empty_texts += not learned.strip()
         completion = completion if completion[-1:] == [eos] else [*completion, eos]
         ids = np.asarray([*prompt, *completion], dtype=np.int64)
         return ids, (np.arange(len(ids)) >= len(prompt)).astype(np.float32)
 
-    def _beginning(self) -> list[int]:
+    def _prefix_tokens(self) -> list[int]:
         """Tokens that the tokenizer puts before a text, such as a beginning-of-sequence token."""
         alone = self._tokenizer.encode("a", add_special_tokens=False)
         whole = self._tokenizer.encode("a")
@@ -177,9 +177,9 @@ def _is_whole(chat: list[Message], before: list[Message], key: str, prompt_key: 
     """Whether the chat includes its prompt, as in UltraFeedback. Raises `DataError` for a chat with another prompt."""
     if not before or chat[0].get("role") == "assistant":
         return not before
-    prompt = [each for each in before if each.get("role") != "system"]
-    held = [each for each in chat if each.get("role") != "system"][: len(prompt)]
-    if [_said(each) for each in held] != [_said(each) for each in prompt]:
+    prompt = [item for item in before if item.get("role") != "system"]
+    held = [entry for entry in chat if entry.get("role") != "system"][: len(prompt)]
+    if [_role_and_text(element) for element in held] != [_role_and_text(item) for item in prompt]:
         raise DataError(
             f"{key} begins with a message of {chat[0].get('role')}, and not with the {prompt_key} of the row "
             f"({short(prompt[0].get('content') if prompt else None)}): give answers to the prompt, or whole chats"
@@ -187,7 +187,7 @@ def _is_whole(chat: list[Message], before: list[Message], key: str, prompt_key: 
     return True
 
 
-def _said(message: Message) -> tuple[Any, str]:
+def _role_and_text(message: Message) -> tuple[Any, str]:
     return message.get("role"), str(message.get("content")).strip()
 
 
@@ -236,7 +236,7 @@ def tokenized_row(row: Row, vocabulary: int) -> tuple[Ids, Mask]:
         raise DataError(f"{masked[0]} is null: a row of which all tokens are learned has no such column")
     learned = np.ones(len(ids), dtype=np.bool_)
     if row.get("labels") is not None:
-        labels = _beside(ids, row["labels"], "labels")
+        labels = _parallel_column(ids, row["labels"], "labels")
         learned = labels != UNLEARNED
         if (labels[learned] != ids[learned]).any():
             raise DataError("labels are neither input_ids nor -100; they are not shifted by one, either")
@@ -248,13 +248,13 @@ def tokenized_row(row: Row, vocabulary: int) -> tuple[Ids, Mask]:
 
 
 def _zeros_and_ones(ids: Ids, given: object, name: str) -> Mask:
-    mask = _beside(ids, given, name)
+    mask = _parallel_column(ids, given, name)
     if not ((mask == 0) | (mask == 1)).all():
         raise DataError(f"{name} has other numbers than 0 and 1")
     return mask.astype(np.bool_)
 
 
-def _beside(ids: Ids, given: object, name: str) -> Ids:
+def _parallel_column(ids: Ids, given: object, name: str) -> Ids:
     result = _whole_numbers(given, name)
     if result.shape != ids.shape:
         raise DataError(f"{len(ids)} input_ids have {len(result)} {name}")

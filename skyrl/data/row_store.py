@@ -58,7 +58,7 @@ class StoredRows(RowsOnAccess[R]):
 
     def read_row(self, place: int) -> R:
         start = int(self._index[place - 1, 0]) if place else 0
-        stop, source, number = (int(each) for each in self._index[place])
+        stop, source, number = (int(item) for item in self._index[place])
         return self._read(f"{source}:{number}", os.pread(self._file, stop - start, start))
 
     def by_id(self, row_id: str) -> R:

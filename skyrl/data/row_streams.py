@@ -61,7 +61,7 @@ class OpenSource(ABC):
         """The rows from the one with the number `_row`."""
 
 
-class _OfFile(OpenSource):
+class _FileStream(OpenSource):
     def __init__(self, file: DataFile, columns: Columns | None, state: State) -> None:
         super().__init__(state)
         self._file, self._columns = file, columns
@@ -70,7 +70,7 @@ class _OfFile(OpenSource):
         return read_file(self._file, self._columns, self._row)
 
 
-class _OfTasks(OpenSource):
+class _TaskStream(OpenSource):
     def __init__(self, source: str, state: State) -> None:
         super().__init__(state)
         self._source = source
@@ -79,7 +79,7 @@ class _OfTasks(OpenSource):
         return (row for place, row in enumerate(iterate_rows(self._source)) if place >= self._row)
 
 
-class _OfDataset(OpenSource):
+class _DatasetStream(OpenSource):
     def __init__(self, source: str, state: State) -> None:
         super().__init__(state)
         self._dataset: IterableDataset = streamed_dataset(source)
@@ -132,10 +132,10 @@ def parts_of(sources: Sequence[str], columns: Columns | None = None) -> tuple[Pa
                 kinds.add(file)
             for place, file in enumerate(files):
                 prefix = f"{number}:{place}/" if several else f"{number}:"
-                parts.append(Part(number, file.place, prefix, partial(_OfFile, file, columns)))
+                parts.append(Part(number, file.place, prefix, partial(_FileStream, file, columns)))
             continue
         tasks = source.startswith(SCHEME) or holds_tasks(Path(source).expanduser())
-        reading: type[_OfTasks] | type[_OfDataset] = _OfTasks if tasks else _OfDataset
+        reading: type[_TaskStream] | type[_DatasetStream] = _TaskStream if tasks else _DatasetStream
         parts.append(Part(number, source, f"{number}:", partial(reading, source)))
     return tuple(parts)
 

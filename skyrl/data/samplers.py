@@ -5,7 +5,7 @@
     TargetDifficulty   rows nearest to a difficulty that follows the rewards (AdaRFT)
     Mixture            sources by weights that change with the step
     Schedule           one sampler after another
-    WithoutSolved      another sampler without the rows that were solved
+    SkipSolved      another sampler without the rows that were solved
     Iterated           a class of the user that is only iterated over
 
 Random choices are a function of (seed, step), so that the state of a sampler is what it has observed and nothing else.
@@ -232,9 +232,9 @@ class Mixture(Sampler):
         self._current = np.array([np.interp(step, self._steps, column) for column in columns])
         self._current /= self._current.sum()
         sources = np.random.default_rng([self._seed, step, 4]).choice(len(self._sizes), count, p=self._current)
-        return [self._next(int(source)) for source in sources]
+        return [self._next_row(int(source)) for source in sources]
 
-    def _next(self, source: int) -> int:
+    def _next_row(self, source: int) -> int:
         number, place = divmod(self._drawn[source], self._sizes[source])
         self._drawn[source] += 1
         return sum(self._sizes[:source]) + int(pass_of_source(self._seed, source, number, self._sizes[source])[place])
@@ -280,7 +280,7 @@ class Schedule(Sampler):
         return any(sampler.observes for _, sampler in self._stages)
 
 
-class WithoutSolved(Sampler):
+class SkipSolved(Sampler):
     """Leaves out the rows whose last `times` groups were solved by every sample; once all are, it leaves out none."""
 
     def __init__(self, inner: Sampler, rows: int, *, times: int, reward: float) -> None:
@@ -346,9 +346,9 @@ class Iterated(Sampler):
         self._passes, self._taken = 0, 0
 
     def draw(self, count: int, step: int) -> Sequence[int]:
-        return [self._next() for _ in range(count)]
+        return [self._next_row() for _ in range(count)]
 
-    def _next(self) -> int:
+    def _next_row(self) -> int:
         for _ in range(2):
             row = next(self._rows, None)
             if row is not None:
@@ -369,4 +369,4 @@ class Iterated(Sampler):
             self._passes, self._taken = int(state["passes"]), int(state["taken"])
             return
         while self._passes < state["passes"] or self._taken < state["taken"]:
-            self._next()
+            self._next_row()

@@ -198,7 +198,7 @@ def first_row(source: str, columns: Columns, *, skip: bool = False) -> Row:
     raise DataError(reason)
 
 
-def in_table(source: str) -> bool:
+def is_table(source: str) -> bool:
     """Whether a source is a table, in which a null may stand for an absent value."""
     return DataFile(source).suffix not in (".json", ".jsonl")
 
@@ -245,7 +245,7 @@ def chat_of(row: Row, number: int, source: str, columns: Columns | None = None) 
             f"{place_of(source, number)}: {column} is {_short(prompt)}, not a list of messages such as "
             "{'role': 'user', 'content': ...}" + (_TEXT_HINT if isinstance(prompt, str) and prompt else "")
         )
-    given: list[Any] = [_with_content(message) for message in prompt]
+    given: list[Any] = [_fill_content(message) for message in prompt]
     for message in given:
         if not isinstance(message, Mapping) or not all(
             isinstance(message.get(key), str) for key in ("role", "content")
@@ -266,11 +266,13 @@ def _chat_in_text(text: str) -> object:
         found = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    is_chat = isinstance(found, list) and found and all(isinstance(each, dict) and "role" in each for each in found)
+    is_chat = (
+        isinstance(found, list) and found and all(isinstance(result, dict) and "role" in result for result in found)
+    )
     return found if is_chat else text
 
 
-def _with_content(message: object) -> object:
+def _fill_content(message: object) -> object:
     """The message; one with tool calls may lack a content, which is then empty."""
     if isinstance(message, Mapping) and message.get("tool_calls") and message.get("content") is None:
         return {**message, "content": ""}

@@ -61,7 +61,7 @@ def stored_distributions(row: Row, learned: int, vocabulary: int, *, at_most: in
 def _table(given: object, name: str, kinds: str) -> NDArray[Any]:
     """The value as a table of numbers. Raises `DataError` for anything else."""
     try:
-        result = np.array([list(each) for each in given])  # type: ignore[attr-defined]  # what has no items is refused below
+        result = np.array([list(value) for value in given])  # type: ignore[attr-defined]  # what has no items is refused below
     except (TypeError, ValueError):  # no lists, or lists of different lengths
         result = np.empty(0)
     if result.ndim != 2 or not result.size or result.dtype.kind not in kinds:

@@ -54,7 +54,7 @@ def stored_prompts(
     """
 
     def fill(scratch: Path) -> dict[str, Any]:
-        store_rows(scratch, _as_bytes(prompts))
+        store_rows(scratch, _serialized(prompts))
         about = dict(found())
         return {**about, "facts": asdict(about["facts"])}
 
@@ -68,7 +68,7 @@ def stored_prompts(
     )
 
 
-def _as_bytes(prompts: Iterable[Prompt]) -> Iterator[tuple[str, bytes]]:
+def _serialized(prompts: Iterable[Prompt]) -> Iterator[tuple[str, bytes]]:
     for prompt in prompts:
         try:
             yield prompt.id, prompt_to_bytes(prompt)

@@ -76,7 +76,7 @@ class StreamCursor(Generic[T]):
 
     def of_stored(self, stored: Sequence[object]) -> list[Prompt]:
         """The rows that `as_stored` stored."""
-        return [prompt_of_object(each) for each in stored]
+        return [prompt_of_object(item) for item in stored]
 
     def state(self) -> dict[str, Any]:
         """The position, as a checkpoint stores it."""

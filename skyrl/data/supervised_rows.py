@@ -24,7 +24,7 @@ from skyrl.data.mapped_rows import MappedRows, rows_of_tokens, tokens_of
 from skyrl.data.row_forms import PreferenceForms, SupervisedForms, refuse_other_masks
 from skyrl.data.row_store import RowFolder, StoredRows, add_to_digest, row_key, store_rows
 from skyrl.data.row_streams import RowStream, StreamedRow
-from skyrl.data.sources import BadRow, Row, in_table, iterate_rows, place_of
+from skyrl.data.sources import BadRow, Row, is_table, iterate_rows, place_of
 from skyrl.data.stored_distributions import stored_distributions
 from skyrl.data.tokenized_rows import LikelyTokens, PreferenceRow, R, SupervisedRow
 from skyrl.errors import DataError
@@ -147,7 +147,7 @@ def _mapped(
         row = reader.read(found, row_id)
         return row if row.length <= reader.max_length else reader.cut(row) or row
 
-    rows = MappedRows(tables, [np.asarray(each) for each in places], read)
+    rows = MappedRows(tables, [np.asarray(place) for place in places], read)
     return TokenizedRows(rows=rows, tally=reader.tally, digest=digest.hexdigest())
 
 
@@ -167,11 +167,11 @@ def supervised_reader(
         if not run.distillation.stored:
             return made
         teacher = stored_distributions(row, len(learned), len(tokenizer), at_most=run.distillation.top_k)
-        return evolve(made, teacher=_at(teacher, learned > 0))
+        return evolve(made, teacher=_select_tokens(teacher, learned > 0))
 
     def cut(row: SupervisedRow) -> SupervisedRow | None:
         weights = row.weights[:max_length]
-        teacher = row.teacher and _at(row.teacher, slice(int((weights > 0).sum())))
+        teacher = row.teacher and _select_tokens(row.teacher, slice(int((weights > 0).sum())))
         short = evolve(row, token_ids=row.token_ids[:max_length], weights=weights, teacher=teacher)
         return short if short.weights.any() else None
 
@@ -191,7 +191,7 @@ def count_empty(masks: ChatMasks) -> Callable[[Tally], None]:
     return conclude
 
 
-def _at(teacher: LikelyTokens, places: Mask | slice) -> LikelyTokens:
+def _select_tokens(teacher: LikelyTokens, places: Mask | slice) -> LikelyTokens:
     return LikelyTokens(ids=teacher.ids[places], logprobs=teacher.logprobs[places])
 
 
@@ -341,7 +341,7 @@ class RowReader(Generic[R]):
 
     def whole(self, found: Row, source: str, row_id: str) -> R:
         """The row of a source as tokens, however long it is. Raises `DataError`."""
-        return self.read(without_nulls(found) if in_table(source) else found, row_id)
+        return self.read(without_nulls(found) if is_table(source) else found, row_id)
 
     def shortened(self, row: R) -> R | None:
         """The row; if it is too long, its beginning or None, as `too_long` says."""

@@ -39,7 +39,7 @@ class LikelyTokens:
     @classmethod
     def of_bytes(cls, data: bytes) -> tuple[LikelyTokens, bytes]:
         """What `to_bytes` wrote, and the bytes after it."""
-        rows, count = (int(each) for each in np.frombuffer(data, ID, 2))
+        rows, count = (int(item) for item in np.frombuffer(data, ID, 2))
         start, size = 2 * ID.itemsize, rows * count * ID.itemsize
         ids = np.frombuffer(data, ID, rows * count, start).astype(np.int64).reshape(rows, count)
         logprobs = np.frombuffer(data, _WEIGHT, rows * count, start + size).astype(np.float32).reshape(rows, count)

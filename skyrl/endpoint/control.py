@@ -73,8 +73,8 @@ class EngineControl:
         """Draw the samples of a request, with weight versions in the run's numbering. Raises the engines' errors."""
         drawn = await self._engines.generate(request)
         return tuple(
-            evolve(each, weight_versions=tuple(self._versions[version] for version in each.weight_versions))
-            for each in drawn
+            evolve(sample, weight_versions=tuple(self._versions[version] for version in sample.weight_versions))
+            for sample in drawn
         )
 
     async def pause(self, in_flight: InFlight) -> None:

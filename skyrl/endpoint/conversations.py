@@ -135,7 +135,7 @@ def _compared(message: Message) -> list[object]:
     differently.
     """
     functions = [call.get("function") or call for call in message.get("tool_calls") or ()]
-    calls = [[function.get("name"), _read(function.get("arguments"))] for function in functions]
+    calls = [[function.get("name"), _parse_arguments(function.get("arguments"))] for function in functions]
     rest = {
         name: value
         for name, value in message.items()
@@ -144,7 +144,7 @@ def _compared(message: Message) -> list[object]:
     return [message.get("role"), message.get("content") or "", calls, rest]
 
 
-def _read(arguments: object) -> object:
+def _parse_arguments(arguments: object) -> object:
     if not isinstance(arguments, str):
         return arguments
     try:

@@ -22,7 +22,7 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return name in self._body
 
-    def any(self, name: str, default: Any = None) -> Any:
+    def value(self, name: str, default: Any = None) -> Any:
         """The value of any type."""
         self._read.add(name)
         return self._body.get(name, default)
@@ -39,7 +39,7 @@ class Fields:
 
     def integer(self, name: str, default: int | None, *, least: int, most: int) -> int | None:
         """The value, which must be a whole number from `least` to `most`."""
-        value = self.any(name, _ABSENT)
+        value = self.value(name, _ABSENT)
         if value is _ABSENT:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
@@ -50,7 +50,7 @@ class Fields:
 
     def number(self, name: str, default: float | None, *, least: float, most: float) -> float | None:
         """The value, which must be a finite number from `least` to `most`."""
-        value = self.any(name, _ABSENT)
+        value = self.value(name, _ABSENT)
         if value is _ABSENT:
             return default
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -60,7 +60,7 @@ class Fields:
 
     def texts(self, name: str) -> tuple[str, ...]:
         """The value, which must be a string or a list of strings, none of them empty."""
-        value = self.any(name, ())
+        value = self.value(name, ())
         texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
         if not isinstance(texts, tuple) or not all(isinstance(text, str) and text for text in texts):
             raise RequestError(f"{name} has to be a string or a list of strings that are not empty", param=name)
@@ -68,7 +68,7 @@ class Fields:
 
     def ids(self, name: str) -> tuple[int, ...]:
         """The value, which must be a list of token ids."""
-        value = self.any(name, [])
+        value = self.value(name, [])
         if not isinstance(value, list) or not all(
             isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in value
         ):
@@ -89,8 +89,8 @@ class Fields:
 
     def refuse(self, name: str, why: str, *, harmless: Collection[object] = ()) -> None:
         """Refuse a field that would change the answer and is not implemented, unless its value is `harmless`."""
-        value = self.any(name, _ABSENT)
-        if value is not _ABSENT and not any(value == each and type(value) is type(each) for each in harmless):
+        value = self.value(name, _ABSENT)
+        if value is not _ABSENT and not any(value == item and type(value) is type(item) for item in harmless):
             raise RequestError(
                 f"{name} = {_short(value)} is not supported: {why}", param=name, code="unsupported_value"
             )
@@ -108,7 +108,7 @@ class Fields:
                 raise RequestError(f"{_short(name)} is not a field of this request{hint}", param=name[:80])
 
     def _typed(self, name: str, default: Any, kind: type[Any], what: str) -> Any:
-        value = self.any(name, default)
+        value = self.value(name, default)
         if value is not default and not isinstance(value, kind):
             raise RequestError(f"{name} has to be {what}, not {_short(value)}", param=name)
         return value

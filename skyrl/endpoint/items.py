@@ -37,7 +37,7 @@ class StoredResponses:
         """The conversation that ends with a response. Raises `RequestError` if it is not stored."""
         if number not in self._kept:
             raise RequestError(
-                f"{_not_stored(number)}; send the whole conversation as input",
+                f"{_missing_response(number)}; send the whole conversation as input",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
@@ -46,11 +46,11 @@ class StoredResponses:
     def response(self, number: str) -> Json:
         """A response, as it was answered. Raises `RequestError` if it is not stored."""
         if number not in self._kept:
-            raise RequestError(_not_stored(number), status=404)
+            raise RequestError(_missing_response(number), status=404)
         return self._kept[number][1]
 
 
-def _not_stored(number: str) -> str:
+def _missing_response(number: str) -> str:
     return f"there is no response {number[:80]!r} here: it was not stored, or newer ones have replaced it"
 
 

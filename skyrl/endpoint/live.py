@@ -51,7 +51,11 @@ class GrowingText:
         """New text that is final and was not returned before. A marker never begins inside text that was returned."""
         text, start = self._text, len(self._sent)
         markers = [place for marker in self._markers if (place := text.find(marker, start)) >= 0]
-        end = min(markers) if markers else len(text) - max((_begun(text, each) for each in self._markers), default=0)
+        end = (
+            min(markers)
+            if markers
+            else len(text) - max((_marker_prefix_length(text, marker) for marker in self._markers), default=0)
+        )
         end = max(start, len(text[:end].rstrip()) if self._tools else end)
         self._sent = text[:end]
         return text[start:end]
@@ -63,7 +67,7 @@ class GrowingText:
         return whole[len(self._sent) :]
 
 
-def _begun(text: str, marker: str) -> int:
+def _marker_prefix_length(text: str, marker: str) -> int:
     """Length of the longest end of the text that is a beginning of the marker."""
     return next((size for size in range(len(marker) - 1, 0, -1) if text.endswith(marker[:size])), 0)
 
@@ -129,7 +133,7 @@ class LiveAnswers:
         """
         async with aclosing(self._tokens.until(answering)) as batches:
             async for new in batches:
-                await self._policy.with_tokenizer(self._decode, new)
+                await self._policy.run_with_tokenizer(self._decode, new)
                 for index in sorted({tokens.index for tokens in new}):
                     if piece := self._texts[index].piece():
                         yield index, piece

@@ -176,9 +176,9 @@ class Policy:
         continued = trajectory.conversations.continued(history) if trajectory else None
         with _cut_off(trajectory):
             if continued is None:
-                return PromptTokens(ids=await self._in_thread(self._rendered, history), history=history)
+                return PromptTokens(ids=await self._run_in_thread(self._rendered, history), history=history)
             turn, new_messages = continued
-            new = await self._in_thread(self._continuing, turn, new_messages, history)
+            new = await self._run_in_thread(self._continuing, turn, new_messages, history)
         return PromptTokens(ids=(*turn.token_ids, *new), before=turn, history=history)
 
     async def text(self, prompt: str, trajectory: PlayedTrajectory | None) -> PromptTokens:
@@ -186,7 +186,7 @@ class Policy:
         turn = trajectory.conversations.continued_text(prompt) if trajectory else None
         earlier = "" if turn is None else turn.text or ""
         with _cut_off(trajectory):
-            new = await self._in_thread(continued_tokens, self._tokenizer, earlier, prompt[len(earlier) :])
+            new = await self._run_in_thread(continued_tokens, self._tokenizer, earlier, prompt[len(earlier) :])
         return PromptTokens(ids=(*(turn.token_ids if turn else ()), *new), before=turn, text=prompt)
 
     async def tokens(self, ids: tuple[int, ...], trajectory: PlayedTrajectory | None) -> PromptTokens:
@@ -251,7 +251,7 @@ class Policy:
                 prompt.ids, completion, prompt.before, history=prompt.history, reply=reply, text=text
             )
 
-    def stored(self, trajectory: PlayedTrajectory | None) -> StoredResponses:
+    def stored_responses(self, trajectory: PlayedTrajectory | None) -> StoredResponses:
         """The responses that a request may continue: those of its trajectory, or those of all clients."""
         return self._stored if trajectory is None else trajectory.stored
 
@@ -261,11 +261,11 @@ class Policy:
         def decode(tokenizer: ChatTokenizer) -> list[str]:
             return [tokenizer.decode([token], skip_special_tokens=False) for token in ids]
 
-        return await self.with_tokenizer(decode)
+        return await self.run_with_tokenizer(decode)
 
-    async def with_tokenizer(self, work: Callable[..., T], *args: object) -> T:
+    async def run_with_tokenizer(self, work: Callable[..., T], *args: object) -> T:
         """The result of `work(tokenizer, *args)`, on the tokenizer's thread."""
-        return await self._in_thread(work, self._tokenizer, *args)
+        return await self._run_in_thread(work, self._tokenizer, *args)
 
     def _rendered(self, history: History) -> tuple[int, ...]:
         """Token ids of a conversation that continues no recorded turn."""
@@ -280,7 +280,7 @@ class Policy:
         """Token ids of the messages after a turn."""
         template = self._template(history)
         stopped = turn.completion.stop_reason == "stop"
-        return self._continuation.after(turn.completion.token_ids, messages, template.tools, stopped=stopped)
+        return self._continuation.tokens_after(turn.completion.token_ids, messages, template.tools, stopped=stopped)
 
     def _template(self, history: History) -> Template:
         arguments = {**self.served.template_arguments, **history.arguments}
@@ -310,7 +310,7 @@ class Policy:
             )
         return evolve(sampling, max_generate_length=room)
 
-    async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
+    async def _run_in_thread(self, work: Callable[..., T], *args: object) -> T:
         """Run `work` on the tokenizer's thread. Raises `RequestError` for text that template or tokenizer refuse."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)

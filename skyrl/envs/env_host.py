@@ -14,7 +14,7 @@ from skyrl.envs.coroutines import settled
 from skyrl.envs.env import Env, EnvStep, ReadsSample, Sampled
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.registry import MakeEnv, find_env
-from skyrl.envs.reward_functions import PlainReward, asked_of_rows, taken
+from skyrl.envs.reward_functions import PlainReward, asked_of_rows, reserved_names
 from skyrl.errors import SkipSample, TaskError
 from skyrl.sandbox.worker import answer_lines
 from skyrl.tree.frames import raised_at
@@ -55,7 +55,7 @@ class _Episode:
         assert self._env is not None, "make is the first call"
         match call:
             case "init":
-                return _started(settled(self._env.init(tuple(given))))
+                return _parse_start(settled(self._env.init(tuple(given))))
             case "tool_schemas":
                 return [dict(schema) for schema in self._env.tool_schemas()]
             case "step":
@@ -81,7 +81,7 @@ def _names_of(found: MakeEnv) -> dict[str, list[str]] | None:
         )
     if not isinstance(found, PlainReward):
         return None
-    return {"asks": list(asked_of_rows(found.function)), "taken": sorted(taken(found.function))}
+    return {"asks": list(asked_of_rows(found.function)), "taken": sorted(reserved_names(found.function))}
 
 
 def _length(given: object) -> int:
@@ -91,7 +91,7 @@ def _length(given: object) -> int:
     return len(given) if isinstance(given, str) else 0
 
 
-def _started(given: object) -> dict[str, object] | str:
+def _parse_start(given: object) -> dict[str, object] | str:
     """Messages and information; anything else as a description, for the error message."""
     if isinstance(given, tuple) and len(given) == 2:
         return {"messages": [dict(message) for message in given[0]], "information": repr(given[1])[:2000]}
@@ -126,6 +126,6 @@ def _plain(value: Any) -> float | str:
 
 
 def _plain_messages(given: object) -> list[dict[str, str]] | str:
-    if isinstance(given, tuple | list) and all(isinstance(each, Mapping) for each in given):
-        return [dict(each) for each in given]
+    if isinstance(given, tuple | list) and all(isinstance(item, Mapping) for item in given):
+        return [dict(value) for value in given]
     return repr(given)[:200]

@@ -22,7 +22,7 @@ from attrs import frozen
 
 from skyrl.envs.coroutines import settled
 from skyrl.envs.env import Env, EnvStep, Sampled
-from skyrl.envs.reward_functions import from_the_trainer, ground_truth, taken
+from skyrl.envs.reward_functions import ground_truth, reserved_names, trainer_arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,7 +61,7 @@ class GroupReward:
     ) -> dict[str, Any]:
         """Arguments of the function: chats, and one list per column."""
         truth = ground_truth(extras)
-        columns = {name: value for name, value in extras.items() if name not in taken(self.function)}
+        columns = {name: value for name, value in extras.items() if name not in reserved_names(self.function)}
         lists = {name: [value] * len(answers) for name, value in {**columns, "ground_truth": truth}.items()}
         chats = [[{"role": "assistant", "content": answer}] for answer in answers]
         prompts = [[dict(message) for message in prompt] for _ in answers]
@@ -80,7 +80,7 @@ class GroupReward:
         """
         columns = self.arguments(prompt, answers, extras)
         known = sampled or [Sampled() for _ in answers]
-        columns |= from_the_trainer(self.function, known, {} if measured is None else measured)
+        columns |= trainer_arguments(self.function, known, {} if measured is None else measured)
         given = settled(self.function(**columns))
         given = given.tolist() if hasattr(given, "tolist") else given
         if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != len(answers):

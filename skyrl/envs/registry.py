@@ -39,7 +39,7 @@ from skyrl.envs.group_rewards import GroupReward, is_group_reward
 from skyrl.envs.isolated import IsolatedTask, isolated
 from skyrl.envs.mcp.environment import TABLE as MCP_TABLE
 from skyrl.envs.mcp.environment import McpTask
-from skyrl.envs.reward_functions import PlainReward, taken
+from skyrl.envs.reward_functions import PlainReward, reserved_names
 from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
 from skyrl.envs.services.remote_sandbox import TOKEN_VARIABLE as CODE_TOKEN
 from skyrl.envs.services.remote_sandbox import RemoteSandbox, RunsPrograms
@@ -210,11 +210,11 @@ def _built_in(name: str, gym: SkyRLGymConfig) -> MakeEnv:
 
 def _imported(name: str) -> MakeEnv:
     """Factory of what an import path names. What a program or notebook defines again replaces what it was."""
-    return _maker(name, import_object(name, TaskError)) if name.startswith(OF_PROGRAM) else _of_file(name)
+    return _maker(name, import_object(name, TaskError)) if name.startswith(OF_PROGRAM) else _import_environment(name)
 
 
 @cache
-def _of_file(name: str) -> MakeEnv:
+def _import_environment(name: str) -> MakeEnv:
     if ":" not in name:
         known = ", ".join(registered_names())
         raise TaskError(
@@ -266,7 +266,7 @@ def ignored_columns(make: MakeEnv, columns: Iterable[str]) -> tuple[str, ...]:
     """Columns of rows that are not passed to its reward function, because other arguments have their names."""
     match make:
         case PlainReward(function=function) | GroupReward(function=function):
-            names = taken(function)
+            names = reserved_names(function)
         case IsolatedTask(taken=names):
             pass
         case McpTask(reward=reward):

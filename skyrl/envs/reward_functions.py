@@ -55,7 +55,7 @@ class RewardFunctionEnv(ReadsSample):
     def step(self, action: str) -> EnvStep:
         answers, columns = arguments(self._function, action, self._prompt, self.extras)
         if signature_of(self._function) == "trl":
-            columns |= from_the_trainer(self._function, [self.sampled], self._measured)
+            columns |= trainer_arguments(self._function, [self.sampled], self._measured)
         given = settled(self._function(*answers, **columns))
         given = given.tolist() if hasattr(given, "tolist") else given  # an array or a tensor
         components: dict[str, Any] = {}
@@ -95,13 +95,13 @@ class RewardFunctionEnv(ReadsSample):
         if not isinstance(given, Mapping) or given.get("rewards") is None:
             raise TypeError(f"an OpenRLHF reward function gives a dict with `rewards`, not {given!r:.100}")
         logs = given.get("extra_logs") or {}
-        self._measured = {name: _only_number(name, value) for name, value in logs.items()}
+        self._measured = {name: _single_number(name, value) for name, value in logs.items()}
         if given.get("scores") is not None:
-            self._measured["score"] = _only_number("scores", given["scores"])
-        return _only_number("rewards", given["rewards"])
+            self._measured["score"] = _single_number("scores", given["scores"])
+        return _single_number("rewards", given["rewards"])
 
 
-def _only_number(name: str, value: object) -> float:
+def _single_number(name: str, value: object) -> float:
     """The number of one sample: itself, or the only entry of a list or tensor. Raises `TypeError`."""
     plain = value.tolist() if hasattr(value, "tolist") else value
     while isinstance(plain, Sequence) and not isinstance(plain, str) and len(plain) == 1:
@@ -131,7 +131,7 @@ def arguments(
     without the marks of a chat template.
     """
     truth = ground_truth(extras)
-    columns = {name: value for name, value in extras.items() if name not in taken(function)}
+    columns = {name: value for name, value in extras.items() if name not in reserved_names(function)}
     match signature_of(function):
         case "trl":
             lists = {name: [value] for name, value in {**columns, "ground_truth": truth}.items()}
@@ -153,7 +153,7 @@ def ground_truth(extras: Mapping[str, Any]) -> object:
     return next(iter(ground_truths(extras).values()), None)
 
 
-def from_the_trainer(
+def trainer_arguments(
     function: Callable[..., Any], sampled: Sequence[Sampled], measured: dict[str, float]
 ) -> dict[str, Any]:
     """Arguments that TRL's trainer adds, of those that the function takes: tokens, the trainer's state, and functions
@@ -169,13 +169,13 @@ def from_the_trainer(
             measured[str(column)] = sum(numbers) / len(numbers)
 
     added = {
-        "completion_ids": [list(each.token_ids) for each in sampled],
-        "trainer_state": TrainerState(min(each.version for each in sampled)),
+        "completion_ids": [list(sample.token_ids) for sample in sampled],
+        "trainer_state": TrainerState(min(item.version for item in sampled)),
         "log_metric": log_metric,
         "log_extra": log_extra,
     }
     parameters = _signature(function)
-    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     return added if takes_all else {name: value for name, value in added.items() if name in parameters}
 
 
@@ -186,7 +186,7 @@ OF_THE_TRAINER = (
 """Arguments that TRL's trainer gives itself: a column of such a name is not passed to a function of its form."""
 
 
-def taken(function: Callable[..., Any]) -> frozenset[str]:
+def reserved_names(function: Callable[..., Any]) -> frozenset[str]:
     """Names of columns that are not passed to a reward function, because they are names of its other arguments: those
     of the answer, the object it is a method of, and those that `functools.partial` has set.
     """
@@ -236,7 +236,7 @@ def asked_of_rows(function: Callable[..., Any]) -> tuple[str, ...]:
     form = signature_of(function)
     own = parameters[1:] if form == "skyrl" else parameters
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    required = (each.name for each in own if each.kind in kinds and each.default is inspect.Parameter.empty)
+    required = (item.name for item in own if item.kind in kinds and item.default is inspect.Parameter.empty)
     asked = tuple(name for name in required if name not in _ALWAYS_GIVEN[form])
     return tuple("ground_truth" if form == "openrlhf" and name == "labels" else name for name in asked)
 

@@ -38,7 +38,7 @@ def ground_truth(extras: Mapping[str, Any], env: str, kind: type | tuple[type, .
         if isinstance(truth, kind):
             return truth
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    named = " or ".join({"str": "text", "dict": "table"}.get(each.__name__, each.__name__) for each in kinds)
+    named = " or ".join({"str": "text", "dict": "table"}.get(item.__name__, item.__name__) for item in kinds)
     raise TaskError(f"{env} needs the column reward_spec with a {named} under ground_truth in every row")
 
 

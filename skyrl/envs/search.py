@@ -37,13 +37,13 @@ class _Document:
 
 
 @frozen
-class _Found:
+class _Hits:
     document: _Document
 
 
 @frozen
 class _SearchResults:
-    result: tuple[tuple[_Found, ...], ...]
+    result: tuple[tuple[_Hits, ...], ...]
 
 
 class SearchEnv(Env):
@@ -103,7 +103,7 @@ def ask_retriever(
 def targets(given: str | Mapping[str, Any] | Iterable[object]) -> tuple[str, ...]:
     """The accepted answers of a row."""
     result = given.get("target", ()) if isinstance(given, Mapping) else given
-    return (result,) if isinstance(result, str) else tuple(str(each) for each in result)
+    return (result,) if isinstance(result, str) else tuple(str(item) for item in result)
 
 
 def score(said: str, right: Sequence[str]) -> float:
@@ -111,7 +111,7 @@ def score(said: str, right: Sequence[str]) -> float:
     0.0.
     """
     answer = last_between(said, "<answer>", "</answer>")
-    return float(answer is not None and normalized(answer) in {normalized(each) for each in right})
+    return float(answer is not None and normalized(answer) in {normalized(item) for item in right})
 
 
 def normalized(text: str) -> str:
@@ -127,6 +127,6 @@ def documents(answer: object) -> str:
     results = read(answer, _SearchResults).result
     if len(results) != 1:
         raise BadAnswer(f"with {len(results)} results for one query")
-    texts = [tokenizable(each.document.contents) for each in results[0]]
+    texts = [tokenizable(item.document.contents) for item in results[0]]
     numbered = [f"Doc {number}: {text}" for number, text in enumerate(texts, start=1)]
     return "\n".join(numbered)[:SHOWN_CHARACTERS] or "No document was found."

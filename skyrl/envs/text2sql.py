@@ -73,7 +73,7 @@ class Text2SQLEnv(Env):
         self._counts["queries"] += 1
         result = self._ask(query, TOOL_SECONDS, SHOWN_ROWS)
         self._counts["failed_queries"] += "error" in result
-        return shown(result)
+        return result_text(result)
 
     def _turns_left(self) -> str:
         return f"({self._max_turns - self._turns} turns left)"
@@ -86,7 +86,7 @@ class Text2SQLEnv(Env):
         if "error" in gold or gold["cut"]:
             reason = gold.get("error", f"it gives more than {MOST_ROWS} rows")
             raise TaskError(f"text2sql: the gold query fails on {self._db}: {reason}")
-        return float("error" not in ours and not ours["cut"] and _as_set(ours["rows"]) == _as_set(gold["rows"]))
+        return float("error" not in ours and not ours["cut"] and _row_set(ours["rows"]) == _row_set(gold["rows"]))
 
     def _ask(self, query: str, seconds: float, rows: int) -> dict[str, Any]:
         return ask_database(self._sandbox, self._db, query, seconds, rows)
@@ -133,7 +133,7 @@ def solution(said: str) -> str | None:
     return query if all(answer.lstrip().lower().startswith("<think>") for answer in answers) else None
 
 
-def shown(result: Mapping[str, Any]) -> str:
+def result_text(result: Mapping[str, Any]) -> str:
     """The text of a result that the policy sees."""
     if "error" in result:
         return tokenizable(f"Error: {result['error']}")
@@ -145,7 +145,7 @@ def shown(result: Mapping[str, Any]) -> str:
     return f"{text}\n... cut at {SHOWN_ROWS} rows" if result["cut"] else text
 
 
-def _as_set(rows: Sequence[Sequence[Any]]) -> set[tuple[Any, ...]]:
+def _row_set(rows: Sequence[Sequence[Any]]) -> set[tuple[Any, ...]]:
     """The rows as a set, compared by value: 4 equals 4.0, 0.0 equals -0.0, and no number equals a text."""
     return {tuple(value["blob"].encode() if isinstance(value, dict) else value for value in row) for row in rows}
 

@@ -8,7 +8,7 @@ from typing import Any
 from skyrl.config.settings.environment import SearchEnvConfig
 from skyrl.envs.http_json import ATTEMPTS, PATIENCE
 from skyrl.envs.search import TOKEN_VARIABLE, ask_retriever
-from skyrl.envs.text2sql import SHOWN_ROWS, TOOL_SECONDS, ask_database, shown
+from skyrl.envs.text2sql import SHOWN_ROWS, TOOL_SECONDS, ask_database, result_text
 from skyrl.envs.tools import Tool
 from skyrl.errors import TaskError
 from skyrl.processes.credentials import api_key
@@ -48,7 +48,7 @@ def sql_tool(db: Path, sandbox: Sandbox) -> Tool:
         name="sql",
         description=f"Run a query of SQLite that reads. Shows at most {SHOWN_ROWS} rows.",
         parameters=_texts(query="The query."),
-        run=lambda query: shown(ask_database(sandbox, db, query, TOOL_SECONDS, SHOWN_ROWS)),
+        run=lambda query: result_text(ask_database(sandbox, db, query, TOOL_SECONDS, SHOWN_ROWS)),
         seconds=TOOL_SECONDS + 5.0,
     )
 

@@ -4,7 +4,7 @@ The chat template describes the tools to the policy (`tools=`), the policy write
 a message of the role `tool`. A turn without a call is the final answer.
 
     class Sums(ToolEnv):
-        tools = (Tool.of(add), Tool.of(multiply))
+        tools = (Tool.from_function(add), Tool.from_function(multiply))
 
         def judge(self, answer: str) -> EnvStep:
             return EnvStep(reward=float(answer.strip() == self.extras["reward_spec"]["ground_truth"]), done=True)
@@ -74,14 +74,14 @@ class Tool:
     _validator: Draft202012Validator = field(init=False, repr=False, eq=False)
 
     @_validator.default
-    def _of_parameters(self) -> Draft202012Validator:
+    def _parameter_validator(self) -> Draft202012Validator:
         try:
             return _validator(json.dumps(dict(self.parameters), sort_keys=True, default=dict))
         except TaskError as error:
             raise TaskError(f"the tool {self.name}: {error}") from error.__cause__
 
     @classmethod
-    def of(cls, function: Callable[..., Any], seconds: float = 10.0) -> Tool:
+    def from_function(cls, function: Callable[..., Any], seconds: float = 10.0) -> Tool:
         """Make a tool from a function with annotations and a docstring in Google's style, whose `Args:` describe each
         parameter.
 
@@ -143,7 +143,7 @@ class ToolEnv(Env):
         if len(calls) > MOST_CALLS:
             left_out = Call(unreadable=f"{len(calls) - MOST_CALLS} calls were left out: {MOST_CALLS} in a turn at most")
             calls = (*calls[:MOST_CALLS], left_out)
-        return EnvStep(reward=0.0, done=False, observations=tuple(self._told(call) for call in calls))
+        return EnvStep(reward=0.0, done=False, observations=tuple(self._tool_message(call) for call in calls))
 
     def tool_schemas(self) -> tuple[Mapping[str, Any], ...]:
         return tuple(tool.schema for tool in self.tools)
@@ -151,7 +151,7 @@ class ToolEnv(Env):
     def get_metrics(self) -> dict[str, float]:
         return dict(self._counts)
 
-    def _told(self, call: Call) -> Message:
+    def _tool_message(self, call: Call) -> Message:
         self._counts["tool_calls"] += 1
         number = int(self._counts["tool_calls"])
         message = {"role": "tool", "name": tokenizable(call.name) or "unknown", "tool_call_id": f"call{number:05}"}
@@ -161,9 +161,9 @@ class ToolEnv(Env):
         return message | {"content": text}
 
     def _result(self, call: Call) -> str:
-        tool = next((each for each in self.tools if each.name == call.name), None)
+        tool = next((item for item in self.tools if item.name == call.name), None)
         refusal = call.unreadable or (
-            f"there is no tool {call.name!r:.80}; there are {', '.join(each.name for each in self.tools)}"
+            f"there is no tool {call.name!r:.80}; there are {', '.join(entry.name for entry in self.tools)}"
             if tool is None
             else tool.refusal(call.arguments)
         )

@@ -64,7 +64,7 @@ def messages_of(task: Task) -> tuple[Message, ...]:
     """The system prompt and the prompt of a task. Raises `TaskError` for messages that are not text."""
     data = task.data
     prompt = data.prompt if isinstance(data.prompt, list) else []
-    given = [{"role": each.role, "content": each.content} for each in prompt]
+    given = [{"role": item.role, "content": item.content} for item in prompt]
     if isinstance(data.prompt, str):
         given = [{"role": "user", "content": data.prompt}]
     if data.system_prompt is not None:

@@ -90,7 +90,7 @@ class WeightedRewardsEnv(ReadsSample):
 
     def get_metrics(self) -> dict[str, float]:
         measured = [(part.name, settled(env.get_metrics())) for part, env in self._parts]
-        return {f"{name}/{metric}": value for name, each in measured for metric, value in each.items()}
+        return {f"{name}/{metric}": value for name, item in measured for metric, value in item.items()}
 
     def close(self) -> None:
         with ExitStack() as closing:  # the others are closed even if one raises

@@ -45,7 +45,7 @@ from skyrl.learners.ranks import Rendezvous
 from skyrl.learners.workers.model_worker import required_device
 from skyrl.models.files.loading import max_positions
 from skyrl.planning.layout import Layout, layout, layout_of_engine
-from skyrl.processes.event_loop import in_a_daemon_thread
+from skyrl.processes.event_loop import run_in_daemon_thread
 from skyrl.processes.handles import Deadlines, Processes
 from skyrl.processes.in_process import InProcess
 from skyrl.processes.torch_environment import TORCH_ENVIRONMENT
@@ -178,7 +178,7 @@ def vllm_maker(run: SkyRLTrainConfig, adapters: EngineAdapters) -> Callable[[], 
     overrides = {**(engine.engine_init_kwargs.get("hf_overrides") or {}), "head_dtype": "float32"}
     return partial(
         VLLMEngine,
-        _with_options(engine, hf_overrides=overrides) if trainer.fp32_lm_head else engine,
+        _add_engine_options(engine, hf_overrides=overrides) if trainer.fp32_lm_head else engine,
         model_path=required(trainer.policy.model.path, "trainer.policy.model.path"),
         device=required_device(trainer),
         seed=trainer.seed,
@@ -198,7 +198,7 @@ def sglang_maker(run: SkyRLTrainConfig, adapters: EngineAdapters) -> Callable[[]
     trainer, engine = run.trainer, run.generator.inference_engine
     return partial(
         SGLangEngine,
-        _with_options(engine, enable_fp32_lm_head=True) if trainer.fp32_lm_head else engine,
+        _add_engine_options(engine, enable_fp32_lm_head=True) if trainer.fp32_lm_head else engine,
         model_path=required(trainer.policy.model.path, "trainer.policy.model.path"),
         device=required_device(trainer),
         log=Path(trainer.log_path).expanduser().absolute(),
@@ -211,7 +211,7 @@ def sglang_maker(run: SkyRLTrainConfig, adapters: EngineAdapters) -> Callable[[]
     )
 
 
-def _with_options(engine: InferenceEngineConfig, **options: object) -> InferenceEngineConfig:
+def _add_engine_options(engine: InferenceEngineConfig, **options: object) -> InferenceEngineConfig:
     return evolve(engine, engine_init_kwargs={**engine.engine_init_kwargs, **options})
 
 
@@ -237,9 +237,9 @@ def engine_restarts(
 
     async def start(number: int) -> InferenceEngine:
         if number in placed:
-            return RemoteEngine(await in_a_daemon_thread(partial(processes.restart, "engine", number, maker)))
+            return RemoteEngine(await run_in_daemon_thread(partial(processes.restart, "engine", number, maker)))
         seat = layout_of_engine(engines, number, per_node)
-        found = RemoteEngine(await in_a_daemon_thread(partial(processes.add, seat, maker)))
+        found = RemoteEngine(await run_in_daemon_thread(partial(processes.add, seat, maker)))
         placed.add(number)
         return found
 
@@ -269,7 +269,7 @@ def engine_changes(
     return EngineChanges(folder, client, least=least, most=most_engines(run), remove=remove)
 
 
-def in_flight(run: SkyRLTrainConfig) -> InFlight:
+def in_flight_policy(run: SkyRLTrainConfig) -> InFlight:
     """Policy for samples that are being drawn when new weights arrive."""
     settings = run.trainer.fully_async
     if not (settings.enabled and settings.interrupt_generation):
@@ -301,13 +301,13 @@ def weight_transport(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path
     if sends_adapters_alone(run):
         return _adapter_transport(run, rendezvous)
     if not (starts_engines(run) or joins_servers(run)):
-        return _by_files(engine.weight_sync_backend, where, dtype)
+        return _file_transport(engine.weight_sync_backend, where, dtype)
     if run.trainer.placement.executor == "in_process":
         alone = "async_engine" in backend_of(engine).fields and engine.async_engine  # it computes in a child process
         return FolderTransport(folder, dtype=dtype) if alone else SharedTransport()
     match engine.weight_sync_backend:
         case "disk" | "delta" as files:
-            return _by_files(files, where, dtype)
+            return _file_transport(files, where, dtype)
         case "nccl" | "gloo" as backend if BACKENDS[engine.backend].joins_update_groups:
             workers, place = workers_of_an_engine(run), _transfer_rendezvous(run, rendezvous, workers=1)
             return UpdateGroupTransport(place, backend=backend, workers=workers, dtype=dtype)
@@ -324,7 +324,7 @@ def weight_transport(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path
             return BroadcastTransport(_transfer_rendezvous(run, rendezvous), dtype=dtype)
 
 
-def _by_files(backend: str, where: Path | str, dtype: str) -> WeightTransport:
+def _file_transport(backend: str, where: Path | str, dtype: str) -> WeightTransport:
     if backend == "delta":
         return DeltaTransport(where, dtype=dtype)
     return FolderTransport(Path(where).absolute(), dtype=dtype)

@@ -33,8 +33,8 @@ from skyrl.processes.handles import Processes
 from skyrl.processes.progress import Progress
 from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.runs.checkpoint_manager import CheckpointManager, checkpoint_store
+from skyrl.runs.input_digests import TOKENIZER, model_digests, model_file_digests
 from skyrl.runs.inputs import notice
-from skyrl.runs.read_again import TOKENIZER, model_digests, of_model
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.run_tree import AnyRun
 from skyrl.runs.session import RunSession
@@ -168,15 +168,15 @@ class BaseExp:
         """The models that a checkpoint holds."""
         return self.learners
 
-    def read_again(self) -> dict[str, str]:
+    def input_digests(self) -> dict[str, str]:
         """Digests of what a resumed run reads again: here the configuration of the model that is trained, the weights
-        below its adapter, and its tokenizer. See `skyrl.runs.read_again`.
+        below its adapter, and its tokenizer. See `skyrl.runs.input_digests`.
         """
         model, own = self.trained.model, self.cfg.trainer.tokenizer_path
         field = self.trained.path_of("model.path")
         place = field if own is None else self.cfg.trainer.path_of("tokenizer_path")
         result = model_digests(field, model, weights=bool(model.lora.rank))
-        return result | of_model(place, own or self.model_path, TOKENIZER)
+        return result | model_file_digests(place, own or self.model_path, TOKENIZER)
 
     def get_tokenizer(self) -> ChatTokenizer:
         """The tokenizer of the model that is trained."""
@@ -197,8 +197,8 @@ class BaseExp:
     def get_tracker(self, first_step: int) -> Tracker:
         """Trackers of metrics: the run folder, and those that the configuration names."""
         named = trackers_of(self.cfg.trainer, total_steps=self.total_steps, first_step=first_step)
-        followers = [each for each in named if isinstance(each, Follower)]
-        here = [each for each in named if not isinstance(each, Follower)]
+        followers = [item for item in named if isinstance(item, Follower)]
+        here = [entry for entry in named if not isinstance(entry, Follower)]
         timeline = Timeline(self.folder.timeline, self.progress, self.cfg.trainer.profile_steps, first_step)
         return WithLag([MetricsFile(self.folder.metrics), timeline, *here], followers)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from attrs import frozen
 
-from skyrl.chats.contents import ALLOW_DROPPED, DroppedPart, dropped, dropped_tools
+from skyrl.chats.contents import ALLOW_DROPPED, DESCRIBE_TOOLS, DroppedPart, dropped, dropped_tools, with_tools
 from skyrl.chats.masks import message_weights
 from skyrl.chats.rendering import begins_an_answer
 from skyrl.chats.spellings import FullestSpelling, Spelling, spellings
@@ -31,19 +31,20 @@ from skyrl.data.data_files import FILES
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
 from skyrl.data.ranked_lists import answers_of
 from skyrl.data.row_forms import chat_in, learns_all, preference_chat
-from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, first_row, in_table, iterate_rows
+from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, first_row, is_table, iterate_rows
 from skyrl.envs.env import Env, Sampled
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
 from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.reference_answers import ANSWERS
 from skyrl.envs.registry import PAIRWISE, MakeEnv, find_env, find_task, ignored_columns, ignored_columns_warning
-from skyrl.envs.reward_functions import PlainReward, arguments, from_the_trainer, ground_truth, lacking, signature_of
+from skyrl.envs.reward_functions import PlainReward, arguments, ground_truth, lacking, signature_of, trainer_arguments
 from skyrl.envs.weighted_rewards import WeightedRewards
-from skyrl.errors import ConfigError, DataError, Problem, TaskError
-from skyrl.experiments.asked_rows import asked_by, lacking_rows, name_of
+from skyrl.errors import ConfigError, DataError, DroppedPartsError, Problem, TaskError
 from skyrl.experiments.model_checks import readable_files
+from skyrl.experiments.unrewardable_rows import asked_by, lacking_rows, name_of
 from skyrl.models.files.chat_templates import configured_template
+from skyrl.models.files.facts import ModelFiles
 from skyrl.models.files.template_text import TemplateRefusal, render_template
 from skyrl.processes.event_loop import event_loop
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
@@ -125,7 +126,7 @@ def supervised_rows_of(run: SupervisedConfig) -> Judge:
     """Whether a row is a chat with something to learn, or a pair of them. Rows of tokens and of plain text pass."""
 
     def judge(row: Row, place: int, source: str) -> None:
-        row = without_nulls(row) if in_table(source) else row
+        row = without_nulls(row) if is_table(source) else row
         try:
             refuse_media(row)
             if is_preference_run(run) and not run.unpaired:
@@ -192,7 +193,7 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
         skips, counts = run.data.bad_rows == "skip", list[CountedRows | None]()
         for field, source in _sources(run, training=training):
             try:
-                row = _read(run, field, source)
+                row = _read_first_row(run, field, source)
                 counted = count_rows(source, prompts_of(run), whole=judge)
             except (DataError, OSError) as error:
                 yield Problem(path=field, message=str(error))
@@ -270,7 +271,7 @@ def _write_chat(chat: Sequence[Message], row: Row, run: SFTConfig) -> None:
     refusals = []
     for spelling in spellings(whole):
         try:
-            render_template(template, spelling.of(whole), **variables)
+            render_template(template, spelling.spell(whole), **variables)
         except TemplateRefusal as error:
             refusals.append(error)
         else:
@@ -303,7 +304,7 @@ def _is_file(source: str) -> bool:
     return source.endswith(FILES) and os.path.isfile(os.path.expanduser(source))
 
 
-def _read(run: SkyRLTrainConfig, field: str, source: str) -> FirstRow:
+def _read_first_row(run: SkyRLTrainConfig, field: str, source: str) -> FirstRow:
     columns = Columns(prompt=run.data.prompt_column, answer=run.data.answer_column)
     row = first_row(source, columns, skip=run.data.bad_rows == "skip")
     extras = {"data_source": data_source_of(row), **extras_of(row, columns)}
@@ -317,12 +318,9 @@ def _written_by_the_template(run: SkyRLTrainConfig, row: FirstRow) -> Iterator[P
     """The chat template takes the messages, and what it writes has room for an answer."""
     try:
         files = readable_files(run.trainer.policy.model.path, run.trainer.tokenizer_path)
-        template = configured_template(run.generator.chat_template)
-        template = template or (files.chat_template if files else None)
-        if files is None or template is None:  # other checks report both
+        if files is None:  # another check reports it
             return
-        variables = {**files.special_tokens, **run.generator.chat_template_kwargs}
-        text = _prompt_text(template, row, variables, checked=not run.environment.agent.plays)
+        text = _prompt_text(run, files, row, checked=not run.environment.agent.plays)
     except ConfigError as error:
         yield from error.problems
         return
@@ -342,17 +340,24 @@ def _written_by_the_template(run: SkyRLTrainConfig, row: FirstRow) -> Iterator[P
         )
 
 
-def _prompt_text(template: str, row: FirstRow, variables: Mapping[str, Any], *, checked: bool) -> str | None:
-    """The prompt in the spelling of which the template drops the least; None if only the tokenizer can render it.
+def _prompt_text(
+    run: SkyRLTrainConfig, files: ModelFiles, row: FirstRow, *, checked: bool, tools: Sequence[Mapping[str, Any]] = ()
+) -> str | None:
+    """The prompt with the row's tools and these in the spelling of which the template drops the least; None if there is
+    no template, which another check reports, or only the tokenizer can render it.
 
     Raises `DataError` if the template refuses it, or if it is `checked` and the template drops a part.
     """
-    tools = tools_in(row.extras, row.source) if checked else ()
+    template = configured_template(run.generator.chat_template) or files.chat_template
+    if template is None:
+        return None
+    variables = {**files.special_tokens, **run.generator.chat_template_kwargs}
+    tools = with_tools(tools_in(row.extras, row.source), tools) if checked else ()
 
     def write(spelling: Spelling) -> str | None:
         shown = {"tools": [dict(tool) for tool in tools]} if tools else {}
         try:
-            return render_template(template, spelling.of(row.messages), **{**variables, **shown})
+            return render_template(template, spelling.spell(row.messages), **{**variables, **shown})
         except TemplateRefusal as error:
             raise DataError(f"the chat template refuses the prompt: {error}") from error
 
@@ -391,7 +396,8 @@ def _judged(run: SkyRLTrainConfig, row: FirstRow, *, call: bool) -> Iterator[Pro
     problems = list(_signature_problems(row, make))
     yield from problems
     if call and not problems and not lacking(asked_by(make), row.extras):
-        yield from _called(run, row, make)
+        yield from _judge_problems(run, row, make)
+        yield from _hidden_tools(run, row, make)
 
 
 def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
@@ -399,10 +405,10 @@ def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
     match make:
         case PlainReward(function=function):
             answers, columns = arguments(function, "", row.messages, row.extras)
-            columns |= from_the_trainer(function, [Sampled()], {}) if signature_of(function) == "trl" else {}
+            columns |= trainer_arguments(function, [Sampled()], {}) if signature_of(function) == "trl" else {}
         case GroupReward(function=function):
             answers, columns = (), make.arguments(row.messages, [""], row.extras)
-            columns |= from_the_trainer(function, [Sampled()], {})
+            columns |= trainer_arguments(function, [Sampled()], {})
         case McpTask(reward=reward):
             yield from _signature_problems(row, reward)
             return
@@ -431,7 +437,7 @@ _OF_ANY_ANSWER = "return a reward for every answer, or raise skyrl.errors.SkipSa
 _OF_ITS_VALUE = "return one finite number for each answer"
 
 
-def _called(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
+def _judge_problems(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
     """Judge an empty answer, and then the ground truth as an answer, as a rollout does: with its deadline, and in a
     sandbox if that is configured.
     """
@@ -455,6 +461,40 @@ def _called(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Pro
                 hint = _OF_ITS_VALUE if error.outcome.kind in ("wrong_type", "not_finite") else hint or _OF_ANY_ANSWER
                 yield Problem(path="environment.env_class", message=error.outcome.reason, hint=hint)
                 return
+
+
+def _hidden_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
+    """The environment starts, and the chat template shows its tools. One without tools is not started, and none that
+    waits for a service.
+    """
+    if not (isinstance(make, type) and issubclass(make, Env)) or make.tool_schemas is Env.tool_schemas:
+        return
+    if inspect.iscoroutinefunction(make.init):
+        return
+    files = readable_files(run.trainer.policy.model.path, run.trainer.tokenizer_path)
+    who = f"{row.env_class}, starting on row 0 of {row.source},"
+    calls = EnvCalls(1, run.environment.skyrl_gym.step_timeout_seconds)
+
+    def offered() -> Sequence[Mapping[str, Any]]:
+        env = make(deepcopy(row.extras))
+        try:
+            env.init(deepcopy(tuple(row.messages)))
+            return env.tool_schemas()
+        finally:
+            env.close()
+
+    try:
+        with event_loop() as run_until_done:
+            tools, _ = run_until_done(calls(who, offered))
+        if files is not None:
+            _prompt_text(run, files, row, checked=True, tools=tools)
+    except EpisodeError as error:
+        if isinstance(error.outcome, Failure):
+            yield Problem(path="environment.env_class", message=error.outcome.reason)
+    except DroppedPartsError as error:
+        yield Problem(path="environment.env_class", message=f"{row.source}, row 0: {error}", hint=DESCRIBE_TOOLS)
+    except (ConfigError, DataError):  # another check reports them
+        return
 
 
 def _is_reward(make: MakeEnv) -> bool:

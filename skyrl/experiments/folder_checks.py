@@ -15,7 +15,7 @@ from skyrl.config.loading.kinds import samples_rollouts
 from skyrl.errors import Problem, ResumeError
 from skyrl.experiments.model_checks import readable_files
 from skyrl.runs.run_lock import MANIFEST, SIGNATURE, refused_changes, stored_config, values_apart
-from skyrl.runs.run_owner import in_use, is_locked
+from skyrl.runs.run_owner import in_use_message, is_locked
 from skyrl.runs.run_tree import AnyRun
 from skyrl.storage.disk_errors import nearest, readable
 from skyrl.tree.rules import itself
@@ -35,7 +35,7 @@ def folders_can_be_written(run: AnyRun) -> Iterator[Problem]:
             continue
         try:
             folder = Path(text).expanduser().absolute()
-            if any(folder.is_relative_to(each) for each in reported):
+            if any(folder.is_relative_to(item) for item in reported):
                 continue
             with tempfile.TemporaryFile(dir=nearest(folder)):  # can be written; leaves nothing
                 pass
@@ -46,7 +46,7 @@ def folders_can_be_written(run: AnyRun) -> Iterator[Problem]:
             reported.append(Path(text).absolute())
             continue
         if locked:
-            yield Problem(path=field, message=in_use(folder, field))
+            yield Problem(path=field, message=in_use_message(folder, field))
             reported.append(folder)
 
 

@@ -24,7 +24,7 @@ FOLDER = "full_length"
 S = TypeVar("S", bound=SupervisedConfig)
 
 
-def without_traces(run: SkyRLTrainConfig) -> SkyRLTrainConfig:
+def probe_run(run: SkyRLTrainConfig) -> SkyRLTrainConfig:
     """A copy of the run without evaluation, checkpoints and exports, which resumes nothing and has its own folder."""
     changes = _traceless(run.trainer) | {
         "resume_mode": "none",
@@ -104,7 +104,7 @@ def made_up_answers(run: SupervisedConfig, tokens: int, vocabulary: int) -> Toke
     answer = np.arange(tokens) > 0
     ids = np.random.default_rng(run.seed).integers(vocabulary, size=(run.batch_size, run.rows_of_an_item, tokens))
     rows = (
-        RankedRow(id=f"made up {number}", sides=tuple((each, answer) for each in item))
+        RankedRow(id=f"made up {number}", sides=tuple((entry, answer) for entry in item))
         for number, item in enumerate(ids)
     )
     return TokenizedRows(rows=tuple(rows), tally=Tally(sizes=[run.batch_size]))

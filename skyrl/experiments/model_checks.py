@@ -181,12 +181,12 @@ def answers_fit(table: Literal["sampling_params", "eval_sampling_params"]) -> Ch
         settings = get_at(run.generator, table)
         if positions is not None and settings is not None:
             answer = settings.max_generate_length
-            yield from _too_long(run.generator, f"generator.{table}.max_generate_length", answer, positions)
+            yield from _length_problems(run.generator, f"generator.{table}.max_generate_length", answer, positions)
 
     return fits
 
 
-def _too_long(generator: GeneratorConfig, field: str, answer: int, positions: int) -> Iterator[Problem]:
+def _length_problems(generator: GeneratorConfig, field: str, answer: int, positions: int) -> Iterator[Problem]:
     if answer >= positions:
         message = f"{answer} tokens do not fit into the {positions} positions of the model"
         yield Problem(path=field, message=message, hint="lower it: prompt and answer share them")

@@ -21,7 +21,7 @@ from skyrl.experiments.collaborators import (
     engine_changes,
     engine_makers,
     engine_restarts,
-    in_flight,
+    in_flight_policy,
     longest_sequence,
 )
 from skyrl.experiments.experiment import BaseExp
@@ -36,8 +36,8 @@ from skyrl.models.files.chat_templates import with_template
 from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.runs.engine_changes import EngineChanges
+from skyrl.runs.input_digests import combined_digest, files_below, judged_with
 from skyrl.runs.inputs import check_data, notice, read_model_configs, report_unread_variables, sandbox_in_force
-from skyrl.runs.read_again import files_below, judged_with, of_many
 from skyrl.runs.recorded import RecordedRun
 from skyrl.training.evaluation import Evaluation
 
@@ -85,17 +85,17 @@ class PolicySampling(BaseExp):
         source = self.cfg.trainer.rollouts_from
         return RecordedRun(Path(source).expanduser()) if source else None
 
-    def read_again(self) -> dict[str, str]:
+    def input_digests(self) -> dict[str, str]:
         """Digests of what a resumed run reads again, with what sampling and judging read: validation rows, databases,
         tasks, a reward model.
         """
-        found, template = super().read_again() | self.digests_beside_policy(), self.cfg.generator.chat_template
+        found, template = super().input_digests() | self.digests_beside_policy(), self.cfg.generator.chat_template
         if template.source == "file" and template.name_or_path is not None:
             file = Path(template.name_or_path).expanduser()
-            found |= of_many("generator.chat_template.name_or_path", [file])
+            found |= combined_digest("generator.chat_template.name_or_path", [file])
         if self.recorded:
             recording = self.recorded.recording.folder
-            return found | of_many("trainer.rollouts_from", files_below(recording))
+            return found | combined_digest("trainer.rollouts_from", files_below(recording))
         if self.eval_dataset is not None:
             found["data.val_data"] = self.eval_dataset.fingerprint
         datasets = [dataset for dataset in (self.train_dataset, self.eval_dataset) if dataset is not None]
@@ -139,7 +139,7 @@ class PolicySampling(BaseExp):
             self.model_path,
             self.cfg.trainer.policy.model.lora,
             self.cfg.generator.inference_engine,
-            in_flight=in_flight(self.cfg),
+            in_flight=in_flight_policy(self.cfg),
             restarts=self.get_restarts(engines),
         )
 

@@ -41,7 +41,7 @@ from skyrl.experiments.collaborators import (
     rollout_parity,
     weight_transport,
 )
-from skyrl.experiments.full_length import full_length_rollouts, verdict, without_traces
+from skyrl.experiments.full_length import full_length_rollouts, probe_run, verdict
 from skyrl.experiments.policy_sampling import PolicySampling
 from skyrl.experiments.sampling import prompt_cursor, sampled_rollouts, steps_that_prompts_fill, stream_cursor
 from skyrl.learners.ranks import Ranks
@@ -58,8 +58,8 @@ from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts
 from skyrl.rollout.constant_rewards import STEPS, ConstantRewards, endings
 from skyrl.rollout.hints import Hints, hinted
+from skyrl.runs.input_digests import adapter_digests, model_digests
 from skyrl.runs.inputs import notice
-from skyrl.runs.read_again import adapter_digests, model_digests
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, made_with, weight_digests_of
 from skyrl.storage.disk import Disk
 from skyrl.tracking.batch_dump import BatchDump
@@ -97,7 +97,7 @@ from skyrl.training.teachers_by_source import (
     Scoring,
     ServedTeacher,
     TeachersBySource,
-    without_teacher,
+    no_teacher_message,
 )
 from skyrl.training.time_sharing import Movable, TimeSharing, is_room_for_all
 from skyrl.training.trainer import PPOTrainer
@@ -121,7 +121,7 @@ class BasePPOExp(PolicySampling):
 
     def __init__(self, cfg: SkyRLTrainConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
-        super().__init__(without_traces(cfg) if cfg.trainer.num_dummy_steps else cfg)
+        super().__init__(probe_run(cfg) if cfg.trainer.num_dummy_steps else cfg)
 
     @classmethod
     def get_config_cls(cls) -> type[SkyRLTrainConfig]:
@@ -330,7 +330,7 @@ class BasePPOExp(PolicySampling):
             self.client,
             transport,
             parity_canary(self.cfg, prompts),
-            arrived=rollouts.weights_are,
+            arrived=rollouts.set_weights_version,
             interval=asynchronous.steps_per_sync if asynchronous.enabled else 1,
             canary_interval=self.cfg.generator.inference_engine.logprob_parity_interval,
             in_time=self.shutdown.in_time,
@@ -464,7 +464,7 @@ class BasePPOExp(PolicySampling):
         default = self.served_teachers.get(None) or local.get(settings.model.path)
         if algorithm.distillation.self_teacher:
             default = LocalTeacher(model=self.policy, ready=partial(ready, "policy"), hidden_name=TEACHER_HIDDEN)
-        served = {source: each for source, each in self.served_teachers.items() if source is not None}
+        served = {source: teacher for source, teacher in self.served_teachers.items() if source is not None}
         named = {source: local[path] for source, path in settings.sources.items()} | served
         by_source = TeachersBySource(default=default, named=named)
         interruptible = in_context(self.shutdown.interruptible)
@@ -588,7 +588,7 @@ class BasePPOExp(PolicySampling):
         if named and known and not (settings.endpoint.url or settings.model.path):
             missing = {prompt.data_source for prompt in self.train_dataset.prompts} - named
             if missing:
-                raise UserError(without_teacher({str(source) for source in missing}))
+                raise UserError(no_teacher_message({str(source) for source in missing}))
         top = (distillation.top_k or 0) if distillation.type == "loss" else 0
         policy = str(self.cfg.trainer.policy.model.path)
         await teachers.connect(

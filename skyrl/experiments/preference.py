@@ -36,8 +36,8 @@ from skyrl.learners.workers.preference_roles import (
     PreferenceWorker,
     reference_model,
 )
+from skyrl.runs.input_digests import adapter_digests, model_digests
 from skyrl.runs.inputs import notice
-from skyrl.runs.read_again import adapter_digests, model_digests
 from skyrl.storage.disk import Disk
 from skyrl.training.collate import collate_answers, collate_labelled, mismatched
 from skyrl.training.supervised_evaluation import Sums
@@ -51,7 +51,7 @@ def preference_objective(run: PreferenceConfig) -> PreferenceObjective | LabelOb
         return LabelObjective(beta=run.beta, **weights_of)
     weights = run.loss_weights or (1.0,) * len(run.loss_type)
     own = {name: Imported(name) for name in run.loss_type if name not in PREFERENCE_LOSSES}
-    settings = {each.name: getattr(run, each.name) for each in attrs.fields(PairSettings)}
+    settings = {field.name: getattr(run, field.name) for field in attrs.fields(PairSettings)}
     return PreferenceObjective(
         losses=tuple(zip(run.loss_type, weights, strict=True)),
         settings=PairSettings(**settings),
@@ -71,7 +71,7 @@ def tried(name: str, loss: PairLoss, settings: PairSettings) -> None:
     tokens = torch.tensor([2, 3, 4])
 
     def found(pairs: slice) -> Tensor:
-        chosen, rejected, ref_chosen, ref_rejected = (each[pairs] for each in numbers)
+        chosen, rejected, ref_chosen, ref_rejected = (number[pairs] for number in numbers)
         return loss(
             Pairs(
                 chosen=chosen,
@@ -113,7 +113,7 @@ class PreferenceExp(SupervisedExp):
     def reference(self) -> ScorerGroup[PairReferenceWorker]:
         """The model that the policy is compared with, on the ranks of the policy. Started when it is first needed."""
         ranks = self.ranks_of("ref", MODEL.ranks(self.cfg), self.replicas)
-        makers = [partial(PairReferenceWorker, self.cfg, ranks=each) for each in ranks]
+        makers = [partial(PairReferenceWorker, self.cfg, ranks=rank) for rank in ranks]
         started = self.processes.start("ref", makers)
         rows = self.cfg.rows_of_an_item
         return ScorerGroup(started, self.budget(), replicas=self.replicas, rows_of_an_item=rows)
@@ -158,10 +158,10 @@ class PreferenceExp(SupervisedExp):
     def get_objective(self) -> PreferenceObjective | LabelObjective:
         return preference_objective(self.cfg)
 
-    def read_again(self) -> dict[str, str]:
+    def input_digests(self) -> dict[str, str]:
         """Digests of what a resumed run reads again, with the reference."""
         stays = self.cfg.compares and not self.moves_reference
-        return super().read_again() | (self._reference_digests() if stays else {})
+        return super().input_digests() | (self._reference_digests() if stays else {})
 
     def _reference_digests(self) -> dict[str, str]:
         model, field = reference_model(self.cfg), "model.path"
@@ -206,12 +206,12 @@ class PreferenceExp(SupervisedExp):
         """The batch with log-probabilities of the reference, and of the policy where a loss sorts the batch by them."""
         if self.cfg.compares and batch.ref_logprobs is None:
             with self.clock.measure("ref_logprobs"):
-                batch = batch.given(ref_logprobs=await self._score_reference(batch))
+                batch = batch.with_fields(ref_logprobs=await self._score_reference(batch))
         if "kto" in self.cfg.loss_type:
             batch = await self._with_baseline(batch)
         if any(loss.whole_batch for loss in self.cfg.facts):
             with self.clock.measure("policy_logprobs"):
-                batch = batch.given(old_logprobs=await self.learner.score(batch))
+                batch = batch.with_fields(old_logprobs=await self.learner.score(batch))
         return batch
 
     async def _with_baseline(self, batch: TrainingBatch) -> TrainingBatch:
@@ -228,7 +228,7 @@ class PreferenceExp(SupervisedExp):
 
     def measure(self, scores: Tensor, batch: TrainingBatch) -> Sums:
         objective = self.get_objective()
-        _, parts, _ = objective(scores, weighed(objective, batch.given(old_logprobs=scores)))
+        _, parts, _ = objective(scores, weighed(objective, batch.with_fields(old_logprobs=scores)))
         items = len(batch) / self.cfg.rows_of_an_item
         good = batch.extras["label"].values.sum().item() if self.cfg.unpaired else items
         counts = {"chosen": good, "rejected": items - good if self.cfg.unpaired else items}

@@ -52,15 +52,15 @@ from skyrl.experiments.model_checks import (
     sequence_ranks_divide_heads,
     tensor_ranks_divide_matrices,
 )
-from skyrl.hub import beside
+from skyrl.hub import similar_path_hint
 from skyrl.installation import install_command, package_command
 from skyrl.planning.layout import counted, layout
 from skyrl.processes.addresses import is_loopback
 from skyrl.rollout.agent_runner import agent_of
 from skyrl.runs.run_tree import AnyRun
 from skyrl.sandbox.sandbox import strongest_tier, why_unavailable, why_weaker
+from skyrl.tracking.custom_tracker import found_tracker
 from skyrl.tracking.metric_table import METRICS, unknown
-from skyrl.tracking.own_tracker import found_tracker
 from skyrl.training.callbacks import found_callback
 from skyrl.tree import get_at
 from skyrl.tree.names import nearest
@@ -160,26 +160,26 @@ def _missing(source: str) -> str | None:
         return refusal(source)
     if is_remote(source):
         return None  # reading it asks the store
-    why = no_path(source)
+    why = path_error(source)
     if why or not has_files(source):
         return why or dataset_failure(source)
     if "*" in source:
         data_files(source)
         return None
     is_there = Path(source).expanduser().is_file()
-    return None if is_there else f"there is no file {source}{beside(source)}"
+    return None if is_there else f"there is no file {source}{similar_path_hint(source)}"
 
 
 def missing_checkpoint(field: str, path: str, hint: str = "") -> Iterator[Problem]:
     """A checkpoint on a disk exists."""
     if "://" in path:
         return
-    why = no_path(path) or (None if Path(path).expanduser().is_dir() else f"there is no folder {path}")
+    why = path_error(path) or (None if Path(path).expanduser().is_dir() else f"there is no folder {path}")
     if why:
         yield Problem(path=field, message=why, hint=hint)
 
 
-def no_path(path: str) -> str | None:
+def path_error(path: str) -> str | None:
     """Reason why the file system rejects the path, such as the home of a user who does not exist; None if valid."""
     try:
         Path(path).expanduser().exists()
@@ -215,7 +215,7 @@ def packages_are_installed(run: SkyRLTrainConfig) -> Iterator[Problem]:
     yield from missing_packages(_packages(run))
 
 
-def there_are_gpus_for_it(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def gpus_are_available(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A run that starts its own Ray, or none, finds its GPUs on this machine."""
     placement = run.trainer.placement
     if run.trainer.device != "cuda" or placement.ray_address is not None:
@@ -384,14 +384,14 @@ def the_recording_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
     path = run.trainer.rollouts_from
     if path is None:
         return
-    why = no_path(path)
+    why = path_error(path)
     if not why and not (Path(path).expanduser() / "recording" / "about.json").is_file():
         why = f"there is no recording in {path or 'an empty path'}: give the folder of a run with trainer.recording on"
     if why:
         yield Problem(path="trainer.rollouts_from", message=why)
 
 
-def own_algorithms_can_be_called(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def custom_algorithms_can_be_called(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The user's own loss and estimator can be made, and suit a small batch."""
     algorithm = run.trainer.algorithm
     if not any(map(is_import_path, (algorithm.policy_loss_type, algorithm.advantage_estimator))):
@@ -408,7 +408,7 @@ def own_algorithms_can_be_called(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     packages_are_installed,
-    there_are_gpus_for_it,
+    gpus_are_available,
     flash_attention_is_installed,
     keys_are_there(os.environ),
     a_compiler_is_there(os.environ),
@@ -433,7 +433,7 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     the_callbacks_exist,
     disk_holds_checkpoints,
     code_is_unchanged,
-    own_algorithms_can_be_called,
+    custom_algorithms_can_be_called,
 )
 
 PREFLIGHT = (*_PREFLIGHT, first_rows_can_be_used(judge=False))

@@ -10,8 +10,8 @@ from attrs import frozen
 
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.samplers import CurriculumConfig, SamplerConfig
-from skyrl.data.own_sampler import OwnSampler
-from skyrl.data.samplers import Mixture, Permutation, Pool, Pools, Sampler, Schedule, TargetDifficulty, WithoutSolved
+from skyrl.data.custom_sampler import CustomSampler
+from skyrl.data.samplers import Mixture, Permutation, Pool, Pools, Sampler, Schedule, SkipSolved, TargetDifficulty
 from skyrl.errors import DataError
 from skyrl.trajectory import Prompt
 
@@ -32,19 +32,19 @@ class SampledRows:
 
 def sampler_of(config: SamplerConfig, drawn: SampledRows, permutation: Permutation) -> Sampler:
     """The configured sampler. `permutation` is the one that follows the order of the rows. Raises `UserError`."""
-    sampler = _named(config.sampler, config, drawn, permutation)
+    sampler = _make_sampler(config.sampler, config, drawn, permutation)
     if not isinstance(config, CurriculumConfig) or config.skip_solved is None:
         return sampler
-    return WithoutSolved(sampler, len(drawn.rows), times=config.skip_solved, reward=config.solved_reward)
+    return SkipSolved(sampler, len(drawn.rows), times=config.skip_solved, reward=config.solved_reward)
 
 
-def _named(name: str, config: SamplerConfig, drawn: SampledRows, permutation: Permutation) -> Sampler:
+def _make_sampler(name: str, config: SamplerConfig, drawn: SampledRows, permutation: Permutation) -> Sampler:
     if is_import_path(name):
-        return OwnSampler(name, drawn.rows, config.sampler_kwargs)
+        return CustomSampler(name, drawn.rows, config.sampler_kwargs)
     if name == "mixture":
         return Mixture(drawn.sizes, [(stage.step, stage.weights) for stage in config.mixture], drawn.seed)
     if name == "schedule":
-        named = [(stage.step, _named(stage.sampler, config, drawn, permutation)) for stage in config.stages]
+        named = [(stage.step, _make_sampler(stage.sampler, config, drawn, permutation)) for stage in config.stages]
         return Schedule(named)
     if name == "pools" and isinstance(config, CurriculumConfig):
         pools = [Pool(pool.name, pool.threshold, pool.weight) for pool in config.pools]

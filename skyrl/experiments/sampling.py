@@ -10,7 +10,7 @@ from attrs import asdict, evolve
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLTrainConfig
 from skyrl.data.cursor import PromptCursor, batches, permutation
-from skyrl.data.order import InOrder, Mixed, Shuffled
+from skyrl.data.order import Mixed, Sequential, Shuffled
 from skyrl.data.prompt_facts import facts_of
 from skyrl.data.prompts import PromptDataset, StreamedPrompts, load_prompts
 from skyrl.data.row_store import row_key
@@ -19,9 +19,9 @@ from skyrl.data.sources import Columns
 from skyrl.data.stored_prompts import PromptStore
 from skyrl.data.stream_cursor import StreamCursor
 from skyrl.errors import DataError
-from skyrl.experiments.asked_rows import asked_of_tasks, what_rows_lack
 from skyrl.experiments.collaborators import stream_limits
 from skyrl.experiments.samplers import SampledRows, sampler_of
+from skyrl.experiments.unrewardable_rows import asked_of_tasks, unrewardable_reason
 from skyrl.rollout.batches import Rollouts, SynchronousRollouts
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.stream import StreamingRollouts
@@ -43,7 +43,7 @@ def read_prompts(
     settings = _reading(run, env_class)
     path, columns = run.data.tokenized_path if stored else None, columns_of(run)
     store = None if path is None else PromptStore(path=path, settings=_described(run, settings))
-    return load_prompts(sources, tokenizer, **settings, columns=columns, refuses=what_rows_lack(run), store=store)
+    return load_prompts(sources, tokenizer, **settings, columns=columns, refuses=unrewardable_reason(run), store=store)
 
 
 def columns_of(run: SkyRLTrainConfig) -> Columns:
@@ -92,7 +92,7 @@ def first_prompts(run: SkyRLTrainConfig, tokenizer: ChatTokenizer) -> PromptData
 
 def prompt_maker(run: SkyRLTrainConfig, tokenizer: ChatTokenizer) -> StreamedPrompts:
     """Makes prompts of rows one by one, as the run does."""
-    return StreamedPrompts(tokenizer, **_reading(run), columns=columns_of(run), refuses=what_rows_lack(run))
+    return StreamedPrompts(tokenizer, **_reading(run), columns=columns_of(run), refuses=unrewardable_reason(run))
 
 
 def stream_cursor(run: SkyRLTrainConfig, tokenizer: ChatTokenizer) -> StreamCursor[Prompt]:
@@ -152,7 +152,7 @@ def prompt_cursor(run: SkyRLTrainConfig, dataset: PromptDataset) -> PromptCursor
     """The prompts of the run in the order in which they are drawn. Raises `UserError`."""
     data, trainer, count = run.data, run.trainer, len(dataset.prompts)
     shares = data.train_weights if data.train_weights and len(data.train_weights) > 1 else None
-    in_order = Shuffled(count, trainer.seed) if data.shuffle else InOrder(count)
+    in_order = Shuffled(count, trainer.seed) if data.shuffle else Sequential(count)
     order = in_order if shares is None else Mixed(dataset.sizes, shares, trainer.seed)
     size = trainer.train_batch_size
     drawn = SampledRows(rows=dataset.prompts, sizes=dataset.sizes, batch=size, seed=trainer.seed)

@@ -24,7 +24,7 @@ from skyrl.config.settings.distillation import SFTDistillationConfig
 from skyrl.config.settings.models import ModelConfig
 from skyrl.config.settings.samplers import SamplerConfig
 from skyrl.data.cursor import PromptCursor, batches, batches_before, permutation
-from skyrl.data.order import InOrder, Mixed, Order, Shuffled
+from skyrl.data.order import Mixed, Order, Sequential, Shuffled
 from skyrl.data.row_store import row_key
 from skyrl.data.row_streams import EXAMINED, RowStream, parts_of, versions
 from skyrl.data.samplers import Sampler
@@ -44,8 +44,8 @@ from skyrl.learners.workers.objectives import CrossEntropy
 from skyrl.learners.workers.roles import SFTTeacherWorker, SFTWorker
 from skyrl.models.files.loading import max_positions, refuse_small_vocabulary
 from skyrl.planning.replicas import Replicas, replicas
+from skyrl.runs.input_digests import combined_digest, model_digests
 from skyrl.runs.inputs import notice, report_unread_variables
-from skyrl.runs.read_again import model_digests, of_many
 from skyrl.tracking.source_labels import source_labels
 from skyrl.tracking.tracker import Tracker
 from skyrl.training.collate import collate_supervised
@@ -143,12 +143,12 @@ class SupervisedExp(BaseExp):
             limits.append(batches_before(cfg.max_training_samples, rows, cfg.batch_size, cfg.epoch_tail))
         return min([steps, *(limit for limit in limits if limit is not None)])
 
-    def read_again(self) -> dict[str, str]:
+    def input_digests(self) -> dict[str, str]:
         """Digests of what a resumed run reads again, with the chat template and the rows to evaluate on."""
         template, place = self.cfg.chat_template, "chat_template.name_or_path"
         is_file = template.source == "file" and template.name_or_path is not None
-        result = super().read_again()
-        result |= of_many(place, [Path(str(template.name_or_path)).expanduser()]) if is_file else {}
+        result = super().input_digests()
+        result |= combined_digest(place, [Path(str(template.name_or_path)).expanduser()]) if is_file else {}
         return result | {f"eval_datasets: {name}": rows.fingerprint for name, rows in self.eval_datasets.items()}
 
     def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
@@ -211,7 +211,7 @@ class SupervisedExp(BaseExp):
         cfg, rows = self.cfg, self.train_dataset
         if cfg.train_dataset_weights is not None:
             return Mixed(rows.sizes, cfg.train_dataset_weights, cfg.seed)
-        return InOrder(len(rows)) if cfg.sampler == "sequential" else Shuffled(len(rows), cfg.seed)
+        return Sequential(len(rows)) if cfg.sampler == "sequential" else Shuffled(len(rows), cfg.seed)
 
     def get_sampler(self) -> Sampler:
         """Choice of the rows of each batch."""
@@ -385,7 +385,7 @@ class SFTExp(SupervisedExp):
         if self.cfg.distillation.teacher_path is None:
             return None
         ranks = self.ranks_of("teacher", MODEL.ranks(self.cfg), self.replicas)
-        started = self.processes.start("teacher", [partial(SFTTeacherWorker, self.cfg, ranks=each) for each in ranks])
+        started = self.processes.start("teacher", [partial(SFTTeacherWorker, self.cfg, ranks=rank) for rank in ranks])
         return ScorerGroup(started, self.budget(), replicas=self.replicas)
 
     @cached_property
@@ -413,11 +413,11 @@ class SFTExp(SupervisedExp):
         super().check_inputs()
         teachers.refuse_other_teacher(self.cfg, self.tokenizer)
 
-    def read_again(self) -> dict[str, str]:
+    def input_digests(self) -> dict[str, str]:
         """Digests of what a resumed run reads again, with the weights of the model that teaches."""
         path = self.cfg.distillation.teacher_path
         own = {} if path is None else model_digests("distillation.teacher_path", ModelConfig(path=path), weights=True)
-        return super().read_again() | own
+        return super().input_digests() | own
 
     async def prepare(self) -> None:
         """Ask the served teacher, if there is one, for its limits."""

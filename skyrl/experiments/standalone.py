@@ -77,17 +77,17 @@ class StandaloneSampling(PolicySampling):
         try:
             with self.shutdown, WaitReporter(self.progress, notice), self.held:
                 with self.shutdown.in_loop(), event_loop() as run:
-                    result: R = run(self._with_engines(work))
+                    result: R = run(self._run_with_engines(work))
                 return result
         except Stopped:
             raise self.shutdown.stopped("Nothing was finished: the same command starts from scratch.") from None
 
-    async def _with_engines(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
+    async def _run_with_engines(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         client = self.client
         self.open_endpoint()
         try:
             with self.shutdown.interruptible():
-                return await client.with_restarts(work(), self.admitting)
+                return await client.run_with_restarts(work(), self.admitting)
         finally:
             await self.close_endpoint()
             await client.close()

@@ -56,9 +56,9 @@ async def connect(
     reports fewer than `top` log-probabilities, or has other tokens.
     """
     try:
-        for each in teachers:
-            model = await each.server.connect(longest=longest, top=top, address=address, length=length)
-            compare_served_tokens(tokenizer, model.path, each.server.url, policy)
+        for teacher in teachers:
+            model = await teacher.server.connect(longest=longest, top=top, address=address, length=length)
+            compare_served_tokens(tokenizer, model.path, teacher.server.url, policy)
     except BaseException:
         await close(teachers)  # a run that does not begin is not closed
         raise
@@ -66,8 +66,8 @@ async def connect(
 
 async def close(teachers: Collection[ServedTeacher]) -> None:
     """Close the connections to the servers."""
-    for each in teachers:
-        await each.server.close()
+    for teacher in teachers:
+        await teacher.server.close()
 
 
 def local_digests(teacher: TeacherConfig, *, moves: bool) -> dict[str, str]:

@@ -35,8 +35,8 @@ from skyrl.models.files.naming import named_weights
 from skyrl.planning.layout import layout
 from skyrl.processes.handles import Group, Processes
 from skyrl.processes.in_process import LocalHandle
+from skyrl.runs.input_digests import TOKENIZER, model_digests, model_file_digests
 from skyrl.runs.inputs import notice
-from skyrl.runs.read_again import TOKENIZER, model_digests, of_model
 from skyrl.runs.run_lock import SIGNATURE, RunLock, config_text
 from skyrl.storage.atomic import write_file
 from skyrl.tracking.factory import trackers_of
@@ -261,7 +261,7 @@ class TrainingServiceExp(StandaloneSampling):
         """Raises `ResumeError` if the base model is not the one that the stored models were trained on."""
         field = f"{_MODEL}.path"
         now = model_digests(field, self.cfg.trainer.policy.model, weights=True)
-        now |= of_model(field, self.cfg.trainer.tokenizer_path or self.model_path, TOKENIZER)
+        now |= model_file_digests(field, self.cfg.trainer.tokenizer_path or self.model_path, TOKENIZER)
         file = self.folder.path / BASE
         before = json.loads(stored_text(file)) if file.exists() else now
         if changed := [name for name in now if before.get(name) != now[name]]:

@@ -91,7 +91,7 @@ class AdapterShelf(Generic[T]):
         entry = self._entry(name)
         del self.by_name[name]
         while entry.requests:
-            await self._one_is_released()
+            await self._wait_for_release()
         async with self._turn:
             await self._unloaded(entry)
         if self._files is not None and entry.folder.parent == Path(self._files.name):
@@ -158,9 +158,9 @@ class AdapterShelf(Generic[T]):
     async def _make_room(self) -> None:
         """Returns when fewer than the most are loaded."""
         while len(self._resident) >= self._most:
-            idle = next((each for each in self._resident.values() if not each.users), None)
+            idle = next((item for item in self._resident.values() if not item.users), None)
             if idle is None:
-                await self._one_is_released()
+                await self._wait_for_release()
             else:
                 await self._unloaded(idle)
 
@@ -170,6 +170,6 @@ class AdapterShelf(Generic[T]):
             await self._unload(entry.number)
             del self._resident[entry.number]
 
-    async def _one_is_released(self) -> None:
+    async def _wait_for_release(self) -> None:
         self._released.clear()
         await self._released.wait()

@@ -18,7 +18,7 @@ from skyrl.inference.weights import refuse_not_loaded
 from skyrl.models.files.stored_adapter import stored_settings, stored_tensors
 from skyrl.models.low_rank import LowRank, Updates, attach, of_layers
 from skyrl.storage.modes import save_tensors
-from skyrl.weight_receiver.incoming_weights import Adapter, Shared, listed
+from skyrl.weight_receiver.incoming_weights import Adapter, Shared, summarize_problems
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 
@@ -51,13 +51,13 @@ def misfits(adapter: Adapter, layers: Mapping[str, tuple[int, int]]) -> str:
     ]
     if not parts and not problems:
         problems = ["it contains no tensors"]
-    return listed(problems)
+    return summarize_problems(problems)
 
 
 def linear_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
     """(out, in) of each linear layer, by name."""
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    return {name: (each.out_features, each.in_features) for name, each in linear.items()}
+    return {name: (item.out_features, item.in_features) for name, item in linear.items()}
 
 
 def apply_adapter(model: nn.Module, adapter: Adapter) -> None:

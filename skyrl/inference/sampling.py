@@ -52,7 +52,7 @@ class Drawable:
         """The tokens of a tokenizer."""
         known = {*tokenizer.get_vocab().values()}
         count = max(known, default=-1) + 1
-        return cls(count, tuple(each for each in range(count) if each not in known) if len(known) < count else ())
+        return cls(count, tuple(item for item in range(count) if item not in known) if len(known) < count else ())
 
     def __call__(self, scores: Tensor) -> Tensor:
         """Scores (R, V) of the columns that may be drawn, (R, min(V, count)): a view unless there are holes."""
@@ -66,7 +66,7 @@ class Drawable:
             logits.index_fill_(1, self._holes(logits), -torch.inf)
 
     def _holes(self, scores: Tensor) -> Tensor:
-        return torch.tensor([each for each in self.holes if each < scores.shape[1]], device=scores.device)
+        return torch.tensor([hole for hole in self.holes if hole < scores.shape[1]], device=scores.device)
 
 
 @frozen(kw_only=True, eq=False)
@@ -165,7 +165,7 @@ def less_frequent(logits: Tensor, drawn: Tensor, counted: Tensor, penalty: Tenso
     return logits.scatter_add(1, drawn, -penalty.unsqueeze(1) * counted.float())
 
 
-def not_ending(logits: Tensor, ends: Tensor, early: Tensor) -> Tensor:
+def mask_early_ends(logits: Tensor, ends: Tensor, early: Tensor) -> Tensor:
     """Logits with -infinity for the tokens that end a completion, in rows where it is too `early` to end.
 
     Shapes: (R, V), `ends` (R, K) token ids, or -1 for a row that has none; `early` (R,) bool.
@@ -207,18 +207,18 @@ def draw(scores: Tensor, uniform: Tensor) -> Tensor:
     """
     probabilities, vocabulary = scores.softmax(-1), scores.shape[-1]
     if vocabulary <= _LARGE:
-        return _first_beyond(*_running(probabilities, uniform)).squeeze(1)
+        return _first_exceeding(*_running(probabilities, uniform)).squeeze(1)
     whole = vocabulary // _BLOCK * _BLOCK
     sums = probabilities[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1, dtype=torch.float64)
     rest = probabilities[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)
     blocks = torch.cat((sums, rest), 1)
     cumulative, target = _running(blocks, uniform)
-    block = _first_beyond(cumulative, target)
+    block = _first_exceeding(cumulative, target)
     before = cumulative.gather(1, block) - blocks.gather(1, block)
     share = ((target - before) / blocks.gather(1, block)).clamp(0.0, _LARGEST_SHARE).squeeze(1)
     columns = block * _BLOCK + torch.arange(_BLOCK, device=scores.device)
     inside = probabilities.gather(1, columns.clamp(max=vocabulary - 1)).masked_fill(columns >= vocabulary, 0.0)
-    tokens = block * _BLOCK + _first_beyond(*_running(inside, share))
+    tokens = block * _BLOCK + _first_exceeding(*_running(inside, share))
     return tokens.clamp(max=vocabulary - 1).squeeze(1)  # only rows with NaN reach past the end
 
 
@@ -238,6 +238,6 @@ def _running(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     return cumulative, uniform.unsqueeze(1) * cumulative[:, -1:]
 
 
-def _first_beyond(cumulative: Tensor, target: Tensor) -> Tensor:
+def _first_exceeding(cumulative: Tensor, target: Tensor) -> Tensor:
     """(R, 1) int64: the first entry whose running sum exceeds the target; the last one in rows with NaN."""
     return torch.searchsorted(cumulative, target, right=True).clamp(max=cumulative.shape[-1] - 1)

@@ -29,7 +29,7 @@ def completed(
     text = tokenizer.decode(newest, skip_special_tokens=False)
     if not any(stop in text for stop in stops):
         return False
-    return not others_stand or _first_end(text, stops, _length(tokenizer, newest[:-1])) is not None
+    return not others_stand or _first_stop_end(text, stops, _length(tokenizer, newest[:-1])) is not None
 
 
 def text_of(tokenizer: ChatTokenizer, token_ids: Sequence[int], stopped_by: Sequence[str], *, least: int = 0) -> str:
@@ -40,7 +40,7 @@ def text_of(tokenizer: ChatTokenizer, token_ids: Sequence[int], stopped_by: Sequ
     text: str = tokenizer.decode(token_ids, skip_special_tokens=True)
     if not stopped_by:
         return text
-    end = _first_end(text, stopped_by, _length(tokenizer, token_ids[:least], skip_special_tokens=True))
+    end = _first_stop_end(text, stopped_by, _length(tokenizer, token_ids[:least], skip_special_tokens=True))
     if end is not None:
         return text[:end]
     # The stop string has special tokens: the text is that of the tokens before it, and the stop string itself.
@@ -52,7 +52,7 @@ def text_of(tokenizer: ChatTokenizer, token_ids: Sequence[int], stopped_by: Sequ
     return text
 
 
-def _first_end(text: str, stops: Sequence[str], after: int) -> int | None:
+def _first_stop_end(text: str, stops: Sequence[str], after: int) -> int | None:
     """End position of the first stop string that ends beyond `after` characters."""
     places = [(text.find(stop, max(0, after + 1 - len(stop))), len(stop)) for stop in stops]
     return min((start + length for start, length in places if start >= 0), default=None)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from skyrl.errors import WeightSyncError
-from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared, WeightInfo, listed
+from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared, WeightInfo, summarize_problems
 
 
 def replace_weights(model: nn.Module, incoming: IncomingWeights) -> None:
@@ -90,4 +90,4 @@ def _contradictions(tied: Iterable[tuple[str, ...]], received: Mapping[str, Tens
 
 def _refuse(problems: list[str]) -> None:
     if problems:
-        raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {listed(problems)}")
+        raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {summarize_problems(problems)}")

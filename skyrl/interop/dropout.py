@@ -20,7 +20,7 @@ def dropout(path: str, model: str) -> Dependent:
     def become(key: str, value: object, values: Values) -> Translation:
         if value is not False:
             return redundant("dropout is off by default")
-        has_dropout = _own_dropout(values.get(model))
+        has_dropout = _model_dropout(values.get(model))
         if has_dropout is None:
             return redundant(_UNSEEN.format(path=path))
         return Translation(writes={path: True}) if has_dropout else redundant(_NONE)
@@ -28,7 +28,7 @@ def dropout(path: str, model: str) -> Dependent:
     return become
 
 
-def _own_dropout(model: object) -> bool | None:
+def _model_dropout(model: object) -> bool | None:
     """Whether the configuration in the model's folder sets dropout; None if there is no such file."""
     try:
         settings = json.loads(stored_text(Path(str(model)).expanduser() / "config.json"))

@@ -150,15 +150,15 @@ def launch_of(text: str, where: str, system: PeerPrograms, number: int | None = 
     is none, if there are several and none is chosen, and for a program that cannot be converted.
     """
     script = read_script(text, where)
-    found = _distinct([launch for each in script.commands if (launch := _launch(each, script, system))])
+    found = _distinct([launch for command in script.commands if (launch := _launch(command, script, system))])
     runs = [launch for launch in found if launch.known is None or not launch.known.aside]
     if not runs:
-        raise ConfigError([_nothing(script, found, where, system)], title=_TITLE)
+        raise ConfigError([_no_command_problem(script, found, where, system)], title=_TITLE)
     if number is None and len(runs) > 1:
         message = f"starts {len(runs)} different runs: choose one with --command N"
         rows = [
-            Problem(path=f"--command {at}", message=f"line {each.line}: {_briefly(each, runs)}")
-            for at, each in enumerate(runs[:_MOST_ROWS], 1)
+            Problem(path=f"--command {at}", message=f"line {run.line}: {_briefly(run, runs)}")
+            for at, run in enumerate(runs[:_MOST_ROWS], 1)
         ]
         raise ConfigError([Problem(path=where, message=message), *rows], title=_TITLE)
     if number is not None and not 1 <= number <= len(runs):
@@ -199,12 +199,12 @@ def _launch(command: ScriptCommand, script: Script, system: PeerPrograms) -> Run
         line=command.line,
         is_certain=command.is_certain,
         script=script,
-        lost=tuple(_lost(each) for each in script.commands if system.is_setting(each.texts[0])),
+        lost=tuple(_separate_command_line(item) for item in script.commands if system.is_setting(item.texts[0])),
         system=system.name,
     )
 
 
-def _lost(command: ScriptCommand) -> Line:
+def _separate_command_line(command: ScriptCommand) -> Line:
     """The report line of a setting that begins a command of its own."""
     why = f"line {command.line}: no backslash ends the line before it, so Bash passes it to no program"
     return Line(outcome="refused", source=command.texts[0].partition("=")[0], why=why)
@@ -236,25 +236,25 @@ def _program(words: Sequence[str], system: PeerPrograms) -> tuple[int, str]:
 def _distinct(launches: Sequence[RunCommand]) -> list[RunCommand]:
     """The launches without those that repeat another: the same program with the same words."""
     found: dict[tuple[str, tuple[str, ...]], RunCommand] = {}
-    for each in launches:
-        found.setdefault((each.program, (*each.before, "", *each.words)), each)
+    for launch in launches:
+        found.setdefault((launch.program, (*launch.before, "", *launch.words)), launch)
     return list(found.values())
 
 
 def _briefly(launch: RunCommand, others: Sequence[RunCommand]) -> str:
     """The program and the words that not all of the others have."""
     told = " ".join(
-        [launch.program, *(shown(word) for word in launch.words if any(word not in each.words for each in others))]
+        [launch.program, *(shown(word) for word in launch.words if any(word not in other.words for other in others))]
     )
     return told if len(told) <= 100 else told[:97] + "..."
 
 
-def _nothing(script: Script, found: Sequence[RunCommand], where: str, system: PeerPrograms) -> Problem:
+def _no_command_problem(script: Script, found: Sequence[RunCommand], where: str, system: PeerPrograms) -> Problem:
     """Why a script has no command to convert."""
     for first in found:
         what = first.known.aside if first.known else ""
         return Problem(path=where, message=f"line {first.line} starts {first.program}: {what}")
-    started = [(each.line, word) for each in script.commands for word in each.texts if _SCRIPT.fullmatch(word)]
+    started = [(command.line, word) for command in script.commands for word in command.texts if _SCRIPT.fullmatch(word)]
     started += list(script.sourced)
     named = "; ".join(dict.fromkeys(f"line {line} starts {word}" for line, word in started[:_MOST_ROWS]))
     message = f"starts no program that trains with {system.name}"
@@ -264,7 +264,7 @@ def _nothing(script: Script, found: Sequence[RunCommand], where: str, system: Pe
         hint = "write the command that it would start into a script of its own, and convert that"
         message += f": called without arguments, it ends in line {script.ends}"
         return Problem(path=where, message=message, hint=hint)
-    names = dict.fromkeys(each.texts[0] for each in script.commands)
+    names = dict.fromkeys(command.texts[0] for command in script.commands)
     hint = "it starts: " + ", ".join([*names][:_MOST_ROWS]) if names else "it starts no program at all"
     return Problem(path=where, message=message, hint=hint)
 

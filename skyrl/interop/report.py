@@ -12,7 +12,7 @@ from attrs import field, frozen
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.errors import Problem
 from skyrl.tree.masking import masked
-from skyrl.tree.types import shown
+from skyrl.tree.types import display_value
 
 Outcome = Literal["kept", "renamed", "derived", "needless", "not yet", "refused"]
 """kept: under its own name; renamed: under ours; derived: follows from the rest, so omitted; needless: matches the
@@ -168,7 +168,10 @@ class Conversion:
             parts += [
                 "",
                 head,
-                *(f"  {line.source} = {shown(line.value)}  ->  {', '.join(line.targets)}" for line in self.defaults),
+                *(
+                    f"  {line.source} = {display_value(line.value)}  ->  {', '.join(line.targets)}"
+                    for line in self.defaults
+                ),
             ]
         if self.other_defaults:
             head = f"not in the file, with a different default here ({len(self.other_defaults)}):"
@@ -176,7 +179,7 @@ class Conversion:
                 "",
                 head,
                 *(
-                    f"  {row.source} = {shown(row.theirs)} there; here {row.path} = {shown(row.ours)}"
+                    f"  {row.source} = {display_value(row.theirs)} there; here {row.path} = {display_value(row.ours)}"
                     for row in self.other_defaults
                 ),
             ]
@@ -195,7 +198,7 @@ def _percent(share: float) -> str:
 
 
 def _row(line: Line) -> str:
-    value = "" if line.outcome in ("renamed", "kept") else f" = {shown(masked(line.value, line.source))}"
+    value = "" if line.outcome in ("renamed", "kept") else f" = {display_value(masked(line.value, line.source))}"
     there = f"  ->  {', '.join(line.targets)}" if line.targets and line.outcome == "renamed" else ""
     row = f"{line.source}{value}{there}" + (f"  ({line.why})" if line.why else "")
     return "".join(letter if letter.isprintable() else " " for letter in row)

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.interop.translation import Values, is_off
-from skyrl.tree.types import shown
+from skyrl.tree.types import display_value
 
 
 @frozen
@@ -53,5 +53,9 @@ def why_idle(setting: str, values: Values, switches: Iterable[Switch]) -> str:
         key = switch.key_for(setting)
         value = values.get(key, switch.default)
         if key and switch.is_off(value):
-            return f"only read with {key}, which is off" if is_off(value) else f"not read with {key} = {shown(value)}"
+            return (
+                f"only read with {key}, which is off"
+                if is_off(value)
+                else f"not read with {key} = {display_value(value)}"
+            )
     return ""

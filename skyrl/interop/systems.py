@@ -89,12 +89,12 @@ class System:
     def translated(self, key: str, value: object, values: Values, copy_of: str = "") -> Translation | None:
         """The outcome of one setting, which may be a copy of another one; None for an unknown setting."""
         try:
-            translation = self._found(key, value, values)
+            translation = self._translate(key, value, values)
         except UnexpectedValue as error:
             return refused(str(error))
         return evolve(translation, note=f"a copy of {copy_of}") if translation and copy_of else translation
 
-    def _found(self, key: str, value: object, values: Values) -> Translation | None:
+    def _translate(self, key: str, value: object, values: Values) -> Translation | None:
         if why := why_idle(key, values, self.switches):
             return redundant(why)
         *patterns, independent = self._patterns
@@ -123,7 +123,7 @@ def convert_settings(
         translation = refused(read.refused) if read.refused else None
         if translation is None:
             translation = system.translated(key, read.value, values, (copies or {}).get(key, ""))
-        apply(writing, key, _shown(value), translation or refused(system.unknown(key, writing)))
+        apply(writing, key, _display_value(value), translation or refused(system.unknown(key, writing)))
     for name, path, value in system.implied(values):
         writing.write(name, path, value)
     converted = writing.finish(lambda run: tuple(system.other_defaults(given, run)))
@@ -136,8 +136,8 @@ def convert_settings(
     )
 
 
-def _shown(value: object) -> Any:
+def _display_value(value: object) -> Any:
     """A value for the report; expressions are shown by their text."""
     if isinstance(value, list):
-        return [_shown(item) for item in value]
+        return [_display_value(item) for item in value]
     return value.text if isinstance(value, ProgramValue) else value

@@ -41,7 +41,7 @@ def flat_file(name: str, *, of: str = "") -> dict[str, Any]:
 
 def flat_lists(table: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted key and value of every leaf, also of the tables in lists: `places[0].cores`."""
-    return dict(_without_lists(dict(flat(table))))
+    return dict(_flatten_lists(dict(flat(table))))
 
 
 def flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -54,13 +54,13 @@ def flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple
             yield dotted(names), value
 
 
-def _without_lists(keys: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flatten_lists(keys: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The keys and values, with tables in lists flattened to keys such as `places[0].cores`."""
     for key, value in keys.items():
         if isinstance(value, list) and value and all(isinstance(item, Mapping) and item for item in value):
             for number, item in enumerate(value):
                 inner = dict(flat(item))
-                yield from _without_lists({f"{key}[{number}].{name}": setting for name, setting in inner.items()})
+                yield from _flatten_lists({f"{key}[{number}].{name}": setting for name, setting in inner.items()})
         else:
             yield key, value
 
@@ -84,7 +84,7 @@ def _spaced(text: str) -> str:
 
 def without_references(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """The values with `${a.b}` replaced by the value of that key, and a mapping from each such key to its original."""
-    values = _with_tables(values)
+    values = _expand_tables(values)
     copies = {
         key: match[1] for key, value in values.items() if (match := _whole_reference(value)) and match[1] in values
     }
@@ -92,7 +92,7 @@ def without_references(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     return {key: references.filled(value) for key, value in values.items()}, copies
 
 
-def _with_tables(values: Mapping[str, Any]) -> Mapping[str, Any]:
+def _expand_tables(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The values, with the settings of a table in place of a reference to the whole table: `${actor.optimizer}`."""
     for _ in range(_DEEPEST):
         copied: dict[str, Any] = {}
@@ -127,16 +127,16 @@ class References:
         if isinstance(value, list):
             return [self._text(item) if isinstance(item, str) else item for item in value]
         if whole := _whole_reference(value):
-            return self._of(whole[1], value)
+            return self._resolve(whole[1], value)
         return self._text(value) if isinstance(value, str) else value
 
     def _text(self, text: str) -> str:
         if len(text) > LONGEST or "${" not in text:
             return text
-        filled = REFERENCE.sub(lambda match: str(self._of(match[1], match[0])), text)
+        filled = REFERENCE.sub(lambda match: str(self._resolve(match[1], match[0])), text)
         return filled if len(filled) <= LONGEST else text
 
-    def _of(self, key: str, unchanged: object) -> Any:
+    def _resolve(self, key: str, unchanged: object) -> Any:
         if key not in self._values or key in self._open or len(self._open) > _DEEPEST:
             return unchanged
         if key not in self._filled:

@@ -132,7 +132,7 @@ class Launch:
         """The launch of this folder. Raises `UserError` if the folder is not a launch."""
         try:
             plain = json.loads(stored_text(folder / RECORD))
-            known = {each.name for each in attrs.fields(cls)}
+            known = {field.name for field in attrs.fields(cls)}
             fields = {name: value for name, value in plain.items() if name in known}
             return cls(**{**fields, "folder": folder.absolute(), "tasks": tuple(plain.get("tasks", ()))})
         except (FileNotFoundError, NotADirectoryError):
@@ -179,15 +179,15 @@ def new_folder(parent: Path, name: str) -> Path:
 
 def absent(folder: Path) -> list[Path]:
     """The folder and those around it that do not exist yet, the innermost first."""
-    return [each for each in (folder, *folder.parents) if not each.exists()]
+    return [item for item in (folder, *folder.parents) if not item.exists()]
 
 
 def withdraw(folder: Path, made: Sequence[Path]) -> None:
     """Remove the folder of something that was not started, and those that were `made` for it, if they are empty."""
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):  # something else is in one of them by now
-        for each in made:
-            each.rmdir()
+        for item in made:
+            item.rmdir()
 
 
 def launches(parent: Path) -> Iterator[Launch]:
@@ -216,7 +216,7 @@ def state_in(folder: Path) -> str:
     if state not in UNDER_WAY or report.get("host", socket.gethostname()) != socket.gethostname():
         return state
     processes = (started, report.get("process"), report.get("run"))
-    return state if any(lives(str(each)) for each in processes if each) else GONE
+    return state if any(lives(str(process)) for process in processes if process) else GONE
 
 
 def _started_here(folder: Path) -> str | None:

@@ -125,8 +125,8 @@ def run_on_ray(
 
 def _token_of(node: JobNode) -> Path:
     """File with the token of this launch, readable only by its user."""
-    holders = (each / _TOKEN for each in (node.folder, *node.folder.parents))
-    token = next((each for each in holders if each.exists()), None)
+    holders = (item / _TOKEN for item in (node.folder, *node.folder.parents))
+    token = next((holder for holder in holders if holder.exists()), None)
     if token is None:
         raise ProcessError(f"{node.folder} has no {_TOKEN}: it was not made by skyrl launch slurm")
     return token

@@ -90,7 +90,7 @@ class Prepared:
     @property
     def name(self) -> str:
         """Name of the run."""
-        return str(self._at("run_name"))
+        return str(self._value_at("run_name"))
 
     @property
     def remarks(self) -> Iterator[str]:
@@ -134,7 +134,7 @@ class Prepared:
         return bool(self.run.trainer.resume_mode == "latest")
 
     def _refuse_what_cannot_be_saved(self) -> None:
-        grace, before = float(self._at("faults.grace_period_seconds")), self._cluster.slurm.signal_before
+        grace, before = float(self._value_at("faults.grace_period_seconds")), self._cluster.slurm.signal_before
         if self._target == "slurm" and before < grace + _SAVING_SECONDS:
             raise UserError(
                 f"slurm.signal_before = {before:g} s is too short for {self._path('faults.grace_period_seconds')} = "
@@ -145,7 +145,7 @@ class Prepared:
     def _path(self, field: str) -> str:
         return kind_of(self.run).path(field)
 
-    def _at(self, field: str) -> Any:
+    def _value_at(self, field: str) -> Any:
         return get_at(self.run, self._path(field))
 
 

@@ -102,7 +102,7 @@ class SlurmLauncher:
             states = []
         reported = [launch.state(task).get("state", "") for task in launch.tasks or (None,)]
         words = {_WORDS.get(state, f"failed ({state.lower()})") for state in states} or {
-            each for each in reported if each
+            item for item in reported if item
         }
         return ", ".join(sorted(words)) or "unknown: Slurm has forgotten this job, and it reported nothing"
 

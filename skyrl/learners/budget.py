@@ -32,11 +32,11 @@ class TokenBudget:
             return list(shares)
         items = [_items(share, self.keep_groups) for share in shares]
         plans = self._plans(items, self.tokens)
-        if any(not each for plan in plans for each in plan):  # a rank has fewer groups than another needs micro-batches
+        if any(not item for plan in plans for item in plan):  # a rank has fewer groups than another needs micro-batches
             items = [_items(share, False) for share in shares]
             plans = self._plans(items, self.tokens)
         return [
-            share.given(micro_batches=_numbers(share, [row for row, _ in own], plan))
+            share.with_fields(micro_batches=_numbers(share, [row for row, _ in own], plan))
             for share, own, plan in zip(shares, items, plans, strict=True)
         ]
 
@@ -47,7 +47,7 @@ class TokenBudget:
         assert self.tokens is not None
         items = _items(batch, self.keep_groups)
         plans = dealt_plans([tokens for _, tokens in items], self.tokens, replicas, at_least=self.at_least)
-        if any(not each for plan in plans for each in plan):  # fewer groups than micro-batches
+        if any(not item for plan in plans for item in plan):  # fewer groups than micro-batches
             items = _items(batch, False)
             plans = dealt_plans([tokens for _, tokens in items], self.tokens, replicas, at_least=self.at_least)
         return [_share(batch, [row for row, _ in items], plan) for plan in plans]
@@ -85,7 +85,7 @@ def _share(batch: TrainingBatch, items: Sequence[tuple[int, ...]], plan: Plan) -
     numbers = {row: number for number, own in enumerate(plan) for item in own for row in items[item]}
     rows = sorted(numbers)
     share = batch.select(torch.tensor(rows))
-    return share.given(micro_batches=torch.tensor([numbers[row] for row in rows]))
+    return share.with_fields(micro_batches=torch.tensor([numbers[row] for row in rows]))
 
 
 def _numbers(batch: TrainingBatch, items: Sequence[tuple[int, ...]], plan: Sequence[Sequence[int]]) -> Tensor:

@@ -92,9 +92,9 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 def _copies(parameters: dict[int, nn.Parameter], dtype: torch.dtype) -> dict[int, nn.Parameter]:
     """A copy of each parameter, under the same key. All are filled by one operator: a model has hundreds."""
-    tensors = [torch.empty_like(each, dtype=dtype, requires_grad=False) for each in parameters.values()]
+    tensors = [torch.empty_like(item, dtype=dtype, requires_grad=False) for item in parameters.values()]
     if tensors:
-        torch._foreach_copy_(tensors, [each.detach() for each in parameters.values()])
+        torch._foreach_copy_(tensors, [entry.detach() for entry in parameters.values()])
     copies = {}
     for (key, parameter), tensor in zip(parameters.items(), tensors, strict=True):
         copies[key] = nn.Parameter(tensor, requires_grad=parameter.requires_grad)

@@ -53,7 +53,7 @@ class TeacherLoss:
         carried = {name: batch.extras[name] for name in self._names if name in batch.extras}
         if len(carried) == 1:
             [(name, rows)] = carried.items()
-            return [self._whole(name, hidden, weight, layout.own(rows.values))]
+            return [self._whole(name, hidden, weight, layout.local(rows.values))]
         found = torch.zeros(len(hidden), device=hidden.device)
         for name, (places, states) in _by_teacher(carried, layout).items():
             found = found.index_copy(0, places, self._whole(name, hidden[places], weight, states))
@@ -84,7 +84,7 @@ class TeacherLoss:
         self._on_device.clear()
 
     def _at_tokens(self, logs: Tensor, ids: Tensor, batch: TrainingBatch, layout: RowLayout) -> list[Tensor]:
-        settings, wanted = self._settings, layout.own(batch.extras[TEACHER_LOGPROBS].values)
+        settings, wanted = self._settings, layout.local(batch.extras[TEACHER_LOGPROBS].values)
         return list(
             topk_divergence(logs, wanted, ids, beta=settings.beta, tail=settings.tail, min_logprob=settings.min_logprob)
         )
@@ -109,7 +109,7 @@ def _ids(batch: TrainingBatch, layout: RowLayout, vocabulary: int) -> Tensor:
     """(n, K) int64: the tokens that are compared at the tokens that this rank reads. Rows with which a teacher's output
     matrix is padded beyond the model's `vocabulary` do not count.
     """
-    ids = layout.own(batch.extras[TEACHER_IDS].values).long()
+    ids = layout.local(batch.extras[TEACHER_IDS].values).long()
     return ids.masked_fill(ids >= vocabulary, ABSENT)
 
 
@@ -117,14 +117,14 @@ def _by_teacher(carried: Mapping[str, RowTensors], layout: RowLayout) -> dict[st
     """For each teacher the places, among the n tokens that this rank reads, of the tokens of its rows, and its states
     there. Each row carries the states of one teacher.
     """
-    counts = torch.stack([each.counts for each in carried.values()])  # (teachers, B), on the host
+    counts = torch.stack([item.counts for item in carried.values()])  # (teachers, B), on the host
     tokens = counts.sum(0)
     teacher_of = counts.argmax(0).repeat_interleave(tokens)
     device = next(iter(carried.values())).values.device
     found = {}
     for number, (name, states) in enumerate(carried.items()):
         entry = (teacher_of == number).long().cumsum(0) - 1  # of each token, among those of this teacher
-        entry = layout.own(to_device(torch.where(teacher_of == number, entry, -1), device))
+        entry = layout.local(to_device(torch.where(teacher_of == number, entry, -1), device))
         places = (entry >= 0).nonzero().squeeze(1)
         found[name] = (places, states.values[entry[places]])
     return found

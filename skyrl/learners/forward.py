@@ -21,7 +21,7 @@ from skyrl.batch import STUDENT_IDS, TrainingBatch
 from skyrl.errors import ModelError, RunError
 from skyrl.learners.distillation import TeacherLoss
 from skyrl.learners.row_layouts import MicroBatch, RowLayout, packed, padded
-from skyrl.learners.sequence_parallel import own_stretch
+from skyrl.learners.sequence_parallel import local_stretch
 from skyrl.models import output_head
 from skyrl.models.attention.segment_attention import takes_lengths, takes_segments
 from skyrl.models.attention.shared_rows import RowSharing
@@ -100,7 +100,7 @@ class ForwardOptions:
             share_prompts=self.share_prompts,
             routed=self.routed,
         )
-        return row if self.row_sharing is None else own_stretch(row, self.row_sharing)
+        return row if self.row_sharing is None else local_stretch(row, self.row_sharing)
 
     def prepare(self, batch: TrainingBatch) -> MicroBatch:
         """The rows with their layout; `batch` is on the host. Raises `RunError` if experts are to be replayed but the
@@ -156,7 +156,7 @@ def compute_logprobs(
     updates = options.measures or torch.is_grad_enabled()
     learns, collides = measured and updates, collisions and updates
     distills = updates and teachers is not None and teachers.reads(batch)
-    targets = layout.own(batch.pick(batch.input_ids))
+    targets = layout.local(batch.pick(batch.input_ids))
     settings: dict[str, Any] = {"temperature": temperature, "with_entropy": learns, "compile_it": compile_it}
     settings["entropy_gradient"] = entropy_gradient
     if options.plain_head:
@@ -244,7 +244,7 @@ def read_token_logprobs(
     `count` likeliest tokens, followed by those of the K tokens that rows carry as `STUDENT_IDS`.
     """
     layout, given = micro.layout, micro.rows.extras.get(STUDENT_IDS)
-    also = layout.own(micro.rows.pick(micro.rows.input_ids)[:, None][:, :0] if given is None else given.values).long()
+    also = layout.local(micro.rows.pick(micro.rows.input_ids)[:, None][:, :0] if given is None else given.values).long()
 
     def table(ids: Tensor, logprobs: Tensor, others: Tensor) -> Tensor:
         return torch.stack([torch.cat([ids, also], -1).float(), torch.cat([logprobs, others], -1)], 1)
@@ -263,7 +263,7 @@ def read_token_logprobs(
 
 def _columns(*found: Tensor | None) -> Tensor:
     """Stacks columns: (n,) each -> (n, columns)."""
-    return torch.stack([each for each in found if each is not None], dim=1)
+    return torch.stack([result for result in found if result is not None], dim=1)
 
 
 def read_values(model: nn.Module, micro: MicroBatch, options: ForwardOptions) -> Outputs:

@@ -25,7 +25,7 @@ from skyrl.config import FSDPConfig, MixedPrecisionConfig
 from skyrl.errors import ModelError
 from skyrl.learners.data_parallel import DataParallel, computing_in
 from skyrl.learners.gradients import clip, divide, is_on_experts, sum_over
-from skyrl.learners.moving import HOST
+from skyrl.learners.offloading import HOST
 from skyrl.learners.ranks import EXPERT, REPLICATE, SHARD, TENSOR
 from skyrl.learners.schedule import StepSettings, make_optimizer
 from skyrl.learners.sharing import check_complete, piece_of, read_into, slots_of, whole, write_into
@@ -105,9 +105,9 @@ class Fsdp2(DataParallel):
         assert self.optimizer is not None, "this model never changes"
         if self._partial:
             sum_over(self._mesh.get_group(TENSOR), [self.model.get_parameter(name) for name in self._partial])
-        learning = [each for group in self.optimizer.param_groups for each in group["params"]]
+        learning = [item for group in self.optimizer.param_groups for item in group["params"]]
         if self._expert_parallel > 1:  # FSDP2 averaged over the ranks with the same experts, not over all ranks
-            divide((each for each in learning if is_on_experts(each)), self._expert_parallel)
+            divide((entry for entry in learning if is_on_experts(entry)), self._expert_parallel)
         if self._loss_scale is not None:
             divide(learning, self._loss_scale.value)
         norm = clip(learning, settings.bound(self._max_grad_norm))
@@ -284,13 +284,13 @@ def _shard_modules(model: nn.Module, config: FSDPConfig, options: dict[str, Any]
             f"fsdp_config.wrap_policy names {', '.join(sorted(classes))}, but the model has no such module: "
             "use the class name of its decoder layers"
         )
-    common = _with_common_weights(layers)
+    common = _weight_sharing_layers(layers)
     units = [layer for name, layer in layers.items() if name not in common]
     for module in (*reversed(units), model):  # those within another one first
         fully_shard(module, **options)
 
 
-def _with_common_weights(layers: Mapping[str, nn.Module]) -> set[str]:
+def _weight_sharing_layers(layers: Mapping[str, nn.Module]) -> set[str]:
     """Names of the layers that have a weight which another layer has, too, unless one is within the other."""
     holders: dict[int, list[str]] = {}
     for name, layer in layers.items():

@@ -37,7 +37,7 @@ def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
     for parameter in parameters:
         if parameter.grad is not None:
             groups.setdefault(mesh_of(parameter), []).append(parameter)
-    norms = [_norm([each.grad for each in group if each.grad is not None]) for group in groups.values()]
+    norms = [_norm([item.grad for item in group if item.grad is not None]) for group in groups.values()]
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     result = float(norm.item())  # here the host waits for the gradient, once
     if math.isfinite(result) and result + CLIP_EPS > max_norm:  # else torch would multiply every gradient by 1
@@ -58,10 +58,10 @@ def sum_over(group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> No
     own = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if not own:
         return
-    together = torch.cat([each.flatten() for each in own])
+    together = torch.cat([entry.flatten() for entry in own])
     dist.all_reduce(together, group=group)
-    for each, summed in zip(own, together.split([each.numel() for each in own]), strict=True):
-        each.copy_(summed.view(each.shape))
+    for item, summed in zip(own, together.split([element.numel() for element in own]), strict=True):
+        item.copy_(summed.view(item.shape))
 
 
 def is_on_experts(parameter: Tensor) -> bool:

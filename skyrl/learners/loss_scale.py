@@ -24,7 +24,7 @@ def loss_scale_of(run: RunBasics, section: ShardedModelConfig, ranks: int) -> Lo
     if not isinstance(section, LearnerConfig) or precision is None or not reads(run, "fsdp_config"):
         return None
     read = (precision.param_dtype, precision.reduce_dtype) if ranks > 1 else (precision.param_dtype,)
-    return LossScale(section.optimizer_config) if any(each in _HALF for each in read) else None
+    return LossScale(section.optimizer_config) if any(item in _HALF for item in read) else None
 
 
 class LossScale:

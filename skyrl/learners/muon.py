@@ -24,7 +24,11 @@ def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
     head = getattr(model, "get_output_embeddings", lambda: None)()
     outer = [head, *(module for module in model.modules() if isinstance(module, nn.Embedding))]
     kept_apart = {parameter for module in outer if module is not None for parameter in module.parameters()}
-    return {each for each in model.parameters() if each.dim() == 2 and min(each.shape) > 1 and each not in kept_apart}
+    return {
+        parameter
+        for parameter in model.parameters()
+        if parameter.dim() == 2 and min(parameter.shape) > 1 and parameter not in kept_apart
+    }
 
 
 class Muon(Optimizer):

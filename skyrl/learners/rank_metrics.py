@@ -86,7 +86,7 @@ class RankMetrics:
         """These metrics with the moments of rows that were only measured, each of which counts `factor` times."""
         moments = dict(self.moments)
         for part in watched:
-            moments |= {name: moments.get(name, Moments()) + each.times(factor) for name, each in part.items()}
+            moments |= {name: moments.get(name, Moments()) + item.times(factor) for name, item in part.items()}
         return attrs.evolve(self, moments=moments)
 
     def metrics(self) -> Metrics:
@@ -131,7 +131,7 @@ class Measurements:
 
     def has(self, name: str) -> bool:
         """Whether a part of the loss of this name was added."""
-        return any(each == name for each, _ in self._parts)
+        return any(item == name for item, _ in self._parts)
 
     def add_loads(self, loads: Tensor) -> None:
         """Add the number of tokens of one micro-batch that chose each expert, (layers, E)."""
@@ -142,7 +142,7 @@ class Measurements:
         sums: Metrics = {}
         result: dict[str, Moments] = {}
         tensors = [part for _, part in self._parts] + [rest for _, _, rest in self._numbers] + self._loads
-        values = iter(on_the_host(tensors))
+        values = iter(to_host(tensors))
         for (name, _), part in zip(self._parts, values, strict=False):
             sums[name] = sums.get(name, 0.0) + part.item()
         for (name, count, _), rest in zip(self._numbers, values, strict=False):
@@ -159,10 +159,10 @@ def _moments(values: Tensor) -> Tensor:
     return torch.stack([mean, (exact - mean).square().sum(), exact.max(), exact.min()])
 
 
-def on_the_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies of tensors of any shapes and one type in host memory; tensors on a device come in one transfer."""
     if all(tensor.device.type == "cpu" for tensor in tensors):
         return list(tensors)
     flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
     pieces = flat.split([tensor.numel() for tensor in tensors])
-    return [piece.view(each.shape) for piece, each in zip(pieces, tensors, strict=True)]
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]

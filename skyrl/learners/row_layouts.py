@@ -41,7 +41,7 @@ class RowLayout:
         """The output at the tokens that this rank reads: (rows, kept columns, ...) -> (n, ...)."""
         return answer.flatten(0, 1)[self.chosen]
 
-    def own(self, values: Tensor) -> Tensor:
+    def local(self, values: Tensor) -> Tensor:
         """(N, ...) of all selected tokens -> (n, ...) of the tokens that this rank reads."""
         return values if self.stretch is None else values[self.stretch.own]
 
@@ -56,11 +56,11 @@ class RowLayout:
             inputs={name: _moved(value, device) for name, value in self.inputs.items()},
             chosen=to_device(self.chosen, device),
             stretch=None if self.stretch is None else self.stretch.to(device),
-            routed=None if self.routed is None else _on_device(self.routed, device),
+            routed=None if self.routed is None else _tokens_to_device(self.routed, device),
         )
 
 
-def _on_device(tokens: RoutedTokens, device: torch.device) -> RoutedTokens:
+def _tokens_to_device(tokens: RoutedTokens, device: torch.device) -> RoutedTokens:
     return attrs.evolve(
         tokens,
         lengths=to_device(tokens.lengths, device),
@@ -202,13 +202,13 @@ def _units(batch: TrainingBatch, share_prompts: bool) -> Iterator[_Unit]:
     for _, members in groupby(range(len(batch)), key=groups.__getitem__):
         rows = tuple(members)
         prompts = {lengths[row] - answers[row] for row in rows}
-        if len(rows) > 1 and len(prompts) == 1 and _same_prompt(batch, rows, min(prompts)):
+        if len(rows) > 1 and len(prompts) == 1 and _share_prompt(batch, rows, min(prompts)):
             yield _Unit(rows=rows, prompt=min(prompts), answers=tuple(answers[row] for row in rows))
         else:
             yield from (alone[row] for row in rows)
 
 
-def _same_prompt(batch: TrainingBatch, rows: tuple[int, ...], length: int) -> bool:
+def _share_prompt(batch: TrainingBatch, rows: tuple[int, ...], length: int) -> bool:
     prompts = batch.input_ids[rows[0] : rows[-1] + 1, :length]
     selected = batch.loss_mask[rows[0] : rows[-1] + 1, :length]
     return length > 0 and bool((prompts == prompts[0]).all()) and not selected.any()

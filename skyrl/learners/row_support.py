@@ -151,9 +151,9 @@ def _copy(case: _RowCase) -> tuple[PreTrainedModel, TrainingBatch, Tensor]:
     """The small copy, rows, and log-probabilities (tokens, V) of the selected tokens of each row alone."""
     batch, model = probe_rows(), small_copy(case.config)
     rows = [ids[:length] for ids, length in zip(batch.input_ids, batch.lengths.tolist(), strict=True)]
-    alone = [_alone(model, ids)[mask[1 : len(ids)]] for ids, mask in zip(rows, batch.loss_mask, strict=True)]
+    alone = [_score_alone(model, ids)[mask[1 : len(ids)]] for ids, mask in zip(rows, batch.loss_mask, strict=True)]
     longest = int(batch.lengths.argmax())
-    earlier = _alone(model, rows[longest][: LONGEST // 2])[batch.loss_mask[longest, 1 : LONGEST // 2]]
+    earlier = _score_alone(model, rows[longest][: LONGEST // 2])[batch.loss_mask[longest, 1 : LONGEST // 2]]
     expected = alone[longest][: len(earlier)]
     if not is_rounding(float((expected - earlier).abs().max()), expected):
         raise ModelError(
@@ -163,7 +163,7 @@ def _copy(case: _RowCase) -> tuple[PreTrainedModel, TrainingBatch, Tensor]:
     return model, batch, torch.cat(alone)
 
 
-def _alone(model: PreTrainedModel, ids: Tensor) -> Tensor:
+def _score_alone(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """(n,) tokens -> (n - 1, V): log-probabilities after each token but the last."""
     return tried(lambda: log_probabilities(model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0, :-1]))
 

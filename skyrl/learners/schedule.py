@@ -38,7 +38,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The configured optimizer, with decoupled weight decay, over the parameters that learn."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     beta1, beta2 = config.adam_betas
-    fused = True if len({each.device.type for each in model.parameters()}) == 1 else None
+    fused = True if len({parameter.device.type for parameter in model.parameters()}) == 1 else None
     adam: dict[str, Any] = {"betas": (beta1, beta2), "eps": config.adam_eps, "fused": fused}
     match config.optimizer:
         case "adamw":
@@ -49,8 +49,8 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
             return torch.optim.SGD(_decayed(learning, config), lr=config.lr)
         case "muon":
             inner = hidden_matrices(model)
-            matrices = _decayed([each for each in learning if each in inner], config)
-            others = _decayed([each for each in learning if each not in inner], config)
+            matrices = _decayed([item for item in learning if item in inner], config)
+            others = _decayed([entry for entry in learning if entry not in inner], config)
             return Muon(matrices, others, lr=config.lr, momentum=config.muon_momentum, adam=adam)
 
 
@@ -159,10 +159,10 @@ def learning_rate_schedule(
     total = None if num_training_steps is None else -(-num_training_steps // per)
     warmup = config.num_warmup_steps
     if config.warmup_steps_proportion is not None:
-        warmup = int(config.warmup_steps_proportion * _known(total, config))
+        warmup = int(config.warmup_steps_proportion * _require_total(total, config))
     if config.scheduler in OURS:
         if config.scheduler in DECAYING:
-            _known(total, config)
+            _require_total(total, config)
         from_least = config.scheduler in ("cosine", "cosine_warmup_with_min_lr")
         start = (
             (config.min_lr_ratio if from_least else 0.0)
@@ -178,18 +178,18 @@ def learning_rate_schedule(
             least=config.min_lr_ratio,
             decay=decay,
         )
-        return LambdaLR(optimizer, partial(_by_unit, shape, per))
+        return LambdaLR(optimizer, partial(_step_by_unit, shape, per))
     from transformers import get_scheduler  # imports peft and accelerate
 
     made: LambdaLR = get_scheduler(config.scheduler, optimizer, num_warmup_steps=warmup, num_training_steps=total)
-    return made if per == 1 else LambdaLR(optimizer, partial(_by_unit, made.lr_lambdas[0], per))
+    return made if per == 1 else LambdaLR(optimizer, partial(_step_by_unit, made.lr_lambdas[0], per))
 
 
-def _by_unit(shape: Callable[[int], float], per: int, optimizer_step: int) -> float:
+def _step_by_unit(shape: Callable[[int], float], per: int, optimizer_step: int) -> float:
     return shape(optimizer_step // per)
 
 
-def _known(total: int | None, config: OptimizerConfig) -> int:
+def _require_total(total: int | None, config: OptimizerConfig) -> int:
     if total is None:
         raise ValueError(f"the schedule {config.scheduler} ends somewhere: it needs the number of steps")
     return total

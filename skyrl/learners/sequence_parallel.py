@@ -20,7 +20,7 @@ from skyrl.models.routers import RoutedTokens
 from skyrl.planning.batches import uneven_heads
 
 
-def own_stretch(row: RowLayout, sharing: RowSharing) -> RowLayout:
+def local_stretch(row: RowLayout, sharing: RowSharing) -> RowLayout:
     """The part of a packed row, laid out with segments, that this rank computes.
 
     All ranks have the same number of tokens. Padding after the row's end is a separate segment.
@@ -33,7 +33,7 @@ def own_stretch(row: RowLayout, sharing: RowSharing) -> RowLayout:
     ids, positions = (pad(row.inputs[name], (0, padding))[:, columns] for name in ("input_ids", "position_ids"))
     segments: Segments = row.inputs["segments"]
     if padding:
-        segments = attrs.evolve(segments, each=(*segments.each, Segment(tokens, padding)))
+        segments = attrs.evolve(segments, items=(*segments.items, Segment(tokens, padding)))
     predicting = order.argsort()[row.inputs["logits_to_keep"][row.chosen]]  # (N,): places in the order of all ranks
     stretch = Stretch.of(predicting // length, everyone)
     keep, chosen = (predicting[stretch.own] - first).unique(return_inverse=True)
@@ -44,11 +44,11 @@ def own_stretch(row: RowLayout, sharing: RowSharing) -> RowLayout:
         "segments": segments,
         "row_sharing": sharing,
     }
-    routed = None if row.routed is None else _own_tokens(row.routed, order, columns, sharing)
+    routed = None if row.routed is None else _local_tokens(row.routed, order, columns, sharing)
     return RowLayout(inputs=inputs, chosen=chosen, stretch=stretch, routed=routed)
 
 
-def _own_tokens(row: RoutedTokens, order: Tensor, columns: Tensor, sharing: RowSharing) -> RoutedTokens:
+def _local_tokens(row: RoutedTokens, order: Tensor, columns: Tensor, sharing: RowSharing) -> RoutedTokens:
     """The tokens of a packed row at this rank's columns (n,); `order` lists the columns of all ranks."""
     places = order.argsort()[row.places] - len(columns) * sharing.everyone.rank
     own = (places >= 0) & (places < len(columns))

@@ -42,7 +42,7 @@ def add_into(target: Tensor, value: Tensor) -> None:
 
 def _share_of(value: Tensor, like: Tensor) -> Tensor:
     """This rank's part of a whole tensor if `like` is distributed over ranks, else the whole."""
-    return value[own_region(like)] if isinstance(like, DTensor) else value
+    return value[local_region(like)] if isinstance(like, DTensor) else value
 
 
 def piece_of(name: str, tensor: Tensor, *, copy: int = 0) -> TensorShard | None:
@@ -69,14 +69,14 @@ def read_into(target: Tensor, source: TensorSource, name: str) -> None:
     if not isinstance(target, DTensor):
         target.copy_(source.read(name).view(target.shape))
         return
-    rows, *columns = own_region(target)
+    rows, *columns = local_region(target)
     width = math.prod(target.shape[1:])
     found = source.read(name, rows.start * width, (rows.stop - rows.start) * width)
     found = found.view(rows.stop - rows.start, *target.shape[1:])
     target.to_local().copy_(found[(slice(None), *columns)])
 
 
-def own_region(tensor: DTensor) -> tuple[slice, ...]:
+def local_region(tensor: DTensor) -> tuple[slice, ...]:
     """The slice of each dimension of a distributed tensor that this rank holds.
 
     The last dimension of its mesh cuts first: tensor parallelism cuts rows or columns, then FSDP2 cuts the rows of the
@@ -99,12 +99,12 @@ def _rows(tensor: DTensor) -> tuple[int, Tensor]:
     """The first of the whole rows that this rank stores, and their numbers. A rank that holds only some columns of its
     rows stores a part of these rows, for which the ranks with the other columns send theirs.
     """
-    region, own = own_region(tensor), tensor.to_local()
+    region, own = local_region(tensor), tensor.to_local()
     if own.shape[1:] == tensor.shape[1:]:
         return region[0].start, own
     mesh = tensor.device_mesh[TENSOR]
     rows = DTensor.from_local(own, mesh, [Shard(1)], run_check=False).redistribute(placements=[Shard(0)])
-    return region[0].start + own_region(rows)[0].start, rows.to_local()
+    return region[0].start + local_region(rows)[0].start, rows.to_local()
 
 
 def check_complete(source: TensorSource, wanted: Mapping[str, Tensor]) -> list[str]:

@@ -19,7 +19,7 @@ from skyrl.config import OptimizerConfig
 from skyrl.config.settings.learners import ShardedModelConfig
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.learners.loss_scale import LossScale
-from skyrl.learners.moving import DeviceMover
+from skyrl.learners.offloading import DeviceMover
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.routing import RouterCosts, RouterWork
 from skyrl.learners.row_layouts import MicroBatch

@@ -17,8 +17,8 @@ def updated(layers: Mapping[str, nn.Linear], updates: Mapping[str, Sequence[Stre
     must be in the block, too.
     """
     with ExitStack() as block:
-        for name, each in updates.items():
-            block.enter_context(layers[name].register_forward_hook(partial(_added, tuple(each))))
+        for name, update in updates.items():
+            block.enter_context(layers[name].register_forward_hook(partial(_added, tuple(update))))
         yield
 
 

@@ -62,8 +62,8 @@ def whole_rows(stretches: Sequence[Sequence[Tensor]], options: ForwardOptions) -
     if options.segmented:
         inputs["segments"] = Segments(tuple(segments), torch.device("cpu"))
     elif options.lengths_given:
-        bounds = torch.tensor([*(each.start for each in segments), place], dtype=torch.int32)
-        longest = max(each.tokens for each in segments)
+        bounds = torch.tensor([*(segment.start for segment in segments), place], dtype=torch.int32)
+        longest = max(segment.tokens for segment in segments)
         inputs |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
     return WholeRows(layout=RowLayout(inputs=inputs, chosen=torch.cat(chosen)), starts=tuple(starts))
 

@@ -123,7 +123,7 @@ def _computes_the_same(
                 parameter.normal_(std=parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1.0, generator=generator)
         width = plain.weight.shape[-1] if _is_norm(module) else plain.gate_proj.in_features
         numbers = torch.randn(ROWS, width, device=device, generator=generator)
-        learned = [each for each in plain.parameters() if each.requires_grad]
+        learned = [item for item in plain.parameters() if item.requires_grad]
         # large numbers, too: some layers clamp
         return all(
             _close(*pair)

@@ -53,7 +53,7 @@ def with_adapter(model: nn.Module, lora: SkyRLLoraConfig, *, seed: int, field: s
         torch.manual_seed(seed)
         try:
             settings = _settings(lora, initialize=not is_empty)
-            settings.target_modules = _beside_experts(model, lora.target_modules) or settings.target_modules
+            settings.target_modules = _layers_outside_experts(model, lora.target_modules) or settings.target_modules
             peft.inject_adapter_in_model(settings, model, low_cpu_mem_usage=is_empty)
         except ValueError as error:
             raise ModelError(f"{field}: no adapter fits this model: {str(error).splitlines()[0]}") from error
@@ -76,7 +76,7 @@ def _settings(lora: SkyRLLoraConfig, *, initialize: bool) -> Any:
     )
 
 
-def _beside_experts(model: nn.Module, wanted: str | tuple[str, ...]) -> list[str]:
+def _layers_outside_experts(model: nn.Module, wanted: str | tuple[str, ...]) -> list[str]:
     """Linear layers that an expression or `all-linear` selects in a mixture of experts, in which PEFT would select the
     experts, too; empty for names, and for other models.
     """
@@ -84,7 +84,7 @@ def _beside_experts(model: nn.Module, wanted: str | tuple[str, ...]) -> list[str
         return []
     transformer: Any = model
     head = transformer.get_output_embeddings()
-    linear = [name for name, each in model.named_modules() if is_linear(each) and each is not head]
+    linear = [name for name, item in model.named_modules() if is_linear(item) and item is not head]
     return [name for name in linear if wanted == "all-linear" or re.fullmatch(wanted, name)]
 
 
@@ -101,9 +101,9 @@ def _refuse_experts(model: nn.Module, lora: SkyRLLoraConfig, field: str) -> None
     """Refuse names of experts' matrices: transformers holds a layer's experts in one tensor, not in linear layers."""
     layers = [name for name, _ in model.named_parameters() if is_experts(name)]
     wanted = lora.target_modules if isinstance(lora.target_modules, tuple) else ()
-    experts = [each for each in wanted if each.rpartition(".")[2] in ("experts", *EXPERT_MATRICES)]
+    experts = [item for item in wanted if item.rpartition(".")[2] in ("experts", *EXPERT_MATRICES)]
     linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    if layers and (found := next((each for each in experts if each.rpartition(".")[2] not in linear), None)):
+    if layers and (found := next((expert for expert in experts if expert.rpartition(".")[2] not in linear), None)):
         raise ModelError(
             f"{field}.target_modules: {found!r} belongs to the experts of this model, which get no adapters: all "
             "experts of a layer are one tensor, and adapters are for linear layers; name those of the attention"
@@ -116,10 +116,10 @@ def _refuse_names_of_nothing(modules: Sequence[str], lora: SkyRLLoraConfig, fiel
         wanted = getattr(lora, which)
         if wanted is None or wanted == "all-linear":
             continue
-        for each in (wanted,) if isinstance(wanted, str) else wanted:
-            by_name = [name for name in modules if f".{name}".endswith(f".{each}")]
-            if not (any(re.fullmatch(each, name) for name in modules) if isinstance(wanted, str) else by_name):
-                raise ModelError(f"{field}.{which}: no module of this model is called {each!r}")
+        for item in (wanted,) if isinstance(wanted, str) else wanted:
+            by_name = [name for name in modules if f".{name}".endswith(f".{item}")]
+            if not (any(re.fullmatch(item, name) for name in modules) if isinstance(wanted, str) else by_name):
+                raise ModelError(f"{field}.{which}: no module of this model is called {item!r}")
 
 
 def _refuse_unsuitable(model: nn.Module, field: str) -> None:

@@ -41,20 +41,20 @@ def attach(model: nn.Module, updates: Mapping[str, LowRank]) -> None:
             if update is not None and not hasattr(module, "low_rank"):
                 module.register_forward_hook(_added)
             if update is not None or hasattr(module, "low_rank"):
-                vars(module)["low_rank"] = update and _in_place(_moved(update, weight), of_layers([module])[0])
+                vars(module)["low_rank"] = update and _reuse_memory(_moved(update, weight), of_layers([module])[0])
 
 
 def of_layers(layers: Sequence[nn.Linear]) -> list[LowRank | None]:
     """The update of each layer, on the current device of the layer's weight; None for a layer without one."""
     result: list[LowRank | None] = [getattr(layer, "low_rank", None) for layer in layers]
-    return [each and _moved(each, layer.weight) for each, layer in zip(result, layers, strict=True)]
+    return [item and _moved(item, layer.weight) for item, layer in zip(result, layers, strict=True)]
 
 
 def _moved(update: LowRank, weight: Tensor) -> LowRank:
     return LowRank(update.a.to(weight), update.b.to(weight))
 
 
-def _in_place(update: LowRank, last: LowRank | None) -> LowRank:
+def _reuse_memory(update: LowRank, last: LowRank | None) -> LowRank:
     """`update` in the memory of `last`, if sizes, device and type are equal, else in memory that nobody else holds."""
     if last is None or (last.a.shape, last.b.shape) != (update.a.shape, update.b.shape):
         return LowRank(update.a.clone(), update.b.clone())
@@ -95,10 +95,10 @@ class Updates:
     def joined(self, layers: tuple[nn.Linear, ...]) -> Joined | None:
         """Factors of these layers, which share their input; None if the adapter changes none of them."""
         if layers not in self._joined:
-            self._joined[layers] = self._of(layers)
+            self._joined[layers] = self._joined_update(layers)
         return self._joined[layers]
 
-    def _of(self, layers: tuple[nn.Linear, ...]) -> Joined | None:
+    def _joined_update(self, layers: tuple[nn.Linear, ...]) -> Joined | None:
         changed = [(place, self.layers[layer]) for place, layer in enumerate(layers) if layer in self.layers]
         if len(layers) == 1 or not changed:
             return next(((update.a, update.b) for _, update in changed), None)
@@ -131,7 +131,7 @@ class Mix:
         adapters = tuple(sorted({row for row in rows if row is not None}, key=lambda each: each.number))
         owners = None
         if len(adapters) > 1 or None in rows:
-            places: dict[Updates | None, int] = {each: place for place, each in enumerate(adapters)}
+            places: dict[Updates | None, int] = {adapter: place for place, adapter in enumerate(adapters)}
             filled = [*rows, *[None] * (size - len(rows))]
             owners = torch.tensor([places.get(row, -1) for row in filled], device=device)
         mix = cls(adapters=adapters, owners=owners)
@@ -159,7 +159,7 @@ class Mix:
 
     def _concatenated(self, layers: tuple[nn.Linear, ...]) -> tuple[Tensor, Tensor, Tensor] | None:
         """Both factors, and the place of the adapter to which each of their columns belongs."""
-        parts = [(place, each.joined(layers)) for place, each in enumerate(self.adapters)]
+        parts = [(place, adapter.joined(layers)) for place, adapter in enumerate(self.adapters)]
         present = [(place, *joined) for place, joined in parts if joined is not None]
         if not present:
             return None

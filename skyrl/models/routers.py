@@ -163,13 +163,13 @@ def restored_choices(routed: RoutedExperts) -> Tensor:
 
 def joined_choices(rows: Sequence[RoutedExperts | None], columns: int) -> Tensor | None:
     """(B, columns, layers, K) int16: the choices of B rows, -1 for tokens without any. None if no row has any."""
-    known = [(index, each) for index, each in enumerate(rows) if each is not None]
+    known = [(index, row) for index, row in enumerate(rows) if row is not None]
     if not known:
         return None
     _, some = known[0]
     result = torch.full((len(rows), columns, some.layers, some.choices), -1, dtype=torch.int16)
-    for index, each in known:
-        result[index, : len(each)] = restored_choices(each)
+    for index, item in known:
+        result[index, : len(item)] = restored_choices(item)
     return result
 
 

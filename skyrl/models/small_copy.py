@@ -101,10 +101,10 @@ def small_copy(config: PretrainedConfig, *, attention: str = "eager", seed: int 
 
     Raises `NoCopyError`.
     """
-    return tried(lambda: _made(small_config(config, times), attention, seed))
+    return tried(lambda: _make_copy(small_config(config, times), attention, seed))
 
 
-def _made(small: PretrainedConfig, attention: str, seed: int) -> PreTrainedModel:
+def _make_copy(small: PretrainedConfig, attention: str, seed: int) -> PreTrainedModel:
     with torch.device("meta"):  # towers for images or sound keep their sizes, and so do tables of unknown names
         size = AutoModelForCausalLM.from_config(small).num_parameters()
     if size > MOST_WEIGHTS:
@@ -163,10 +163,10 @@ def small_config(config: PretrainedConfig, times: int = 1) -> PretrainedConfig:
             if isinstance(held, int) and not isinstance(held, bool):
                 with suppress(AttributeError):  # a property of other sizes
                     setattr(text, name, size if exact else min(held, size))
-            elif isinstance(held, list | tuple) and held and all(isinstance(each, int) for each in held):
-                setattr(text, name, type(held)(size if exact else min(each, size) for each in held))
+            elif isinstance(held, list | tuple) and held and all(isinstance(item, int) for item in held):
+                setattr(text, name, type(held)(size if exact else min(entry, size) for entry in held))
             elif isinstance(held, dict):
-                setattr(text, name, {key: min(each, size) for key, each in held.items()})
+                setattr(text, name, {key: min(element, size) for key, element in held.items()})
     if getattr(text, "head_dim", HEAD) is None:
         text.head_dim = HEAD
     for name in ("num_key_value_heads", "num_kv_heads"):
@@ -192,7 +192,7 @@ def _choose_layers(config: PretrainedConfig) -> None:
     text: Any = config
     lists = [list(getattr(text, name)) for name in _KINDS if isinstance(getattr(text, name, None), list | tuple)]
     layers = getattr(text, "num_hidden_layers", None) or len(lists[0])
-    lists = [each for each in lists if len(each) == layers]
+    lists = [item for item in lists if len(item) == layers]
     kinds = list(zip(*lists, strict=True)) if lists else []
     chosen = [index for index, kind in enumerate(kinds) if kind not in kinds[:index]]
     chosen = chosen if len(chosen) > 1 else list(range(min(2, layers)))
@@ -204,7 +204,7 @@ def _choose_layers(config: PretrainedConfig) -> None:
             if len(held) == layers:
                 setattr(text, name, type(held)(held[index] for index in chosen))
             elif name.endswith(("_layers", "_idxs", "_indices", "_ids")) and all(
-                isinstance(each, int) for each in held
+                isinstance(entry, int) for entry in held
             ):
                 setattr(text, name, [place for place, index in enumerate(chosen) if index in held])
     with suppress(AttributeError):  # a property of the lists

@@ -197,7 +197,7 @@ class NoRoom(ValueError):
         return (
             f"{self.pool.name} needs {counted(self.pool.nodes, 'node')} with "
             f"{counted(self.pool.gpus_per_node, f'free {self.unit}')}, the cluster has {fitting}"
-            f"{' left' if placed else ''} ({_listed(self.free)}); "
+            f"{' left' if placed else ''} ({_node_list(self.free)}); "
             f"all in all the run needs {counted(self.layout.gpus, self.unit)}, and {self.total} are free"
         )
 
@@ -266,7 +266,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
-def _listed(nodes: Sequence[ClusterNode]) -> str:
+def _node_list(nodes: Sequence[ClusterNode]) -> str:
     shown = [f"{node.name or node.id}: {node.gpus}" for node in nodes[:_NODES_SHOWN]]
     more = len(nodes) - len(shown)
     return ", ".join([*shown, *([f"and {more} more"] if more else [])]) or "no nodes"

@@ -32,7 +32,7 @@ def stage_memory(learner: LearnerRank) -> dict[str, Bytes]:
     """Phase -> parts, for `scoring`, `update` (of a model that learns) and `transfer` (of its weights to engines)."""
     phases = {"scoring": _scoring(learner)}
     if learner.update is not None:
-        moments = (*_updates(learner), _in_the_step(learner))
+        moments = (*_updates(learner), _optimizer_step_bytes(learner))
         phases["update"] = max(moments, key=total)
         phases["transfer"] = _transfer(learner)
     return phases
@@ -91,7 +91,7 @@ def _gradients(learner: LearnerRank) -> int:
     return _spread(learner).gradient_size * _trained(learner)
 
 
-def _of_layers(learner: LearnerRank, work: Pass) -> tuple[Pass, Computing]:
+def _layer_share(learner: LearnerRank, work: Pass) -> tuple[Pass, Computing]:
     """The pass and computing of a rank's share of a layer; sequence parallelism also splits its tokens."""
     how = learner.how
     if not _spread(learner).cuts_tokens:
@@ -100,7 +100,7 @@ def _of_layers(learner: LearnerRank, work: Pass) -> tuple[Pass, Computing]:
 
 
 def _scoring(learner: LearnerRank) -> Bytes:
-    work, how = _of_layers(learner, learner.scoring)
+    work, how = _layer_share(learner, learner.scoring)
     moment: Bytes = {
         "activations": transient_bytes(learner.shape, work, how),
         "logits": logits_bytes(learner.shape, learner.scoring.read, learner.how, learns=False),
@@ -114,7 +114,7 @@ def _updates(learner: LearnerRank) -> tuple[Bytes, ...]:
     """
     assert learner.update is not None
     shape, stages = learner.shape, _spread(learner).stages
-    work, how = _of_layers(learner, learner.update)
+    work, how = _layer_share(learner, learner.update)
     kept = _layers(learner) * (stream_bytes(shape, work, how) if learner.recomputes else layer_bytes(shape, work, how))
     outside = work.tokens * shape.hidden * (FLOAT + how.size)  # the last norm, and the head's input
     moment = (layer_bytes(shape, work, how) if learner.recomputes else 0) + backward_bytes(shape, work, how)
@@ -128,7 +128,7 @@ def _updates(learner: LearnerRank) -> tuple[Bytes, ...]:
     )
 
 
-def _in_the_step(learner: LearnerRank) -> Bytes:
+def _optimizer_step_bytes(learner: LearnerRank) -> Bytes:
     """Bytes in the optimizer step, which makes a temporary copy of its shard of the weights."""
     return added(_state(learner), {"gradients": _gradients(learner), "optimizer": _stepped(learner, FLOAT)})
 

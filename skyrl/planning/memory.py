@@ -197,7 +197,7 @@ def learner_memory(learner: LearnerRank) -> dict[str, Bytes]:
     """
     phases = {"scoring": _scoring(learner)}
     if learner.update is not None:
-        phases["update"] = _largest(_at_the_loss(learner), _in_backward(learner), _in_the_step(learner))
+        phases["update"] = _largest(_loss_bytes(learner), _backward_bytes(learner), _optimizer_step_bytes(learner))
         phases["transfer"] = _transfer(learner)
     return phases
 
@@ -253,7 +253,7 @@ def _gathered(learner: LearnerRank, *, layers: int) -> int:
     return size * (_outer(learner) + min(layers, shape.layers) * learner.gathered_layer) // learner.how.tensor
 
 
-def _kept(learner: LearnerRank, work: Pass) -> int:
+def _saved_activations(learner: LearnerRank, work: Pass) -> int:
     """Bytes of activations of all layers that are kept for backward, without those of the layer being recomputed."""
     shape, how = learner.shape, learner.how
     outside = work.tokens * shape.hidden * (FLOAT + how.size)  # the last norm, and the head's input
@@ -264,7 +264,7 @@ def _kept(learner: LearnerRank, work: Pass) -> int:
     return outside + shape.layers * stream_bytes(shape, work, how)
 
 
-def _at_the_loss(learner: LearnerRank) -> Bytes:
+def _loss_bytes(learner: LearnerRank) -> Bytes:
     """Bytes at the loss: all activations and the tables of logits are in memory."""
     assert learner.update is not None
     work, how = learner.update, learner.how
@@ -274,13 +274,13 @@ def _at_the_loss(learner: LearnerRank) -> Bytes:
         {
             "parameters": _gathered(learner, layers=1),
             "gradients": gradients,
-            "activations": _kept(learner, work),
+            "activations": _saved_activations(learner, work),
             "logits": logits_bytes(learner.shape, work.read, how, learns=True),
         },
     )
 
 
-def _in_backward(learner: LearnerRank) -> Bytes:
+def _backward_bytes(learner: LearnerRank) -> Bytes:
     """Bytes in backward: activations, the gradients of one layer, and those of the output matrix are in memory."""
     assert learner.update is not None
     work, how, shape = learner.update, learner.how, learner.shape
@@ -293,13 +293,13 @@ def _in_backward(learner: LearnerRank) -> Bytes:
         {
             "parameters": _gathered(learner, layers=2),
             "gradients": gradients,
-            "activations": _kept(learner, work) + moment + backward_bytes(shape, work, how),
+            "activations": _saved_activations(learner, work) + moment + backward_bytes(shape, work, how),
             "overhead": overhead,
         },
     )
 
 
-def _in_the_step(learner: LearnerRank) -> Bytes:
+def _optimizer_step_bytes(learner: LearnerRank) -> Bytes:
     """Bytes in the optimizer step: all gradients, the last ones unsharded, and on a GPU a copy of each shard."""
     zero, how = learner.zero, learner.how
     shard = FLOAT * learner.trained // (learner.shards if zero is None or zero.stage else how.tensor)
@@ -370,7 +370,7 @@ def _transfer(learner: LearnerRank) -> Bytes:
     zero, largest = learner.zero, max(learner.shape.tensors)
     if learner.adapter_rank:
         merged = 3 * FLOAT * max(learner.shape.layer_tensors)
-        ahead = _in_flight(learner, FLOAT) if learner.shards > 1 and zero is None else 0
+        ahead = _prefetched_bytes(learner, FLOAT) if learner.shards > 1 and zero is None else 0
         return added(resting(learner), {"transfer": merged + ahead})
     if zero is not None:
         return added(resting(learner), {"transfer": largest * (FLOAT + 2)})
@@ -379,13 +379,13 @@ def _transfer(learner: LearnerRank) -> Bytes:
 
 def _ahead(learner: LearnerRank, size: int) -> int:
     """Bytes of rounded weights in flight, with the shards from which they are gathered, and one assembled weight."""
-    whole = _in_flight(learner, size)
+    whole = _prefetched_bytes(learner, size)
     if learner.shards == 1:
         return whole
     return whole + whole // learner.shards + size * max(learner.shape.tensors)
 
 
-def _in_flight(learner: LearnerRank, size: int) -> int:
+def _prefetched_bytes(learner: LearnerRank, size: int) -> int:
     """Bytes of whole weights, at `size` bytes per number, that are gathered ahead of time."""
     return min(IN_FLIGHT + 2 * size * max(learner.shape.tensors), size * learner.shape.parameters)
 

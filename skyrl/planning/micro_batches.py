@@ -33,7 +33,7 @@ def first_fit_decreasing(tokens: Sequence[int], capacity: int, *, at_least: int 
         chosen = min(fitting, key=lambda number: (len(bins[number]), loads[number]))
         bins[chosen].append(item)
         loads[chosen] += tokens[item]
-    return _in_order(bins)
+    return _sorted_bins(bins)
 
 
 def karmarkar_karp(tokens: Sequence[int], capacity: int, *, at_least: int = 1) -> Plan:
@@ -49,7 +49,7 @@ def karmarkar_karp(tokens: Sequence[int], capacity: int, *, at_least: int = 1) -
     bins = _balanced(tokens, count)
     if any(not items for items in bins) or any(sum(tokens[item] for item in items) > capacity for items in bins):
         return first_fit_decreasing(tokens, capacity, at_least=at_least)
-    return _in_order(bins)
+    return _sorted_bins(bins)
 
 
 def equal_plans(tokens: Sequence[Sequence[int]], capacity: int, *, at_least: int = 1) -> tuple[Plan, ...]:
@@ -88,7 +88,7 @@ def _plan(tokens: Sequence[int], capacity: int, at_least: int) -> Plan:
     wanted = min(max(at_least - len(alone), 1), len(rest))
     packed = karmarkar_karp(sizes, capacity, at_least=wanted) if rest else ()
     bins = [*alone, *(tuple(rest[item] for item in items) for items in packed)]
-    return (*_in_order(bins), *((),) * (at_least - len(bins)))
+    return (*_sorted_bins(bins), *((),) * (at_least - len(bins)))
 
 
 def _balanced(tokens: Sequence[int], count: int) -> list[list[int]]:
@@ -115,5 +115,5 @@ def _expect(tokens: Sequence[int], capacity: int, at_least: int) -> None:
         raise ValueError(f"at_least: {len(tokens)} items cannot fill {at_least} bins")
 
 
-def _in_order(bins: Sequence[Sequence[int]]) -> Plan:
+def _sorted_bins(bins: Sequence[Sequence[int]]) -> Plan:
     return tuple(sorted((tuple(sorted(items)) for items in bins), key=lambda items: items[0]))

@@ -28,7 +28,7 @@ from skyrl.planning.roofline import (
 class Stages:
     """How the ranks of a model under Megatron-core divide its work; all pipeline stages have equally many ranks."""
 
-    each: Sharding
+    sharding: Sharding
     """The ranks of one stage."""
 
     number: int = 1
@@ -63,7 +63,7 @@ def stage_update_seconds(
         ring(spread.sharing_states) * dense + ring(spread.sharing_expert_states) * experts
     )
     stepped = FLOAT * (dense / spread.sharing_states + experts / spread.sharing_expert_states)
-    return filled + steps * (sent / rates.link_among(stages.each.ranks) + 7 * stepped / rates.bandwidth)
+    return filled + steps * (sent / rates.link_among(stages.sharding.ranks) + 7 * stepped / rates.bandwidth)
 
 
 def _working(shape: ModelShape, rows: PassRows, stages: Stages, rates: Rates, *, passes: int, flops: int) -> float:
@@ -71,10 +71,10 @@ def _working(shape: ModelShape, rows: PassRows, stages: Stages, rates: Rates, *,
     layers = -(-shape.layers // stages.number)
     head = 2.0 * rows.tokens * shape.vocabulary * shape.hidden
     inner = (forward_flops(shape, rows) - head) * layers / shape.layers
-    each = stages.each
-    products = flops * (inner + head) / each.ranks / rates.cut(each.tensor).flops
+    sharding = stages.sharding
+    products = flops * (inner + head) / sharding.ranks / rates.cut(sharding.tensor).flops
     launching = passes * rows.micro_batches * layers * rates.launches
-    waiting = exchanging(evolve(shape, layers=layers), rows, each, rates, passes=passes)
+    waiting = exchanging(evolve(shape, layers=layers), rows, sharding, rates, passes=passes)
     return (
         rates.beside(products, launching)
         + waiting
@@ -86,7 +86,7 @@ def _dispatching(shape: ModelShape, rows: PassRows, stages: Stages, rates: Rates
     """Seconds to send the tokens of one layer to the ranks of their experts and back."""
     if not shape.experts or stages.experts == 1:
         return 0.0
-    copies = rows.tokens / stages.each.ranks * shape.experts_per_token
+    copies = rows.tokens / stages.sharding.ranks * shape.experts_per_token
     moved = 2 * ring(stages.experts) * copies * shape.hidden * SIXTEEN_BITS / rates.link_among(stages.experts)
     return moved + 2 * rows.micro_batches * rates.latency
 
@@ -95,5 +95,5 @@ def _handing_on(shape: ModelShape, rows: PassRows, stages: Stages, rates: Rates)
     """Seconds to send hidden states from a stage to the next one."""
     if stages.number == 1:
         return 0.0
-    moved = rows.tokens / stages.each.ranks * shape.hidden * SIXTEEN_BITS
-    return moved / rates.link_among(2 * stages.each.ranks) + rows.micro_batches * rates.latency
+    moved = rows.tokens / stages.sharding.ranks * shape.hidden * SIXTEEN_BITS
+    return moved / rates.link_among(2 * stages.sharding.ranks) + rows.micro_batches * rates.latency

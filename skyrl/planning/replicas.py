@@ -15,7 +15,7 @@ class Replicas:
     """Data-parallel index of each rank: the number of its replica, counted from 0."""
 
     @of_rank.validator
-    def _every_index_is_taken(self, _: object, value: tuple[int, ...]) -> None:
+    def _check_indices(self, _: object, value: tuple[int, ...]) -> None:
         if set(value) != set(range(max(value, default=-1) + 1)) or not value:
             raise ValueError(f"data-parallel indices count from 0 without gaps, not {value}")
 

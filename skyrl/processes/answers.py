@@ -55,7 +55,7 @@ async def collected(pieces: AsyncIterable[bytes], *, longest: int, seconds: floa
     return bytes(content)
 
 
-def shown(value: object) -> str:
+def display_value(value: object) -> str:
     """A value of an answer, in at most 80 characters."""
     try:
         text = repr(value)
@@ -79,7 +79,7 @@ def asked_to_wait(retry_after: str) -> float:
 
 
 def _wrong(value: object, what: str) -> BadAnswer:
-    return BadAnswer(f"with {shown(value)} for {what}")
+    return BadAnswer(f"with {display_value(value)} for {what}")
 
 
 @cache
@@ -94,7 +94,7 @@ def _reader(kind: object) -> _Reader:
     if origin is tuple:
         return partial(_several, _reader(arguments[0]))
     if origin in (Union, UnionType):
-        return partial(_one_of, tuple(map(_reader, arguments)))
+        return partial(_read_union, tuple(map(_reader, arguments)))
     if isinstance(kind, type) and attrs.has(kind):
         return partial(_fields, kind)
     assert kind in (str, bool, NoneType), f"answers have no {kind}"
@@ -122,14 +122,14 @@ def _real(value: object, what: str) -> object:
     raise _wrong(value, what)
 
 
-def _several(each: _Reader, value: object, what: str) -> object:
+def _several(read_item: _Reader, value: object, what: str) -> object:
     if not isinstance(value, list):
         raise _wrong(value, what)
     name = f"{what}[]"
-    return tuple(each(item, name) for item in value)
+    return tuple(read_item(item, name) for item in value)
 
 
-def _one_of(readers: tuple[_Reader, ...], value: object, what: str) -> object:
+def _read_union(readers: tuple[_Reader, ...], value: object, what: str) -> object:
     errors = []
     for reader in readers:
         try:
@@ -143,7 +143,9 @@ def _one_of(readers: tuple[_Reader, ...], value: object, what: str) -> object:
 def _types(kind: type) -> tuple[tuple[str, _Reader, bool], ...]:
     """Name, reader and whether it must be there, of each field."""
     types = get_type_hints(kind)
-    return tuple((each.name, _reader(types[each.name]), each.default is attrs.NOTHING) for each in attrs.fields(kind))
+    return tuple(
+        (field.name, _reader(types[field.name]), field.default is attrs.NOTHING) for field in attrs.fields(kind)
+    )
 
 
 def _fields(kind: type, value: object, what: str) -> object:

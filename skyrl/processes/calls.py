@@ -39,7 +39,7 @@ def name_of(method: Callable[..., object]) -> Name:
     """The name by which another process can import the method. Raises TypeError if there is none."""
     name = getattr(method, "__module__", None), getattr(method, "__qualname__", None)
     match name:
-        case (str(module), str(qualname)) if "<" not in qualname and named((module, qualname)) is method:
+        case (str(module), str(qualname)) if "<" not in qualname and resolve_name((module, qualname)) is method:
             return module, qualname
     raise TypeError(
         f"{method!r} cannot be called in another process: methods are sent by name, so pass a function or a method "
@@ -47,7 +47,7 @@ def name_of(method: Callable[..., object]) -> Name:
     )
 
 
-def named(name: Name) -> Any:
+def resolve_name(name: Name) -> Any:
     """The object of this name; None if its module has no such object. Raises ImportError."""
     module, qualname = name
     try:

@@ -36,7 +36,7 @@ def _is_running() -> bool:
 R = TypeVar("R")
 
 
-async def in_a_daemon_thread(call: Callable[[], R]) -> R:
+async def run_in_daemon_thread(call: Callable[[], R]) -> R:
     """Run `call` in a daemon thread; returns its result or raises its error. Cancelling the await leaves it running."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[R] = loop.create_future()

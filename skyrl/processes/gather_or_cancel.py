@@ -34,10 +34,10 @@ async def gather_or_cancel(
     finally:
         for task in tasks:
             task.cancel()
-        await ended(tasks)
+        await wait_all(tasks)
 
 
-async def ended(tasks: Sequence[asyncio.Future[Any]]) -> None:
+async def wait_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
     """Return when all tasks are over, with any outcome; no error is reported as never retrieved."""
     pending = [task for task in tasks if not task.done()]
     if pending:

@@ -57,7 +57,7 @@ class Handle(Protocol[T_co]):
     def name(self) -> str:
         """Role and rank, such as `policy-1`."""
 
-    def within(self, seconds: float) -> Self:
+    def with_deadline(self, seconds: float) -> Self:
         """A handle of the same object whose calls have this deadline."""
 
     @overload

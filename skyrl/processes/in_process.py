@@ -31,7 +31,7 @@ class LocalHandle(Generic[T]):
         self.name, self.target, self._thread = name, target, thread
         self._progress = progress or Progress()
 
-    def within(self, seconds: float) -> LocalHandle[T]:
+    def with_deadline(self, seconds: float) -> LocalHandle[T]:
         return self
 
     @overload

@@ -35,8 +35,8 @@ class RankLog:
         os.dup2(file, 1)
         os.dup2(file, 2)
         os.close(file)
-        sys.stdout = _without_secrets(1)
-        sys.stderr = _without_secrets(2)
+        sys.stdout = _redacted_stream(1)
+        sys.stderr = _redacted_stream(2)
         faulthandler.enable(2)
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_Formatter(self))
@@ -49,7 +49,7 @@ class RankLog:
         faulthandler.dump_traceback(2, all_threads=True)
 
 
-def _without_secrets(descriptor: int) -> Any:
+def _redacted_stream(descriptor: int) -> Any:
     return RedactedStream(open(descriptor, "w", buffering=1, closefd=False, errors="backslashreplace"))
 
 

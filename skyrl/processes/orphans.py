@@ -46,7 +46,7 @@ def private_root(temporary: str) -> Path:
 def folder_of_this_process(root: Path) -> Path:
     """The private folder that the running process owns below `root`: its name holds the process id and start time."""
     pid = os.getpid()
-    return root / f"{_PREFIX}{pid}-{_started(pid)}"
+    return root / f"{_PREFIX}{pid}-{_start_time(pid)}"
 
 
 def make_private_folder(root: Path) -> tuple[Path, int]:
@@ -176,7 +176,7 @@ def _is_resource_tracker(pid: int) -> bool:
     return False
 
 
-def _started(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """Start time of the process, in ticks since boot. Together with its id, it identifies the process."""
     try:
         return _status(pid)[19]

@@ -79,8 +79,8 @@ class Progress:
         return self._clock() - self._last
 
     def waits(self) -> list[str]:
-        """Open waits in the order in which they began, as text: see `named`."""
-        return named(self.open_waits())
+        """Open waits in the order in which they began, as text: see `wait_texts`."""
+        return wait_texts(self.open_waits())
 
     def open_waits(self) -> list[Wait]:
         """The open waits in the order in which they began."""
@@ -88,7 +88,7 @@ class Progress:
         return [Wait(number, what, now - since) for number, (what, since) in list(self._open.items())]
 
 
-def named(waits: Iterable[Wait]) -> list[str]:
+def wait_texts(waits: Iterable[Wait]) -> list[str]:
     """Each thing that is waited for once, with the longest wait: `generate (for 31 s)`, and processes in one call
     together: `policy-0 and 7 others in PolicyWorker.update (8 times, for up to 31 s)`.
     """
@@ -96,10 +96,10 @@ def named(waits: Iterable[Wait]) -> list[str]:
     for wait in waits:
         process, _, call = wait.what.partition(" in ")
         grouped.setdefault(call or process, []).append(wait)
-    return [_named(alike) for alike in grouped.values()]
+    return [_wait_text(alike) for alike in grouped.values()]
 
 
-def _named(alike: list[Wait]) -> str:
+def _wait_text(alike: list[Wait]) -> str:
     longest = max(wait.seconds for wait in alike)
     if len(alike) == 1:
         return f"{alike[0].what} (for {longest:.0f} s)"

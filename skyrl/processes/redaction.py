@@ -92,10 +92,10 @@ def redacted(text: str) -> str:
         clean = _printed()["cookies"].sub(rf"\1{HIDDEN}", _HEADER.sub(rf"\1\2{HIDDEN}", clean))
     if "curl" in clean or "machine" in clean:
         clean = _printed()["commands"].sub(rf"\1{HIDDEN}", clean)
-    return _without_assigned(clean) if ":" in clean or "=" in clean or "--" in clean else clean
+    return _mask_assignments(clean) if ":" in clean or "=" in clean or "--" in clean else clean
 
 
-def _without_assigned(text: str) -> str:
+def _mask_assignments(text: str) -> str:
     """The text without values of what is called like a secret: `token = "..."`, `--token=...`, `export A_TOKEN=...`.
 
     A value without quotes may be a word of a sentence or of a program: it needs a digit and a letter, and after a colon
@@ -157,9 +157,9 @@ def _clean(data: object, values: re.Pattern[str], *, by_key: bool = True) -> Any
         case str():
             return _redacted(data, values)
         case Mapping() if by_key:
-            return dict(_clean_item(key, each, values) for key, each in data.items())
+            return dict(_clean_item(key, entry, values) for key, entry in data.items())
         case Mapping():
-            return {_clean(key, values): _clean(each, values, by_key=False) for key, each in data.items()}
+            return {_clean(key, values): _clean(item, values, by_key=False) for key, item in data.items()}
         case list() | tuple() if not _PLAIN.issuperset(map(type, data)):
             return [_clean(item, values, by_key=by_key) for item in data]
         case _:
@@ -187,7 +187,7 @@ def _hidden(value: object, values: re.Pattern[str]) -> object:
         case bytes():
             return HIDDEN
         case list() | tuple():
-            return [_hidden(each, values) for each in value]
+            return [_hidden(item, values) for item in value]
         case _:
             return _clean(value, values)
 
@@ -241,12 +241,12 @@ class RedactedStream:
 
 
 @functools.lru_cache(maxsize=4)
-def _of_environment(environ: tuple[tuple[str, str], ...]) -> re.Pattern[str]:
+def _environment_pattern(environ: tuple[tuple[str, str], ...]) -> re.Pattern[str]:
     """Pattern that finds every secret of an environment, and nothing if there are none."""
     return re.compile("|".join(map(re.escape, secrets_of(dict(environ)))) or r"(?!)")
 
 
-class _Known:
+class _CachedPattern:
     """The pattern of the current environment, rebuilt only if a variable has changed, not for each line."""
 
     def __init__(self) -> None:
@@ -257,8 +257,8 @@ class _Known:
         current = vars(os.environ)["_data"]  # compared as a whole, without decoding each variable
         if current != self._seen:
             self._seen = dict(current)
-            self._pattern = _of_environment(tuple(os.environ.items()))
+            self._pattern = _environment_pattern(tuple(os.environ.items()))
         return self._pattern
 
 
-_of_values = _Known()
+_of_values = _CachedPattern()

@@ -77,7 +77,9 @@ class _BoundedProtocol(H11Protocol):
         be told so with 503, up to an eighth beyond the limit.
         """
         waiting = {
-            each: each._limit.when() for each in self.connections if isinstance(each, _BoundedProtocol) and each._limit
+            connection: connection._limit.when()
+            for connection in self.connections
+            if isinstance(connection, _BoundedProtocol) and connection._limit
         }
         oldest = min(waiting, key=lambda each: waiting[each])
         if oldest is not self or len(self.connections) > limit + limit // 8:
@@ -90,8 +92,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        for each in sockets or ():
-            each.listen(WAITING)  # asyncio had made it as short as the number that it accepts at a time
+        for item in sockets or ():
+            item.listen(WAITING)  # asyncio had made it as short as the number that it accepts at a time
 
 
 def listen(host: str, port: int, token: str | None, variable: str) -> socket.socket:

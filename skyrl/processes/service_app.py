@@ -108,7 +108,7 @@ def post_route(
 
     async def respond(request: Request) -> Response:
         body = await (_cut_body(request, longest + 1) if cut else body_of(request, longest=longest))
-        return await _while_connected(request, answer(request, body))
+        return await _respond_while_connected(request, answer(request, body))
 
     return Route(path, respond, methods=["POST"])
 
@@ -164,7 +164,7 @@ def json_object(body: bytes) -> dict[str, Any]:
     text that is not Unicode: half of a surrogate pair, which neither a tokenizer nor an answer can hold.
     """
     try:
-        given = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+        given = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
         if b"\\u" in body:
             json.dumps(given, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
@@ -184,13 +184,13 @@ def few_headers(request: Request) -> None:
         raise RequestError(f"the request has more than {MOST_HEADERS} headers", status=431)
 
 
-def one_length(request: Request) -> None:
+def require_one_length(request: Request) -> None:
     """A body has one length. Of two, a proxy in front may read the other one (RFC 9112, 6.1)."""
     if "content-length" in request.headers and "transfer-encoding" in request.headers:
         raise RequestError("a request has a Content-Length or a Transfer-Encoding, not both", code="closes")
 
 
-def for_this_machine(request: Request) -> None:
+def require_local_host(request: Request) -> None:
     """A request without a token names this machine as its host, so that no other site's name leads here."""
     host = request.headers.get("host", "")
     try:
@@ -203,7 +203,7 @@ def for_this_machine(request: Request) -> None:
         )
 
 
-def from_no_other_site(request: Request) -> None:
+def refuse_other_sites(request: Request) -> None:
     """A request without a token comes from no page of another site."""
     origin = request.headers.get("origin")
     if origin is not None and origin != f"http://{request.headers.get('host', '')}":
@@ -221,10 +221,10 @@ def json_body(request: Request) -> None:
         raise RequestError("a body has to be JSON, with the header Content-Type: application/json", status=415)
 
 
-RULES: tuple[Callable[[Request], None], ...] = (few_headers, one_length)
+RULES: tuple[Callable[[Request], None], ...] = (few_headers, require_one_length)
 """What holds for every request. A rule raises `RequestError`."""
 
-RULES_WITHOUT_TOKEN: tuple[Callable[[Request], None], ...] = (for_this_machine, from_no_other_site, json_body)
+RULES_WITHOUT_TOKEN: tuple[Callable[[Request], None], ...] = (require_local_host, refuse_other_sites, json_body)
 """What also holds where no token tells the user's programs from the pages in the user's browser."""
 
 
@@ -267,11 +267,11 @@ def _require(token: str | None, request: Request) -> None:
         raise RequestError("this service requires its token: Authorization: Bearer ...", status=401)
 
 
-def _no_constant(constant: str) -> NoReturn:
+def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a JSON number")
 
 
-async def _while_connected(request: Request, answer: Awaitable[Response]) -> Response:
+async def _respond_while_connected(request: Request, answer: Awaitable[Response]) -> Response:
     """The response; raises `RequestError` and cancels the work if the client disconnects first."""
     working = asyncio.ensure_future(answer)
     watching = asyncio.ensure_future(_hung_up(request))

@@ -71,7 +71,7 @@ class ShutdownSignal:
         write.setblocking(False)
         self._write = write
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._in_main_thread) for number in handled_signals()}
+            self._before = {number: signal.signal(number, self._handle_signal) for number in handled_signals()}
             self._wakeup = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._watch, name="skyrl-signals", daemon=True)
         self._thread.start()
@@ -183,7 +183,7 @@ class ShutdownSignal:
         if self._task is not None:
             self._task.cancel()
 
-    def _in_main_thread(self, number: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         """Python's signal handler. It raises at once if no loop runs, since there is no training to save then."""
         self._note(number)
         if not self._in_loop and not self._ended.is_set():
@@ -220,13 +220,13 @@ class ShutdownSignal:
 
     def _end_at_once(self, why: str) -> None:
         """End the process, even if its output is no longer read or a thread that is stuck holds the stream."""
-        words = threading.Thread(target=_last_words, args=(why,), daemon=True)
+        words = threading.Thread(target=_write_reason, args=(why,), daemon=True)
         words.start()
         words.join(_LAST_WORDS_SECONDS)
         os._exit(self._exit_code)
 
 
-def _last_words(why: str) -> None:
+def _write_reason(why: str) -> None:
     with contextlib.suppress(OSError):
         os.write(2, f"{why} {RESUMES_FROM_LAST_CHECKPOINT}\n".encode())
     with contextlib.suppress(OSError, ValueError):

@@ -18,7 +18,7 @@ RESUMES_FROM_LAST_CHECKPOINT = (
 
 def handled_signals() -> tuple[signal.Signals, ...]:
     """The signals to install handlers for. SIGHUP is left out if it is ignored already, as under `nohup`."""
-    return tuple(each for each in STOPPED_BY if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN)
+    return tuple(item for item in STOPPED_BY if item != signal.SIGHUP or signal.getsignal(item) is not signal.SIG_IGN)
 
 
 def stop_command(number: int, frame: FrameType | None) -> NoReturn:

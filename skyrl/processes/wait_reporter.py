@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
-from skyrl.processes.progress import Progress, Wait, named
+from skyrl.processes.progress import Progress, Wait, wait_texts
 
 AFTER = 10.0
 """Seconds after which a wait is reported."""
@@ -51,7 +51,7 @@ class WaitReporter:
         if not any(wait.seconds >= self._patience(wait.what) for wait in new):
             return
         self._reported |= {wait.number for wait in waits}
-        texts, details = named(waits), self._progress.details()
+        texts, details = wait_texts(waits), self._progress.details()
         more = [f"and {len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else []
         self._report("waiting for: " + "; ".join([*texts[:_SHOWN], *more, *([details] if details else [])]))
 

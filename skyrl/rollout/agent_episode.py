@@ -47,7 +47,7 @@ class AgentEpisode(Episode):
     async def _returned(self, played: PlayedTrajectory) -> Returned:
         """Runs the agent. Raises `EpisodeError` if it fails."""
         agent, who = self._agent, self._who("the agent for")
-        messages = [dict(message) for message in (*self._begun_with, *self._prompt.begun)]
+        messages = [dict(message) for message in (*self._begun_with, *self._prompt.answer_prefix)]
         task = {**self._extras(), "messages": messages}
         call = AgentCall(task=task, url=agent.endpoint.url, key=played.key, model=agent.model)
         returned, seconds = await agent(who, call)
@@ -72,7 +72,11 @@ class AgentEpisode(Episode):
                 text = "" if returned is None or returned.value is None else str(returned.value).strip()
                 await self._judge(evolve(last, text=text or last.text))
             case "returned":
-                value = 0.0 if returned is None else number(_last_line(returned), f"{self._who('the agent for')} gave")
+                value = (
+                    0.0
+                    if returned is None
+                    else number(_returned_number(returned), f"{self._who('the agent for')} gave")
+                )
                 self._transcript.credit(value)
             case "exit_code":
                 self._transcript.credit(float(returned is not None and returned.exit_code == 0))
@@ -97,7 +101,7 @@ class AgentEpisode(Episode):
         return transcript
 
 
-def _last_line(returned: Returned) -> object:
+def _returned_number(returned: Returned) -> object:
     """The number that a function returned; for a program, the last line that it printed, as a number if it is one."""
     if returned.exit_code is None:
         return returned.value

@@ -85,7 +85,7 @@ def agent_of(config: AgentConfig, tier: Tier | Literal["auto"]) -> Agent:
     isolated.
     """
     if config.function is not None:
-        return _of_function(import_object(config.function, TaskError), config.function, config.kwargs)
+        return _function_agent(import_object(config.function, TaskError), config.function, config.kwargs)
     program = config.command[0]
     if shutil.which(program) is None:
         words = program.split()
@@ -96,20 +96,20 @@ def agent_of(config: AgentConfig, tier: Tier | Literal["auto"]) -> Agent:
     return lambda call: _run(config.command, call)
 
 
-def _of_function(function: object, name: str, settings: Mapping[str, Any]) -> Agent:
+def _function_agent(function: object, name: str, settings: Mapping[str, Any]) -> Agent:
     if not callable(function):
         raise TaskError(f"{name} is not a function")
     wanted = inspect.signature(function).parameters
     known = ("task", "base_url", "api_key", "model")
     if taken := sorted({*settings} & {*known}):
         raise TaskError(f"environment.agent.kwargs: {', '.join(taken)} is passed to every agent already: remove it")
-    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in wanted.values())
+    takes_all = any(entry.kind is inspect.Parameter.VAR_KEYWORD for entry in wanted.values())
     unknown = [
-        each.name
-        for each in wanted.values()
-        if each.name not in (*known, *settings)
-        and each.default is inspect.Parameter.empty
-        and each.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        item.name
+        for item in wanted.values()
+        if item.name not in (*known, *settings)
+        and item.default is inspect.Parameter.empty
+        and item.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     ]
     if unknown:
         raise TaskError(f"{name} requires {', '.join(unknown)}, but an agent is given only {', '.join(known)}")
@@ -136,7 +136,7 @@ async def _run(command: tuple[str, ...], call: AgentCall) -> Returned:
         start_new_session=True,
     )
     try:
-        out, _ = await asyncio.gather(_read(process), _write(process, json.dumps(call.task, default=str)))
+        out, _ = await asyncio.gather(_read_outputs(process), _write(process, json.dumps(call.task, default=str)))
         code = await process.wait()
     finally:
         with suppress(ProcessLookupError):
@@ -144,13 +144,13 @@ async def _run(command: tuple[str, ...], call: AgentCall) -> Returned:
     return returned_by(code, *out)
 
 
-async def _read(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
+async def _read_outputs(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
     assert process.stdout is not None and process.stderr is not None
-    output, errors = await asyncio.gather(_all_of(process.stdout), _all_of(process.stderr))
+    output, errors = await asyncio.gather(_read_stream(process.stdout), _read_stream(process.stderr))
     return output, errors
 
 
-async def _all_of(stream: asyncio.StreamReader) -> bytes:
+async def _read_stream(stream: asyncio.StreamReader) -> bytes:
     content = b""
     while piece := await stream.read(1 << 16):
         content += piece

@@ -71,7 +71,7 @@ class FailureTally:
         if len(self._reasons) > max(self._least, self._max_share * samples):
             first = "\n".join(f"  {reason}" for reason in dict.fromkeys(self._reasons[:SHOWN]))
             raise RewardError(
-                f"environments failed {len(self._reasons)} times among {samples} samples, more often "
+                f"environments failed {len(self._reasons)} times among {samples} samples, retries included, more often "
                 f"than max_failed_share = {self._max_share:g} of environment.skyrl_gym allows:\n{first}"
             )
 
@@ -120,7 +120,7 @@ class Attempts:
             late = until is not None and _now() >= until
             if late or len(failures) >= self._attempts or outcome.kind not in self._retried:
                 return episode.failed(tuple(failures))
-            episode = episode.again(attempt=episode.key.attempt + _RETRY)
+            episode = episode.retry(attempt=episode.key.attempt + _RETRY)
             attempt = outcome_of(again(episode, until))
 
     async def _run(self, episode: AgentEpisode, until: float | None) -> Trajectory:

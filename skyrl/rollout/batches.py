@@ -22,7 +22,7 @@ class Rollouts(Protocol):
     def metrics(self) -> dict[str, float]:
         """Numbers of groups that were dropped, replaced or left out to make the last batch."""
 
-    def weights_are(self, version: int) -> None:
+    def set_weights_version(self, version: int) -> None:
         """Notification that the engines now hold the weights of this version."""
 
     @property
@@ -77,7 +77,7 @@ class SynchronousRollouts:
     def metrics(self) -> dict[str, float]:
         return self._selection.metrics | self._cursor.metrics()
 
-    def weights_are(self, version: int) -> None:
+    def set_weights_version(self, version: int) -> None:
         """Does nothing: no group is sampled ahead."""
 
     @property

@@ -63,7 +63,7 @@ class MessageChat:
 
     def go_on(self, transcript: Transcript, turn: ChatTurn) -> Transcript:
         sampled, stopped = turn.completion.token_ids, turn.completion.stop_reason == "stop"
-        transcript.place(self._continuation.after(sampled, turn.observations, turn.tools, stopped=stopped))
+        transcript.place(self._continuation.tokens_after(sampled, turn.observations, turn.tools, stopped=stopped))
         return transcript
 
     def end(self, transcript: Transcript, completion: Completion) -> None:
@@ -76,7 +76,7 @@ class SingleAnswer:
     """One assistant message: observations are plain text in it, and an end token sampled before them is removed."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
-        self._tokenizer, self._spelled = tokenizer, Spelled.by(tokenizer)
+        self._tokenizer, self._spelled = tokenizer, Spelled.for_tokenizer(tokenizer)
 
     def go_on(self, transcript: Transcript, turn: ChatTurn) -> Transcript:
         sampled = turn.completion.token_ids

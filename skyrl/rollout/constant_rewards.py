@@ -61,7 +61,7 @@ class ConstantRewards:
             return
         kept = [group for group in groups if not group.dropped]
         rewards = [reward for group in kept for reward in group.rewards]
-        missing = [each for group in groups for each in group.trajectories if each.missing]
+        missing = [trajectory for group in groups for trajectory in group.trajectories if trajectory.missing]
         self._missing += len(missing)
         if missing and not self._why_missing:
             self._why_missing = missing[0].skipped or missing[0].failures[-1].reason
@@ -73,16 +73,16 @@ class ConstantRewards:
             self._report(self._words())
         if self._counted == self._steps and not self._seen and self._missing:
             self._report(
-                f"warning: no group of {self._of_steps} has all its rewards, and nothing is learned from the others: "
+                f"warning: no group of {self._steps_text} has all its rewards, and nothing is learned from the others: "
                 f"{counted(self._missing, 'sample')} without a reward, the first one because {self._why_missing}"
             )
 
     @property
-    def _of_steps(self) -> str:
+    def _steps_text(self) -> str:
         return "the first step" if self._steps == 1 else f"the first {self._steps} steps"
 
     def _words(self) -> str:
-        (reward,), steps = self._seen, self._of_steps
+        (reward,), steps = self._seen, self._steps_text
         endings = self._endings(self._reasons)
         cut = f" ({endings})" if endings else ""
         return (

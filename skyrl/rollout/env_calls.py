@@ -142,7 +142,7 @@ class _EnvCall(ThreadCall):
         self._report(value, raised, start)
 
     def _awaited(self, start: float, future: Future[tuple[object, BaseException | None]]) -> None:
-        self.workers.ended(self)
+        self.workers.release(self)
         if not future.cancelled():
             self._report(*future.result(), start)
 

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 import attrs
 from attrs import evolve, frozen
 
-from skyrl.chats.contents import ALLOW_DROPPED, tool_name, with_tools
+from skyrl.chats.contents import ALLOW_DROPPED, DESCRIBE_TOOLS, tool_name, with_tools
 from skyrl.chats.rendering import Message, Template
 from skyrl.config import GeneratorConfig, SamplingParams
 from skyrl.envs import Env, EnvStep
@@ -67,7 +67,7 @@ class Episode:
         self._env: Env | None = None
         self._transcript = Transcript(prompt.token_ids, with_logprobs=context.sampling.logprobs is not None)
         self._earlier: list[TokenRow] = []
-        self._begun_with: Sequence[Message] = prompt.asked
+        self._begun_with: Sequence[Message] = prompt.question
         self._said: list[Message] = []
         self._tools: Sequence[Mapping[str, Any]] = ()
         self._turns = 0
@@ -82,18 +82,18 @@ class Episode:
         """Make the environment; returns the request for the first turn. Raises `EpisodeError`."""
         prompt = self._prompt
         started: Started = await self._in_env(
-            self._who("starting on"), _started, self._make, self._extras(), deepcopy(prompt.asked)
+            self._who("starting on"), _started, self._make, self._extras(), deepcopy(prompt.question)
         )
         self._env, messages, tools = started
         self._begun_with, self._tools = messages, with_tools(tools, prompt.tools)
         config = self._context.config
-        again = messages != prompt.asked or self._tools != prompt.tools
+        again = messages != prompt.question or self._tools != prompt.tools
         if again or config.chat_template.name_or_path is not None:
             kwargs, tokenizer = config.chat_template_kwargs, self._context.tokenizer
             template = Template(tokenizer=tokenizer, arguments=kwargs, tools=self._tools)
             allowed = self._context.agent is not None or bool(prompt.extras.get(ALLOW_DROPPED))
             with self._readable("starting on"), _naming_tools(tools):
-                ids = template.start([*messages, *prompt.begun], allow_dropped=allowed)
+                ids = template.start([*messages, *prompt.answer_prefix], allow_dropped=allowed)
             self._transcript = self._transcript.restarted(ids)
         return self._request(self.key)
 
@@ -211,7 +211,7 @@ class Episode:
         """Name of the sample in messages."""
         return f"{self._prompt.env_class}, sample {self.key.sample_index} of prompt {self._prompt.id},"
 
-    def again(self, attempt: int) -> Self:
+    def retry(self, attempt: int) -> Self:
         """A new attempt at the sample, with another environment and other random numbers."""
         return type(self)(self._context, self._prompt, self._make, evolve(self.key, attempt=attempt))
 
@@ -266,8 +266,7 @@ def _naming_tools(tools: Sequence[Mapping[str, Any]]) -> Iterator[None]:
     except DroppedPartsError as error:
         if not {*error.tools} & {*map(tool_name, tools)}:
             raise
-        remedy = "describe the environment's tools in the prompt and let tool_schemas() return ()"
-        raise DataError(f"{error}; or {remedy}") from error
+        raise DataError(f"{error}; or {DESCRIBE_TOOLS}") from error
 
 
 Started = tuple[Env, Any, Any]
@@ -316,11 +315,11 @@ def _then(value: T | Awaitable[T], finish: Callable[[T], R | Awaitable[R]]) -> R
 
 def _refuse_unreadable(observations: object, who: str) -> None:
     if not isinstance(observations, tuple | list) or not all(
-        isinstance(each, Mapping) and all(isinstance(each.get(key), str) for key in ("role", "content"))
-        for each in observations
+        isinstance(observation, Mapping) and all(isinstance(observation.get(key), str) for key in ("role", "content"))
+        for observation in observations
     ):
         raise _wrong(f"{who} returned {observations!r:.200}, not messages with the strings 'role' and 'content'")
-    length = sum(len(each["content"]) for each in observations)
+    length = sum(len(observation["content"]) for observation in observations)
     if length > LONGEST_OBSERVATION:
         text = f"{who} shows {length} characters, more than {LONGEST_OBSERVATION}"
         raise EpisodeError(Failure(kind="too_large", reason=text))

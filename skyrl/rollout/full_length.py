@@ -68,7 +68,7 @@ class FullLengthRollouts:
         """Empty: no group was left out."""
         return {}
 
-    def weights_are(self, version: int) -> None:
+    def set_weights_version(self, version: int) -> None:
         """Does nothing: no group is sampled ahead."""
 
     @property

@@ -24,7 +24,7 @@ class GroupJudge:
         self._context, self._tally = context, tally
         self._attempts, self._retried = gym.max_attempts, frozenset(gym.retried_failures)
 
-    async def together(self, prompt: Prompt, reward: GroupReward, rows: Sequence[Trajectory]) -> list[Trajectory]:
+    async def judge_group(self, prompt: Prompt, reward: GroupReward, rows: Sequence[Trajectory]) -> list[Trajectory]:
         """The samples with their rewards. Those that failed before, or never had a turn, are not compared."""
         judged = [row for row in rows if _waits(row)]
         outcome = await self._outcome(prompt, reward, judged) if judged else ((), {})
@@ -58,9 +58,9 @@ class GroupJudge:
         extras: dict[str, Any] = {"data_source": prompt.data_source, **deepcopy(dict(prompt.extras))}
         sampled = [Sampled(token_ids=row.response_ids, version=row.weight_versions[0]) for row in rows]
         measured: dict[str, float] = {}
-        given, _ = await self._context.call(who, reward.rewards, prompt.asked, answers, extras, sampled, measured)
+        given, _ = await self._context.call(who, reward.rewards, prompt.question, answers, extras, sampled, measured)
         numbers = {name: number(value, f"{who} measured {name} =") for name, value in measured.items()}
-        rewards = (None if each is None else number(each, f"{who} gave the reward") for each in given)
+        rewards = (None if value is None else number(value, f"{who} gave the reward") for value in given)
         return tuple(rewards), numbers
 
     def _rewarded(self, row: Trajectory, reward: float | None, measured: Mapping[str, float]) -> Trajectory:

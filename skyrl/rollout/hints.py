@@ -59,13 +59,13 @@ class Hints:
         read another prompt than the row has.
         """
         return tuple(
-            evolve(group, trajectories=tuple(self._hinted(group, each) for each in group.trajectories))
+            evolve(group, trajectories=tuple(self._hinted(group, trajectory) for trajectory in group.trajectories))
             for group in groups
         )
 
     def refuse_missing(self, columns: Iterable[Iterable[str]]) -> None:
         """Raises `DataError` if no row has the column of hints; `columns` are those of the rows of each task."""
-        column, there = self.settings.column.partition(".")[0], sorted({name for each in columns for name in each})
+        column, there = self.settings.column.partition(".")[0], sorted({name for item in columns for name in item})
         if self.settings.source == "column" and column not in there:
             raise DataError(
                 f"the training data has no column {column!r}, which {FIELD}.column names; its columns for environments "
@@ -92,10 +92,10 @@ class Hints:
 
     def _tokens(self, prompt: Prompt, hint: str | None) -> tuple[int, ...]:
         template = evolve(self._template, tools=prompt.tools) if prompt.tools else self._template
-        messages = prompt.messages if hint is None else self._with_hint(prompt, hint)
+        messages = prompt.messages if hint is None else self._insert_hint(prompt, hint)
         return template.start(messages, allow_dropped=True)
 
-    def _with_hint(self, prompt: Prompt, hint: str) -> list[Mapping[str, Any]]:
+    def _insert_hint(self, prompt: Prompt, hint: str) -> list[Mapping[str, Any]]:
         places = [place for place, message in enumerate(prompt.messages) if message.get("role") == "user"]
         if not places or not isinstance(prompt.messages[places[-1]].get("content"), str):
             raise DataError(f"prompt {prompt.id} has no text of the user, into which a hint could be put")
@@ -109,14 +109,14 @@ class Hints:
     def _hint(self, group: TrajectoryGroup, trajectory: Trajectory) -> str | None:
         match self.settings.source:
             case "column":
-                return self._of_column(group.prompt)
+                return self._column_hint(group.prompt)
             case "success":
-                return self._of_success(group, trajectory)
+                return self._success_hint(group, trajectory)
             case "feedback":
                 return trajectory.feedback
         return None
 
-    def _of_column(self, prompt: Prompt) -> str | None:
+    def _column_hint(self, prompt: Prompt) -> str | None:
         column = self.settings.column
         found: object = prompt.extras
         for name in column.split("."):
@@ -127,13 +127,13 @@ class Hints:
             raise DataError(f"prompt {prompt.id}: column {column} ({FIELD}.column) is no text, but {found!r:.80}")
         return found or None
 
-    def _of_success(self, group: TrajectoryGroup, trajectory: Trajectory) -> str | None:
+    def _success_hint(self, group: TrajectoryGroup, trajectory: Trajectory) -> str | None:
         """The text of the first other answer with the highest reward, if rewards differ."""
         best = max(group.rewards)
         if min(group.rewards) == best:
             return None
-        others = (each for each in group.trajectories if each.reward == best and each is not trajectory)
-        found = next((each for each in others if not each.missing and not each.filled), None)
+        others = (item for item in group.trajectories if item.reward == best and item is not trajectory)
+        found = next((other for other in others if not other.missing and not other.filled), None)
         if found is None:
             return None
         sampled = [token for token, own in zip(found.response_ids, found.loss_mask, strict=True) if own]

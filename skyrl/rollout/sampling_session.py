@@ -14,7 +14,7 @@ from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.registry import MakeEnv, find_task
 from skyrl.errors import RunError
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
-from skyrl.processes.gather_or_cancel import ended, gather_or_cancel
+from skyrl.processes.gather_or_cancel import gather_or_cancel, wait_all
 from skyrl.rollout.agent_episode import AgentEpisode
 from skyrl.rollout.attempts import Attempts, FailureTally, FirstOutcome, outcome_of
 from skyrl.rollout.env_calls import SamplesInFlight
@@ -85,7 +85,7 @@ class SamplingSession:
             episodes = [AgentEpisode(self._context, prompt, make, key) for key in keys]
             trajectories = await gather_or_cancel([self._attempts.run_agent(episode) for episode in episodes])
         if isinstance(make, GroupReward):
-            trajectories = await self._judge.together(prompt, make, trajectories)
+            trajectories = await self._judge.judge_group(prompt, make, trajectories)
         group = TrajectoryGroup(prompt=prompt, trajectories=tuple(trajectories))
         group = backfilled(group) if self._gym.failed_samples == "fill" else group
         return masked_out(group) if group.dropped else group  # a dropped group still counts in the size of the batch
@@ -113,7 +113,7 @@ class SamplingSession:
         finally:
             for begin in begins:
                 begin.cancel()
-            await ended(begins)
+            await wait_all(begins)
         rows = dict(zip(chain(*waves), chain(*played), strict=True))
         return [rows[place] for place in places]
 

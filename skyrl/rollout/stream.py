@@ -74,7 +74,7 @@ class StreamLimits:
 
 
 @define(eq=False)
-class _Begun:
+class _StartedGroup:
     """A started group. Groups are numbered in the order of starting."""
 
     number: int
@@ -123,7 +123,7 @@ class GroupStream:
         self._cursor, self._sample, self._limits, self._accept = cursor, sample, limits, accept
         self._waits = waits
         self._prompts: deque[tuple[int, Prompt]] = deque()  # with the number of its draw
-        self._begun: dict[int, _Begun] = {}
+        self._begun: dict[int, _StartedGroup] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
@@ -166,14 +166,14 @@ class GroupStream:
             limits.total - self._trained - outstanding,
         )
 
-    def weights_are(self, version: int) -> None:
+    def set_weights_version(self, version: int) -> None:
         """The engines sample from weights of this version from now on, so that more groups may be started.
 
         A version below the last means that the run rolled back to a checkpoint: samples of later weights are
         discarded.
         """
         if version < self._version:
-            self._resample([begun for begun in self._in_order() if begun.newest > version])
+            self._resample([begun for begun in self._by_age() if begun.newest > version])
         if version != self._version:
             self._version = version
             self._attempts.clear()
@@ -188,7 +188,7 @@ class GroupStream:
         """
         # First, because room and age are counted from here: a batch taken for this version before was not trained on.
         self._trained = version * self._limits.batch
-        self._resample(self._too_old(version))
+        self._resample(self._stale_groups(version))
         kept, refused, until = -1, self._refused, 0.0
         while not self._ready(version):
             if self._failure is not None:
@@ -248,7 +248,7 @@ class GroupStream:
         Groups that were being sampled start again; no prompt is lost and none is trained on twice.
         """
         self.resampled += self.running
-        self._give_up(self._in_order())
+        self._give_up(self._by_age())
         self._cursor.load_state(state["cursor"])
         prompts = self._cursor.of_stored(state["prompts"])
         draws = state.get("draws", [0] * len(state["prompts"]))  # absent from checkpoints before there were samplers
@@ -262,38 +262,38 @@ class GroupStream:
         """Whether the batch is full and all remaining groups can be trained on in time, a batch in each later step."""
         batch, size = self._oldest_finished(), self._limits.batch
         taken = {begun.number for begun in batch}
-        later = [begun for begun in self._in_order() if begun.number not in taken]
+        later = [begun for begun in self._by_age() if begun.number not in taken]
         in_time = all(
             begun.version + self._limits.staleness >= version + 1 + place // size for place, begun in enumerate(later)
         )
         return len(batch) == size and in_time
 
-    def _too_old(self, version: int) -> list[_Begun]:
+    def _stale_groups(self, version: int) -> list[_StartedGroup]:
         """Groups that cannot be trained on in time, with one batch per step. They exist only if the bound was larger
         before.
         """
-        late: list[_Begun] = []
-        for place, begun in enumerate(self._in_order()):
+        late: list[_StartedGroup] = []
+        for place, begun in enumerate(self._by_age()):
             if begun.version + self._limits.staleness < version + (place - len(late)) // self._limits.batch:
                 late.append(begun)
         return late
 
-    def _resample(self, groups: Sequence[_Begun]) -> None:
+    def _resample(self, groups: Sequence[_StartedGroup]) -> None:
         """Discard the groups; their prompts are sampled next."""
         self.resampled += len(groups)
         self._prompts.extendleft((begun.draw, begun.prompt) for begun in reversed(groups))
         self._give_up(groups)
 
-    def _give_up(self, groups: Sequence[_Begun]) -> None:
+    def _give_up(self, groups: Sequence[_StartedGroup]) -> None:
         for begun in groups:
             del self._begun[begun.number]
             if begun.task is not None:
                 begun.task.cancel()
 
-    def _oldest_finished(self) -> list[_Begun]:
-        return [begun for begun in self._in_order() if begun.group is not None][: self._limits.batch]
+    def _oldest_finished(self) -> list[_StartedGroup]:
+        return [begun for begun in self._by_age() if begun.group is not None][: self._limits.batch]
 
-    def _in_order(self) -> list[_Begun]:
+    def _by_age(self) -> list[_StartedGroup]:
         """Groups by age of their weights, then in the order of starting; the two differ after a rollback."""
         return sorted(self._begun.values(), key=lambda begun: begun.version)
 
@@ -315,17 +315,17 @@ class GroupStream:
 
     def _next_attempt(self, prompt: Prompt) -> int:
         """How often these weights sampled the prompt before, also in the checkpoint's groups, so that draws differ."""
-        held = sum(each.prompt.id == prompt.id and each.version == self._version for each in self._begun.values())
+        held = sum(item.prompt.id == prompt.id and item.version == self._version for item in self._begun.values())
         attempt = max(self._attempts[prompt.id], held)
         self._attempts[prompt.id] = attempt + 1
         return attempt
 
-    def _add(self, draw: int, prompt: Prompt, version: int, since: float) -> _Begun:
+    def _add(self, draw: int, prompt: Prompt, version: int, since: float) -> _StartedGroup:
         self._number += 1
-        begun = self._begun[self._number] = _Begun(self._number, prompt, version, since, draw=draw)
+        begun = self._begun[self._number] = _StartedGroup(self._number, prompt, version, since, draw=draw)
         return begun
 
-    async def _run(self, begun: _Begun, attempt: int) -> None:
+    async def _run(self, begun: _StartedGroup, attempt: int) -> None:
         """Sample a group; an error reaches the waiting trainer, unless the group was given up meanwhile."""
         try:
             group = await self._sample(begun.prompt, begun.version, attempt)
@@ -346,7 +346,7 @@ class GroupStream:
             self._fail(begun, error)
         self._changed.set()
 
-    def _fail(self, begun: _Begun, error: Exception) -> None:
+    def _fail(self, begun: _StartedGroup, error: Exception) -> None:
         if begun.number in self._begun:
             self._failure = self._failure or error
 
@@ -354,19 +354,20 @@ class GroupStream:
         now, limits = asyncio.get_running_loop().time(), self._limits
         late = [begun for begun in self._begun.values() if begun.group is None]
         groups = [
-            f"prompt {each.prompt.id} (begun {now - each.since:.0f} s ago by version {each.version})" for each in late
+            f"prompt {group.prompt.id} (begun {now - group.since:.0f} s ago by version {group.version})"
+            for group in late
         ]
         none = f"only {refused}, which were refused, have" if refused else "none has"
         waits = self._waits()
         return (
             f"the trainer is waiting for the batch of step {version + 1}: {self.waiting} of {limits.batch} groups are "
             f"ready, {len(late)} are being sampled, and {none} finished in the last {limits.stall_seconds:g} s "
-            f"(trainer.fully_async.stall_timeout_seconds). Waited for: {_first(groups)}"
-            + (f"; who waits for whom: {_first(waits)}" if waits else "")
+            f"(trainer.fully_async.stall_timeout_seconds). Waited for: {_first_texts(groups)}"
+            + (f"; who waits for whom: {_first_texts(waits)}" if waits else "")
         )
 
 
-def _first(things: Sequence[str]) -> str:
+def _first_texts(things: Sequence[str]) -> str:
     more = f" and {len(things) - _SHOWN} more" if len(things) > _SHOWN else ""
     return ", ".join(things[:_SHOWN]) + more
 
@@ -457,8 +458,8 @@ class StreamingRollouts:
     def metrics(self) -> dict[str, float]:
         return self._selection.metrics | self._metrics | self._cursor.metrics()
 
-    def weights_are(self, version: int) -> None:
-        self._stream.weights_are(version)
+    def set_weights_version(self, version: int) -> None:
+        self._stream.set_weights_version(version)
 
     @property
     def epoch(self) -> int:
@@ -479,10 +480,10 @@ class StreamingRollouts:
 
 
 def _newest_tokens(group: TrajectoryGroup) -> TrajectoryGroup:
-    return attrs.evolve(group, trajectories=tuple(map(_without_older_tokens, group.trajectories)))
+    return attrs.evolve(group, trajectories=tuple(map(_mask_older_tokens, group.trajectories)))
 
 
-def _without_older_tokens(row: Trajectory) -> Trajectory:
+def _mask_older_tokens(row: Trajectory) -> Trajectory:
     """A copy of the trajectory in which only tokens of its newest weights are trained on."""
     newest = max((version for step in row.steps for version in step.weight_versions), default=0)
 

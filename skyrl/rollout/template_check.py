@@ -96,7 +96,7 @@ def check_template(tokenizer: ChatTokenizer, config: GeneratorConfig | None = No
 
 def _verdict(template: Template, name: str) -> TemplateVerdict:
     try:
-        for ours, whole in _written(evolve(template, tools=DIALOGUES[name].tools), DIALOGUES[name]):
+        for ours, whole in _compare_turns(evolve(template, tools=DIALOGUES[name].tools), DIALOGUES[name]):
             if not whole.startswith(ours):
                 return _difference(name, ours, whole)
     except DataError as error:
@@ -104,7 +104,7 @@ def _verdict(template: Template, name: str) -> TemplateVerdict:
     return TemplateVerdict(dialogue=name, outcome="stable")
 
 
-def _written(template: Template, said: Dialogue) -> Iterator[tuple[str, str]]:
+def _compare_turns(template: Template, said: Dialogue) -> Iterator[tuple[str, str]]:
     """The conversation after each turn but the first, as it is trained on, and as the template writes it as a whole.
 
     Raises `DataError` for a dialogue that the template refuses.
@@ -113,7 +113,7 @@ def _written(template: Template, said: Dialogue) -> Iterator[tuple[str, str]]:
     messages = list(said.opening)
     ours = template.text(messages)
     for place, turn in enumerate(said.turns):
-        ours += turn if isinstance(turn, str) else _called(template, template.text([_ASKED]))
+        ours += turn if isinstance(turn, str) else _written_call(template, template.text([_ASKED]))
         messages.append({"role": "assistant", "content": turn} if isinstance(turn, str) else turn)
         if place:
             yield ours, template.text(messages, ask=False)
@@ -133,7 +133,7 @@ def _difference(name: str, ours: str, whole: str) -> TemplateVerdict:
     )
 
 
-def _called(template: Template, start: str) -> str:
+def _written_call(template: Template, start: str) -> str:
     """The call as the template writes it, up to where a turn ends. Raises `DataError` if it writes none."""
     whole = template.text([_ASKED, CALLS], ask=False)
     if "add" not in whole.removeprefix(template.text([_ASKED], ask=False)):

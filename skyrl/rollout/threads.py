@@ -120,7 +120,7 @@ class Workers:
         """Whether all places belong to calls that were given up and have not returned."""
         return len(self._given_up) >= self.most
 
-    def ended(self, call: ThreadCall) -> None:
+    def release(self, call: ThreadCall) -> None:
         """Free the place of a call that went on outside its thread; from any thread."""
         with self._lock:
             self._leave(call)

@@ -11,14 +11,14 @@ from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.pending import PendingSave
 from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors
-from skyrl.checkpoint.store import Checkpoint, CheckpointStore, without_what_is_not_finite
+from skyrl.checkpoint.store import Checkpoint, CheckpointStore, finite_metrics
 from skyrl.config.loading.resolve import derived
 from skyrl.config.loading.stored import stored_tree
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.errors import ResumeError
 from skyrl.learners.workers.group import ScorerGroup
 from skyrl.processes.redaction import redacted_configuration
-from skyrl.runs.read_again import STATE, Digests
+from skyrl.runs.input_digests import STATE, Digests
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.run_tree import AnyRun
 from skyrl.tracking.tracker import LastMetrics
@@ -54,7 +54,7 @@ class CheckpointManager:
         self._run, self._store, self._models, self._turns = run, store, models, turns
         self._folder, self._last = folder, last
         self._pending = PendingSave()
-        self.read_again: Digests = {}
+        self.input_digests: Digests = {}
         """Digests of what a resumed run reads again besides its checkpoint."""
 
     async def save(self, step: int, state: Mapping[str, Any]) -> None:
@@ -77,12 +77,12 @@ class CheckpointManager:
         checkpoint = Checkpoint(
             step=step,
             models={},
-            state={"trainer": deepcopy(state), STATE: self.read_again, **numbers},  # it is written later
+            state={"trainer": deepcopy(state), STATE: self.input_digests, **numbers},  # it is written later
             config=redacted_configuration(stored_tree(self._run)),
             fingerprint=fingerprint(self._run),
             derived=derived(self._run),
             world_size={name: len(model.ranks) for name, model in self._models.items()},
-            metrics=without_what_is_not_finite(self._last.metrics),
+            metrics=finite_metrics(self._last.metrics),
         )
         await self._pending.start(self._write(checkpoint, need))
         if not self._run.trainer.async_ckpt_save:

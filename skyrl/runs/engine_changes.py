@@ -19,7 +19,7 @@ from attrs import frozen
 
 from skyrl.errors import UserError
 from skyrl.inference.pool.client import EngineState, InferenceEngineClient
-from skyrl.processes.event_loop import in_a_daemon_thread
+from skyrl.processes.event_loop import run_in_daemon_thread
 from skyrl.runs.inputs import notice
 from skyrl.storage.atomic import write_file
 from skyrl.tree.files import stored_text
@@ -68,8 +68,8 @@ class EngineList:
             return cls(
                 least=plain["least"],
                 most=plain["most"],
-                engines=tuple(EngineState(**each) for each in plain["engines"]),
-                answers=tuple(ChangeReply(**each) for each in plain["answers"]),
+                engines=tuple(EngineState(**item) for item in plain["engines"]),
+                answers=tuple(ChangeReply(**entry) for entry in plain["answers"]),
             )
         except FileNotFoundError:
             raise UserError(
@@ -127,7 +127,7 @@ class EngineChanges:
             request, answer = await self._handle(stored_text(file))
             self._answer(request, answer)
             file.unlink()
-        for number, reason in self._client.not_added():
+        for number, reason in self._client.failed_additions():
             self._answer(f"add engine {number}", f"engine {number} could not be started: {reason}")
         self._write()
 
@@ -155,7 +155,7 @@ class EngineChanges:
         return f"engine {self._client.add_engine()} is starting; it serves from the next weight transfer on"
 
     async def _drain(self, number: int | None) -> str:
-        states = {each.number: each.state for each in self._client.states}
+        states = {state.number: state.state for state in self._client.states}
         serving = [number for number, state in states.items() if state == "serving"]
         gone = serving[-1] if number is None else number
         if states.get(gone) not in ("serving", "lost"):
@@ -166,7 +166,7 @@ class EngineChanges:
                 f"{self._least}"
             )
         await self._client.drain(gone)
-        await in_a_daemon_thread(lambda: self._remove(gone))
+        await run_in_daemon_thread(lambda: self._remove(gone))
         return f"engine {gone} {'finished its samples and ' if states[gone] == 'serving' else ''}was removed"
 
     def _write(self) -> None:

@@ -77,8 +77,8 @@ class Experiment(Protocol):
         Raises `TaskError`, `DataError`, `ModelError`, `ConfigError`.
         """
 
-    def read_again(self) -> dict[str, str]:
-        """Digests of what a resumed run reads again besides its training rows. See `skyrl.runs.read_again`."""
+    def input_digests(self) -> dict[str, str]:
+        """Digests of what a resumed run reads again besides its training rows. See `skyrl.runs.input_digests`."""
 
     def get_alarms(self) -> Alarms:
         """Alarms of the configuration, in their initial state."""

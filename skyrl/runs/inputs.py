@@ -47,7 +47,7 @@ def check_data(run: SkyRLTrainConfig, train: PromptDataset | None, evaluation: P
         _tell_the_tail(run, len(train))
     if evaluation is not None:
         _tell_the_sources(run.data.val_data, evaluation)
-    _report_unread_fields(run, [each for each in (train, evaluation) if each])
+    _report_unread_fields(run, [item for item in (train, evaluation) if item])
 
 
 def _report_unread_fields(run: SkyRLTrainConfig, datasets: Sequence[PromptDataset]) -> None:

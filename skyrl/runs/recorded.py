@@ -72,7 +72,7 @@ class RecordedRollouts:
     def load_state(self, state: dict[str, Any]) -> None:
         """Does nothing: a recording needs no position in the data."""
 
-    def weights_are(self, version: int) -> None:
+    def set_weights_version(self, version: int) -> None:
         """Does nothing: no group is sampled."""
 
     async def close(self) -> None:

@@ -78,7 +78,7 @@ class RunFolder:
         if not (self.path / "metrics.jsonl").exists():
             return []
         result = {record["step"] for record in self.metrics.read()}
-        return [each for each in range(max(min(result, default=1), 1), step + 1) if each not in result]
+        return [item for item in range(max(min(result, default=1), 1), step + 1) if item not in result]
 
     def flush(self) -> None:
         """Make durable what was written since the last call. Raises `OSError`."""

@@ -15,11 +15,11 @@ from filelock import FileLock, Timeout
 from skyrl.config.loading.check import has_effect
 from skyrl.config.loading.code_digests import code_digests
 from skyrl.config.loading.kinds import kind_of
-from skyrl.config.loading.own_code import record_code
 from skyrl.config.loading.stored import stored_form, stored_tree, tree_of
+from skyrl.config.loading.user_code import record_code
 from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.processes.redaction import redacted_configuration
-from skyrl.runs.run_owner import LOCK, in_use, sign, unsign
+from skyrl.runs.run_owner import LOCK, in_use_message, sign, unsign
 from skyrl.runs.run_tree import AnyRun
 from skyrl.storage.atomic import write_file
 from skyrl.tree import differences, get_at
@@ -55,7 +55,7 @@ class RunLock:
             self._lock.acquire(timeout=0)
             sign(self.folder)
         except Timeout:
-            raise UserError(in_use(self.folder, self._field)) from None
+            raise UserError(in_use_message(self.folder, self._field)) from None
         except OSError as error:
             raise UserError(f"{self._field} = {self.folder} cannot be written to: {error.strerror}") from None
         try:
@@ -133,7 +133,7 @@ def refused_changes(stored: object, run: AnyRun, where: str) -> Changes | None:
     """
     try:
         before = tree_of(stored, type(run), where)
-        now = _as_stored(run)
+        now = _stored_form(run)
     except ConfigError as error:
         raise ResumeError(f"{where} has a configuration that this version cannot read: {error}") from error
     changed = _acting(differences(before, now, roles=("identity",)), before, now)
@@ -180,14 +180,14 @@ def _causes(changed: Mapping[str, tuple[Any, Any]], before: C, run: C) -> dict[s
 
 def changes_to_say(stored: object, run: AnyRun) -> str:
     """Differences of a resumed run from its earlier configuration, a line for each field; empty if there are none."""
-    before, now = tree_of(stored, type(run), "the checkpoint"), _as_stored(run)
+    before, now = tree_of(stored, type(run), "the checkpoint"), _stored_form(run)
     places = tuple(run.trainer.path_of(start) for start in ("resume_", "recover_"))
     changed = differences(before, now)
     relevant = {path: values for path, values in changed.items() if not path.startswith(places)}
     return _rows(_causes(relevant, before, run))
 
 
-def _as_stored(run: C) -> C:
+def _stored_form(run: C) -> C:
     return cattrs.structure(redacted_configuration(stored_tree(run)), type(run))
 
 

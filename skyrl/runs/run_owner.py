@@ -28,7 +28,7 @@ def unsign(folder: Path) -> None:
         (folder / _OWNER).unlink()
 
 
-def in_use(folder: Path, field: str) -> str:
+def in_use_message(folder: Path, field: str) -> str:
     """The message about a folder that another run holds; `field` names the folder in the configuration."""
     return f"{folder} is in use by another run ({owner(folder)}): wait for its end, or choose another {field}"
 

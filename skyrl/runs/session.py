@@ -22,10 +22,10 @@ from skyrl.processes.progress import Watchdog
 from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT
 from skyrl.processes.wait_reporter import WaitReporter
 from skyrl.runs.experiment import Experiment
+from skyrl.runs.input_digests import carried_on, refuse_changed_inputs
 from skyrl.runs.inputs import notice
 from skyrl.runs.process_settings import ProcessSettings
 from skyrl.runs.progress_file import ProgressFile
-from skyrl.runs.read_again import carried_on, refuse_changed_inputs
 from skyrl.runs.resume import find_start
 from skyrl.runs.run_lock import RunLock, changes_to_say, config_text
 from skyrl.storage.disk import Disk
@@ -101,7 +101,7 @@ class RunSession:
 
     def _read_again(self, checkpoint: Checkpoint | None) -> dict[str, str]:
         """The digests of what the run reads again, compared with those of the checkpoint. Raises `ResumeError`."""
-        now = self._experiment.read_again()
+        now = self._experiment.input_digests()
         if checkpoint is not None:
             refuse_changed_inputs(checkpoint, now, self._cfg)
         return carried_on(checkpoint, now)
@@ -167,7 +167,7 @@ class RunSession:
             ]
             loop = experiment.get_loop(Trackers(trackers))
             # once more, for models that were on the hub until now
-            experiment.saving.read_again = self._read_again(checkpoint)
+            experiment.saving.input_digests = self._read_again(checkpoint)
             if checkpoint is not None:
                 changes = changes_to_say(checkpoint.config, self._cfg)
                 notice(f"Continuing after step {checkpoint.step}, from a checkpoint{changes and ', with:'}")
@@ -258,7 +258,7 @@ def storage_error(error: OSError | SafetensorError, folders: Sequence[Path]) -> 
     Any error about a file in one of the folders counts: their content is the run's own.
     """
     number, name = _number(error), getattr(error, "filename", None)
-    folder = next((each for each in folders if name and Path(os.fsdecode(name)).is_relative_to(each)), None)
+    folder = next((item for item in folders if name and Path(os.fsdecode(name)).is_relative_to(item)), None)
     if number not in _OF_A_DISK and folder is None:
         return None
     where = f"{os.fsdecode(name)}: " if name else ""

@@ -63,9 +63,9 @@ def _grids_within(grid: Grid, *, by_machine: bool) -> list[Grid]:
     """Smaller grids, the largest first; of grids of one size, the one on fewer machines first."""
     most = grid.nodes - 1 if by_machine and grid.nodes > 1 else grid.nodes
     sizes = [
-        Grid(nodes=nodes, gpus_per_node=each)
+        Grid(nodes=nodes, gpus_per_node=item)
         for nodes in range(1, most + 1)
-        for each in range(1, grid.gpus_per_node + 1)
+        for item in range(1, grid.gpus_per_node + 1)
     ]
     return sorted((size for size in sizes if size.ranks < grid.ranks), key=lambda size: (-size.ranks, size.nodes))
 

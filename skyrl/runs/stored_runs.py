@@ -76,7 +76,7 @@ def checkpoints_of(folder: str) -> str:
     run's folder, is returned.
     """
     path = Path(folder).expanduser()
-    if "://" in folder or not (path / _FILE).is_file() or any(step_of(each.name) for each in path.iterdir()):
+    if "://" in folder or not (path / _FILE).is_file() or any(step_of(item.name) for item in path.iterdir()):
         return folder if "://" in folder else str(path)
     run = stored_run(path)
     place = place_of(run.trainer.folder("ckpt_path"), path, run)

@@ -25,7 +25,7 @@ def summary(run: AnyRun, folder: RunFolder) -> Iterator[str]:
     )
     for name, path in places:
         if path.exists() and (name != "checkpoints" or any(path.glob("global_step_*"))):
-            yield f"  {name:<14} {shown(path)}"
+            yield f"  {name:<14} {relative_to_cwd(path)}"
     for what, command in next_commands(folder.path):
         yield f"  {what:<14} {command}"
     yield from _scores(folder)
@@ -34,13 +34,13 @@ def summary(run: AnyRun, folder: RunFolder) -> Iterator[str]:
 
 def next_commands(folder: Path) -> Iterator[tuple[str, str]]:
     """What one does with a run next, and the command for it."""
-    name = shlex.quote(shown(folder))
+    name = shlex.quote(relative_to_cwd(folder))
     if (folder / "trajectories.jsonl").exists():
         yield "look at it", f"skyrl view {name}"
     yield "compare it", f"skyrl report {name} OTHER_RUN..."
 
 
-def shown(path: Path) -> str:
+def relative_to_cwd(path: Path) -> str:
     """The path relative to the working directory, if it is inside."""
     whole, here = path.absolute(), Path.cwd()
     return str(whole.relative_to(here) if whole.is_relative_to(here) else whole)

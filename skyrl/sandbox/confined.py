@@ -63,10 +63,10 @@ class ConfinedProcess:
                 receive(control, 10 * GRACE)
         self._groups.give_back(self._group)
         remove_folder(self._folder, self._tier)
-        return _in_words(report or "")
+        return _describe_end(report or "")
 
 
-def _in_words(said: str) -> str:
+def _describe_end(said: str) -> str:
     code = int(said.removeprefix("code: ")) if said.startswith("code: ") else -1
     if code > 128:
         return f"signal {code - 128} ended its process"

@@ -37,7 +37,7 @@ def die_with_parent() -> None:
     control(PARENT_DEATH_SIGNAL, int(signal.SIGKILL))
 
 
-def other_user() -> int | None:
+def unused_user_id() -> int | None:
     """A user id for this process alone, if it is root and such ids exist; otherwise None."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return None
@@ -104,7 +104,7 @@ def make_reachable(paths: list[str]) -> None:
     """Make paths readable for other users, in new mounts of this process: folders that only root may enter are hidden
     except for these paths. A path that is itself closed stays as it is. Raises OSError if the kernel does not allow it.
     """
-    gates = {path: gate for path in dict.fromkeys(paths) if os.path.exists(path) and (gate := _first_closed(path))}
+    gates = {path: gate for path in dict.fromkeys(paths) if os.path.exists(path) and (gate := _closed_parent(path))}
     if not gates:
         return
     hidden = list(gates)
@@ -218,7 +218,7 @@ def _children_by_looking_at_all(parent: int) -> list[int]:
     return pids
 
 
-def _first_closed(path: str) -> str | None:
+def _closed_parent(path: str) -> str | None:
     """The folder above the path, nearest to the root, that not every user may enter; None if there is none."""
     parts = path.split("/")
     for length in range(2, len(parts)):

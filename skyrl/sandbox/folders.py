@@ -39,7 +39,7 @@ def remove_tree(folder: str) -> None:
     try:
         with _opened(folder) as top:
             owner = os.fstat(top).st_uid
-            waiting = _without_files(top, owner)
+            waiting = _remove_files(top, owner)
             while waiting:
                 waiting += _removed(waiting.pop(), top, owner)
         os.rmdir(folder)
@@ -58,7 +58,7 @@ def _removed(name: str, top: int, owner: int) -> list[str]:
     moved = []
     with suppress(OSError):
         with _opened(name, top, owner) as at:
-            for below in _without_files(at, owner):
+            for below in _remove_files(at, owner):
                 new = secrets.token_hex(8)
                 with suppress(OSError):
                     os.rename(below, new, src_dir_fd=at, dst_dir_fd=top)
@@ -67,7 +67,7 @@ def _removed(name: str, top: int, owner: int) -> list[str]:
     return moved
 
 
-def _without_files(folder: int, owner: int) -> list[str]:
+def _remove_files(folder: int, owner: int) -> list[str]:
     """Remove everything but the folders inside, and return the names of those that are the owner's. They can then be
     moved and opened.
     """

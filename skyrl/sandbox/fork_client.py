@@ -145,7 +145,7 @@ class ForkClient:
                 process.kill()
                 process.wait()
 
-    def _own_folder(self) -> None:
+    def _create_folder(self) -> None:
         """Create a folder of this process, which is removed with it, whether or not a server starts."""
         if self._owner != os.getpid() or not self._folder:
             sweep()
@@ -155,7 +155,7 @@ class ForkClient:
         os.chmod(self._folder, 0o755)  # for the users of processes, who mount or have folders of their own there
 
     def _start(self) -> None:
-        self._own_folder()
+        self._create_folder()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, tempfile.TemporaryFile() as errors:
             self._process = subprocess.Popen(

@@ -80,7 +80,7 @@ def _prepare(settings: dict[str, Any]) -> None:
     if not settings["modules"]:  # programs do not find skyrl
         for name in [name for name in sys.modules if name.partition(".")[0] == "skyrl"]:
             del sys.modules[name]
-    if confinement.other_user() is not None:
+    if confinement.unused_user_id() is not None:
         confinement.make_reachable([*sys.path, sys.base_prefix, sys.prefix, *settings["readable"]])
     gc.freeze()  # pages that all processes share stay shared
     confinement.control(confinement.DUMPABLE, 0)  # no process of the same user can read or change its memory
@@ -98,7 +98,7 @@ def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[in
         confinement.die_with_parent()
         confinement.control(confinement.CHILD_SUBREAPER, 1)
         os.setsid()
-        user = confinement.other_user()
+        user = confinement.unused_user_id()
         if settings["namespaces"]:
             user = None if confinement.enter_namespaces(user) else user
         elif user is not None:
@@ -259,7 +259,7 @@ def _sweep(user: int | None) -> None:
     Then remove, with the rights of `user`, what it has left in /dev/shm.
     """
     if user is not None:
-        _as_that_user(user, lambda: os.kill(-1, signal.SIGKILL))
+        _run_as_user(user, lambda: os.kill(-1, signal.SIGKILL))
     while True:
         stopped: set[int] = set()
         while user is None and (new := set(confinement.descendants(os.getpid())) - stopped):
@@ -273,7 +273,7 @@ def _sweep(user: int | None) -> None:
             break
         time.sleep(0.001)
     if user is not None and _left_in_memory(user):
-        _as_that_user(user, lambda: _remove(_left_in_memory(user)))
+        _run_as_user(user, lambda: _remove(_left_in_memory(user)))
 
 
 def _left_in_memory(user: int) -> list[str]:
@@ -293,7 +293,7 @@ def _remove(files: Iterable[str]) -> None:
             shutil.rmtree(file) if os.path.isdir(file) and not os.path.islink(file) else os.unlink(file)
 
 
-def _as_that_user(user: int, work: Callable[[], None]) -> None:
+def _run_as_user(user: int, work: Callable[[], None]) -> None:
     """Run `work` in a new process with the rights of `user` alone."""
     child = os.fork()
     if child == 0:

@@ -76,12 +76,12 @@ async def _forward(listener: socket.socket, service: tuple[str, int], begun: Fut
 async def _joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, service: tuple[str, int]) -> None:
     there, back = await asyncio.open_connection(*service)
     try:
-        await asyncio.gather(_copied(reader, back), _copied(there, writer))
+        await asyncio.gather(_copy_stream(reader, back), _copy_stream(there, writer))
     finally:
         back.close()
 
 
-async def _copied(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+async def _copy_stream(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
     """Copy bytes until the source ends, then end the target."""
     with suppress(OSError):
         while piece := await source.read(_PIECE):

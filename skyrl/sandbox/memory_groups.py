@@ -72,7 +72,7 @@ class MemoryGroups:
             with self._lock:
                 if self._owner != os.getpid():  # those of the process that this one was forked from
                     self._free, self._owner = [], os.getpid()
-                group = self._free.pop() if self._free else _made()
+                group = self._free.pop() if self._free else _create_group()
             if group is None:
                 return None
             if group.left_over() > _MOST_LEFT_OVER:  # the next program would be killed for it
@@ -110,7 +110,7 @@ def sweep() -> None:
                 folder.rmdir()
 
 
-def _made() -> MemoryGroup | None:
+def _create_group() -> MemoryGroup | None:
     for parent in _parents():
         for number in range(1000):
             folder = parent / f"{_PREFIX}{os.getpid()}-{number}"

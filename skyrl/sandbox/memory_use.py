@@ -14,7 +14,7 @@ def is_over(limit: int) -> bool:
     Resident pages are counted first, which counts shared pages once for each process. If that exceeds the limit, each
     page is divided by the number of its users; a process that hides its pages is still counted in full.
     """
-    processes = _below()
+    processes = _program_ids()
     if sum(map(_resident, processes)) <= limit:
         return False
     return sum(map(_share, processes)) > limit
@@ -37,7 +37,7 @@ def kills_in(group: int | None) -> int:
     return 0
 
 
-def _below() -> list[int]:
+def _program_ids() -> list[int]:
     """Process ids of the program. In namespaces, /proc shows only the program, without this process."""
     if os.path.exists("/proc/self/stat"):
         return confinement.descendants(os.getpid())

@@ -23,7 +23,7 @@ from attrs import asdict, field, frozen
 
 from skyrl.errors import ProcessError, UserError
 from skyrl.sandbox import landlock
-from skyrl.sandbox.confinement import is_reachable, other_user
+from skyrl.sandbox.confinement import is_reachable, unused_user_id
 from skyrl.sandbox.folders import folder_of, remove_folder
 from skyrl.sandbox.fork_client import Command, ForkClient
 from skyrl.sandbox.fork_server import LISTENING, TIMED_OUT
@@ -89,7 +89,7 @@ class Sandbox:
         self.tier: Tier = strongest_tier() if tier == "auto" else tier
         reason = why_unavailable(self.tier)
         if reason:
-            have = ", ".join(each for each in TIERS if not why_unavailable(each)) or "none"
+            have = ", ".join(item for item in TIERS if not why_unavailable(item)) or "none"
             raise UserError(f"the sandbox tier {tier!r} is not available on this machine: {reason}. Available: {have}")
         self._readable = tuple(path.absolute() for path in readable)
         for path in self._readable:
@@ -124,20 +124,20 @@ class Sandbox:
         group = self.run("print(open('/proc/self/cgroup').read())").stdout
         return {
             "tier": self.tier,
-            "own_user_for_each_program": other_user() is not None,
+            "own_user_for_each_program": unused_user_id() is not None,
             "landlock": landlock.version(),
             "memory_group_for_each_program": b"skyrl-sandbox-" in group,
         }
 
     def may_open(self, file: Path) -> bool:
         """Whether programs can open this file by its name."""
-        if self.tier != "bwrap" and (other_user() is None or is_reachable(str(file))):
+        if self.tier != "bwrap" and (unused_user_id() is None or is_reachable(str(file))):
             return True
         return any(self._may_read(file, path) for path in self._readable if file.is_relative_to(path))
 
     def _may_read(self, file: Path, root: Path) -> bool:
         """Whether a user may read the path, by the rights of the folders on the way."""
-        if other_user() is None:
+        if unused_user_id() is None:
             return True
         ways = [file, *(parent for parent in file.parents if parent.is_relative_to(root))]
         return all(
@@ -175,7 +175,7 @@ def why_unavailable(tier: Tier) -> str:
 def why_weaker(tier: Tier) -> str:
     """Reason why `auto` is this tier and none of the stronger ones; empty if it is the strongest."""
     stronger = TIERS[TIERS.index(tier) + 1 :]
-    return "; ".join(f"{each!r} does not start here: {why_unavailable(each)}" for each in reversed(stronger))
+    return "; ".join(f"{item!r} does not start here: {why_unavailable(item)}" for item in reversed(stronger))
 
 
 def _run(
@@ -191,7 +191,7 @@ def _run(
     folder = folder_of(client.folder, tier)
     groups = client.groups
     group = groups.take(limits.memory_bytes)
-    files = [_in_memory(program.encode(errors="replace")), _in_memory(stdin)]
+    files = [_memory_file(program.encode(errors="replace")), _memory_file(stdin)]
     outputs = [os.pipe(), os.pipe()]
     try:
         ends = [*files, *(write for _, write in outputs)]
@@ -200,8 +200,8 @@ def _run(
             os.close(end)
         files, outputs = [], [(read, -1) for read, _ in outputs]
         with control, _served(command, control, limits.seconds):
-            kept, whole = _read([read for read, _ in outputs], limits, until)
-            code = _how_it_ended(control, limits.seconds + GRACE if whole else 0, until)
+            kept, whole = _read_outputs([read for read, _ in outputs], limits, until)
+            code = _await_exit_code(control, limits.seconds + GRACE if whole else 0, until)
     finally:
         for number in [*files, *(end for pair in outputs for end in pair if end >= 0)]:
             os.close(number)
@@ -231,7 +231,7 @@ def _served(command: Command | None, control: socket.socket, seconds: float) -> 
         yield
 
 
-def _in_memory(data: bytes) -> int:
+def _memory_file(data: bytes) -> int:
     """Descriptor of a file in memory that contains `data`."""
     number = os.memfd_create("skyrl")
     view = memoryview(data)
@@ -241,7 +241,7 @@ def _in_memory(data: bytes) -> int:
     return number
 
 
-def _read(pipes: Sequence[int], limits: ResourceLimits, until: int | None) -> tuple[list[bytes], bool]:
+def _read_outputs(pipes: Sequence[int], limits: ResourceLimits, until: int | None) -> tuple[list[bytes], bool]:
     """Both outputs, read until they close, time is up or `until` is readable; whether that was within the limit."""
     kept: Mapping[int, bytearray] = {pipe: bytearray() for pipe in pipes}
     deadline = time.monotonic() + limits.seconds + GRACE
@@ -262,7 +262,7 @@ def _read(pipes: Sequence[int], limits: ResourceLimits, until: int | None) -> tu
     return [bytes(data[: limits.output_bytes]) for data in kept.values()], whole
 
 
-def _how_it_ended(control: socket.socket, seconds: float, until: int | None) -> int:
+def _await_exit_code(control: socket.socket, seconds: float, until: int | None) -> int:
     """The program's exit code, or `TIMED_OUT`. After `seconds`, or when `until` is readable, the supervisor is asked to
     end the program, of which nothing is left afterwards.
     """

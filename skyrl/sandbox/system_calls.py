@@ -87,7 +87,7 @@ def refuse(*, own_network: bool = False) -> None:
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"sandboxes know the system calls of {', '.join(_ARCHITECTURES)}, not of {machine}")
-    instructions = [_Instruction(*each) for each in _filter(machine, own_network=own_network)]
+    instructions = [_Instruction(*item) for item in _filter(machine, own_network=own_network)]
     array = (_Instruction * len(instructions))(*instructions)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_SET_SECCOMP, _MODE_FILTER, ctypes.byref(_Program(len(instructions), array))) != 0:

@@ -57,8 +57,8 @@ def _bubblewrap(folder: str, readable: Sequence[str]) -> list[str]:
     for path in _SETTINGS:
         arguments += ["--ro-bind-try", path, path]
     seen: list[str] = [path for path in _SYSTEM if os.path.isdir(path)]
-    for path in sorted({str(Path(each).absolute()) for each in readable if each}, key=len):
-        if os.path.exists(path) and not any(Path(path).is_relative_to(each) for each in seen):
+    for path in sorted({str(Path(item).absolute()) for item in readable if item}, key=len):
+        if os.path.exists(path) and not any(Path(path).is_relative_to(entry) for entry in seen):
             arguments += ["--ro-bind", path, path]
             seen.append(path)
     return [*arguments, *(("--cap-add", "ALL") if os.geteuid() == 0 else ("--unshare-user",)), "--"]

@@ -27,7 +27,7 @@ def stopped_in_words() -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, Stopped) as stop:
-        by, code = how_it_was_stopped(stop)
+        by, code = stop_message(stop)
         print(f"{by}. Incomplete files were removed: the same command starts from scratch.", file=sys.stderr)
         sys.exit(code)
     finally:
@@ -35,11 +35,11 @@ def stopped_in_words() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def how_it_was_stopped(stop: KeyboardInterrupt | Stopped) -> tuple[str, int]:
+def stop_message(stop: KeyboardInterrupt | Stopped) -> tuple[str, int]:
     """The beginning of a sentence, such as `Stopped by SIGTERM`, and the conventional exit code."""
     if isinstance(stop, KeyboardInterrupt):
         return STOPPED_BY[signal.SIGINT], EXIT_INTERRUPTED
-    by = next(each for each in STOPPED_BY.values() if str(stop).startswith(each))
+    by = next(item for item in STOPPED_BY.values() if str(stop).startswith(item))
     return by, EXIT_TERMINATED if stop.exit_code == EXIT_REQUEUE else stop.exit_code
 
 

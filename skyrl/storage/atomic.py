@@ -30,7 +30,7 @@ def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
         yield path
         return
     path = path.resolve()
-    scratch = _beside(path, "new")
+    scratch = _state_path(path, "new")
     try:
         yield scratch
         if durable:
@@ -53,7 +53,7 @@ def write_files(contents: Mapping[Path, str]) -> None:
 
     All are complete before the first is replaced; the old ones are removed before the first new one gets its name.
     """
-    scratches = {path: _beside(path.resolve(), "new") for path in contents if _is_replaceable(path)}
+    scratches = {path: _state_path(path.resolve(), "new") for path in contents if _is_replaceable(path)}
     try:
         for path, text in contents.items():
             scratch = scratches.get(path, path)
@@ -81,8 +81,8 @@ def atomic_folder(folder: Path, *, keep: Collection[str] = ()) -> Iterator[Path]
     filled in place: what it holds is removed once the new content is complete.
     """
     folder = folder.resolve()
-    old, in_place = _beside(folder, "old"), _stays(folder)
-    scratch = folder / ".new" if in_place else _beside(folder, "new")
+    old, in_place = _state_path(folder, "old"), _stays(folder)
+    scratch = folder / ".new" if in_place else _state_path(folder, "new")
     if old.exists() and not folder.exists():  # a writer was killed between the two renames
         old.rename(folder)
     with _reserved(folder, scratch):
@@ -96,8 +96,8 @@ def atomic_folder(folder: Path, *, keep: Collection[str] = ()) -> Iterator[Path]
                 flush(Path(parent))
             if in_place:
                 _clear(folder, keep=(scratch.name,))
-                for each in list(scratch.iterdir()):
-                    each.rename(folder / each.name)
+                for path in list(scratch.iterdir()):
+                    path.rename(folder / path.name)
                 scratch.rmdir()
             else:
                 shutil.rmtree(old, ignore_errors=True)
@@ -115,7 +115,7 @@ def atomic_folder(folder: Path, *, keep: Collection[str] = ()) -> Iterator[Path]
 
 def is_being_written(folder: Path) -> bool:
     """Whether a living process writes a folder with `atomic_folder`."""
-    scratch = _beside(folder.resolve(), "new")
+    scratch = _state_path(folder.resolve(), "new")
     if not scratch.exists():
         return False
     try:
@@ -169,7 +169,7 @@ def _stays(folder: Path) -> bool:
     return folder.samefile(Path.cwd()) or folder.is_mount() or not os.access(folder.parent, os.W_OK)
 
 
-def _beside(path: Path, state: str) -> Path:
+def _state_path(path: Path, state: str) -> Path:
     return path.with_name(f".{path.name}.{state}")
 
 
@@ -177,5 +177,5 @@ def _is_replaceable(path: Path) -> bool:
     """Whether a path names nothing yet, or a regular file that can be renamed: no device, pipe or mounted file."""
     if not path.exists():
         return True
-    in_kernel = any(path.absolute().is_relative_to(each) for each in ("/dev", "/proc"))
+    in_kernel = any(path.absolute().is_relative_to(item) for item in ("/dev", "/proc"))
     return path.is_file() and not in_kernel and not path.is_mount() and os.access(path.resolve().parent, os.W_OK)

@@ -61,7 +61,7 @@ class Bucket:
         def listed(path: str) -> list[str]:
             self._system.invalidate_cache()
             try:
-                return [str(each).rstrip("/") for each in self._system.ls(path, detail=False)]
+                return [str(item).rstrip("/") for item in self._system.ls(path, detail=False)]
             except FileNotFoundError:
                 return []
 

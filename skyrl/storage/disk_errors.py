@@ -45,7 +45,7 @@ def has_inodes(folder: Path) -> bool:
 
 def nearest(folder: Path) -> Path:
     """The folder itself, or the first above it that exists."""
-    return next(each for each in (folder, *folder.parents) if each.exists())
+    return next(item for item in (folder, *folder.parents) if item.exists())
 
 
 def readable(size: int) -> str:

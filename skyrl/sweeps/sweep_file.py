@@ -95,8 +95,8 @@ class SweepConfig(BaseConfig):
                     path=f"grid.{path}", message=f"{values!r} is not a list of values", hint="write it in [ ]"
                 )
         yield from (
-            Problem(path=f"random.{each.path}", message=each.message, hint=each.hint)
-            for each in self.random.own_problems()
+            Problem(path=f"random.{own_problem.path}", message=own_problem.message, hint=own_problem.hint)
+            for own_problem in self.random.own_problems()
         )
 
 
@@ -157,7 +157,7 @@ def points_of(sweep: SweepConfig, seed_field: str) -> Iterator[Point]:
     listed = [dict(flat(point)) for point in sweep.points] or [{}]
     draws = draws_of(sweep.random).items()
     drawn = [
-        {path: _drawn(how, sweep.random.seed, path, number) for path, how in draws}
+        {path: _random_value(how, sweep.random.seed, path, number) for path, how in draws}
         for number in range(sweep.random.draws)
     ] or [{}]
     grid = dict(flat(sweep.grid))
@@ -167,7 +167,7 @@ def points_of(sweep: SweepConfig, seed_field: str) -> Iterator[Point]:
         yield {path: value for part in parts for path, value in part.items()}
 
 
-def _drawn(how: Mapping[str, Any], seed: int, path: str, number: int) -> object:
+def _random_value(how: Mapping[str, Any], seed: int, path: str, number: int) -> object:
     """A random value that depends only on the four arguments. Floats are rounded to six significant digits."""
     source = Random(f"{seed}/{path}/{number}")
     [(kind, values)] = how.items()

@@ -101,14 +101,14 @@ def trials_of(sweep: SweepConfig, environ: Mapping[str, str], *, device: str | N
             number = numbers.setdefault(mark, len(numbers))
             trials[mark] = _trial(sweep, point, number, folder, values, environ)
         except ConfigError as error:
-            placed = [_in_its_table(problem, sweep, kind.path("seed")) for problem in error.problems]
+            placed = [_place_in_table(problem, sweep, kind.path("seed")) for problem in error.problems]
             problems += [problem for problem in placed if problem not in problems]
     if problems:
         raise ConfigError(problems, title="This sweep cannot start")
     return Trials(folder=folder, trials=tuple(trials.values()), twice=tuple(twice))
 
 
-def _in_its_table(problem: Problem, sweep: SweepConfig, seed_field: str) -> Problem:
+def _place_in_table(problem: Problem, sweep: SweepConfig, seed_field: str) -> Problem:
     """The problem, placed in the sweep's table that sets the value; if several do, in the one that takes precedence."""
     tables: list[tuple[str, Collection[str]]] = [
         ("seeds", [seed_field] if sweep.seeds else []),

@@ -56,7 +56,9 @@ def bisect(one: Path, other: Path) -> Parting:
     result: tuple[Difference, ...] = ()
     for step in sorted(steps_of[0] & steps_of[1]):
         compared.append(step)
-        result = tuple(_of_recordings(*folders, step) if recorded else _of_metrics(*(run[step] for run in metrics)))
+        result = tuple(
+            _recording_differences(*folders, step) if recorded else _metric_differences(*(run[step] for run in metrics))
+        )
         if result:
             break
     return Parting(
@@ -69,14 +71,14 @@ def bisect(one: Path, other: Path) -> Parting:
     )
 
 
-def _of_recordings(one: RunFolder, other: RunFolder, step: int) -> Iterator[Difference]:
+def _recording_differences(one: RunFolder, other: RunFolder, step: int) -> Iterator[Difference]:
     first, second = one.recording(), other.recording()
     groups = first.sampled(step).groups
     yield from differences_of_samples(groups, second.sampled(step).groups)
     yield from differences_of_computing(first.computed(step), second.computed(step), groups)
 
 
-def _of_metrics(here: dict[str, Any], there: dict[str, Any]) -> Iterator[Difference]:
+def _metric_differences(here: dict[str, Any], there: dict[str, Any]) -> Iterator[Difference]:
     for name in dict.fromkeys([*here, *there]):
         if here.get(name) != there.get(name):
             yield Difference("metrics", name, repr(here.get(name)), repr(there.get(name)))

@@ -48,14 +48,14 @@ def cluster_findings(
                 remedy="start Ray there in an environment with skyrl installed; see Ray's logs there for details",
             )
         else:
-            yield from _of_versions(machine, machine.facts, here)
-            yield from _of_paths(machine, machine.facts, shared)
-            yield from _of_hardware(machine, machine.facts)
-    yield from _of_links(found)
-    yield from _of_room(found, layout, unit)
+            yield from _version_findings(machine, machine.facts, here)
+            yield from _path_findings(machine, machine.facts, shared)
+            yield from _hardware_findings(machine, machine.facts)
+    yield from _link_findings(found)
+    yield from _capacity_findings(found, layout, unit)
 
 
-def _of_versions(machine: Surveyed, facts: MachineFacts, here: MachineFacts) -> Iterator[ClusterFinding]:
+def _version_findings(machine: Surveyed, facts: MachineFacts, here: MachineFacts) -> Iterator[ClusterFinding]:
     for name, ours in here.versions.items():
         theirs = facts.versions.get(name)
         if theirs == ours:
@@ -72,7 +72,7 @@ def _of_versions(machine: Surveyed, facts: MachineFacts, here: MachineFacts) -> 
         yield ClusterFinding(where=machine.name, problem=problem, remedy=remedy)
 
 
-def _of_paths(machine: Surveyed, facts: MachineFacts, shared: Mapping[str, str]) -> Iterator[ClusterFinding]:
+def _path_findings(machine: Surveyed, facts: MachineFacts, shared: Mapping[str, str]) -> Iterator[ClusterFinding]:
     for folder in machine.unshared:
         yield ClusterFinding(
             where=machine.name,
@@ -92,7 +92,7 @@ def _of_paths(machine: Surveyed, facts: MachineFacts, shared: Mapping[str, str])
             yield ClusterFinding(where=machine.name, problem=f"{folder} cannot be written to", remedy=remedy)
 
 
-def _of_hardware(machine: Surveyed, facts: MachineFacts) -> Iterator[ClusterFinding]:
+def _hardware_findings(machine: Surveyed, facts: MachineFacts) -> Iterator[ClusterFinding]:
     if machine.clock is not None and abs(machine.clock) > CLOCK_SECONDS:
         which = "ahead of" if machine.clock > 0 else "behind"
         problem = f"its clock is {abs(machine.clock):.1f} s {which} this machine's"
@@ -116,7 +116,7 @@ def _of_hardware(machine: Surveyed, facts: MachineFacts) -> Iterator[ClusterFind
             )
 
 
-def _of_links(found: Survey) -> Iterator[ClusterFinding]:
+def _link_findings(found: Survey) -> Iterator[ClusterFinding]:
     names = {machine.address: machine.name for machine in found.machines}
     rates = [link.bandwidth for link in found.links.values() if link.bandwidth]
     usual = median(rates) if len(rates) > 2 else 0.0
@@ -140,7 +140,7 @@ def _of_links(found: Survey) -> Iterator[ClusterFinding]:
             yield ClusterFinding(where=where, problem=problem, remedy="check the network between these machines")
 
 
-def _of_room(found: Survey, layout: Layout, unit: str) -> Iterator[ClusterFinding]:
+def _capacity_findings(found: Survey, layout: Layout, unit: str) -> Iterator[ClusterFinding]:
     """A finding if the run does not fit on the cluster, assuming that nothing else runs there."""
     nodes = [
         ClusterNode(id=machine.name, gpus=int(machine.gpus if unit == "GPU" else machine.slots))

@@ -46,14 +46,14 @@ def differences_of_samples(one: Sequence[TrajectoryGroup], other: Sequence[Traje
         return
     pairs = list(zip(one, other, strict=True))
     for name in ("id", "token_ids", "env_class", "data_source", "messages", "extras"):
-        yield from _first(
+        yield from _first_difference(
             ("data order" if name == "id" else "prompts"),
             (
                 (f"group {number}, {name.replace('_', ' ')}", getattr(a.prompt, name), getattr(b.prompt, name))
                 for number, (a, b) in enumerate(pairs)
             ),
         )
-    yield from _first(
+    yield from _first_difference(
         "samples",
         ((f"group {n}, number of samples", len(a.trajectories), len(b.trajectories)) for n, (a, b) in enumerate(pairs)),
     )
@@ -65,10 +65,12 @@ def differences_of_samples(one: Sequence[TrajectoryGroup], other: Sequence[Traje
     for part in attrs.fields(Trajectory):
         if part.eq:
             what = _PARTS.get(part.name, part.name.replace("_", " "))
-            yield from _first(
+            yield from _first_difference(
                 what, ((row, getattr(x, part.name), getattr(y, part.name)) for row, x, y in rows), per_token=True
             )
-    yield from _first("baselines", ((f"group {number}", a.baseline, b.baseline) for number, (a, b) in enumerate(pairs)))
+    yield from _first_difference(
+        "baselines", ((f"group {number}", a.baseline, b.baseline) for number, (a, b) in enumerate(pairs))
+    )
 
 
 _PARTS = {
@@ -87,16 +89,18 @@ def differences_of_computing(one: Computed, other: Computed, groups: Sequence[Tr
         for trajectory in group.trajectories
     ]
     for stage in STAGES:
-        yield from _of_tensors(stage, one.tensors.get(stage), other.tensors.get(stage), names)
-    yield from _of_updates(one.updates, other.updates)
+        yield from _tensor_differences(stage, one.tensors.get(stage), other.tensors.get(stage), names)
+    yield from _update_differences(one.updates, other.updates)
     for learner in dict.fromkeys([*one.weights, *other.weights]):
-        yield from _of_names(f"{learner} weights", one.weights.get(learner, {}), other.weights.get(learner, {}))
+        yield from _name_differences(f"{learner} weights", one.weights.get(learner, {}), other.weights.get(learner, {}))
 
 
-def _of_tensors(what: str, one: Tensor | None, other: Tensor | None, names: Sequence[str]) -> Iterator[Difference]:
+def _tensor_differences(
+    what: str, one: Tensor | None, other: Tensor | None, names: Sequence[str]
+) -> Iterator[Difference]:
     if one is None or other is None:
         if one is not other:
-            yield Difference(what, "the whole tensor", _there(one), _there(other))
+            yield Difference(what, "the whole tensor", _presence(one), _presence(other))
         return
     if one.shape != other.shape:
         yield Difference(what, "shape", str(tuple(one.shape)), str(tuple(other.shape)))
@@ -111,7 +115,7 @@ def _of_tensors(what: str, one: Tensor | None, other: Tensor | None, names: Sequ
         )
 
 
-def _of_updates(one: Sequence[Update], other: Sequence[Update]) -> Iterator[Difference]:
+def _update_differences(one: Sequence[Update], other: Sequence[Update]) -> Iterator[Difference]:
     """For each learner, the first differing update in its losses, in its gradient norm and in its other metrics."""
     for learner in dict.fromkeys(update.learner for update in (*one, *other)):
         pairs = list(zip_longest(*(_metrics_of(learner, updates) for updates in (one, other)), fillvalue={}))
@@ -121,7 +125,7 @@ def _of_updates(one: Sequence[Update], other: Sequence[Update]) -> Iterator[Diff
             (_GRADIENT, [_GRADIENT]),
             ("metrics", [name for name in names if "loss" not in name and name != _GRADIENT]),
         ):
-            yield from _first(
+            yield from _first_difference(
                 f"{learner} {what}",
                 (
                     (f"update {number}, {name}", a.get(name), b.get(name))
@@ -135,7 +139,7 @@ def _metrics_of(learner: str, updates: Sequence[Update]) -> list[Mapping[str, fl
     return [update.metrics for update in updates if update.learner == learner]
 
 
-def _of_names(what: str, one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Difference]:
+def _name_differences(what: str, one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Difference]:
     names = list(dict.fromkeys([*one, *other]))
     wrong = [name for name in names if one.get(name) != other.get(name)]
     if wrong:
@@ -143,17 +147,21 @@ def _of_names(what: str, one: Mapping[str, str], other: Mapping[str, str]) -> It
         yield Difference(what, wrong[0] + count, str(one.get(wrong[0])), str(other.get(wrong[0])))
 
 
-def _first(what: str, cases: Iterator[tuple[str, Any, Any]], *, per_token: bool = False) -> Iterator[Difference]:
+def _first_difference(
+    what: str, cases: Iterator[tuple[str, Any, Any]], *, per_token: bool = False
+) -> Iterator[Difference]:
     """The first of the cases (where, one, other) that differs; with `per_token`, the first entry of it that differs."""
     for where, one, other in cases:
-        if _same(one, other):
+        if _is_same(one, other):
             continue
         if per_token and isinstance(one, tuple) and isinstance(other, tuple):
             entries = list(zip_longest(one, other, fillvalue=_NOTHING))
-            index, (a, b) = next((index, pair) for index, pair in enumerate(entries) if not _same(*pair))
-            yield Difference(what, f"{where}, token {index}" if _is_token(a, b) else where, _shown(a), _shown(b))
+            index, (a, b) = next((index, pair) for index, pair in enumerate(entries) if not _is_same(*pair))
+            yield Difference(
+                what, f"{where}, token {index}" if _is_token(a, b) else where, _display_value(a), _display_value(b)
+            )
         else:
-            yield Difference(what, where, _shown(one), _shown(other))
+            yield Difference(what, where, _display_value(one), _display_value(other))
         return
 
 
@@ -161,14 +169,14 @@ _NOTHING = "nothing"
 
 
 def _is_token(one: object, other: object) -> bool:
-    return all(isinstance(each, (int, float)) or each is _NOTHING for each in (one, other))
+    return all(isinstance(item, (int, float)) or item is _NOTHING for item in (one, other))
 
 
-def _same(one: object, other: object) -> bool:
+def _is_same(one: object, other: object) -> bool:
     return bool(one == other or (one != one and other != other))
 
 
-def _there(tensor: Tensor | None) -> str:
+def _presence(tensor: Tensor | None) -> str:
     return "absent" if tensor is None else "present"
 
 
@@ -176,6 +184,6 @@ def _number(value: Tensor) -> str:
     return repr(value.item()) if value.dtype != torch.float32 else f"{value.item():.9g}"
 
 
-def _shown(value: object) -> str:
+def _display_value(value: object) -> str:
     text = repr(value) if value is not _NOTHING else _NOTHING
     return text if len(text) <= 100 else text[:97] + "..."

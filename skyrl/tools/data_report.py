@@ -21,7 +21,7 @@ from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.loading.kinds import kind_of, reads_chats, samples_rollouts
 from skyrl.data.conversations import without_nulls
 from skyrl.data.row_streams import rows_in_order
-from skyrl.data.sources import BadRow, Row, in_table, kind_of_value
+from skyrl.data.sources import BadRow, Row, is_table, kind_of_value
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.sampling import columns_of, prompt_maker
@@ -92,7 +92,7 @@ def data_report(run: AnyRun) -> DataReport:
     parts: tuple[tuple[Part, str], ...] = (("train", kind.data), ("validation", _EVALUATED[kind.rows]))
     for part, path in parts:
         for source in get_at(run, path):
-            report, keys = _of_source(run, kind, experiment.tokenizer, part, source, bound)
+            report, keys = _report_source(run, kind, experiment.tokenizer, part, source, bound)
             overlap += sum(key in seen["train"] for key in keys) if part == "validation" else 0
             distinct = {*keys} - seen[part]
             seen[part] |= distinct
@@ -100,14 +100,14 @@ def data_report(run: AnyRun) -> DataReport:
     return DataReport(sources=tuple(reports), overlap=overlap, bound=_BOUND[kind.rows])
 
 
-def _of_source(
+def _report_source(
     run: AnyRun, kind: RunKind, tokenizer: ChatTokenizer, part: Part, source: str, bound: int
 ) -> tuple[SourceReport, list[bytes]]:
     """The report of a source, and a key for each row that is used: equal rows have equal keys."""
     try:
         streamed = part == "train" and is_streamed(run)
         columns = {name: kind_of_value(value) for name, value in _first_row(source, streamed).items()}
-        rows, bad = _read(run, kind, tokenizer, source, streamed)
+        rows, bad = _read_rows(run, kind, tokenizer, source, streamed)
     except DataError as error:
         refused = SourceReport(part=part, source=source, columns={}, tokens={}, bound=bound, refused=str(error))
         return refused, []
@@ -128,7 +128,7 @@ def _of_source(
     return report, keys
 
 
-def _read(
+def _read_rows(
     run: AnyRun, kind: RunKind, tokenizer: ChatTokenizer, source: str, streamed: bool
 ) -> tuple[list[tuple[bytes, int]], tuple[str, ...]]:
     """Digest and length of every row that is not bad, and why the others are."""
@@ -162,22 +162,24 @@ def _first_row(source: str, streamed: bool) -> Row:
 def text_of(report: DataReport) -> str:
     """The report for people."""
     lines: list[str] = []
-    for each in report.sources:
-        lines.append(f"{each.part}: {each.source}")
-        if each.refused:
-            lines.append(f"  refused   {each.refused}")
+    for source in report.sources:
+        lines.append(f"{source.part}: {source.source}")
+        if source.refused:
+            lines.append(f"  refused   {source.refused}")
             continue
-        left_out = len(each.bad) + (0 if each.cut else each.too_long)
-        lines.append(f"  rows      {each.used + left_out}, of which {each.used} are used")
-        lines.append(f"  columns   {', '.join(f'{name} ({kind})' for name, kind in each.columns.items())}")
-        lines.append(f"  tokens    {', '.join(f'{name} {count}' for name, count in each.tokens.items())}")
-        if each.too_long:
-            fate = "are cut" if each.cut else "are left out"
-            lines.append(f"  too long  {each.too_long} have more than {report.bound} = {each.bound} tokens and {fate}")
-        if each.bad:
-            lines.append(f"  bad       {len(each.bad)}; the first: {each.bad[0]}")
-        if each.repeated:
-            lines.append(f"  repeated  {each.repeated} are equal to an earlier row")
+        left_out = len(source.bad) + (0 if source.cut else source.too_long)
+        lines.append(f"  rows      {source.used + left_out}, of which {source.used} are used")
+        lines.append(f"  columns   {', '.join(f'{name} ({kind})' for name, kind in source.columns.items())}")
+        lines.append(f"  tokens    {', '.join(f'{name} {count}' for name, count in source.tokens.items())}")
+        if source.too_long:
+            fate = "are cut" if source.cut else "are left out"
+            lines.append(
+                f"  too long  {source.too_long} have more than {report.bound} = {source.bound} tokens and {fate}"
+            )
+        if source.bad:
+            lines.append(f"  bad       {len(source.bad)}; the first: {source.bad[0]}")
+        if source.repeated:
+            lines.append(f"  repeated  {source.repeated} are equal to an earlier row")
     if report.overlap:
         lines.append(f"{report.overlap} validation rows are also trained on")
     return "\n".join(lines)
@@ -224,7 +226,7 @@ def _whole_rows(run: AnyRun) -> Iterator[Row]:
         for row in rows_in_order(source, streamed=is_streamed(run)):
             if isinstance(row, BadRow):
                 raise DataError(row.reason)
-            yield without_nulls(row) if in_table(source) else row
+            yield without_nulls(row) if is_table(source) else row
 
 
 def is_streamed(run: AnyRun) -> bool:

@@ -95,14 +95,14 @@ def _measured(trained: PreferenceConfig, run: PreferenceConfig) -> tuple[dict[st
     policy, before = PreferenceExp(trained), PreferenceExp(run)
     if before.moves_reference:
         notice("the reference of this run moved with the policy; compared is the one that training began with")
-    each: Numbers = []
+    per_item: Numbers = []
     measure, rows = policy.measure, run.rows_of_an_item
 
     def measured(scores: Tensor, batch: TrainingBatch) -> Sums:
         for start in range(0, len(batch), rows):
             item = batch.rows(start, start + rows)
             sums = measure(scores[start : start + rows, : item.input_ids.shape[1]], item)
-            each.append({name: total for name, (total, count) in sums.items() if count})
+            per_item.append({name: total for name, (total, count) in sums.items() if count})
         return measure(scores, batch)
 
     policy.measure = measured  # type: ignore[method-assign]  # each item by itself, too
@@ -112,10 +112,10 @@ def _measured(trained: PreferenceConfig, run: PreferenceConfig) -> tuple[dict[st
         evaluation = policy.get_evaluation()
         assert evaluation is not None
         metrics = wait_for(evaluation.run(policy.learner))
-    rest, found = iter(each), dict[str, Numbers]()
+    rest, found = iter(per_item), dict[str, Numbers]()
     for name, dataset in policy.eval_datasets.items():
         found[name] = list(islice(rest, len(dataset)))
-    return metrics, {**found, "all": each}
+    return metrics, {**found, "all": per_item}
 
 
 def _intervals(numbers: Numbers) -> dict[str, tuple[float, float]]:

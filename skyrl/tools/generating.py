@@ -51,7 +51,7 @@ def generate(target: Target, sampling: StandaloneSampling, *, top_logprobs: int 
         with stored or nullcontext():
             for start in range(0, len(rows), size):
                 found = await _answers(target, sampling, rows[start : start + size], top_logprobs)
-                answers = [(prompt, number, each) for prompt, drawn in found for number, each in enumerate(drawn)]
+                answers = [(prompt, number, sample) for prompt, drawn in found for number, sample in enumerate(drawn)]
                 for answer in answers:
                     lines.append(_record(*answer))
                 if stored is not None:

@@ -53,7 +53,7 @@ def _bounds(config: PretrainedConfig) -> str:
     held = [words.format(getattr(text, name)) for name, words in names.items() if getattr(text, name, None)]
     kinds = dict.fromkeys(getattr(text, "layer_types", None) or [])
     layers = [" and ".join(kinds).replace("_", " ")] if len(kinds) > 1 else []
-    return "".join(f", {each}" for each in (*layers, *held))
+    return "".join(f", {item}" for item in (*layers, *held))
 
 
 def _exactness(config: PretrainedConfig, rows: RowSupport) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from skyrl.tools.run_plan import Plan, plan_in, taken
+from skyrl.tools.run_plan import Plan, placement_text, plan_in
 
 WIDTH = 960
 NODES_SHOWN = 16
@@ -29,7 +29,7 @@ def picture(plan: Plan) -> str:
     """The SVG document of a plan."""
     root = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "width": str(WIDTH), "font-size": "13"})
     root.set("font-family", "system-ui, sans-serif")
-    SubElement(root, "title").text = taken(plan)
+    SubElement(root, "title").text = placement_text(plan)
     SubElement(root, "rect", {"width": "100%", "height": "100%", "fill": "white"})
     below = _draw_memory(root, plan, _draw_nodes(root, plan, _EDGE))
     root.set("height", str(below + _EDGE))
@@ -40,8 +40,8 @@ def picture(plan: Plan) -> str:
 
 def _draw_nodes(root: Element, plan: Plan, top: int) -> int:
     """Draw one row of GPUs or slots for each node, with their processes. Returns the y below."""
-    held, slot = _held(plan), "GPU" if plan["gpus"] else "slot"
-    alone = taken(plan) if not plan["gpus"] and plan["executor"] == "in_process" else ""
+    held, slot = _processes_by_gpu(plan), "GPU" if plan["gpus"] else "slot"
+    alone = placement_text(plan) if not plan["gpus"] and plan["executor"] == "in_process" else ""
     roles = list(dict.fromkeys(seat["role"] for seat in plan["seats"]))
     width = min(200, (WIDTH - _EDGE - 90) // plan["slots_per_node"])
     for node in range(min(plan["nodes"], NODES_SHOWN)):
@@ -63,7 +63,7 @@ def _draw_nodes(root: Element, plan: Plan, top: int) -> int:
     return top
 
 
-def _held(plan: Plan) -> dict[tuple[int, int], list[tuple[str, int]]]:
+def _processes_by_gpu(plan: Plan) -> dict[tuple[int, int], list[tuple[str, int]]]:
     """(node, GPU) -> (role, rank) of its processes."""
     held: dict[tuple[int, int], list[tuple[str, int]]] = {}
     for seat in plan["seats"]:

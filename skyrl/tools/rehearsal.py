@@ -31,7 +31,7 @@ from skyrl.errors import ConfigError, SkyRLError
 from skyrl.experiments.folder_checks import folders_can_be_written
 from skyrl.models.saving.shrinking import shrink
 from skyrl.processes.logs import tail
-from skyrl.tools.scale_down import folded, what_was_folded
+from skyrl.tools.scale_down import folded, folded_lines
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tree.access import default_at
 
@@ -74,8 +74,8 @@ class Rehearsal:
 
     def findings(self) -> Iterator[Finding]:
         """Yield each finding as soon as it is known. If a phase fails, phases that depend on it are skipped."""
-        yield from self._of_folders()
-        yield from self._of_services()
+        yield from self._folder_findings()
+        yield from self._service_findings()
         try:
             changes, findings = self._small()
             yield from findings
@@ -84,9 +84,9 @@ class Rehearsal:
         except SkyRLError as error:
             yield Finding("folding", "failed", str(error))
             return
-        yield from self._of_runs(file)
+        yield from self._run_findings(file)
 
-    def _of_folders(self) -> Iterator[Finding]:
+    def _folder_findings(self) -> Iterator[Finding]:
         """Findings on the run's configured folders; a folder on a disk that this machine lacks cannot be tried."""
         trainer = self.run.trainer
         named = (trainer.run_path, trainer.ckpt_path, trainer.export_path, trainer.log_path)
@@ -102,7 +102,7 @@ class Rehearsal:
         if not problems:
             yield Finding("folders", "passed", "the run's folders are writable")
 
-    def _of_services(self) -> Iterator[Finding]:
+    def _service_findings(self) -> Iterator[Finding]:
         """Findings on parts of the run that only the cluster has, which are not tried."""
         run = self.run
         trackers = run.trainer.logger
@@ -136,7 +136,7 @@ class Rehearsal:
         if evaluates(run.trainer):
             changes["data.val_data"] = self._few_rows(run.data.val_data)
             findings.append(Finding("data", "folded", f"{EVALUATED} rows of each evaluation source"))
-        findings += [Finding("layout", "folded", line) for line in what_was_folded(run, changes)]
+        findings += [Finding("layout", "folded", line) for line in folded_lines(run, changes)]
         return changes | self._places(), findings
 
     def _small_teachers(self, policy: str) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class Rehearsal:
         findings: list[Finding] = []
         while True:
             try:
-                words = [*self.words, *(_word(*each) for each in changes.items())]
+                words = [*self.words, *(_word(*item) for item in changes.items())]
                 composed = compose(self.files, words, environ=os.environ)
             except ConfigError as error:
                 path, message = error.problems[0].path, error.problems[0].message
@@ -197,25 +197,25 @@ class Rehearsal:
                 file.write_text(kept_text(composed.written, composed.origins), encoding="utf-8")
                 return file, findings
 
-    def _of_runs(self, file: Path) -> Iterator[Finding]:
+    def _run_findings(self, file: Path) -> Iterator[Finding]:
         """Train, kill, resume and export the folded run."""
         failure = self._run(file, STEPS)
         if failure is not None:
             yield Finding("training", "failed", failure)
             return
-        yield from _what_happened(self.folder / "run" / "metrics.jsonl")
+        yield from _metric_findings(self.folder / "run" / "metrics.jsonl")
         failure = self._killed(file) or self._run(file, LAST_STEP) or self._steps_twice()
         text = f"killed after step {KILLED_AT}, resumed to step {LAST_STEP}"
         yield Finding("resume", "failed" if failure else "passed", failure or text)
         if failure is None:
             process = self._start("export", str(self.folder / "run"), "--to", str(self.folder / "exported"))
-            failure = self._ended(process)
+            failure = self._wait_for_exit(process)
             text = failure or "a model folder in Hugging Face format"
             yield Finding("export", "failed" if failure else "passed", text)
 
     def _run(self, file: Path, steps: int) -> str | None:
         """Train the folded run up to step `steps`. Returns the reason of a failure, or None."""
-        return self._ended(self._start("run", str(file), f"trainer.max_training_steps={steps}"))
+        return self._wait_for_exit(self._start("run", str(file), f"trainer.max_training_steps={steps}"))
 
     def _start(self, *words: str) -> subprocess.Popen[str]:
         with (self.folder / "output.log").open("w") as log:
@@ -229,18 +229,18 @@ class Rehearsal:
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
             )
 
-    def _ended(self, process: subprocess.Popen[str]) -> str | None:
+    def _wait_for_exit(self, process: subprocess.Popen[str]) -> str | None:
         try:
             code = process.wait(self.timeout)
         except subprocess.TimeoutExpired:
             _kill(process)
-            return f"still running after {self.timeout:.0f} s; its last output:\n{self._last_words()}"
+            return f"still running after {self.timeout:.0f} s; its last output:\n{self._output_tail()}"
         except BaseException:
             _kill(process)
             raise
-        return None if code == 0 else self._last_words()
+        return None if code == 0 else self._output_tail()
 
-    def _last_words(self) -> str:
+    def _output_tail(self) -> str:
         return "\n".join([line for line in tail(self.folder / "output.log") if line.strip()][-TAIL:])
 
     def _killed(self, file: Path) -> str | None:
@@ -254,7 +254,7 @@ class Rehearsal:
         _kill(process)
         if saved.is_dir() and ended in (None, 0):
             return None
-        return f"there is no checkpoint of step {KILLED_AT}; the run's last output:\n{self._last_words()}"
+        return f"there is no checkpoint of step {KILLED_AT}; the run's last output:\n{self._output_tail()}"
 
     def _steps_twice(self) -> str | None:
         steps = [step for step, _ in _records(self.folder / "run" / "metrics.jsonl")]
@@ -262,7 +262,7 @@ class Rehearsal:
         return None if steps == expected else f"the metrics have steps {steps}, expected {expected}"
 
 
-def _what_happened(metrics: Path) -> Iterator[Finding]:
+def _metric_findings(metrics: Path) -> Iterator[Finding]:
     """Findings of a successful run, from its metrics."""
     records = _records(metrics)
     trained = dict(records)

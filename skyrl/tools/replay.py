@@ -81,7 +81,7 @@ class Replay:
         }.items():
             run = evolve_at(run, path, setting)
         self._store = CheckpointStore(checkpoints or checkpoints_of(str(folder)))
-        self._experiment = _Again(run)
+        self._experiment = _Repetition(run)
         recorded = self._experiment.recorded
         assert recorded is not None
         self.recording = recorded.recording
@@ -123,7 +123,7 @@ class Replay:
                     yield Replayed(computed=computed, differences=tuple(found))
 
 
-class _Again(BasePPOExp):
+class _Repetition(BasePPOExp):
     """The recorded run with its original number of total steps, on which decaying schedules depend."""
 
     def __init__(self, cfg: SkyRLTrainConfig) -> None:

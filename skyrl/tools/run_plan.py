@@ -33,7 +33,7 @@ Plan = Mapping[str, Any]
 """The plan as `skyrl plan --json` prints it."""
 
 
-def taken(plan: Plan, node: str = "node") -> str:
+def placement_text(plan: Plan, node: str = "node") -> str:
     """The GPUs of a run and their machines; on a CPU its slots, or its only process."""
     nodes = counted(plan["nodes"], node)
     if plan["gpus"]:

@@ -16,7 +16,7 @@ from skyrl.config.loading.check import has_effect
 from skyrl.config.loading.load import Composed
 from skyrl.config.loading.stored import stored_form
 from skyrl.errors import Problem, RunError, UserError
-from skyrl.hub import HUB_NAME, beside
+from skyrl.hub import HUB_NAME, similar_path_hint
 from skyrl.storage.atomic import atomic_folder, is_being_written, refuse_other_files
 from skyrl.tools.sampling_target import (
     WITHOUT_ENVIRONMENT,
@@ -61,7 +61,7 @@ def prepared(
     files = files or own
     if not (files or overrides):
         needed = "a configuration with data and an environment, such as run.toml"
-        raise UserError(_without_configuration(target.name, needed if rewarded else "prompts, with --prompts FILE"))
+        raise UserError(_missing_configuration(target.name, needed if rewarded else "prompts, with --prompts FILE"))
     overrides = [*overrides, "trainer.eval_before_train=true", *([] if rewarded else WITHOUT_ENVIRONMENT)]
     checks = partial(_machine, rewarded=rewarded)
     composed = compose_sampling(files, [*overrides, f"trainer.policy.model.path={target.model}"])
@@ -73,19 +73,19 @@ def prepared(
         with _written_beside(folder) as scratch:
             model = model_of(target, scratch / "model")
             composed = compose_sampling(files, [*overrides, f"trainer.policy.model.path={model}"], checks)
-            warn(composed.warnings if files != own else without_old_news(composed, own))
-            stored = stored_form(_without_training(composed.config, folder))
+            warn(composed.warnings if files != own else new_warnings(composed, own))
+            stored = stored_form(_sampling_run(composed.config, folder))
             (scratch / "config.json").write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
             from skyrl.experiments.standalone import StandaloneSampling
 
-            yield StandaloneSampling(_without_training(composed.config, scratch)), folder
+            yield StandaloneSampling(_sampling_run(composed.config, scratch)), folder
             if target.checkpoint is not None:
                 shutil.rmtree(scratch / "model")
     finally:
         _remove_empty(made)
 
 
-def without_old_news(composed: Composed[SkyRLTrainConfig], stored: Sequence[str]) -> list[Problem]:
+def new_warnings(composed: Composed[SkyRLTrainConfig], stored: Sequence[str]) -> list[Problem]:
     """The warnings of a configuration that continues the one in the folder `stored`, if there is one, without those
     about values of the stored one that have no effect here: their author wrote them for the run.
     """
@@ -106,11 +106,11 @@ def _written_beside(folder: Path) -> Iterator[Path]:
         yield scratch
 
 
-def _without_configuration(name: str, needed: str) -> str:
+def _missing_configuration(name: str, needed: str) -> str:
     """The message for a missing configuration if only `name` was given: the folder does not exist, if it looks like a
     path, or what is `needed` besides a model.
     """
-    folder, near = Path(name).expanduser(), beside(name)
+    folder, near = Path(name).expanduser(), similar_path_hint(name)
     if folder.is_dir():
         return f"{name} is a model: also give {needed}"
     if folder.exists():
@@ -128,7 +128,7 @@ def _machine(_: object, *, rewarded: bool) -> Sequence[Any]:
     return preflight(os.environ, rewarded=rewarded)
 
 
-def _without_training(run: SkyRLTrainConfig, folder: Path) -> SkyRLTrainConfig:
+def _sampling_run(run: SkyRLTrainConfig, folder: Path) -> SkyRLTrainConfig:
     """The run with all output below `folder`, and without adapters, which are already merged into the weights."""
     changes: Mapping[str, object] = {
         "trainer.run_path": str(folder),

@@ -71,7 +71,7 @@ def find_target(name: str, step: int | None = None) -> Target:
     if (folder / MANIFEST).is_file():
         target = _checkpoint(name, folder)
     elif _is_run(folder):
-        return _of_run(name, folder, step)
+        return _run_target(name, folder, step)
     else:
         target = Target(name=name, step=_exported_after(folder), model=name if not folder.is_dir() else str(folder))
     if step is not None:
@@ -79,13 +79,13 @@ def find_target(name: str, step: int | None = None) -> Target:
     return target
 
 
-def _of_run(name: str, folder: Path, step: int | None) -> Target:
+def _run_target(name: str, folder: Path, step: int | None) -> Target:
     model = folder / "model"
     if step is None and model.is_dir():
         return Target(name=name, step=_last_step(folder), model=str(model), run=folder)
     checkpoints = Path(checkpoints_of(str(folder)))
     if step is None:
-        steps = [found for each in checkpoints.glob(name_of(0).rstrip("0") + "*") if (found := step_of(each.name))]
+        steps = [found for path in checkpoints.glob(name_of(0).rstrip("0") + "*") if (found := step_of(path.name))]
         if not steps:
             raise ResumeError(f"{folder} has neither a trained model nor a checkpoint yet")
         step = max(steps)

@@ -71,7 +71,7 @@ def folded(run: SkyRLTrainConfig) -> Mapping[str, Any]:
     return changes
 
 
-def what_was_folded(run: SkyRLTrainConfig, changes: Mapping[str, Any]) -> list[str]:
+def folded_lines(run: SkyRLTrainConfig, changes: Mapping[str, Any]) -> list[str]:
     """Lines that tell people what is smaller than in the run."""
     trainer, generator = run.trainer, run.generator
     lines = []

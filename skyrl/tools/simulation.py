@@ -214,7 +214,7 @@ class _Simulation:
         clock, world = asyncio.get_running_loop().time, self._world
         waited, ages = 0.0, Counter[int]()
         for version in range(steps):
-            self._stream.weights_are(version)
+            self._stream.set_weights_version(version)
             begun = clock()
             taken = await self._stream.take(version)
             waited += clock() - begun

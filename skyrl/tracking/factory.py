@@ -13,7 +13,7 @@ from skyrl.config.foundation.import_paths import built_in
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.trackers import TRACKERS, names_of
 from skyrl.processes.redaction import redacted
-from skyrl.tracking.own_tracker import OwnTracker, own_tracker
+from skyrl.tracking.custom_tracker import CustomTracker, custom_tracker
 from skyrl.tracking.services.follower import Follower
 from skyrl.tracking.services.service import ServiceRun
 from skyrl.tracking.tracker import TrackedRun, Tracker
@@ -40,9 +40,9 @@ def trackers_of(
     trackers: list[Tracker] = []
     for name in dict.fromkeys(names_of(trainer.logger)):
         if name not in TRACKERS:
-            trackers.append(OwnTracker(name, own_tracker(name, run, trainer.path_of("logger")), say))
+            trackers.append(CustomTracker(name, custom_tracker(name, run, trainer.path_of("logger")), say))
         elif TRACKERS[name].in_run:
-            trackers.append(_made(name, run))
+            trackers.append(_make_tracker(name, run))
         else:
             trackers.append(Follower(service_run(trainer, name, folder, first_step=first_step), say))
     return trackers
@@ -56,12 +56,12 @@ def service_run(trainer: RunBasics, name: str, folder: Path, *, first_step: int 
         name=redacted(trainer.run_name),
         folder=folder,
         evaluations=_absolute(trainer.folder("export_path")) / "dumped_evals",
-        settings=_without_secrets(trainer.trackers),
+        settings=_mask_settings(trainer.trackers),
         first_step=first_step,
     )
 
 
-def _without_secrets(settings: TrackersConfig) -> TrackersConfig:
+def _mask_settings(settings: TrackersConfig) -> TrackersConfig:
     """The settings with secrets masked in the texts that services show. Addresses are kept: they are needed to reach
     the services.
     """
@@ -78,7 +78,7 @@ def _redacted(text: str | None) -> str | None:
     return None if text is None else redacted(text)
 
 
-def _made(name: str, run: TrackedRun) -> Tracker:
+def _make_tracker(name: str, run: TrackedRun) -> Tracker:
     made: Tracker = built_in(TRACKERS[name].made_by).of_run(run)
     return made
 

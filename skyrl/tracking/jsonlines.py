@@ -56,7 +56,7 @@ class JsonLines:
             return Counter()
         kept = [(line, record["step"]) for line, record in lines_with_records(self._path) if record["step"] <= step]
         write_file(self._path, b"".join(line for line, _ in kept))
-        return Counter(each for _, each in kept)
+        return Counter(item for _, item in kept)
 
 
 class MetricsFile:

@@ -114,7 +114,7 @@ class Recording:
         """Write the batch of a step. Raises `RunError` if it cannot be written."""
         head = {"step": step, "epoch": sampled.epoch, "groups": len(sampled.groups), "metrics": _plain(sampled.metrics)}
         lines = [
-            json.dumps(each, ensure_ascii=False) for each in (head, *map(redacted_tree, map(as_object, sampled.groups)))
+            json.dumps(item, ensure_ascii=False) for item in (head, *map(redacted_tree, map(as_object, sampled.groups)))
         ]
         data = ("\n".join(lines) + "\n").encode()
         packed = gzip.compress(data, mtime=0) if self._suffix.endswith(".gz") else data
@@ -177,10 +177,10 @@ class Recording:
                 tensors={name: tensors[name] for name in record["tensors"]},
                 updates=tuple(
                     Update(
-                        learner=each["learner"],
-                        metrics={name: float(value) for name, value in each.items() if name != "learner"},
+                        learner=item["learner"],
+                        metrics={name: float(value) for name, value in item.items() if name != "learner"},
                     )
-                    for each in record["updates"]
+                    for item in record["updates"]
                 ),
                 weights=record["weights"],
             )
@@ -199,7 +199,7 @@ class Recording:
 
     def _expect(self, step: int) -> None:
         if not self._path(step, _LAST).is_file():
-            raise DataError(f"step {step} is not in the recording {self.folder} ({_named(self.steps())})")
+            raise DataError(f"step {step} is not in the recording {self.folder} ({_steps_text(self.steps())})")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -245,5 +245,5 @@ def _plain(metrics: Mapping[str, float]) -> dict[str, float | str]:
     return {name: value if isfinite(value) else str(value) for name, value in metrics.items()}
 
 
-def _named(steps: Sequence[int]) -> str:
+def _steps_text(steps: Sequence[int]) -> str:
     return f"it has the steps {steps[0]} to {steps[-1]}" if steps else "it is empty"

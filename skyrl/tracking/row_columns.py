@@ -66,10 +66,10 @@ class _Room:
                 return "…"
             case Mapping():
                 pairs = islice(value.items(), _MOST_ITEMS)
-                table = {self._text(str(key)): self.kept(each, depth + 1) for key, each in pairs if self._left > 0}
+                table = {self._text(str(key)): self.kept(item, depth + 1) for key, item in pairs if self._left > 0}
                 return table | ({"…": f"{len(value) - len(table)} more"} if len(table) < len(value) else {})
             case list() | tuple():
-                items = [self.kept(each, depth + 1) for each in value[:_MOST_ITEMS] if self._left > 0]
+                items = [self.kept(entry, depth + 1) for entry in value[:_MOST_ITEMS] if self._left > 0]
                 return [*items, f"… {len(value) - len(items)} more"] if len(items) < len(value) else items
         return f"<{type(value).__name__}>"
 

@@ -41,7 +41,7 @@ class BackgroundWriter:
             self._last.result()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="skyrl-writer")
-        self._last = self._thread.submit(_after, self._last, job)
+        self._last = self._thread.submit(_run_after, self._last, job)
 
     def finish(self) -> None:
         """Return once every job is done. Raises the exception of a job that failed."""
@@ -60,7 +60,7 @@ class BackgroundWriter:
             self._thread = None
 
 
-def _after(previous: Future[None] | None, job: Callable[[], None]) -> None:
+def _run_after(previous: Future[None] | None, job: Callable[[], None]) -> None:
     """Run `job`, unless the job before it failed: then raise that exception again."""
     if previous is not None:
         previous.result()
@@ -98,7 +98,7 @@ class SampleFiles:
         """Delete the samples of later steps. Returns the steps that have lost lines: more samples have tokens."""
         self._writer.finish()
         lines = self.lines.forget_after(step)
-        return sorted(each for each in self.tokens.forget_after(step) if lines[each] < self.tokens.samples(each))
+        return sorted(item for item in self.tokens.forget_after(step) if lines[item] < self.tokens.samples(item))
 
 
 class SampleSink:
@@ -135,9 +135,9 @@ class SampleSink:
 
     def _write_lines(self, step: int, kept: Sequence[KeptGroup]) -> None:
         self._files.lines.extend(
-            sample_record(step, number, each.group, one, self._decode)
-            for number, each in enumerate(kept)
-            for one in each.trajectories
+            sample_record(step, number, item.group, one, self._decode)
+            for number, item in enumerate(kept)
+            for one in item.trajectories
         )
 
 

@@ -45,7 +45,7 @@ def silence(status: Mapping[str, Any]) -> str:
 
 def work_of(status: Mapping[str, Any]) -> str:
     """Present work of the service, in a line."""
-    clients = len({each["client"] for each in status["models"]} | {each["name"] for each in status["clients"]})
+    clients = len({item["client"] for item in status["models"]} | {entry["name"] for entry in status["clients"]})
     return (
         f"{len(status['models'])} models of {clients} clients in {status['sessions']} sessions, "
         f"{status['samplers']} snapshots; {status['requests_waiting']} requests wait, {status['samples_running']} "

@@ -29,9 +29,9 @@ class Timeline:
         self._lines, self._steps, self._next = lines, frozenset(steps), first_step + 1
         self._spans: list[Span] = []
         if self._steps:
-            progress.on_end = self._ended
+            progress.on_end = self._keep_span
 
-    def _ended(self, span: Span) -> None:
+    def _keep_span(self, span: Span) -> None:
         if self._next in self._steps:
             self._spans.append(span)
 

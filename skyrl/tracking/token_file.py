@@ -112,7 +112,7 @@ class TokenFiles:
         rows = _rows(kept, computed)
         metadata = {
             "skyrl.version": str(VERSION),
-            "skyrl.samples": str(sum(each.samples for each in kept)),
+            "skyrl.samples": str(sum(entry.samples for entry in kept)),
             "skyrl.pieces": json.dumps(self._pieces_of(rows, decode)),
         }
         is_large = rows.nbytes >= _COMPRESSED_BYTES * len(kept)
@@ -125,9 +125,9 @@ class TokenFiles:
             pa.ipc.new_file(file, schema, options=options) as writer,
         ):
             first = 0
-            for each in kept:
-                writer.write_batch(rows.slice(first, each.rows))
-                first += each.rows
+            for item in kept:
+                writer.write_batch(rows.slice(first, item.rows))
+                first += item.rows
 
     def read(self, step: int, group: int) -> TokenTable | None:
         """The rows of the kept group with index `group` in a step, counted from 0; None if there are none. Raises
@@ -195,9 +195,9 @@ def _rows(kept: Sequence[KeptGroup], computed: Mapping[str, np.ndarray]) -> pa.R
     """The rows of all groups, one group after the other."""
     import pyarrow as pa
 
-    rows = [(one, turn, row) for each in kept for one in each.trajectories for turn, row in enumerate(one.steps)]
-    ids = [each.group.prompt.id.encode() for each in kept for _ in range(each.rows)]
-    places = [each.first_row + number for each in kept for number in range(each.rows)]
+    rows = [(one, turn, row) for item in kept for one in item.trajectories for turn, row in enumerate(one.steps)]
+    ids = [entry.group.prompt.id.encode() for entry in kept for _ in range(entry.rows)]
+    places = [element.first_row + number for element in kept for number in range(element.rows)]
     steps = [row for *_, row in rows]
     columns: dict[str, pa.Array] = {
         "prompt_id": pa.StringArray.from_buffers(len(ids), pa.py_buffer(_offsets(ids)), pa.py_buffer(b"".join(ids))),

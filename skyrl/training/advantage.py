@@ -90,7 +90,7 @@ class Normalized:
         """(B, L): advantages of the selected tokens, 0 elsewhere."""
         advantages = self.estimate(batch)
         groups = batch.groups.unsqueeze(1).expand_as(advantages)
-        flat = by_config(self.norm, advantages.flatten(), groups.flatten(), batch.loss_mask.flatten())
+        flat = normalize_by_config(self.norm, advantages.flatten(), groups.flatten(), batch.loss_mask.flatten())
         return flat.view_as(advantages)
 
 
@@ -151,7 +151,7 @@ def critic_targets(algorithm: AlgorithmConfig) -> CriticTargets:
     return CriticTargets(gamma=algorithm.gamma, lambd=algorithm.lambd if reads_lambda else 1.0)
 
 
-def by_config(norm: NormConfig, values: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
+def normalize_by_config(norm: NormConfig, values: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
     """`normalize` with the settings of a `NormConfig`. Shapes: all (N,)."""
     return normalize(
         values,

@@ -43,7 +43,7 @@ class _Peak:
 
 
 @attrs.define
-class _Seen:
+class _AlarmState:
     """Values that an alarm remembers."""
 
     count: int = 0
@@ -62,7 +62,7 @@ class Alarm:
 
     def __init__(self, config: AlarmConfig) -> None:
         self.config = config
-        self._seen = _Seen()
+        self._seen = _AlarmState()
 
     def look(self, metrics: Mapping[str, float]) -> str | None:
         """A sentence if this record makes the condition true; None if it is false, or was already true."""
@@ -88,7 +88,7 @@ class Alarm:
         if state.get("condition") == self._condition():
             seen = dict(state["seen"])
             peak = seen.pop("peak")
-            self._seen = _Seen(**seen, peak=None if peak is None else _Peak(**peak))
+            self._seen = _AlarmState(**seen, peak=None if peak is None else _Peak(**peak))
 
     def _condition(self) -> dict[str, Any]:
         return attrs.asdict(self.config, filter=lambda attribute, _: attribute.name not in ("name", "action"))
@@ -138,9 +138,9 @@ class Alarm:
         unit = 1.0 if error is None else sqrt(seen.peak.error**2 + error**2)
         if abs(value - seen.peak.value) <= config.threshold * unit:
             return None
-        return self._while_risen(f"{config.metric} is {value:.4g} after {seen.peak.value:.4g}", against)
+        return self._rise_reason(f"{config.metric} is {value:.4g} after {seen.peak.value:.4g}", against)
 
-    def _while_risen(self, dropped: str, against: float | None) -> str | None:
+    def _rise_reason(self, dropped: str, against: float | None) -> str | None:
         """The full reason if the other metric has risen since the best value, or if no other metric is configured."""
         before = self._seen.peak.against if self._seen.peak else None
         if not self.config.against:

@@ -156,7 +156,7 @@ class Callbacks:
             folder=self._folder,
         )
         for name, callback in self._callbacks.items():
-            _called(name, event, getattr(callback, event), state, self.control, *given)
+            _call_user(name, event, getattr(callback, event), state, self.control, *given)
             if self.control.should_training_stop:
                 self.stopped_by = self.stopped_by or name
 
@@ -174,7 +174,7 @@ class Callbacks:
             return {}
         states = {}
         for name, callback in self._callbacks.items():
-            states[name] = _called(name, "state_dict", lambda callback=callback: _plain(callback.state_dict()))
+            states[name] = _call_user(name, "state_dict", lambda callback=callback: _plain(callback.state_dict()))
         return {"stopped_by": self.stopped_by, "control": attrs.asdict(self.control), "states": states}
 
     def stopping(self, state: Mapping[str, Any]) -> str:
@@ -195,7 +195,7 @@ class Callbacks:
                 self._say(f"The checkpoint has the state of the callback {name}, which this run does not have.")
         for name, callback in self._callbacks.items():
             if name in stored:
-                _called(name, "load_state_dict", callback.load_state_dict, stored[name])
+                _call_user(name, "load_state_dict", callback.load_state_dict, stored[name])
 
 
 def callbacks_by_name(named: Sequence[str], given: Sequence[Callback], *, field: str) -> dict[str, Callback]:
@@ -215,7 +215,7 @@ def callbacks_by_name(named: Sequence[str], given: Sequence[Callback], *, field:
         kind = type(callback)
         name = f"{kind.__module__}:{kind.__qualname__}"
         _refuse_unusable(callback, name, "callbacks")
-        alike = sum(each.partition(" ")[0] == name for each in result)
+        alike = sum(item.partition(" ")[0] == name for item in result)
         result[f"{name} {alike + 1}" if alike else name] = callback
     return result
 
@@ -238,7 +238,7 @@ def _refuse_unusable(found: object, name: str, field: str) -> None:
         message, hint = f"{name} is not a callback", "derive its class from skyrl.Callback"
         raise ConfigError([Problem(path=field, message=message, hint=hint)])
     problems = []
-    for method in sorted({each for each in dir(kind) if each.startswith("on_")}):
+    for method in sorted({item for item in dir(kind) if item.startswith("on_")}):
         near = nearest(method, EVENTS)
         if method not in EVENTS:
             hint = f"did you mean {near}?" if near else f"events: {', '.join(EVENTS)}"
@@ -250,7 +250,7 @@ def _refuse_unusable(found: object, name: str, field: str) -> None:
         raise ConfigError(problems)
 
 
-def _called(name: str, event: str, method: Callable[..., R], *given: object) -> R:
+def _call_user(name: str, event: str, method: Callable[..., R], *given: object) -> R:
     try:
         return method(*given)
     except Exception as error:

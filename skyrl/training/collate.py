@@ -112,9 +112,9 @@ def _joined(name: str, rows: Sequence[TokenRow]) -> RowTensors:
     type or in the size of an entry.
     """
     carried = [_tensor(row.extras[name]) if name in row.extras else None for row in rows]
-    nothing = next(each[:0] for each in carried if each is not None)
+    nothing = next(item[:0] for item in carried if item is not None)
     try:
-        return RowTensors.of([nothing if each is None else each for each in carried])
+        return RowTensors.of([nothing if entry is None else entry for entry in carried])
     except ValueError as error:
         raise RunError(f"extras {name!r} of the samples do not fit into one batch: {error}") from error
 
@@ -149,7 +149,7 @@ def collate_supervised(rows: Sequence[SupervisedRow]) -> TrainingBatch:
     taught = [row.teacher for row in rows if row.teacher is not None]
     if taught:
         batch = batch.carrying(**_likely_tokens(taught))
-    return batch if torch.equal(weights, batch.loss_mask.float()) else batch.given(token_weights=weights)
+    return batch if torch.equal(weights, batch.loss_mask.float()) else batch.with_fields(token_weights=weights)
 
 
 def _likely_tokens(rows: Sequence[LikelyTokens]) -> dict[str, RowTensors]:
@@ -178,7 +178,7 @@ def collate_pairs(rows: Sequence[PreferenceRow], *, share_prompts: bool = True) 
     groups = [pair for pair in range(len(rows)) for _ in range(2)]
     batch = _batch(_padded(sequences), _padded(mask), lengths, groups, answers)
     margins = torch.tensor([margin for row in rows for margin in (row.margin, 0.0)])
-    return batch.given(rewards=batch.loss_mask * margins[:, None]) if margins.any() else batch
+    return batch.with_fields(rewards=batch.loss_mask * margins[:, None]) if margins.any() else batch
 
 
 def collate_answers(
@@ -198,7 +198,7 @@ def collate_answers(
     mask = _padded([mask for _, mask in sides])
     batch = _batch(_padded([ids for ids, _ in sides]), mask, lengths, groups, sizes)
     known = [row.ref_logprobs for row in rows if row.ref_logprobs is not None]
-    return batch.given(ref_logprobs=batch.place(torch.from_numpy(np.concatenate(known)))) if known else batch
+    return batch.with_fields(ref_logprobs=batch.place(torch.from_numpy(np.concatenate(known)))) if known else batch
 
 
 def _filling(row: PairRow | RankedRow) -> tuple[Ids, Mask]:
@@ -218,7 +218,7 @@ def collate_labelled(rows: Sequence[LabelledRow]) -> TrainingBatch:
     labels = torch.tensor([float(row.label) for row in rows])
     batch = batch.carrying(label=RowTensors(values=labels, counts=torch.ones(len(rows), dtype=torch.long)))
     known = [row.ref_logprobs for row in rows if row.ref_logprobs is not None]
-    return batch.given(ref_logprobs=batch.place(torch.from_numpy(np.concatenate(known)))) if known else batch
+    return batch.with_fields(ref_logprobs=batch.place(torch.from_numpy(np.concatenate(known)))) if known else batch
 
 
 def mismatched(batch: TrainingBatch, longest: int) -> TrainingBatch:
@@ -230,7 +230,7 @@ def mismatched(batch: TrainingBatch, longest: int) -> TrainingBatch:
     for row, start in enumerate(starts):
         other = row - 1
         parts = [(row, slice(0, start)), (other, slice(starts[other], lengths[other]))]
-        rows.append([torch.cat([each[at][part] for at, part in parts])[:longest] for each in _token_fields(batch)])
+        rows.append([torch.cat([field[at][part] for at, part in parts])[:longest] for field in _token_fields(batch)])
     ids, mask = (_padded([row[place].numpy() for row in rows]) for place in range(2))
     return _batch(ids, mask, [len(row[0]) for row in rows], list(range(len(rows))), None)
 

@@ -81,7 +81,7 @@ class FiniteNumbers:
         def estimated(batch: TrainingBatch) -> Tensor:
             refuse_non_finite(batch, self._groups)
             advantages = estimate(batch)
-            refuse_non_finite(batch.given(advantages=advantages), self._groups)
+            refuse_non_finite(batch.with_fields(advantages=advantages), self._groups)
             return advantages
 
         return estimated

@@ -114,7 +114,7 @@ class PolicyObjective:
         """The mini-batch with the weight of each token filled in, without rows that do not contribute: rows without a
         trained token, or without an advantage if the gradient depends on advantages alone.
         """
-        weighed = batch.given(
+        weighed = batch.with_fields(
             loss_weights=self.reduction(batch),
             kl_weights=answer_mean(batch) if self.kl_loss_coef else None,
             entropy_weights=token_mean(batch.loss_mask) if self.wants_entropy else None,
@@ -134,7 +134,7 @@ class PolicyObjective:
         if not count:
             return None
         rows = left_out[(torch.arange(count) * len(left_out) + len(left_out) // 2) // count]  # evenly spaced
-        sample = batch.given(loss_weights=torch.zeros(batch.loss_mask.shape)).select(rows)
+        sample = batch.with_fields(loss_weights=torch.zeros(batch.loss_mask.shape)).select(rows)
         return sample, batch.loss_mask[left_out].sum().item() / sample.loss_mask.sum().item()
 
     def _contributing(self, batch: TrainingBatch) -> Tensor:

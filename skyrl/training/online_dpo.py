@@ -70,20 +70,20 @@ class RankedPairs:
         assert batch.ref_logprobs is not None
         pairs, logprobs = self.pairs(batch), await self.scored(policy, batch)
         answers = Answers(
-            logprobs=_of_answers(torch.where(batch.loss_mask, logprobs, 0.0), batch),
-            ref_logprobs=_of_answers(torch.where(batch.loss_mask, batch.ref_logprobs, 0.0), batch),
-            tokens=_of_answers(batch.loss_mask.float(), batch),
+            logprobs=_sum_per_answer(torch.where(batch.loss_mask, logprobs, 0.0), batch),
+            ref_logprobs=_sum_per_answer(torch.where(batch.loss_mask, batch.ref_logprobs, 0.0), batch),
+            tokens=_sum_per_answer(batch.loss_mask.float(), batch),
         )
         derivative, numbers = self.loss.derivative(answers, pairs)
         advantages = torch.where(batch.loss_mask, -derivative[_answer_of_row(batch)].unsqueeze(1), 0.0)
-        return batch.given(advantages=advantages), {
+        return batch.with_fields(advantages=advantages), {
             f"pairs/{name}": values.mean().item() for name, values in numbers.items()
         }
 
 
 def _ranked(batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor]:
     """(N,): of each answer its reward, its group, and whether a token of it is trained."""
-    rewards, trained = _of_answers(batch.rewards, batch), _of_answers(batch.loss_mask.float(), batch) > 0
+    rewards, trained = _sum_per_answer(batch.rewards, batch), _sum_per_answer(batch.loss_mask.float(), batch) > 0
     return rewards, batch.groups[batch.ends], trained
 
 
@@ -100,7 +100,7 @@ def _answer_of_row(batch: TrainingBatch) -> Tensor:
     return batch.last_step.long().cumsum(0) - batch.last_step.long()
 
 
-def _of_answers(values: Tensor, batch: TrainingBatch) -> Tensor:
+def _sum_per_answer(values: Tensor, batch: TrainingBatch) -> Tensor:
     """(B, L) -> (N,): the sum over all tokens of each answer."""
     return torch.zeros(batch.answers).index_add(0, _answer_of_row(batch), values.sum(1))
 

@@ -126,7 +126,7 @@ class Answers:
         places = first + columns[:width]
         return cls(places.clamp(max=mask.shape[1] - 1), places <= last)
 
-    def taken(self, values: Tensor) -> Tensor:
+    def gather(self, values: Tensor) -> Tensor:
         """(B, L) to (B, W)."""
         return torch.where(self.inside, values.gather(1, self.places), torch.zeros_like(values[:1, :1]))
 
@@ -163,7 +163,7 @@ class ReducedLoss:
         answers = Answers.of(inputs.mask[rows])
 
         def taken(values: Tensor) -> Tensor:
-            return answers.taken(values[rows])
+            return answers.gather(values[rows])
 
         advantages = inputs.advantages * inputs.weights if self.sums else inputs.advantages
         current, old, mask = taken(inputs.logprobs), taken(inputs.old_logprobs), taken(inputs.mask)
@@ -186,7 +186,7 @@ class ReducedLoss:
             "cliprange_high": config.clip_ratio_high,
             "clip_ratio_c": config.clip_ratio_c,
         }
-        loss, numbers = _loss_and_numbers(self.function(**_asked(self.function, self.form, given)))
+        loss, numbers = _loss_and_numbers(self.function(**_requested_arguments(self.function, self.form, given)))
         self._numbers.update(numbers)
         return (loss / weight if self.sums else loss).expand_as(inputs.logprobs)
 
@@ -206,12 +206,12 @@ class PeerEstimator:
     def __call__(self, batch: TrainingBatch) -> Tensor:
         """(B, L): advantages of the selected tokens, 0 elsewhere. Raises `TypeError` for a result of another form."""
         answers = Answers.of(batch.loss_mask)
-        mask = answers.taken(batch.loss_mask)
+        mask = answers.gather(batch.loss_mask)
         given: dict[str, object] = {
-            "token_level_rewards": answers.taken(torch.where(batch.loss_mask, batch.rewards, 0.0)),
+            "token_level_rewards": answers.gather(torch.where(batch.loss_mask, batch.rewards, 0.0)),
             "response_mask": mask.long(),
             "index": batch.groups.numpy(),
-            "values": None if batch.values is None else answers.taken(batch.values),
+            "values": None if batch.values is None else answers.gather(batch.values),
             "reward_baselines": batch.baselines,
             "gamma": self.algorithm.gamma,
             "lam": self.algorithm.lambd,
@@ -220,7 +220,7 @@ class PeerEstimator:
             "grpo_norm_by_std": self.algorithm.grpo_norm_by_std,
             "norm_adv_by_std_in_grpo": self.algorithm.grpo_norm_by_std,
         }
-        found = self.function(**_asked(self.function, self.form, given))
+        found = self.function(**_requested_arguments(self.function, self.form, given))
         advantages = found[0] if isinstance(found, Sequence) and found else found
         if not isinstance(advantages, Tensor) or advantages.shape != mask.shape:
             raise TypeError(
@@ -234,7 +234,7 @@ def tried_estimator(estimator: PeerEstimator) -> PeerEstimator:
     """The estimator, after a call with a small batch. Raises `ConfigError` if that fails."""
     batch = _small_batch()
     try:
-        estimator(batch.given(values=batch.rewards, baselines=torch.zeros(len(batch))))
+        estimator(batch.with_fields(values=batch.rewards, baselines=torch.zeros(len(batch))))
     except Exception as error:  # the user's code may raise anything
         raise _refused("advantage_estimator", f"fails with a small batch: {described(error)}") from error
     return estimator
@@ -245,7 +245,7 @@ def tried_loss(loss: ReducedLoss, weigh: Callable[[TrainingBatch], Tensor]) -> R
     `weigh(batch)`. Raises `ConfigError` if it fails, or if its result depends on how a mini-batch is cut.
     """
     batch = _small_batch()
-    batch = batch.given(loss_weights=weigh(batch))
+    batch = batch.with_fields(loss_weights=weigh(batch))
     for candidate in (attrs.evolve(loss, sums=True), attrs.evolve(loss, sums=False)):
         try:
             whole = _loss_of(candidate, batch)
@@ -269,7 +269,7 @@ def tried_per_token(loss: PolicyLoss) -> PolicyLoss:
     number for each token that depends on the log-probabilities.
     """
     batch = _small_batch()
-    inputs = _inputs_of(batch.given(loss_weights=batch.loss_mask.float()))
+    inputs = _inputs_of(batch.with_fields(loss_weights=batch.loss_mask.float()))
     try:
         losses: object = loss(inputs)
     except Exception as error:  # the user's code may raise anything
@@ -290,11 +290,11 @@ def _refused(field: str, message: str) -> ConfigError:
     return ConfigError([Problem(path=f"trainer.algorithm.{field}", message=message)])
 
 
-def _asked(function: object, form: Form, given: Mapping[str, object]) -> dict[str, object]:
+def _requested_arguments(function: object, form: Form, given: Mapping[str, object]) -> dict[str, object]:
     """Arguments of the form that the function names; all of them if it takes `**kwargs`."""
     parameters = parameters_of(function) or ()
-    names = {each.name for each in parameters}
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    names = {parameter.name for parameter in parameters}
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     return {name: given[name] for name in form.gives if name in names or takes_all}
 
 

@@ -11,7 +11,7 @@ from skyrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLContr
 from skyrl.algorithms.rewards import added_at, less_the_divergence, overlong_penalty, scaled
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, NormConfig, RewardShapingConfig
-from skyrl.training.advantage import by_config
+from skyrl.training.advantage import normalize_by_config
 from skyrl.training.describe import Metrics
 from skyrl.tree import required
 
@@ -32,7 +32,7 @@ class RewardShaping:
         rewards = self._shaped(batch) if self._changes_totals else batch.rewards
         if self._penalty is None:
             return rewards, {}
-        return self._penalty(batch.given(rewards=rewards))
+        return self._penalty(batch.with_fields(rewards=rewards))
 
     def _shaped(self, batch: TrainingBatch) -> Tensor:
         """Turns keep their scaled rewards; the difference between their sum and the shaped reward of the whole answer
@@ -52,10 +52,10 @@ class RewardShaping:
         totals = scaled(totals, bias=config.bias, scale=config.scale, clip=config.clip)
         if config.norm != NormConfig():  # statistics exclude answers that are not trained on
             trained = batch.over_trajectories(batch.loss_mask.sum(1)) > 0
-            totals = by_config(config.norm, totals, batch.groups, batch.ends & trained)
+            totals = normalize_by_config(config.norm, totals, batch.groups, batch.ends & trained)
         rewards = batch.rewards * config.scale
         missing = totals - batch.over_trajectories(rewards.sum(1))
-        return added_at(rewards, torch.where(batch.ends, missing, 0.0), _last_selected(batch))
+        return added_at(rewards, torch.where(batch.ends, missing, 0.0), _last_trained_token(batch))
 
     def state(self) -> dict[str, Any]:
         """State of the shaping, as a checkpoint stores it."""
@@ -105,7 +105,7 @@ def _controller(algorithm: AlgorithmConfig) -> KLController:
             return AdaptiveKLController(algorithm.kl_loss_coef, target=control.kl_target, horizon=control.horizon)
 
 
-def _last_selected(batch: TrainingBatch) -> Tensor:
+def _last_trained_token(batch: TrainingBatch) -> Tensor:
     """(B,) int64: the last trained token of each row, or the row's last token if none is trained on."""
     columns = torch.arange(batch.loss_mask.shape[1], device=batch.loss_mask.device)
     last = torch.where(batch.loss_mask, columns, -1).amax(1)

@@ -118,7 +118,7 @@ class StepTrace:
         def estimated(batch: TrainingBatch) -> Tensor:
             self._batch = batch
             advantages = estimate(batch)
-            self._batch = batch.given(advantages=advantages)
+            self._batch = batch.with_fields(advantages=advantages)
             return advantages
 
         return estimated
@@ -128,7 +128,7 @@ class StepTrace:
 
         def targeted(batch: TrainingBatch) -> Tensor:
             returns = targets(batch)
-            self._batch = batch.given(returns=returns)
+            self._batch = batch.with_fields(returns=returns)
             return returns
 
         return targeted

@@ -34,7 +34,7 @@ class TeacherOfTokens:
 
     async def __call__(self, batch: TrainingBatch, sources: Sequence[str]) -> TrainingBatch:
         """The batch with `teacher_logprobs`."""
-        return batch.given(teacher_logprobs=await self.score(batch, sources))
+        return batch.with_fields(teacher_logprobs=await self.score(batch, sources))
 
 
 @attrs.frozen
@@ -57,16 +57,16 @@ class TeacherBehindHints:
 
     async def __call__(self, batch: TrainingBatch, sources: Sequence[str]) -> TrainingBatch:
         """The batch with what the teacher adds, without the prompts for it."""
-        shown = as_teacher_reads(batch)
+        shown = teacher_view(batch)
         taught = await self.teacher(shown, sources)
         rest = {name: carried for name, carried in batch.extras.items() if name != TEACHER_PROMPT}
         batch = attrs.evolve(batch, extras={**rest, **taught.extras})
         if taught.teacher_logprobs is None:
             return batch
-        return batch.given(teacher_logprobs=batch.place(shown.pick(taught.teacher_logprobs)))
+        return batch.with_fields(teacher_logprobs=batch.place(shown.pick(taught.teacher_logprobs)))
 
 
-def as_teacher_reads(batch: TrainingBatch) -> TrainingBatch:
+def teacher_view(batch: TrainingBatch) -> TrainingBatch:
     """The rows with the prompts that they carry in `TEACHER_PROMPT` in place of their own, and the same tokens selected
     after them.
     """
@@ -122,7 +122,7 @@ class TeacherOfLikelyTokens:
         ids, logprobs = await self.teacher(asked, sources, 0 if how == "student" else count, temperature)
         if how == "union":
             best, others = ((ids.values[:, part], logprobs.values[:, part]) for part in _halves(count))
-            ids, logprobs = (attrs.evolve(ids, values=each) for each in union_of_tokens(best, others))
+            ids, logprobs = (attrs.evolve(ids, values=token) for token in union_of_tokens(best, others))
         elif how == "intersection":
             shared = tokens_of_both(ids.values[:, :count], students.values)
             ids, logprobs = attrs.evolve(ids, values=shared), attrs.evolve(ids, values=logprobs.values[:, :count])

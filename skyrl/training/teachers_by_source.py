@@ -119,8 +119,8 @@ class TeachersBySource:
         parts = self._teachers(sources)
         found = [await teacher.token_logprobs(batch.select(rows), count, temperature) for rows, teacher in parts]
         order = torch.cat([rows for rows, _ in parts]).argsort()
-        together = (RowTensors.of([row for part in each for row in part.rows()]) for each in zip(*found, strict=True))
-        ids, logprobs = (each.select(order) for each in together)
+        together = (RowTensors.of([row for part in item for row in part.rows()]) for item in zip(*found, strict=True))
+        ids, logprobs = (entry.select(order) for entry in together)
         return ids, logprobs
 
     def _teachers(self, sources: Sequence[str]) -> list[tuple[Tensor, Scoring]]:
@@ -129,7 +129,7 @@ class TeachersBySource:
         for row, source in enumerate(sources):
             teacher = self.named.get(source, self.default)
             if teacher is None:
-                raise RunError(without_teacher({source}))
+                raise RunError(no_teacher_message({source}))
             if teacher not in teachers:  # one for several sources scores them together
                 teachers.append(teacher)
                 rows_of.append([])
@@ -137,7 +137,7 @@ class TeachersBySource:
         return [(torch.tensor(rows), teacher) for rows, teacher in zip(rows_of, teachers, strict=True)]
 
 
-def without_teacher(sources: set[str]) -> str:
+def no_teacher_message(sources: set[str]) -> str:
     """The message for data sources that no teacher teaches."""
     names = ", ".join(map(repr, sorted(sources)))
     return (

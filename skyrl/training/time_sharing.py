@@ -90,7 +90,7 @@ class TimeSharing:
     async def for_engines(self) -> None:
         """Make room for the engines alone, and let them work."""
         if self._make_engines is not None:
-            await self._only({})
+            await self._load_only({})
             await self._wake()
         if self._engines is not None and self._paused:
             await self._engines.resume()
@@ -99,12 +99,12 @@ class TimeSharing:
     async def for_scoring(self, name: str) -> None:
         """Make room for the weights of this model alone."""
         await self._sleep()
-        await self._only({name: _WEIGHTS})
+        await self._load_only({name: _WEIGHTS})
 
     async def for_learning(self, name: str) -> None:
         """Make room for this model and its optimizer state alone."""
         await self._sleep()
-        await self._only({name: self._parts.get(name, ())})
+        await self._load_only({name: self._parts.get(name, ())})
 
     async def for_transfer(self, name: str) -> None:
         """Make room for the weights of this model and for the engines, which accept no requests until the weights have
@@ -112,7 +112,7 @@ class TimeSharing:
         """
         if self._make_engines is not None and self._engines is None:
             await self.for_engines()  # engines need room to start
-        await self._only({name: _WEIGHTS})
+        await self._load_only({name: _WEIGHTS})
         await self._wake()
 
     def engines_closed(self) -> None:
@@ -120,7 +120,7 @@ class TimeSharing:
         self._engines = self._make_engines = None
         self._awake = self._paused = False
 
-    async def _only(self, wanted: Mapping[str, Collection[Part]]) -> None:
+    async def _load_only(self, wanted: Mapping[str, Collection[Part]]) -> None:
         """Move models so that only the wanted parts are on the devices; parts leave before others come."""
         for name, there in self._there.items():
             await self._move(name, there - set(wanted.get(name, ())), self._models[name].offload)

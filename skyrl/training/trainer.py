@@ -140,21 +140,23 @@ class PPOTrainer:
         silent = self._config.algorithm.zero_variance_filter
         batch = collate(groups, self.version, equal_rewards_are_silent=silent)
         if self._config.algorithm.old_logprobs != "learner":
-            batch = self._with_the_engines_logprobs(batch, groups)
+            batch = self._use_engine_logprobs(batch, groups)
         elif self._needs_old_logprobs(batch):  # else pi_old is the policy itself, exactly
-            batch = batch.given(old_logprobs=await self.policy.score(batch))  # log pi_old
+            batch = batch.with_fields(old_logprobs=await self.policy.score(batch))  # log pi_old
         if self.reference and not self.pairs:
-            batch = batch.given(ref_logprobs=await self.reference.score(batch))  # log pi_ref
+            batch = batch.with_fields(ref_logprobs=await self.reference.score(batch))  # log pi_ref
         if self.critic:
-            batch = batch.given(values=await self.critic.score(batch))  # V of the states that tokens were drawn in
+            batch = batch.with_fields(
+                values=await self.critic.score(batch)
+            )  # V of the states that tokens were drawn in
         hinted: Metrics = {"loss/hinted": hinted_share(batch)} if TEACHER_PROMPT in batch.extras else {}
         if self.teacher:
             batch = await self.teacher(batch, row_sources(groups))  # log nu, or what gives nu of all tokens
         rewards, shaped = self.shape(batch)  # r_t, less beta KL(pi_old || pi_ref) if configured
-        batch = batch.given(rewards=rewards)
+        batch = batch.with_fields(rewards=rewards)
         if self.reference and self.pairs:  # log pi_ref of the answers that the rewards put into pairs
-            batch = batch.given(ref_logprobs=await self.pairs.scored(self.reference, batch))
-        batch = batch.given(advantages=self.estimate(batch))
+            batch = batch.with_fields(ref_logprobs=await self.pairs.scored(self.reference, batch))
+        batch = batch.with_fields(advantages=self.estimate(batch))
         metrics = await self.improve(batch)  # epochs x mini-batches of updates of critic and policy
         metrics |= await self.weights.publish(self.version + 1)  # pi_old <- pi_theta
         taught = hinted | describe_teacher(batch) if self.teacher else {}
@@ -168,7 +170,7 @@ class PPOTrainer:
         """
         metrics: Metrics = {}
         if self.critic:
-            batch = batch.given(returns=self.targets(batch))
+            batch = batch.with_fields(returns=self.targets(batch))
             learned = await self._learn(self.critic, self.critic_objective, batch, self._critic_mini_batch)
             metrics |= prefixed("critic", learned)
         bound = self._config.algorithm.max_importance_ratio
@@ -208,15 +210,15 @@ class PPOTrainer:
             counts["mini_batches_moved_too_far"] = len(visits) - len(updates)
         return average(updates) | counts
 
-    def _with_the_engines_logprobs(self, batch: TrainingBatch, groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
+    def _use_engine_logprobs(self, batch: TrainingBatch, groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
         """Fill in log pi_old from the engine's log-probabilities and, if configured, the share of the current policy in
         it.
         """
-        batch = batch.given(old_logprobs=batch.rollout_logprobs)
+        batch = batch.with_fields(old_logprobs=batch.rollout_logprobs)
         if self._config.algorithm.old_logprobs == "engine":
             return batch
         behind = versions_behind(groups, self.version, batch.input_ids.shape[1])
-        return batch.given(interpolation=interpolation_weight(behind))
+        return batch.with_fields(interpolation=interpolation_weight(behind))
 
     def _needs_old_logprobs(self, batch: TrainingBatch) -> bool:
         mini_batches = -(-batch.answers // self._mini_batch)

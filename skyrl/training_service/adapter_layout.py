@@ -52,7 +52,7 @@ class AdapterLayout:
         """Factor of the updates."""
         return ALPHA / self.spec.rank
 
-    def drawn(self) -> Tensor:
+    def initial_vector(self) -> Tensor:
         """The vector of a new adapter, in float32 on the host."""
         factors = drawn_factors(self.layers, rank=self.spec.rank, seed=self.spec.seed)
         return torch.cat([part.flatten() for pair in factors.values() for part in pair])
@@ -63,7 +63,7 @@ class AdapterLayout:
         views = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
         yield from zip(self.layers, views[0::2], views[1::2], strict=True)
 
-    def named(self, vector: Tensor) -> dict[str, Tensor]:
+    def named_factors(self, vector: Tensor) -> dict[str, Tensor]:
         """The factors under the names in PEFT's files, as views of the vector."""
         return {
             _stored_name(name, part): factor
@@ -73,12 +73,12 @@ class AdapterLayout:
 
     def adapter(self, vector: Tensor) -> Adapter:
         """A copy of the adapter, for engines. Each factor has memory of its own: of a part, pickle would send all."""
-        copies = tuple((name, factor.clone()) for name, factor in self.named(vector).items())
+        copies = tuple((name, factor.clone()) for name, factor in self.named_factors(vector).items())
         return shared(copies, rank=self.spec.rank, alpha=ALPHA)
 
     def write(self, vector: Tensor, folder: Path, like: str) -> None:
         """Store the adapter of the model `like` in PEFT's format."""
-        tensors = {name: factor.contiguous() for name, factor in self.named(vector.cpu()).items()}
+        tensors = {name: factor.contiguous() for name, factor in self.named_factors(vector.cpu()).items()}
         lora = SkyRLLoraConfig(rank=self.spec.rank, alpha=ALPHA, target_modules=tuple(self.layers))
         adapter_settings(lora, like, tensors).save_pretrained(str(folder))
         save_tensors(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})

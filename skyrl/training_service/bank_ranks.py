@@ -47,8 +47,8 @@ class BankRanks:
                 return error
 
         outcomes = await gather_or_cancel([outcome(rank) for rank in self._ranks.handles])
-        results = [each for each in outcomes if not isinstance(each, RequestError)]
-        refusals = [each for each in outcomes if isinstance(each, RequestError)]
+        results = [item for item in outcomes if not isinstance(item, RequestError)]
+        refusals = [entry for entry in outcomes if isinstance(entry, RequestError)]
         if refusals and results:
             raise RunError(f"some ranks of the models that learn failed, and the others did not: {refusals[0]}")
         if refusals:
@@ -58,8 +58,8 @@ class BankRanks:
 
 def _whole(shares: Sequence[PassResult | Exception]) -> PassResult | Exception:
     """The result of a pass from those of its ranks, which all succeeded or all failed."""
-    results = [each for each in shares if isinstance(each, PassResult)]
+    results = [share for share in shares if isinstance(share, PassResult)]
     if len(results) < len(shares):
-        return next(each for each in shares if isinstance(each, Exception))
-    outputs = [next(filter(None, each)) for each in zip(*(result.outputs for result in results), strict=True)]
+        return next(share for share in shares if isinstance(share, Exception))
+    outputs = [next(filter(None, item)) for item in zip(*(result.outputs for result in results), strict=True)]
     return PassResult(outputs=outputs, metrics=results[0].metrics)

@@ -136,7 +136,7 @@ class Executor:
             model.waiting.pop(request.seq, None)
             model.next_seq = request.seq + 1
             if self.queue.get(model.id) is None:
-                ended += [each.id for each in model.waiting.values()]
+                ended += [item.id for item in model.waiting.values()]
         return ended
 
     @property
@@ -181,7 +181,7 @@ class Executor:
         self._changed.add(model.id)
         self.queue.remove(model.id)
         if self._records is not None:
-            self._records.ended(model.id)
+            self._records.close_model(model.id)
         ended = self._fail_waiting(model, f"the model {model.id} was unloaded")
         return ended if asked is None else [*ended, asked["id"]]
 
@@ -204,7 +204,7 @@ class Executor:
             except RequestError as error:
                 finished.append(Finished(request=request, outcome=failure(error)))
         try:
-            results = await self._backend.passes([each for _, each in computed]) if computed else []
+            results = await self._backend.passes([item for _, item in computed]) if computed else []
         except PassError as error:
             outcome = failure(RuntimeError(str(error)))
             finished += [Finished(request=request, outcome=outcome) for request, _ in computed]
@@ -212,14 +212,14 @@ class Executor:
             raise
         except Exception as error:  # noqa: BLE001 - it becomes the requests' outcome
             results = [error] * len(computed)
-        done = [_pass_outcome(*each, result) for each, result in zip(computed, results, strict=True)]
+        done = [_pass_outcome(*item, result) for item, result in zip(computed, results, strict=True)]
         changed = {
-            model_of(each.request.id)
-            for each, (_, asked) in zip(done, computed, strict=True)
-            if asked.backward and not each.outcome.failed
+            model_of(entry.request.id)
+            for entry, (_, asked) in zip(done, computed, strict=True)
+            if asked.backward and not entry.outcome.failed
         }
         self._changed |= changed
-        content = {"requests": [each.request.id for each in done if each.journaled]}
+        content = {"requests": [element.request.id for element in done if element.journaled]}
         self._record([*finished, *done], "passes" if changed else None, content)
 
     async def _single(self, model: QueuedModel, request: Waiting) -> None:
@@ -431,16 +431,16 @@ class Executor:
         """Record several requests and their tick in a transaction of their own."""
         with self._store.transaction():
             number = None if tick is None else self._store.add_tick(tick, content)
-            for each in finished:
-                self._store.finish(each.request.id, each.outcome, number if each.journaled else None)
-                self._advance(each.request)
-        for each in finished:
-            model = self.queue.get(model_of(each.request.id))
-            if model is None or each.summary is None:
+            for entry in finished:
+                self._store.finish(entry.request.id, entry.outcome, number if entry.journaled else None)
+                self._advance(entry.request)
+        for item in finished:
+            model = self.queue.get(model_of(item.request.id))
+            if model is None or item.summary is None:
                 continue
-            model.loss = each.summary.loss_per_token
+            model.loss = item.summary.loss_per_token
             if self._records is not None:
-                self._records.passed(model, each.summary)
+                self._records.passed(model, item.summary)
 
     def _advance(self, request: Waiting) -> None:
         self._store.run(
@@ -456,10 +456,10 @@ class Executor:
         model = content.get("model", "")
         match tick.kind:
             case "passes":
-                requests = [self._store.request(each) for each in content["requests"]]
-                await backend.passes([pass_request(each.body, _NO_LIMITS) for each in requests])
-                self._changed.update(each.owner for each in requests)
-                self._bytes_since += sum(len(each.body) for each in requests)
+                requests = [self._store.request(item) for item in content["requests"]]
+                await backend.passes([pass_request(element.body, _NO_LIMITS) for element in requests])
+                self._changed.update(request.owner for request in requests)
+                self._bytes_since += sum(len(entry.body) for entry in requests)
             case "step":
                 await backend.optimizer_step(model, AdamSettings(**content["settings"]))
                 self._steps_since += 1

@@ -220,23 +220,23 @@ def _wrong_tokens(datum: Datum, vocabulary: int, longest: int | None) -> str:
 def _wrong_inputs(datum: Datum, name: str, vocabulary: int) -> str:
     loss, given = LOSSES[name], datum.inputs
     known = (TARGETS, *loss.inputs, *loss.optional)
-    for each in (TARGETS, *loss.inputs):
-        if each not in given:
-            return f"loss_fn_inputs: {each!r} is missing, which {name} reads"
-    for each in given:
-        if each not in known:
-            return f"loss_fn_inputs: {each!r} is not an input of {name}, which reads {', '.join(known)}: leave it out"
+    for item in (TARGETS, *loss.inputs):
+        if item not in given:
+            return f"loss_fn_inputs: {item!r} is missing, which {name} reads"
+    for value in given:
+        if value not in known:
+            return f"loss_fn_inputs: {value!r} is not an input of {name}, which reads {', '.join(known)}: leave it out"
     targets = given[TARGETS]
     shapes = "(T,) or (T, K)" if loss.several_targets else "(T,)"
     if targets.ndim not in ((1, 2) if loss.several_targets else (1,)) or 0 in targets.shape[1:]:
         return f"loss_fn_inputs: {TARGETS} has shape {targets.shape}: {name} takes {shapes}"
     if len(targets) != len(datum.tokens):
         return f"loss_fn_inputs: {TARGETS} has {len(targets)} positions, and model_input {len(datum.tokens)} tokens"
-    for each, array in given.items():
+    for entry, array in given.items():
         if array.shape != targets.shape:
-            return f"loss_fn_inputs: {each} has shape {array.shape}, {TARGETS} {targets.shape}: make them equal"
-        if each != TARGETS and not np.isfinite(array).all():
-            return f"loss_fn_inputs: {each} contains NaN or infinity"
+            return f"loss_fn_inputs: {entry} has shape {array.shape}, {TARGETS} {targets.shape}: make them equal"
+        if entry != TARGETS and not np.isfinite(array).all():
+            return f"loss_fn_inputs: {entry} contains NaN or infinity"
     if name == "gspo" and not np.any(given[_SEQUENCE]):
         return f"loss_fn_inputs: {_SEQUENCE} marks no token: a sequence needs at least one"
     return _wrong_ids(f"loss_fn_inputs: {TARGETS}", targets, vocabulary)
@@ -255,14 +255,14 @@ def _wrong_ids(what: str, ids: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 def loss_tokens(data: Sequence[Datum], logprobs: Sequence[Tensor], settings: Mapping[str, float]) -> LossTokens:
     """The tokens of some sequences of one request; `logprobs` are those of each sequence's targets, in their shape."""
     device = logprobs[0].device
-    sizes = torch.tensor([each.numel() for each in logprobs])
+    sizes = torch.tensor([logprob.numel() for logprob in logprobs])
     arrays = {
         name: torch.from_numpy(np.concatenate([datum.inputs[name].astype(np.float32).ravel() for datum in data]))
         for name in data[0].inputs
         if name != TARGETS
     }
     return LossTokens(
-        logprobs=torch.cat([each.flatten() for each in logprobs]),
+        logprobs=torch.cat([logprob.flatten() for logprob in logprobs]),
         arrays={name: array.to(device, non_blocking=True) for name, array in arrays.items()},
         sequences=torch.arange(len(sizes)).repeat_interleave(sizes).to(device, non_blocking=True),
         settings=settings,

@@ -40,7 +40,7 @@ from skyrl.config.settings.run_basics import RunBasics
 from skyrl.errors import ModelError, PassError, RequestError, RunError, UserError
 from skyrl.learners.forward import compute_logprobs
 from skyrl.learners.fsdp2 import Fsdp2
-from skyrl.learners.moving import HOST
+from skyrl.learners.offloading import HOST
 from skyrl.learners.ranks import ALONE, Ranks
 from skyrl.learners.row_layouts import RowLayout
 from skyrl.learners.schedule import recompute_activations
@@ -223,7 +223,7 @@ class ModelBank(ModelWorker):
             return
         layout = adapter_layout(spec, self._adaptable)
         self._models[model_id] = _Model(
-            layout=layout, state=TrainedState(weights={FACTORS: layout.drawn().to(self.device)})
+            layout=layout, state=TrainedState(weights={FACTORS: layout.initial_vector().to(self.device)})
         )
         self._let_rest()
 
@@ -238,7 +238,7 @@ class ModelBank(ModelWorker):
             except RequestError as error:
                 outcomes[index] = error
         for backward in (True, False):
-            chosen = [index for index, each in enumerate(requests) if each.backward is backward]
+            chosen = [index for index, item in enumerate(requests) if item.backward is backward]
             chosen = [index for index in chosen if index not in outcomes]
             for some in _at_most(self._resident or len(chosen), chosen):
                 outcomes |= zip(some, self._outcomes([requests[index] for index in some]), strict=True)
@@ -340,7 +340,7 @@ class ModelBank(ModelWorker):
             return {FACTORS: model.layout.read(folder).to(self.device)}
         stored = StoredWeights(str(folder), table="")
         try:
-            shapes = {name: each.shape for name, each in model.state.weights.items()}
+            shapes = {name: weight.shape for name, weight in model.state.weights.items()}
             return {name: stored.rows(name, range(shape[0]), shape).to(self.device) for name, shape in shapes.items()}
         except ModelError as error:
             raise RequestError(str(error)) from error
@@ -369,7 +369,7 @@ class ModelBank(ModelWorker):
             self._sum_over_ranks(passes)
         if error is not None or (len(passes) > 1 and not all(map(_is_finite, passes))):
             return [outcome for request in requests for outcome in self._outcomes([request])]
-        return [self._concluded(each) for each in passes]
+        return [self._concluded(item) for item in passes]
 
     def _of_any_rank(self, error: Exception | None) -> Exception | None:
         """The error of this rank; with several ranks, the first error of any of them, on each of them."""
@@ -414,7 +414,7 @@ class ModelBank(ModelWorker):
         if self._full and learns:
             [alone] = passes
             alone.gradients = {
-                name: each.grad for name, each in alone.model.state.weights.items() if each.grad is not None
+                name: weight.grad for name, weight in alone.model.state.weights.items() if weight.grad is not None
             }
             self.model.zero_grad(set_to_none=True)
         return passes
@@ -448,26 +448,26 @@ class ModelBank(ModelWorker):
 
     def _compute(self, stretches: Sequence[_Stretch]) -> None:
         """One pass of some sequences through the model: adds to the outputs, losses and gradients of each request."""
-        data = [datum for each in stretches for datum in each.data]
-        rows = whole_rows([each.tokens for each in stretches], self._options)
-        layout, lengths = rows.layout.to(self.device), [len(each.tokens) for each in data]
+        data = [datum for stretch in stretches for datum in stretch.data]
+        rows = whole_rows([stretch.tokens for stretch in stretches], self._options)
+        layout, lengths = rows.layout.to(self.device), [len(element.tokens) for element in data]
         places = list(starmap(range, pairwise(rows.starts)))
-        tokens = [sum(len(datum.tokens) for datum in each.data) for each in stretches]
+        tokens = [sum(len(datum.tokens) for datum in entry.data) for entry in stretches]
         positions = list(starmap(range, pairwise(accumulate(tokens, initial=0))))
         updates: dict[str, list[StretchUpdate]] = {}
         of_head: list[StretchUpdate] = []
-        for each, inputs, picked in zip(stretches, places, positions, strict=True):
-            for factors in each.of.factors:
+        for item, inputs, picked in zip(stretches, places, positions, strict=True):
+            for factors in item.of.factors:
                 if factors.layer == self._head and self._options.plain_head:
-                    of_head.append(factors.on(picked, each.of.model.scale))
+                    of_head.append(factors.on(picked, item.of.model.scale))
                 else:
-                    updates.setdefault(factors.layer, []).append(factors.on(inputs, each.of.model.scale))
+                    updates.setdefault(factors.layer, []).append(factors.on(inputs, item.of.model.scale))
         targets = to_device(_targets(data), self.device)
         with updated(self._layers, updates):
             found = self._logprobs(layout, targets, of_head)
             logprobs = [
-                each[:, : datum.inputs[TARGETS].shape[1]] if datum.inputs[TARGETS].ndim > 1 else each[:, 0]
-                for each, datum in zip(found.split(lengths), data, strict=True)
+                entry[:, : datum.inputs[TARGETS].shape[1]] if datum.inputs[TARGETS].ndim > 1 else entry[:, 0]
+                for entry, datum in zip(found.split(lengths), data, strict=True)
             ]
             total = self._losses(stretches, logprobs)
             if total.requires_grad:
@@ -494,14 +494,16 @@ class ModelBank(ModelWorker):
 
     def _losses(self, stretches: Sequence[_Stretch], logprobs: Sequence[Tensor]) -> Tensor:
         """The sum of all losses; adds losses and outputs to the requests."""
-        on_host = [each.detach().float().cpu().numpy() for each in logprobs]
+        on_host = [logprob.detach().float().cpu().numpy() for logprob in logprobs]
         total, row = logprobs[0].new_zeros(()), 0
-        for each in stretches:
-            after = row + len(each.data)
-            one = each.of
-            losses = LOSSES[one.request.loss].compute(loss_tokens(each.data, logprobs[row:after], one.settings))
+        for stretch in stretches:
+            after = row + len(stretch.data)
+            one = stretch.of
+            losses = LOSSES[one.request.loss].compute(loss_tokens(stretch.data, logprobs[row:after], one.settings))
             one.loss = one.loss + losses.detach().double().sum()
-            one.outputs[each.rows.start : each.rows.stop] = ({"logprobs": values} for values in on_host[row:after])
+            one.outputs[stretch.rows.start : stretch.rows.stop] = (
+                {"logprobs": values} for values in on_host[row:after]
+            )
             total, row = total + losses.sum(), after
         return total
 
@@ -516,8 +518,8 @@ def dealt(lengths: Sequence[int], most: int, ranks: int) -> list[list[range]]:
         parts = ranks * per_rank
         part_of = [(end - length / 2) * parts // ends[-1] for end, length in zip(ends, lengths, strict=True)]
         cuts = [bisect_left(part_of, part) for part in range(parts + 1)]
-        rows = [range(*each) for each in pairwise(cuts)]
-        if all(len(each) < 2 or sum(lengths[each.start : each.stop]) <= most for each in rows):
+        rows = [range(*item) for item in pairwise(cuts)]
+        if all(len(row) < 2 or sum(lengths[row.start : row.stop]) <= most for row in rows):
             return [rows[rank * per_rank : (rank + 1) * per_rank] for rank in range(ranks)]
         per_rank += 1
 

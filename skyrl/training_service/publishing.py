@@ -49,7 +49,7 @@ class PublishedSnapshots:
     async def keep_only(self, names: Collection[str]) -> None:
         """Unpublish everything else that nobody uses."""
         async with self._computing:
-            for name in [each for each in self._published if each not in names and not self._users[each]]:
+            for name in [item for item in self._published if item not in names and not self._users[item]]:
                 await self._unpublish(name)
 
     async def _ensure(self, name: str) -> None:

@@ -68,7 +68,7 @@ def summary_of(request: PassRequest, result: PassResult) -> PassSummary:
         positive &= factors is None or bool((factors.astype(np.float32) >= 0).all())
         sampled &= "logprobs" in datum.inputs
         if sampled:
-            learner, sampler = (each["logprobs"].astype(np.float32) for each in (outputs, datum.inputs))
+            learner, sampler = (item["logprobs"].astype(np.float32) for item in (outputs, datum.inputs))
             drift += float(np.abs(learner - sampler)[counts].sum())
     return PassSummary(
         is_likelihood=request.loss == "cross_entropy" and positive,
@@ -89,13 +89,13 @@ class _Step:
         """Metrics under the names that runs give them."""
         found = {"timing/step": time.monotonic() - self.since}
         for name, is_likelihood in (("train/loss", True), ("policy/policy_loss", False)):
-            if own := [each for each in self.passes if each.is_likelihood is is_likelihood]:
-                found[name] = sum(each.loss for each in own) / sum(each.tokens for each in own)
-        if own := [each for each in self.passes if each.drift is not None]:
-            drift = sum(each.drift or 0.0 for each in own)
-            found["policy/rollout_train_logprobs_abs_diff_mean"] = drift / sum(each.tokens for each in own)
+            if own := [entry for entry in self.passes if entry.is_likelihood is is_likelihood]:
+                found[name] = sum(element.loss for element in own) / sum(item.tokens for item in own)
+        if own := [item for item in self.passes if item.drift is not None]:
+            drift = sum(element.drift or 0.0 for element in own)
+            found["policy/rollout_train_logprobs_abs_diff_mean"] = drift / sum(item.tokens for item in own)
         if self.passes:
-            found["train/learned_tokens"] = float(sum(each.tokens for each in self.passes))
+            found["train/learned_tokens"] = float(sum(entry.tokens for entry in self.passes))
         return found
 
 
@@ -128,7 +128,7 @@ class ServiceRecords:
         with _without_failing():
             self._trackers[model.id].log(model.steps, {**done.metrics(), **norm, "train/lr": settings.lr})
 
-    def ended(self, model_id: str) -> None:
+    def close_model(self, model_id: str) -> None:
         """Close the trackers of a model that was unloaded."""
         self._steps.pop(model_id, None)
         self._kept.pop(model_id, None)
@@ -151,7 +151,7 @@ class ServiceRecords:
     def close(self) -> None:
         """Write everything that is pending, and close all trackers."""
         for model_id in list(self._trackers):
-            self.ended(model_id)
+            self.close_model(model_id)
         self._closing.shutdown()
         self._writer.close()
 
@@ -183,11 +183,11 @@ def sample_lines(
         {
             **shared,
             "sample": index,
-            "response": decode(each.tokens),
-            "stop_reason": "stop" if each.ended else "length",
-            "response_ids": list(each.tokens),
+            "response": decode(sequence.tokens),
+            "stop_reason": "stop" if sequence.ended else "length",
+            "response_ids": list(sequence.tokens),
         }
-        for index, each in enumerate(result.sequences)
+        for index, sequence in enumerate(result.sequences)
     ]
 
 

@@ -474,8 +474,8 @@ class _Reads:
         samplers = store.all("SELECT id FROM samplers WHERE session = ? ORDER BY rowid", row["id"])
         return JSONResponse(
             {
-                "training_run_ids": [each["id"] for each in runs],
-                "sampler_ids": [each["id"] for each in samplers],
+                "training_run_ids": [run["id"] for run in runs],
+                "sampler_ids": [sampler["id"] for sampler in samplers],
                 "user_metadata": json.loads(row["metadata"]),
                 "display_name": row["display_name"],
             }
@@ -565,7 +565,7 @@ def _page(fields: Fields) -> tuple[int, int]:
     """Limit and offset of a list, which come as texts in the query."""
 
     def number(name: str, default: int, most: int) -> int:
-        text = str(fields.any(name, default))
+        text = str(fields.value(name, default))
         if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= most):
             raise RequestError(f"{name} has to be a whole number from 0 to {most}, not {text[:40]!r}", param=name)
         return int(text)

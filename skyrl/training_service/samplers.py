@@ -145,7 +145,9 @@ class Samplers:
                 stop=request.stop or None,
             )
         except ConfigError as error:
-            wrong = "; ".join(f"{_NAMES.get(each.path, each.path)}: {each.message}" for each in error.problems)
+            wrong = "; ".join(
+                f"{_NAMES.get(problem.path, problem.path)}: {problem.message}" for problem in error.problems
+            )
             raise RequestError(f"the sampling parameters are not valid: {wrong}") from error
         # nothing but the seed and the place among the samples: equal weights draw alike under any name
         keys = [

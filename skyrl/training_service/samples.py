@@ -134,8 +134,8 @@ def _top(top: TopLogprobs) -> Message:
 
 def _stops(sampling: Fields) -> tuple[tuple[str, ...] | None, tuple[int, ...] | None]:
     """Texts and tokens that end a sample. An empty list means that nothing does, not even an end token."""
-    stop = sampling.any("stop")
-    if isinstance(stop, Sequence) and not isinstance(stop, str) and all(type(each) is int for each in stop):
+    stop = sampling.value("stop")
+    if isinstance(stop, Sequence) and not isinstance(stop, str) and all(type(item) is int for item in stop):
         return None, sampling.ids("stop")
     return (sampling.texts("stop"), None) if stop is not None else (None, None)
 

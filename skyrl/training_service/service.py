@@ -152,7 +152,7 @@ class TrainingService:
             task.cancel()
         failed = await asyncio.gather(*self._tasks, *self._samples.values(), return_exceptions=True)
         try:
-            if self._tasks and not any(isinstance(each, Exception) for each in failed):
+            if self._tasks and not any(isinstance(item, Exception) for item in failed):
                 await self.executor.store_state()
         finally:
             self.store.close()
@@ -172,7 +172,7 @@ class TrainingService:
             client,
             fields.text("project_id"),
             fields.text("display_name"),
-            json.dumps(fields.any("tags", [])),
+            json.dumps(fields.value("tags", [])),
             json.dumps(fields.mapping("user_metadata")),
             time.time(),
         )
@@ -211,7 +211,7 @@ class TrainingService:
             )
             self.store.run("DELETE FROM samplers WHERE session = ?", session)
         for sampler in samplers:
-            for request_id in [each for each in self._samples if each.rpartition(":")[0] == sampler]:
+            for request_id in [sample for sample in self._samples if sample.rpartition(":")[0] == sampler]:
                 self.cancel(request_id)
         for model in self.executor.queue:
             model.ending |= model.session == session
@@ -674,7 +674,7 @@ class TrainingService:
     def keep_house(self) -> None:
         """One round of `_keep_house`."""
         silent = time.monotonic() - self.settings.session_seconds
-        for session in [each for each, beat in self._heartbeats.items() if beat < silent]:
+        for session in [item for item, beat in self._heartbeats.items() if beat < silent]:
             self.finish_session(session, "expired", "no heartbeat")
         now = time.time()
         if self.store.one("SELECT 1 FROM checkpoints WHERE expires < ?", now):

@@ -22,8 +22,8 @@ def prometheus_text(status: ServiceStatus) -> str:
         "samples_running": ("Sampling requests that the engines work on.", status.samples_running),
         "samples_waiting": ("Sampling requests that wait for an engine.", status.samples_waiting),
         "requests_waiting": ("Requests of models that are not finished.", status.requests_waiting),
-        "tokens_in_flight": ("Tokens in unfinished requests.", sum(each.tokens for each in status.clients)),
-        "checkpoint_bytes": ("Bytes of checkpoints.", sum(each.checkpoint_bytes for each in status.clients)),
+        "tokens_in_flight": ("Tokens in unfinished requests.", sum(client.tokens for client in status.clients)),
+        "checkpoint_bytes": ("Bytes of checkpoints.", sum(client.checkpoint_bytes for client in status.clients)),
     }
     lines: list[str] = []
     for name, (meaning, value) in gauges.items():

@@ -59,15 +59,15 @@ class TrainedState:
             torch._foreach_mul_(gradients, settings.max_grad_norm / (norm + CLIP_EPS))
         weights = [self.weights[name] for name in self.gradients]
         if not self.first:
-            self.first = {name: torch.zeros_like(each) for name, each in self.gradients.items()}
-            self.second = {name: torch.zeros_like(each) for name, each in self.gradients.items()}
+            self.first = {name: torch.zeros_like(gradient) for name, gradient in self.gradients.items()}
+            self.second = {name: torch.zeros_like(item) for name, item in self.gradients.items()}
         adamw(
             weights,
             gradients,
             [self.first[name] for name in self.gradients],
             [self.second[name] for name in self.gradients],
             [],
-            [torch.tensor(float(self.steps), device=each.device) for each in weights],
+            [torch.tensor(float(self.steps), device=weight.device) for weight in weights],
             fused=True,
             amsgrad=False,
             beta1=settings.beta1,
@@ -82,8 +82,8 @@ class TrainedState:
 
     def to(self, device: torch.device) -> None:
         """Move all tensors to a device."""
-        for each in (self.weights, self.gradients, self.first, self.second):
-            each.update({name: tensor.to(device) for name, tensor in each.items()})
+        for item in (self.weights, self.gradients, self.first, self.second):
+            item.update({name: tensor.to(device) for name, tensor in item.items()})
 
     def write(self, file: Path, *, weights: bool) -> None:
         """Store everything, or everything but the weights."""
@@ -116,11 +116,11 @@ class TrainedState:
 
 def _norm(tensors: list[Tensor]) -> Tensor:
     """The joint L2 norm, in double, in which no float32 overflows."""
-    norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in tensors]
+    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
     joint: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return joint
 
 
 def all_finite(tensors: Mapping[str, Tensor]) -> bool:
     """Whether no tensor holds NaN or infinity."""
-    return all(bool(each.sum(dtype=torch.float64).isfinite()) for each in tensors.values())
+    return all(bool(tensor.sum(dtype=torch.float64).isfinite()) for tensor in tensors.values())

@@ -13,8 +13,8 @@ from skyrl.tree.classes import (
     fields_of,
     is_config,
     unknown_field,
+    unmark_written,
     validated,
-    without_written,
     written_fields,
 )
 from skyrl.tree.types import TypeMismatch, config_class
@@ -88,11 +88,11 @@ def is_written(config: object, path: str) -> bool:
     return name in (written_fields(config) or ())
 
 
-def with_derived(config: T, path: str) -> T:
+def mark_derived(config: T, path: str) -> T:
     """A tree that no longer says that the value at a dotted path was written."""
     whole, _, name = path.rpartition(".")
     table = get_at(config, whole) if whole else config
-    return evolve_at(config, whole, without_written(table, name)) if whole else without_written(table, name)
+    return evolve_at(config, whole, unmark_written(table, name)) if whole else unmark_written(table, name)
 
 
 def required(value: T | None, path: str) -> T:

@@ -22,10 +22,10 @@ from skyrl.tree.classes import (
     fields_of,
     is_config,
     known_class,
+    mark_written,
     named_tables_of,
     table_class,
     validated,
-    with_written,
 )
 from skyrl.tree.files import Presets, read_file
 from skyrl.tree.freeform import refusal
@@ -33,7 +33,7 @@ from skyrl.tree.frozen import thaw
 from skyrl.tree.masking import REFERENCE
 from skyrl.tree.migrations import Migration, follow
 from skyrl.tree.origins import DEFAULT, Assignment, Origin, Origins, Path, cut_short, dotted, place_of
-from skyrl.tree.suggestions import Elsewhere, nothing_elsewhere, suggestion
+from skyrl.tree.suggestions import Elsewhere, no_other_system, suggestion
 from skyrl.tree.types import (
     MOST_VALUES,
     NULL_WORDS,
@@ -43,6 +43,7 @@ from skyrl.tree.types import (
     config_class,
     count_values,
     describe,
+    display_value,
     fit,
     holds_secret,
     is_bracketed,
@@ -51,7 +52,6 @@ from skyrl.tree.types import (
     item_kind,
     list_arm,
     parse,
-    shown,
     value_kind,
 )
 
@@ -73,7 +73,7 @@ class ReadContext:
     migrations: tuple[Migration, ...] = ()
     """Older names of paths."""
 
-    elsewhere: Elsewhere = nothing_elsewhere
+    elsewhere: Elsewhere = no_other_system
     """What other systems call our fields, for suggestions."""
 
     is_open: bool = False
@@ -174,7 +174,7 @@ class Table:
             cls = import_class(name)
         if cls is None or not issubclass(cls, self.declared):
             kind = "a subclass" if may_import else "an imported subclass"
-            message = f"{shown(name)} is not {kind} of {class_name(self.declared)}"
+            message = f"{display_value(name)} is not {kind} of {class_name(self.declared)}"
             hint = "write module:Name or file.py:Name of a class decorated with @frozen" if may_import else ""
             raise ConfigError([Problem(path="", message=message, hint=hint)])
         self.changes = {key: change for key, change in self.changes.items() if key in fields_of(cls)}
@@ -302,7 +302,7 @@ class TreeBuilder(Generic[T]):
         if attribute is None and name == "class" and last and assignment.operation == "set":
             table.become(assignment.value, may_import=self._context.follows(assignment.origin))
             if table.unread:
-                message = f"not checked: {shown(table.unread)} is not imported, so its fields are unknown"
+                message = f"not checked: {display_value(table.unread)} is not imported, so its fields are unknown"
                 place = assignment.origin.place
                 self.problems.append(Problem(path=dotted(path), message=message, place=place, severity="warning"))
         elif attribute is None and table.unread:
@@ -334,7 +334,7 @@ class TreeBuilder(Generic[T]):
         self._refuse_name(table, assignment)
         value = parse(assignment.value, table.cls) if assignment.is_text else assignment.value
         if not isinstance(value, Mapping):
-            raise refusal(f"{shown(value)} is not {describe(table.cls)}")
+            raise refusal(f"{display_value(value)} is not {describe(table.cls)}")
         if not value and table.was_absent:
             self._history.add(assignment.path, assignment.origin, {})
         for key in sorted(value, key=lambda key: key != "class"):
@@ -345,7 +345,7 @@ class TreeBuilder(Generic[T]):
         name, value = getattr(table.cls, "named_by", ""), assignment.value
         if name and isinstance(value, str) and value and value.isprintable() and not is_bracketed(value):
             meant = dotted((*assignment.path, name))
-            raise refusal(f"{shown(value)} is not {describe(table.cls)}", hint=f"did you mean {meant}={value}?")
+            raise refusal(f"{display_value(value)} is not {describe(table.cls)}", hint=f"did you mean {meant}={value}?")
 
     def _replace(
         self, table: Table, attribute: attrs.Attribute[Any], nested: type[Any], assignment: Assignment
@@ -358,7 +358,7 @@ class TreeBuilder(Generic[T]):
         elif isinstance(value, nested):
             given = coerce_exact(value, nested)
             is_whole = self._context.remembers and is_optional(attribute.type)
-            table.changes[attribute.name] = with_written(given, fields_of(type(given))) if is_whole else given
+            table.changes[attribute.name] = mark_written(given, fields_of(type(given))) if is_whole else given
         else:
             return False
         self._history.forget_inside(assignment.path)
@@ -382,9 +382,11 @@ class TreeBuilder(Generic[T]):
             found = read_file(assignment.value[1:], self._context.presets)
         except ConfigError as error:
             self.broken.add(dotted(assignment.path))
-            self.problems += [evolve(each, place=each.place or assignment.origin.place) for each in error.problems]
+            self.problems += [
+                evolve(problem, place=problem.place or assignment.origin.place) for problem in error.problems
+            ]
             return
-        self.assign_all(each.below(assignment.path) for each in found)
+        self.assign_all(result.below(assignment.path) for result in found)
 
     def _forget(self, table: Table, attribute: attrs.Attribute[Any], assignment: Assignment) -> None:
         """Reset a field to the default instance's value, discarding what earlier layers wrote."""
@@ -500,7 +502,7 @@ class TreeBuilder(Generic[T]):
             built = with_changes(table.base, changes) if changes else table.base
             if self._context.remembers and (changes or table.was_absent or not path):
                 leaves = (name for name, change in table.changes.items() if not isinstance(change, Table))
-                built = with_written(built, leaves)
+                built = mark_written(built, leaves)
             for name, naming in named_tables_of(type(built)).items() if changes else ():
                 if isinstance(getattr(built, name), Mapping):
                     named_by = self._history.winner((*path, naming.field))
@@ -531,7 +533,7 @@ class TreeBuilder(Generic[T]):
         for problem in inner.problems:
             hint = problem.hint or docs.get(problem.path, "")
             self.problems.append(evolve(problem, path=whole + problem.path, hint=hint))
-        self.broken.update(whole + each for each in inner.broken)
+        self.broken.update(whole + item for item in inner.broken)
         self._history.take_over(inner.origins, place)
         return made
 
@@ -561,7 +563,7 @@ def with_changes(config: Any, changes: Mapping[str, Any]) -> Any:
         try:
             judged_now[name] = validated(fields[name], changes[name], config)
         except ValueError as error:
-            problems += [evolve(each, path=each.path or name) for each in problems_of(error)]
+            problems += [evolve(item, path=item.path or name) for item in problems_of(error)]
     if problems:
         raise ConfigError(problems)
     return assembled(config, {**changes, **judged_now})
@@ -664,7 +666,7 @@ class History:
         or the arguments.
         """
         for path, chain in self._chains.items():
-            layers = [(each.asked_by or each, each.value) for each in chain] if len(chain) > 1 else []
+            layers = [(item.asked_by or item, item.value) for item in chain] if len(chain) > 1 else []
             inside = f"{path}."  # an item of the list at this path, which is no other name of it
             by_name = {
                 (layer.source, layer.path): (layer, value)
@@ -674,6 +676,6 @@ class History:
             for one, other in combinations(by_name.values(), 2):
                 if one[0].source == other[0].source and one[0].path != other[0].path and one[1] != other[1]:
                     (old, former), (new, latter) = (one, other) if dotted(other[0].path) == path else (other, one)
-                    both = f"{shown(former)} contradicts {dotted(new.path)} = {shown(latter)}"
+                    both = f"{display_value(former)} contradicts {dotted(new.path)} = {display_value(latter)}"
                     message = f"{both}: both names are the same field"
                     yield Problem(path=dotted(old.path), message=message, hint=f"keep only {path}", place=old.place)

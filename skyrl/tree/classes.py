@@ -33,7 +33,7 @@ FREE = {"role": "free"}
 """Metadata of a field that changes no number of the run: it may differ on resume and is not in the fingerprint."""
 
 
-def named(role: Mapping[str, str], names: Iterable[str]) -> dict[str, Any]:
+def choice_metadata(role: Mapping[str, str], names: Iterable[str]) -> dict[str, Any]:
     """Metadata of a field with a role, which holds one of these names or an import path."""
     return {**role, "names": tuple(names)}
 
@@ -92,8 +92,10 @@ def fields_of(cls: type[Any]) -> dict[str, attrs.Attribute[Any]]:
     if cls not in _FIELDS:
         types = _types_of(cls)
         _FIELDS[cls] = {
-            each.name: each if each.type is types[each.name] else each.evolve(type=types[each.name])
-            for each in attrs.fields(cls)
+            attribute.name: attribute
+            if attribute.type is types[attribute.name]
+            else attribute.evolve(type=types[attribute.name])
+            for attribute in attrs.fields(cls)
         }
     return _FIELDS[cls]
 
@@ -142,14 +144,14 @@ def written_fields(config: object) -> frozenset[str] | None:
     return names
 
 
-def with_written(config: C, names: Iterable[str]) -> C:
+def mark_written(config: C, names: Iterable[str]) -> C:
     """A copy of the table that says that these fields, too, were written; a table of a foreign class is returned."""
     if not is_config(type(config)):
         return config
     return assembled(config, {_WRITTEN: (written_fields(config) or frozenset()).union(names)})
 
 
-def without_written(config: C, name: str) -> C:
+def unmark_written(config: C, name: str) -> C:
     """A copy of the table that no longer says that this field was written."""
     return assembled(config, {_WRITTEN: (written_fields(config) or frozenset()) - {name}})
 
@@ -193,8 +195,8 @@ def _checked_fields(cls: type[Any], attributes: list[attrs.Attribute[Any]]) -> l
     table without a default gets that of its class.
     """
     attributes = [
-        each.evolve(default=attrs.Factory(table)) if (table := _table_without_default(cls, each)) else each
-        for each in attributes
+        item.evolve(default=attrs.Factory(table)) if (table := _table_without_default(cls, item)) else item
+        for item in attributes
     ]
     for attribute in attributes:
         if attribute.default is attrs.NOTHING:
@@ -207,8 +209,10 @@ def _checked_fields(cls: type[Any], attributes: list[attrs.Attribute[Any]]) -> l
         if cast(Any, attribute).inherited and attribute.name in vars(cls):
             raise TypeError(f"{cls.__name__}.{attribute.name} needs a type: write {attribute.name}: <type> = <default>")
     return [
-        each.evolve(converter=None, metadata={**each.metadata, "converter": each.converter}) if each.converter else each
-        for each in attributes
+        entry.evolve(converter=None, metadata={**entry.metadata, "converter": entry.converter})
+        if entry.converter
+        else entry
+        for entry in attributes
     ]
 
 
@@ -313,7 +317,7 @@ def _defaults_of(cls: type[Any]) -> Mapping[str, Any]:
 
 
 def _values(config: Any) -> tuple[Any, ...]:
-    return tuple(getattr(config, each.name) for each in attrs.fields(type(config)) if each.eq)
+    return tuple(getattr(config, attribute.name) for attribute in attrs.fields(type(config)) if attribute.eq)
 
 
 def _equal(self: object, other: object) -> bool:
@@ -325,7 +329,11 @@ def _hash(self: object) -> int:
 
 
 def _repr(self: Any) -> str:
-    shown = (f"{each.name}={getattr(self, each.name)!r}" for each in attrs.fields(type(self)) if each.repr)
+    shown = (
+        f"{attribute.name}={getattr(self, attribute.name)!r}"
+        for attribute in attrs.fields(type(self))
+        if attribute.repr
+    )
     return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
@@ -334,11 +342,11 @@ class _Signature:
 
     def __get__(self, instance: object, owner: type[Any]) -> inspect.Signature:
         defaults, keyword_only = _defaults_of(owner), inspect.Parameter.KEYWORD_ONLY
-        shown = [each for each in fields_of(owner).values() if each.init]
+        shown = [attribute for attribute in fields_of(owner).values() if attribute.init]
         return inspect.Signature(
             [
-                inspect.Parameter(each.name, keyword_only, default=defaults[each.name], annotation=each.type)
-                for each in shown
+                inspect.Parameter(item.name, keyword_only, default=defaults[item.name], annotation=item.type)
+                for item in shown
             ]
         )
 

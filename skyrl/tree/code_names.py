@@ -19,7 +19,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from skyrl.tree.types import TypeMismatch, shown
+from skyrl.tree.types import TypeMismatch, display_value
 
 OF_PROGRAM = "__main__:"
 """Beginning of an import path of the program or notebook that runs."""
@@ -37,12 +37,12 @@ def import_path_of(found: object) -> str:
     """An import path under which the object is found again. Raises `TypeMismatch` if there is none."""
     module = sys.modules.get(getattr(found, "__module__", None) or type(found).__module__)
     places = [module, sys.modules.get("__main__")]
-    for place in (each for each in places if each is not None):
+    for place in (item for item in places if item is not None):
         name = _name_in(place, found)
         if name:
-            return f"{_where(place)}:{name}"
+            return f"{_module_path(place)}:{name}"
     raise TypeMismatch(
-        f"{shown(found)} has no name under which it is found again",
+        f"{display_value(found)} has no name under which it is found again",
         hint="define it with `def` or `class` outside of any function, or give such an object a name there",
     )
 
@@ -71,7 +71,7 @@ def _name_in(module: ModuleType, found: object) -> str:
     return next((key for key, value in vars(module).items() if value is found and not key.startswith("_")), "")
 
 
-def _where(module: ModuleType) -> str:
+def _module_path(module: ModuleType) -> str:
     """The module as an import path names it: by its file, if importing its name would not find that file."""
     name, file = module.__name__, getattr(module, "__file__", None)
     if name == "__main__" or file is None or PathFinder.find_spec(name.partition(".")[0]) is not None:

@@ -35,10 +35,14 @@ def leaves_apart_from_defaults(
             continue
         is_written = name in (written or ())
         if is_written or not same(stored_value(value), stored_value(before)):
-            yield prefix + name, _short(repr(public_value(value))), _how(is_written, is_known=written is not None)
+            yield (
+                prefix + name,
+                _short(repr(public_value(value))),
+                _provenance(is_written, is_known=written is not None),
+            )
 
 
-def _how(is_written: bool, *, is_known: bool) -> How:
+def _provenance(is_written: bool, *, is_known: bool) -> How:
     return "written" if is_written else "derived" if is_known else ""
 
 

@@ -17,12 +17,12 @@ def docs_of(cls: type[Any]) -> dict[str, str]:
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if is_config(base):
-            docs |= _own_docs(base)
+            docs |= _class_docs(base)
     return docs
 
 
 @cache
-def _own_docs(cls: type[Any]) -> dict[str, str]:
+def _class_docs(cls: type[Any]) -> dict[str, str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError, SyntaxError):  # a class defined in an interactive session has no source

@@ -23,15 +23,15 @@ SCHEMA_VERSION = 1
 
 def to_dict(config: object) -> dict[str, Any]:
     """Every field as plain data. A subclass used in place of its base class is named under the key `class`."""
-    return _to_dict(config, type(config)(), stored_value)
+    return _dump(config, type(config)(), stored_value)
 
 
 def public_dict(config: object) -> dict[str, Any]:
     """`to_dict` without secrets: what may be printed, stored and sent."""
-    return _to_dict(config, type(config)(), public_value)
+    return _dump(config, type(config)(), public_value)
 
 
-def _to_dict(config: object, start: object, leaf: Callable[[object], object]) -> dict[str, Any]:
+def _dump(config: object, start: object, leaf: Callable[[object], object]) -> dict[str, Any]:
     """Every field as plain data, with the class if it differs from that of `start`, with which reading begins."""
     data: dict[str, Any] = {}
     tables = tables_of(type(config))
@@ -43,9 +43,9 @@ def _to_dict(config: object, start: object, leaf: Callable[[object], object]) ->
             continue
         default = nested() if default is None else default
         if type(default) is type(value):
-            data[name] = _to_dict(value, default, leaf)
+            data[name] = _dump(value, default, leaf)
         else:
-            data[name] = {"class": class_name(type(value)), **_to_dict(value, type(value)(), leaf)}
+            data[name] = {"class": class_name(type(value)), **_dump(value, type(value)(), leaf)}
     return data
 
 

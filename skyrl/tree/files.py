@@ -19,7 +19,7 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree.names import nearest
 from skyrl.tree.origins import Assignment, KeyLines, Origin, Path
 from skyrl.tree.syntax_errors import UNREADABLE, malformed
-from skyrl.tree.types import shown
+from skyrl.tree.types import display_value
 
 EXTENDS = "extends"
 """Top-level key that names what the file extends: files, by path relative to this one, or `preset:NAME`."""
@@ -85,7 +85,7 @@ class _Reading:
         """The file's assignments, after those of the files it extends; `above` are the files that led here."""
         if name.startswith(PRESET):
             return [self._preset(name)]
-        assignment = _read(name)
+        assignment = _read_file(name)
         if not (isinstance(assignment.value, Mapping) and EXTENDS in assignment.value):
             return [assignment]
         place = assignment.origin.at(EXTENDS).place
@@ -93,9 +93,9 @@ class _Reading:
             raise _refused(f"a stored configuration cannot have {EXTENDS}: this file was edited", place)
         own = {key: value for key, value in assignment.value.items() if key != EXTENDS}
         found = [
-            each
+            item
             for base in _bases(assignment.value[EXTENDS], place)
-            for each in self._base(name, base, place, (*above, _identity(name)))
+            for item in self._base(name, base, place, (*above, _identity(name)))
         ]
         return [*found, evolve(assignment, value=own)]
 
@@ -112,7 +112,7 @@ class _Reading:
         try:
             found = self.read(target, chain)
         except ConfigError as error:  # a missing file, for one, has no place of its own
-            problems = [evolve(each, place=each.place or place) for each in error.problems]
+            problems = [evolve(problem, place=problem.place or place) for problem in error.problems]
             raise ConfigError(problems, title=error.title) from None
         self._done.add(identity)
         return found
@@ -130,7 +130,7 @@ def _bases(named: object, place: str) -> list[str]:
     """Files and presets that `extends` names, in order. Raises `ConfigError`."""
     bases = [named] if isinstance(named, str) else named if isinstance(named, list | tuple) else [None]
     if not all(isinstance(base, str) for base in bases):
-        raise _refused(f"{shown(named)} is neither a file nor a list of files", place)
+        raise _refused(f"{display_value(named)} is neither a file nor a list of files", place)
     return list(bases)
 
 
@@ -145,7 +145,7 @@ def _refused(message: str, place: str) -> ConfigError:
     return ConfigError([Problem(path=EXTENDS, message=message, place=place)], title=UNREADABLE)
 
 
-def _read(name: str) -> Assignment:
+def _read_file(name: str) -> Assignment:
     """The whole file as one assignment to the root, whose origin knows the lines of its keys."""
     text = read_text(name)
     match FilePath(name).suffix.lower():
@@ -206,7 +206,7 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {shown(twice)} appears twice in one table")
+        raise ValueError(f"the key {display_value(twice)} appears twice in one table")
     return table
 
 
@@ -233,7 +233,7 @@ def read_text(name: str) -> str:
         raise cannot_read("''", "the name is empty")
     try:
         path = FilePath(name).expanduser()
-        if kind := _other_kind(path):  # not even opened: reading a pipe may block or never end
+        if kind := _irregular_kind(path):  # not even opened: reading a pipe may block or never end
             raise cannot_read(name, f"this is {kind}, not a regular file: write its content to a file first")
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -269,12 +269,12 @@ def stored_text(path: FilePath) -> str:
 
 def open_stored(path: FilePath) -> BinaryIO:
     """A file that a program wrote, open for reading. Raises `OSError`, and `ValueError` for one that is not regular."""
-    if kind := _other_kind(path):
+    if kind := _irregular_kind(path):
         raise ValueError(f"it is {kind}, not a regular file")
     return path.open("rb")
 
 
-def _other_kind(path: FilePath) -> str:
+def _irregular_kind(path: FilePath) -> str:
     """Kind of a file that is not regular, so that reading it may block or never end; empty for other files."""
     mode = os.stat(path).st_mode
     return next((words for is_kind, words in _KINDS if is_kind(mode)), "")

@@ -60,7 +60,7 @@ def forget(holder: dict[str, Any], names: Path, default: object) -> None:
     for name in names[:-1]:
         found = inner[position(name, inner)] if isinstance(inner, list) else inner.get(name)
         if not isinstance(found, dict | list):
-            raise _nothing_to_reset(inner)
+            raise _reset_error(inner)
         inner = found
         default = default.get(name) if isinstance(default, Mapping) else None
     last = names[-1]
@@ -71,10 +71,10 @@ def forget(holder: dict[str, Any], names: Path, default: object) -> None:
     elif last in inner:
         del inner[last]
     else:
-        raise _nothing_to_reset(inner)
+        raise _reset_error(inner)
 
 
-def _nothing_to_reset(inside: dict[str, Any] | list[Any]) -> ConfigError:
+def _reset_error(inside: dict[str, Any] | list[Any]) -> ConfigError:
     there = ", ".join(inside) if isinstance(inside, dict) else ""
     return refusal("there is no such entry to reset", hint=f"entries: {there}" if there else "")
 

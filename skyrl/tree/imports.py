@@ -59,14 +59,14 @@ def import_object(name: str, error: type[UserError] = UserError) -> Any:
 
 def _imported(where: str, attribute: str, error: type[UserError] = UserError) -> Any:
     try:
-        found: Any = _from_file(Path(where).expanduser()) if where.endswith(".py") else _from_module(where)
+        found: Any = _import_file(Path(where).expanduser()) if where.endswith(".py") else _import_module(where)
     except (Exception, SystemExit) as failure:  # a user's module may raise anything while it is imported
-        raise error(_why(where, failure)) from failure
-    for each in attribute.split("."):
-        if not hasattr(found, each):
-            near = nearest(each, [name for name in dir(found) if not name.startswith("_")])
+        raise error(_import_failure(where, failure)) from failure
+    for item in attribute.split("."):
+        if not hasattr(found, item):
+            near = nearest(item, [name for name in dir(found) if not name.startswith("_")])
             raise error(f"{where} has no {attribute!r}" + (f"; did you mean {near}?" if near else ""))
-        found = getattr(found, each)
+        found = getattr(found, item)
     return found
 
 
@@ -87,7 +87,7 @@ def import_class(name: str) -> type[Any] | None:
     return found if isinstance(found, type) and known_class(class_name(found)) is found else None
 
 
-def _from_module(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     _search(Path.cwd())
     return importlib.import_module(name)
 
@@ -97,7 +97,7 @@ def _search(*folders: Path) -> None:
     sys.path += [str(folder) for folder in folders if str(folder) not in sys.path]
 
 
-def _from_file(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(path)
     file = path.resolve()
@@ -133,10 +133,10 @@ def _refuse_ambiguous(file: Path) -> None:
         return  # which importing it reports
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
-    for name in dict.fromkeys(each.partition(".")[0] for each in names):
+    for name in dict.fromkeys(alias.partition(".")[0] for alias in names):
         beside = [path for path in (file.parent / f"{name}.py", file.parent / name / "__init__.py") if path.is_file()]
         other = getattr(sys.modules.get(name), "__file__", None) or getattr(PathFinder.find_spec(name), "origin", None)
-        if beside and other and is_of_user(other) and Path(other).resolve() not in [each.resolve() for each in beside]:
+        if beside and other and is_of_user(other) and Path(other).resolve() not in [item.resolve() for item in beside]:
             raise ImportError(f"{beside[0]} and {other} are two modules called {name}: rename one of them")
 
 
@@ -152,7 +152,7 @@ def _module_name(file: Path) -> str:
     return f"{name}_{sha256(str(file).encode()).hexdigest()[:8]}"
 
 
-def _why(where: str, failure: BaseException) -> str:
+def _import_failure(where: str, failure: BaseException) -> str:
     match failure:
         case FileNotFoundError() if where.endswith(".py") and not Path(where).expanduser().is_file():
             return f"there is no file {where} (relative paths start at the working directory)"

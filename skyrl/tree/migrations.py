@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 
 from skyrl.errors import ConfigError, Problem, ProblemCode
 from skyrl.tree.origins import Assignment, Path, dotted
-from skyrl.tree.types import parse, shown
+from skyrl.tree.types import display_value, parse
 
 
 @frozen(kw_only=True)
@@ -55,7 +55,7 @@ def follow(migrations: Sequence[Migration], assignment: Assignment) -> Followed 
     if migration is None:
         return None
     is_whole = dotted(assignment.path) == migration.old and isinstance(assignment.value, Mapping)
-    if is_whole and any(each.old.startswith(f"{migration.old}.") for each in migrations):  # entries for keys in it
+    if is_whole and any(entry.old.startswith(f"{migration.old}.") for entry in migrations):  # entries for keys in it
         inside = (assignment.inside(str(key), value) for key, value in assignment.value.items())
         return tuple(inside), ()
     since, value = f" (since {migration.since})" if migration.since else "", assignment.value
@@ -63,8 +63,8 @@ def follow(migrations: Sequence[Migration], assignment: Assignment) -> Followed 
         value = parse(value, Any)
     if migration.needless:
         return (), (_warning(assignment, f"ignored: no such field{since}", migration.why),)
-    if any(type(value) is type(each) and value == each for each in migration.harmless):
-        message = f"ignored: no such field{since}, and {shown(value)} would change nothing"
+    if any(type(value) is type(item) and value == item for item in migration.harmless):
+        message = f"ignored: no such field{since}, and {display_value(value)} would change nothing"
         return (), (_warning(assignment, message, migration.why),)
     if (target := current_path(migrations, assignment.path)) is not None:
         moved = evolve(assignment, path=target)
@@ -86,8 +86,8 @@ def current_path(migrations: Iterable[Migration], path: Path) -> Path | None:
 
 def _innermost(migrations: Iterable[Migration], path: Path) -> Migration | None:
     """The entry for the path, or for the innermost table around it."""
-    found = [each for each in migrations if path[: len(_split(each.old))] == _split(each.old)]
-    return max(found, key=lambda each: len(each.old), default=None)
+    found = [migration for migration in migrations if path[: len(_split(migration.old))] == _split(migration.old)]
+    return max(found, key=lambda migration: len(migration.old), default=None)
 
 
 def _warning(assignment: Assignment, message: str, hint: str) -> Problem:

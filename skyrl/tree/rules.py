@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.access import evolve_at, get_at, is_written, with_derived
+from skyrl.tree.access import evolve_at, get_at, is_written, mark_derived
 from skyrl.tree.classes import fields_of, written_fields
 from skyrl.tree.origins import DEFAULT, Origin, Origins, place_of, written_paths
 
@@ -79,7 +79,7 @@ class Rule(Generic[T]):
             reads=tuple(f"{table}.{path}" for path in self.reads),
             table=f"{table}.{self.table}" if self.table else "",
             given=f"{table}.{self.given}" if self.given else "",
-            compute=_of_table(table, self.compute),
+            compute=_applied_to_table(table, self.compute),
         )
 
 
@@ -103,13 +103,13 @@ class Condition:
 
     def below(self, table: str) -> Condition:
         """The same condition of a larger tree, for the table at `table`."""
-        return Condition(self.words, _of_table(table, self.holds))
+        return Condition(self.words, _applied_to_table(table, self.holds))
 
 
 def all_of(*conditions: Condition) -> Condition:
     """The condition that all conditions hold: "a, b and c"."""
-    words = listed([each.words for each in conditions], "and")
-    return Condition(words, lambda config: all(each.holds(config) for each in conditions))
+    words = join_choices([item.words for item in conditions], "and")
+    return Condition(words, lambda config: all(entry.holds(config) for entry in conditions))
 
 
 def condition(words: str) -> Callable[[Callable[[Any], bool]], Condition]:
@@ -119,27 +119,27 @@ def condition(words: str) -> Callable[[Callable[[Any], bool]], Condition]:
 
 def is_on(path: str) -> Condition:
     """The field is true: "use_tis is on"."""
-    return Condition(f"{_last(path)} is on", lambda config: bool(get_at(config, path)))
+    return Condition(f"{_last_name(path)} is on", lambda config: bool(get_at(config, path)))
 
 
 def is_given(path: str, name: str = "") -> Condition:
     """The field is not None: "buffer_len is given". `name` is how the sentence calls the field."""
-    return Condition(f"{name or _last(path)} is given", lambda config: get_at(config, path) is not None)
+    return Condition(f"{name or _last_name(path)} is given", lambda config: get_at(config, path) is not None)
 
 
 def is_one(path: str, *values: object, name: str = "") -> Condition:
     """The field has one of the values: "scheduler is cosine or linear"."""
-    words = listed(values, "or")
-    return Condition(f"{name or _last(path)} is {words}", lambda config: get_at(config, path) in values)
+    words = join_choices(values, "or")
+    return Condition(f"{name or _last_name(path)} is {words}", lambda config: get_at(config, path) in values)
 
 
-def listed(items: Sequence[object], join: str) -> str:
+def join_choices(items: Sequence[object], join: str) -> str:
     """`a, b or c`."""
     *most, last = map(str, items)
     return f"{', '.join(most)} {join} {last}" if most else last
 
 
-def _last(path: str) -> str:
+def _last_name(path: str) -> str:
     return path.rpartition(".")[2]
 
 
@@ -196,7 +196,7 @@ def rule(
     return decorate
 
 
-def _of_table(table: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _applied_to_table(table: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(function)
     def of_table(tree: object) -> Any:
         return function(get_at(tree, table))
@@ -228,7 +228,7 @@ def derive(
         value = step.compute(config)
         if step.leaves_unset(value):
             continue
-        config = _written(config, step, value)
+        config = _write_derived(config, step, value)
         origin = Origin(kind="rule", where=step.name, reads=step.reads, value=value)
         grown[step.writes] = (*grown.get(step.writes, (DEFAULT,)), origin)
     return config, grown, frozenset(out_of_use)
@@ -263,14 +263,14 @@ def is_whole(table: object) -> bool:
     return names is None or names >= fields_of(type(table)).keys()
 
 
-def _written(config: T, step: Rule[T], value: object) -> T:
+def _write_derived(config: T, step: Rule[T], value: object) -> T:
     if is_written(config, step.writes):  # what was written there asks for derivation
-        config = with_derived(config, step.writes)
+        config = mark_derived(config, step.writes)
     try:
         return evolve_at(config, step.writes, value)
     except ConfigError as error:  # the values that it follows from are each allowed, but absurd in combination
         hint = f"derived from {', '.join(step.reads)}"
-        raise ConfigError([attrs.evolve(each, path=step.writes, hint=hint) for each in error.problems]) from None
+        raise ConfigError([attrs.evolve(problem, path=step.writes, hint=hint) for problem in error.problems]) from None
 
 
 def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
@@ -328,7 +328,9 @@ def find_problems(config: T, checks: Iterable[Check[T]], origins: Origins, broke
         watched: Any = _Watched(config, "", reads) if out_of_use else config  # watching doubles the time
         problems = list(check(watched))
         if not touches(reads, out_of_use):
-            found += [attrs.evolve(each, place=each.place or place_of(each.path, origins)) for each in problems]
+            found += [
+                attrs.evolve(problem, place=problem.place or place_of(problem.path, origins)) for problem in problems
+            ]
     return found
 
 

@@ -56,7 +56,7 @@ def _define(table: object, definitions: dict[str, Any]) -> None:
     definitions[cls.__name__] = {}
     docs, defaults, properties = docs_of(cls), cls(), {}
     for name, attribute in fields_of(cls).items():
-        described = _of_field(attribute, getattr(table, name), definitions)
+        described = _field_schema(attribute, getattr(table, name), definitions)
         allowed = wanted_by(attribute.validator)
         rule = f"Not {allowed}." if allowed.startswith("allowed ") else f"Allowed: {allowed}." if allowed else ""
         sentences = [docs.get(name), rule]
@@ -72,22 +72,22 @@ def _define(table: object, definitions: dict[str, Any]) -> None:
     }
 
 
-def _of_field(attribute: attrs.Attribute[Any], value: object, definitions: dict[str, Any]) -> dict[str, Any]:
+def _field_schema(attribute: attrs.Attribute[Any], value: object, definitions: dict[str, Any]) -> dict[str, Any]:
     nested = table_class(attribute, value)
     item = item_kind(list_arm(attribute.type))
     if nested is None and is_config(item):
         _define(item(), definitions)
         return {"type": "array", "items": {"$ref": f"#/$defs/{item.__name__}"}}
     if nested is None:
-        described = _or_environment(_of_type(attribute.type, bounds_of(attribute.validator)))
-        return _with_names(described, names_of(attribute))
+        described = _or_environment(_type_schema(attribute.type, bounds_of(attribute.validator)))
+        return _add_names(described, names_of(attribute))
     inner: Any = nested() if value is None else value
     _define(inner, definitions)
     reference = {"$ref": f"#/$defs/{type(inner).__name__}"}
-    return {"anyOf": [reference, _of_type(type(None), {})]} if is_union(attribute.type) else reference
+    return {"anyOf": [reference, _type_schema(type(None), {})]} if is_union(attribute.type) else reference
 
 
-def _with_names(described: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _add_names(described: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """The schema whose texts are one of the names, which an editor then suggests, or have a colon, as import paths and
     `env:NAME` have.
     """
@@ -96,9 +96,9 @@ def _with_names(described: dict[str, Any], names: Sequence[str]) -> dict[str, An
     if described == {"type": "string"}:
         return {"anyOf": [{"enum": list(names)}, {"type": "string", "pattern": ":"}]}
     if "items" in described:
-        return {**described, "items": _with_names(described["items"], names)}
+        return {**described, "items": _add_names(described["items"], names)}
     arms = described.get("anyOf")
-    return {**described, "anyOf": [_with_names(arm, names) for arm in arms]} if arms else described
+    return {**described, "anyOf": [_add_names(arm, names) for arm in arms]} if arms else described
 
 
 def _or_environment(described: dict[str, Any]) -> dict[str, Any]:
@@ -109,11 +109,11 @@ def _or_environment(described: dict[str, Any]) -> dict[str, Any]:
     return described if takes_text or is_secret else {"anyOf": [*arms, {"$ref": f"#/$defs/{_ENVIRONMENT}"}]}
 
 
-def _of_type(kind: object, bounds: Mapping[str, Any]) -> dict[str, Any]:
+def _type_schema(kind: object, bounds: Mapping[str, Any]) -> dict[str, Any]:
     unit, kind = unit_of(kind), bare(kind)
     if unit:
         text = {"type": "string", "pattern": unit.pattern, "description": f"with a unit, such as {unit.example}"}
-        return {"anyOf": [_of_type(kind, {**bounds, "maximum": unit.most}), text]}
+        return {"anyOf": [_type_schema(kind, {**bounds, "maximum": unit.most}), text]}
     if kind is Secret:
         return {"type": "string", "pattern": f"^{REFERENCE.pattern}$"}
     if kind in (int, float):
@@ -125,9 +125,9 @@ def _of_type(kind: object, bounds: Mapping[str, Any]) -> dict[str, Any]:
     if get_origin(kind) is Literal:
         return {"enum": list(get_args(kind))}
     if is_union(kind):
-        return {"anyOf": [_of_type(arm, bounds) for arm in get_args(kind)]}
+        return {"anyOf": [_type_schema(arm, bounds) for arm in get_args(kind)]}
     if get_origin(kind) is tuple:
-        items = _of_type(get_args(kind)[0], {})
+        items = _type_schema(get_args(kind)[0], {})
         several = {"type": "array", "items": items}
         return {"anyOf": [several, items]} if takes_one_text(kind) else several
     return {"type": "object"} if is_mapping(kind) else {}

@@ -38,7 +38,7 @@ def as_toml_has_it(data: Mapping[str, Any], of: object) -> dict[str, Any]:
     """
     problems: list[Problem] = []
     default, tree = (of(), None) if isinstance(of, type) else (type(of)(), of)
-    converted = _without_null(data, default, tree, "", problems)
+    converted = _replace_nulls(data, default, tree, "", problems)
     if problems:
         raise ConfigError(problems, title="TOML has no null")
     return converted
@@ -71,7 +71,7 @@ def _sparse(
     return data
 
 
-def _without_null(
+def _replace_nulls(
     data: Mapping[str, Any], default: object, tree: object, prefix: str, problems: list[Problem]
 ) -> dict[str, Any]:
     named = known_class(str(data.get("class")))
@@ -84,15 +84,15 @@ def _without_null(
         nested = table_class(attribute, held) if attribute else None
         if isinstance(value, Mapping) and nested is not None:
             start = before if isinstance(before, nested) else nested()
-            converted[name] = _without_null(value, start, held, path + ".", problems)
+            converted[name] = _replace_nulls(value, start, held, path + ".", problems)
         elif attribute and isinstance(value, list) and (table := _table_in(attribute.type)):
-            converted[name] = [_without_default_null(item, table) for item in value]
+            converted[name] = [_drop_default_nulls(item, table) for item in value]
         elif attribute and class_of(attribute.type) and tree is None:  # its class, if any, reads `none` as null
             converted[name] = _word_for_null(value)
         elif value is None and attribute and is_optional(attribute.type) and not _has_word_none(attribute.type):
             converted[name] = "none"
         elif not (value is None and attribute and before is None):
-            problems += [_no_null(each) for each in _nulls(value, path)]
+            problems += [_null_problem(null) for null in _nulls(value, path)]
             converted[name] = value
     return converted
 
@@ -102,7 +102,7 @@ def _table_in(kind: object) -> type[Any] | None:
     return config_class(item_kind(bare(kind))) if is_list(bare(kind)) else None
 
 
-def _without_default_null(item: Mapping[str, Any], table: type[Any]) -> dict[str, Any]:
+def _drop_default_nulls(item: Mapping[str, Any], table: type[Any]) -> dict[str, Any]:
     """A table without what is null by default, which reads the same."""
     fields = fields_of(table)
     return {name: value for name, value in item.items() if value is not None or fields[name].default is not None}
@@ -131,7 +131,7 @@ def _nulls(value: object, path: str) -> Iterable[str]:
             yield from _nulls(item, f"{path}.{index}")
 
 
-def _no_null(path: str) -> Problem:
+def _null_problem(path: str) -> Problem:
     return Problem(
         path=path,
         message="is null, which TOML cannot express here",

@@ -18,13 +18,13 @@ Elsewhere = Callable[[type[Any], Path], tuple[str, list[str]]]
 """A sentence for a path that is a setting of another system, and the paths of the root that it names."""
 
 
-def nothing_elsewhere(root: type[Any], path: Path) -> tuple[str, list[str]]:
+def no_other_system(root: type[Any], path: Path) -> tuple[str, list[str]]:
     """No other system is known."""
     return "", []
 
 
 def suggestion(
-    root: type[Any], owner: type[Any], path: Path, depth: int, elsewhere: Elsewhere = nothing_elsewhere
+    root: type[Any], owner: type[Any], path: Path, depth: int, elsewhere: Elsewhere = no_other_system
 ) -> tuple[str, list[str]]:
     """A sentence for the unknown name `path[depth]` in the table `owner`, and the paths of `root` that it names.
 
@@ -41,22 +41,26 @@ def suggestion(
     def near(candidates: Iterable[str]) -> list[str]:
         return sorted(candidates, key=lambda each: -shared(path, each.split(".")))[:_MOST]
 
-    if beside := _in_place_of(path, depth, slips(name, siblings), everywhere):
+    if beside := _replaced_at(path, depth, slips(name, siblings), everywhere):
         return f"did you mean {_or(beside)}?", beside
     sentence, foreign = elsewhere(root, path)
-    if foreign and not any(last_names[each] == path[-1] for each in foreign):
+    if foreign and not any(last_names[item] == path[-1] for item in foreign):
         return sentence, foreign
-    if homes := near(each for each in everywhere if f".{each}".endswith(tail)):
+    if homes := near(item for item in everywhere if f".{item}".endswith(tail)):
         return f"use {_or(homes)} instead", homes
     if foreign:
         return sentence, foreign
-    if beside := _in_place_of(path, depth, alike(name, siblings), everywhere):
+    if beside := _replaced_at(path, depth, alike(name, siblings), everywhere):
         return f"did you mean {_or(beside)}?", beside
     names = slips(path[-1], last_names.values()) or alike(path[-1], last_names.values())
-    if homes := near(each for each in everywhere if last_names[each] in names and {*path[:-1]} < {*each.split(".")}):
+    if homes := near(
+        entry for entry in everywhere if last_names[entry] in names and {*path[:-1]} < {*entry.split(".")}
+    ):
         return f"did you mean {_or(homes)}?", homes
     words = _words(path)
-    if homes := near(each for each in everywhere if last_names[each] == path[-1] and words <= _words(each.split("."))):
+    if homes := near(
+        element for element in everywhere if last_names[element] == path[-1] and words <= _words(element.split("."))
+    ):
         return f"did you mean {_or(homes)}?", homes
     return "", []
 
@@ -65,14 +69,14 @@ def suggestion(
 def _last_names(root: type[Any]) -> dict[str, str]:
     """Every path of the tree, tables and leaves -> the last of its names."""
     everywhere = dict.fromkeys([*table_paths(root), *(leaf for leaf, _ in leaf_paths(root))])
-    return {each: each.rpartition(".")[2] for each in everywhere}
+    return {item: item.rpartition(".")[2] for item in everywhere}
 
 
-def _in_place_of(path: Path, depth: int, names: Iterable[str], everywhere: Collection[str]) -> list[str]:
+def _replaced_at(path: Path, depth: int, names: Iterable[str], everywhere: Collection[str]) -> list[str]:
     """The path with each of `names` put at `depth`: the full paths that exist, else the paths cut after that name."""
     cut = [(*path[:depth], name) for name in names][:_MOST]
-    whole = [".".join((*each, *path[depth + 1 :])) for each in cut]
-    return [each for each in whole if each in everywhere] or [".".join(each) for each in cut]
+    whole = [".".join((*item, *path[depth + 1 :])) for item in cut]
+    return [entry for entry in whole if entry in everywhere] or [".".join(element) for element in cut]
 
 
 def _words(names: Iterable[str]) -> set[str]:

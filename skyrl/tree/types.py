@@ -57,7 +57,9 @@ def plain(value: object, depth: int = 0) -> Any:
         return tuple(plain(item, depth + 1) for item in value)
     if isinstance(value, Mapping):
         return FrozenDict({key_of_table(key): plain(item, depth + 1) for key, item in value.items()})
-    raise TypeMismatch(f"{shown(value)} is not plain data: null, true or false, a number, text, a list or a table")
+    raise TypeMismatch(
+        f"{display_value(value)} is not plain data: null, true or false, a number, text, a list or a table"
+    )
 
 
 def count_values(value: object, most: int) -> int:
@@ -76,48 +78,48 @@ def scalar(value: object, kind: type) -> Any:
     `TypeMismatch`.
     """
     if type(value) is not kind:
-        raise TypeMismatch(f"{shown(value)} is not {NAMES[kind]}", hint=_spelling_hint(value, kind))
+        raise TypeMismatch(f"{display_value(value)} is not {NAMES[kind]}", hint=_spelling_hint(value, kind))
     if kind is int and isinstance(value, int) and not -(2**63) <= value < 2**64:
-        raise TypeMismatch(f"{shown(value)} does not fit into 64 bits")
+        raise TypeMismatch(f"{display_value(value)} does not fit into 64 bits")
     if isinstance(value, str) and not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise TypeMismatch(f"{shown(value)} is not Unicode text") from None
+            raise TypeMismatch(f"{display_value(value)} is not Unicode text") from None
     return value
 
 
 def number(value: Any) -> float:
     """`value` as a finite float, if it is an int or a float. Raises `TypeMismatch`."""
     if type(value) not in (int, float):
-        raise TypeMismatch(f"{shown(value)} is not {NAMES[float]}", hint=_spelling_hint(value, float))
+        raise TypeMismatch(f"{display_value(value)} is not {NAMES[float]}", hint=_spelling_hint(value, float))
     try:
         converted = float(value)
     except OverflowError:
         converted = math.inf
     if not math.isfinite(converted):
-        raise TypeMismatch(f"{shown(value)} is not a finite number")
+        raise TypeMismatch(f"{display_value(value)} is not a finite number")
     return converted + 0.0  # never -0.0, which equals 0.0 and would have another fingerprint
 
 
 def key_of_table(key: object) -> str:
     """`key` if it is text. Raises `TypeMismatch`."""
     if type(key) is not str:
-        raise TypeMismatch(f"key {shown(key)} is not text")
+        raise TypeMismatch(f"key {display_value(key)} is not text")
     scalar(key, str)
     return key
 
 
-def shown(value: object) -> str:
+def display_value(value: object) -> str:
     """A value for messages: as it is spelled, without secrets, shortened if long."""
     try:
-        text = repr(_without_secrets(value))
+        text = repr(_mask_secrets(value))
     except (ValueError, RecursionError):  # an integer with thousands of digits, or lists nested too deeply
         text = f"this {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
 
 
-def _without_secrets(value: object) -> object:
+def _mask_secrets(value: object) -> object:
     if not isinstance(value, str | Mapping | list | tuple):
         return value
     hidden = masked(value)
@@ -213,14 +215,15 @@ class Unit:
         if found[2] not in self.factors:
             known = ", ".join(self.factors)
             raise TypeMismatch(
-                f"{shown(text)} is not a number of {self.name}", hint=f"units: {known}; for example {self.example}"
+                f"{display_value(text)} is not a number of {self.name}",
+                hint=f"units: {known}; for example {self.example}",
             )
         return round(float(found[1]) * self.factors[found[2]], 12)
 
-    def within(self, number: N) -> N:
+    def bounded(self, number: N) -> N:
         """The number, if it is not implausibly large. Raises `TypeMismatch`."""
         if number > self.most:
-            raise TypeMismatch(f"{shown(number)} is more than {self.most:.0f} {self.name}, the limit")
+            raise TypeMismatch(f"{display_value(number)} is more than {self.most:.0f} {self.name}, the limit")
         return number
 
 
@@ -281,12 +284,12 @@ def coerce_exact(value: object, kind: Any) -> Any:
     if class_of(kind) and hasattr(type(value), "__configuration__"):
         return value
     if get_origin(kind) is Annotated or isinstance(kind, NewType):
-        fitted, unit = coerce_exact(_without_unit(value, kind), bare(kind)), unit_of(kind)
-        return unit.within(fitted) if unit else fitted
+        fitted, unit = coerce_exact(_strip_unit(value, kind), bare(kind)), unit_of(kind)
+        return unit.bounded(fitted) if unit else fitted
     if kind is type(None):
         if value is None:
             return None
-        raise TypeMismatch(f"{shown(value)} is not null")
+        raise TypeMismatch(f"{display_value(value)} is not null")
     if get_origin(kind) is Literal:
         return _member(value, kind)
     if is_union(kind):
@@ -300,7 +303,7 @@ def coerce_exact(value: object, kind: Any) -> Any:
         return _instance(value, kind)
     if kind is Secret:
         return Secret.read(value)
-    return _by_cattrs(value, kind)
+    return _structure_value(value, kind)
 
 
 def fit(value: Any, kind: object, *, is_text: bool) -> Any:
@@ -310,10 +313,10 @@ def fit(value: Any, kind: object, *, is_text: bool) -> Any:
 
 def parse(text: str, kind: Any) -> Any:
     """The member of `kind` that `text` spells on a command line. Raises `TypeMismatch`."""
-    if (number := _without_unit(text, kind)) is not text:
+    if (number := _strip_unit(text, kind)) is not text:
         return coerce_exact(number, kind)
     if unit := unit_of(kind):
-        return unit.within(parse(text, bare(kind)))
+        return unit.bounded(parse(text, bare(kind)))
     kind = bare(kind)
     if kind is str:
         return scalar(text, str)
@@ -322,7 +325,7 @@ def parse(text: str, kind: Any) -> Any:
     if kind is bool:
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
-        raise TypeMismatch(f"{shown(text)} is not {describe(bool)}")
+        raise TypeMismatch(f"{display_value(text)} is not {describe(bool)}")
     if kind in (int, float):
         return _parse_number(text, kind)
     if is_union(kind):
@@ -340,7 +343,7 @@ def parse(text: str, kind: Any) -> Any:
 def _parse_bracketed(text: str, kind: object) -> object:
     value: object = literal(text)
     if value is None or isinstance(value, str):
-        raise TypeMismatch(f"{shown(text)} is not {describe(kind)}", hint=quoting_hint(is_list(kind)))
+        raise TypeMismatch(f"{display_value(text)} is not {describe(kind)}", hint=quoting_hint(is_list(kind)))
     return value if isinstance(kind, type) and attrs.has(kind) else coerce_exact(value, kind)
 
 
@@ -400,13 +403,13 @@ def bare(kind: object) -> Any:
 @_remembered
 def unit_of(kind: object) -> Unit | None:
     """Unit of numbers of this type, if it has one."""
-    return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Unit)), None)
+    return next((item for item in getattr(kind, "__metadata__", ()) if isinstance(item, Unit)), None)
 
 
 @_remembered
 def class_of(kind: object) -> ClassOf | None:
     """Marker of a table whose class a sibling field names, if the type has one."""
-    return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, ClassOf)), None)
+    return next((item for item in getattr(kind, "__metadata__", ()) if isinstance(item, ClassOf)), None)
 
 
 @_remembered
@@ -421,7 +424,7 @@ def choices_of(kind: object) -> list[str]:
     if kind is bool:
         return ["true", "false"]
     if get_origin(kind) is Literal:
-        return [each for each in get_args(kind) if isinstance(each, str)]
+        return [arg for arg in get_args(kind) if isinstance(arg, str)]
     if is_union(kind):
         return list(dict.fromkeys(choice for arm in get_args(kind) for choice in choices_of(arm)))
     return choices_of(item_kind(kind)) if is_list(kind) else []
@@ -495,12 +498,12 @@ def _member(value: object, kind: object) -> object:
             return member
     meant = nearest(value, [str(member) for member in get_args(kind)]) if isinstance(value, str) else None
     hint = f"did you mean {meant}?" if meant else ""
-    raise TypeMismatch(f"{shown(value)} is not {describe(kind)}", hint, code="not a choice", value=value)
+    raise TypeMismatch(f"{display_value(value)} is not {describe(kind)}", hint, code="not a choice", value=value)
 
 
 def _instance(value: object, kind: type[Any]) -> Any:
     if not isinstance(value, kind):
-        raise TypeMismatch(f"{shown(value)} is not {describe(kind)}")
+        raise TypeMismatch(f"{display_value(value)} is not {describe(kind)}")
     if "__attrs_attrs__" not in vars(type(value)):
         raise TypeMismatch(f"{type(value).__name__} lacks the decorator @frozen: its own fields would be ignored")
     return value
@@ -515,7 +518,7 @@ def _fit_union(value: object, kind: object) -> object:
     def take(arm: object) -> object:
         return coerce_exact(value, arm) if alone or not is_list(arm) else _fit_list(value, arm)
 
-    return _first_that_takes(arms, take, value, kind)
+    return _convert_by_arms(arms, take, value, kind)
 
 
 def _parse_union(text: str, kind: object) -> object:
@@ -529,10 +532,10 @@ def _parse_union(text: str, kind: object) -> object:
     def take(arm: object) -> object:
         return parse(text, arm) if alone or not is_list(arm) else _parse_bracketed(text, arm)
 
-    return _first_that_takes(arms, take, text, kind)
+    return _convert_by_arms(arms, take, text, kind)
 
 
-def _first_that_takes(arms: Iterable[Any], take: Callable[[Any], Any], value: object, kind: object) -> Any:
+def _convert_by_arms(arms: Iterable[Any], take: Callable[[Any], Any], value: object, kind: object) -> Any:
     refused: list[TypeMismatch] = []
     for arm in arms:
         try:
@@ -542,14 +545,14 @@ def _first_that_takes(arms: Iterable[Any], take: Callable[[Any], Any], value: ob
     if len(refused) == 1 or holds_secret(kind):  # the error of a secret does not repeat the value
         raise refused[0]
     hint = next((misfit.hint for misfit in refused if misfit.hint), "")
-    raise TypeMismatch(f"{shown(value)} is not {describe(kind)}", hint=hint)
+    raise TypeMismatch(f"{display_value(value)} is not {describe(kind)}", hint=hint)
 
 
 def _arms(kind: object) -> list[Any]:
     return [arm if unit_of(arm) else bare(arm) for arm in get_args(kind) if arm is not type(None)]
 
 
-def _without_unit(value: Any, kind: object) -> Any:
+def _strip_unit(value: Any, kind: object) -> Any:
     """The number that text with a unit stands for, if the type has a unit; any other value unchanged."""
     unit = unit_of(kind) if isinstance(value, str) else None
     number = unit.read(value) if unit else None
@@ -566,17 +569,17 @@ def lists_none(kind: object) -> bool:
 def _fit_list(value: object, kind: object) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
         hint = f"write [{value!r}]" if type(value) in (str, int, float) else ""
-        raise TypeMismatch(f"{shown(value)} is not {describe(kind)}", hint=hint)
+        raise TypeMismatch(f"{display_value(value)} is not {describe(kind)}", hint=hint)
     kinds = get_args(kind) or (Any, ...)
     if get_origin(kind) is not tuple or kinds[-1] is ...:
         kinds = (kinds[0],) * len(value)
     if len(kinds) != len(value):
-        raise TypeMismatch(f"{shown(value)} is not {describe(kind)}")
+        raise TypeMismatch(f"{display_value(value)} is not {describe(kind)}")
     fitted = []
     for index, (item, item_kind) in enumerate(zip(value, kinds, strict=True)):
         try:
             is_table = isinstance(item, Mapping) and attrs.has(item_kind)
-            fitted.append(_by_cattrs(item, item_kind) if is_table else coerce_exact(item, item_kind))
+            fitted.append(_structure_value(item, item_kind) if is_table else coerce_exact(item, item_kind))
         except TypeMismatch as misfit:
             message = f"item {index}: {misfit}"
             raise TypeMismatch(message, hint=misfit.hint, code=misfit.code, value=misfit.value) from None
@@ -585,7 +588,7 @@ def _fit_list(value: object, kind: object) -> tuple[Any, ...]:
 
 def _fit_mapping(value: object, kind: object) -> FrozenDict:
     if not isinstance(value, Mapping):
-        raise TypeMismatch(f"{shown(value)} is not a table")
+        raise TypeMismatch(f"{display_value(value)} is not a table")
     fitted = {}
     for key, item in value.items():
         try:
@@ -608,7 +611,7 @@ def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
             raise ValueError(text)
         value = kind(text)
     except ValueError:
-        raise TypeMismatch(f"{shown(text)} is not {describe(kind)}") from None
+        raise TypeMismatch(f"{display_value(text)} is not {describe(kind)}") from None
     fitted: int | float = coerce_exact(value, kind)
     return fitted
 
@@ -617,7 +620,7 @@ def _plural(phrase: str) -> str:
     return {"a number": "numbers", "a whole number": "whole numbers", "any value": "any values"}.get(phrase, phrase)
 
 
-def _by_cattrs(value: object, kind: Any) -> Any:
+def _structure_value(value: object, kind: Any) -> Any:
     if isinstance(kind, type) and isinstance(value, kind):
         return value
     try:
@@ -626,7 +629,9 @@ def _by_cattrs(value: object, kind: Any) -> Any:
         first = error.problems[0]
         raise TypeMismatch(f"{first.path}: {first.message}", hint=first.hint) from None
     except Exception as error:  # noqa: BLE001  # a third-party hook may raise anything
-        raise TypeMismatch(f"{shown(value)} is not {describe(kind)} ({type(error).__name__}: {error})") from None
+        raise TypeMismatch(
+            f"{display_value(value)} is not {describe(kind)} ({type(error).__name__}: {error})"
+        ) from None
 
 
 NULL_WORDS = ("null", "none", "None")
@@ -648,7 +653,7 @@ def literal(text: str) -> Any:
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
     if is_bracketed(text):
-        raise TypeMismatch(f"{shown(text)} is not a list or a table", hint=quoting_hint(text.startswith("[")))
+        raise TypeMismatch(f"{display_value(text)} is not a list or a table", hint=quoting_hint(text.startswith("[")))
     return scalar(text, str)
 
 

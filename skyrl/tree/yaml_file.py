@@ -84,22 +84,22 @@ class _Composer:
             if event.anchor in self._anchors:
                 raise self._refusal(event, f"the anchor &{event.anchor} is defined twice")
             self._anchors[event.anchor] = None
-        node = self._made(event, depth)
+        node = self._compose(event, depth)
         if event.anchor is not None:
             self._anchors[event.anchor] = node
         return node
 
-    def _made(self, event: yaml.Event, depth: int) -> yaml.Node:
+    def _compose(self, event: yaml.Event, depth: int) -> yaml.Node:
         if isinstance(event, yaml.ScalarEvent):
             return yaml.ScalarNode(self._tag(yaml.ScalarNode, event), event.value, event.start_mark, event.end_mark)
         if isinstance(event, yaml.SequenceStartEvent):
             items = []
-            while not isinstance(each := self._loader.get_event(), yaml.SequenceEndEvent):
-                items.append(self._node(each, depth + 1))
+            while not isinstance(child := self._loader.get_event(), yaml.SequenceEndEvent):
+                items.append(self._node(child, depth + 1))
             return yaml.SequenceNode(self._tag(yaml.SequenceNode, event), items, event.start_mark)
         pairs = []
-        while not isinstance(each := self._loader.get_event(), yaml.MappingEndEvent):
-            key = self._node(each, depth + 1)
+        while not isinstance(child := self._loader.get_event(), yaml.MappingEndEvent):
+            key = self._node(child, depth + 1)
             pairs.append((key, self._node(self._loader.get_event(), depth + 1)))
         return yaml.MappingNode(self._tag(yaml.MappingNode, event), pairs, event.start_mark)
 

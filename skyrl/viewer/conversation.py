@@ -116,7 +116,7 @@ def text_parts(text: str) -> list[Message]:
     """The messages of an answer's text, split at the headers of a chat template."""
     parts = []
     for role, own in groupby(stretches(text), key=lambda stretch: stretch.role):
-        fragments = tuple(Fragment(text=each.text, is_markup=each.is_markup) for each in own)
+        fragments = tuple(Fragment(text=item.text, is_markup=item.is_markup) for item in own)
         if role in _POLICY or not all(fragment.is_markup for fragment in fragments):
             parts.append(Message(role="assistant" if role in _POLICY else role, fragments=fragments))
     return parts or [Message(role="assistant")]
@@ -165,10 +165,10 @@ def _shown_before(table: TokenTable, numbers: Sequence[int], place: int) -> list
     known = [*prompts[before], *table.columns["response_ids"][before]]
     same = next((n for n, (one, other) in enumerate(zip(known, ids, strict=False)) if one != other), len(known))
     tokens = [Token(text=table.pieces.get(id, "�"), id=id, sampled=False) for id in ids[same:]]
-    return tokens if same == len(known) else _after_the_policy(tokens)
+    return tokens if same == len(known) else _tokens_after_policy(tokens)
 
 
-def _after_the_policy(tokens: Sequence[Token]) -> list[Token]:
+def _tokens_after_policy(tokens: Sequence[Token]) -> list[Token]:
     """The tokens after the policy's last message: earlier turns, which a template rewrote, are shown already."""
     end = last = 0
     for stretch in stretches("".join(token.text for token in tokens)):

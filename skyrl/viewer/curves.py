@@ -156,7 +156,7 @@ def _areas(own: Mapping[str, Series]) -> Iterator[go.Scatter]:
 
 def _area(name: str, colour: str, steps: Sequence[int], summed: Sequence[Series]) -> go.Scatter:
     values = [dict(zip(series.steps, series.values, strict=True)) for series in summed]
-    heights = [sum(each.get(step, 0.0) for each in values) for step in steps]
+    heights = [sum(value.get(step, 0.0) for value in values) for step in steps]
     width = -(-len(steps) // MOST_POINTS)
     means = [fmean(heights[place : place + width]) for place in range(0, len(steps), width)]
     line = {"color": colour, "width": 0.5}

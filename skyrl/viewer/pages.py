@@ -132,7 +132,7 @@ class Pages:
         return self._rendered(
             "prompt.html",
             prompt_id=prompt,
-            steps=_by_step(rows),
+            steps=_rows_by_step(rows),
             messages=prompt_messages(record or {}),
             expected=expected_answer(record or {}),
             **self._scale(),
@@ -155,7 +155,7 @@ class Pages:
     def _run_page(self, card: RunCard, runs: Mapping[str, Mapping[str, Series]]) -> str:
         """A card and the curves of its run."""
         [series] = runs.values()
-        seconds = {name: each.mean for name, each in phases(series).items()}
+        seconds = {name: phase.mean for name, phase in phases(series).items()}
         return self._rendered(
             "run.html",
             card=card,
@@ -187,7 +187,7 @@ def _section(chart: SmallChart) -> str:
     return chart.panel.section
 
 
-def _by_step(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _rows_by_step(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Steps with their samples and mean rewards."""
     steps: dict[int, list[Mapping[str, Any]]] = {}
     for row in rows:

@@ -101,7 +101,7 @@ def constants(runs: Runs) -> list[tuple[str, float]]:
 
 def phases(series: Mapping[str, Series]) -> dict[str, Series]:
     """Seconds of each phase of a run, without metrics that say how long a whole step took."""
-    return {name.removeprefix("timing/"): each for name, each in series.items() if PHASES.fullmatch(name)}
+    return {name.removeprefix("timing/"): item for name, item in series.items() if PHASES.fullmatch(name)}
 
 
 def _all_panels(runs: Runs) -> Iterator[Panel]:
@@ -133,7 +133,7 @@ def _equal(names: Sequence[str], runs: Runs) -> list[list[str]]:
     groups: dict[tuple[object, ...], list[str]] = {}
     for name in names:
         found = (series.get(name) for series in runs.values())
-        key = tuple(each and (each.steps.tobytes(), each.values.tobytes()) for each in found)
+        key = tuple(result and (result.steps.tobytes(), result.values.tobytes()) for result in found)
         groups.setdefault(key, []).append(name)
     return list(groups.values())
 

@@ -73,7 +73,7 @@ def report(
     and `gpus` the numbers of their GPUs, by folder. Raises `UserError` for a folder without metrics.
     """
     named = zip(folders, _names(folders), strict=True)
-    runs = [_read(folder, name, samples, (gpus or {}).get(folder)) for folder, name in named]
+    runs = [_read_run(folder, name, samples, (gpus or {}).get(folder)) for folder, name in named]
     series = {run.name: run.metrics.series for run in runs}
     figures = list(charts(series))
     static = Path(__file__).with_name("static")
@@ -89,7 +89,7 @@ def report(
             scripts={name: Markup(text) for name, text in scripts.items()},
             charts=[(section, list(own)) for section, own in groupby(figures, key=lambda chart: chart.section)],
             figures=Markup(
-                _as_data({"figures": [json.loads(chart.figure) for chart in figures], "templates": templates()})
+                _script_json({"figures": [json.loads(chart.figure) for chart in figures], "templates": templates()})
             ),
             constants=[(name, short(value)) for name, value in constants(series)],
             runs=runs,
@@ -98,14 +98,14 @@ def report(
             differences=[field for field in fields if field.differs and not field.is_place],
             places=[field for field in fields if field.differs and field.is_place],
             numbers=[_numbers(run.metrics) for run in runs],
-            least=min(0.0, *(_reward(each) for run in runs for each in run.samples), 0.0),
-            most=max(1.0, *(_reward(each) for run in runs for each in run.samples), 1.0),
+            least=min(0.0, *(_reward(sample) for run in runs for sample in run.samples), 0.0),
+            most=max(1.0, *(_reward(item) for run in runs for item in run.samples), 1.0),
             longest=LONGEST_TEXT,
         )
     )
 
 
-def _read(folder: Path, name: str, samples: int, gpus: int | None) -> ReportedRun:
+def _read_run(folder: Path, name: str, samples: int, gpus: int | None) -> ReportedRun:
     metrics = RunMetrics(folder)
     while metrics.look():
         pass
@@ -160,7 +160,7 @@ def _spread(file: Path, most: int) -> Iterator[dict[str, Any]]:
 def _numbers(metrics: RunMetrics) -> list[tuple[str, float, float, float, float]]:
     """Name, first, last, least and largest value of each metric."""
     own = metrics.series.items()
-    return [(name, each.values[0], each.values[-1], min(each.lows), max(each.highs)) for name, each in own]
+    return [(name, item.values[0], item.values[-1], min(item.lows), max(item.highs)) for name, item in own]
 
 
 def _policy(scripts: Sequence[str]) -> str:
@@ -173,6 +173,6 @@ def _policy(scripts: Sequence[str]) -> str:
     )
 
 
-def _as_data(value: object) -> str:
+def _script_json(value: object) -> str:
     """JSON that is safe inside a script element: nothing in it can end the element."""
     return json.dumps(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

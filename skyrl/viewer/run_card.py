@@ -162,7 +162,7 @@ def _text(stored: Mapping[str, object], *paths: str) -> str:
         for name in path.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
         if isinstance(value, list):
-            value = ", ".join(str(each.get("path", each) if isinstance(each, Mapping) else each) for each in value)
+            value = ", ".join(str(item.get("path", item) if isinstance(item, Mapping) else item) for item in value)
         if value not in (None, ""):
             return f"{value:g}" if isinstance(value, float) else str(value)
     return ""

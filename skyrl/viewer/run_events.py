@@ -34,7 +34,7 @@ def troubles(run: Path, series: Mapping[str, Series]) -> list[RunEvent]:
         RunEvent(step=int(line["step"]), kind="alarm", words=f"{line.get('name')}: {line.get('reason')}")
         for line in JsonLines(run / "alarms.jsonl").read()
     ]
-    return sorted([*_of_metrics(series), *_engines(series), *alarms])
+    return sorted([*_metric_events(series), *_engines(series), *alarms])
 
 
 _COUNTED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -47,7 +47,7 @@ _COUNTED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 
 
-def _of_metrics(series: Mapping[str, Series]) -> Iterator[RunEvent]:
+def _metric_events(series: Mapping[str, Series]) -> Iterator[RunEvent]:
     for name, kind, words in _COUNTED:
         if name in series:
             for step, value in zip(series[name].steps, series[name].highs, strict=True):

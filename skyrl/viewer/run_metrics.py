@@ -179,7 +179,7 @@ def _parsed_by_arrow(lines: Sequence[bytes]) -> Columns | None:
         return None
     if len(step) != len(lines) or not pa.types.is_int64(step.type) or step.null_count:
         return None
-    steps = _as_numpy(step)
+    steps = _to_numpy(step)
     if steps.min() < 0 or steps.max() >= LARGEST_STEP:
         return None
     return Columns(steps=steps, values={n: _numbers(own) for n, own in columns.items() if own.type in _TYPES})
@@ -188,12 +188,12 @@ def _parsed_by_arrow(lines: Sequence[bytes]) -> Columns | None:
 def _numbers(column: pa.ChunkedArray) -> Values:
     """The values as floats, NaN where there is none."""
     values = np.full(len(column), nan)
-    is_there = _as_numpy(column.is_valid().cast(pa.uint8())) == 1
-    values[is_there] = _as_numpy(column.drop_null().cast(pa.float64(), safe=False))
+    is_there = _to_numpy(column.is_valid().cast(pa.uint8())) == 1
+    values[is_there] = _to_numpy(column.drop_null().cast(pa.float64(), safe=False))
     return values
 
 
-def _as_numpy(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+def _to_numpy(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     """The values of a column without gaps. `to_numpy` would import pandas, which takes 38 MB."""
     return np.from_dlpack(column.combine_chunks())
 

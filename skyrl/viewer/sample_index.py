@@ -209,12 +209,12 @@ def _columns(record: Mapping[str, Any]) -> dict[str, Any]:
         "stop_reason": _storable(str(record.get("stop_reason", ""))),
         "failed": int(bool(record.get("failures") or record.get("skipped"))),
         "excerpt": _storable(" ▸ ".join(excerpt(str(row.get("response", "")), _EXCERPT) for row in rows)[:_EXCERPT]),
-        "prompt": _storable(_on_one_line(last_prompt(record))),
-        "expected": _storable(_on_one_line(expected_answer(record))),
+        "prompt": _storable(_one_line_excerpt(last_prompt(record))),
+        "expected": _storable(_one_line_excerpt(expected_answer(record))),
     }
 
 
-def _on_one_line(text: str) -> str:
+def _one_line_excerpt(text: str) -> str:
     return " ".join(text[: 2 * _EXCERPT].split())[:_EXCERPT]
 
 

@@ -64,8 +64,8 @@ class ServicePages(Pages):
         status = status_in(self._run)
         with self.metrics.lock:
             present = {_name(model): model for model in status["models"]}
-            runs = {name: each.series for name, each in list(self.metrics.models.items())[-MOST_CURVES:]}
-            ended = [(name, each) for name, each in self.metrics.models.items() if name not in present]
+            runs = {name: item.series for name, item in list(self.metrics.models.items())[-MOST_CURVES:]}
+            ended = [(name, model) for name, model in self.metrics.models.items() if name not in present]
             return self._rendered(
                 "service.html",
                 status=status,
@@ -84,7 +84,7 @@ class ServicePages(Pages):
             metrics = self.metrics.models.get(name)
             if metrics is None:
                 return None
-            model = next((each for each in status["models"] if _name(each) == name), None)
+            model = next((item for item in status["models"] if _name(item) == name), None)
             return self._run_page(_card(name, model, status, metrics), {name: metrics.series})
 
     def _token_rows(self, record: Mapping[str, Any]) -> tuple[list[Any], str]:

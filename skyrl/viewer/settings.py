@@ -48,11 +48,11 @@ def settings(folders: Sequence[Path]) -> list[FieldRow]:
     """All fields of the runs in these folders, in the order of the tree. Raises `UserError` if a folder has no
     configuration.
     """
-    stored = [_stored(folder) for folder in folders]
-    leaves = [dict(_leaves("", each["config"])) for each in stored]
-    derived = [set(_texts(each.get("derived"))) for each in stored]
-    places = [_table(each.get("places")) for each in stored]
-    defaults = [_defaults(str(each["config"].get("kind", "rl"))) for each in stored]
+    stored = [_read_stored(folder) for folder in folders]
+    leaves = [dict(_leaves("", item["config"])) for item in stored]
+    derived = [set(_texts(entry.get("derived"))) for entry in stored]
+    places = [_table(element.get("places")) for element in stored]
+    defaults = [_defaults(str(item["config"].get("kind", "rl"))) for item in stored]
     paths = dict.fromkeys(path for own in leaves for path in own)
     return [
         FieldRow(
@@ -88,7 +88,7 @@ def _table(places: object) -> dict[str, str]:
     return {path: str(result[path]) for path in sorted(result, key=len, reverse=True)}
 
 
-def _stored(folder: Path) -> Mapping[str, Any]:
+def _read_stored(folder: Path) -> Mapping[str, Any]:
     try:
         stored = parsed(stored_text(folder / FILE))
         if isinstance(stored, dict) and isinstance(stored.get("config"), dict):
@@ -111,5 +111,5 @@ def _defaults(kind: str) -> Mapping[str, str]:
 
 def _leaves(path: str, value: Any) -> list[tuple[str, str]]:
     if isinstance(value, Mapping) and value:
-        return [leaf for name, each in value.items() for leaf in _leaves(f"{path}.{name}" if path else name, each)]
+        return [leaf for name, item in value.items() for leaf in _leaves(f"{path}.{name}" if path else name, item)]
     return [(path, json.dumps(value, ensure_ascii=False, default=str))]

@@ -43,13 +43,13 @@ def small_charts(panels: Sequence[Panel]) -> Iterator[SmallChart]:
         most = max(max(line.series.highs) for line in panel.lines)
         yield SmallChart(
             panel=panel,
-            svg=_drawn(panel, first, last, least, most),
-            least=_shown(least, panel),
-            most=_shown(most, panel),
+            svg=_draw(panel, first, last, least, most),
+            least=_value_text(least, panel),
+            most=_value_text(most, panel),
             first=first,
             last=last,
             ends=tuple(
-                (number, line.label or line.run, _shown(line.series.values[-1], panel))
+                (number, line.label or line.run, _value_text(line.series.values[-1], panel))
                 for number, line in enumerate(panel.lines)
             ),
         )
@@ -62,20 +62,22 @@ def short(value: float) -> str:
     return f"{value:,.{max(0, 2 - floor(log10(abs(value))))}f}"
 
 
-def _shown(value: float, panel: Panel) -> str:
+def _value_text(value: float, panel: Panel) -> str:
     return f"{short(value / 2**20)} MiB" if panel.unit == BYTES else short(value)
 
 
-def _drawn(panel: Panel, first: int, last: int, least: float, most: float) -> str:
+def _draw(panel: Panel, first: int, last: int, least: float, most: float) -> str:
     root = Element("svg", {"viewBox": f"0 0 {_WIDTH:g} {_HEIGHT:g}", "preserveAspectRatio": "none", "role": "img"})
-    ends = ", ".join(f"{line.label} {_shown(line.series.values[-1], panel)}".strip() for line in panel.lines)
-    root.set("aria-label", f"{panel.title}: from {_shown(least, panel)} to {_shown(most, panel)}, last {ends}")
+    ends = ", ".join(f"{line.label} {_value_text(line.series.values[-1], panel)}".strip() for line in panel.lines)
+    root.set(
+        "aria-label", f"{panel.title}: from {_value_text(least, panel)} to {_value_text(most, panel)}, last {ends}"
+    )
     for height in (_TOP, _HEIGHT / 2, _HEIGHT - _TOP):
         SubElement(root, "path", {"class": "rule", "d": f"M0 {height:g}H{_WIDTH:g}"})
     for number, line in enumerate(panel.lines):
         thinned = line.series.thinned(MOST_POINTS)
         points = [
-            (_placed(step, first, last, 2.0, _WIDTH - 2), _placed(value, least, most, _HEIGHT - _TOP, _TOP))
+            (_position(step, first, last, 2.0, _WIDTH - 2), _position(value, least, most, _HEIGHT - _TOP, _TOP))
             for step, value in zip(thinned.steps, thinned.means, strict=True)
         ]
         # a line of one point has no length: a stroke with round ends shows it as a dot
@@ -84,6 +86,6 @@ def _drawn(panel: Panel, first: int, last: int, least: float, most: float) -> st
     return tostring(root, encoding="unicode")
 
 
-def _placed(value: float, least: float, most: float, low: float, high: float) -> float:
+def _position(value: float, least: float, most: float, low: float, high: float) -> float:
     """The place of a value on an axis from `low` to `high`; in its middle if all values are equal."""
     return low + (high - low) * ((value - least) / (most - least) if most > least else 0.5)

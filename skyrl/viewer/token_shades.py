@@ -57,7 +57,7 @@ def shades(tokens: Sequence[Token], mode: str) -> list[str]:
 
     Differences are scaled to one nat, advantages to the largest of the tokens given.
     """
-    largest = max((abs(token.advantage) for token in tokens if _known(token.advantage)), default=0.0)
+    largest = max((abs(token.advantage) for token in tokens if _is_finite(token.advantage)), default=0.0)
     versions = sorted({token.version for token in tokens if token.sampled and token.version is not None})
     return [_shade(token, mode, largest, versions) for token in tokens]
 
@@ -66,11 +66,11 @@ def _shade(token: Token, mode: str, largest: float, versions: Sequence[int]) -> 
     if not token.sampled:
         return "m"
     match mode:
-        case "probability" if _known(token.logprob):
+        case "probability" if _is_finite(token.logprob):
             return f"p{min(int(exp(min(token.logprob, 0.0)) * 10), 9)}"
-        case "difference" if _known(token.difference):
+        case "difference" if _is_finite(token.difference):
             return signed(token.difference)
-        case "advantage" if _known(token.advantage):
+        case "advantage" if _is_finite(token.advantage):
             return signed(token.advantage / largest if largest else 0.0)
         case "version" if token.version is not None:
             return f"v{versions.index(token.version) % 6}"
@@ -83,5 +83,5 @@ def signed(value: float) -> str:
     return f"{'a' if value > 0 else 'n'}{step}" if step else "z"
 
 
-def _known(value: float | None) -> TypeGuard[float]:
+def _is_finite(value: float | None) -> TypeGuard[float]:
     return value is not None and isfinite(value)

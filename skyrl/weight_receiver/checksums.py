@@ -38,7 +38,7 @@ def digest_words(tensors: Sequence[Tensor]) -> Tensor:
     """
     contents = [tensor.detach().contiguous().flatten().view(torch.uint8) for tensor in tensors]
     words = [_words(content) for content in contents]
-    lengths = torch.tensor([each.numel() for each in words])
+    lengths = torch.tensor([word.numel() for word in words])
     ends, sizes = lengths.cumsum(0), torch.tensor([content.numel() for content in contents])
     device, total = contents[0].device, int(ends[-1])
     lengths, begins, ends, sizes = torch.stack((lengths, ends - lengths, ends, sizes)).to(device, non_blocking=True)

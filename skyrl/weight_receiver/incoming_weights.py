@@ -95,7 +95,7 @@ class Folder:
     weights: tuple[WeightInfo, ...]
 
     def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
-        return nullcontext(verified(self._read(), self.weights))
+        return nullcontext(verified(self._read_tensors(), self.weights))
 
     def digests(self) -> dict[str, str]:
         """Digests of all tensors as sent, by name. Raises `WeightSyncError`."""
@@ -107,7 +107,7 @@ class Folder:
             raise WeightSyncError(f"the weights in {self.path} cannot be read: {error}") from error
         return by_name
 
-    def _read(self) -> Iterator[tuple[str, Tensor, str]]:
+    def _read_tensors(self) -> Iterator[tuple[str, Tensor, str]]:
         try:
             for index in sorted(Path(self.path).glob("*.json")):
                 digests = _digests(index.read_bytes())
@@ -142,7 +142,7 @@ class Delta:
 
     def digests(self) -> dict[str, str]:
         """Digests of all tensors as sent, by name."""
-        return {name: each for digests in self.files.values() for name, each in digests.items()}
+        return {name: item for digests in self.files.values() for name, item in digests.items()}
 
     def _values(self) -> Iterator[tuple[str, Tensor, str]]:
         for gone in [path for path in list(_HELD) if not (is_address(path) or Path(path).is_dir())]:
@@ -157,11 +157,11 @@ class Delta:
                     continue
                 yield name, stored[1], digest
                 held[name] = stored
-            for name, tensor in self._read(file, wanted) if wanted else ():
+            for name, tensor in self._read_tensors(file, wanted) if wanted else ():
                 yield name, tensor, wanted[name]
                 held[name] = wanted[name], tensor
 
-    def _read(self, file: str, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    def _read_tensors(self, file: str, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         try:
             with here(self.path, file) as path, safe_open(path, framework="pt") as stored:
                 for name in names:
@@ -250,14 +250,14 @@ def receipt(incoming: IncomingWeights) -> str:
     """
     if not isinstance(incoming, Folder | Delta):
         return LOADED
-    lines = "".join(f"{name} {each}\n" for name, each in sorted(incoming.digests().items()))
+    lines = "".join(f"{name} {item}\n" for name, item in sorted(incoming.digests().items()))
     return f"{LOADED} {xxhash.xxh3_128_hexdigest(lines.encode())}"
 
 
-def why_not_loaded(outcomes: Iterable[object], incoming: IncomingWeights) -> str:
+def load_failure(outcomes: Iterable[object], incoming: IncomingWeights) -> str:
     """An empty string if every outcome is the receipt of these weights, otherwise the reason why one is not."""
     expected = receipt(incoming)
-    others = sorted({str(each or "") for each in outcomes} - {expected})
+    others = sorted({str(outcome or "") for outcome in outcomes} - {expected})
     if not others:
         return ""
     silent = not others[0] or others[0].startswith(LOADED)
@@ -301,9 +301,9 @@ def _file_name(name: object) -> str:
 
 def _texts(digests: Mapping[str, object]) -> dict[str, str]:
     """Validates received digests by name. Raises `ValueError` unless all of them are strings."""
-    if not all(isinstance(each, str) for pair in digests.items() for each in pair):
+    if not all(isinstance(entry, str) for pair in digests.items() for entry in pair):
         raise ValueError("digests of weights must be strings")
-    return {name: str(each) for name, each in digests.items()}
+    return {name: str(item) for name, item in digests.items()}
 
 
 def _info(name: object, shape: Sequence[object], dtype: object) -> WeightInfo:
@@ -322,7 +322,7 @@ def _digests(message: bytes) -> dict[str, str]:
         digests = json.loads(message)
     except (ValueError, RecursionError) as error:
         raise WeightSyncError(f"the digests of weights were corrupted in transit: {error}") from error
-    if not isinstance(digests, dict) or not all(isinstance(each, str) for each in digests.values()):
+    if not isinstance(digests, dict) or not all(isinstance(item, str) for item in digests.values()):
         raise WeightSyncError("the digests of weights were corrupted in transit: they are not an object of strings")
     return digests
 
@@ -351,7 +351,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
 
 
-def listed(problems: Sequence[str]) -> str:
+def summarize_problems(problems: Sequence[str]) -> str:
     """The first five problems of a set of weights, and the number of others."""
     more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
     return "; ".join([*problems[:5], *more])

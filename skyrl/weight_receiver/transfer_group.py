@@ -84,20 +84,20 @@ class TransferGroup:
             tcp = self._connection()
         except RuntimeError as error:
             raise WeightSyncError(
-                f"the weight transfer failed ({self._who} cannot reach the driver at {self.host}:{self.port}: "
+                f"the weight transfer failed ({self._member_text} cannot reach the driver at {self.host}:{self.port}: "
                 f"{str(error).splitlines()[0]})"
             ) from error
         store = PrefixStore(self.name, tcp)
         try:
             store.set(present(self.rank), card)
-            wait_for(store, [present(rank) for rank in range(self.size)], self.timeout, self._who_is_absent)
+            wait_for(store, [present(rank) for rank in range(self.size)], self.timeout, self._absent_members)
             yield store
             _IDLE[self.host, self.port].append(tcp)  # one that failed is not used again
         except WeightSyncError as error:
             self.abort(str(error))
             raise
         except Exception as error:
-            why = f"{self._who}: {next(iter(str(error).splitlines()), type(error).__name__)}"
+            why = f"{self._member_text}: {next(iter(str(error).splitlines()), type(error).__name__)}"
             self.abort(why)
             raise WeightSyncError(f"the weight transfer failed ({why})") from error
 
@@ -115,7 +115,7 @@ class TransferGroup:
             self.store().set(_ABORTED, why)
 
     @property
-    def _who(self) -> str:
+    def _member_text(self) -> str:
         """Description of this member for messages."""
         return f"rank {self.rank} of {self.size} on {socket.gethostname()}"
 
@@ -133,7 +133,7 @@ class TransferGroup:
         tcp.set_timeout(patience)
         return tcp
 
-    def _who_is_absent(self, keys: Sequence[str]) -> str:
+    def _absent_members(self, keys: Sequence[str]) -> str:
         ranks = [rank for rank in range(self.size) if present(rank) in keys]
         return (
             f"members {ranks} of {self.size} have not joined the weight transfer (0 is the learner, the others are the "
@@ -215,12 +215,12 @@ class Requests:
         key = _key(self._number)
         self._number += 1
         self._store.set(key, json.dumps({"kind": kind, "content": content}))
-        done = {_done(key, rank): rank for rank in self._receivers}
+        done = {_done_key(key, rank): rank for rank in self._receivers}
         wait_for(
             self._store,
             list(done),
             self._timeout,
-            lambda keys: f"members {[done[each] for each in keys]} have not completed the learner's request: {kind}",
+            lambda keys: f"members {[done[item] for item in keys]} have not completed the learner's request: {kind}",
         )
 
 
@@ -235,7 +235,7 @@ def requests(store: Store, *, rank: int, timeout: float) -> Iterator[tuple[str, 
         wait_for(store, [key], timeout, lambda _: f"the learner has not continued with the weights of member {rank}")
         request = json.loads(store.get(key))
         yield request["kind"], request["content"]
-        store.set(_done(key, rank), "")
+        store.set(_done_key(key, rank), "")
         if request["kind"] == END:
             return
         number += 1
@@ -245,5 +245,5 @@ def _key(number: int) -> str:
     return f"request {number}"
 
 
-def _done(key: str, rank: int) -> str:
+def _done_key(key: str, rank: int) -> str:
     return f"{key} done by {rank}"

@@ -22,7 +22,7 @@ from torch.storage import TypedStorage
 from skyrl.errors import WeightSyncError
 from skyrl.weight_receiver import transfer_group
 from skyrl.weight_receiver.checksums import Digests
-from skyrl.weight_receiver.incoming_weights import Native, listed
+from skyrl.weight_receiver.incoming_weights import Native, summarize_problems
 
 Weights = Iterator[tuple[str, Tensor]]
 
@@ -105,7 +105,7 @@ def refuse_changed(sent: Mapping[str, str], received: Mapping[str, str]) -> None
         if received.get(name, digest) != digest
     ]
     if problems:
-        raise WeightSyncError(listed(problems))
+        raise WeightSyncError(summarize_problems(problems))
 
 
 _TENSOR, _SIZE, _STORAGE, _DTYPE = 0, 1, 4, 5

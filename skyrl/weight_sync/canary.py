@@ -5,7 +5,7 @@ loaded, and says so (`InferenceEngine.load_weights`). Does the engine compute wi
 learner's but for rounding: those of the samples that are trained on (`training/rollout_parity.py`), and those of the
 canary, which samples for that alone, at the start, for new engines, and now and then. An engine that only promises to
 have loaded its weights is asked after every transfer, and compared with what it and the learner said before
-(`yardstick.py`).
+(`stale_engines.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from skyrl.errors import EngineFailed, NonFiniteError, ProcessError, WeightSyncE
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, SampleKey
 from skyrl.models.routers import joined_choices
 from skyrl.processes.gather_or_cancel import gather_or_cancel
+from skyrl.weight_sync.stale_engines import ScoredSample, Scores, Tokens, Verdict, Yardstick, mean
 from skyrl.weight_sync.transports import WeightSource
-from skyrl.weight_sync.yardstick import ScoredSample, Scores, Tokens, Verdict, Yardstick, mean
 
 Metrics = dict[str, float]
 Sampled = tuple[Tokens, Completion]
@@ -72,18 +72,21 @@ class Canary:
         finite where another one's are.
         """
         outcomes = await asyncio.gather(*map(self._continue, engines.values()), return_exceptions=True)
-        drawn = _all_drawn(dict(zip(engines, outcomes, strict=True)))
-        scores = await _scored(source, [pair for each in drawn for pair in each])
+        drawn = _checked_samples(dict(zip(engines, outcomes, strict=True)))
+        scores = await _scored(source, [pair for element in drawn for pair in element])
         answers = [
-            [ScoredSample(prompt=prompt, completion=one, learner=scores[prompt, one.token_ids]) for prompt, one in each]
-            for each in drawn
+            [
+                ScoredSample(prompt=prompt, completion=one, learner=scores[prompt, one.token_ids])
+                for prompt, one in sample
+            ]
+            for sample in drawn
         ]
-        for number, each in zip(engines, answers, strict=True):
-            distances = [answer.distance for answer in each]
+        for number, item in zip(engines, answers, strict=True):
+            distances = [answer.distance for answer in item]
             refuse_far(distances, f"engine {number}", version, self.bound)
         if promised:
             self._follow(engines, answers, version)
-        every = torch.cat([answer.distance for each in answers for answer in each])
+        every = torch.cat([answer.distance for entry in answers for answer in entry])
         return {"weight_sync/parity_mean": every.mean().item(), "weight_sync/parity_max": every.max().item()}
 
     def _follow(
@@ -91,15 +94,15 @@ class Canary:
     ) -> None:
         """Refuse engines that stayed behind, and move the yardsticks of those that provably have not."""
         held, self._yardsticks = self._yardsticks, {}
-        for (number, engine), each in zip(engines.items(), answers, strict=True):
-            new = Yardstick(version=version, answers=tuple(each))
+        for (number, engine), item in zip(engines.items(), answers, strict=True):
+            new = Yardstick(version=version, answers=tuple(item))
             before = held.get(engine)
-            verdict = Verdict.FOLLOWS if before is None else before.verdict(each)
+            verdict = Verdict.FOLLOWS if before is None else before.verdict(item)
             if before is not None and verdict is Verdict.STAYS:
                 raise WeightSyncError(
                     f"engine {number} accepted the weights of version {version} and does not compute with them: since "
                     f"version {before.version} the learner's log-probabilities have moved, and the engine's have not, "
-                    f"over {sum(len(answer.learner) for answer in each)} tokens. Check that the server loads what it "
+                    f"over {sum(len(answer.learner) for answer in item)} tokens. Check that the server loads what it "
                     "is sent, and that a router in front of it does not lead to other servers"
                 )
             self._yardsticks[engine] = new if before is None or verdict is Verdict.FOLLOWS else before
@@ -129,10 +132,10 @@ class Canary:
         )
 
 
-def _all_drawn(outcomes: Mapping[int, list[Sampled] | BaseException]) -> list[list[Sampled]]:
+def _checked_samples(outcomes: Mapping[int, list[Sampled] | BaseException]) -> list[list[Sampled]]:
     """Samples of each engine. If no engine gives finite numbers, the model is at fault and no engine."""
     failed = {number: outcome for number, outcome in outcomes.items() if isinstance(outcome, BaseException)}
-    for number, error in sorted(failed.items(), key=lambda each: not isinstance(each[1], ProcessError)):
+    for number, error in sorted(failed.items(), key=lambda item: not isinstance(item[1], ProcessError)):
         if isinstance(error, ProcessError) or (isinstance(error, NonFiniteError) and len(failed) < len(outcomes)):
             raise EngineFailed(number, error) from error
         raise error

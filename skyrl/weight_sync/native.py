@@ -114,7 +114,7 @@ def _source(infos: Sequence[WeightInfo], weights: Weights, digests: Digests) -> 
 
     class Source(base.WeightSource):  # type: ignore[misc, name-defined]  # the base comes with vLLM
         def metadata(self) -> list[Any]:
-            return [base.ParamMeta(name=each.name, dtype=_dtype(each), shape=each.shape) for each in infos]
+            return [base.ParamMeta(name=info.name, dtype=_dtype(info), shape=info.shape) for info in infos]
 
         def __iter__(self) -> Weights:
             for info, (name, tensor) in zip(infos, weights, strict=True):

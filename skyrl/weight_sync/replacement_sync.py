@@ -47,6 +47,6 @@ class ReplacementSync:
     async def _watch(self) -> None:
         """Sends weights to new engines whenever none is left; ends only with an exception."""
         while True:
-            await self._client.without_engines()
+            await self._client.wait_for_replacement()
             async with self._transferring:
                 await self._transfer()

@@ -28,7 +28,7 @@ from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.processes.gather_or_cancel import gather_or_cancel
-from skyrl.processes.own_folder import make_own_folder
+from skyrl.processes.private_folder import make_own_folder
 from skyrl.storage.places import is_address, storage_at
 from skyrl.weight_receiver.incoming_weights import (
     Adapter,
@@ -104,7 +104,7 @@ class SharedTransport:
 
     async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
         incoming = Shared(await source.stream(tuple, adapter=self._lora is not None))
-        await client.load_weights([_of_adapter(incoming, self._lora)] * len(client.in_service), version)
+        await client.load_weights([_adapter_tensors(incoming, self._lora)] * len(client.in_service), version)
 
 
 class TransferRendezvous:
@@ -154,7 +154,7 @@ class GroupTransport(ABC):
         is_adapter = self.lora is not None
         weights = _infos(await source.shapes(adapter=is_adapter), self.dtype)
         here, there = self.rendezvous.new_group(len(client.in_service), senders=self.senders)
-        incoming = [_of_adapter(self.incoming(group, weights), self.lora) for group in there]
+        incoming = [_adapter_tensors(self.incoming(group, weights), self.lora) for group in there]
         sending = source.stream(
             self.sender(here, weights),
             everywhere=self.senders > 1,
@@ -248,7 +248,7 @@ class FolderTransport:
                     adapter=is_adapter,
                     dtype=None if is_adapter else self._dtype,
                 )
-                incoming = _of_adapter(Folder(path=folder, weights=infos), self._lora)
+                incoming = _adapter_tensors(Folder(path=folder, weights=infos), self._lora)
                 await client.load_weights([incoming] * len(client.in_service), version)
         except OSError as error:
             what = "the adapter" if is_adapter else "the weights"
@@ -301,7 +301,7 @@ class DeltaTransport:
         return base if stored <= _MOST_STORED * whole else {}
 
 
-def _of_adapter(tensors: IncomingWeights, lora: SkyRLLoraConfig | None) -> IncomingWeights:
+def _adapter_tensors(tensors: IncomingWeights, lora: SkyRLLoraConfig | None) -> IncomingWeights:
     """The tensors as those of an adapter with these settings, if there are some."""
     return tensors if lora is None else Adapter(tensors=tensors, rank=lora.rank, alpha=lora.alpha)
 

@@ -82,7 +82,7 @@ class UpdateGroupSender:
         name = self.group.name
         where = {"master_address": host, "master_port": port, "world_size": size, "backend": self.backend}
         coming = asking.submit(requests.ask, "init", {**where, "group_name": name})
-        making = _in_the_background(lambda: _group(self.backend, store, name, size, patience))
+        making = _run_in_background(lambda: _group(self.backend, store, name, size, patience))
         futures: list[Future[Any]] = [coming, making]
         wait(futures, return_when=FIRST_EXCEPTION)
         if coming.done():
@@ -110,7 +110,7 @@ def _group(backend: str, store: Store, name: str, size: int, patience: timedelta
     return group
 
 
-def _in_the_background(call: Callable[[], T]) -> Future[T]:
+def _run_in_background(call: Callable[[], T]) -> Future[T]:
     """Runs a call, which ends by its own deadline, in a daemon thread. Returns the future of its result."""
     future: Future[T] = Future()
 

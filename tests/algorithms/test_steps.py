@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from skyrl.algorithms.advantages import (
+    broadcast_last_advantage,
     group_relative,
     leave_one_out,
-    of_the_last_step,
     relative_to_mean,
     rescaled_for_silent_groups,
 )
@@ -90,9 +90,9 @@ def test_a_trajectory_in_one_row_or_in_several_is_worth_the_same() -> None:
 
 def test_a_trajectory_has_exactly_one_last_turn() -> None:
     with pytest.raises(ValueError, match="last: every trajectory needs exactly one last row"):
-        of_the_last_step(torch.zeros(3), torch.tensor([4, 4, 6]), torch.tensor([True, True, True]))
+        broadcast_last_advantage(torch.zeros(3), torch.tensor([4, 4, 6]), torch.tensor([True, True, True]))
     with pytest.raises(ValueError, match="exactly one last row"):
-        of_the_last_step(torch.zeros(3), torch.tensor([4, 4, 6]), torch.tensor([False, True, False]))
+        broadcast_last_advantage(torch.zeros(3), torch.tensor([4, 4, 6]), torch.tensor([False, True, False]))
 
 
 def test_shaping_changes_a_trajectory_once_at_its_last_turn() -> None:

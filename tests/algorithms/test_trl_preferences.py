@@ -45,7 +45,7 @@ def batch_of(case: dict[str, Any]) -> TrainingBatch:
         answer_lengths=torch.full((count,), mask.shape[1]),
     )
     old, reference = torch.tensor(case["logprobs"])[order], torch.tensor(case["ref"])[order]
-    return batch.given(old_logprobs=old, ref_logprobs=reference)
+    return batch.with_fields(old_logprobs=old, ref_logprobs=reference)
 
 
 def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -58,7 +58,7 @@ def assert_equal_to_trl(case: dict[str, Any], settings: dict[str, Any], wanted: 
     run = PreferenceConfig(**values)
     objective, batch = preference_objective(run), batch_of(case)
     if "margin" not in wanted:  # a trainer without a reference
-        batch = batch.given(ref_logprobs=None)
+        batch = batch.with_fields(ref_logprobs=None)
     assert batch.old_logprobs is not None
     logprobs = batch.old_logprobs.clone().requires_grad_()
     entropy = -torch.tensor(case["squares"])[order_of(case)] if run.use_weighting else None

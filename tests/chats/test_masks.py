@@ -131,8 +131,8 @@ def test_the_header_that_asks_for_an_answer_is_never_learned(name: str) -> None:
         chat = [{"role": names[role], "content": f"word{place}"} for place, role in enumerate(roles)]
         if roles == "uau":
             asked, given = (chat_text(tokenizer, chat[:1], ask=ask) for ask in (True, False))
-            header = added.first(asked.removeprefix(given).strip())
-            question = added.first(chat_text(tokenizer, chat, ask=False).partition("word1")[2])
+            header = added.leading(asked.removeprefix(given).strip())
+            question = added.leading(chat_text(tokenizer, chat, ask=False).partition("word1")[2])
             continue
         try:
             found = learned(tokenizer, *ChatMasks(tokenizer, all_messages=True)(chat))

@@ -265,6 +265,6 @@ async def test_no_space_is_put_before_a_text_in_the_middle_of_a_conversation(nam
     first, second = (int(edge) for edge in np.flatnonzero(np.diff(mask.astype(int)) == 1) + 1)
     ends = [int(edge) + 1 for edge in np.flatnonzero(np.diff([*mask.astype(int), 0]) == -1)]
     template = Template(tokenizer=tokenizer, arguments={})
-    between = template.after(FIXED, ANSWER, [user("b?")])
+    between = template.tokens_after(FIXED, ANSWER, [user("b?")])
     assert between is not None and list(between[-(second - ends[0]) :]) == ids[ends[0] : second].tolist()
     assert template.start(chat[:1]) == tuple(ids[:first].tolist())

@@ -26,17 +26,17 @@ def test_the_best_are_the_largest_or_the_smallest_and_none_where_none_is_asked_f
     best: int, larger_is_better: bool, kept: set[int]
 ) -> None:
     rules = Retention(last=1, best=best, metric="score", larger_is_better=larger_is_better)
-    assert rules.kept([1, 2, 3, 4], {1: 0.9, 2: 0.5, 3: 0.1}) == kept
+    assert rules.steps_to_keep([1, 2, 3, 4], {1: 0.9, 2: 0.5, 3: 0.1}) == kept
 
 
 def test_rules_that_are_not_set_keep_nothing() -> None:
     values = {1: 0.9, 2: 0.5, 3: 0.1}
-    assert Retention(last=1, metric="score").kept([1, 2, 3], values) == {3}
-    assert Retention(last=1, every=0, best=0, metric="score").kept([1, 2, 3], values) == {3}
+    assert Retention(last=1, metric="score").steps_to_keep([1, 2, 3], values) == {3}
+    assert Retention(last=1, every=0, best=0, metric="score").steps_to_keep([1, 2, 3], values) == {3}
 
 
 def test_the_newest_is_kept_by_any_rule() -> None:
-    assert Retention(last=0).kept([1, 2, 3]) == {3}
+    assert Retention(last=0).steps_to_keep([1, 2, 3]) == {3}
 
 
 def test_the_only_best_one_of_a_folder_is_kept(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_the_only_best_one_of_a_folder_is_kept(tmp_path: Path) -> None:
 
 def test_a_copied_shard_keeps_its_numbers_when_the_tensor_changes() -> None:
     numbers = torch.zeros(3)
-    copied = TensorShard(name="w", shape=(3,), start=0, numbers=numbers).copied()
+    copied = TensorShard(name="w", shape=(3,), start=0, numbers=numbers).copy_to_host()
     numbers += 1
     assert copied.numbers.tolist() == [0.0, 0.0, 0.0]
 

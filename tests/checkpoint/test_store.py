@@ -20,7 +20,7 @@ from skyrl.checkpoint.handover import WeightFiles
 from skyrl.checkpoint.manifest import read_manifest
 from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
-from skyrl.checkpoint.store import CheckpointStore, load_checkpoint, without_what_is_not_finite
+from skyrl.checkpoint.store import CheckpointStore, finite_metrics, load_checkpoint
 from skyrl.errors import ResumeError, RunError
 from skyrl.storage.disk import Disk
 from skyrl.storage.disk_errors import readable
@@ -318,7 +318,7 @@ def test_what_cannot_be_deleted_is_said_and_tried_again(
 
 
 def test_all_are_kept_unless_a_rule_says_otherwise() -> None:
-    assert Retention().kept([1, 2, 3]) == {1, 2, 3}
+    assert Retention().steps_to_keep([1, 2, 3]) == {1, 2, 3}
 
 
 def test_the_best_by_a_metric_are_kept_with_the_newest(tmp_path: Path) -> None:
@@ -372,7 +372,7 @@ def test_bytes_are_written_in_the_unit_that_makes_a_short_number(size: int, text
 
 def test_numbers_that_json_does_not_have_are_left_out_of_metrics_and_refused_in_the_state(tmp_path: Path) -> None:
     odd = {"nan": math.nan, "more": math.inf, "less": -math.inf, "loss": -1.5}
-    assert without_what_is_not_finite(odd) == {"loss": -1.5}
+    assert finite_metrics(odd) == {"loss": -1.5}
     with pytest.raises(ValueError, match="not JSON compliant"):
         CheckpointStore(tmp_path).finish(attrs.evolve(checkpoint(1), state=odd), [])
     with pytest.raises(ValueError, match="not JSON compliant"):

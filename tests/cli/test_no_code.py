@@ -18,7 +18,7 @@ from skyrl.tools.sampling_target import _is_run
 from skyrl.tracking.services.run_files import stored_configuration
 from skyrl.tree.imports import following
 from skyrl.tree.python_source import parsed_expression, parsed_program
-from skyrl.viewer.settings import _stored
+from skyrl.viewer.settings import _read_stored
 
 MODULE = """
 import pathlib
@@ -129,7 +129,7 @@ def test_a_strangers_run_folder_is_refused_whatever_its_files_are(kind: str, tmp
                 made.truncate(1 << 40)
         case _:
             file.write_bytes(b"\xff\xfe")
-    for read in (stored_run, stored_configuration, _stored):
+    for read in (stored_run, stored_configuration, _read_stored):
         with pytest.raises(UserError, match=r"config\.json"):
             read(tmp_path)
     assert not _is_run(tmp_path)

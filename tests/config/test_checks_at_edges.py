@@ -12,7 +12,7 @@ from skyrl.config import compose, load
 from skyrl.config.loading.check import without_effect
 from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.errors import ConfigError
-from skyrl.tree.rules import listed
+from skyrl.tree.rules import join_choices
 from tests.config.leaves import RUNNABLE
 
 PLACEMENT = "trainer.placement."
@@ -201,7 +201,7 @@ def test_the_last_kind_counts_whatever_a_file_says(tmp_path: Path) -> None:
     ("words", "text"), [(["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c", "d"], "a, b, c and d")]
 )
 def test_conditions_are_listed_as_in_a_sentence(words: list[str], text: str) -> None:
-    assert listed(words, "and") == text
+    assert join_choices(words, "and") == text
 
 
 @pytest.mark.parametrize(("scheduler", "told"), [("cosine_with_min_lr", False), ("constant", True)])

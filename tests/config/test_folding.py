@@ -9,7 +9,7 @@ import pytest
 
 from skyrl.config import SkyRLTrainConfig, check, load, resolve
 from skyrl.config.derive.sizes import work_of
-from skyrl.tools.scale_down import folded, what_was_folded
+from skyrl.tools.scale_down import folded, folded_lines
 
 ENGINE = "generator.inference_engine."
 PLACEMENT = "trainer.placement."
@@ -81,7 +81,7 @@ def test_the_algorithm_stays() -> None:
 
 def test_what_became_smaller_is_said() -> None:
     run, _ = both({"generator.max_turns": 8, "generator.max_input_length": 4096})
-    lines = what_was_folded(run, folded(run))
+    lines = folded_lines(run, folded(run))
     assert lines == [
         "64 GPUs, fsdp2 and vllm: one process, FSDP2 and the torch engine in float32",
         "batches of 1,024 prompts with 5 answers: 4 with 4",

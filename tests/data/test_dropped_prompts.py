@@ -178,9 +178,9 @@ def test_what_is_not_refused_is_in_the_text(tmp_path: Path, name: str) -> None:
         text = tokenizer.decode(prompt.token_ids)
         assert not [part for each in prompt.messages for part in dropped(each, text, thoughts=False)]
         assert not dropped_tools(prompt.tools, text)
-        assert bool(prompt.begun) == (prompt.messages[-1]["role"] == "assistant")
-        if prompt.begun:  # nothing follows what has begun
-            assert text.rstrip().casefold().endswith(prompt.begun[0]["content"].strip()[-3:].casefold())
+        assert bool(prompt.answer_prefix) == (prompt.messages[-1]["role"] == "assistant")
+        if prompt.answer_prefix:  # nothing follows what has begun
+            assert text.rstrip().casefold().endswith(prompt.answer_prefix[0]["content"].strip()[-3:].casefold())
 
 
 REFUSES = PASSES_OVER.replace(

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from skyrl.data.cursor import PromptCursor, permutation
+from skyrl.data.custom_sampler import CustomSampler
 from skyrl.data.order import Mixed, Order, Shuffled
-from skyrl.data.own_sampler import OwnSampler
 from skyrl.data.samplers import (
     Iterated,
     Mixture,
@@ -23,8 +23,8 @@ from skyrl.data.samplers import (
     Sampler,
     Schedule,
     Scored,
+    SkipSolved,
     TargetDifficulty,
-    WithoutSolved,
     weighted,
 )
 from skyrl.errors import RunError, UserError
@@ -85,8 +85,8 @@ MAKERS: dict[str, Callable[[], Sampler]] = {
     "target difficulty": target,
     "mixture": mixture,
     "schedule": lambda: Schedule([(0, in_passes()), (3, pools()), (9, target())]),
-    "without solved": lambda: WithoutSolved(in_passes(), ROWS, times=1, reward=1.0),
-    "pools without solved": lambda: WithoutSolved(pools(), ROWS, times=2, reward=1.0),
+    "without solved": lambda: SkipSolved(in_passes(), ROWS, times=1, reward=1.0),
+    "pools without solved": lambda: SkipSolved(pools(), ROWS, times=2, reward=1.0),
     "iterated": lambda: Iterated(Counting(range(ROWS), first=5)),
     "iterated without a state": lambda: Iterated(range(ROWS)),
 }
@@ -213,7 +213,7 @@ def test_a_schedule_changes_its_sampler_and_all_of_them_observe() -> None:
 
 
 def test_what_was_solved_often_enough_is_left_out_until_everything_is() -> None:
-    sampler = WithoutSolved(in_passes(), ROWS, times=2, reward=1.0)
+    sampler = SkipSolved(in_passes(), ROWS, times=2, reward=1.0)
     drawn = Counter[int]()
     for step in range(40):
         for row in sampler.draw(BATCH, step):
@@ -229,7 +229,7 @@ def test_what_was_solved_often_enough_is_left_out_until_everything_is() -> None:
 
 
 def test_a_row_that_is_not_solved_any_more_counts_from_the_beginning() -> None:
-    sampler = WithoutSolved(in_passes(), ROWS, times=2, reward=1.0)
+    sampler = SkipSolved(in_passes(), ROWS, times=2, reward=1.0)
     for rewards in ((1.0,), (0.0,), (1.0,)):
         sampler.observe(Scored(3, rewards))
     assert sampler.metrics() == {"rows_solved": 0.0}
@@ -271,11 +271,11 @@ def own(tmp_path: Path) -> str:
 
 
 def test_a_sampler_of_the_user_gets_the_rows_and_its_arguments(own: str) -> None:
-    assert OwnSampler(f"{own}:Last", range(9), {"window": 3}).draw(4, 0) == [8, 7, 6, 8]
+    assert CustomSampler(f"{own}:Last", range(9), {"window": 3}).draw(4, 0) == [8, 7, 6, 8]
 
 
 def test_a_class_in_the_form_of_skyrl_is_iterated_over() -> None:
-    sampler = OwnSampler("tests.data.test_samplers:Counting", range(5), {"first": 3})
+    sampler = CustomSampler("tests.data.test_samplers:Counting", range(5), {"first": 3})
     assert [sampler.draw(3, step) for step in range(2)] == [[3, 4, 0], [1, 2, 3]]
 
 
@@ -290,7 +290,7 @@ def test_a_class_in_the_form_of_skyrl_is_iterated_over() -> None:
 )
 def test_a_sampler_of_the_user_that_fails_is_named(own: str, name: str, said: str) -> None:
     with pytest.raises(RunError, match=said):
-        OwnSampler(f"{own}:{name}", range(9), {}).draw(4, 0)
+        CustomSampler(f"{own}:{name}", range(9), {}).draw(4, 0)
 
 
 @pytest.mark.parametrize(
@@ -303,4 +303,4 @@ def test_a_sampler_of_the_user_that_fails_is_named(own: str, name: str, said: st
 )
 def test_what_is_no_sampler_is_refused_at_the_start(own: str, name: str, arguments: dict[str, int], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        OwnSampler(f"{own}:{name}", range(9), arguments)
+        CustomSampler(f"{own}:{name}", range(9), arguments)

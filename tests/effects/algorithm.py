@@ -206,7 +206,7 @@ def critic_loss(scene: Scene) -> object:
     assert batch.values is not None
     objective, targets = ReturnRegression(value_clip=algorithm.value_clip), critic_targets(algorithm)(batch)
     values = (batch.values + torch.cos(batch.input_ids.float())).requires_grad_()
-    loss, _, _ = objective(values, objective.weigh(batch.given(returns=targets)))
+    loss, _, _ = objective(values, objective.weigh(batch.with_fields(returns=targets)))
     loss.backward()
     return plain([targets, loss, values.grad])
 
@@ -223,7 +223,7 @@ def learned_values(scene: Scene) -> object:
     try:
         critic, batch = experiment.get_critic(), small_batch()
         assert critic is not None and batch.values is not None
-        asyncio.run(update(critic, batch.given(returns=10 * batch.values + 5), experiment.get_critic_objective()))
+        asyncio.run(update(critic, batch.with_fields(returns=10 * batch.values + 5), experiment.get_critic_objective()))
         return plain(asyncio.run(critic.score(batch)))
     finally:
         experiment.processes.close()

@@ -99,7 +99,7 @@ def restarts(scene: Scene) -> object:
             found = engine_restarts(scene.run, NoRoom())
             if found is None:
                 return "it stays out of service"
-            await found.again(0)
+            await found.restart(0)
         return [call.args for call in sleep.call_args_list]
 
     return asyncio.run(pauses())

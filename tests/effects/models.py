@@ -113,7 +113,7 @@ class Sights:
         learner, batch = learner_of(scene, self.model), batch_for(scene)
         broken = learner.objective.weigh(batch)
         assert broken.loss_weights is not None
-        broken = broken.given(loss_weights=broken.loss_weights * torch.nan)
+        broken = broken.with_fields(loss_weights=broken.loss_weights * torch.nan)
         for number in range(9):
             try:
                 asyncio.run(learner.forward_backward_share(broken, learner.objective))

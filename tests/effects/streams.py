@@ -10,7 +10,7 @@ from attrs import evolve
 from skyrl.data.cursor import PromptCursor
 from skyrl.data.prompts import PromptDataset
 from skyrl.errors import RunError
-from skyrl.experiments.collaborators import in_flight, stream_limits
+from skyrl.experiments.collaborators import in_flight_policy, stream_limits
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.sampling import prompt_cursor, sampled_rollouts
 from skyrl.rollout.stream import GroupStream
@@ -37,9 +37,9 @@ def ahead(scene: Scene) -> object:
     async def watch() -> object:
         cursor = PromptCursor(prompts_of(8), scene.run.trainer.train_batch_size, seed=0)
         stream = GroupStream(cursor, never, stream_limits(scene.run, STEPS), lambda group: True)
-        stream.weights_are(0)
+        stream.set_weights_version(0)
         begun = [stream.running]
-        stream.weights_are(1)
+        stream.set_weights_version(1)
         begun.append(stream.running)
         since = asyncio.get_running_loop().time()
         try:
@@ -89,7 +89,7 @@ def first_batch(scene: Scene) -> object:
     source = sampled_rollouts(scene.run, prompt_cursor(scene.run, dataset), Instant(), total_steps=STEPS, waits=tuple)  # type: ignore[arg-type]  # it has what rollouts call
 
     async def take() -> object:
-        source.weights_are(0)
+        source.set_weights_version(0)
         groups = await source.next_batch(0)
         await source.close()
         return [(group.prompt.id, [row.loss_mask for row in group.trajectories]) for group in groups]
@@ -99,7 +99,7 @@ def first_batch(scene: Scene) -> object:
 
 @observable("what becomes of samples that are being drawn when new weights come")
 def interruption(scene: Scene) -> object:
-    return in_flight(scene.run)
+    return in_flight_policy(scene.run)
 
 
 @observable("the versions of the weights that engines get")
@@ -130,5 +130,5 @@ class Engines:
     holds_weights = True
     metrics: ClassVar[dict[str, float]] = {}
 
-    def weights_are(self, version: int) -> None:
+    def set_weights_version(self, version: int) -> None:
         """Nothing begins."""

@@ -39,7 +39,7 @@ def loss_of_one_step(scene: Scene) -> object:
     assert logprobs is not None
     trained = (0.9 * logprobs).requires_grad_()
     objective = policy_objective(scene.run.trainer.algorithm)
-    loss, parts, numbers = objective(trained, objective.weigh(batch.given(old_logprobs=None)))
+    loss, parts, numbers = objective(trained, objective.weigh(batch.with_fields(old_logprobs=None)))
     loss.backward()
     return plain([loss, trained.grad, parts, numbers])
 

@@ -20,7 +20,7 @@ from skyrl.envs.registry import find_env, ignored_columns, ignored_columns_warni
 from skyrl.envs.reward_functions import PlainReward, RewardFunctionEnv, ground_truth, lacking
 from skyrl.envs.rows import differing, ground_truths
 from skyrl.errors import DataError
-from skyrl.experiments.asked_rows import what_rows_lack
+from skyrl.experiments.unrewardable_rows import unrewardable_reason
 
 given: list[Any] = []
 SAID = [[{"role": "assistant", "content": "mine"}]]
@@ -199,7 +199,7 @@ def test_two_ground_truths_that_differ_make_a_bad_row(tmp_path: Path, row: Any, 
         ],
     ).config
     whole = answered({"answer": None, **row}, 0, "", Columns(answer="answer")) if "answer" in row else row
-    reason = what_rows_lack(run)(name, whole)
+    reason = unrewardable_reason(run)(name, whole)
     if problem is None:
         assert reason is None
         assert ground_truths(whole)

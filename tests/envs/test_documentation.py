@@ -1,4 +1,4 @@
-"""What docs/environments.md shows is what runs."""
+"""What docs/environments.md and its further pages show is what runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from skyrl.envs import EnvStep, find_env, registered_names
 from skyrl.envs.group_rewards import GroupReward
 from tests.page_files import write_files
 
-PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = "".join(
+    (DOCS / page).read_text(encoding="utf-8")
+    for page in ("environments.md", "tools.md", "turns.md", "built-in-environments.md")
+)
 ROW = {"reward_spec": {"ground_truth": "7"}}
 
 

@@ -9,7 +9,7 @@ import pytest
 from skyrl.config.settings.environment import SkyRLGymConfig, Text2SQLEnvConfig
 from skyrl.envs import find_env
 from skyrl.envs.builtin.program_tests import ProgramTest
-from skyrl.envs.text2sql import Text2SQLEnv, database, shown, solution
+from skyrl.envs.text2sql import Text2SQLEnv, database, result_text, solution
 from skyrl.errors import TaskError
 from skyrl.sandbox.sandbox import Sandbox
 from tests.envs.hostile import FRAMES, NUMBERS, QUERIES, UNITS, answers, endless, repeats
@@ -156,7 +156,7 @@ def test_a_solution_whose_rows_were_cut_earns_nothing(folder: Path, monkeypatch:
 def test_a_long_result_is_cut_and_says_so(folder: Path) -> None:
     told = sql_env(folder).step("<sql>SELECT a FROM t</sql>").observations[0]["content"]
     assert "cut at 50 rows" in told
-    assert "cut at 9000 characters" in shown({"columns": ["a"], "rows": [["x" * 20_000]], "cut": False})
+    assert "cut at 9000 characters" in result_text({"columns": ["a"], "rows": [["x" * 20_000]], "cut": False})
 
 
 @pytest.mark.parametrize("name", ["../shop", "shop/shop", "/etc/passwd", "", None, "nowhere", ".shop"])

@@ -9,7 +9,7 @@ from skyrl.envs import Env, find_env
 from skyrl.envs.builtin.code import last_code_block
 from skyrl.envs.builtin.llm_judge import messages, verdict
 from skyrl.envs.builtin.multiply import first_boxed
-from skyrl.envs.builtin.program_tests import same_output, same_value
+from skyrl.envs.builtin.program_tests import outputs_match, values_match
 from skyrl.envs.search import documents
 from skyrl.errors import TaskError
 from skyrl.sandbox.sandbox import Ran, ResourceLimits, Sandbox
@@ -127,7 +127,7 @@ def test_an_answer_without_a_program_passes_no_test() -> None:
     ],
 )
 def test_output_is_compared_token_by_token_and_numbers_as_numbers(printed: str, wanted: str, same: bool) -> None:
-    assert same_output(printed, wanted) is same
+    assert outputs_match(printed, wanted) is same
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_output_is_compared_token_by_token_and_numbers_as_numbers(printed: str, 
     ],
 )
 def test_results_are_compared_number_by_number(found: object, wanted: object, same: bool) -> None:
-    assert same_value(found, wanted) is same
+    assert values_match(found, wanted) is same
 
 
 TYPED = """```python

@@ -31,7 +31,7 @@ def add(a: int, b: int = 1) -> int:
 
 
 class Sums(ToolEnv):
-    tools = (Tool.of(add),)
+    tools = (Tool.from_function(add),)
 
     def judge(self, answer: str) -> EnvStep:
         return EnvStep(reward=float(answer == "4"), done=True)
@@ -148,7 +148,7 @@ def test_a_function_that_says_too_little_is_no_tool() -> None:
         return a
 
     with pytest.raises(TaskError, match="silent"):
-        Tool.of(silent)
+        Tool.from_function(silent)
 
 
 def test_programs_run_in_a_sandbox() -> None:

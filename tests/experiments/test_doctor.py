@@ -316,6 +316,40 @@ def test_what_the_template_drops_of_the_first_row_is_named(
         assert ours == []
 
 
+WITH_A_TOOL = """
+from skyrl.envs import Env
+class Adds(Env):
+    def tool_schemas(self):
+        return ({"type": "function", "function": {"name": self.extras["tool"]}},)
+"""
+
+
+@pytest.mark.parametrize(
+    ("template", "columns", "message"),
+    [
+        (PASSES_OVER, {"tool": "add"}, "row 0: the chat template leaves out the tool add"),
+        (SHOWS_TOOLS, {"tool": "add"}, ""),
+        (SHOWS_TOOLS, {}, "starting on row 0 of"),
+    ],
+)
+def test_an_environment_whose_tools_the_template_hides_is_named(
+    nano: Path, tmp_path: Path, template: str, columns: dict[str, str], message: str
+) -> None:
+    rows, jinja, code = tmp_path / "x.jsonl", tmp_path / "mine.jinja", tmp_path / "adds.py"
+    rows.write_text((json.dumps({"prompt": [{"role": "user", "content": "go"}], **columns}) + "\n") * 4)
+    jinja.write_text(template, encoding="utf-8")
+    code.write_text(WITH_A_TOOL, encoding="utf-8")
+    changes = {
+        "generator.chat_template.source": "file",
+        "generator.chat_template.name_or_path": str(jinja),
+        "data.train_data": [str(rows)],
+        "environment.env_class": f"{code}:Adds",
+    }
+    messages = [item.message for item in problems(nano, tmp_path, changes) if item.path == "environment.env_class"]
+    assert [message in item for item in messages] == [True] * bool(message)
+    assert not [item for item in problems(nano, tmp_path, changes, run=True) if item.path == "environment.env_class"]
+
+
 def test_a_template_that_refuses_the_first_row_is_named(nano: Path, tmp_path: Path) -> None:
     file = tmp_path / "strict.jinja"
     file.write_text("{% if messages[0].role == 'user' %}{{ raise_exception('no system message') }}{% endif %}")

@@ -13,7 +13,7 @@ from skyrl.cli.main import cli
 from skyrl.config import SkyRLTrainConfig, compose
 from skyrl.config.loading.stored import stored_form
 from skyrl.errors import ConfigError, ResumeError, UserError
-from skyrl.tools.sampling_alone import without_old_news
+from skyrl.tools.sampling_alone import new_warnings
 from skyrl.tools.sampling_target import compose_sampling
 from tests.nano_run import all_metrics, as_words, overrides, train
 
@@ -116,9 +116,9 @@ def test_an_evaluation_warns_about_the_users_words_and_not_about_what_the_run_ha
     folder = str(tmp_path / "run")
     composed = compose_sampling([folder], ["environment.env_class=gsm8k"])
     assert "environment.skyrl_gym.isolate_user_env" in {problem.path for problem in composed.warnings}
-    assert without_old_news(composed, [folder]) == []
+    assert new_warnings(composed, [folder]) == []
     written = compose_sampling([folder], ["environment.env_class=gsm8k", isolated])
-    [problem] = without_old_news(written, [folder])
+    [problem] = new_warnings(written, [folder])
     assert problem.path == "environment.skyrl_gym.isolate_user_env"
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.errors import RunError
-from skyrl.experiments.full_length import full_length_rollouts, without_traces
+from skyrl.experiments.full_length import full_length_rollouts, probe_run
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
@@ -69,5 +69,5 @@ def test_several_turns_make_a_row_as_long_as_the_last_input_with_its_answer(nano
 
 def test_made_up_steps_are_not_tried_again(nano: Path, tmp_path: Path) -> None:
     run = config(nano, tmp_path, trainer__num_dummy_steps=1, trainer__recover_mode="auto", trainer__recover_retries=2)
-    assert without_traces(run).trainer.recover_mode is None
+    assert probe_run(run).trainer.recover_mode is None
     assert not Recovery(run).follows(RunError("no memory"))

@@ -58,7 +58,7 @@ class SpoiltPolicyWorker(PolicyWorker):
     async def forward_backward_share(self, batch: TrainingBatch, objective: Objective) -> RankMetrics:
         if self._now("gradient", 5):  # the first of the third step
             assert batch.advantages is not None
-            batch = batch.given(advantages=torch.full_like(batch.advantages, torch.nan))
+            batch = batch.with_fields(advantages=torch.full_like(batch.advantages, torch.nan))
         return await super().forward_backward_share(batch, objective)
 
     async def optimizer_step(self, settings: StepSettings) -> Metrics:

@@ -31,10 +31,10 @@ from skyrl.experiments.model_checks import (
 from skyrl.experiments.preflight import (
     a_compiler_is_there,
     flash_attention_is_installed,
+    gpus_are_available,
     keys_are_there,
     packages_are_installed,
     the_trackers_are_there,
-    there_are_gpus_for_it,
 )
 from skyrl.installation import install_command
 
@@ -79,25 +79,25 @@ def test_a_run_that_takes_more_gpus_than_there_are_is_told(monkeypatch: pytest.M
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(["gpu0"]))
     four = {f"trainer__placement__{model}_num_gpus_per_node": 4 for model in ("policy", "ref")}
     run = resolved(trainer__device="cuda", generator__inference_engine__num_engines=4, **four)
-    [problem] = there_are_gpus_for_it(run)
+    [problem] = gpus_are_available(run)
     assert problem.message == "this run needs 4 GPUs, but this machine has 1"
     monkeypatch.setattr("skyrl.experiments.preflight.version", lambda name: "2.13.0")
     cpu = 'set trainer.device = "auto" or "cpu"'
     cluster = "join a cluster with trainer.placement.ray_address, use fewer (see `skyrl plan`), or "
-    assert [each.hint for each in there_are_gpus_for_it(run)] == [cluster + cpu]
+    assert [each.hint for each in gpus_are_available(run)] == [cluster + cpu]
     alone = resolved(
         trainer__device="cuda", trainer__placement__executor="in_process", generator__inference_engine__backend="torch"
     )
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(()))
-    [problem] = there_are_gpus_for_it(alone)
+    [problem] = gpus_are_available(alone)
     assert (problem.path, problem.message) == ("trainer.device", "this run needs 1 GPU, but this machine has none")
     assert problem.hint == cpu
     monkeypatch.setattr("skyrl.experiments.preflight.version", lambda name: "2.13.0+cpu")
-    [problem] = there_are_gpus_for_it(alone)
+    [problem] = gpus_are_available(alone)
     assert problem.hint == f"{cpu}; the installed torch 2.13.0+cpu is built without CUDA"
-    assert list(there_are_gpus_for_it(resolved(trainer__device="cpu"))) == []
+    assert list(gpus_are_available(resolved(trainer__device="cpu"))) == []
     elsewhere = resolved(trainer__device="cuda", trainer__placement__ray_address="host:6379", **four)
-    assert list(there_are_gpus_for_it(elsewhere)) == []
+    assert list(gpus_are_available(elsewhere)) == []
 
 
 @pytest.mark.parametrize(

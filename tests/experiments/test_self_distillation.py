@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from skyrl.checkpoint.shards import TensorSource
 from skyrl.errors import DataError
-from skyrl.learners.workers.model_worker import ModelWorker
+from skyrl.learners.workers.roles import TeacherWorker
 from tests.experiments.forked import run
 from tests.experiments.phases import Fault
 from tests.experiments.sameness import assert_same, assert_same_files
@@ -112,13 +112,13 @@ def test_the_policy_is_mixed_into_its_moving_average_after_a_step(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     after: list[dict[str, torch.Tensor]] = []
-    mix = ModelWorker.mix
+    mix = TeacherWorker.mix
 
-    def noted(worker: ModelWorker, source: TensorSource, share: float) -> None:
+    def noted(worker: TeacherWorker, source: TensorSource, share: float) -> None:
         mix(worker, source, share)
         after.append({name: weight.clone() for name, weight in worker.model.state_dict().items()})
 
-    monkeypatch.setattr(ModelWorker, "mix", noted)
+    monkeypatch.setattr(TeacherWorker, "mix", noted, raising=False)
     train(nano, tmp_path, **moving(nano, trainer__max_training_steps=1))
     [teacher] = after
     before, policy = (

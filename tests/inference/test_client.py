@@ -261,7 +261,7 @@ async def test_a_single_engine_is_not_asked_for_its_load() -> None:
 def test_the_oldest_conversations_are_forgotten() -> None:
     known: ConversationRoutes[str] = ConversationRoutes(most=2)
     for name in ("old", "kept", "new"):
-        known.drawn(turn(name, 0), name)
+        known.record_drawn(turn(name, 0), name)
     assert [known.engine_of(turn(name, 1)) for name in ("old", "kept", "new")] == [None, "kept", "new"]
     assert known.engine_of(turn("new", 0)) is None
 

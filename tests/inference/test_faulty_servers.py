@@ -30,7 +30,7 @@ from skyrl.inference.servers.answers import mapping
 from skyrl.inference.servers.dialects import ServerDeadlines
 from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.http_engine import HttpEngine
-from skyrl.inference.servers.pulse import Pulse
+from skyrl.inference.servers.liveness import Pulse
 from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.inference.servers.vllm_server import VLLMServer
 from skyrl.weight_receiver.incoming_weights import Folder, Shared, WeightInfo
@@ -391,7 +391,7 @@ async def test_a_server_that_answers_again_takes_part_again_with_the_next_weight
         await client.pause()
         assert client.in_service == (engines[1],)
         failing.speak_again()
-        assert await restarts.one_is_ready()
+        assert await restarts.wait_until_ready()
         assert await client.admit_started()  # so that the canary compares it first
         assert client.in_service == tuple(engines)
         await client.load_weights([WEIGHTS] * 2, 2)

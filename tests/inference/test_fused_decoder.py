@@ -12,7 +12,7 @@ from transformers import Qwen2ForCausalLM
 from skyrl.inference.torch import fused_decoder, projections
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.inference.torch.fused_decoder import FusedDecoder
-from skyrl.inference.torch.prefix_cache import Kept
+from skyrl.inference.torch.prefix_cache import CachedPrefix
 from skyrl.models import onednn
 from skyrl.models.attention import varlen_attention
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
@@ -74,7 +74,7 @@ def test_prompts_of_all_lengths_share_a_kernel_where_it_takes_them(monkeypatch: 
 
     with torch.inference_mode():
         [whole] = decoder.prefill([listed[3]], [None])
-        kept = [None, None, None, Kept(ids=tuple(listed[3][:9]), layers=whole.layers).shortened(9), None]
+        kept = [None, None, None, CachedPrefix(ids=tuple(listed[3][:9]), layers=whole.layers).shortened(9), None]
         expected = list(decoder.prefill(listed, kept))
         monkeypatch.setattr(fused_decoder, "has_varlen_kernels", lambda device: True)
         monkeypatch.setattr(varlen_attention, "_flash_attention", counted)

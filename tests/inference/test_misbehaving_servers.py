@@ -17,8 +17,8 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
-from skyrl.envs.builtin.judge_service import _only_choice
-from skyrl.envs.builtin.reward_model import _only_score
+from skyrl.envs.builtin.judge_service import _single_choice
+from skyrl.envs.builtin.reward_model import _single_score
 from skyrl.envs.search import documents
 from skyrl.envs.services.remote_sandbox import _ran
 from skyrl.errors import ProcessError, SkyRLError, UserError, WeightSyncError
@@ -225,9 +225,9 @@ async def between_batches(client: InferenceEngineClient, folder: Path) -> None:
 
 
 SERVICES = (
-    (_only_score, {"scores": [0.5], "model": "a model"}),
+    (_single_score, {"scores": [0.5], "model": "a model"}),
     (_ran, {"ended": "exit", "code": 0, "stdout": "b3V0", "stderr": ""}),
-    (_only_choice, {"choices": [{"index": 0, "message": {"role": "assistant", "content": "### Final Score: 1"}}]}),
+    (_single_choice, {"choices": [{"index": 0, "message": {"role": "assistant", "content": "### Final Score: 1"}}]}),
     (documents, {"result": [[{"document": {"contents": "a"}, "score": 2.0}, {"document": {"contents": "b"}}]]}),
 )
 

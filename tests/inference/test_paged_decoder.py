@@ -150,7 +150,7 @@ def story(model: CausalLM, kind: str, seed: int) -> list[Completion]:
             version += 1
             replace_weights(model.model, Shared(tuple(nano_model(kind, seed=version).state_dict().items())))
             model.refresh()
-            batch.weights_are(version)
+            batch.set_weights_version(version)
         if event == "sleep":
             model.release()
     while batch.rows or waiting:

@@ -99,8 +99,8 @@ def test_models_that_transformers_computes_are_refused(kind: str) -> None:
 
 
 def test_a_processor_that_cuts_sums_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = Quantized._of_levels
-    monkeypatch.setattr(Quantized, "_of_levels", lambda self, levels: exact(self, levels).clamp(max=16.0))
+    exact = Quantized._multiply_levels
+    monkeypatch.setattr(Quantized, "_multiply_levels", lambda self, levels: exact(self, levels).clamp(max=16.0))
     with pytest.raises(ModelError, match="needs a processor with VNNI"):
         engine()
 

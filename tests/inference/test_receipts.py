@@ -12,7 +12,7 @@ from torch import nn
 
 from skyrl.errors import WeightSyncError
 from skyrl.inference.servers.answers import RequestedSample
-from skyrl.inference.servers.vllm_server import _of_completions, _of_generate
+from skyrl.inference.servers.vllm_server import _parse_completion, _parse_generate
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.inference.weights import refuse_not_loaded, replace_weights
 from skyrl.processes.answers import BadAnswer
@@ -22,9 +22,9 @@ from skyrl.weight_receiver.incoming_weights import (
     Delta,
     Folder,
     Shared,
+    load_failure,
     receipt,
     weight_info,
-    why_not_loaded,
 )
 from skyrl.weight_receiver.transfer_group import TransferGroup
 from skyrl.weight_sync.senders import FolderSender
@@ -70,7 +70,7 @@ def test_every_receiver_has_to_give_the_receipt_of_what_was_sent(
 ) -> None:
     incoming = sent(tmp_path / "sent", a=torch.zeros(3))
     given = [receipt(incoming) if each == "{}" else each for each in outcomes]
-    found = why_not_loaded(given, incoming)
+    found = load_failure(given, incoming)
     assert found == "" if reason == "" else reason in found
 
 
@@ -137,10 +137,10 @@ def asked() -> RequestedSample:
 )
 def test_a_log_probability_is_that_of_the_token_that_was_drawn(changes: dict[str, Any], fits: bool) -> None:
     if fits:
-        assert _of_generate(generated(**changes), asked()).logprobs == (-0.5,) * 3
+        assert _parse_generate(generated(**changes), asked()).logprobs == (-0.5,) * 3
     else:
         with pytest.raises(BadAnswer, match="log-probabilities of other tokens than it drew"):
-            _of_generate(generated(**changes), asked())
+            _parse_generate(generated(**changes), asked())
 
 
 @pytest.mark.parametrize("tokens", [["token_id:7", "token_id:8", "token_id:7"], ["token_id:9"] * 3])
@@ -150,9 +150,9 @@ def test_completions_may_name_their_tokens_too(tokens: list[str]) -> None:
         return {"choices": [{"token_ids": [7, 8, 9], "logprobs": logprobs, "finish_reason": "length"}]}
 
     for fitting in (None, ["token_id:7", "token_id:8", "token_id:9"], ["a", "b", "c"]):
-        assert _of_completions(answer(fitting), asked()).logprobs == (-0.5,) * 3
+        assert _parse_completion(answer(fitting), asked()).logprobs == (-0.5,) * 3
     with pytest.raises(BadAnswer, match="log-probabilities of other tokens than it drew"):
-        _of_completions(answer(tokens), asked())
+        _parse_completion(answer(tokens), asked())
 
 
 def test_a_folder_whose_digests_are_gone_is_no_receipt(tmp_path: Path) -> None:

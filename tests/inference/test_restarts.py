@@ -175,7 +175,7 @@ async def test_requests_wait_for_the_engine_that_takes_the_place_of_the_last() -
     (first,) = await asked_of(door, ("one", 1))
     a.fault = ProcessError("it died")
     a.go.set()
-    await asyncio.wait_for(door.without_engines(), 10)
+    await asyncio.wait_for(door.wait_for_replacement(), 10)
     assert (door.in_service, first.done(), starts.pauses) == ((), False, [5.0, 10.0])
     await publish(door, version=1)
     again.go.set()
@@ -190,7 +190,7 @@ async def test_the_last_engine_that_does_not_start_again_raises_what_killed_it()
     a.fault = ProcessError("it died")
     a.go.set()
     with pytest.raises(ProcessError, match="it died"):
-        await asyncio.wait_for(door.without_engines(), 10)
+        await asyncio.wait_for(door.wait_for_replacement(), 10)
     await door.pause()
     with pytest.raises(ProcessError, match="it died"):
         await asyncio.wait_for(door.admit_started(), 10)
@@ -268,7 +268,7 @@ async def test_an_engine_whose_weights_never_change_serves_again_once_it_got_wha
         await serves.wait()
         return "done"
 
-    assert await asyncio.wait_for(door.with_restarts(work(), admitting), 10) == "done"
+    assert await asyncio.wait_for(door.run_with_restarts(work(), admitting), 10) == "done"
     assert again.events == ["publish one"]
 
 
@@ -283,4 +283,4 @@ async def test_work_ends_with_the_last_engine_that_does_not_start_again() -> Non
         await asked
 
     with pytest.raises(ProcessError, match="it died"):
-        await asyncio.wait_for(door.with_restarts(work(), lambda engine: nullcontext()), 10)
+        await asyncio.wait_for(door.run_with_restarts(work(), lambda engine: nullcontext()), 10)

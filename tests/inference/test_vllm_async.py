@@ -121,14 +121,14 @@ async def load_in_flight(incoming: Any, version: int) -> Completion:
     while pausing is None or not pausing.done():  # a step at a time until the engine has heard of the pause
         held = asyncio.create_task(steps.held())
         await asyncio.wait({held, pausing or held}, return_when=asyncio.FIRST_COMPLETED)
-        pausing = pausing or asyncio.create_task(engine._on_loop(backend._llm.pause_generation(mode="keep")))
+        pausing = pausing or asyncio.create_task(engine._run_on_loop(backend._llm.pause_generation(mode="keep")))
         steps.hold(after=1)
     steps.release()
     loaded = backend.call_workers("skyrl_load_weights", incoming, engine._expected.tied)
-    assert await engine._on_loop(loaded) == [receipt(from_plain(incoming))]
-    await engine._on_loop(backend._llm.reset_prefix_cache(reset_running_requests=True))
-    await engine._on_loop(backend._llm.update_weight_version(str(version)))
-    await engine._on_loop(backend._llm.resume_generation())
+    assert await engine._run_on_loop(loaded) == [receipt(from_plain(incoming))]
+    await engine._run_on_loop(backend._llm.reset_prefix_cache(reset_running_requests=True))
+    await engine._run_on_loop(backend._llm.update_weight_version(str(version)))
+    await engine._run_on_loop(backend._llm.resume_generation())
     (completion,) = await running
     return completion
 

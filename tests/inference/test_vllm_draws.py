@@ -9,7 +9,7 @@ from torch import Tensor
 
 from skyrl.inference.draws import uniforms
 from skyrl.inference.sampling import draw
-from skyrl.inference.vllm.keyed_draws import SEED, KeyedDraws, by_key
+from skyrl.inference.vllm.keyed_draws import SEED, KeyedDraws, keyed_arguments
 
 VOCABULARY = 11
 
@@ -83,8 +83,8 @@ def test_more_rows_than_requests_are_vllms() -> None:
 
 
 def test_the_seed_goes_where_vllm_makes_no_generator_and_other_arguments_stay() -> None:
-    assert by_key({"seed": 4, "top_p": 0.5, "extra_args": {"of_a_user": 1}}) == {
+    assert keyed_arguments({"seed": 4, "top_p": 0.5, "extra_args": {"of_a_user": 1}}) == {
         "top_p": 0.5,
         "extra_args": {"of_a_user": 1, SEED: 4},
     }
-    assert by_key({"seed": 4}) == {"extra_args": {SEED: 4}}
+    assert keyed_arguments({"seed": 4}) == {"extra_args": {SEED: 4}}

@@ -10,7 +10,7 @@ import pytest
 
 from skyrl.config import compose
 from skyrl.envs import find_env
-from skyrl.experiments.preflight import own_algorithms_can_be_called
+from skyrl.experiments.preflight import custom_algorithms_can_be_called
 from tests.interop.corpora import RECORDED
 from tests.page_files import write_files
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_command_of_the_page_passes_the_check(words: str) -> None:
     assert len(COMMANDS) == 3
     composed = compose(["run.toml"], shlex.split(words))
-    assert list(own_algorithms_can_be_called(composed.config)) == []
+    assert list(custom_algorithms_can_be_called(composed.config)) == []
 
 
 def test_the_reward_of_the_page_scores_an_answer() -> None:

@@ -44,7 +44,7 @@ def advantages(conversion: Conversion, rewards: list[list[float]], **others: Any
         **others,
     )
     shaped, _ = reward_shaping(algorithm)(batch)
-    return advantage_estimator(algorithm)(batch.given(rewards=shaped))
+    return advantage_estimator(algorithm)(batch.with_fields(rewards=shaped))
 
 
 def test_distillation_trains_each_token_on_the_distance_to_the_teacher() -> None:

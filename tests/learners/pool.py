@@ -32,7 +32,7 @@ class PipeHandle:
         self.name, self._pipe = name, pipe
         self._one_at_a_time = threading.Lock()
 
-    def within(self, seconds: float) -> PipeHandle:
+    def with_deadline(self, seconds: float) -> PipeHandle:
         return self
 
     async def call(self, method: Any, *args: Any, **kwargs: Any) -> Any:

@@ -172,7 +172,7 @@ def mini_batch(step: int, rows: int = 8) -> TrainingBatch:
     generator = torch.Generator().manual_seed(step)
     noise = [torch.randn(plain.input_ids.shape, generator=generator) for _ in range(2)]
     old, ref = (torch.where(plain.loss_mask, -6 + 2 * each, 0.0) for each in noise)
-    return plain.given(old_logprobs=old, ref_logprobs=ref, rollout_logprobs=old)
+    return plain.with_fields(old_logprobs=old, ref_logprobs=ref, rollout_logprobs=old)
 
 
 async def course(learner: LearnerGroup[PolicyWorker]) -> Trained:

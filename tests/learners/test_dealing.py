@@ -39,7 +39,7 @@ def test_rows_are_dealt_in_order_and_equal_numbers() -> None:
 
 def test_where_rows_do_not_divide_the_last_is_repeated_without_weight() -> None:
     rows = batch(5)
-    shares = deal(rows.given(loss_weights=token_mean(rows.loss_mask)), 2)
+    shares = deal(rows.with_fields(loss_weights=token_mean(rows.loss_mask)), 2)
     assert [share.lengths.tolist() for share in shares] == [list(LENGTHS[:3]), [12, 6, 6]]
     weights = [share.loss_weights for share in shares]
     assert weights[1] is not None and not weights[1][2].any() and not shares[1].loss_mask[2].any()
@@ -48,7 +48,7 @@ def test_where_rows_do_not_divide_the_last_is_repeated_without_weight() -> None:
 
 
 def test_the_rows_of_an_item_stay_on_one_replica() -> None:
-    pairs = batch(6).given(groups=torch.tensor([0, 0, 1, 1, 2, 2]))
+    pairs = batch(6).with_fields(groups=torch.tensor([0, 0, 1, 1, 2, 2]))
     shares = deal(pairs, 2, rows_of_an_item=2)
     assert [share.lengths.tolist() for share in shares] == [[5, 12, 8, 12], [6, 9, 6, 9]]
     assert [share.groups.tolist() for share in shares] == [[0, 0, 1, 1], [2, 2, 3, 3]]
@@ -72,7 +72,7 @@ async def test_a_pair_that_fills_up_a_rank_counts_in_no_mean() -> None:
     mask = torch.tensor([[False, True], [False, True], [False, False], [False, False]])
     ids = torch.zeros(4, 2, dtype=torch.long)
     pairs = evolve(batch(4), input_ids=ids, lengths=torch.tensor([2] * 4), loss_mask=mask, rewards=torch.zeros(4, 2))
-    weighed = pairs.given(loss_weights=mask.float())  # of the whole batch, which has one pair
+    weighed = pairs.with_fields(loss_weights=mask.float())  # of the whole batch, which has one pair
     values = torch.tensor([[0.0, 3.0], [0.0, 1.0], [0.0, 0.0], [0.0, 0.0]])
     loss, _, numbers = BradleyTerry()(values, weighed)
     assert loss.item() == pytest.approx(math.log(1 + math.exp(-2)))
@@ -168,7 +168,7 @@ async def test_a_rank_that_does_not_report_learns_and_returns_no_rows(small: Tra
     objective = policy_objective(small.algorithm)
     silent = PolicyWorker(small, objective, ranks=Ranks(reports=False))
     twin = PolicyWorker(small, objective)
-    rows = objective.weigh(batch(2).given(ref_logprobs=torch.zeros(2, 12)))
+    rows = objective.weigh(batch(2).with_fields(ref_logprobs=torch.zeros(2, 12)))
     assert (await silent.score(rows)).shape == (0, 12)
     for learner in (silent, twin):
         await learner.forward_backward_share(rows, objective)

@@ -17,7 +17,7 @@ from skyrl.training.objective import policy_objective
 from tests.learners.rows import batch
 from tests.learners.updating import PolicyWorker
 
-ROWS = batch().given(ref_logprobs=torch.zeros(6, 12))
+ROWS = batch().with_fields(ref_logprobs=torch.zeros(6, 12))
 
 
 class Copying(HostActivations):

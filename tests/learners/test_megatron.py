@@ -405,7 +405,7 @@ async def test_a_critic_learns_returns_as_in_one_process(
     changes, ranks = WAYS[name.partition(",")[0]]
     adapter = {path.replace("policy", "critic"): value for path, value in (APART if "adapted" in name else {}).items()}
     rows = batch(8)
-    rows = rows.given(returns=torch.where(rows.loss_mask, 1.0, 0.0))
+    rows = rows.with_fields(returns=torch.where(rows.loss_mask, 1.0, 0.0))
     one = CriticWorker(changed(small, adapter), ReturnRegression(value_clip=None))
     critics = {path.replace("policy", "critic"): value for path, value in changes.items()}
     critic = spread.critic(critics | adapter, ranks)

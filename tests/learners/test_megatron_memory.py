@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from skyrl.learners.megatron.memory import BufferMemory, move_optimizer
-from skyrl.learners.moving import DeviceMover
+from skyrl.learners.offloading import DeviceMover
 
 
 def test_views_of_a_buffer_are_what_they_were_when_its_memory_has_come_back() -> None:

@@ -44,7 +44,7 @@ async def test_a_strategy_with_another_order_of_passes_learns_and_scores_alike(
     small: TrainerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objective = policy_objective(small.algorithm)
-    rows = batch(6).given(ref_logprobs=torch.zeros(6, 12))
+    rows = batch(6).with_fields(ref_logprobs=torch.zeros(6, 12))
     plain = PolicyWorker(small, objective)
     monkeypatch.setitem(
         STRATEGIES, "fsdp2", lambda source, section, context: AllForwardFirst(source, section.fsdp_config, context)

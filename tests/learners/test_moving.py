@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skyrl.config import TrainerConfig
-from skyrl.learners.moving import HOST, DeviceMover, local_bytes
+from skyrl.learners.offloading import HOST, DeviceMover, local_bytes
 from skyrl.learners.workers.roles import RefWorker
 from skyrl.training.objective import policy_objective
 from tests.learners.pool import Pool
@@ -52,7 +52,7 @@ def buffers_of(policy: PolicyWorker) -> int:
 async def test_the_model_goes_first_then_two_slots_for_each_weight(small: TrainerConfig) -> None:
     recorder = Recorder()
     policy = worker(small, recorder)
-    await policy.update(batch().given(ref_logprobs=torch.zeros(6, 12)))
+    await policy.update(batch().with_fields(ref_logprobs=torch.zeros(6, 12)))
     assert await policy.offload() == 3 * size_of(policy) + buffers_of(policy)
     shapes = [shape for shape, _ in recorder.moved]
     parameters = [tuple(parameter.shape) for parameter in policy.model.parameters()]
@@ -68,7 +68,7 @@ async def test_the_model_goes_first_then_two_slots_for_each_weight(small: Traine
 
 async def test_parts_move_alone(small: TrainerConfig) -> None:
     policy = worker(small, Recorder())
-    await policy.update(batch().given(ref_logprobs=torch.zeros(6, 12)))
+    await policy.update(batch().with_fields(ref_logprobs=torch.zeros(6, 12)))
     assert await policy.offload(model=False) == 2 * size_of(policy)
     assert await policy.onload(optimizer=False) == size_of(policy) + buffers_of(policy)
 
@@ -76,7 +76,7 @@ async def test_parts_move_alone(small: TrainerConfig) -> None:
 async def test_each_rank_moves_its_shards(pool: Pool, small: TrainerConfig) -> None:
     objective = policy_objective(small.algorithm)
     learner = LearnerGroup(pool.start(partial(PolicyWorker, small, objective, mover=Recorder()), 2), objective)
-    await learner.update(batch().given(ref_logprobs=torch.zeros(6, 12)))
+    await learner.update(batch().with_fields(ref_logprobs=torch.zeros(6, 12)))
     whole = worker(small)
     assert await learner.offload() == 3 * size_of(whole) + 2 * buffers_of(whole)
     assert await learner.onload(optimizer=False) == size_of(whole) + 2 * buffers_of(whole)
@@ -84,7 +84,7 @@ async def test_each_rank_moves_its_shards(pool: Pool, small: TrainerConfig) -> N
 
 async def test_on_a_cpu_nothing_moves_and_learning_goes_on(small: TrainerConfig) -> None:
     stays, goes = worker(small), worker(small)
-    rows = batch().given(ref_logprobs=torch.zeros(6, 12))
+    rows = batch().with_fields(ref_logprobs=torch.zeros(6, 12))
     for policy in (stays, goes):
         await policy.update(rows)
     assert (await goes.offload(), await goes.onload()) == (0, 0)
@@ -95,7 +95,7 @@ async def test_on_a_cpu_nothing_moves_and_learning_goes_on(small: TrainerConfig)
 async def test_on_a_gpu_the_memory_is_given_back_and_learning_goes_on(small: TrainerConfig) -> None:
     trainer = attrs.evolve(small, device="cuda")
     stays, goes = worker(trainer), worker(trainer)
-    rows = batch().given(ref_logprobs=torch.zeros(6, 12))
+    rows = batch().with_fields(ref_logprobs=torch.zeros(6, 12))
     for policy in (stays, goes):
         await policy.update(rows)
     before = torch.cuda.memory_allocated()

@@ -30,7 +30,7 @@ def returns(size: float) -> TrainingBatch:
     """Eight rows whose returns are `size` and three times that in turn."""
     rows = batch(8)
     each = torch.where(torch.arange(8) % 2 == 0, size, 3 * size).unsqueeze(1)
-    return rows.given(returns=torch.where(rows.loss_mask, each, 0.0))
+    return rows.with_fields(returns=torch.where(rows.loss_mask, each, 0.0))
 
 
 async def losses(
@@ -71,7 +71,7 @@ async def test_values_of_tokens_that_are_not_selected_stay_zero(small: TrainerCo
 async def test_clipping_compares_what_the_model_predicted_however_the_moments_move(small: TrainerConfig) -> None:
     """The first update finds new moments; the model has not moved yet, so that no value is clipped."""
     learner, rows = critic(small, clip=0.2), returns(1000.0)
-    rows = rows.given(values=await learner.score(rows))
+    rows = rows.with_fields(values=await learner.score(rows))
     metrics = await learner.update(rows)
     assert metrics["values_clipfrac"] == 0
     assert metrics["critic_loss"] == pytest.approx(0.5, abs=0.1)  # half the variance of normalized returns

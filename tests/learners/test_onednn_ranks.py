@@ -55,7 +55,7 @@ async def test_sharded_layers_by_onednn_learn_as_plain_ones_do(
     trainer = evolve_at(trainer, "policy.model.init_from_scratch", True)
     trainer = evolve_at(trainer, "recompute_activations", recomputing)
     objective, rows = policy_objective(trainer.algorithm), batch(8)
-    rows = rows.given(old_logprobs=rows.rollout_logprobs, ref_logprobs=rows.rollout_logprobs)
+    rows = rows.with_fields(old_logprobs=rows.rollout_logprobs, ref_logprobs=rows.rollout_logprobs)
     plain = PolicyWorker(trainer, objective)
     ranks = pool.start(partial(Counting, trainer, objective), 2)
     learner = LearnerGroup[Counting](ranks, objective)

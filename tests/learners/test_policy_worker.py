@@ -146,7 +146,7 @@ async def test_metrics_cover_the_rows_that_are_not_learned(
     rows = batch()
     assert rows.advantages is not None
     numbers = torch.Generator().manual_seed(1)
-    rows = rows.given(
+    rows = rows.with_fields(
         old_logprobs=-5 + torch.randn(rows.input_ids.shape, generator=numbers),
         rollout_logprobs=-5 + torch.randn(rows.input_ids.shape, generator=numbers),
         advantages=rows.advantages * (torch.arange(6) % 2).unsqueeze(1),
@@ -167,7 +167,9 @@ async def test_a_difference_in_rows_that_are_not_learned_shows_in_the_mean(train
     assert rows.advantages is not None
     own = await policy.score(rows)
     is_learned = torch.tensor([1, 0, 0, 0, 0, 1, 0, 0]).unsqueeze(1).bool()
-    rows = rows.given(rollout_logprobs=torch.where(is_learned, own, own - 5.0), advantages=rows.advantages * is_learned)
+    rows = rows.with_fields(
+        rollout_logprobs=torch.where(is_learned, own, own - 5.0), advantages=rows.advantages * is_learned
+    )
     said = await policy.update(rows)
     of_others = (rows.loss_mask & ~is_learned).sum() / rows.loss_mask.sum()
     assert said["rollout_train_logprobs_abs_diff_mean"] == pytest.approx(5.0 * of_others.item(), abs=1e-4)
@@ -178,7 +180,7 @@ async def test_an_update_without_old_scores_is_the_one_with_the_current_ones(tra
     skipped, scored = worker(trainer), worker(trainer)
     rows = batch()
     await skipped.update(rows)
-    await scored.update(rows.given(old_logprobs=await scored.score(rows)))
+    await scored.update(rows.with_fields(old_logprobs=await scored.score(rows)))
     torch.testing.assert_close(gradients(skipped), gradients(scored), atol=1e-5, rtol=1e-4)
 
 
@@ -260,7 +262,7 @@ counted.register_autograd(lambda ctx, gradient: gradient)
 async def test_attention_over_long_rows_is_not_computed_again(
     trainer: TrainerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = next(each for each in segment_attention.KERNELS if each.attend.__name__ == "_one_by_one")
+    kernel = next(each for each in segment_attention.KERNELS if each.attend.__name__ == "_attend_per_segment")
     noting = evolve(kernel, attend=lambda *inputs: counted(kernel.attend(*inputs)))
     monkeypatch.setattr(segment_attention, "KERNELS", [noting])
     monkeypatch.setattr(schedule, "attention_operators", lambda: [torch.ops.skyrl_tests.counted.default])

@@ -39,7 +39,7 @@ def drawn(sizes: tuple[int, ...], answers: int, seed: int = 0) -> tuple[Training
         rewards=torch.zeros(mask.shape),
         groups=torch.arange(rows) // answers,
     )
-    return batch.given(ref_logprobs=reference), logprobs
+    return batch.with_fields(ref_logprobs=reference), logprobs
 
 
 def result(logprobs: Tensor, batch: TrainingBatch, entropy: Tensor | None = None, **settings: Any) -> tuple[Any, ...]:
@@ -125,7 +125,7 @@ def test_lists_that_are_dealt_to_ranks_have_the_loss_of_one() -> None:
     settings: dict[str, Any] = {"loss_type": ("plackett_luce", "sigmoid", "sft"), "num_answers": 4}
     whole = result(logprobs, batch, **settings)
     objective = preference_objective(PreferenceConfig(**settings))
-    carried = batch.given(old_logprobs=logprobs)  # for its place in the shares
+    carried = batch.with_fields(old_logprobs=logprobs)  # for its place in the shares
     shares = deal(weighed(objective, carried), 2, rows_of_an_item=4)
     assert [len(share) for share in shares] == [8, 8]  # the last list once more, without weight
     found = []

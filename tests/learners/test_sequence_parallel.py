@@ -36,7 +36,7 @@ TOGETHER = Replicas((0, 0))
 
 def compared(rows: TrainingBatch) -> TrainingBatch:
     """The rows with log-probabilities of a reference."""
-    return rows.given(ref_logprobs=torch.where(rows.loss_mask, -5.0, 0.0))
+    return rows.with_fields(ref_logprobs=torch.where(rows.loss_mask, -5.0, 0.0))
 
 
 def at_the_end_alone() -> TrainingBatch:
@@ -66,7 +66,7 @@ async def test_shared_prompts_uneven_lengths_and_ranks_without_a_token_change_no
 async def test_a_critic_shares_sequences_as_its_own_size_says(size: str, pool: Pool, small: TrainerConfig) -> None:
     objective = ReturnRegression(value_clip=None)
     rows = batch(6)
-    rows = rows.given(returns=torch.where(rows.loss_mask, 1.0, 0.0))
+    rows = rows.with_fields(returns=torch.where(rows.loss_mask, 1.0, 0.0))
     one = CriticWorker(small, objective)
     shared = evolve_at(small, f"critic.{size}_parallel_size", 2)
     group = pool.start(partial(CriticWorker, shared, objective), 2, TOGETHER)

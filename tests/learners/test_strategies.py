@@ -186,7 +186,7 @@ def test_matrices_of_a_mixture_of_experts_are_not_cut(kind: str, way: str, sprea
 async def test_rows_that_do_not_divide_and_ranks_without_a_token_change_nothing(name: str, spread: Spread) -> None:
     one, other = spread.policy({}, 1), spread.policy(*WAYS[name])
     uneven = mini_batch(0, rows=7)
-    lopsided = uneven.given(loss_mask=uneven.loss_mask & (torch.arange(7) < 4).unsqueeze(1))
+    lopsided = uneven.with_fields(loss_mask=uneven.loss_mask & (torch.arange(7) < 4).unsqueeze(1))
     for rows in (uneven, lopsided):
         assert_same_numbers(await one.update(rows), await other.update(rows))
     assert_same_weights(await weights_of(one), await weights_of(other))
@@ -202,7 +202,7 @@ async def test_rows_that_are_only_measured_count_alike_on_any_number_of_ranks(
     one, other = spread.policy(without, 1), spread.policy(changes | without, ranks)
     batch = mini_batch(0, rows=rows)
     assert batch.advantages is not None
-    some = batch.given(advantages=batch.advantages * (torch.arange(rows) < 2).unsqueeze(1))
+    some = batch.with_fields(advantages=batch.advantages * (torch.arange(rows) < 2).unsqueeze(1))
     for _ in range(2):
         assert_same_numbers(await one.update(some), await other.update(some))
     assert_same_weights(await weights_of(one), await weights_of(other))
@@ -299,7 +299,7 @@ async def test_a_critic_learns_returns_alike_on_any_number_of_ranks(
 ) -> None:
     objective = ReturnRegression(value_clip=None)
     rows = batch(8)
-    rows = rows.given(returns=torch.where(rows.loss_mask, 1.0, 0.0))
+    rows = rows.with_fields(returns=torch.where(rows.loss_mask, 1.0, 0.0))
     one = CriticWorker(small, objective)
     trainer = changed(small, changes)
     together = replicas(ranks, inner=sharing_rows(trainer.critic))

@@ -57,7 +57,7 @@ ROLES: dict[str, tuple[Callable[[TrainerConfig], LearningWorker], Callable[[Trai
 async def test_a_pass_moves_no_weight_and_a_step_moves_them_once(role: str, small: TrainerConfig) -> None:
     make, objective = ROLES[role]
     worker: Any = make(small)
-    rows = mini_batch(0).given(returns=torch.ones(8, 12))
+    rows = mini_batch(0).with_fields(returns=torch.ones(8, 12))
     before = weights(worker)
     metrics = await worker.forward_backward(rows, objective(small))
     assert "grad_norm" not in metrics

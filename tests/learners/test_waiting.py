@@ -20,7 +20,7 @@ from skyrl.algorithms import linear_logprobs
 from skyrl.config import AlgorithmConfig, TrainerConfig
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.learners.forward import ForwardOptions, Outputs, compute_logprobs
-from skyrl.learners.rank_metrics import Measurements, Moments, on_the_host
+from skyrl.learners.rank_metrics import Measurements, Moments, to_host
 from skyrl.learners.routing import RouterCosts
 from skyrl.learners.row_layouts import MicroBatch, packed
 from skyrl.learners.strategy import nan_unless_finite
@@ -49,7 +49,7 @@ def test_forward_loss_metrics_and_backward_look_at_no_number(
     monkeypatch.setattr(linear_logprobs, "PLAIN_UP_TO", plain_up_to)
     register()
     objective, measured = policy_objective(EVERY_TERM), Measurements()
-    rows = objective.weigh(batch().given(ref_logprobs=torch.zeros(6, 12), old_logprobs=torch.zeros(6, 12)))
+    rows = objective.weigh(batch().with_fields(ref_logprobs=torch.zeros(6, 12), old_logprobs=torch.zeros(6, 12)))
     model = causal_lm_skeleton(str(nano / "model"), attention=SEGMENTS)
     micro = options.prepare(rows).to(META)
     outputs = compute_logprobs(model, micro, options, temperature=0.7, entropy_gradient=True)
@@ -118,7 +118,7 @@ def test_flash_attention_is_told_the_lengths_by_the_names_that_transformers_read
 
 def test_tensors_on_the_host_stay_what_they_are() -> None:
     tensors = [torch.ones(2, 3), torch.zeros(1)]
-    assert all(one is other for one, other in zip(on_the_host(tensors), tensors, strict=True))
+    assert all(one is other for one, other in zip(to_host(tensors), tensors, strict=True))
 
 
 @contextmanager
@@ -140,7 +140,7 @@ async def test_on_a_gpu_the_host_waits_once_an_update(small: TrainerConfig, pack
     trainer = attrs.evolve(small, device="cuda", use_sample_packing=packs)
     objective = policy_objective(trainer.algorithm)
     worker = PolicyWorker(trainer, objective)
-    rows = batch().given(ref_logprobs=torch.zeros(6, 12))
+    rows = batch().with_fields(ref_logprobs=torch.zeros(6, 12))
     await worker.update(rows)  # kernels are loaded
     micro = worker._options.prepare(objective.weigh(rows))
     measured = Measurements()
@@ -161,7 +161,7 @@ async def test_on_a_gpu_the_host_waits_once_an_update(small: TrainerConfig, pack
 @pytest.mark.gpu
 def test_from_a_gpu_everything_comes_in_one_transfer() -> None:
     tensors = [torch.arange(6.0).view(2, 3), torch.tensor(7.0), torch.empty(0)]
-    found = on_the_host([each.cuda() for each in tensors])
+    found = to_host([each.cuda() for each in tensors])
     assert all(torch.equal(one, other) for one, other in zip(found, tensors, strict=True))
 
 

@@ -80,7 +80,7 @@ class Imitation(Objective):
     """Sum over tokens, not a mean, of the squared distance from the log-probability that the rows carry for each."""
 
     def weigh(self, batch: TrainingBatch) -> TrainingBatch:
-        return batch.given(loss_weights=batch.loss_mask / 40)
+        return batch.with_fields(loss_weights=batch.loss_mask / 40)
 
     def __call__(
         self, outputs: Tensor, batch: TrainingBatch, entropy: Tensor | None = None

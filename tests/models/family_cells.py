@@ -323,7 +323,7 @@ def _gradient(learner: PolicyWorker, truth: Any, batch: TrainingBatch, expected:
         return step(settings)
 
     learner.strategy.step = taken  # type: ignore[method-assign]  # the gradient is taken before it is used
-    asyncio.run(learner.update(batch.given(old_logprobs=expected.detach())))
+    asyncio.run(learner.update(batch.with_fields(old_logprobs=expected.detach())))
     assert wanted.keys() == found.keys()
     return _norm(found[name] - each for name, each in wanted.items()) / _norm(wanted.values())
 
@@ -433,7 +433,7 @@ def _spread(
     found = []
     for learner in (LearnerGroup(alone_in_it, objective), LearnerGroup(group, objective, replicas=together)):
         before = asyncio.run(learner.score(batch))
-        asyncio.run(learner.update(batch.given(old_logprobs=old)))
+        asyncio.run(learner.update(batch.with_fields(old_logprobs=old)))
         found.append((before, asyncio.run(learner.score(batch))))
     (_, after), (before, spread) = found
     assert (after - before)[batch.loss_mask].abs().max() > 1e-3, "it has learned nothing"
@@ -447,7 +447,7 @@ def _trained(path: str, batch: TrainingBatch, folder: Path, *, lora: int) -> flo
     except ModelError:
         return "refused"
     old = asyncio.run(learner.score(batch))
-    asyncio.run(learner.update(batch.given(old_logprobs=old)))
+    asyncio.run(learner.update(batch.with_fields(old_logprobs=old)))
     found = asyncio.run(learner.score(batch))
     assert (found - old).abs().max() > 1e-3, "it has learned nothing"
     Export(like=path, folder=folder, overrides={LONGEST_ROW: LONGEST})(learner.weights())

@@ -29,8 +29,8 @@ from skyrl.models.megatron.layout import (
     expert_layout_of,
     fill,
     layout_of,
+    local_part,
     matrix_of,
-    own_part,
     put,
 )
 from skyrl.planning.model_shape import CONVERTED
@@ -125,7 +125,7 @@ def assert_weights_come_back(weights: Mapping[str, Tensor], layouts: Sequence[La
             local = rows_of(layout, weights, name, padded)
             assert local.isfinite().all(), name
             for weight in {piece.weight for piece in pieces}:
-                put(back[weight], own_part(local, pieces, weight), pieces, weight)
+                put(back[weight], local_part(local, pieces, weight), pieces, weight)
     assert all(torch.equal(weight, back[name]) for name, weight in weights.items())
 
 

@@ -84,7 +84,7 @@ def test_windows_and_chunks_are_those_of_masks(
     query, key, value = (each.detach() for each in row(segments, torch.float32))
     by_kernel, by_masks = (
         attend(Segments(segments, query.device), query, key, value, weighing)
-        for attend in (segment_attention._varlen, segment_attention._one_by_one)
+        for attend in (segment_attention._varlen, segment_attention._attend_per_segment)
     )
     torch.testing.assert_close(by_kernel, by_masks, atol=1e-5, rtol=1e-5)
     assert [kernel.attend.__name__ for kernel in KERNELS if not kernel.computes(weighing)] == (

@@ -30,20 +30,22 @@ def test_the_bubble_is_a_micro_batch_for_each_other_stage(stages: int, micro_bat
 
 
 def test_one_stage_alone_takes_what_any_rank_does() -> None:
-    assert stage_scoring_seconds(SHAPE, ROWS, Stages(each=ALONE), RATES) == scoring_seconds(SHAPE, ROWS, ALONE, RATES)
+    assert stage_scoring_seconds(SHAPE, ROWS, Stages(sharding=ALONE), RATES) == scoring_seconds(
+        SHAPE, ROWS, ALONE, RATES
+    )
 
 
 def test_stages_divide_the_layers_and_wait_while_the_pipeline_fills_and_drains() -> None:
     head = 2 * 1000 * 100 * 8
     slowest = (forward_flops(SHAPE, ROWS) - head) / 2 + head
-    found = stage_scoring_seconds(SHAPE, ROWS, Stages(each=ALONE, number=2), SLOW)
+    found = stage_scoring_seconds(SHAPE, ROWS, Stages(sharding=ALONE, number=2), SLOW)
     assert found == pytest.approx(slowest / 1e3 * (6 + 2 - 1) / 6, rel=1e-6)
-    three = stage_scoring_seconds(SHAPE, ROWS, Stages(each=ALONE, number=3), SLOW)
+    three = stage_scoring_seconds(SHAPE, ROWS, Stages(sharding=ALONE, number=3), SLOW)
     assert three == pytest.approx(slowest / 1e3 * (6 + 3 - 1) / 6, rel=1e-6), "one of three has two of the four layers"
 
 
 def test_each_optimizer_step_fills_the_pipeline_anew() -> None:
-    learner, stages = evolve(LEARNER, megatron=MegatronSharding(stages=2)), Stages(each=ALONE, number=2)
+    learner, stages = evolve(LEARNER, megatron=MegatronSharding(stages=2)), Stages(sharding=ALONE, number=2)
     once, thrice = (stage_update_seconds(learner, ROWS, stages, SLOW, steps=steps) for steps in (1, 3))
     assert thrice / once == pytest.approx((1 + 1 / 2) / (1 + 1 / 6), rel=1e-6)
     recomputed = stage_update_seconds(evolve(learner, recomputes=True), ROWS, stages, SLOW)
@@ -52,7 +54,7 @@ def test_each_optimizer_step_fills_the_pipeline_anew() -> None:
 
 def test_gradients_and_weights_cross_the_link_once_an_optimizer_step() -> None:
     quick = evolve(RATES, flops=1e12)
-    stages = Stages(each=Sharding(data=2, shards=1))
+    stages = Stages(sharding=Sharding(data=2, shards=1))
     spread = evolve(LEARNER, megatron=MegatronSharding(sharing_states=2))
     two, one = (stage_update_seconds(spread, ROWS, stages, quick, steps=steps) for steps in (2, 1))
     sent = (4 + 2) * SHAPE.parameters / 2 / RATES.link
@@ -61,7 +63,7 @@ def test_gradients_and_weights_cross_the_link_once_an_optimizer_step() -> None:
 
 def test_tokens_go_to_their_experts_and_come_back() -> None:
     mixture, quick = evolve(SHAPE, experts=4, experts_per_token=2), evolve(RATES, flops=1e12)
-    here, spread = Stages(each=Sharding(data=2, shards=1)), Stages(each=Sharding(data=2, shards=1), experts=2)
+    here, spread = Stages(sharding=Sharding(data=2, shards=1)), Stages(sharding=Sharding(data=2, shards=1), experts=2)
     found, without = (stage_scoring_seconds(mixture, ROWS, each, quick) for each in (spread, here))
     moved = 2 * (1 / 2) * 500 * 2 * 8 * 2 / RATES.link
     assert found - without == pytest.approx(4 * (moved + 2 * 6 * LATENCY))
@@ -69,7 +71,7 @@ def test_tokens_go_to_their_experts_and_come_back() -> None:
 
 def test_a_stage_hands_its_hidden_states_on() -> None:
     quick = evolve(RATES, flops=1e12, node_link=1e-3)
-    both = Stages(each=Sharding(data=1, shards=1), number=2)
+    both = Stages(sharding=Sharding(data=1, shards=1), number=2)
     rows = evolve(ROWS, micro_batches=1)
     near = stage_scoring_seconds(SHAPE, rows, both, quick)
     far = stage_scoring_seconds(SHAPE, rows, both, evolve(quick, gpus_per_node=1))

@@ -10,7 +10,7 @@ import pytest
 
 from skyrl.processes.addresses import interface_of, why_unreachable
 from skyrl.processes.ray import watch as ray_watch
-from skyrl.processes.ray.watch import Member, Watch, how_it_died
+from skyrl.processes.ray.watch import Member, Watch, death_reason
 
 
 def test_the_interface_of_an_address_is_found() -> None:
@@ -59,4 +59,4 @@ def test_a_machine_that_is_cut_off_is_told_from_a_process_that_hangs(
 
 def test_the_machine_of_a_process_that_died_with_it_is_named() -> None:
     error = RuntimeError("The actor is dead because its node has died. Node Id: ab12")
-    assert how_it_died(error, ("10.0.0.2", 20000)).startswith("its machine 10.0.0.2 no longer answers Ray")
+    assert death_reason(error, ("10.0.0.2", 20000)).startswith("its machine 10.0.0.2 no longer answers Ray")

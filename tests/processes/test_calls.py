@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from skyrl.processes.calls import name_of, named, summary
+from skyrl.processes.calls import name_of, resolve_name, summary
 from tests.processes.objects import Counter
 
 
 def test_a_method_is_found_again_by_its_name() -> None:
     name = name_of(Counter.add)
     assert name == ("tests.processes.objects", "Counter.add")
-    assert named(name) is Counter.add
+    assert resolve_name(name) is Counter.add
 
 
 def local() -> Any:

@@ -83,7 +83,7 @@ async def test_an_object_goes_on_after_an_exception(counters: Group[Counter]) ->
 
 async def test_a_handle_with_another_deadline_is_the_same_object(counters: Group[Counter]) -> None:
     (before,) = await counters.call(total)
-    assert await counters.handles[0].within(30.0).call(Counter.add, 1) == before + 1
+    assert await counters.handles[0].with_deadline(30.0).call(Counter.add, 1) == before + 1
 
 
 @pytest.mark.sampled(2)

@@ -15,7 +15,7 @@ from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.processes.naming.names import Entry
 from skyrl.processes.naming.names_on_disk import NamesOnDisk
-from skyrl.processes.own_folder import make_own_folder
+from skyrl.processes.private_folder import make_own_folder
 from skyrl.weight_sync.transports import DeltaTransport, FolderTransport, WeightSource
 
 STRANGER = 4711

@@ -91,7 +91,7 @@ async def test_a_missed_deadline_names_who_is_waited_for_and_logs_what_it_was_do
     stays: Group[Counter], logs: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ProcessError, match=r"stays-0 .* did not return from Counter.rest_until within 0.5 s"):
-        await stays.handles[0].within(0.5).call(Counter.rest_until, tmp_path / "over")
+        await stays.handles[0].with_deadline(0.5).call(Counter.rest_until, tmp_path / "over")
     try:
         assert soon(lambda: "in rest_until" in (logs / "stays-0.log").read_text())
     finally:

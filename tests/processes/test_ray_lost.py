@@ -76,7 +76,7 @@ def test_the_run_is_asked_to_stop_and_every_end_has_the_cause_of_all(
         processes.exit_notice.listen(lambda: shutdown.request(f"Stopped because {processes.exit_notice.error}", 1))
         services["raylet"].kill()
         services["raylet"].wait()
-        member = Member("engine", 0, actor, tmp_path / "log", processes._why_all_end)
+        member = Member("engine", 0, actor, tmp_path / "log", processes._common_cause)
         member.died(RuntimeError("Owner's node has crashed."))
         assert "engine-0 (not started yet) died: Ray's own process raylet" in str(member.exit_notice.error)
         with pytest.raises(
@@ -98,7 +98,7 @@ def test_the_watch_looks_at_ray_without_being_asked(
 
     processes.exit_notice.listen(hear)
     services["gcs_server"].kill()
-    watch = Watch(0.04, processes._why_all_end)
+    watch = Watch(0.04, processes._common_cause)
     services["gcs_server"].wait()
     heard.wait()
     watch.close()

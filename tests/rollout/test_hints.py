@@ -14,7 +14,7 @@ from skyrl.envs.reward_functions import PlainReward
 from skyrl.errors import DataError, RunError
 from skyrl.rollout.hints import Hints, hinted
 from skyrl.training.collate import collate
-from skyrl.training.teacher import as_teacher_reads, hinted_share
+from skyrl.training.teacher import hinted_share, teacher_view
 from skyrl.trajectory import TrajectoryGroup
 from tests.rollout.chats import Says, chat_tokenizer, generator, play, prompt
 
@@ -46,7 +46,7 @@ async def group(*answers: str, **extras: Any) -> TrajectoryGroup:
 
 def read(found: TrajectoryGroup) -> list[str]:
     """The text that a teacher reads for each row, answer included."""
-    batch = as_teacher_reads(collate([found]))
+    batch = teacher_view(collate([found]))
     return [TOKENIZER.decode(ids[:length]) for ids, length in zip(batch.input_ids, batch.lengths.tolist(), strict=True)]
 
 
@@ -61,7 +61,7 @@ async def test_a_hint_of_the_row_stands_in_the_prompt_that_the_teacher_alone_rea
     begun = "<|im_start|>user\n3+4? (count on {prompt} fingers)<|im_end|>\n<|im_start|>assistant\n"
     assert read(found) == [f"{begun}7<|im_end|>", f"{begun}12<|im_end|>"]
     batch = collate([found])
-    shown = as_teacher_reads(batch)
+    shown = teacher_view(batch)
     assert batch.pick(batch.input_ids).tolist() == shown.pick(shown.input_ids).tolist()  # the same tokens are scored
     assert [row.response_ids for row in found.trajectories] == [row.response_ids for row in asked.trajectories]
     assert [row.prompt_ids for row in found.trajectories] == [row.prompt_ids for row in asked.trajectories]

@@ -85,7 +85,7 @@ class Run:
         if state is not None:
             stream.load_state(json.loads(state))
         for version in range(first, last):
-            stream.weights_are(version)
+            stream.set_weights_version(version)
             await stream.take(version)
             await asyncio.sleep(1.0)
         kept = json.dumps(stream.state())

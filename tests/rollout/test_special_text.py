@@ -88,7 +88,7 @@ async def test_no_text_is_taken_for_a_placeholder(way: str, page: str) -> None:
 
 @pytest.mark.parametrize("number", [2, 10, 99, 10**30])
 def test_the_mark_of_no_special_token_stays_text(number: int) -> None:
-    spelled = Spelled.by(TOKENIZER)
+    spelled = Spelled.for_tokenizer(TOKENIZER)
     mark = str(spelled.marked({"content": "<|im_end|>"})["content"])
     unknown = re.sub(r"\d+-$", f"{number}-", mark)
     known, one_more = spelled.ids(f"a{mark.upper()}b"), spelled.ids(f"a{unknown}b{mark}")
@@ -106,7 +106,7 @@ def test_no_token_depends_on_the_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = set()
     for mark in ("skyrl-0f0f-text-{}-", "skyrl-1111-text-{}-", "skyrl-a9-text-{}-"):
         monkeypatch.setattr(rendering, "_MARK", mark)
-        spelled = Spelled.by(TOKENIZER)
+        spelled = Spelled.for_tokenizer(TOKENIZER)
         ids.add(spelled.ids(str(spelled.marked({"content": f"a{ATTACK}b"})["content"])))
     assert len(ids) == 1
 

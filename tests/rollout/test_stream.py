@@ -16,7 +16,7 @@ from attrs import define, field
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
 from skyrl.planning.staleness import room_for_groups
-from skyrl.rollout.stream import GroupStream, StreamLimits, _Begun
+from skyrl.rollout.stream import GroupStream, StreamLimits, _StartedGroup
 from skyrl.tools.virtual_time import run_in_virtual_time
 from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup, TurnReward
 
@@ -85,7 +85,7 @@ class World:
 
     async def train(self, stream: GroupStream, first: int = 0, last: int | None = None) -> None:
         for version in range(first, self.steps if last is None else last):
-            stream.weights_are(version)
+            stream.set_weights_version(version)
             taken = await stream.take(version)
             assert len(taken) == self.batch
             self.trained.append([group.prompt.id for group, _ in taken])
@@ -249,14 +249,14 @@ def test_a_prompt_that_a_checkpoint_holds_a_group_of_is_drawn_anew_by_the_same_w
 
     async def resumed() -> list[tuple[str, int, int]]:
         stream = World(staleness=4, batch=2, data=2, queue=4).stream()
-        stream.weights_are(0)
+        stream.set_weights_version(0)
         await asyncio.sleep(10)
         state = json.loads(json.dumps(stream.state()))
         await stream.close()
         world = World(staleness=4, batch=2, data=2, queue=6)
         again = world.stream()
         again.load_state(state)
-        again.weights_are(0)
+        again.set_weights_version(0)
         await asyncio.sleep(10)
         await again.close()
         return world.begun
@@ -266,7 +266,7 @@ def test_a_prompt_that_a_checkpoint_holds_a_group_of_is_drawn_anew_by_the_same_w
 
 def test_a_group_is_as_new_as_the_last_weights_that_drew_a_token_of_it() -> None:
     [prompt] = prompts(1)
-    found = [_Begun(0, prompt, 1, 0.0, group).newest for group in (None, group_of(prompt, 3))]
+    found = [_StartedGroup(0, prompt, 1, 0.0, group).newest for group in (None, group_of(prompt, 3))]
     assert found == [1, 3]
 
 
@@ -277,9 +277,9 @@ def test_a_run_that_goes_back_gives_up_what_later_weights_drew_and_samples_those
     async def there_and_back() -> tuple[list[str], GroupStream]:
         stream = world.stream()
         await world.train(stream, 0, 5)
-        stream.weights_are(5)
+        stream.set_weights_version(5)
         await asyncio.sleep(10)
-        ahead = [held.prompt.id for held in stream._in_order() if held.newest > 2]
+        ahead = [held.prompt.id for held in stream._by_age() if held.newest > 2]
         stream.load_state(stream.state())
         await world.train(stream, 2)
         await stream.close()
@@ -300,7 +300,7 @@ def test_without_staleness_a_run_goes_back_to_the_version_that_the_engines_hold(
     async def twice() -> None:
         stream = world.stream()
         await world.train(stream, 0, 1)
-        stream.weights_are(1)
+        stream.set_weights_version(1)
         await stream.take(1)
         stream.load_state(stream.state())
         await world.train(stream, 1)
@@ -358,7 +358,7 @@ def test_a_stream_is_closed_although_a_group_hangs_while_it_cleans_up_and_begins
         world = World()
         limits = StreamLimits(batch=4, staleness=1, concurrency=4, queue=8, total=40, stall_seconds=1e6)
         stream = GroupStream(PromptCursor(prompts(40), 4, seed=0), stubborn, limits, world.accept)
-        stream.weights_are(0)
+        stream.set_weights_version(0)
         await asyncio.sleep(10)
         await stream.close()
         assert not stream._tasks

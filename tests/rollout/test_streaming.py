@@ -67,7 +67,7 @@ async def train(source: StreamingRollouts, *versions: int) -> list[str]:
     """Prompts of the batches for the updates of these versions."""
     names: list[str] = []
     for version in versions:
-        source.weights_are(version)
+        source.set_weights_version(version)
         names += [group.prompt.id for group in await source.next_batch(version)]
     return names
 
@@ -126,7 +126,7 @@ def test_tokens_of_older_weights_can_be_left_out_of_the_loss(mask: bool, trained
 
     async def first() -> TrajectoryGroup:
         source = rollouts(Sampler(versions=((0,), (0, 1))), mask=mask)
-        source.weights_are(0)
+        source.set_weights_version(0)
         return (await source.next_batch(0))[0]
 
     group = run_in_virtual_time(first())
@@ -141,7 +141,7 @@ def test_answers_that_weights_of_several_versions_drew_are_counted(
 
     async def measured() -> float:
         source = rollouts(Sampler(versions=versions))
-        source.weights_are(0)
+        source.set_weights_version(0)
         await source.next_batch(0)
         return source.metrics()["async/trajectories_of_several_versions"]
 
@@ -163,7 +163,7 @@ def test_a_stream_that_is_closed_begins_no_group_in_the_place_of_one_that_ends()
         limits = StreamLimits(batch=4, staleness=1, concurrency=4, queue=8, total=40, stall_seconds=1e6)
         cursor = PromptCursor(prompts(40), 4, seed=0)
         stream = GroupStream(cursor, ends_when_cancelled, limits, lambda group: True)
-        stream.weights_are(0)
+        stream.set_weights_version(0)
         await asyncio.sleep(1.0)
         await stream.close()
 

@@ -108,7 +108,7 @@ def test_groups_of_owners_that_are_gone_are_removed_and_others_stay(parent: Path
     left, foreign = parent / "skyrl-sandbox-1-0", parent / "somebody"
     left.mkdir()
     foreign.mkdir()
-    held = memory_groups._made()
+    held = memory_groups._create_group()
     assert held is not None
     sweep()
     assert sorted(parent.iterdir()) == sorted([foreign, held.folder])

@@ -100,7 +100,7 @@ def test_answers_know_how_long_they_are() -> None:
 def test_a_tensor_of_another_shape_is_refused_by_name() -> None:
     batch = collate([group(trajectory((5,), (7,), 0.0))])
     with pytest.raises(ValueError, match=r"old_logprobs has shape \(1, 3\), the batch \(1, 2\)"):
-        batch.given(old_logprobs=torch.zeros(1, 3))
+        batch.with_fields(old_logprobs=torch.zeros(1, 3))
 
 
 def test_splitting_trims_padding_and_loses_no_row() -> None:

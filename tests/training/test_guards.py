@@ -94,7 +94,7 @@ def test_the_term_and_the_sample_of_a_non_finite_value_are_named(term: str, valu
     numbers = torch.zeros(2, 3)
     numbers[1, 2] = value
     with pytest.raises(BatchError, match=f"^{term.removesuffix('s')} {value} in sample 1 of prompt p: no weight was"):
-        refuse_non_finite(batch_of().given(**{term: numbers}), GROUPS)
+        refuse_non_finite(batch_of().with_fields(**{term: numbers}), GROUPS)
 
 
 def test_the_first_term_is_blamed_and_at_most_four_samples_are_named() -> None:

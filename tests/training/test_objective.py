@@ -56,7 +56,7 @@ SLOPES: dict[KLEstimator, Callable[[Tensor], Tensor]] = {
 def test_the_divergence_pulls_each_answer_alike_towards_the_reference(estimator: KLEstimator, one_answer: bool) -> None:
     """The gradient is that of the current policy, not of the old one, and of answers, however long."""
     batch = evolve(batch_of(), loss_mask=torch.tensor([[0, 1, 1], [0, 0, 1]]).bool(), advantages=torch.zeros(2, 3))
-    batch = (steps_of(batch) if one_answer else batch).given(old_logprobs=NEW - 0.7, ref_logprobs=NEW.cos() - 2.0)
+    batch = (steps_of(batch) if one_answer else batch).with_fields(old_logprobs=NEW - 0.7, ref_logprobs=NEW.cos() - 2.0)
     objective = PolicyObjective(
         policy_loss=RegularLoss(eps_clip_low=0.2, eps_clip_high=0.2), kl_loss_coef=0.3, kl_estimator=estimator
     )
@@ -167,7 +167,7 @@ def test_the_decoupled_loss_weighs_and_clips_by_interpolated_log_probabilities()
     """At share a and distance d = log pi - log pi_rollout: weight e^(a d), ratio e^((1 - a) d)."""
     drawn = NEW - torch.tensor([[0.0, 0.4, 0.4], [0.0, 0.0, 0.0]])
     share = torch.tensor([[0.0, 0.5, 0.75], [0.0, 0.5, 0.5]])
-    batch = batch_of().given(old_logprobs=drawn, rollout_logprobs=drawn, interpolation=share)
+    batch = batch_of().with_fields(old_logprobs=drawn, rollout_logprobs=drawn, interpolation=share)
     objective = policy_objective(
         algorithm(policy_loss_type="decoupled", old_logprobs="interpolated", use_kl_loss=False)
     )

@@ -28,10 +28,10 @@ from tests.training.batches import batch_of
 )
 def test_old_logprobs_are_asked_for_exactly_where_they_change_the_loss(algorithm: AlgorithmConfig) -> None:
     objective = policy_objective(algorithm)
-    batch = objective.weigh(batch_of().given(ref_logprobs=torch.zeros(2, 3)))
+    batch = objective.weigh(batch_of().with_fields(ref_logprobs=torch.zeros(2, 3)))
     new = torch.tensor([[0.0, -0.7, -0.9], [0.0, -0.4, -1.1]])
     losses = [
-        objective(new, batch.given(old_logprobs=old))[0].item()
+        objective(new, batch.with_fields(old_logprobs=old))[0].item()
         for old in (new - 0.1, new - torch.tensor([[0.0, 0.3, 2.5], [0.0, -1.2, 0.5]]))
     ]
     assert (losses[0] != losses[1]) == scores_old_logprobs(algorithm, updates=2)

@@ -91,7 +91,7 @@ async def test_an_answer_of_several_turns_is_compared_as_a_whole() -> None:
 
 
 def test_pairs_and_what_makes_none_are_counted() -> None:
-    batch, silent = graded(), graded().given(rewards=torch.zeros(8, 6))
+    batch, silent = graded(), graded().with_fields(rewards=torch.zeros(8, 6))
     assert pairs_of().describe(batch) == {"loss/pairs": 2, "loss/groups_without_a_pair": 0, "loss/tied_answers": 2}
     assert pairs_of(pairs="all").describe(batch)["loss/pairs"] == 10
     assert pairs_of(pairs="random").describe(batch)["loss/pairs"] == 2
@@ -102,7 +102,7 @@ def test_answers_without_a_trained_token_are_in_no_pair() -> None:
     batch = graded()
     mask = batch.loss_mask.clone()
     mask[0] = False  # the best of the first group
-    [best, worst] = pairs_of().pairs(batch.given(loss_mask=mask))[0].tolist()
+    [best, worst] = pairs_of().pairs(batch.with_fields(loss_mask=mask))[0].tolist()
     assert (best, worst) == (2, 1)
 
 

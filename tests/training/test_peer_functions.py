@@ -13,7 +13,7 @@ import torch
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, ConfigError
 from skyrl.config.derive.chosen_facts import estimator_facts, loss_facts
-from skyrl.experiments.preflight import own_algorithms_can_be_called
+from skyrl.experiments.preflight import custom_algorithms_can_be_called
 from skyrl.training.advantage import advantage_estimator
 from skyrl.training.objective import PolicyObjective, policy_objective
 from tests.nano_run import all_metrics, config, train
@@ -58,7 +58,7 @@ def batch() -> TrainingBatch:
 def descent(made: PolicyObjective, *cuts: int) -> tuple[float, torch.Tensor]:
     """Loss and gradient of a mini-batch that is cut at these rows."""
     weighed = batch()
-    weighed = weighed.given(loss_weights=made.reduction(weighed))
+    weighed = weighed.with_fields(loss_weights=made.reduction(weighed))
     assert weighed.old_logprobs is not None
     logprobs = (weighed.old_logprobs.cos() - 1.5).requires_grad_()
     total = torch.zeros(())
@@ -199,5 +199,5 @@ def test_it_trains(nano: Path, tmp_path: Path, loss: str, estimator: str) -> Non
 @pytest.mark.parametrize(("name", "found"), [("counts_padding", 1), ("verl_vanilla", 0)])
 def test_it_is_tried_before_the_start(nano: Path, tmp_path: Path, name: str, found: int) -> None:
     run = config(nano, tmp_path, trainer__algorithm__policy_loss_type=path(name))
-    problems = list(own_algorithms_can_be_called(run))
+    problems = list(custom_algorithms_can_be_called(run))
     assert [problem.path for problem in problems] == ["trainer.algorithm.policy_loss_type"] * found

@@ -76,7 +76,7 @@ def test_extras_stay_with_their_rows_in_every_layout(pack: bool, share_prompts: 
     options = ForwardOptions(
         pack=pack, segmented=True, lengths_given=False, share_prompts=share_prompts, plain_head=True
     )
-    rows = marked().given(answer_lengths=torch.tensor([2] * 6))
+    rows = marked().with_fields(answer_lengths=torch.tensor([2] * 6))
     assert_with_their_rows(options.prepare(rows).to(torch.device("cpu")).rows)
 
 

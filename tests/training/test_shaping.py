@@ -12,7 +12,7 @@ import torch
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, KLCtrlConfig, NormConfig, OverlongConfig, RewardShapingConfig
 from skyrl.training.collate import collate
-from skyrl.training.shaping import _last_selected, reward_shaping
+from skyrl.training.shaping import _last_trained_token, reward_shaping
 from skyrl.trajectory import Prompt, TokenRow, Trajectory, TrajectoryGroup, TurnReward
 from tests.training.batches import batch_of
 
@@ -54,7 +54,7 @@ def test_the_kl_penalty_is_taken_from_each_token_and_its_weight_is_kept() -> Non
     assert batch.rollout_logprobs is not None
     ref = batch.rollout_logprobs - 0.2  # k1 is 0.2 at every token
     shaping = reward_shaping(algorithm)
-    rewards, said = shaping(batch.given(old_logprobs=batch.rollout_logprobs, ref_logprobs=ref))
+    rewards, said = shaping(batch.with_fields(old_logprobs=batch.rollout_logprobs, ref_logprobs=ref))
     expected = torch.tensor([[0.0, -0.1, 0.9], [0.0, -0.1, -0.1]])
     torch.testing.assert_close(rewards, expected)
     assert said["loss/avg_kl"] == pytest.approx(0.2)
@@ -71,7 +71,7 @@ def test_the_adaptive_weight_follows_the_mean_over_answers_and_their_number() ->
     old = torch.tensor([[9.0, -0.4, -0.6], [9.0, 9.0, -0.2]])
     ref = torch.tensor([[0.0, -0.8, -0.8], [0.0, 0.0, -0.8]])
     shaping = reward_shaping(algorithm)
-    rewards, said = shaping(batch.given(old_logprobs=old, ref_logprobs=ref))
+    rewards, said = shaping(batch.with_fields(old_logprobs=old, ref_logprobs=ref))
     assert {name: pytest.approx(value) for name, value in said.items()} == {
         "loss/avg_kl": 0.45,
         "loss/avg_kl_max": 0.5,
@@ -129,7 +129,7 @@ def collated(seed: int, *, apart: bool) -> TrainingBatch:
     batch = collate(groups)
     count = int(batch.loss_mask.sum())
     old, ref = (batch.place(-torch.rand(count, generator=numbers)) for _ in range(2))
-    return batch.given(old_logprobs=old, ref_logprobs=ref)
+    return batch.with_fields(old_logprobs=old, ref_logprobs=ref)
 
 
 SHAPINGS = [
@@ -178,4 +178,4 @@ def test_the_last_token_of_an_answer_is_the_last_that_is_trained_on_or_else_that
     for first, last in (([0, 1, 0], 1), ([1, 0, 0], 0)):
         mask = torch.tensor([first, [0, 0, 0]]).bool()
         batch = attrs.evolve(batch_of(), loss_mask=mask, lengths=torch.tensor([3, 2]))
-        assert _last_selected(batch).tolist() == [last, 1]
+        assert _last_trained_token(batch).tolist() == [last, 1]

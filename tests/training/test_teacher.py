@@ -48,15 +48,15 @@ def of_rewards(batch: TrainingBatch) -> Tensor:
 )
 def test_a_teachers_gains_are_added_to_the_advantages_of_rewards(settings: DistillationConfig, wanted: Tensor) -> None:
     estimate = WithTeacher(estimate=of_rewards, settings=settings)
-    torch.testing.assert_close(estimate(batch_of().given(teacher_logprobs=NU)), wanted)
+    torch.testing.assert_close(estimate(batch_of().with_fields(teacher_logprobs=NU)), wanted)
 
 
 def test_the_learners_own_scores_stand_for_the_sampler_where_there_are_any() -> None:
     alone = WithTeacher(estimate=of_rewards, settings=DistillationConfig(task_coef=0.0))
-    scored = batch_of().given(teacher_logprobs=NU, old_logprobs=NU - 1.0)
+    scored = batch_of().with_fields(teacher_logprobs=NU, old_logprobs=NU - 1.0)
     torch.testing.assert_close(alone(scored), batch_of().loss_mask.float())
     assert describe_teacher(scored) == {"loss/teacher_kl": pytest.approx(-1.0)}
-    engines = batch_of().given(teacher_logprobs=NU)
+    engines = batch_of().with_fields(teacher_logprobs=NU)
     assert describe_teacher(engines) == {"loss/teacher_kl": pytest.approx(0.1 / 4)}
     assert describe_teacher(batch_of()) == {}
 
@@ -64,7 +64,7 @@ def test_the_learners_own_scores_stand_for_the_sampler_where_there_are_any() -> 
 def test_samples_without_log_probabilities_are_refused_in_words() -> None:
     estimate = WithTeacher(estimate=of_rewards, settings=DistillationConfig())
     with pytest.raises(RunError, match=r"which these samples lack: sample them with .*logprobs = 1"):
-        estimate(batch_of().given(teacher_logprobs=NU, rollout_logprobs=None))
+        estimate(batch_of().with_fields(teacher_logprobs=NU, rollout_logprobs=None))
 
 
 def test_only_a_run_with_a_teacher_changes_its_advantages() -> None:

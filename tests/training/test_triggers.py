@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from skyrl.config import ConfigError, TrainerConfig
-from skyrl.config.foundation.intervals import Every, Interval, read_interval
+from skyrl.config.foundation.intervals import Interval, ParsedInterval, read_interval
 from skyrl.training.loop import Trigger
 
 
@@ -20,21 +20,21 @@ class Time:
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        (10, Every(steps=10)),
-        ("10 steps", Every(steps=10)),
-        ("1 step", Every(steps=1)),
-        ("2 epochs", Every(epochs=2)),
-        ("30m", Every(seconds=1800)),
-        ((100, "1 epoch", "30m"), Every(steps=100, epochs=1, seconds=1800)),
-        (-1, Every()),
-        (0, Every()),
-        ((), Every()),
+        (10, ParsedInterval(steps=10)),
+        ("10 steps", ParsedInterval(steps=10)),
+        ("1 step", ParsedInterval(steps=1)),
+        ("2 epochs", ParsedInterval(epochs=2)),
+        ("30m", ParsedInterval(seconds=1800)),
+        ((100, "1 epoch", "30m"), ParsedInterval(steps=100, epochs=1, seconds=1800)),
+        (-1, ParsedInterval()),
+        (0, ParsedInterval()),
+        ((), ParsedInterval()),
     ],
 )
-def test_an_interval_is_steps_epochs_or_a_time(written: Interval, meant: Every) -> None:
+def test_an_interval_is_steps_epochs_or_a_time(written: Interval, meant: ParsedInterval) -> None:
     assert read_interval(written) == meant
     assert TrainerConfig(ckpt_interval=written).ckpt_interval == written
-    assert meant.ever == (meant != Every())
+    assert meant.ever == (meant != ParsedInterval())
 
 
 @pytest.mark.parametrize("written", [-2, "soon", "10", "1 week", "0.5 epochs", ("30m", "1h"), ("1 epoch", "2 epochs")])

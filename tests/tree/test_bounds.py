@@ -70,7 +70,7 @@ def test_each_file_of_a_diamond_is_read_once_and_counts_at_its_first_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    original = files._read
+    original = files._read_file
 
     def counted(name: str) -> Assignment:
         read.append(name)
@@ -82,7 +82,7 @@ def test_each_file_of_a_diamond_is_read_once_and_counts_at_its_first_place(
             text = f'extends = "base{level - 1}.toml"\n' + ("seed = 2\n" if (side, level) == ("left", 1) else "")
             (tmp_path / f"{side}{level}.toml").write_text(text)
         (tmp_path / f"base{level}.toml").write_text(f'extends = ["left{level}.toml", "right{level}.toml"]')
-    monkeypatch.setattr(files, "_read", counted)
+    monkeypatch.setattr(files, "_read_file", counted)
     builder = TreeBuilder(Run())
     builder.assign_all(read_file(str(tmp_path / "base14.toml")))
     assert len(read) == 15 + 14 * 2
@@ -211,7 +211,7 @@ WHOLE = {
     "names_on_disk": "in a folder that is refused if another user owns it",
     "onednn": "/proc",
     "orphans": "/proc",
-    "own_code": "in the folder of this user's state",
+    "user_code": "in the folder of this user's state",
     "peer_trees": "of the package",
     "pretrained": "a wheel whose digest is known",
     "reasoning_rows": "what the run itself writes to this process",

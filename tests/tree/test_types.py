@@ -21,10 +21,10 @@ from skyrl.tree.types import (
     coerce_exact,
     config_class,
     describe,
+    display_value,
     is_mapping,
     is_optional,
     plain,
-    shown,
 )
 
 Tokens = NewType("Tokens", int)
@@ -172,7 +172,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
 
 def spelled(value: Any) -> str:
     """A test's name for a type or value."""
-    text = getattr(value, "__name__", None) or shown(value)[:40]
+    text = getattr(value, "__name__", None) or display_value(value)[:40]
     return text.encode("ascii", "replace").decode()
 
 
@@ -294,6 +294,6 @@ def test_each_unit_is_so_many_of_the_field_s_own(unit: Unit, text: str, number: 
 
 def test_a_text_that_looks_like_a_key_is_not_shown() -> None:
     key = "hf_" + "a" * 34
-    assert key not in shown(key)
-    assert key not in shown({"name": [key]})
-    assert shown("a name") == "'a name'"
+    assert key not in display_value(key)
+    assert key not in display_value({"name": [key]})
+    assert display_value("a name") == "'a name'"

@@ -51,13 +51,13 @@ class Receiver:
         self.received: Values = {}
         self.read: list[str] = []
         self.fails = False
-        original = Delta._read
+        original = Delta._read_tensors
 
         def noted(delta: Delta, file: str, names: Any) -> Any:
             self.read += names
             return original(delta, file, names)
 
-        monkeypatch.setattr(Delta, "_read", noted)
+        monkeypatch.setattr(Delta, "_read_tensors", noted)
 
     async def load_weights(self, incoming_sets: list[Delta], version: int) -> None:
         if self.fails:

@@ -27,7 +27,7 @@ from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.weight_sync import update_groups
 from skyrl.weight_sync.transports import TransferRendezvous, UpdateGroupTransport
-from skyrl.weight_sync.update_groups import UpdateGroupSender, _in_the_background, _until
+from skyrl.weight_sync.update_groups import UpdateGroupSender, _run_in_background, _until
 from tests.inference.nano import nano_model, nano_tokenizer
 from tests.inference.sglang_stand_in import SGLangStandIn
 from tests.weight_sync.held import HeldModel
@@ -203,14 +203,14 @@ def test_failed_receiver_ends_the_broadcast() -> None:
         assert sending.waited == 0
 
 
-def test_a_call_in_the_background_gives_its_result_or_its_error_and_holds_up_no_end() -> None:
-    assert _in_the_background(threading.current_thread).result(60).daemon
+def test_a_call_run_in_background_gives_its_result_or_its_error_and_holds_up_no_end() -> None:
+    assert _run_in_background(threading.current_thread).result(60).daemon
 
     def fails() -> None:
         raise WeightSyncError("nobody came")
 
     with pytest.raises(WeightSyncError, match="nobody came"):
-        _in_the_background(fails).result(60)
+        _run_in_background(fails).result(60)
 
 
 async def test_a_server_of_another_size_than_will_be_waited_for_is_refused(tmp_path: Path) -> None:

@@ -38,12 +38,12 @@ def complete_word(context: click.Context, parameter: click.Parameter, incomplete
     path, equals, value = incomplete.partition("=")
     if equals:
         known = [] if value.startswith("@") else values_of(path.removesuffix("+"), context.params.get("arguments"))
-        matching = [CompletionItem(f"{path}={each}") for each in known if each.startswith(value)]
+        matching = [CompletionItem(f"{path}={item}") for item in known if item.startswith(value)]
         return matching or [CompletionItem(value.removeprefix("@"), type="file")]
     if incomplete.startswith(PRESET):
         from skyrl.config.loading.presets import PRESETS
 
-        return [CompletionItem(each) for name in PRESETS if (each := f"{PRESET}{name}").startswith(incomplete)]
+        return [CompletionItem(preset) for name in PRESETS if (preset := f"{PRESET}{name}").startswith(incomplete)]
     prefix = "~" if incomplete.startswith("~") else ""
     paths = paths_from(
         incomplete.removeprefix("~"), ends="" if prefix else "=", arguments=context.params.get("arguments")
@@ -107,7 +107,7 @@ STRICT = click.option("--strict", is_flag=True, help="Treat warnings as errors."
 
 def _trust(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:
-        from skyrl.config.loading.own_code import trusting_stored_code
+        from skyrl.config.loading.user_code import trusting_stored_code
 
         context.with_resource(trusting_stored_code())
 

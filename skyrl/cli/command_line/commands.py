@@ -30,7 +30,7 @@ class FieldsCommand(click.Command):
             takes_fields = any(parameter.name == "arguments" for parameter in self.params)
             if not takes_fields or error.possibilities not in (None, [], ["--help"]):
                 raise
-            raise click.UsageError(_as_field(error.option_name, words), ctx) from None
+            raise click.UsageError(_field_hint(error.option_name, words), ctx) from None
         except click.BadOptionUsage as error:
             error.ctx = error.ctx or ctx  # click leaves it out, and the message then lacks the command
             raise
@@ -87,13 +87,13 @@ class Commands(click.Group):
         if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
             root = ctx.find_root()
             if isinstance(root.command, Commands) and (
-                meant := _named(args[0], root, root.command, str(root.info_name))
+                meant := _command_lines(args[0], root, root.command, str(root.info_name))
             ):
                 raise click.UsageError(f"No such command {args[0]!r}; did you mean: {' or '.join(sorted(meant))}?", ctx)
         return super().resolve_command(ctx, args)
 
 
-def _named(name: str, root: click.Context, group: Commands, words: str = "") -> list[str]:
+def _command_lines(name: str, root: click.Context, group: Commands, words: str = "") -> list[str]:
     """Command lines for the commands of this name in the group and its subgroups; `words` lead to the group."""
     lines = []
     words = words or str(root.info_name)
@@ -101,11 +101,11 @@ def _named(name: str, root: click.Context, group: Commands, words: str = "") -> 
         if command_name == name and not command.hidden:
             lines.append(f"{words} {command_name}")
         elif isinstance(command, Commands):
-            lines += _named(name, root, command, f"{words} {command_name}")
+            lines += _command_lines(name, root, command, f"{words} {command_name}")
     return lines
 
 
-def _as_field(option: str, words: list[str]) -> str:
+def _field_hint(option: str, words: list[str]) -> str:
     """The message for an unknown option, with the argument that sets the field of that name."""
     from skyrl.config.foundation.foreign_names import names_elsewhere
     from skyrl.config.settings.root import SkyRLTrainConfig

@@ -38,7 +38,7 @@ def say_problems(problems: Sequence[Problem], title: str) -> None:
     lines = problem_table(problems, title)
     width = _width() if sys.stderr.isatty() else None
     if width is not None and max(len(_plain(line)) for line in lines) > width:
-        lines = [*_wrapped_parts("title", _plain(lines[0]), width), *_below_each_other(problems, width)]
+        lines = [*_wrapped_parts("title", _plain(lines[0]), width), *_stacked_lines(problems, width)]
     is_coloured = width is not None and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     strongest = "yellow" if all(problem.severity == "warning" for problem in problems) else "red"
     click.echo("\n".join(_coloured(line, strongest) if is_coloured else _plain(line) for line in lines), err=True)
@@ -62,7 +62,7 @@ def _coloured(line: ProblemLine, title: str) -> str:
     return "".join(styled).rstrip()
 
 
-def _below_each_other(problems: Iterable[Problem], width: int) -> Iterator[ProblemLine]:
+def _stacked_lines(problems: Iterable[Problem], width: int) -> Iterator[ProblemLine]:
     """The path and the place of each problem on one line or two; below them the message and the advice."""
     for problem in problems:
         path, place = printable(problem.path), printable(problem.place)

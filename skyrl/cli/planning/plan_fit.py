@@ -32,11 +32,11 @@ def fit(arguments: Sequence[str], gpus: int, answer_tokens: float | None) -> dic
             refusals.append(refusal)
             continue
         why = reasons(run, proposal, known_shape_of, answer_tokens)
-        proposed.append({**_as_data(run, proposal), "reasons": why})
+        proposed.append({**_proposal_data(run, proposal), "reasons": why})
         if len(proposed) == SHOWN:
             break
     if not proposed:
-        raise _nothing(run, gpus, refusals)
+        raise _no_layout_error(run, gpus, refusals)
     return {"gpus": gpus, "gpu_kind": run.trainer.placement.gpu_kind, "proposals": proposed}
 
 
@@ -116,19 +116,19 @@ def _refusal(arguments: Sequence[str], proposal: Proposal) -> str | None:
     import os
 
     from skyrl.cli.command_line.arguments import split_words
-    from skyrl.config.estimates.memory_fit import written
+    from skyrl.config.estimates.memory_fit import as_arguments
     from skyrl.config.loading.load import compose
     from skyrl.errors import ConfigError
 
     files, words = split_words(arguments)
     try:
-        compose(files, [*words, *written(proposal.changes).split()], environ=os.environ)
+        compose(files, [*words, *as_arguments(proposal.changes).split()], environ=os.environ)
     except ConfigError as error:
         return error.problems[0].message
     return None
 
 
-def _nothing(run: SkyRLTrainConfig, gpus: int, refusals: Sequence[str]) -> Exception:
+def _no_layout_error(run: SkyRLTrainConfig, gpus: int, refusals: Sequence[str]) -> Exception:
     from skyrl.autotune.search import proposals
     from skyrl.errors import UserError
     from skyrl.tools.memory_estimate import known_shape_of
@@ -142,7 +142,7 @@ def _nothing(run: SkyRLTrainConfig, gpus: int, refusals: Sequence[str]) -> Excep
     return UserError(f"--fit {gpus}: no layout fits {kind}; shorten the answers, or use GPUs with more memory")
 
 
-def _as_data(run: SkyRLTrainConfig, proposal: Proposal) -> dict[str, Any]:
+def _proposal_data(run: SkyRLTrainConfig, proposal: Proposal) -> dict[str, Any]:
     import attrs
 
     from skyrl.tree import get_at
@@ -160,7 +160,7 @@ def _as_data(run: SkyRLTrainConfig, proposal: Proposal) -> dict[str, Any]:
 
 
 def _lines(number: int, proposal: Mapping[str, Any]) -> Iterator[str]:
-    from skyrl.config.estimates.memory_fit import GIB, written
+    from skyrl.config.estimates.memory_fit import GIB, as_arguments
 
     seconds, fullest = proposal["seconds"], proposal["fullest"]
     engines = "taking turns on all GPUs" if proposal["colocated"] else f"engines on {proposal['engine_gpus']} of them"
@@ -174,5 +174,5 @@ def _lines(number: int, proposal: Mapping[str, Any]) -> Iterator[str]:
     most, memory, host = (size / GIB for size in (fullest["bytes"], proposal["gpu_bytes"], proposal["host_bytes"]))
     yield f"   fullest: {fullest['name']} of the {fullest['role']}, {most:.1f} of {memory:.1f} GiB"
     yield f"   host memory per GPU: up to {host:.1f} GiB"
-    yield f"   {written(proposal['changes']) or 'no changes'}"
+    yield f"   {as_arguments(proposal['changes']) or 'no changes'}"
     yield from (f"   - {reason}" for reason in proposal["reasons"])

@@ -52,7 +52,7 @@ def _rows(phases: Sequence[Mapping[str, Any]], unit: int, title: str) -> list[st
 
 
 def _verdict(memory: Mapping[str, Any]) -> list[str]:
-    from skyrl.config.estimates.memory_fit import written
+    from skyrl.config.estimates.memory_fit import as_arguments
 
     kind = memory["gpu_kind"]
     if memory["fits"] is None:
@@ -67,7 +67,7 @@ def _verdict(memory: Mapping[str, Any]) -> list[str]:
     nearest = memory["nearest"]
     return [
         *lines,
-        f"Closest change that fits: {written(nearest)}"
+        f"Closest change that fits: {as_arguments(nearest)}"
         if nearest
         else "No change of one or two settings makes it fit.",
     ]

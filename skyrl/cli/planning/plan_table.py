@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from skyrl.planning.layout import counted
-from skyrl.tools.run_plan import Plan, taken
+from skyrl.tools.run_plan import Plan, placement_text
 
 
 def table(plan: Plan) -> str:
@@ -24,7 +24,7 @@ def _heading(plan: Plan) -> list[str]:
     if plan["executor"] == "in_process":
         return ["Everything runs in the command's own process."]
     note = "trainer.device is cpu: slots are counted instead of GPUs, each a place for one process."
-    return [f"{taken(plan)}, {counted(plan['actors'], 'actor')} on Ray.", *([] if plan["gpus"] else [note])]
+    return [f"{placement_text(plan)}, {counted(plan['actors'], 'actor')} on Ray.", *([] if plan["gpus"] else [note])]
 
 
 def _seats(plan: Plan, slot: str) -> list[list[str]]:
@@ -35,7 +35,7 @@ def _seats(plan: Plan, slot: str) -> list[list[str]]:
         stretches: list[tuple[list[int], list[int], str]] = []
         for nodes, group in by_nodes:
             members = list(group)
-            ranks, where = [placed["rank"] for placed in members], _on_a_node(members, nodes)
+            ranks, where = [placed["rank"] for placed in members], _gpus_per_node(members, nodes)
             if stretches and stretches[-1][2] == where and stretches[-1][1][-1] + 1 == nodes[0] and len(nodes) == 1:
                 stretches[-1][0].extend(ranks)
                 stretches[-1][1].extend(nodes)
@@ -48,7 +48,7 @@ def _seats(plan: Plan, slot: str) -> list[list[str]]:
     return rows
 
 
-def _on_a_node(placements: Sequence[Mapping[str, Any]], nodes: Sequence[int]) -> str:
+def _gpus_per_node(placements: Sequence[Mapping[str, Any]], nodes: Sequence[int]) -> str:
     """GPUs on each of the nodes: joined for ranks with one GPU, separate for larger ones."""
     if len(nodes) == 1:
         each = [[gpu for _, gpu in placed["places"]] for placed in placements]

@@ -84,10 +84,10 @@ def rehearse(arguments: tuple[str, ...], gpus: int | None, timeout: float, keep:
 def planned_findings(run: SkyRLTrainConfig, gpus: int | None) -> Iterator[Finding]:
     """Findings on placement, memory and engine of the run as configured."""
     from skyrl.tools.rehearsal import Finding
-    from skyrl.tools.run_plan import plan_of, taken
+    from skyrl.tools.run_plan import placement_text, plan_of
 
     plan = plan_of(run)
-    text = taken(plan, "machine")
+    text = placement_text(plan, "machine")
     if gpus is not None and plan["gpus"] > gpus:
         yield Finding("placement", "failed", f"the run needs {text}, but --gpus is {gpus}")
     else:
@@ -97,7 +97,7 @@ def planned_findings(run: SkyRLTrainConfig, gpus: int | None) -> Iterator[Findin
 
 
 def _memory(memory: dict[str, object]) -> Iterator[Finding]:
-    from skyrl.config.estimates.memory_fit import written
+    from skyrl.config.estimates.memory_fit import as_arguments
     from skyrl.tools.rehearsal import Finding
 
     if memory["phases"] is None:
@@ -108,7 +108,7 @@ def _memory(memory: dict[str, object]) -> Iterator[Finding]:
         yield Finding("memory", "passed", f"each phase is estimated to fit {memory['gpu_kind']}")
     else:
         nearest = memory["nearest"]
-        remedy = f"\nclosest change that fits: {written(nearest)}" if isinstance(nearest, dict) else ""
+        remedy = f"\nclosest change that fits: {as_arguments(nearest)}" if isinstance(nearest, dict) else ""
         yield Finding("memory", "failed", f"{memory['why']}{remedy}")
 
 

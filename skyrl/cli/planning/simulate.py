@@ -98,17 +98,17 @@ def simulate(
             others.append((share, run(other, max(5, steps // 5))))
     failing = _failing(config, outcome, failures_per_hour, restart_seconds, checkpoint_seconds)
     if as_json:
-        dealt = [{"engine_gpus": share, **summary(each)} for share, each in others]
+        dealt = [{"engine_gpus": share, **summary(item)} for share, item in others]
         more = ({"splits": dealt} if split else {}) | ({"failures": failing} if failing else {})
         print_result(summary(outcome) | more)
         return
     click.echo(_render(outcome))
     if failing:
         click.echo(_render_failing(failing))
-    for share, each in sorted(others, key=lambda pair: -pair[1].trajectories_per_second)[:5]:
+    for share, entry in sorted(others, key=lambda pair: -pair[1].trajectories_per_second)[:5]:
         click.echo(
-            f"  {share:>5} GPUs for engines: {each.trajectories_per_second:.2f} trajectories/s, engines idle "
-            f"{each.engines_idle:.0%}, learners {each.learners_idle:.0%}"
+            f"  {share:>5} GPUs for engines: {entry.trajectories_per_second:.2f} trajectories/s, engines idle "
+            f"{entry.engines_idle:.0%}, learners {entry.learners_idle:.0%}"
         )
 
 
@@ -118,7 +118,7 @@ def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, 
     """
     from skyrl.config.derive.sizes import engines_of
     from skyrl.errors import UserError
-    from skyrl.experiments.collaborators import in_flight, stream_limits
+    from skyrl.experiments.collaborators import in_flight_policy, stream_limits
     from skyrl.tools.simulation import Seconds, World, measured
     from skyrl.tracking.jsonlines import JsonLines
 
@@ -147,7 +147,7 @@ def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, 
         samples_per_prompt=config.generator.n_samples_per_prompt,
         slots=number * config.generator.inference_engine.max_num_seqs,
         environment_workers=config.environment.skyrl_gym.max_env_workers,
-        interrupt=in_flight(config) != "finish",
+        interrupt=in_flight_policy(config) != "finish",
         seed=config.trainer.seed,
         **durations,
     )

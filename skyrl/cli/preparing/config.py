@@ -106,7 +106,7 @@ def show(
     elif with_origins:
         click.echo(forms.lines_with_origins(run, origins))
     else:
-        click.echo(forms.as_it_was_written(run, language) if written else forms.whole(run, language))
+        click.echo(forms.written_text(run, language) if written else forms.whole(run, language))
 
 
 @config.command(epilog=examples("skyrl config explain trainer.train_batch_size run.toml"))

@@ -168,7 +168,7 @@ def examine(run: AnyRun, seconds: float, *, quiet: bool = False) -> list[Cluster
     if result.links:
         for line in ("", *_aligned(["from", "to", "round trip", "bandwidth"], _links(result))):
             click.echo(line)
-    click.echo("\n".join(_told(problems)))
+    click.echo("\n".join(_report_lines(problems)))
     return problems
 
 
@@ -219,7 +219,7 @@ def _aligned(head: Sequence[str], rows: Iterator[list[str]]) -> Iterator[str]:
         yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=False)).rstrip()
 
 
-def _told(problems: Sequence[ClusterFinding]) -> Iterator[str]:
+def _report_lines(problems: Sequence[ClusterFinding]) -> Iterator[str]:
     if not problems:
         yield "No problems found."
         return

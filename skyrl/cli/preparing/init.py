@@ -15,7 +15,7 @@ import click
 from skyrl.cli.command_line.commands import examples
 from skyrl.errors import Stopped, UserError
 from skyrl.installation import install_command
-from skyrl.starter.stopping import how_it_was_stopped
+from skyrl.starter.stopping import stop_message
 from skyrl.starter.template_files import TEMPLATES, write_template
 
 
@@ -68,18 +68,18 @@ def _prepare(folder: Path, words: list[str]) -> None:
     # A process group of its own: Ctrl-C in a terminal reaches only this process, which stops the script once.
     with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, process_group=0) as script:
         try:
-            last = _shown(script.stderr or ())
+            last = _print_progress(script.stderr or ())
         except (KeyboardInterrupt, Stopped) as stop:
             script.terminate()
             script.communicate()
-            by, code = how_it_was_stopped(stop)
+            by, code = stop_message(stop)
             rest = "run python prepare.py there to create the model and its data"
             raise Stopped(f"{by}. The files of the task are in {folder}; {rest}.", code) from None
     if script.returncode:
         raise UserError(f"the files are in {folder}, but python prepare.py failed there: {last or 'no message'}")
 
 
-def _shown(lines: Iterable[str]) -> str:
+def _print_progress(lines: Iterable[str]) -> str:
     """Print progress lines as they arrive. Returns the last line of any kind."""
     last = ""
     for line in lines:

@@ -37,7 +37,7 @@ def whole(run: RunConfig, language: str) -> str:
     return dump(public_dict(run), language, run)
 
 
-def as_it_was_written(run: RunConfig, language: str) -> str:
+def written_text(run: RunConfig, language: str) -> str:
     """`whole` of a tree before anything is derived, without the fields that are left to a rule."""
     from skyrl.config.loading.kinds import kind_of
     from skyrl.tree.rules import is_whole
@@ -74,7 +74,7 @@ def derived_lines(run: RunConfig, origins: Origins) -> str:
         rule = by_name[chain[-1].where]
         inside = {key: value for key, value in flat.items() if key == path or key.startswith(path + ".")}
         values = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in inside.items()]
-        sources = [f"{each} = {json.dumps(flat.get(each), ensure_ascii=False)}" for each in rule.reads]
+        sources = [f"{read} = {json.dumps(flat.get(read), ensure_ascii=False)}" for read in rule.reads]
         paragraphs.append(
             "\n".join([*values, f"    {rule.name}: {rule.reason}", *(f"    from {source}" for source in sources)])
         )

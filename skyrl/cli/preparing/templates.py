@@ -71,9 +71,9 @@ def show(model: str, template: str | None) -> None:
     """
     from skyrl.chats.examples import forms_page
     from skyrl.config import ChatTemplateConfig
+    from skyrl.models.files.byte_tokenizer import stand_in_tokenizer
     from skyrl.models.files.chat_templates import BUILT_IN, with_template
     from skyrl.models.files.loading import load_tokenizer
-    from skyrl.models.files.stand_in import stand_in_tokenizer
 
     if model.endswith((".jinja", ".jinja2")):
         own = ChatTemplateConfig(source="file", name_or_path=model)

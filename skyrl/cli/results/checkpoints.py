@@ -42,7 +42,7 @@ def list_(folder: str, as_json: bool) -> None:
 
     All files have to exist with the right size.
     """
-    store, steps = _found(folder)
+    store, steps = _open_store(folder)
     if as_json:
         listed = [_row(store, step) | {"problems": store.verify(step, "size")} for step in steps]
         print_result({"folder": store.folder, "checkpoints": listed})
@@ -61,7 +61,7 @@ def verify(folder: str, as_json: bool) -> None:
 
     The exit code is 1 if anything is missing or damaged.
     """
-    store, steps = _found(folder)
+    store, steps = _open_store(folder)
     if not steps:
         raise ResumeError(f"{store.folder} contains no checkpoint")
     wrong = {step: store.verify(step) for step in steps}
@@ -87,7 +87,7 @@ def show(folder: str, as_json: bool) -> None:
     """
     from skyrl.storage.disk_errors import readable
 
-    store, steps = _found(folder)
+    store, steps = _open_store(folder)
     if not steps:
         raise ResumeError(f"{store.folder} contains no checkpoint")
     checkpoint, manifest = store.load(steps[-1]), store.manifest(steps[-1])
@@ -116,7 +116,7 @@ def show(folder: str, as_json: bool) -> None:
     for file in manifest.files:
         click.echo(f"    {file.name:<40} {readable(file.size):>10}  {file.digest}")
     click.echo("  state")
-    for path, value in _flat(_with_long_tables_counted(checkpoint.state)):
+    for path, value in _flat(_abbreviate_tables(checkpoint.state)):
         click.echo(f"    {path} = {value if isinstance(value, _Count) else json.dumps(value, ensure_ascii=False)}")
     click.echo("  metrics")
     for name, number in sorted(manifest.metrics.items()):
@@ -135,7 +135,7 @@ def diff(one: str, other: str, as_json: bool) -> None:
     from skyrl.checkpoint.store import load_checkpoint
     from skyrl.tree.dump import short_json
 
-    first, second = (load_checkpoint(_of_one(folder)) for folder in (one, other))
+    first, second = (load_checkpoint(_checkpoint_path(folder)) for folder in (one, other))
     compared = {"configuration": (first.config, second.config), "state": (first.state, second.state)}
     changes = {title: _changes(*pair) for title, pair in compared.items()}
     models = {
@@ -182,7 +182,7 @@ def _tensors_that_differ(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -
     return sorted(rows, key=lambda row: (row["name"].startswith("model."), row["most"], row["name"]), reverse=True)
 
 
-def _found(folder: str) -> tuple[CheckpointStore, list[int]]:
+def _open_store(folder: str) -> tuple[CheckpointStore, list[int]]:
     """The store that `folder` refers to, and its steps. Raises `ResumeError`."""
     from skyrl.checkpoint.names import name_of, step_of
     from skyrl.checkpoint.store import CheckpointStore
@@ -190,7 +190,7 @@ def _found(folder: str) -> tuple[CheckpointStore, list[int]]:
 
     step = step_of(folder)
     if step is not None:
-        store = CheckpointStore(_of_one(folder).rpartition("/")[0])
+        store = CheckpointStore(_checkpoint_path(folder).rpartition("/")[0])
         try:
             there = store.storage.names(name_of(step))
         except OSError as error:
@@ -206,7 +206,7 @@ def _found(folder: str) -> tuple[CheckpointStore, list[int]]:
     return store, steps
 
 
-def _of_one(folder: str) -> str:
+def _checkpoint_path(folder: str) -> str:
     """The absolute name of one checkpoint. Raises `ResumeError` if it is not the name of one."""
     from skyrl.checkpoint.names import step_of
 
@@ -246,7 +246,7 @@ class _Count(str):
     """Placeholder for a table that is too long to print."""
 
 
-def _with_long_tables_counted(data: object, parts: int = 2) -> object:
+def _abbreviate_tables(data: object, parts: int = 2) -> object:
     """The data with every table of more than `MOST` values, such as digests of data parts or what alarms have seen,
     replaced by their number; of the outer `parts` levels, only tables without tables in them.
     """
@@ -255,7 +255,7 @@ def _with_long_tables_counted(data: object, parts: int = 2) -> object:
     values = sum(1 for _ in _flat(data))
     if values > MOST and (parts <= 0 or not any(isinstance(value, Mapping) for value in data.values())):
         return _Count(f"({values} values)")
-    return {name: _with_long_tables_counted(value, parts - 1) for name, value in data.items()}
+    return {name: _abbreviate_tables(value, parts - 1) for name, value in data.items()}
 
 
 def _shape(tensors: Mapping[str, Any], name: str) -> str:

@@ -56,7 +56,7 @@ def replay(run: Path, steps: range, checkpoints: Path | None, trust: bool) -> No
             click.echo(f"step {step} differs, first in {_spelled(found, 'recorded', 'now')}")
             raise click.exceptions.Exit(1)
         updates, weights = replayed.computed.updates, replayed.computed.weights
-        norms = ", ".join(f"{each.learner} {each.metrics['grad_norm']:.9g}" for each in updates)
+        norms = ", ".join(f"{update.learner} {update.metrics['grad_norm']:.9g}" for update in updates)
         learnt = f"losses; gradient norm {norms}" if updates else "skipped again, no updates"
         click.echo(
             f"step {step} is bit-equal: {', '.join(replayed.computed.tensors)}; {learnt}; "

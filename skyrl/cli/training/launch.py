@@ -123,7 +123,7 @@ def status(folders: tuple[str, ...], cluster_file: str | None, settings: tuple[s
     from skyrl.launchers.job import launches
 
     cluster = read_cluster(cluster_file, settings)
-    chosen = [_found(entry, cluster) for entry in folders] or list(launches(Path(cluster.folder)))
+    chosen = [_find_launch(entry, cluster) for entry in folders] or list(launches(Path(cluster.folder)))
     if not (chosen or as_json):
         click.echo(f"no launches in {cluster.folder}")
     width = max((len(shortest_path(entry.folder)) for entry in chosen), default=0)
@@ -150,7 +150,7 @@ def logs(folder: str, follow: bool, cluster_file: str | None, settings: tuple[st
     from skyrl.launchers.output import LaunchOutput
 
     cluster = read_cluster(cluster_file, settings)
-    entry = _found(folder, cluster)
+    entry = _find_launch(folder, cluster)
     output = LaunchOutput(entry, launcher_of(entry.target, cluster))
     for text in output.follow() if follow else [output.new()]:
         click.echo(text, nl=False)
@@ -166,7 +166,7 @@ def stop(folder: str, now: bool, cluster_file: str | None, settings: tuple[str, 
     `skyrl run` with the same configuration resumes it.
     """
     cluster = read_cluster(cluster_file, settings)
-    entry = _found(folder, cluster)
+    entry = _find_launch(folder, cluster)
     click.echo(launcher_of(entry.target, cluster).stop(entry, now=now))
 
 
@@ -223,7 +223,7 @@ def launcher_of(target: str, cluster: ClusterConfig) -> Launcher:
     return RayLauncher(cluster, python) if target == "ray" else SlurmLauncher(cluster, python)
 
 
-def _found(name: str, cluster: ClusterConfig) -> Launch:
+def _find_launch(name: str, cluster: ClusterConfig) -> Launch:
     """The launch with this folder, or with this name in the folder of launches. Raises `UserError`."""
     from skyrl.launchers.job import RECORD, Launch
 

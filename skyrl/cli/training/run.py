@@ -53,7 +53,7 @@ def run(arguments: tuple[str, ...], strict: bool, new: bool) -> None:
     """Train the model."""
     refuse_nothing(arguments, "run")
     if new:
-        arguments = (*arguments, *_in_free_folders(arguments))
+        arguments = (*arguments, *_free_folder_arguments(arguments))
     from skyrl.config.derive.run_kind import RunKind
     from skyrl.config.loading.kinds import kind_of
     from skyrl.config.settings.trackers import lacks_of
@@ -90,7 +90,7 @@ def run(arguments: tuple[str, ...], strict: bool, new: bool) -> None:
         click.echo(line)
 
 
-def _in_free_folders(arguments: tuple[str, ...]) -> list[str]:
+def _free_folder_arguments(arguments: tuple[str, ...]) -> list[str]:
     """Arguments that give the run folders which belong to no other one; the first is printed."""
     from skyrl.config import compose
     from skyrl.runs.run_lock import free_folders

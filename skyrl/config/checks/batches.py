@@ -66,7 +66,7 @@ def ranks_form_whole_groups(run: SkyRLTrainConfig) -> Iterator[Problem]:
                 path=f"trainer.{model}.megatron_config",
                 message=f"tensor x pipeline x context = {verdict.by} does not divide the {RL_ROLES[model].title}'s "
                 f"{verdict.whole} ranks",
-                hint=f"nearest numbers of ranks that it divides: {_listed(verdict.nearest)}",
+                hint=f"nearest numbers of ranks that it divides: {_join_sizes(verdict.nearest)}",
             )
         elif verdict:
             yield _ranks_left_over(run, model, verdict)
@@ -114,10 +114,10 @@ def mini_batch_divides_over_ranks(run: SkyRLTrainConfig) -> Iterator[Problem]:
                 path=f"trainer.{model}_mini_batch_size",
                 message=f"{verdict.whole} samples ({mini} prompts x {samples}) cannot be split evenly across the "
                 f"{RL_ROLES[model].title}'s {ranks} data-parallel ranks",
-                hint=f"nearest sizes that can: {_listed(verdict.nearest)}"
+                hint=f"nearest sizes that can: {_join_sizes(verdict.nearest)}"
                 if verdict.nearest
                 else f"no size that divides trainer.train_batch_size = {batch} can; nearest numbers of ranks that it "
-                f"can be dealt to: {_listed(others)}",
+                f"can be dealt to: {_join_sizes(others)}",
             )
 
 
@@ -158,7 +158,7 @@ def scoring_shares_are_equal(run: SkyRLTrainConfig) -> Iterator[Problem]:
                 message=f"{verdict.whole} samples ({batch} prompts x {samples}) cannot be split evenly across the "
                 f"{RL_ROLES[model].title}'s {ranks} data-parallel ranks",
                 hint="nearest sizes that can, and that trainer.policy_mini_batch_size divides: "
-                f"{_listed(verdict.nearest)}",
+                f"{_join_sizes(verdict.nearest)}",
             )
 
 
@@ -183,5 +183,5 @@ def _rows_of_a_rank(run: SkyRLTrainConfig, model: Model) -> int | None:
     return None if ranks is None or rows % ranks else rows // ranks
 
 
-def _listed(sizes: tuple[int, ...]) -> str:
+def _join_sizes(sizes: tuple[int, ...]) -> str:
     return " and ".join(str(size) for size in sizes)

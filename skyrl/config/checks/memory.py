@@ -13,16 +13,16 @@ def run_fits_gpu_memory(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if (kind := run.trainer.placement.gpu_kind) is None:
         return
     from skyrl.config.estimates.memory_fit import (  # slow to import, and most runs name no kind
+        as_arguments,
         described,
         verdict_of,
-        written,
     )
 
     verdict = verdict_of(run)
     if verdict is None or verdict.fits:
         return
     settings = verdict.over[0].settings if verdict.over else ("generator.inference_engine.gpu_memory_utilization",)
-    hint = f"set {written(verdict.nearest)}" if verdict.nearest else "use a smaller model or shorter answers"
+    hint = f"set {as_arguments(verdict.nearest)}" if verdict.nearest else "use a smaller model or shorter answers"
     yield Problem(
         path=settings[0],
         message=f"does not fit {kind}: {described(verdict)}",

@@ -42,10 +42,10 @@ ModelCheck = Callable[[Any, Role], Iterator[Problem]]
 def model_checks(models: Sequence[Role]) -> tuple[Check[Any], ...]:
     """Every check of a model, for each of the models that a run has."""
     modules = (sys.modules[__name__], megatron)
-    return tuple(_for_each(check, models) for module in modules for check in functions_in(module, "run", "model"))
+    return tuple(_check_models(check, models) for module in modules for check in functions_in(module, "run", "model"))
 
 
-def _for_each(check: ModelCheck, models: Sequence[Role]) -> Check[Any]:
+def _check_models(check: ModelCheck, models: Sequence[Role]) -> Check[Any]:
     @wraps(check)
     def of_all(run: Any) -> Iterator[Problem]:
         for model in models:
@@ -114,12 +114,12 @@ def lora_modules_are_listed(run: RunConfig, model: Role) -> Iterator[Problem]:
         if _PLAIN_NAME.fullmatch(value):
             message = f"{value!r} is a regular expression for a module's full name, but matches no module"
             yield Problem(path=path, message=message, hint=f'for every module of that name, write ["{value}"]')
-        elif why := _no_expression(value):
+        elif why := _regex_error(value):
             message = f"{value!r} is not a regular expression: {why}"
             yield Problem(path=path, message=message, hint="such as .*_proj, or a list of names")
 
 
-def _no_expression(text: str) -> str:
+def _regex_error(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
@@ -214,7 +214,7 @@ def wrap_policy_names_classes(run: RunConfig, model: Role) -> Iterator[Problem]:
         if name != WRAPPED:
             yield Problem(path=path, message=f"{name!r} is not a valid entry", hint=hint)
     named = policy.get(WRAPPED, ())
-    if not isinstance(named, str) and not (isinstance(named, tuple) and all(isinstance(each, str) for each in named)):
+    if not isinstance(named, str) and not (isinstance(named, tuple) and all(isinstance(item, str) for item in named)):
         yield Problem(path=path, message=f"{WRAPPED} = {named!r} names no classes", hint=hint)
 
 

@@ -39,12 +39,12 @@ def one_process_has_one_rank(run: SkyRLTrainConfig) -> Iterator[Problem]:
     placement, engine = run.trainer.placement, run.generator.inference_engine
     for model in models_of(run):
         for name in (f"{model}_num_nodes", f"{model}_num_gpus_per_node"):
-            yield from _one(f"trainer.placement.{name}", getattr(placement, name), "ranks do")
+            yield from _require_one(f"trainer.placement.{name}", getattr(placement, name), "ranks do")
     if starts_engines(run):
-        yield from _one(f"{_ENGINE}.num_engines", engine.num_engines, "engines do")
+        yield from _require_one(f"{_ENGINE}.num_engines", engine.num_engines, "engines do")
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         if name in backend_of(engine).fields:
-            yield from _one(f"{_ENGINE}.{name}", getattr(engine, name), "parts of an engine do")
+            yield from _require_one(f"{_ENGINE}.{name}", getattr(engine, name), "parts of an engine do")
 
 
 def colocated_models_share_megatron_degrees(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -56,7 +56,7 @@ def colocated_models_share_megatron_degrees(run: SkyRLTrainConfig) -> Iterator[P
     degrees = ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
     for model, name in product(others, degrees):
         field = f"megatron_config.{name}_parallel_size"
-        policy, own = (get_at(run, f"trainer.{each}.{field}") for each in ("policy", model))
+        policy, own = (get_at(run, f"trainer.{item}.{field}") for item in ("policy", model))
         if policy != own:
             yield Problem(
                 path=f"trainer.{model}.{field}",
@@ -225,7 +225,7 @@ def mp_engine_has_one_node(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def _one(path: str, number: int, what: str) -> Iterator[Problem]:
+def _require_one(path: str, number: int, what: str) -> Iterator[Problem]:
     if number != 1:
         hint = "set trainer.placement.executor = ray, or 1 here"
         yield Problem(path=path, message=f"{number} {what} not fit into one process", hint=hint)

@@ -9,7 +9,7 @@ from skyrl.config.settings.preference_root import PREFERENCE_LOSSES, PreferenceC
 from skyrl.errors import Problem, UserError
 from skyrl.tree.imports import follows, import_object
 from skyrl.tree.names import nearest
-from skyrl.tree.rules import listed
+from skyrl.tree.rules import join_choices
 
 HALF = 0.5
 
@@ -63,7 +63,7 @@ def divergences_suit_losses(run: PreferenceConfig) -> Iterator[Problem]:
         able = ", ".join(name for name, loss in PREFERENCE_LOSSES.items() if loss.divergence)
         yield Problem(
             path="f_divergence_type",
-            message=f"{listed(others, 'and')} {'are' if len(others) > 1 else 'is'} defined for reverse_kl alone",
+            message=f"{join_choices(others, 'and')} {'are' if len(others) > 1 else 'is'} defined for reverse_kl alone",
             hint=f"losses that take others: {able}",
         )
 
@@ -72,7 +72,7 @@ def losses_read_the_same_rows(run: PreferenceConfig) -> Iterator[Problem]:
     """A row is a pair or a single answer, and the KL term of kto needs answers of other rows."""
     alone = [name for name, facts in zip(run.loss_type, run.facts, strict=True) if facts.unpaired]
     if alone and len(run.loss_type) > 1:
-        message = f"{listed(alone, 'and')} {'are' if len(alone) > 1 else 'is'} for single answers with labels"
+        message = f"{join_choices(alone, 'and')} {'are' if len(alone) > 1 else 'is'} for single answers with labels"
         yield Problem(path="loss_type", message=message, hint=f"set it to {alone[0]} alone, or leave it out")
     if "kto" in run.loss_type and run.batch_size == 1:
         message = "kto compares the answers of a batch with each other's prompts, and 1 has no other"
@@ -87,10 +87,10 @@ def sorted_batches_have_pairs(run: PreferenceConfig) -> Iterator[Problem]:
     named = zip(run.loss_type, run.facts, strict=True)
     sorting = [name for name, facts in named if facts.whole_batch]
     if sorting and run.num_answers > 2:
-        message = f"{listed(sorting, 'and')} sort{'s' * (len(sorting) == 1)} the pairs of a batch"
+        message = f"{join_choices(sorting, 'and')} sort{'s' * (len(sorting) == 1)} the pairs of a batch"
         yield Problem(path="num_answers", message=message, hint="set it to 2: the best and the worst answer of a list")
     if sorting and run.use_weighting:
-        message = f"{listed(sorting, 'and')} pair{'s' * (len(sorting) == 1)} answers of different rows"
+        message = f"{join_choices(sorting, 'and')} pair{'s' * (len(sorting) == 1)} answers of different rows"
         yield Problem(path="use_weighting", message=message, hint="set it to false, or choose another loss_type")
 
 

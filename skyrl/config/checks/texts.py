@@ -48,9 +48,9 @@ def texts_of(value: object, path: Path = (), field: str = "", *, is_inside: bool
     if isinstance(value, str):
         yield Text(path, field, value, is_inside)
     elif is_config(type(value)):
-        for each in fields_of(type(value)).values():
-            if (child := getattr(value, each.name)) is not each.default:  # most of a tree is default
-                yield from texts_of(child, (*path, each.name), each.name)
+        for attribute in fields_of(type(value)).values():
+            if (child := getattr(value, attribute.name)) is not attribute.default:  # most of a tree is default
+                yield from texts_of(child, (*path, attribute.name), attribute.name)
     elif isinstance(value, Mapping):
         for name, child in value.items():
             yield from texts_of(child, (*path, str(name)), field, is_inside=True)
@@ -63,7 +63,7 @@ def text_problems(run: RunConfig, origins: Origins, broken: Collection[str]) -> 
     """Problems of texts that were written: what is derived from them is not reported again."""
     for text in texts_of(run):
         path = dotted(text.path)
-        own = (origins[each][-1] for each in (path, dotted(text.path[:-1])) if each in origins)
+        own = (origins[item][-1] for item in (path, dotted(text.path[:-1])) if item in origins)
         if not any(origin.kind == "rule" for origin in own) and not touches([path], broken):
             yield from _problems(text, path, origins)
 

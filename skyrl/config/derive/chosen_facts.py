@@ -21,7 +21,7 @@ def loss_facts(algorithm: AlgorithmConfig) -> LossFacts:
     facts = POLICY_LOSSES.get(name)
     if facts is None:
         own = PolicyLossRegistry.declaring(name, algorithm.policy_loss)
-        return _declared(_of_peer_loss(own), own)
+        return _declared(_peer_loss_facts(own), own)
     return attrs.evolve(facts, **facts.by_settings(getattr(algorithm, facts.table))) if facts.table else facts
 
 
@@ -32,7 +32,7 @@ def estimator_facts(algorithm: AlgorithmConfig) -> EstimatorFacts:
     if facts is not None:
         return facts
     own = AdvantageEstimatorRegistry.declaring(name, algorithm.advantage)
-    return _declared(_of_peer_estimator(own), own)
+    return _declared(_peer_estimator_facts(own), own)
 
 
 def is_peer_loss(algorithm: AlgorithmConfig) -> bool:
@@ -42,7 +42,7 @@ def is_peer_loss(algorithm: AlgorithmConfig) -> bool:
     return own is not None and form_of(own, LOSS_FORMS) is not None
 
 
-def _of_peer_loss(own: object) -> LossFacts:
+def _peer_loss_facts(own: object) -> LossFacts:
     """Facts by the parameters of a loss in another system's signature; `USER_LOSS` for skyrl's own."""
     form = None if own is None else form_of(own, LOSS_FORMS)
     if form is None:
@@ -56,7 +56,7 @@ def _of_peer_loss(own: object) -> LossFacts:
     )
 
 
-def _of_peer_estimator(own: object) -> EstimatorFacts:
+def _peer_estimator_facts(own: object) -> EstimatorFacts:
     """Facts by the parameters of an estimator in another system's signature; `OWN_ESTIMATOR` for skyrl's own."""
     form = None if own is None else form_of(own, ESTIMATOR_FORMS)
     if form is None:
@@ -79,11 +79,11 @@ _READ = {
 
 
 def _names(own: object) -> set[str]:
-    return {each.name for each in parameters_of(own) or ()}
+    return {item.name for item in parameters_of(own) or ()}
 
 
 def _declared(facts: F, thing: object) -> F:
     """The facts, updated with those that the object declares as attributes that are True or False."""
-    named = {each.name: getattr(thing, each.name, None) for each in attrs.fields(type(facts))}
+    named = {attribute.name: getattr(thing, attribute.name, None) for attribute in attrs.fields(type(facts))}
     declared: Any = {name: value for name, value in named.items() if isinstance(value, bool)}
     return attrs.evolve(facts, **declared)

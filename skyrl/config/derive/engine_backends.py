@@ -11,7 +11,7 @@ from typing import Literal
 import attrs
 
 from skyrl.config.settings.engines import InferenceEngineConfig
-from skyrl.tree.rules import listed
+from skyrl.tree.rules import join_choices
 
 
 @attrs.frozen(kw_only=True)
@@ -255,4 +255,4 @@ def reads_remote_urls(engine: InferenceEngineConfig) -> bool:
 
 def backends_that(suit: Callable[[EngineBackend], bool], join: str = "and") -> str:
     """Names of the kinds of engine that suit, for a message: `vllm, http and sglang`."""
-    return listed([name for name, backend in BACKENDS.items() if suit(backend)], join)
+    return join_choices([name for name, backend in BACKENDS.items() if suit(backend)], join)

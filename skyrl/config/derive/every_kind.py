@@ -12,7 +12,7 @@ from skyrl.config.derive import rules_in
 from skyrl.config.foundation.intervals import read_interval
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
-from skyrl.tree.rules import Condition, Effect, effects, fields_in, is_one, listed, rule
+from skyrl.tree.rules import Condition, Effect, effects, fields_in, is_one, join_choices, rule
 
 
 def has_cuda_device() -> bool:
@@ -95,7 +95,7 @@ EVERY_KIND_RULES = rules_in(__name__)
 """Derivation rules in order: a rule comes after those that write what it reads."""
 
 
-def _named(run: RunBasics) -> frozenset[str]:
+def _tracker_names(run: RunBasics) -> frozenset[str]:
     """Names of the trackers besides the console."""
     names = (run.logger,) if isinstance(run.logger, str) else run.logger
     return frozenset(names) - {"console"}
@@ -103,7 +103,7 @@ def _named(run: RunBasics) -> frozenset[str]:
 
 def names_a_service(run: RunBasics) -> bool:
     """Whether `logger` names a tracker besides the console."""
-    return bool(_named(run))
+    return bool(_tracker_names(run))
 
 
 def saves(run: RunBasics) -> bool:
@@ -122,8 +122,8 @@ def may_resume(run: RunBasics) -> bool:
 
 
 def _names(*services: str) -> Condition:
-    words = f"logger names {listed(services, 'or')}"
-    return Condition(words, lambda run: not _named(run).isdisjoint(services))
+    words = f"logger names {join_choices(services, 'or')}"
+    return Condition(words, lambda run: not _tracker_names(run).isdisjoint(services))
 
 
 def _handles_a_lost_rank(*policies: str) -> Condition:
@@ -131,7 +131,7 @@ def _handles_a_lost_rank(*policies: str) -> Condition:
     return Condition(words, lambda run: _ON_RAY.holds(run) and run.faults.on_lost_rank in policies)
 
 
-def _on_cuda(words: str) -> Condition:
+def _cuda_condition(words: str) -> Condition:
     return Condition(f"the device is cuda{words}", lambda run: run.device == "cuda")
 
 
@@ -163,10 +163,10 @@ EVERY_KIND_EFFECTS: tuple[Effect, ...] = (
         _ON_RAY,
         *fields_in("placement", "ray_address start_timeout_seconds call_timeout_seconds heartbeat_timeout_seconds"),
     ),
-    Effect("bf16", _on_cuda(" (a CPU computes in float32)")),
-    Effect("flash_attn", _on_cuda(" (a CPU uses sdpa)")),
-    Effect("use_liger_kernel", _on_cuda("") & _OWN_KERNELS),
-    Effect("gradient_checkpointing", _on_cuda(" (a CPU has the memory)") & _OWN_RECOMPUTATION),
+    Effect("bf16", _cuda_condition(" (a CPU computes in float32)")),
+    Effect("flash_attn", _cuda_condition(" (a CPU uses sdpa)")),
+    Effect("use_liger_kernel", _cuda_condition("") & _OWN_KERNELS),
+    Effect("gradient_checkpointing", _cuda_condition(" (a CPU has the memory)") & _OWN_RECOMPUTATION),
     Effect("offload_activations", _RECOMPUTES),
     *(Effect(f"trackers.{name}", _names(name)) for name in ("wandb", "swanlab", "mlflow", "tensorboard")),
     *effects(_SERVICE, *fields_in("trackers", "tags notes group sample_rows finish_seconds python")),

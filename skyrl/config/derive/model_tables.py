@@ -69,8 +69,8 @@ class Role:
 
     def grid(self, run: RunConfig) -> Grid:
         """Nodes and GPUs of the model."""
-        nodes, each = attrgetter(*(f"{self.placement}{name}" for name in GRID))(run)
-        return Grid(nodes=nodes, gpus_per_node=each)
+        nodes, gpus = attrgetter(*(f"{self.placement}{name}" for name in GRID))(run)
+        return Grid(nodes=nodes, gpus_per_node=gpus)
 
     def ranks(self, run: RunConfig) -> int:
         """Number of ranks of the model."""

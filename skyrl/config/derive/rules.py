@@ -114,7 +114,11 @@ def weights_of_reasoning_tasks(run: SkyRLTrainConfig) -> tuple[float, ...] | Non
     if len(tasks) < 2 or run.data.train_data != _reasoning_rows(run, gym.eval_rows, gym.train_rows):
         return None
     weights = tuple(table.get("weight", 1) for table in tasks.values())
-    return None if len({*weights}) == 1 or not all(_is_weight(each) for each in weights) else tuple(map(float, weights))
+    return (
+        None
+        if len({*weights}) == 1 or not all(_is_weight(weight) for weight in weights)
+        else tuple(map(float, weights))
+    )
 
 
 def _is_weight(value: object) -> bool:
@@ -408,7 +412,7 @@ def parity_bound_follows_precision(run: SkyRLTrainConfig) -> float:
 )
 def checkpoint_path_follows_run_path(run: SkyRLTrainConfig) -> str:
     """A written run folder holds the run's checkpoints; the default folder is for runs without one."""
-    return _in_chosen_folder(run, "checkpoints", "~/ckpts/")
+    return _path_in_run(run, "checkpoints", "~/ckpts/")
 
 
 @rule(
@@ -420,10 +424,10 @@ def checkpoint_path_follows_run_path(run: SkyRLTrainConfig) -> str:
 )
 def export_path_follows_run_path(run: SkyRLTrainConfig) -> str:
     """A written run folder holds the run's exports; the default folder is for runs without one."""
-    return _in_chosen_folder(run, "exports", "~/exports/")
+    return _path_in_run(run, "exports", "~/exports/")
 
 
-def _in_chosen_folder(run: SkyRLTrainConfig, name: str, otherwise: str) -> str:
+def _path_in_run(run: SkyRLTrainConfig, name: str, otherwise: str) -> str:
     return f"{run.trainer.run_path.rstrip('/')}/{name}" if run.trainer.run_path else otherwise
 
 

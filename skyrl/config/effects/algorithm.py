@@ -70,18 +70,18 @@ def _has_own_loss(algorithm: AlgorithmConfig) -> bool:
 def _loss_field(field: str, also: str = "") -> Effect:
     """The condition of a field that some losses read."""
     names = [name for name, facts in POLICY_LOSSES.items() if field in facts.fields]
-    words = f"the loss is {_one_of(names)}{also}"
+    words = f"the loss is {_choice_text(names)}{also}"
     return Effect(field, Condition(words, lambda algorithm: field in loss_facts(algorithm).fields))
 
 
 def _estimator_field(field: str) -> Effect:
     """The condition of a field that some estimators, or a critic, read."""
     names = [name for name, facts in ADVANTAGE_ESTIMATORS.items() if field in facts.fields]
-    words = f"the estimator is {_one_of(names)}"
+    words = f"the estimator is {_choice_text(names)}"
     return Effect(field, Condition(words, lambda algorithm: field in estimator_facts(algorithm).fields))
 
 
-def _one_of(names: list[str]) -> str:
+def _choice_text(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
 
 
@@ -111,7 +111,7 @@ _ADVANTAGE_FIELDS = ("grpo_norm_by_std", "lambd", "whiten_advantages", "advantag
 _RUN_CONDITIONS = _BOUNDS | dict.fromkeys(_ADVANTAGE_FIELDS, _reads_advantages)
 
 
-def _with_run_condition(effect: Effect) -> Effect:
+def _add_run_condition(effect: Effect) -> Effect:
     whole, bound = effect.below("trainer.algorithm"), _RUN_CONDITIONS.get(effect.path)
     return whole if bound is None else Effect(whole.path, whole.condition & bound)
 
@@ -188,5 +188,5 @@ ALGORITHM_EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.algorithm.max_importance_ratio", _compares_with_an_old_policy & _reads_advantages),
     Effect("trainer.algorithm.gamma", _discounts & _reads_advantages),
     *effects(_ratio_can_differ_from_1, *fields_in("trainer.algorithm", " ".join(_BOUNDS_IN_TABLES))),
-    *map(_with_run_condition, _BY_ALGORITHM_ALONE),
+    *map(_add_run_condition, _BY_ALGORITHM_ALONE),
 )

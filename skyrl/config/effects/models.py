@@ -44,11 +44,11 @@ def _several_ranks(model: Role) -> Condition:
     return Condition(f"the {model.title} has several ranks", lambda run: model.ranks(run) > 1)
 
 
-def _on_cuda(model: Role) -> Condition:
+def _cuda_condition(model: Role) -> Condition:
     return Condition("the device is cuda", model.on_cuda)
 
 
-def _where_it_exists(model: Role, table: str) -> Iterator[Effect]:
+def _existence_effect(model: Role, table: str) -> Iterator[Effect]:
     if model.exists_where:
         yield effect_where(model.at(table), *exists(model))
 
@@ -65,7 +65,7 @@ def _adapter(model: Role) -> Iterator[Effect]:
     adapts = _adapts(model)
     is_new = Condition("lora.path is none", lambda run: model.section(run).model.lora.path is None)
     more = {"init_method": [is_new], "dropout": []}
-    yield from _where_it_exists(model, "model.lora")
+    yield from _existence_effect(model, "model.lora")
     for name in fields_of(SkyRLLoraConfig):
         if name not in ("rank", "lora_sync_path"):
             learning = [*more[name], *_gradients(model)] if name in more else []
@@ -85,7 +85,7 @@ def _optimizer(model: Role) -> Iterator[Effect]:
         name: str = model.section(run).optimizer_config.optimizer
         return name
 
-    yield from _where_it_exists(model, "optimizer_config")
+    yield from _existence_effect(model, "optimizer_config")
     decays = Condition("weight_decay is above 0", lambda run: model.section(run).optimizer_config.weight_decay > 0)
     yield effect_where(f"{path}.weight_decay_on", decays)
     by_adam = Condition("optimizer is adamw, cpu_adamw or muon", lambda run: rule(run) != "sgd")
@@ -103,7 +103,7 @@ def _is_in_half(model: Role, run: Any) -> bool:
     if precision is None or not model.reads(run, "fsdp_config"):
         return False
     read = (precision.param_dtype, precision.reduce_dtype) if model.ranks(run) > 1 else (precision.param_dtype,)
-    return any(each in ("fp16", "float16") for each in read)
+    return any(item in ("fp16", "float16") for item in read)
 
 
 def _strategy_is(model: Role, name: str) -> Condition:
@@ -119,7 +119,7 @@ def _fsdp(model: Role) -> Iterator[Effect]:
     fsdp, several = _strategy_is(model, "fsdp2"), _several_ranks(model)
     path = model.at("fsdp_config")
     yield effect_where(path, *exists(model), fsdp)
-    yield effect_where(f"{path}.cpu_offload", several, _on_cuda(model))
+    yield effect_where(f"{path}.cpu_offload", several, _cuda_condition(model))
     for name in ("reshard_after_forward", "fsdp_size", "wrap_policy"):
         yield effect_where(f"{path}.{name}", several)
     yield effect_where(f"{path}.mixed_precision.reduce_dtype", several, *_gradients(model))
@@ -191,7 +191,7 @@ def _megatron(model: Role) -> Iterator[Effect]:
     gradients = _gradients(model)
     of_learning = ("ddp_config", "torch_profiler_config", "optimizer_config_kwargs") if gradients else ()
     yield from (effect_where(f"{path}.{name}", *gradients) for name in of_learning)
-    yield effect_where(f"{path}.empty_cuda_cache", *gradients, _on_cuda(model))
+    yield effect_where(f"{path}.empty_cuda_cache", *gradients, _cuda_condition(model))
     yield effect_where(f"{path}.lora_config", *gradients, _adapts(model))
     others = Condition("the strategy is not megatron", lambda run: model.facts(run).overrides == "model_config_kwargs")
     yield effect_where(model.at("model_config_kwargs"), *exists(model), others)
@@ -251,7 +251,7 @@ def _offload(model: Role, path: str, stages: tuple[int, ...], *more: Condition) 
         ),
     )
     offloads = Condition("its device is cpu or nvme", lambda run: settings(run).device != "none")
-    yield effect_where(f"{path}.pin_memory", offloads, _on_cuda(model))
+    yield effect_where(f"{path}.pin_memory", offloads, _cuda_condition(model))
     yield effect_where(f"{path}.nvme_path", Condition("its device is nvme", lambda run: settings(run).device == "nvme"))
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from skyrl.config.settings.preference_root import PREFERENCE_LOSSES, USER_LOSS, PreferenceConfig
-from skyrl.tree.rules import Condition, Effect, condition, effects, is_one, listed
+from skyrl.tree.rules import Condition, Effect, condition, effects, is_one, join_choices
 
 
 def _read_by(field: str) -> Effect:
     readers = [name for name, loss in PREFERENCE_LOSSES.items() if field in loss.fields]
-    words = f"loss_type names {listed([*readers, *['a loss of your own'] * (field in USER_LOSS.fields)], 'or')}"
+    words = f"loss_type names {join_choices([*readers, *['a loss of your own'] * (field in USER_LOSS.fields)], 'or')}"
     return Effect(field, Condition(words, lambda run: any(field in loss.fields for loss in run.facts)))
 
 

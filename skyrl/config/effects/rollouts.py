@@ -307,7 +307,7 @@ def _uses_sandbox(run: SkyRLTrainConfig) -> bool:
     facts = [ENVIRONMENTS.get(name, EnvironmentFacts()) for name in known]
     return (
         not names
-        or any(each.sandboxed or (gym.math_equivalence and each.compares) for each in facts)
+        or any(fact.sandboxed or (gym.math_equivalence and fact.compares) for fact in facts)
         or _is_isolated.holds(run)
         or (run.environment.agent.plays and run.environment.agent.isolate)
     )
@@ -397,7 +397,7 @@ _DATA_EFFECTS: tuple[Effect, ...] = (
     Effect("data.epoch_tail", _LOADS & _HAS_EPOCHS),
     Effect("data.shuffle_buffer_size", _SHUFFLES_A_STREAM),
     Effect("trainer.epochs", _LOADS),
-    *(each.below("data") for each in SAMPLER_EFFECTS),
+    *(item.below("data") for item in SAMPLER_EFFECTS),
     *effects(_draws_by("pools"), *fields_in("data.curriculum", "pools pool_memory unseen_weight")),
     Effect("data.curriculum.target", _draws_by("target_difficulty")),
     Effect("data.curriculum.solved_reward", is_given("data.curriculum.skip_solved", "data.curriculum.skip_solved")),

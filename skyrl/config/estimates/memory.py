@@ -241,14 +241,16 @@ def _phases(run: SkyRLTrainConfig, learners: Mapping[Model, LearnerRank], matric
     if engine is not None:
         yield _generation(run, engine, learners)
     for model, learner in learners.items():
-        beside = added(_beside(run, model, learners, engine), {"parameters": matrices if model == "policy" else 0})
+        beside = added(
+            _coresident_bytes(run, model, learners, engine), {"parameters": matrices if model == "policy" else 0}
+        )
         waiting = sum(total(rest_of(other)) for name, other in learners.items() if name != model)
         phases = learner_memory(learner) if learner.megatron is None else stage_memory(learner)
         for name, parts in phases.items():
             if name == "transfer" and model != "policy":
                 continue
             awake = _awake(run, engine) if name == "transfer" else {}
-            parts = _on_the_gpu(run, learner, name, added(parts, beside, awake))
+            parts = _resident_bytes(run, learner, name, added(parts, beside, awake))
             host = on_host(learner) + (waiting + _resting_teachers(learner) if _takes_turns(run) else 0)
             yield Phase(name=name, role=model, parts=parts, host=host, settings=_settings(run, model, name, parts))
 
@@ -256,7 +258,7 @@ def _phases(run: SkyRLTrainConfig, learners: Mapping[Model, LearnerRank], matric
 def _generation(run: SkyRLTrainConfig, engine: Serving, learners: Mapping[Model, LearnerRank]) -> Phase:
     own = serving_memory(engine)
     shares = run.trainer.placement.colocate_all and on_ray(run)
-    rests = [rest_of(each) for each in learners.values()]
+    rests = [rest_of(item) for item in learners.values()]
     here = [] if shares or on_ray(run) else rests
     contexts = CONTEXT * ((len(rests) if shares else 0) + 1) if run.trainer.device == "cuda" else 0
     return Phase(
@@ -270,7 +272,7 @@ def _generation(run: SkyRLTrainConfig, engine: Serving, learners: Mapping[Model,
     )
 
 
-def _beside(
+def _coresident_bytes(
     run: SkyRLTrainConfig, model: Model, learners: Mapping[Model, LearnerRank], engine: Serving | None
 ) -> Bytes:
     """Bytes on the same GPU while a model works: contexts of processes, an engine that sleeps or that is embedded."""
@@ -297,7 +299,7 @@ def _awake(run: SkyRLTrainConfig, engine: Serving | None) -> Bytes:
     return {"parameters": engine.weights, "cache": max(0, engine.cache), "transfer": packs}
 
 
-def _on_the_gpu(run: SkyRLTrainConfig, learner: LearnerRank, name: str, parts: Bytes) -> Bytes:
+def _resident_bytes(run: SkyRLTrainConfig, learner: LearnerRank, name: str, parts: Bytes) -> Bytes:
     """Bytes on the GPU, without state kept on the host because models take turns or because the configuration offloads
     it.
     """

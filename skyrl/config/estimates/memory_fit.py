@@ -99,7 +99,7 @@ def _nearest(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Changes | None:
 def _softened(run: SkyRLTrainConfig, changes: Changes, singles: Sequence[Changes], shape_of_model: ShapeOf) -> Changes:
     """The changes that are needed to fit, each with its mildest value."""
     kept = dict(changes)
-    for path in [each for each in changes if "placement" not in each and "parallel" not in each]:
+    for path in [item for item in changes if "placement" not in item and "parallel" not in item]:
         fewer = {other: value for other, value in kept.items() if other != path}
         milder = [change[path] for change in singles if change.keys() == {path}]
         if path.endswith("num_engines"):
@@ -133,7 +133,7 @@ def _changes(run: SkyRLTrainConfig) -> Iterator[Changes]:
     if trainer.recompute_activations is False and facts_of(trainer).recomputation is None:
         yield {"trainer.recompute_activations": True}
     if trainer.max_tokens_per_microbatch > 0:
-        yield from ({"trainer.max_tokens_per_microbatch": each} for each in _halves(trainer.max_tokens_per_microbatch))
+        yield from ({"trainer.max_tokens_per_microbatch": half} for half in _halves(trainer.max_tokens_per_microbatch))
     else:
         for name in ("micro_train_batch_size_per_gpu", "micro_forward_batch_size_per_gpu"):
             yield from ({f"trainer.{name}": rows} for rows in _halves(getattr(trainer, name)))
@@ -180,7 +180,7 @@ def _more_gpus(run: SkyRLTrainConfig) -> Iterator[Changes]:
             changes |= _grown(run, model, times)
         if not run.trainer.placement.colocate_all:
             yield changes
-        for wider in (each for each in (1, 2, 4, 8) if each <= times and run.trainer.placement.colocate_all):
+        for wider in (entry for entry in (1, 2, 4, 8) if entry <= times and run.trainer.placement.colocate_all):
             engine, path = run.generator.inference_engine, "generator.inference_engine."
             wide = {f"{path}tensor_parallel_size": engine.tensor_parallel_size * wider} if wider > 1 else {}
             yield {**changes, f"{path}num_engines": engine.num_engines * times // wider, **wide}
@@ -190,9 +190,9 @@ def _more_gpus(run: SkyRLTrainConfig) -> Iterator[Changes]:
 def _grown(run: SkyRLTrainConfig, model: str, times: int) -> Changes:
     """Changes that multiply the GPUs of a model by `times`."""
     placement = run.trainer.placement
-    nodes, each = (getattr(placement, f"{model}_num_{name}") for name in ("nodes", "gpus_per_node"))
-    on_a_node = min(8, each * times) if nodes == 1 and each <= 8 else each
-    grown = {"num_gpus_per_node": (each, on_a_node), "num_nodes": (nodes, nodes * each * times // on_a_node)}
+    nodes, gpus = (getattr(placement, f"{model}_num_{name}") for name in ("nodes", "gpus_per_node"))
+    on_a_node = min(8, gpus * times) if nodes == 1 and gpus <= 8 else gpus
+    grown = {"num_gpus_per_node": (gpus, on_a_node), "num_nodes": (nodes, nodes * gpus * times // on_a_node)}
     return {f"trainer.placement.{model}_{name}": new for name, (old, new) in grown.items() if new != old}
 
 
@@ -222,7 +222,7 @@ def described(verdict: MemoryVerdict) -> str:
     )
 
 
-def written(changes: Changes) -> str:
+def as_arguments(changes: Changes) -> str:
     """The changes as arguments of a command."""
     return " ".join(
         f"{path}={str(value).lower() if isinstance(value, bool) else value}" for path, value in changes.items()

@@ -86,7 +86,7 @@ def step_time(run: SkyRLTrainConfig, shape_of_model: ShapeOf, mean_answer: float
         scoring=sum(_scoring(run, model, learner, mean, rates) for model, learner in learners.items()),
         update=sum(_update(run, model, learner, mean, rates) for model, learner in learners.items()),
         transfer=transfer_seconds(policy, _degrees(run, "policy", learners["policy"]), rates, across=not shares),
-        turns=turns_seconds(sum(total(rest_of(each)) for each in learners.values()), rates) if shares else 0.0,
+        turns=turns_seconds(sum(total(rest_of(item)) for item in learners.values()), rates) if shares else 0.0,
         overlaps=run.trainer.fully_async.enabled and not shares,
     )
 
@@ -186,14 +186,14 @@ def _rows(
 def _stages(run: SkyRLTrainConfig, model: Model, learner: LearnerRank) -> Stages:
     degrees = degrees_of(run, model)
     data = max(1, grid_of(run, model).ranks // degrees.replica)
-    each = Sharding(data=data, tensor=degrees.tensor, context=degrees.context, shards=degrees.tensor)
-    return Stages(each=each, number=degrees.pipeline, experts=learner.expert_parallel)
+    sharding = Sharding(data=data, tensor=degrees.tensor, context=degrees.context, shards=degrees.tensor)
+    return Stages(sharding=sharding, number=degrees.pipeline, experts=learner.expert_parallel)
 
 
 def _degrees(run: SkyRLTrainConfig, model: Model, learner: LearnerRank) -> Sharding:
     if learner.megatron is not None:  # as weights are sent: each whole on every rank
         stages = _stages(run, model, learner)
-        inner = max(stages.each.tensor, stages.experts if learner.shape.experts else 1)
+        inner = max(stages.sharding.tensor, stages.experts if learner.shape.experts else 1)
         return Sharding(data=grid_of(run, model).ranks, shards=stages.number * inner)
     degrees = degrees_of(run, model)
     return Sharding(

@@ -30,22 +30,25 @@ def names_elsewhere(root: type[object], path: Path) -> tuple[str, list[str]]:
     systems: dict[tuple[str, ...], dict[str, str]] = {}
     leaves = frozenset(leaf for leaf, _ in leaf_paths(root))
     for system, names, paths in _settings():
-        ours = tuple(filter(None, (_in_tree(each, leaves) for each in paths)))
+        ours = tuple(filter(None, (_field_of_kind(item, leaves) for item in paths)))
         alike = _common_end(path, names)
         if alike and len(ours) == len(paths):
-            near = max(len(_words(path[:-1]) & _words(each.split(".")[:-1])) for each in ours)
+            near = max(len(_words(path[:-1]) & _words(entry.split(".")[:-1])) for entry in ours)
             found[alike, near, ours] += 1
             systems.setdefault(ours, {}).setdefault(system, ".".join(names[-alike:]))
     if not found:
         return "", []
     best = max((alike, near, votes) for (alike, near, _), votes in found.items())
     chosen = [ours for (alike, near, ours), votes in found.items() if (alike, near, votes) == best]
-    meant = list(dict.fromkeys(_beside(path, each, leaves) for ours in chosen for each in ours))
+    meant = list(dict.fromkeys(_sibling_field(path, our, leaves) for ours in chosen for our in ours))
     if len(meant) > _MOST:
         return "", []
     who = {system: name for ours in chosen for system, name in systems[ours].items()}
     either = "or" if len(chosen) > 1 else "and"
-    return f"use {_listed(meant, either)} instead ({next(iter(who.values()))} of {_listed(list(who), 'and')})", meant
+    return (
+        f"use {_join_words(meant, either)} instead ({next(iter(who.values()))} of {_join_words(list(who), 'and')})",
+        meant,
+    )
 
 
 def value_elsewhere(field: str, value: str) -> str:
@@ -53,13 +56,13 @@ def value_elsewhere(field: str, value: str) -> str:
     wanted = tuple(f"{field}={value.lower().replace('-', '_')}".split("."))
     for system, names, assignments in _settings():
         if names == wanted:
-            ours = [each.replace("=", " = ") for each in assignments]
+            ours = [assignment.replace("=", " = ") for assignment in assignments]
             alone = ours[0].removeprefix(f"{field} = ") if len(ours) == 1 else ""
-            return f"use {alone or _listed(ours, 'and')} instead ({value} of {system})"
+            return f"use {alone or _join_words(ours, 'and')} instead ({value} of {system})"
     return ""
 
 
-def _listed(words: Sequence[str], last: str) -> str:
+def _join_words(words: Sequence[str], last: str) -> str:
     """The words with commas, and the word `last` before the last one."""
     return f" {last} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
@@ -71,13 +74,13 @@ def _settings() -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
     return tuple((system, tuple(key.split(".")), tuple(paths)) for system, key, paths in json.loads(text))
 
 
-def _in_tree(path: str, leaves: Collection[str]) -> str:
+def _field_of_kind(path: str, leaves: Collection[str]) -> str:
     """The path, or the same field of a supervised run; empty if there is none."""
     spellings = (path, path.removeprefix("trainer.policy."), path.removeprefix("trainer."))
-    return next((each for each in spellings if each in leaves), "")
+    return next((spelling for spelling in spellings if spelling in leaves), "")
 
 
-def _beside(path: Path, ours: str, leaves: Collection[str]) -> str:
+def _sibling_field(path: Path, ours: str, leaves: Collection[str]) -> str:
     """The field called like ours in the table that the path is in, such as that of another model; else ours."""
     here = dotted((*path[:-1], ours.rpartition(".")[2]))
     return here if here in leaves else ours

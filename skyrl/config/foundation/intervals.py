@@ -21,7 +21,7 @@ _COUNT = re.compile(r"([0-9]+)\s*(step|epoch)s?")
 
 
 @frozen(kw_only=True)
-class Every:
+class ParsedInterval:
     """A parsed interval. None: this unit does not count; if all are None, the interval never comes."""
 
     steps: int | None = None
@@ -34,7 +34,7 @@ class Every:
         return (self.steps, self.epochs, self.seconds) != (None, None, None)
 
 
-def read_interval(value: Interval) -> Every:
+def read_interval(value: Interval) -> ParsedInterval:
     """The interval described by the field. Raises ValueError for text that is no interval, and for a repeated unit."""
     found: dict[str, float] = {}
     for part in value if isinstance(value, tuple) else (value,):
@@ -43,7 +43,7 @@ def read_interval(value: Interval) -> Every:
             raise ValueError(f"two intervals in {kind}")
         if number > 0:
             found[kind] = number
-    return Every(
+    return ParsedInterval(
         steps=int(found["steps"]) if "steps" in found else None,
         epochs=int(found["epochs"]) if "epochs" in found else None,
         seconds=found.get("seconds"),

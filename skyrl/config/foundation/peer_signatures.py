@@ -75,21 +75,25 @@ def form_of(function: object, forms: tuple[Form, ...]) -> Form | None:
         raise ValueError(f"{kind.__name__} has no __call__: its instances are called")
     if parameters is None:  # a builtin, of which nothing is known
         return None
-    required = [each.name for each in parameters if each.default is each.empty and each.kind not in _REST]
-    form = next((form for form in forms if {*form.marks} <= {each.name for each in parameters}), None)
+    required = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind not in _REST
+    ]
+    form = next((form for form in forms if {*form.marks} <= {parameter.name for parameter in parameters}), None)
     if form is None:
-        positional = [each for each in parameters if each.kind in _BY_POSITION]
+        positional = [item for item in parameters if item.kind in _BY_POSITION]
         if positional and set(required) <= {positional[0].name}:
             return None
         rights = [f"{form.system}'s ({', '.join(form.gives)})" for form in forms]
         raise ValueError(
-            f"{_shown(function, parameters)} has no known form: right are one parameter (skyrl's), "
+            f"{_signature_text(function, parameters)} has no known form: right are one parameter (skyrl's), "
             f"{', or '.join(rights)}"
         )
     unknown = [name for name in required if name not in form.gives]
     if unknown:
         raise ValueError(
-            f"{_shown(function, parameters)} asks for {', '.join(unknown)}: {form.system}'s form has "
+            f"{_signature_text(function, parameters)} asks for {', '.join(unknown)}: {form.system}'s form has "
             f"{', '.join(form.gives)}, and others need a default"
         )
     return form
@@ -104,7 +108,11 @@ def parameters_of(function: object) -> tuple[inspect.Parameter, ...] | None:
     if inspect.isfunction(call):  # not the signature of the class, which its instances inherit
         return tuple(inspect.signature(call).parameters.values())[1:]
     try:
-        return None if isinstance(function, type) else tuple(inspect.signature(_called(function)).parameters.values())
+        return (
+            None
+            if isinstance(function, type)
+            else tuple(inspect.signature(_require_callable(function)).parameters.values())
+        )
     except (TypeError, ValueError):
         return None
 
@@ -122,15 +130,15 @@ _BY_POSITION = (
 )
 
 
-def _called(function: object) -> Callable[..., object]:
+def _require_callable(function: object) -> Callable[..., object]:
     if not callable(function):
         raise TypeError(f"{function!r:.100} cannot be called")
     return function
 
 
-def _shown(function: object, parameters: tuple[inspect.Parameter, ...]) -> str:
+def _signature_text(function: object, parameters: tuple[inspect.Parameter, ...]) -> str:
     """`losses.py:3 mine(a, b)`."""
     kind = function if isinstance(function, type) else type(function)
     code = function if inspect.isfunction(function) else kind.__call__
     name = getattr(function, "__name__", kind.__name__)
-    return f"{defined_at(code)} {name}({', '.join(each.name for each in parameters)})".strip()
+    return f"{defined_at(code)} {name}({', '.join(parameter.name for parameter in parameters)})".strip()

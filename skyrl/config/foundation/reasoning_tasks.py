@@ -89,7 +89,7 @@ def is_installed() -> bool:
     return find_spec(ENVIRONMENT) is not None
 
 
-def not_installed() -> str:
+def missing_package_message() -> str:
     """The sentence about a missing package."""
     return f"the package reasoning-gym is not installed: {install_command('reasoning-gym')}"
 
@@ -157,7 +157,7 @@ def refusal(source: str) -> str | None:
     """
     wanted = task_rows(source)
     if not is_installed():
-        return f"{source}: {not_installed()}"
+        return f"{source}: {missing_package_message()}"
     reasons = (reason for _, reason in task_problems(wanted.task, wanted.settings))
     reason = next(reasons, None) or prompt_refusal(wanted.system_prompt)
     return reason and f"{source}: {reason}"

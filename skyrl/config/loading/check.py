@@ -26,7 +26,7 @@ def check(config: RunConfig, origins: Origins | None = None, broken: Collection[
     paths whose written values could not be used: nothing that reads them is checked.
     """
     found = find_problems(config, kind_of(config).checks, origins or {}, broken)
-    of_any_kind = (_what_was_hidden, text_problems, _folders_of_another_run)
+    of_any_kind = (_masked_secret_problems, text_problems, _folders_of_another_run)
     more = (problem for check_all in of_any_kind for problem in check_all(config, origins or {}, broken))
     return [*found, *more, *without_effect(config, origins, broken)]
 
@@ -82,7 +82,7 @@ def _folders_of_another_run(run: RunConfig, origins: Origins, broken: Collection
     chain = origins.get(chosen, ())
     if not chain or chain[-1].kind in ("default", "rule"):
         return
-    before = [(each.source, str(each.value)) for each in chain[:-1] if each.kind not in ("default", "rule")]
+    before = [(item.source, str(item.value)) for item in chain[:-1] if item.kind not in ("default", "rule")]
     for path in (kind.path("ckpt_path"), kind.path("export_path"), kind.path("log_path")):
         written = origins.get(path, (chain[-1],))[-1]
         if touches([path, chosen], broken) or written.kind in ("default", "rule") or written.source == chain[-1].source:
@@ -106,7 +106,7 @@ def _is_below(path: str, folder: str) -> bool:
     return f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")
 
 
-def _what_was_hidden(run: RunConfig, origins: Origins, broken: Collection[str]) -> Iterator[Problem]:
+def _masked_secret_problems(run: RunConfig, origins: Origins, broken: Collection[str]) -> Iterator[Problem]:
     """Problems for secrets of a stored run, which were masked when it was stored and have to be given again."""
     for path in (dotted(text.path) for text in texts_of(run) if HIDDEN in text.value):
         if not touches([path], broken):

@@ -83,7 +83,7 @@ def _sources(where: str) -> tuple[Path, list[Path]]:
     found, waiting = [first], [first]
     while waiting and len(found) < _MOST:
         file = waiting.pop()
-        new = [each for each in _imports(file, root, package) if each not in found]
+        new = [item for item in _imports(file, root, package) if item not in found]
         found += dict.fromkeys(new)
         waiting += dict.fromkeys(new)
     return root, sorted(found)
@@ -102,7 +102,7 @@ def _file_of_module(name: str) -> Path | None:
     if spec is None or spec.origin is None:
         return None
     place = Path(spec.origin).parent.joinpath(*rest) if rest else Path(spec.origin).with_suffix("")
-    return next((each for each in (place.with_suffix(".py"), place / "__init__.py") if each.is_file()), None)
+    return next((item for item in (place.with_suffix(".py"), place / "__init__.py") if item.is_file()), None)
 
 
 def _imports(file: Path, root: Path, package: str | None) -> Iterator[Path]:
@@ -114,19 +114,19 @@ def _imports(file: Path, root: Path, package: str | None) -> Iterator[Path]:
     for node in ast.walk(tree):
         match node:
             case ast.Import():
-                modules = [(root, each.name) for each in node.names]
+                modules = [(root, name.name) for name in node.names]
             case ast.ImportFrom():
                 base = file.parents[node.level - 1] if 0 < node.level <= len(file.parents) else root
                 start = node.module or ""
-                modules = [(base, start), *((base, f"{start}.{each.name}".lstrip(".")) for each in node.names)]
+                modules = [(base, start), *((base, f"{start}.{alias.name}".lstrip(".")) for alias in node.names)]
             case _:
                 continue
         for base, module in modules:
             place = base.joinpath(*module.split("."))
-            for each in (place.with_suffix(".py"), place / "__init__.py"):
-                inside = each.is_relative_to(root / package if package else root)
-                if module and inside and each.is_file():
-                    yield each
+            for item in (place.with_suffix(".py"), place / "__init__.py"):
+                inside = item.is_relative_to(root / package if package else root)
+                if module and inside and item.is_file():
+                    yield item
 
 
 def _digest(file: Path) -> str:

@@ -151,7 +151,7 @@ def _chain(path: str, names: Path, depth: int, run: RunConfig, origins: Origins)
     by_name = {rule.name: rule for rule in kind_of(run).rules}
     for origin in chain:
         rule = by_name.get(origin.where) if origin.kind == "rule" else None
-        reads = [(each, _printable(get_at(run, each)), place_of(each, origins) or "default") for each in origin.reads]
+        reads = [(read, _printable(get_at(run, read)), place_of(read, origins) or "default") for read in origin.reads]
         value = _printable(origin.value, names[depth:])
         if origin.kind == "default" and not origin.where:
             steps.append(default)

@@ -41,12 +41,12 @@ def make_config(
     class that cannot replace the table.
     """
     if algorithm_cls is not None:
-        trainer_cls = _with_tables(trainer_cls or TrainerConfig, (("algorithm", algorithm_cls),))
+        trainer_cls = _subclass_with_tables(trainer_cls or TrainerConfig, (("algorithm", algorithm_cls),))
     given = {"data": data_cls, "trainer": trainer_cls, "generator": generator_cls, "environment": environment_cls}
-    return _with_tables(SkyRLTrainConfig, tuple((name, cls) for name, cls in given.items() if cls is not None))
+    return _subclass_with_tables(SkyRLTrainConfig, tuple((name, cls) for name, cls in given.items() if cls is not None))
 
 
-def _with_tables(base: type[C], tables: Tables) -> type[C]:
+def _subclass_with_tables(base: type[C], tables: Tables) -> type[C]:
     """The subclass of `base` in which each field named in `tables` has the class given there."""
     if not tables:
         return base
@@ -78,7 +78,7 @@ def _follow(recipe: Recipe) -> type[Any]:
     if isinstance(recipe, type):
         return recipe
     base, tables = recipe
-    return _with_tables(_follow(base), tuple((name, _follow(table)) for name, table in tables))
+    return _subclass_with_tables(_follow(base), tuple((name, _follow(table)) for name, table in tables))
 
 
 def _taken_apart(config: object) -> tuple[Any, ...]:

@@ -31,8 +31,8 @@ from skyrl.tree.classes import fields_of
 from skyrl.tree.files import EXTENDS, STORED_FILES, is_stored_form, read_file, stored_file
 from skyrl.tree.names import nearest
 from skyrl.tree.origins import Assignment, Origins
-from skyrl.tree.rules import Check, find_problems, listed
-from skyrl.tree.types import shown
+from skyrl.tree.rules import Check, find_problems, join_choices
+from skyrl.tree.types import display_value
 
 C = TypeVar("C", bound=RunConfig, default=SkyRLTrainConfig)
 
@@ -82,8 +82,8 @@ def load(
     config = builder.build()
     errors = [problem for problem in builder.problems if problem.severity == "error"]
     if errors:
-        raise ConfigError(_by_place(errors), title="This configuration cannot be used")
-    return Loaded(config=config, origins=builder.origins, warnings=tuple(_by_place(builder.problems)))
+        raise ConfigError(_sort_by_place(errors), title="This configuration cannot be used")
+    return Loaded(config=config, origins=builder.origins, warnings=tuple(_sort_by_place(builder.problems)))
 
 
 def compose(
@@ -103,20 +103,20 @@ def compose(
     written = builder.build()
     config, origins, broken = resolve_with_origins(written, builder.origins, builder.broken)
     if any(chain[-1].is_stored for chain in origins.values()):  # before any check could import what they name
-        from skyrl.config.loading.own_code import may_run
         from skyrl.config.loading.stored_code import code_that_is_only_stored
+        from skyrl.config.loading.user_code import may_run
 
         stored = code_that_is_only_stored(config, origins)
         if refused := [problem for problem in stored if not may_run(config, problem.path, origins)]:
-            raise ConfigError(_by_place([*builder.problems, *refused]))
+            raise ConfigError(_sort_by_place([*builder.problems, *refused]))
     further = also(kind_of(config)) if also else ()
     found = [*builder.problems, *check(config, origins, broken), *find_problems(config, further, origins, broken)]
-    warnings = tuple(_by_place(problem for problem in found if problem.severity == "warning"))
+    warnings = tuple(_sort_by_place(problem for problem in found if problem.severity == "warning"))
     errors = found if strict else [problem for problem in found if problem.severity == "error"]
     if errors:
-        from skyrl.config.foundation.paths_beside import with_paths_beside
+        from skyrl.config.foundation.path_advice import with_paths_beside
 
-        raise ConfigError(_by_place(with_paths_beside(error, config) for error in errors))
+        raise ConfigError(_sort_by_place(with_paths_beside(error, config) for error in errors))
     return Composed(written=written, config=config, origins=origins, warnings=warnings)
 
 
@@ -140,11 +140,13 @@ def _builder(
         remembers=True,
     )
     builder: TreeBuilder[C] = TreeBuilder(chosen(), context)
-    for layer in _with_words_joined(layers, chosen):
+    for layer in _join_split_arguments(layers, chosen):
         _take(builder, layer, chosen)
     if root is None and said in KINDS:  # the last one counts, whichever kind the files before it are of
-        builder.problems = [each for each in builder.problems if each.path != "kind" or each.value not in KINDS]
-    builder.problems = [_with_our_value(_in_terms_of_kinds(each, chosen)) for each in builder.problems]
+        builder.problems = [
+            problem for problem in builder.problems if problem.path != "kind" or problem.value not in KINDS
+        ]
+    builder.problems = [_suggest_our_value(_explain_wrong_kind(item, chosen)) for item in builder.problems]
     if root is None and said is None and chosen is not SkyRLTrainConfig:
         names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))
         message = f"is missing, so this is read as a reinforcement-learning run, which has no {names}"
@@ -160,7 +162,7 @@ def _names_elsewhere(root: type[Any], path: tuple[str, ...]) -> tuple[str, list[
     return names_elsewhere(root, path)
 
 
-def _with_our_value(problem: Problem) -> Problem:
+def _suggest_our_value(problem: Problem) -> Problem:
     """The problem, with our name for a value that only other systems have."""
     if problem.code != "not a choice":
         return problem
@@ -185,10 +187,10 @@ def _layers(files: Files, overrides: Overrides) -> list[_Layer]:
     return layers
 
 
-def _in_terms_of_kinds(problem: Problem, root: type[Any]) -> Problem:
+def _explain_wrong_kind(problem: Problem, root: type[Any]) -> Problem:
     """The problem, reworded if one kind of run was mistaken for another."""
     if problem.path == "kind" and problem.code == "not a choice" and problem.value not in KINDS:
-        return evolve(problem, message=f"{shown(problem.value)} is not one of: {', '.join(KINDS)}", hint="")
+        return evolve(problem, message=f"{display_value(problem.value)} is not one of: {', '.join(KINDS)}", hint="")
     name = problem.path.partition(".")[0]
     if name in fields_of(root) or problem.code != "unknown field":
         return problem
@@ -197,7 +199,7 @@ def _in_terms_of_kinds(problem: Problem, root: type[Any]) -> Problem:
         return evolve(problem, hint=hint)
     others = [kind for kind in KINDS if name in fields_of(root_of(kind))]
     if others:
-        hint = f"{name} belongs to kind = {listed(others, 'and')}, and this is kind = {root().kind}"
+        hint = f"{name} belongs to kind = {join_choices(others, 'and')}, and this is kind = {root().kind}"
         return evolve(problem, hint="; ".join(filter(None, (problem.hint, hint))))
     return problem
 
@@ -228,14 +230,14 @@ def _read_file(name: str) -> list[Assignment]:
 
         refuse_other_files(name)
         raise
-    if not all(_has_our_names(each.value) for each in assignments):
+    if not all(_has_our_names(item.value) for item in assignments):
         from skyrl.config.loading.recognition import refuse_other_files, refuse_other_tables
 
         refuse_other_files(name)
-        for each in assignments:
-            refuse_other_tables(name, each.value)
+        for assignment in assignments:
+            refuse_other_tables(name, assignment.value)
     is_of_a_run = file != name or os.path.basename(name) == STORED_FILES[1]
-    if is_of_a_run and not all(is_stored_form(each.value) for each in assignments):
+    if is_of_a_run and not all(is_stored_form(entry.value) for entry in assignments):
         raise ConfigError([Problem(path=file, message="is not the stored configuration of a run")])
     return assignments
 
@@ -266,7 +268,7 @@ def chosen_root(files: Files, overrides: Overrides = ()) -> type[RunConfig]:
 def _kind_of(layers: Sequence[_Layer]) -> str | None:
     """The last `kind` written in any layer; None if there is none."""
     kind = None
-    for assignment in (each for layer in layers for each in layer.assignments):
+    for assignment in (item for layer in layers for item in layer.assignments):
         found = assignment.value
         if assignment.path == () and isinstance(found, Mapping):
             stored = found.get("config")
@@ -295,7 +297,7 @@ def _root_meant(kind: str | None, layers: Sequence[_Layer]) -> type[RunConfig]:
 def _top_names(layers: Sequence[_Layer]) -> tuple[str, ...]:
     """Tables and fields of the root that are written in any layer."""
     names: dict[str, None] = {}
-    for assignment in (each for layer in layers for each in layer.assignments):
+    for assignment in (item for layer in layers for item in layer.assignments):
         found = assignment.value
         if assignment.path:
             names[assignment.path[0]] = None
@@ -314,21 +316,24 @@ def _take(builder: TreeBuilder[Any], layer: _Layer, root: type[Any]) -> None:
         if layer.error is not None:
             raise layer.error
         assignments = layer.assignments
-        if layer.file and any(is_stored_form(each.value) for each in assignments):
-            from skyrl.config.loading.stored import as_written
+        if layer.file and any(is_stored_form(item.value) for item in assignments):
+            from skyrl.config.loading.stored import as_layer
 
-            assignments = [as_written(each, root) if is_stored_form(each.value) else each for each in assignments]
+            assignments = [
+                as_layer(assignment, root) if is_stored_form(assignment.value) else assignment
+                for assignment in assignments
+            ]
         builder.assign_all(assignments)
     except ConfigError as error:
         name = layer.file
         hint = f"write the value without a space: {name}=VALUE" if _is_path(name, root) else ""
         builder.problems.extend(
-            evolve(each, place=each.place or layer.place, hint=each.hint or hint) for each in error.problems
+            evolve(problem, place=problem.place or layer.place, hint=problem.hint or hint) for problem in error.problems
         )
         builder.broken.add("")  # without the file, the rest cannot be judged
 
 
-def _with_words_joined(layers: Sequence[_Layer], root: type[Any]) -> Iterator[_Layer]:
+def _join_split_arguments(layers: Sequence[_Layer], root: type[Any]) -> Iterator[_Layer]:
     """All layers; `trainer.epochs 2`, whose words were both taken for files, becomes one mistake with both words in its
     hint.
     """
@@ -341,7 +346,7 @@ def _with_words_joined(layers: Sequence[_Layer], root: type[Any]) -> Iterator[_L
         is_value = layer.error is not None and _is_path(layer.file, root) and after.error is not None
         if is_value and layer.error is not None:
             hint = f"write the value without a space: {layer.file}={after.file}"
-            problems = [evolve(each, hint=hint) for each in layer.error.problems]
+            problems = [evolve(problem, hint=hint) for problem in layer.error.problems]
             layer = evolve(layer, error=ConfigError(problems, title=layer.error.title))
         yield layer
 
@@ -358,7 +363,7 @@ def _caller() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _by_place(problems: Iterable[Problem]) -> list[Problem]:
+def _sort_by_place(problems: Iterable[Problem]) -> list[Problem]:
     """Sorts problems: files in the order of their lines, then arguments, then values that were never written."""
     return sorted(problems, key=lambda problem: _sort_key(problem.place))
 

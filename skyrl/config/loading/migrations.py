@@ -41,11 +41,11 @@ def _moved(old: str, new: str, since: str, **more: Any) -> Migration:
     return Migration(old=old, new=new, since=since, **more)
 
 
-def _gone(old: str, since: str, why: str, *harmless: object) -> Migration:
+def _removed_field(old: str, since: str, why: str, *harmless: object) -> Migration:
     return Migration(old=old, since=since, why=why, harmless=harmless)
 
 
-def _of_models() -> tuple[Migration, ...]:
+def _model_migrations() -> tuple[Migration, ...]:
     """Spellings of the design that the tree came from, in the table of every model."""
     moves: list[Migration] = []
     for model in ("policy", "ref", "critic"):
@@ -86,7 +86,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     *(_moved(f"{_ENGINE}.{old}", f"{_ENGINE}.{new}", DOCUMENTS) for old, new in _OTHER_NAME.items()),
     *(_moved(f"{_ENGINE}.{name}", f"generator.{name}", DOCUMENTS)
       for name in ("n_samples_per_prompt", "batched", "max_input_length")),
-    *_of_models(),
+    *_model_migrations(),
     *(_moved(f"trainer.algorithm.{name}", f"trainer.{name}", DOCUMENTS)
       for name in ("policy_mini_batch_size", "critic_mini_batch_size")),
     _moved("trainer.use_torch_compile", "trainer.policy.use_torch_compile", DOCUMENTS),
@@ -97,16 +97,16 @@ MIGRATIONS: tuple[Migration, ...] = (
     _moved("trainer.algorithm.ppo_loss_type", "trainer.algorithm.policy_loss_type", DOCUMENTS),
     _moved("trainer.algorithm.use_kl_estimator_k3", "trainer.algorithm.kl_estimator_type", DOCUMENTS,
            convert=_k3_or_k1),
-    _gone("trainer.algorithm.use_abs_kl", DOCUMENTS, _ABS_KL, False),
+    _removed_field("trainer.algorithm.use_abs_kl", DOCUMENTS, _ABS_KL, False),
     _moved("trainer.algorithm.normalize_reward", "trainer.algorithm.normalize_values", DOCUMENTS),
-    _gone("trainer.placement.colocate_critic_reward", DOCUMENTS, _NO_REWARD_MODEL, False),
-    _gone("trainer.placement.reward_num_nodes", DOCUMENTS, _NO_REWARD_MODEL),
-    _gone("trainer.placement.reward_num_gpus_per_node", DOCUMENTS, _NO_REWARD_MODEL),
-    _gone("trainer.reward", DOCUMENTS, _NO_REWARD_MODEL),
-    _gone("deepspeed_config", DOCUMENTS, "give each model its own: trainer.policy.deepspeed_config"),
-    _gone("hydra", HYDRA, "Hydra is not used: logs and run folders have fields of their own (trainer.run_path), and a "
-          "file names those that it is written on top of (extends)"),
-    _gone("defaults", HYDRA, 'name the file that this one is written on top of: extends = "base.toml"'),
+    _removed_field("trainer.placement.colocate_critic_reward", DOCUMENTS, _NO_REWARD_MODEL, False),
+    _removed_field("trainer.placement.reward_num_nodes", DOCUMENTS, _NO_REWARD_MODEL),
+    _removed_field("trainer.placement.reward_num_gpus_per_node", DOCUMENTS, _NO_REWARD_MODEL),
+    _removed_field("trainer.reward", DOCUMENTS, _NO_REWARD_MODEL),
+    _removed_field("deepspeed_config", DOCUMENTS, "give each model its own: trainer.policy.deepspeed_config"),
+    _removed_field("hydra", HYDRA, "Hydra is not used: logs and run folders have fields of their own "
+                   "(trainer.run_path), and a file names those that it is written on top of (extends)"),
+    _removed_field("defaults", HYDRA, 'name the file that this one is written on top of: extends = "base.toml"'),
     # SkyRL's own later names
     _moved("trainer.remove_microbatch_padding", "trainer.use_sample_packing", ""),
     _moved("trainer.tags", "trainer.trackers.tags", "", harmless=(None,)),
@@ -114,7 +114,7 @@ MIGRATIONS: tuple[Migration, ...] = (
              "") for model in ("policy", "ref")),
     _moved(f"{_ENGINE}.delta_weight_sync.sync_dir", f"{_ENGINE}.weight_sync_path", ""),
     *(Migration(old=f"{_ENGINE}.delta_weight_sync.{name}", needless=True, why=why) for name, why in _DELTAS.items()),
-    _gone(f"{_ENGINE}.delta_weight_sync", "", "its fields are those of the engines: weight_sync_path", None),
+    _removed_field(f"{_ENGINE}.delta_weight_sync", "", "its fields are those of the engines: weight_sync_path", None),
     *(Migration(old=f"trainer.{model}.language_model_only", needless=True, why=_LANGUAGE)
       for model in ("policy", "ref")),
     *NEWER_UPSTREAM_FIELDS,

@@ -18,14 +18,14 @@ _POLICY_AND_REF = ("policy", "ref")
 _MODELS = ("policy", "ref", "critic")
 
 
-def _each(models: tuple[str, ...], *names: str) -> tuple[str, ...]:
+def _names_in_models(models: tuple[str, ...], *names: str) -> tuple[str, ...]:
     """The names in the table of every model."""
     return tuple(f"trainer.{model}.{name}" for model in models for name in names)
 
 
 def _megatron(*names: str) -> tuple[str, ...]:
     """The names in the Megatron table of every model that has one."""
-    return _each(_POLICY_AND_REF, *(f"megatron_config.{name}" for name in names))
+    return _names_in_models(_POLICY_AND_REF, *(f"megatron_config.{name}" for name in names))
 
 
 @frozen(kw_only=True)
@@ -57,7 +57,7 @@ class _Feature:
         )
 
 
-_QUANTIZED = _each(_MODELS, "model.fake_int4_qat")
+_QUANTIZED = _names_in_models(_MODELS, "model.fake_int4_qat")
 _PROFILER = "trainer.policy.torch_profiler_config"
 _SIMULATED = "trainer.fully_async.simulate_"
 
@@ -100,7 +100,8 @@ FEATURES: tuple[_Feature, ...] = (
         source="backends/skyrl_train/workers/megatron/megatron_worker.py:146",
     ),
     _Feature(
-        name="several adapters at a time", switches=_each(_MODELS, "model.lora.max_loras", "model.lora.max_cpu_loras"),
+        name="several adapters at a time",
+        switches=_names_in_models(_MODELS, "model.lora.max_loras", "model.lora.max_cpu_loras"),
         nothing=(1, None),
     ),
     _Feature(
@@ -200,10 +201,10 @@ _NEEDLESS: dict[str, tuple[str, ...]] = {
     ),
     # train/utils/utils.py:690-714: engines sample from the same policy
     "whether an adapter is sent alone, and how, follows from the engines (docs/lora-and-export.md)": (
-        *_megatron("lora_config.merge_lora"), *_each(_MODELS, "model.lora.sync_mode"),
+        *_megatron("lora_config.merge_lora"), *_names_in_models(_MODELS, "model.lora.sync_mode"),
     ),
     # backends/skyrl_train/workers/megatron/megatron_worker.py:487
-    "acts on adapters of experts under Megatron, which have none here": _each(
+    "acts on adapters of experts under Megatron, which have none here": _names_in_models(
         _MODELS, "model.lora.share_expert_adapters"
     ),
 }  # fmt: skip
@@ -227,7 +228,7 @@ NEWER_UPSTREAM_FIELDS: tuple[Migration, ...] = (
     # backends/skyrl_train/workers/megatron/megatron_worker.py:321-322: both are fields of Megatron's TransformerConfig
     *(
         Migration(old=f"{table}.{name}", new=f"{table}.transformer_config_kwargs.{name}")
-        for table in _each(_POLICY_AND_REF, "megatron_config")
+        for table in _names_in_models(_POLICY_AND_REF, "megatron_config")
         for name in ("moe_aux_loss_coeff", "moe_router_dtype")
     ),
 )

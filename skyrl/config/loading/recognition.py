@@ -50,7 +50,7 @@ def refuse_other_files(name: str) -> None:
     """
     found = _model_at(name) or _rows_in(name)
     if found is None and (text := _script_in(name)):
-        found = _of_program(name, _program_of_script(text), "script")
+        found = _program_message(name, _program_of_script(text), "script")
         found = found or _script(name)
     _refuse(name, found)
 
@@ -62,7 +62,7 @@ def refuse_other_sources(name: str, of: str | None = "") -> None:
     found = _model_at(name, is_run=False) or _rows_in(name)
     if found is None and (text := _script_in(name)):
         program = _program_of_script(text)
-        found = None if _is_of(program, of) else _of_program(name, program, "script")
+        found = None if _is_of(program, of) else _program_message(name, program, "script")
     _refuse(name, found)
 
 
@@ -76,7 +76,7 @@ def refuse_other_tables(name: str, tables: object, *, of: str | None = "") -> No
         if (of or (of is None and name.lower().endswith(".toml"))) and _is_ours(tables):
             problem = Problem(path=name, message="is a configuration of skyrl's own already", hint=f"skyrl run {name}")
             raise ConfigError([problem], title="Nothing to convert")
-        _refuse(name, _other_tables(name, tables, of))
+        _refuse(name, _recognise_tables(name, tables, of))
 
 
 def _refuse(name: str, found: tuple[str, str] | None) -> None:
@@ -95,11 +95,11 @@ def _program_of_script(text: str) -> str:
         return "NeMo-RL"
     if "uv run rl @" in text or "prime_rl" in text or "uv run orchestrator @" in text:
         return "prime-rl"
-    is_trl = "--model_name_or_path" in text or any(f"trl {each}" in text for each in _TRL_COMMANDS)
+    is_trl = "--model_name_or_path" in text or any(f"trl {item}" in text for item in _TRL_COMMANDS)
     return "TRL" if is_trl or re.search(r"^[^\S\n]*(from|import) trl\b", text, re.MULTILINE) else ""
 
 
-def _of_program(
+def _program_message(
     name: str, program: str, what: str, converted: Mapping[str, str] = _CONVERTED
 ) -> tuple[str, str] | None:
     """The message and the hint for a file of another program."""
@@ -113,7 +113,7 @@ def _of_program(
     return f"{message}, which skyrl does not convert", hint
 
 
-def _where_tables_are(program: str, tables: Mapping[Any, Any]) -> str:
+def _table_locations(program: str, tables: Mapping[Any, Any]) -> str:
     """Where the tables of a supervised file of prime-rl are here; empty for any other file."""
     if program != "prime-rl" or "data" not in tables or _is_rl_of_prime_rl(tables):
         return ""
@@ -142,7 +142,7 @@ def _script(name: str) -> tuple[str, str]:
 def _model_at(name: str, *, is_run: bool = True) -> tuple[str, str] | None:
     path = _expanded(name)
     is_folder = os.path.isdir(path)
-    inside = [each for each in _OF_A_MODEL if is_folder and os.path.isfile(os.path.join(path, each))]
+    inside = [item for item in _OF_A_MODEL if is_folder and os.path.isfile(os.path.join(path, item))]
     if is_folder and inside and (inside != ["config.json"] or not is_run):  # the folder of a run has one, too
         return _model(name, "folder")
     if not is_folder and path.lower().endswith(_WEIGHTS) and os.path.isfile(path):
@@ -185,7 +185,7 @@ def _is_of(program: str, of: str | None, converted: Mapping[str, str] = _CONVERT
     return program in converted if of is None else converted.get(program) == of
 
 
-def _other_tables(name: str, tables: Mapping[Any, Any], of: str | None) -> tuple[str, str] | None:
+def _recognise_tables(name: str, tables: Mapping[Any, Any], of: str | None) -> tuple[str, str] | None:
     top = {str(key).partition(".")[0] for key in tables}
     if {"architectures", "model_type"} & top and "trainer" not in top:
         return _model(name if os.path.isdir(_expanded(name)) else os.path.dirname(name) or ".", "folder")
@@ -193,8 +193,8 @@ def _other_tables(name: str, tables: Mapping[Any, Any], of: str | None) -> tuple
         return "this is a task for SkyPilot", "give the configuration that the task starts"
     program = _program_of_tables(top)
     converted = _CONVERTED_TABLES if _is_rl_of_prime_rl(top) else _CONVERTED
-    found = None if _is_of(program, of, converted) else _of_program(name, program, "configuration", converted)
-    return found and (found[0], _where_tables_are(program, tables) + found[1])
+    found = None if _is_of(program, of, converted) else _program_message(name, program, "configuration", converted)
+    return found and (found[0], _table_locations(program, tables) + found[1])
 
 
 def _is_ours(tables: Mapping[Any, Any]) -> bool:

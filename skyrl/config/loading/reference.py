@@ -99,7 +99,7 @@ def reference_section(run: RunConfig, path: str) -> str:
         if here in table.fields():
             return "\n".join(_field(table, here, type(run), ()))
         table = next(inner for inner in table.inner() if inner.path == here)
-    return "\n".join(section(each, type(run)) for each in (table, *table.inner()))
+    return "\n".join(section(item, type(run)) for item in (table, *table.inner()))
 
 
 _NOTHING = "There is nothing to print"
@@ -142,7 +142,7 @@ def _field(table: TableReference, path: str, root: type[Any], shared: tuple[str,
 
 def _conditions(path: str, root: type[Any]) -> tuple[str, ...]:
     """The conditions under which a field has an effect, in words; one that another begins with is left out."""
-    covering = {each.condition.words for each in kind_of(root).effects if each.covers(path)}
+    covering = {effect.condition.words for effect in kind_of(root).effects if effect.covers(path)}
     return tuple(sorted(when for when in covering if not any(other.startswith(f"{when} and ") for other in covering)))
 
 

@@ -51,7 +51,7 @@ def kept_tables(
             put(tables, rule.writes.split("."), leaf(get_at(written, rule.writes)))
     for names, variable in _variables(origins):
         put(tables, names, f"env:{variable}")
-    return cast(dict[str, Any], _with_references(tables))
+    return cast(dict[str, Any], _secret_references(tables))
 
 
 def _variables(origins: Origins) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -80,12 +80,12 @@ def put(tables: dict[str, object], names: Sequence[str], value: object) -> None:
     tables[names[-1]] = value
 
 
-def _with_references(value: object) -> object:
+def _secret_references(value: object) -> object:
     """The data with `env:NAME` for each `Secret`."""
     if isinstance(value, Mapping):
-        return {key: _with_references(item) for key, item in value.items()}
+        return {key: _secret_references(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_with_references(item) for item in value]
+        return [_secret_references(item) for item in value]
     found = SHOWN.fullmatch(value) if isinstance(value, str) else None
     return f"env:{found[1]}" if found else value
 

@@ -25,7 +25,7 @@ from skyrl.tree.dump import SCHEMA_VERSION, public_dict, stored_value
 from skyrl.tree.origins import Assignment, Origin, Origins
 from skyrl.tree.rules import taken_as_written
 from skyrl.tree.sparse import sparse
-from skyrl.tree.types import shown
+from skyrl.tree.types import display_value
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -47,7 +47,7 @@ def stored_tree(run: RunConfig) -> dict[str, Any]:
     return public_dict(run)
 
 
-def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:
+def as_layer(assignment: Assignment, root: type[RunConfig]) -> Assignment:
     """A stored tree as the layer that a person might have written: without defaults, and without what was derived.
 
     Raises `ConfigError` for a tree that this version cannot read; a class that is named in it is not imported.
@@ -55,18 +55,20 @@ def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:
     value = assignment.value
     version = value.get("schema_version", SCHEMA_VERSION)
     if type(version) is not int or version > SCHEMA_VERSION:
-        message = f"was stored with schema version {shown(version)}, but this version reads up to {SCHEMA_VERSION}"
+        message = (
+            f"was stored with schema version {display_value(version)}, but this version reads up to {SCHEMA_VERSION}"
+        )
         raise ConfigError([Problem(path=assignment.origin.where, message=message, hint="use a newer skyrl")])
     inside = attrs.evolve(
         assignment, value=value["config"], origin=attrs.evolve(assignment.origin.at("config"), is_stored=True)
     )
-    run, _ = _read(inside, root)
+    run, _ = _read_tree(inside, root)
     listed = value.get("derived")
     leave_out = [str(path) for path in listed] if isinstance(listed, list) else derived(run)
     tables = sparse(run, root(), leave_out)
     rules = kind_of(root).rules
     origins = taken_as_written(rules, leave_out)
-    again, _, _ = resolve_with_origins(_without(run, leave_out), origins, leaf_by_leaf=True)
+    again, _, _ = resolve_with_origins(_underive(run, leave_out), origins, leaf_by_leaf=True)
     for rule in rules:  # a written default that a rule would change is written explicitly
         if not rule.placeholder and get_at(again, rule.writes) != get_at(run, rule.writes):
             put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))
@@ -78,11 +80,11 @@ def tree_of(stored: object, root: type[C], where: str) -> C:
 
     Raises `ConfigError` for a tree that this version cannot read.
     """
-    run, origins = _read(Assignment(path=(), value=stored, origin=Origin(kind="file", where=where)), root)
+    run, origins = _read_tree(Assignment(path=(), value=stored, origin=Origin(kind="file", where=where)), root)
     return resolve_with_origins(run, origins)[0]
 
 
-def _read(stored: Assignment, root: type[C]) -> tuple[C, Origins]:
+def _read_tree(stored: Assignment, root: type[C]) -> tuple[C, Origins]:
     """Reads a stored tree. Old names are followed; no class is imported. Raises `ConfigError`."""
     builder = TreeBuilder(root(), ReadContext(migrations=MIGRATIONS))
     builder.assign(stored)
@@ -93,7 +95,7 @@ def _read(stored: Assignment, root: type[C]) -> tuple[C, Origins]:
     return run, builder.origins
 
 
-def _without(run: RunConfig, paths: Iterable[str]) -> RunConfig:
+def _underive(run: RunConfig, paths: Iterable[str]) -> RunConfig:
     """The tree before these paths were derived."""
     unset = {rule.writes: rule.unset for rule in kind_of(run).rules}
     for path in paths:

@@ -17,8 +17,8 @@ from skyrl.planning.topology import Sizes
 def _sizes(run: SupervisedConfig) -> Sizes:
     """Sizes of a supervised run: one model and no engines."""
     models = grids_of(run, [MODEL])
-    each = run.placement.num_gpus_per_node
-    return Sizes(models=models, colocate_all=False, colocate_policy_ref=False, gpus_per_node=each)
+    gpus = run.placement.num_gpus_per_node
+    return Sizes(models=models, colocate_all=False, colocate_policy_ref=False, gpus_per_node=gpus)
 
 
 _CHECKS = (*checks_in(supervised_checks, every_kind, megatron), *model_checks((MODEL,)))

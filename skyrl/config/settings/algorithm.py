@@ -22,7 +22,7 @@ from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLos
 from skyrl.config.settings.rewards import NormConfig, RewardShapingConfig
 from skyrl.errors import Problem
 from skyrl.tree import IDENTITY, FrozenDict, field, frozen
-from skyrl.tree.classes import named
+from skyrl.tree.classes import choice_metadata
 from skyrl.tree.code_names import named_code
 from skyrl.tree.types import ClassOf
 from skyrl.tree.validators import at_least, fraction, non_negative, positive, positive_or_off
@@ -88,7 +88,7 @@ class AlgorithmConfig(BaseConfig):
     named_by: ClassVar[str] = "advantage_estimator"
 
     advantage_estimator: str = field(
-        default="grpo", converter=named_code, metadata=named(IDENTITY, ADVANTAGE_ESTIMATORS)
+        default="grpo", converter=named_code, metadata=choice_metadata(IDENTITY, ADVANTAGE_ESTIMATORS)
     )
     """How rewards become advantages: grpo, rloo, maxrl, reinforce++, reinforce++-baseline, gae (needs a critic), remax
     (samples one additional greedy answer per prompt), opo, gpg, or one of your own, by import path
@@ -97,7 +97,9 @@ class AlgorithmConfig(BaseConfig):
     advantage: _EstimatorSettings = FrozenDict()
     """Settings of an estimator of your own: the fields of its class."""
 
-    policy_loss_type: str = field(default="regular", converter=named_code, metadata=named(IDENTITY, POLICY_LOSSES))
+    policy_loss_type: str = field(
+        default="regular", converter=named_code, metadata=choice_metadata(IDENTITY, POLICY_LOSSES)
+    )
     """How advantages become a loss: regular (PPO), dual_clip, gspo, gmpo, cispo, sapo, clip_cov, kl_cov, rollout_is,
     dppo, decoupled, importance_sampling, cross_entropy, online_dpo (pairs of answers, without advantages), or one of
     your own, by import path (`my_package.losses:Mine`, `losses.py:Mine`) or by the name that it is registered under."""

@@ -9,7 +9,7 @@ import attrs
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.config.foundation.reasoning_tasks import ENVIRONMENT
 from skyrl.tree import FREE, IDENTITY, FrozenDict, Secret, field, frozen
-from skyrl.tree.classes import named
+from skyrl.tree.classes import choice_metadata
 from skyrl.tree.code_names import named_code
 from skyrl.tree.types import Gigabytes, Seconds, WholeSeconds
 from skyrl.tree.validators import fraction, http_address, non_negative, positive, rule_of_one_field
@@ -230,7 +230,7 @@ class McpEnvConfig(BaseConfig):
     servers: tuple[McpServerConfig, ...] = ()
     """The servers, each a table `[[environment.skyrl_gym.mcp.servers]]`. Names of tools differ between servers."""
 
-    reward: str | None = field(default=None, converter=named_code, metadata=named(IDENTITY, ENVIRONMENTS))
+    reward: str | None = field(default=None, converter=named_code, metadata=choice_metadata(IDENTITY, ENVIRONMENTS))
     """Reward of an episode: a reward function by import path (`rewards.py:correct`), or an environment that ends after
     one turn (`gsm8k`), which judges the first answer without a call."""
 
@@ -411,7 +411,7 @@ class EnvironmentConfig(BaseConfig):
     named_by: ClassVar[str] = "env_class"
 
     env_class: str | tuple[str, ...] | None = field(
-        default="gsm8k", converter=named_code, validator=_tasks, metadata=named(IDENTITY, ENVIRONMENTS)
+        default="gsm8k", converter=named_code, validator=_tasks, metadata=choice_metadata(IDENTITY, ENVIRONMENTS)
     )
     """Name of a registered environment, or an import path (`my_package.envs:MyEnv`), for prompts whose row names none
     in its `env_class` column; a list of reward functions or environments of one turn is rewarded by the sum of their

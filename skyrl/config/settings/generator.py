@@ -79,7 +79,7 @@ CHAT_TEMPLATES = ("qwen3_with_thinking", "qwen3_without_thinking")
 @frozen
 class ChatTemplateConfig(BaseConfig):
     """A chat template in place of the tokenizer's. With `use_conversation_multi_turn`, it renders the whole
-    conversation again for each turn, as later users of the model will; see `docs/environments.md`.
+    conversation again for each turn, as later users of the model will; see `docs/turns.md`.
     """
 
     source: Literal["name", "file"] = "name"

@@ -10,7 +10,7 @@ from skyrl.config.settings.learners import OptimizerConfig
 from skyrl.config.settings.strategies import STRATEGIES
 from skyrl.config.settings.supervised_root import SupervisedConfig
 from skyrl.tree import FREE, IDENTITY, field, frozen
-from skyrl.tree.classes import named
+from skyrl.tree.classes import choice_metadata
 from skyrl.tree.code_names import named_code
 from skyrl.tree.validators import (
     at_least,
@@ -96,7 +96,7 @@ class PreferenceConfig(SupervisedConfig):
     """How the weights are updated. One batch is one optimizer step."""
 
     loss_type: tuple[str, ...] = field(
-        default=("sigmoid",), converter=named_code, validator=_losses, metadata=named({}, PREFERENCE_LOSSES)
+        default=("sigmoid",), converter=named_code, validator=_losses, metadata=choice_metadata({}, PREFERENCE_LOSSES)
     )
     """Losses of a pair, added up: sigmoid is DPO, with `sft` the negative log-likelihood of the chosen answer; CPO is
     sigmoid and sft with `reference_free`, MPO is sigmoid, bco_pair and sft, ORPO is orpo and sft. plackett_luce is a

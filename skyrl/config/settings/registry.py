@@ -90,7 +90,7 @@ class Registry:
         """
         if not isinstance(settings, Mapping):
             return settings
-        made = self._made(name, settings)
+        made = self._instantiate(name, settings)
         if not callable(made):
             raise ConfigError(
                 [Problem(path=self.field, message=f"{name} is not a valid {self.kind}: it has no __call__")]
@@ -105,12 +105,12 @@ class Registry:
         if not isinstance(settings, Mapping):
             return settings
         try:
-            return self._found(name)
+            return self._look_up(name)
         except ConfigError:
             return None
 
-    def _made(self, name: str, settings: Mapping[str, Any]) -> Any:
-        found = self._found(name)
+    def _instantiate(self, name: str, settings: Mapping[str, Any]) -> Any:
+        found = self._look_up(name)
         if is_config(found):
             return structure(settings, found)
         if settings:
@@ -124,7 +124,7 @@ class Registry:
             message = f"{name} cannot be created without arguments: {error}"
             raise ConfigError([Problem(path=self.field, message=message)]) from error
 
-    def _found(self, name: str) -> Any:
+    def _look_up(self, name: str) -> Any:
         found = self._own.get(name) or self._imported(name)
         try:
             form_of(found, self.forms)

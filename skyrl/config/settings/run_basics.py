@@ -14,7 +14,7 @@ from skyrl.config.settings.placement import ProcessesConfig
 from skyrl.config.settings.tracker_settings import TrackersConfig
 from skyrl.config.settings.trackers import TRACKERS, known_trackers
 from skyrl.tree import FREE, IDENTITY, field, frozen, required
-from skyrl.tree.classes import named
+from skyrl.tree.classes import choice_metadata
 from skyrl.tree.code_names import named_code
 from skyrl.tree.validators import all_positive, non_negative, positive, positive_or_minus_one
 
@@ -192,7 +192,7 @@ class RunBasics(RunDefaults, LocatedConfig):
     """Name of this run for trackers, and of its folder."""
 
     logger: str | tuple[str, ...] = field(
-        default="console", converter=named_code, validator=known_trackers, metadata=named(FREE, TRACKERS)
+        default="console", converter=named_code, validator=known_trackers, metadata=choice_metadata(FREE, TRACKERS)
     )
     """Trackers of metrics besides the run's folder: console, wandb, tensorboard, mlflow, swanlab, or one of your own
     by import path (`my_package.trackers:Mine`, `trackers.py:Mine`; docs/tracking.md); one name, or a list."""

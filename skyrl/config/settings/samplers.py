@@ -9,7 +9,7 @@ from skyrl.config.foundation.entry import BaseConfig
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.errors import Problem
 from skyrl.tree import FrozenDict, field, frozen
-from skyrl.tree.classes import named
+from skyrl.tree.classes import choice_metadata
 from skyrl.tree.code_names import named_code
 from skyrl.tree.names import nearest
 from skyrl.tree.validators import fraction_below_one, no_negative, non_negative, not_empty, positive
@@ -49,7 +49,7 @@ class SamplerConfig(BaseConfig):
     unless dynamic sampling draws more.
     """
 
-    sampler: str = field(default="permutation", converter=named_code, metadata=named({}, READS_ROWS))
+    sampler: str = field(default="permutation", converter=named_code, metadata=choice_metadata({}, READS_ROWS))
     """permutation: every row once in an epoch; mixture: sources by weights that change, see `mixture`; schedule: one
     sampler after another, see `stages`; or one of your own, by import path (`my_package.samplers:Mine`,
     `samplers.py:Mine`): a subclass of `skyrl.data.samplers.Sampler`, or any class whose objects yield numbers of rows
@@ -85,10 +85,10 @@ class SamplerConfig(BaseConfig):
         if self.sampler == "schedule":
             for name in self.names[1:]:
                 if name not in known or name == "schedule":
-                    yield _unknown("stages", name, tuple(each for each in known if each != "schedule"))
-            yield from _in_order("stages", [stage.step for stage in self.stages])
+                    yield _unknown("stages", name, tuple(item for item in known if item != "schedule"))
+            yield from _stage_problems("stages", [stage.step for stage in self.stages])
         if "mixture" in self.names:
-            yield from _in_order("mixture", [stage.step for stage in self.mixture])
+            yield from _stage_problems("mixture", [stage.step for stage in self.mixture])
             for number, stage in enumerate(self.mixture):
                 if not any(stage.weights):
                     message = f"all weights of stage {number} are 0, so nothing could be drawn"
@@ -147,7 +147,9 @@ class TargetDifficultyConfig(BaseConfig):
 class CurriculumConfig(SamplerConfig):
     """How prompts are drawn: as in every kind of run, or by the rewards of what was drawn before."""
 
-    sampler: str = field(default="permutation", converter=named_code, metadata=named({}, (*READS_ROWS, *READS_REWARDS)))
+    sampler: str = field(
+        default="permutation", converter=named_code, metadata=choice_metadata({}, (*READS_ROWS, *READS_REWARDS))
+    )
     """permutation: every prompt once in an epoch; pools: by the mean reward of a prompt, see `pools`;
     target_difficulty: those nearest to a difficulty that follows the rewards; mixture: sources by weights that change,
     see `mixture`; schedule: one sampler after another, see `stages`; or one of your own, by import path
@@ -195,7 +197,7 @@ class CurriculumConfig(SamplerConfig):
     def _pool_problems(self) -> Iterator[Problem]:
         names, thresholds = [pool.name for pool in self.pools], [pool.threshold for pool in self.pools]
         if thresholds != sorted(set(thresholds)):
-            message = f"thresholds {', '.join(f'{each:g}' for each in thresholds)} do not rise"
+            message = f"thresholds {', '.join(f'{threshold:g}' for threshold in thresholds)} do not rise"
             yield Problem(path="pools", message=message, hint="list the pools from the lowest threshold to the highest")
         if not names:
             yield Problem(path="pools", message="the list is empty", hint="give at least one pool")
@@ -210,7 +212,7 @@ class CurriculumConfig(SamplerConfig):
             yield Problem(path="unseen_weight", message=message, hint="set it above 0")
 
 
-def _in_order(path: str, steps: Sequence[int]) -> Iterator[Problem]:
+def _stage_problems(path: str, steps: Sequence[int]) -> Iterator[Problem]:
     if not steps:
         yield Problem(path=path, message="the list is empty", hint="give at least one stage, from step 0 on")
     elif steps[0] or list(steps) != sorted(set(steps)):

@@ -11,7 +11,7 @@ from skyrl.config.settings.placement import PlacementConfig
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.trackers import TRACKERS, known_trackers
 from skyrl.tree import FREE, IDENTITY, field, frozen
-from skyrl.tree.classes import named
+from skyrl.tree.classes import choice_metadata
 from skyrl.tree.code_names import named_code
 from skyrl.tree.validators import non_negative, positive, positive_or_minus_one, positive_or_off
 
@@ -165,7 +165,7 @@ class TrainerConfig(RunBasics):
     processes. If not set, it is `logs` in the run's folder."""
 
     logger: str | tuple[str, ...] = field(
-        default="wandb", converter=named_code, validator=known_trackers, metadata=named(FREE, TRACKERS)
+        default="wandb", converter=named_code, validator=known_trackers, metadata=choice_metadata(FREE, TRACKERS)
     )
     """Trackers of metrics besides the run's folder: console, wandb, tensorboard, mlflow, swanlab, or one of your own
     by import path (`my_package.trackers:Mine`, `trackers.py:Mine`; docs/tracking.md); one name, or a list. If it is

@@ -69,7 +69,9 @@ class _Answers:
         """A handler of the bodies of POST requests."""
 
         async def respond(request: Request, body: bytes) -> Response:
-            reply = await _begun(answer(Fields(json_object(body)), self._policy, self._trajectory_of(request)))
+            reply = await _await_first_event(
+                answer(Fields(json_object(body)), self._policy, self._trajectory_of(request))
+            )
             return JSONResponse(reply.body) if reply.events is None else _EventStream(reply)
 
         return respond
@@ -103,7 +105,7 @@ class _Answers:
 
     async def to_stored_response(self, request: Request) -> Response:
         """A response that a request may continue."""
-        stored = self._policy.stored(self._trajectory_of(request))
+        stored = self._policy.stored_responses(self._trajectory_of(request))
         return JSONResponse(stored.response(request.path_params["number"]))
 
     def admit(self, request: Request) -> None:
@@ -123,15 +125,15 @@ async def _health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
-async def _begun(answer: Awaitable[Reply]) -> Reply:
+async def _await_first_event(answer: Awaitable[Reply]) -> Reply:
     """The reply; for a stream, waits for its first event, so that earlier errors are answered with a status code."""
     reply = await answer
     if reply.events is None:
         return reply
-    return evolve(reply, events=_with_first(await anext(reply.events), reply.events))
+    return evolve(reply, events=_prepend_event(await anext(reply.events), reply.events))
 
 
-async def _with_first(first: Event, events: Events) -> Events:
+async def _prepend_event(first: Event, events: Events) -> Events:
     try:
         yield first
         async for event in events:

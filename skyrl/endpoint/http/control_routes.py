@@ -75,7 +75,7 @@ class ControlRoutes:
         return f"vllm:num_requests_running {load.running}\nvllm:num_requests_waiting {load.waiting}\n"
 
     async def _pause(self, request: Request, body: Fields) -> object:
-        in_flight = _in_flight(request.query_params)
+        in_flight = _in_flight_policy(request.query_params)
         await self._on_engines(lambda: self._control.pause(in_flight))
         return {"status": "paused"}
 
@@ -92,7 +92,7 @@ class ControlRoutes:
 
     async def _rpc(self, request: Request, body: Fields) -> object:
         """Calls of `WeightReceiver`, which is an extension of the workers in vLLM."""
-        method, arguments = body.text("method"), body.any("args", [])
+        method, arguments = body.text("method"), body.value("args", [])
         body.ignore("timeout")
         match method, arguments:
             case "skyrl_prepare", []:
@@ -117,7 +117,7 @@ def _showing(content: Callable[[], object]) -> Handler:
     return answer
 
 
-def _in_flight(query: Mapping[str, str]) -> InFlight:
+def _in_flight_policy(query: Mapping[str, str]) -> InFlight:
     """Policy for samples in flight. Raises `RequestError`."""
     match query.get("mode", "abort"), query.get("clear_cache", "true"):
         case "wait", _:

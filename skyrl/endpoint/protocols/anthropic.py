@@ -42,7 +42,7 @@ async def messages(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     (answer,) = result.messages
     text: list[Json] = [{"type": "text", "text": answer.text}] if answer.text or not answer.calls else []
     head = _head(request.settings.model, result.prompt, len(answer.completion.token_ids))
-    return Reply({**head, "content": [*text, *_tool_uses(answer)], **_ending(answer)})
+    return Reply({**head, "content": [*text, *_tool_uses(answer)], **_stop_fields(answer)})
 
 
 async def count_tokens(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
@@ -66,7 +66,7 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
 
 
 def _history(body: Fields) -> History:
-    system = text_of(body.any("system"), "system")
+    system = text_of(body.value("system"), "system")
     messages = [message for item in body.objects("messages") for message in _messages(item)]
     if not messages:
         raise RequestError("messages has to hold a message", param="messages")
@@ -125,7 +125,7 @@ def _head(model: str, prompt: PromptTokens, sampled: int) -> dict[str, Any]:
     }
 
 
-def _ending(answer: SampledMessage) -> Json:
+def _stop_fields(answer: SampledMessage) -> Json:
     if answer.completion.stop_reason == "length":
         reason = "max_tokens"
     elif answer.calls:
@@ -147,7 +147,7 @@ async def _events(request: _MessagesRequest, policy: Policy, trajectory: PlayedT
     sampling = sample_messages(request.history, request.settings, 1, policy, trajectory, live)
     answering = asyncio.ensure_future(sampling)
     blocks = 0
-    async with aclosing(live.pieces(answering, lambda result: [each.text for each in result.messages])) as pieces:
+    async with aclosing(live.pieces(answering, lambda result: [message.text for message in result.messages])) as pieces:
         async for _, piece in pieces:
             if not blocks:
                 yield _event("message_start", message=_head(request.settings.model, live.prompt, 0))
@@ -165,7 +165,7 @@ async def _events(request: _MessagesRequest, policy: Policy, trajectory: PlayedT
         yield _event("content_block_delta", index=index, delta=delta)
         yield _event("content_block_stop", index=index)
     usage = {"output_tokens": len(answer.completion.token_ids)}
-    yield _event("message_delta", delta=_ending(answer), usage=usage)
+    yield _event("message_delta", delta=_stop_fields(answer), usage=usage)
     yield _event("message_stop")
 
 

@@ -77,7 +77,7 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     body.refuse("modalities", "answers are text", harmless=(["text"],))
     body.ignore(*BOOKKEEPING)
     messages = messages_of(body.objects("messages"))
-    calls_tools = may_call_tools(body.any("tool_choice", "auto"))
+    calls_tools = may_call_tools(body.value("tool_choice", "auto"))
     tools = tools_of(body.objects("tools"))
     arguments = body.mapping("chat_template_kwargs")
     if taken := [name for name in RESERVED if name in arguments]:
@@ -103,12 +103,12 @@ async def _logprobs(policy: Policy, answer: SampledMessage) -> Json:
         return [{"token": text, "logprob": value, "bytes": list(text.encode())} for text, value in pairs]
 
     drawn, top = answer.completion, answer.completion.top_logprobs
-    content = [each | {"top_logprobs": []} for each in entries(await policy.decoded(drawn.token_ids), drawn.logprobs)]
+    content = [entry | {"top_logprobs": []} for entry in entries(await policy.decoded(drawn.token_ids), drawn.logprobs)]
     if top is not None:
         width, others = top.token_ids.shape[1], await policy.decoded(top.token_ids.ravel().tolist())
         likeliest = entries(others, top.logprobs.ravel().tolist())
-        for place, each in enumerate(content):
-            each["top_logprobs"] = likeliest[place * width : (place + 1) * width]
+        for place, item in enumerate(content):
+            item["top_logprobs"] = likeliest[place * width : (place + 1) * width]
     return {"content": content, "refusal": None}
 
 
@@ -126,7 +126,7 @@ async def _events(request: _ChatRequest, policy: Policy, trajectory: PlayedTraje
         choice = {"index": index, "delta": role | delta, "finish_reason": finish, "logprobs": None, **more}
         return Event({**head, "choices": [choice], **ids})
 
-    async with aclosing(live.pieces(answering, lambda result: [each.text for each in result.messages])) as pieces:
+    async with aclosing(live.pieces(answering, lambda result: [message.text for message in result.messages])) as pieces:
         async for index, piece in pieces:
             yield event(index, {"content": piece})
     result = answering.result()

@@ -75,7 +75,7 @@ async def _sample(
 ) -> tuple[list[dict[str, Any]], Json]:
     """The choices and the token counts."""
     with policy.admitted(request.n * len(request.prompts), trajectory):
-        prompts = await gather_or_cancel([_prompt(each, policy, trajectory) for each in request.prompts])
+        prompts = await gather_or_cancel([_prompt(prompt, policy, trajectory) for prompt in request.prompts])
         before = sum(len(prompt.ids) for prompt in prompts)
         if request.scores and before * request.n > MOST_SCORED:
             raise RequestError(
@@ -111,7 +111,7 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     body.refuse("suffix", "text cannot be inserted before a suffix", harmless=("",))
     body.ignore(*BOOKKEEPING)
     request = _CompletionRequest(
-        prompts=_prompts(body.any("prompt")),
+        prompts=_prompts(body.value("prompt")),
         settings=settings,
         n=body.integer("n", 1, least=1, most=MOST_ANSWERS) or 1,
         stream=body.boolean("stream"),
@@ -120,7 +120,7 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
         token_ids=body.boolean("return_token_ids"),
         echo=echo,
         prompt_logprobs=body.integer("prompt_logprobs", None, least=0, most=MOST_TOP_LOGPROBS),
-        nothing_new=body.any("max_tokens") == 0,
+        nothing_new=body.value("max_tokens") == 0,
     )
     if request.scores and not policy.served.scores_prompts:
         raise RequestError(
@@ -135,7 +135,7 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
 def _wants_logprobs(body: Fields) -> bool:
     """Whether `logprobs` is set: it is a number of alternatives, where 0 and 1 both mean only the sampled token."""
     body.refuse("logprobs", "only the sampled or given token has one, and the likeliest", harmless=(0, 1, False, True))
-    return body.any("logprobs", False) is not False
+    return body.value("logprobs", False) is not False
 
 
 def _prompts(prompt: object) -> list[str | tuple[int, ...]]:
@@ -187,8 +187,8 @@ async def _answers(
     )
     for completion in completions:
         policy.record(trajectory, prompt, completion)
-    stops = [policy.stop_text(each, request.settings.sampling) for each in completions]
-    return [answer_of(each, stop, tools=False) for each, stop in zip(completions, stops, strict=True)]
+    stops = [policy.stop_text(item, request.settings.sampling) for item in completions]
+    return [answer_of(entry, stop, tools=False) for entry, stop in zip(completions, stops, strict=True)]
 
 
 async def _choice(
@@ -204,7 +204,7 @@ async def _choice(
     ids, logprobs = ((), ()) if request.nothing_new else (drawn.token_ids, drawn.logprobs)
     if request.echo:
         given = request.prompts[index // request.n]
-        text = given if isinstance(given, str) else await policy.with_tokenizer(_text, given)
+        text = given if isinstance(given, str) else await policy.run_with_tokenizer(_text, given)
         choice["text"] = text + str(choice["text"])
     if request.logprobs:
         scores = drawn.prompt_scores if request.echo else None
@@ -222,7 +222,7 @@ def _prompt_logprobs(prompt: Sequence[int], scores: PromptScores) -> list[Json |
     places: list[dict[str, Json]] = [{} for _ in scores.logprobs]
     if scores.top is not None:
         for place, ids, values in zip(places, scores.top.token_ids, scores.top.logprobs, strict=True):
-            place.update({str(token): {"logprob": float(each)} for token, each in zip(ids, values, strict=True)})
+            place.update({str(token): {"logprob": float(item)} for token, item in zip(ids, values, strict=True)})
     for place, token, value in zip(places, prompt[1:], scores.logprobs, strict=True):
         place[str(token)] = {"logprob": value}
     return [None, *places]

@@ -48,7 +48,12 @@ async def generate(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     if request.stream:
         return Reply(events=_events(head, request, policy, trajectory), ends_with_done=True)
     completions = await _sample(request, policy, trajectory)
-    return Reply({**head, "choices": [_choice(index, each, request, policy) for index, each in enumerate(completions)]})
+    return Reply(
+        {
+            **head,
+            "choices": [_choice(index, completion, request, policy) for index, completion in enumerate(completions)],
+        }
+    )
 
 
 def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _GenerateRequest:
@@ -95,10 +100,10 @@ async def _events(head: Json, request: _GenerateRequest, policy: Policy, traject
     answering = asyncio.ensure_future(_sample(request, policy, trajectory, live))
     async with aclosing(live.until(answering)) as batches:
         async for new in batches:
-            for each in new:
-                if rest := each.token_ids[sent[each.index] - each.start :]:  # tokens that are sampled again count once
-                    sent[each.index] += len(rest)
-                    yield Event({**head, "choices": [{"index": each.index, "token_ids": list(rest)}]})
+            for item in new:
+                if rest := item.token_ids[sent[item.index] - item.start :]:  # tokens that are sampled again count once
+                    sent[item.index] += len(rest)
+                    yield Event({**head, "choices": [{"index": item.index, "token_ids": list(rest)}]})
                     head = {"request_id": head["request_id"]}  # the prompt is sent once
     for index, completion in enumerate(answering.result()):
         choice = _choice(index, completion, request, policy)

@@ -81,7 +81,7 @@ def _response(
     head = _head(request, "incomplete" if is_cut else "completed")
     response = head | {"output": output, "incomplete_details": details, "usage": usage}
     if request.store:
-        policy.stored(trajectory).keep(response, History((*request.carried, answer.message)))
+        policy.stored_responses(trajectory).keep(response, History((*request.carried, answer.message)))
     return response
 
 
@@ -89,10 +89,10 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     settings = policy.settings(body, trajectory, lengths=("max_output_tokens",))
     _refuse(body)
     instructions, before = body.text("instructions"), body.text("previous_response_id")
-    earlier = policy.stored(trajectory).history(before).messages if before is not None else ()
-    carried = (*earlier, *messages_of_items(body.any("input")))
+    earlier = policy.stored_responses(trajectory).history(before).messages if before is not None else ()
+    carried = (*earlier, *messages_of_items(body.value("input")))
     first: tuple[Message, ...] = () if instructions is None else ({"role": "system", "content": instructions},)
-    choice = body.any("tool_choice", "auto")
+    choice = body.value("tool_choice", "auto")
     calls_tools = may_call_tools(choice)
     items = body.objects("tools")
     tools = tools_of_items(items)
@@ -165,7 +165,7 @@ async def _events(request: _ResponsesRequest, policy: Policy, trajectory: Played
     answering = asyncio.ensure_future(sampling)
     event, number, begun = _Numbered(), f"msg_{secrets.token_hex(12)}", False
     where = {"item_id": number, "output_index": 0, "content_index": 0}
-    async with aclosing(live.pieces(answering, lambda result: [each.text for each in result.messages])) as pieces:
+    async with aclosing(live.pieces(answering, lambda result: [message.text for message in result.messages])) as pieces:
         async for _, piece in pieces:
             if not begun:
                 for opening in (*_begin(event, request), *_open_text(event, 0, number)):

@@ -64,7 +64,7 @@ _CALL = """
 def _skyrl_call():
     import json, types
     answer = types.ModuleType("answer")
-    answer.__dict__.update({{name: each for name, each in globals().items() if not name.startswith("_")}})
+    answer.__dict__.update({{name: value for name, value in globals().items() if not name.startswith("_")}})
     sys.modules["answer"] = answer
     given = [json.loads(line) for line in sys.stdin.read().split("\\n")]
     exec(compile({program!r}, "<answer>", "exec", dont_inherit=True), answer.__dict__)

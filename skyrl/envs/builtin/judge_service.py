@@ -66,7 +66,7 @@ class JudgeService:
         body: dict[str, object] = {"model": self.model, "messages": [*messages]}
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         url = f"{(self.base_url or OPENAI).rstrip('/')}/chat/completions"
-        answer = post(url, body, _only_choice, seconds=SECONDS, patience=self.patience, headers=headers)
+        answer = post(url, body, _single_choice, seconds=SECONDS, patience=self.patience, headers=headers)
         message = answer.value.message
         refused = bool(message.refusal) or answer.value.finish_reason == "content_filter"
         return JudgeReply(text=message.content or "", refused=refused, retries=answer.retries)
@@ -90,7 +90,7 @@ def verdict_line(reply: str, title: str) -> str | None:
     return lines[-1].strip()
 
 
-def _only_choice(answer: object) -> _Choice:
+def _single_choice(answer: object) -> _Choice:
     choices = read(answer, _Replies).choices
     if len(choices) != 1:
         raise BadAnswer(f"with {len(choices)} choices, where one was asked for")

@@ -22,10 +22,10 @@ _DIGIT = re.compile("[0-9]")
 def main() -> None:
     """Answer each `[answer, ground truth]` with true or false."""
     logging.disable()
-    answer_lines(_same)
+    answer_lines(_is_equal)
 
 
-def _same(asked: Sequence[str]) -> bool:
+def _is_equal(asked: Sequence[str]) -> bool:
     """Whether an answer and a ground truth are equal, and the answer has a value: it computes with no infinity, and is
     not equal to something else as well.
     """
@@ -48,8 +48,8 @@ def _computes_with_infinity(parsed: object) -> bool:
     r"""Whether infinity is more than a value or a bound in it: sympy finds that `5^{5^{\infty}}` is any number."""
     if not isinstance(parsed, Basic):
         return False
-    computed = (each for each in preorder_traversal(parsed) if isinstance(each, Add | Mul | Pow | Function))
-    return any(each.has(oo, -oo, zoo, nan) and each != -oo for each in computed)
+    computed = (item for item in preorder_traversal(parsed) if isinstance(item, Add | Mul | Pow | Function))
+    return any(entry.has(oo, -oo, zoo, nan) and entry != -oo for entry in computed)
 
 
 def _changed(text: str) -> str:
@@ -58,4 +58,4 @@ def _changed(text: str) -> str:
     return other if other != text else f"{text}+1"
 
 
-_same(("1", "x"))  # grammars and tables load at the first use: here once, before workers are forked
+_is_equal(("1", "x"))  # grammars and tables load at the first use: here once, before workers are forked

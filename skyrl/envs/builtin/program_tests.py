@@ -44,8 +44,8 @@ class ProgramTest:
         """Whether the printed output is right. A number too large to compare, for example, is wrong."""
         try:
             if self.function is None:
-                return same_output(printed, self.wanted)
-            return same_value(json.loads(printed.rstrip("\n").rpartition("\n")[2]), self.wanted)
+                return outputs_match(printed, self.wanted)
+            return values_match(json.loads(printed.rstrip("\n").rpartition("\n")[2]), self.wanted)
         except (ArithmeticError, ValueError, RecursionError):
             return False
 
@@ -103,20 +103,20 @@ def _text(given: object) -> str:
     return "\n".join(map(str, given)) if isinstance(given, list) else str(given)
 
 
-def same_output(printed: str, wanted: str) -> bool:
+def outputs_match(printed: str, wanted: str) -> bool:
     """Whether two outputs have equally many lines, not counting blank lines at both ends, with the same tokens in each,
     compared as text or as numbers.
     """
     ours, theirs = printed.strip().split("\n"), wanted.strip().split("\n")
-    return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
+    return len(ours) == len(theirs) and all(map(_lines_match, ours, theirs))
 
 
-def _same_line(ours: str, theirs: str) -> bool:
+def _lines_match(ours: str, theirs: str) -> bool:
     found, wanted = ours.split(), theirs.split()
-    return len(found) == len(wanted) and all(map(_same_token, found, wanted))
+    return len(found) == len(wanted) and all(map(_tokens_match, found, wanted))
 
 
-def _same_token(found: str, wanted: str) -> bool:
+def _tokens_match(found: str, wanted: str) -> bool:
     if found == wanted:
         return True
     if not (_NUMBER.fullmatch(found) and _NUMBER.fullmatch(wanted)):
@@ -130,12 +130,12 @@ def _is_close(found: float, wanted: float) -> bool:
     return math.isclose(found, wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
 
-def same_value(found: object, wanted: object) -> bool:
+def values_match(found: object, wanted: object) -> bool:
     """Whether two JSON values are equal; numbers with a fraction may differ by `TOLERANCE`."""
     if isinstance(wanted, list):
-        return isinstance(found, list) and len(found) == len(wanted) and all(map(same_value, found, wanted))
+        return isinstance(found, list) and len(found) == len(wanted) and all(map(values_match, found, wanted))
     if isinstance(wanted, Mapping):
-        return isinstance(found, Mapping) and found.keys() == wanted.keys() and _same_values(found, wanted)
+        return isinstance(found, Mapping) and found.keys() == wanted.keys() and _values_match(found, wanted)
     if isinstance(wanted, float) and isinstance(found, int | float) and not wanted.is_integer():
         return _is_close(found, wanted)
     if isinstance(found, bool) and not isinstance(wanted, bool):
@@ -143,6 +143,6 @@ def same_value(found: object, wanted: object) -> bool:
     return bool(found == wanted)
 
 
-def _same_values(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+def _values_match(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     names: Sequence[str] = list(wanted)
-    return all(same_value(found[name], wanted[name]) for name in names)
+    return all(values_match(found[name], wanted[name]) for name in names)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
 
-from skyrl.config.foundation.reasoning_tasks import ENVIRONMENT, SCHEME, is_installed, not_installed
+from skyrl.config.foundation.reasoning_tasks import ENVIRONMENT, SCHEME, is_installed, missing_package_message
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.rows import last_between
 from skyrl.errors import TaskError, WorkerEnded
@@ -87,5 +87,5 @@ def answer_in(text: str) -> str:
 @cache
 def _sandbox(tier: Tier | Literal["auto"]) -> Sandbox:
     if not is_installed():
-        raise TaskError(f"{ENVIRONMENT}: {not_installed()}")
+        raise TaskError(f"{ENVIRONMENT}: {missing_package_message()}")
     return Sandbox(tier, modules=(_HOST,))

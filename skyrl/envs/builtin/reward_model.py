@@ -57,7 +57,7 @@ class RewardModelEnv(Env):
 
     def step(self, action: str) -> EnvStep:
         chat = [*map(dict, self._chat), {"role": "assistant", "content": action}]
-        score = self._asked(chat) if self._settings.url else _model(str(self._settings.path)).scores([chat])[0]
+        score = self._request_score(chat) if self._settings.url else _model(str(self._settings.path)).scores([chat])[0]
         if not math.isfinite(score):
             raise ValueError(f"the reward model says {score}")
         return EnvStep(reward=score, done=True)
@@ -65,16 +65,16 @@ class RewardModelEnv(Env):
     def get_metrics(self) -> dict[str, float]:
         return {"reward_model_retries": float(self._retries)}
 
-    def _asked(self, chat: list[dict[str, Any]]) -> float:
+    def _request_score(self, chat: list[dict[str, Any]]) -> float:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         url = str(self._settings.url)
         seconds, patience = self._settings.timeout, self._patience
-        answer = post(url, {"chats": [chat]}, _only_score, seconds=seconds, patience=patience, headers=headers)
+        answer = post(url, {"chats": [chat]}, _single_score, seconds=seconds, patience=patience, headers=headers)
         self._retries += answer.retries
         return answer.value
 
 
-def _only_score(answer: object) -> float:
+def _single_score(answer: object) -> float:
     scores = read(answer, _Scores).scores
     if len(scores) != 1:
         raise BadAnswer(f"with {len(scores)} scores for one chat")

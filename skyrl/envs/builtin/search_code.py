@@ -64,7 +64,7 @@ class SearchCodeEnv(Env):
     def _use(self, action: str) -> str:
         """Output of the tool that the first call of the turn names."""
         call = first_between(action, "<tool>", "</tool>") or ""
-        name = min((each for each in TOOLS if f"<{each}>" in call), key=lambda each: call.find(f"<{each}>"), default="")
+        name = min((item for item in TOOLS if f"<{item}>" in call), key=lambda each: call.find(f"<{each}>"), default="")
         given = first_between(call, f"<{name}>", f"</{name}>")
         if not name or given is None:
             return NO_CALL

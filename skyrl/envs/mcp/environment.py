@@ -54,7 +54,7 @@ class McpTask:
 
     def digest(self) -> str:
         """Digest of what the policy is shown of the tools."""
-        shown = [tool.schema for each in self.offered() for tool in each.tools]
+        shown = [tool.schema for item in self.offered() for tool in item.tools]
         return sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
 
     def __call__(self, extras: Mapping[str, Any]) -> Env:
@@ -73,7 +73,7 @@ class McpEnv(ToolEnv, ReadsSample):
         self._reward, self.shown_characters = reward, shown_characters
         self._own: list[McpConnection] = []
         self._counts["servers_lost"] = 0.0
-        self.tools = [tool for each in offered for tool in self._connected(each)]
+        self.tools = [tool for item in offered for tool in self._connected(item)]
 
     def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
         return settled(self._reward.init(prompt))
@@ -129,7 +129,7 @@ def _offered(settings: McpEnvConfig, tier: Tier | Literal["auto"]) -> tuple[Serv
             call_seconds=settings.call_timeout_seconds,
         )
         chosen = _chosen(config, settled(server.offered()), server.place)
-        tools = tuple(_tool(each, settings) for each in chosen)
+        tools = tuple(_tool(item, settings) for item in chosen)
         for tool in tools:
             if other := found.get(tool.name):
                 raise TaskError(
@@ -164,7 +164,7 @@ def _tool(listed: McpTool, settings: McpEnvConfig) -> Tool:
         name=listed.name,
         description=listed.description or listed.title or "",
         parameters=listed.input_schema,
-        run=_not_connected,
+        run=_fail_unconnected,
         seconds=settings.start_timeout_seconds + settings.call_timeout_seconds + _MARGIN,
     )
 
@@ -186,5 +186,5 @@ def _close(closed: Env | McpConnection) -> None:
     settled(closing())
 
 
-def _not_connected(**_: object) -> None:
+def _fail_unconnected(**_: object) -> None:
     raise AssertionError("an episode connects its tools")

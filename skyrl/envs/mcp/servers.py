@@ -72,11 +72,11 @@ class McpServer:
         """Its tools. Raises `UserError`, in one sentence."""
         session = await self.opened()
         try:
-            return await _within(self.start_seconds, session.tools())
+            return await _run_with_deadline(self.start_seconds, session.tools())
         except TimeoutError:
             raise TaskError(f"the MCP server {self.config.shown} did not list its tools within {self._limit}") from None
         except Exception as error:
-            reason = session.lost or _in_words(error)
+            reason = session.lost or _describe_error(error)
             raise TaskError(f"the MCP server {self.config.shown} does not list its tools: {reason}") from error
         finally:
             await session.close()
@@ -173,7 +173,7 @@ class ServerSession:
             await self.close()
             raise
         except Exception as error:  # noqa: BLE001  # whatever the library raises for what the server answered
-            return self.lost or _in_words(error)
+            return self.lost or _describe_error(error)
         return ""
 
     async def tools(self) -> tuple[Tool, ...]:
@@ -190,7 +190,9 @@ class ServerSession:
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
         """Call a tool. Raises `TimeoutError` at the deadline, `MCPError` and whatever else its answer causes."""
-        return await _within(self._server.call_seconds, self._opened.result().call_tool(name, dict(arguments)))
+        return await _run_with_deadline(
+            self._server.call_seconds, self._opened.result().call_tool(name, dict(arguments))
+        )
 
     async def close(self) -> None:
         """End the connection, and the server's program."""
@@ -209,16 +211,16 @@ class ServerSession:
         from mcp import Client
 
         try:
-            async with Client(self._server.streams(self._ended), cache=None) as client:
+            async with Client(self._server.streams(self._mark_lost), cache=None) as client:
                 self._opened.set_result(client)
                 await self._closing.wait()
         except BaseException as error:  # noqa: BLE001  # goes to the caller of `open`, or ends with the connection
-            self.lost = self.lost or _in_words(error)
+            self.lost = self.lost or _describe_error(error)
             if not self._opened.done():
                 self._opened.set_exception(_leaf(error))
                 self._opened.exception()  # is read by now, though `open` may have left
 
-    def _ended(self, how: str) -> None:
+    def _mark_lost(self, how: str) -> None:
         self.lost = how
 
 
@@ -244,8 +246,8 @@ class McpConnection:
             raise ServerLost(f"{late}; {_STARTS_ANEW}", counted="tool_timeouts") from None
         except Exception as error:
             if not session.lost and not _is_gone(error):
-                raise ToolFailed(_in_words(error)) from error
-            session.lost = session.lost or _in_words(error)
+                raise ToolFailed(_describe_error(error)) from error
+            session.lost = session.lost or _describe_error(error)
             raise ServerLost(f"the server of {name} was lost ({session.lost}); {_STARTS_ANEW}") from error
         finally:
             session.calls -= 1
@@ -282,7 +284,7 @@ class McpConnection:
             task.add_done_callback(self._closing.discard)
 
 
-async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+async def _run_with_deadline(seconds: float, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`. Raises `TimeoutError` at the deadline, without waiting for it to take its cancellation."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())  # is read, though nobody may wait for it
@@ -331,7 +333,7 @@ def _leaf(error: BaseException) -> BaseException:
     return error if isinstance(error, Exception) else RuntimeError("the connection was given up")
 
 
-def _in_words(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """An error in a few words, without line breaks."""
     leaf = _leaf(error)
     return " ".join(str(leaf).split())[:SHOWN_REASON] or type(leaf).__name__

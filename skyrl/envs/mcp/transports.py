@@ -60,7 +60,7 @@ async def over_standard_streams(
                                 await to_session.send(SessionMessage(message))
                             elif received > most:
                                 break
-                        how = await _in_thread(process, _GRACE)
+                        how = await _close_in_thread(process, _GRACE)
                         last = told.decode(errors="replace").strip().rpartition("\n")[2][-SHOWN_ERRORS:]
                         flooded = f"it sent more than {most} bytes at once" if received > most else ""
                         ended(flooded or ": ".join(filter(None, (how, last))) or "it closed its output")
@@ -82,12 +82,12 @@ async def over_standard_streams(
                 try:
                     yield read_stream, write_stream
                 finally:
-                    await _in_thread(process)
+                    await _close_in_thread(process)
                     for stream in (writer, error_writer):
                         stream.close()
                     tasks.cancel_scope.cancel()
         finally:
-            await _in_thread(process)
+            await _close_in_thread(process)
 
 
 async def _next_line(reader: asyncio.StreamReader) -> bytes:
@@ -107,7 +107,7 @@ async def _keep_end(reader: asyncio.StreamReader, kept: bytearray) -> None:
             kept[:] = (kept + piece)[-4 * SHOWN_ERRORS :]
 
 
-async def _in_thread(process: ConfinedProcess, patience: float = 0.001) -> str:
+async def _close_in_thread(process: ConfinedProcess, patience: float = 0.001) -> str:
     """Close the process in a thread, and wait for it although this task is cancelled."""
     return await asyncio.shield(asyncio.to_thread(process.close, patience))
 

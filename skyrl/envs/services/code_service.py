@@ -65,7 +65,7 @@ def question_of(given: Mapping[str, object], most: ResourceLimits) -> tuple[str,
 def _limits(given: object, most: ResourceLimits) -> ResourceLimits:
     if not isinstance(given, dict):
         raise RequestError("'limits' has to be an object")
-    known = {each.name: each for each in attrs.fields(ResourceLimits)}
+    known = {field.name: field for field in attrs.fields(ResourceLimits)}
     for name, value in given.items():
         if name not in known:
             raise RequestError(f"there is no limit {name!r}; available: {', '.join(known)}")
@@ -77,5 +77,5 @@ def _limits(given: object, most: ResourceLimits) -> ResourceLimits:
 
 def answer_of(ran: Ran) -> dict[str, Any]:
     """The JSON response for a program that ran."""
-    out, err = (base64.b64encode(each).decode() for each in (ran.stdout, ran.stderr))
+    out, err = (base64.b64encode(item).decode() for item in (ran.stdout, ran.stderr))
     return {"ended": ran.ended, "code": ran.code, "stdout": out, "stderr": err}

@@ -9,7 +9,7 @@ import attrs
 from attrs import frozen
 
 from skyrl.envs.http_json import PATIENCE, post
-from skyrl.processes.answers import BadAnswer, read, shown
+from skyrl.processes.answers import BadAnswer, display_value, read
 from skyrl.sandbox.sandbox import Ran, ResourceLimits
 
 TOKEN_VARIABLE = "SKYRL_CODE_TOKEN"
@@ -57,11 +57,11 @@ def _ran(answer: object) -> Ran:
     match ran.ended:
         case "exit" | "timeout" | "output" as ended:
             return Ran(ended=ended, code=ran.code, stdout=_decoded(ran.stdout), stderr=_decoded(ran.stderr))
-    raise BadAnswer(f"with {shown(ran.ended)} for how the program ended")
+    raise BadAnswer(f"with {display_value(ran.ended)} for how the program ended")
 
 
 def _decoded(coded: str) -> bytes:
     try:
         return base64.b64decode(coded, validate=True)
     except ValueError as error:
-        raise BadAnswer(f"with {shown(coded)} for an output in base64") from error
+        raise BadAnswer(f"with {display_value(coded)} for an output in base64") from error

@@ -67,7 +67,7 @@ class Admission:
 
     def leave(self, served: Served) -> None:
         """Take an engine out of service; it keeps the requests that it was given."""
-        self.serving = [each for each in self.serving if each is not served]
+        self.serving = [item for item in self.serving if item is not served]
 
     def close(self) -> None:
         """Admit nothing until `open`."""
@@ -87,26 +87,26 @@ class Admission:
             return await waiting
         except asyncio.CancelledError:
             if waiting.done() and not waiting.cancelled():
-                self.ended(request, waiting.result())
+                self.record_ended(request, waiting.result())
             raise
 
-    def drawn(self, request: GenerationRequest, served: Served) -> None:
+    def record_drawn(self, request: GenerationRequest, served: Served) -> None:
         """Record that the engine has drawn all samples of the request: later turns go to this engine. May ask the
         engine for its load.
         """
-        self._conversations.drawn(request, served)
+        self._conversations.record_drawn(request, served)
         self._ask_for_load(served, len(request.keys))
 
-    def ended(self, request: GenerationRequest, served: Served) -> None:
+    def record_ended(self, request: GenerationRequest, served: Served) -> None:
         """Record that the engine no longer has the request, whether it was drawn or not."""
         served.samples -= len(request.keys)
         self._admit()
 
-    def beside(self, served: Served, request: GenerationRequest) -> Served | None:
+    def least_loaded_other(self, served: Served, request: GenerationRequest) -> Served | None:
         """The engine with the fewest samples except this one, with the request counted in, even above its limit; None
         if no other serves.
         """
-        others = [each for each in self.serving if each is not served]
+        others = [item for item in self.serving if item is not served]
         least = min(others, key=lambda each: each.samples / each.limit.value, default=None)
         if least is not None:
             least.samples += len(request.keys)
@@ -119,15 +119,15 @@ class Admission:
     async def stop_asking(self) -> None:
         """Stop asking engines for their load."""
         asking = [served.asking for served in self.serving if served.asking is not None]
-        for each in asking:
-            each.cancel()
+        for item in asking:
+            item.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
 
     def _admit(self) -> None:
         """Admit waiting requests that fit, in order of their arrival."""
         while self._open and self._waiting:
             request, waiting = self._waiting[0]
-            served = self._with_room(request)
+            served = self._engine_with_capacity(request)
             if served is None and not waiting.done():
                 return
             self._waiting.popleft()
@@ -137,26 +137,26 @@ class Admission:
                     self._prefixes.computed(request.prompt_ids, served)
                 waiting.set_result(served)
 
-    def _with_room(self, request: GenerationRequest) -> Served | None:
+    def _engine_with_capacity(self, request: GenerationRequest) -> Served | None:
         """An engine that has a prefix of the request cached, else the one with the fewest samples relative to its
         limit, if the request fits; an idle engine takes any request.
         """
         if not self.serving:
             return None
         least = min(self.serving, key=lambda each: each.samples / each.limit.value)
-        mean = sum(each.samples for each in self.serving) / len(self.serving)
-        for served in self._with_prefix(request) if len(self.serving) > 1 else ():
+        mean = sum(item.samples for item in self.serving) / len(self.serving)
+        for served in self._engines_with_prefix(request) if len(self.serving) > 1 else ():
             samples = served.samples + len(request.keys)
             if samples <= served.limit.value and not is_overloaded(samples, mean):
                 return served
         fits = least.samples + len(request.keys) <= least.limit.value
         return least if fits or least.samples == 0 else None
 
-    def _with_prefix(self, request: GenerationRequest) -> Iterator[Served]:
+    def _engines_with_prefix(self, request: GenerationRequest) -> Iterator[Served]:
         """Engines in service that have a prefix of the request cached: that of the conversation, then others."""
         before = self._conversations.engine_of(request)
         holders = sorted(self._prefixes.engines_of(request.prompt_ids), key=lambda each: each.samples)
-        return (each for each in (before, *holders) if each is not None and each in self.serving)
+        return (item for item in (before, *holders) if item is not None and item in self.serving)
 
     def _ask_for_load(self, served: Served, answers: int) -> None:
         """Ask an engine for its load after every `limit.floor` answers. A single engine is not asked: its samples have

@@ -27,7 +27,7 @@ from skyrl.errors import EngineFailed, NonFiniteError, ProcessError, RunError, W
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
 from skyrl.inference.pool.admission import Admission, Served
 from skyrl.inference.pool.restarts import EngineRestarts
-from skyrl.processes.gather_or_cancel import ended
+from skyrl.processes.gather_or_cancel import wait_all
 from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT
 from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights
 
@@ -153,7 +153,7 @@ class InferenceEngineClient:
         self._restarts.add(number)
         return number
 
-    def not_added(self) -> list[tuple[int, str]]:
+    def failed_additions(self) -> list[tuple[int, str]]:
         """Number and reason of each engine that could not be added since the last call."""
         return [] if self._restarts is None else self._restarts.take_not_started()
 
@@ -162,7 +162,7 @@ class InferenceEngineClient:
         from now on. An engine that is already lost is no longer counted.
         """
         self._numbers.discard(number)
-        served = next((each for each in self._serving if each.number == number), None)
+        served = next((item for item in self._serving if item.number == number), None)
         if served is None:
             return
         assert len(self._serving) > 1, "the last engine is not drained"
@@ -191,28 +191,28 @@ class InferenceEngineClient:
             # from both.
             offered = request
             if len(self._serving) > 1 and request.on_tokens is None:
-                offered = evolve(request, elsewhere=partial(self._elsewhere, request, served, others))
+                offered = evolve(request, elsewhere=partial(self._draw_from_other, request, served, others))
             try:
-                drawn = await self._drawn(served, offered)
+                drawn = await self._draw_from(served, offered)
             except NonFiniteError as error:
                 if offered.elsewhere is None:
                     raise
                 drawn = tuple(await self._finite_elsewhere(request, served, others, error))
             if drawn is not None:
                 mine = partial(evolve, engine=served.number)
-                return tuple(each if any(each is other for other in others) else mine(each) for each in drawn)
+                return tuple(sample if any(sample is other for other in others) else mine(sample) for sample in drawn)
 
-    async def _drawn(self, served: Served, request: GenerationRequest) -> tuple[Completion, ...] | None:
+    async def _draw_from(self, served: Served, request: GenerationRequest) -> tuple[Completion, ...] | None:
         """The answer of an engine to a request that is counted in; None if the engine was lost."""
         try:
             call = await self._call(served, request)
             if not call.cancelled() or served in self._serving:
-                self._admission.drawn(request, served)
+                self._admission.record_drawn(request, served)
                 return call.result()
         except _LOST as error:
             self._lose(served, error)
         finally:
-            self._admission.ended(request, served)
+            self._admission.record_ended(request, served)
         return None
 
     async def _finite_elsewhere(
@@ -226,22 +226,22 @@ class InferenceEngineClient:
         other engine answers.
         """
         try:
-            drawn = [await self._elsewhere(request, served, others, index) for index in range(len(request.keys))]
+            drawn = [await self._draw_from_other(request, served, others, index) for index in range(len(request.keys))]
         except ProcessError:
             raise error from None
         self._lose(served, error)
         return drawn
 
-    async def _elsewhere(
+    async def _draw_from_other(
         self, request: GenerationRequest, served: Served, others: list[Completion], index: int
     ) -> Completion:
         """One sample of the request, from another engine; it is added to `others`. Raises `ProcessError` if there is no
         other.
         """
         one = evolve(request, keys=(request.keys[index],))
-        while (other := self._admission.beside(served, one)) is not None:
+        while (other := self._admission.least_loaded_other(served, one)) is not None:
             _log.info("engine %d does not answer well: engine %d draws the sample, too", served.number, other.number)
-            if drawn := await self._drawn(other, one):
+            if drawn := await self._draw_from(other, one):
                 others.append(evolve(drawn[0], engine=other.number))
                 return others[-1]
         raise ProcessError("no other inference engine is in service")
@@ -254,17 +254,17 @@ class InferenceEngineClient:
         self._admission.close()
         await self._everywhere(lambda engine: engine.pause(self._in_flight))
 
-    async def without_engines(self) -> None:
+    async def wait_for_replacement(self) -> None:
         """Returns when no engine is in service and a new one is ready, which needs the weights now. Raises the error
         that killed the last engine if no new one will start.
         """
         await self._none_left.wait()
-        await self._one_is_ready()
+        await self._wait_for_restart()
 
-    async def _one_is_ready(self) -> None:
+    async def _wait_for_restart(self) -> None:
         assert self._restarts is not None and self._last_loss is not None, "an engine was lost and may come again"
-        if not await self._restarts.one_is_ready():
-            raise _of_the_last(self._last_loss)
+        if not await self._restarts.wait_until_ready():
+            raise _last_engine_error(self._last_loss)
 
     async def admit_started(self) -> bool:
         """Take engines that have started into service. Returns whether there were any. If none serves, waits for the
@@ -272,7 +272,7 @@ class InferenceEngineClient:
         """
         are_new = await self._admit_ready()
         while not self._serving:
-            await self._one_is_ready()
+            await self._wait_for_restart()
             are_new = await self._admit_ready() or are_new
         self._none_left.clear()
         return are_new
@@ -288,11 +288,11 @@ class InferenceEngineClient:
         return bool(taken)
 
     def _join(self, number: int, engine: InferenceEngine) -> Served:
-        others = (each for each in self._all if each is not engine)
+        others = (item for item in self._all if item is not engine)
         self._all, self._numbers = (*others, engine), self._numbers | {number}
         return self._admission.enter(number, engine)
 
-    async def with_restarts(
+    async def run_with_restarts(
         self, work: Coroutine[Any, Any, T], admitting: Callable[[InferenceEngine], AbstractAsyncContextManager[None]]
     ) -> T:
         """The result of `work`, during which engines that start are taken into service at once, each within its block
@@ -308,7 +308,7 @@ class InferenceEngineClient:
         finally:
             for task in (working, restarting):
                 task.cancel()
-            await ended([working, restarting])
+            await wait_all([working, restarting])
 
     async def _admit_at_once(self, admitting: Callable[[InferenceEngine], AbstractAsyncContextManager[None]]) -> None:
         restarts = self._restarts
@@ -326,7 +326,7 @@ class InferenceEngineClient:
                 self._admission.open()
             if not self._serving and not restarts.starting:
                 assert self._last_loss is not None, "an engine was lost"
-                raise _of_the_last(self._last_loss)
+                raise _last_engine_error(self._last_loss)
 
     async def resume(self) -> None:
         """Lets every engine take work again."""
@@ -480,7 +480,7 @@ class InferenceEngineClient:
             return
         restarts = self._restarts
         if len(self._serving) == 1 and (restarts is None or not restarts.may_replace(served.number)):
-            raise _of_the_last(cause)
+            raise _last_engine_error(cause)
         self._admission.leave(served)
         for call in served.calls:
             call.cancel()
@@ -493,7 +493,7 @@ class InferenceEngineClient:
             self._none_left.set()
 
 
-def _of_the_last(cause: RunError) -> RunError:
+def _last_engine_error(cause: RunError) -> RunError:
     """The error that killed the last engine, of the same class, with the end of the run as its consequence."""
     error = copy(cause)
     error.args = (f"{cause}. No engine is left. {RESUMES_FROM_LAST_CHECKPOINT}",)

@@ -50,13 +50,13 @@ class EngineRestarts:
         """Restart the engine of this number, if it has restarts left."""
         if self._of_others and not isinstance(cause, ProcessError):
             return
-        self._in_the_background(number, self.again(number))
+        self._start_in_background(number, self.restart(number))
 
     def may_replace(self, number: int) -> bool:
         """Whether an engine may come into service if this one dies: itself, or another that is being started."""
         return not self._of_others and bool(self._tries[number] < self._most or self._tasks or self._ready)
 
-    async def one_is_ready(self) -> bool:
+    async def wait_until_ready(self) -> bool:
         """Returns True once an engine can be taken, or False if none is being started any more."""
         while not self._ready:
             if not self._tasks:
@@ -66,9 +66,9 @@ class EngineRestarts:
 
     def add(self, number: int) -> None:
         """Start a new engine; a failed start is not repeated."""
-        self._in_the_background(number, self._first(number))
+        self._start_in_background(number, self._start_once(number))
 
-    def _in_the_background(self, number: int, start: Coroutine[None, None, None]) -> None:
+    def _start_in_background(self, number: int, start: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(start)
         self._tasks.add(task)
         self.starting.add(number)
@@ -80,7 +80,7 @@ class EngineRestarts:
 
         task.add_done_callback(ended)
 
-    async def _first(self, number: int) -> None:
+    async def _start_once(self, number: int) -> None:
         try:
             engine = await self._start(number)
         except RunError as error:
@@ -90,7 +90,7 @@ class EngineRestarts:
         self._ready.append((number, engine))
         _log.warning("inference engine %d has started, and serves from the next weight transfer on", number)
 
-    async def again(self, number: int) -> None:
+    async def restart(self, number: int) -> None:
         """Start the engine of this number until that succeeds, or its restarts are used up."""
         while self._tries[number] < self._most:
             self._tries[number] += 1

@@ -129,7 +129,7 @@ class ConversationRoutes(Generic[E]):
         self._engines: OrderedDict[SampleKey, E] = OrderedDict()
         self._most = most
 
-    def drawn(self, request: GenerationRequest, engine: E) -> None:
+    def record_drawn(self, request: GenerationRequest, engine: E) -> None:
         """Record that the engine has drawn a turn of each sample of this request."""
         for key in request.keys:
             conversation = evolve(key, turn=0)

@@ -16,7 +16,7 @@ from attrs import frozen
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.inference import stop_strings
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, SampleKey, asked_logprobs
-from skyrl.processes.answers import BadAnswer, read, shown
+from skyrl.processes.answers import BadAnswer, display_value, read
 
 LEAST_LOGPROB = -9000.0
 """Smallest valid log-probability: vLLM writes -9999 for NaN and minus infinity, which JSON cannot represent."""
@@ -166,7 +166,7 @@ def _versions(drawn: DrawnSample, requested: RequestedSample) -> tuple[int, ...]
 def mapping(value: object, what: str) -> Mapping[str, Any]:
     """The value, if it is a JSON object. Raises `BadAnswer`."""
     if not isinstance(value, dict):
-        raise BadAnswer(f"with {shown(value)} for {what}")
+        raise BadAnswer(f"with {display_value(value)} for {what}")
     return value
 
 
@@ -222,7 +222,7 @@ def _samples_of(text: object, name: str) -> list[float]:
     try:
         samples = [float(value) for value in values]
     except ValueError as error:
-        raise BadAnswer(f"with a metric that is not a number: {shown(str(error))}") from error
+        raise BadAnswer(f"with a metric that is not a number: {display_value(str(error))}") from error
     if not all(map(math.isfinite, samples)):
         raise BadAnswer("with a metric that is not finite")
     return samples
@@ -232,7 +232,7 @@ def version_number(value: object) -> int:
     """The version of weights, which servers keep as text. Raises `OtherWeights` for text that no run has set."""
     text = str(value) if isinstance(value, str | int) else ""
     if not text.isdecimal() or len(text) > _DIGITS:
-        raise OtherWeights(f"with weight version {shown(value)}, which is not a version that this run has set")
+        raise OtherWeights(f"with weight version {display_value(value)}, which is not a version that this run has set")
     return int(text)
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from skyrl.errors import ProcessError, ServerRefusal, UserError
-from skyrl.processes.answers import BadAnswer, asked_to_wait, collected, read, shown
+from skyrl.processes.answers import BadAnswer, asked_to_wait, collected, display_value, read
 
 if TYPE_CHECKING:
     import httpx  # a run without servers starts without it
@@ -93,7 +93,7 @@ class Connection:
 
     async def get(self, path: str, *, seconds: float, attempts: int = ATTEMPTS) -> object:
         """The answer to a GET request. Raises as `post`."""
-        return await self._ask(path, seconds, attempts, partial(self._once, "GET", path, None, {}, {}))
+        return await self._ask(path, seconds, attempts, partial(self._attempt, "GET", path, None, {}, {}))
 
     async def read(
         self,
@@ -109,7 +109,7 @@ class Connection:
         that `kind` does not fit is a failed attempt. Raises as `post`.
         """
         method = "GET" if body is None else "POST"
-        once = partial(self._once, method, path, body, query or {}, {})
+        once = partial(self._attempt, method, path, body, query or {}, {})
         return await self._ask(path, seconds, attempts, partial(_fitting, once, kind))
 
     async def sign(self, path: str, *, seconds: float) -> None:
@@ -118,7 +118,7 @@ class Connection:
         """
 
         async def once() -> None:
-            async with self._sent("GET", path, None, {}, {}) as response:
+            async with self._send("GET", path, None, {}, {}) as response:
                 if response.status_code in _OF_A_GATEWAY:
                     raise _Failure(f"it answers {response.status_code}")
 
@@ -141,11 +141,11 @@ class Connection:
             for limit, left in self._limits.items():
                 limit.reschedule(now + left)
 
-    async def first(self, kind: type[T], path: str, *, seconds: float) -> T:
+    async def wait_for_first(self, kind: type[T], path: str, *, seconds: float) -> T:
         """The answer to the first GET request, which may have to wait until the server has started; the reason for
         waiting is logged once. Raises as `read`.
         """
-        once = partial(_fitting, partial(self._once, "GET", path, None, {}, {}), kind)
+        once = partial(_fitting, partial(self._attempt, "GET", path, None, {}, {}), kind)
 
         async def asked() -> T:
             try:
@@ -181,7 +181,7 @@ class Connection:
         Raises `ServerRefusal` if the server refuses the request, `ProcessError` if no valid answer arrives in time.
         """
         return await self._ask(
-            path, seconds, attempts, partial(self._once, "POST", path, body or {}, query or {}, headers or {})
+            path, seconds, attempts, partial(self._attempt, "POST", path, body or {}, query or {}, headers or {})
         )
 
     async def hear(
@@ -230,7 +230,7 @@ class Connection:
         raise ProcessError(f"the inference server {self.url} failed {failed} times at {path}: {why}")
 
     @asynccontextmanager
-    async def _sent(
+    async def _send(
         self,
         method: str,
         path: str,
@@ -249,7 +249,7 @@ class Connection:
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
             raise _Failure(f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no message')}") from error
 
-    async def _once(
+    async def _attempt(
         self,
         method: str,
         path: str,
@@ -257,17 +257,17 @@ class Connection:
         query: Mapping[str, str],
         headers: Mapping[str, str],
     ) -> object:
-        async with self._sent(method, path, body, query, headers) as response:
+        async with self._send(method, path, body, query, headers) as response:
             content = await self._content(response)
-        return self._read(response, path, content)
+        return self._parse_response(response, path, content)
 
     async def _events(
         self, path: str, body: Mapping[str, object], headers: Mapping[str, str], begin: Callable[[], Listener]
     ) -> None:
         listen = begin()
-        async with self._sent("POST", path, body, {}, headers) as response:
+        async with self._send("POST", path, body, {}, headers) as response:
             if not response.is_success or "event-stream" not in response.headers.get("content-type", ""):
-                listen(self._read(response, path, await self._content(response)))
+                listen(self._parse_response(response, path, await self._content(response)))
                 return
             async with aclosing(_lines(response)) as lines:
                 async for line in lines:
@@ -286,7 +286,7 @@ class Connection:
             raise _Failure(f"it answers with more than {LONGEST_ANSWER} bytes")
         return content
 
-    def _read(self, response: httpx.Response, path: str, content: bytes) -> object:
+    def _parse_response(self, response: httpx.Response, path: str, content: bytes) -> object:
         import httpx
 
         status = response.status_code
@@ -379,5 +379,7 @@ def _message(content: bytes) -> str:
     except (ValueError, RecursionError):
         message = content[:200].decode("utf-8", "replace")
     while isinstance(message, dict):
-        message = next((message[key] for key in ("error", "message", "detail") if message.get(key)), shown(message))
-    return " ".join((message if isinstance(message, str) else shown(message)).split())[:300] or "no message"
+        message = next(
+            (message[key] for key in ("error", "message", "detail") if message.get(key)), display_value(message)
+        )
+    return " ".join((message if isinstance(message, str) else display_value(message)).split())[:300] or "no message"

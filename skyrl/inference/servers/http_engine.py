@@ -46,7 +46,7 @@ from skyrl.inference.engine import (
 from skyrl.inference.gate import Gate
 from skyrl.inference.servers.answers import NotFinite, OtherWeights, RequestedSample, completion
 from skyrl.inference.servers.dialects import Dialect
-from skyrl.inference.servers.pulse import Pulse
+from skyrl.inference.servers.liveness import Pulse
 from skyrl.inference.vllm.model import expected_weights, model_facts, refuse_unfit
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.processes.answers import BadAnswer
@@ -165,13 +165,13 @@ class HttpEngine:
         # Before the call, which may fail halfway: from here on, `close` lets the server go on.
         self._paused, self._in_flight = True, in_flight
         if self._expected is not None:
-            await self._called(self._server.pause(in_flight))
+            await self._call_server(self._server.pause(in_flight))
 
     async def resume(self) -> None:
         """Takes work again."""
         await self._connect()
         if self._expected is not None:
-            await self._called(self._server.resume())
+            await self._call_server(self._server.resume())
         self._paused = False
         self._gate.open()
 
@@ -192,7 +192,7 @@ class HttpEngine:
             refuse_foreign(incoming, self._expected.matrices)
         else:
             refuse_unfit(self._expected, incoming)
-        held = await self._called(self._server.version())
+        held = await self._call_server(self._server.version())
         if held != self._weight_version:
             raise WeightSyncError(
                 f"the inference server {self._server.url} reports weights of version {held} at "
@@ -200,10 +200,10 @@ class HttpEngine:
                 "use it?"
             )
         if isinstance(incoming, Adapter):
-            problem = await self._called(self._server.load_adapter(incoming, version, self._in_flight))
+            problem = await self._call_server(self._server.load_adapter(incoming, version, self._in_flight))
         else:
             loading = self._server.load_weights(incoming, version, self._expected, self._in_flight)
-            problem = await self._called(loading)
+            problem = await self._call_server(loading)
         if problem:
             self._broken = (
                 f"the inference server {self._server.url} is out of service: loading weights of version "
@@ -235,11 +235,11 @@ class HttpEngine:
 
     async def sleep(self) -> bool:
         """Frees memory of the server's GPU. Returns whether the weights were discarded."""
-        return await self._called(self._server.sleep())
+        return await self._call_server(self._server.sleep())
 
     async def wake(self) -> None:
         """Allocates the memory again."""
-        await self._called(self._server.wake())
+        await self._call_server(self._server.wake())
 
     async def close(self) -> None:
         """Finishes running requests, and refuses waiting and later ones. The server keeps running."""
@@ -372,7 +372,7 @@ class HttpEngine:
         cut = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0 or sampling.additional_kwargs
         if cut or not temperature_of(sampling) or self._warned_of_copies:
             return
-        answers = Counter((each.token_ids, each.logprobs) for each in completions if each.logprobs)
+        answers = Counter((item.token_ids, item.logprobs) for item in completions if item.logprobs)
         for (_, logprobs), count in answers.items():
             if (count - 1) * sum(logprobs) + math.log(math.comb(len(completions), count)) < _IMPLAUSIBLE:
                 self._warned_of_copies = True
@@ -383,7 +383,7 @@ class HttpEngine:
                 )
                 return
 
-    async def _called(self, call: Coroutine[Any, Any, T]) -> T:
+    async def _call_server(self, call: Coroutine[Any, Any, T]) -> T:
         """The result of a call to a server that was connected before: one that refuses it now has failed."""
         try:
             return await self._pulse.guard(call)

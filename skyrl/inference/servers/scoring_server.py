@@ -130,10 +130,10 @@ class ScoringServer:
             raise RunError(f"the teacher at {self.url} scored {len(places)} of {len(tokens) - 1} tokens")
         logprobs = np.array([own for own, _ in places], np.float32)
         best = [sorted(likely.items(), key=lambda item: (-item[1], item[0]))[:top] for _, likely in places]
-        if any(len(each) != top for each in best):
+        if any(len(entry) != top for entry in best):
             raise RunError(f"the teacher at {self.url} reports fewer than {top} likely tokens at a place")
-        ids = np.array([[token for token, _ in each] for each in best], np.int64).reshape(len(best), top)
-        values = np.array([[value for _, value in each] for each in best], np.float32).reshape(len(best), top)
+        ids = np.array([[token for token, _ in element] for element in best], np.int64).reshape(len(best), top)
+        values = np.array([[value for _, value in entry] for entry in best], np.float32).reshape(len(best), top)
         if not (np.isfinite(logprobs).all() and np.isfinite(values).all()):
             raise RunError(f"the teacher at {self.url} reports log-probabilities that are not finite")
         return TokenScores(logprobs=logprobs, ids=ids, top=values)
@@ -144,9 +144,9 @@ class ScoringServer:
 
     async def _asked_model(self) -> ServedModel:
         if self._protocol == "sglang":
-            info = await self._connection.first(_Info, "/get_model_info", seconds=_FIRST_ANSWER_SECONDS)
+            info = await self._connection.wait_for_first(_Info, "/get_model_info", seconds=_FIRST_ANSWER_SECONDS)
             return ServedModel(str(info.model_path), str(info.model_path), _whole(info.context_length))
-        models = await self._connection.first(ListedModels, "/v1/models", seconds=_FIRST_ANSWER_SECONDS)
+        models = await self._connection.wait_for_first(ListedModels, "/v1/models", seconds=_FIRST_ANSWER_SECONDS)
         if not models.data:
             raise UserError(f"the teacher at {self.url} serves no model (/v1/models)")
         model = models.data[0]
@@ -194,9 +194,9 @@ def _table(place: object) -> dict[int, float]:
     """Token -> log-probability, of vLLM's table of one place."""
     entries = place.items() if isinstance(place, Mapping) else ()
     return {
-        int(token): _number(each.get("logprob"))
-        for token, each in entries
-        if token.isdigit() and isinstance(each, Mapping)
+        int(token): _number(item.get("logprob"))
+        for token, item in entries
+        if token.isdigit() and isinstance(item, Mapping)
     }
 
 

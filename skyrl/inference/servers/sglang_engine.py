@@ -27,7 +27,7 @@ from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.models.files.loading import load_config, load_tokenizer
 from skyrl.models.files.overrides import values_as_given
 from skyrl.processes.dies_with_parent import start_dependent
-from skyrl.processes.event_loop import in_a_daemon_thread
+from skyrl.processes.event_loop import run_in_daemon_thread
 from skyrl.tree import FrozenDict, thaw
 
 
@@ -93,7 +93,7 @@ class SGLangEngine(HttpEngine):
         if self._connected or self._closed:
             return
         connecting = asyncio.ensure_future(super()._connect())
-        ending = asyncio.ensure_future(in_a_daemon_thread(self._process.wait))
+        ending = asyncio.ensure_future(run_in_daemon_thread(self._process.wait))
         try:
             await asyncio.wait((connecting, ending), return_when=asyncio.FIRST_COMPLETED)
             if not connecting.done():

@@ -28,7 +28,7 @@ from skyrl.inference.servers.answers import (
 from skyrl.inference.servers.dialects import Dialect, ServerFacts
 from skyrl.inference.servers.streams import Growing, fetch_sample
 from skyrl.inference.vllm.model import ExpectedWeights
-from skyrl.processes.answers import BadAnswer, read, shown
+from skyrl.processes.answers import BadAnswer, display_value, read
 from skyrl.weight_receiver.incoming_weights import Adapter, Folder, IncomingWeights, UpdateGroup
 from skyrl.weight_receiver.transfer_group import requests
 
@@ -56,7 +56,7 @@ class _ServerInfo:
 
 
 @frozen
-class _Done:
+class _UpdateOutcome:
     success: object = None
     message: object = None
 
@@ -89,7 +89,7 @@ class SGLangServer(Dialect):
     async def connect(self, *, claim: bool) -> ServerFacts:
         self.has_answered, self._adapter = False, ""
         info = await self._either(
-            lambda path: self._control.first(_ModelInfo, path, seconds=self.deadlines.start), "model_info"
+            lambda path: self._control.wait_for_first(_ModelInfo, path, seconds=self.deadlines.start), "model_info"
         )
         self.has_answered = True
         if info.is_generation is False:
@@ -122,7 +122,7 @@ class SGLangServer(Dialect):
         if self._adapter:
             body["lora_path"] = self._adapter
         answer = await fetch_sample(self._samples, _GENERATE, body, requested, session, Growing, seconds=seconds)
-        return _drawn(answer, requested)
+        return _parse_sample(answer, requested)
 
     async def pause(self, in_flight: InFlight) -> None:
         await self._post("/pause_generation", {"mode": _PAUSE_MODES[in_flight]})
@@ -158,10 +158,10 @@ class SGLangServer(Dialect):
             "keep_pause": True,
         }
         try:
-            answer = await self._done("/update_weights_from_disk", body)
+            answer = await self._request_update("/update_weights_from_disk", body)
         except ServerRefusal as error:
             return str(error)
-        return "" if answer.success is True else f"{shown(answer.message)} (/update_weights_from_disk)"
+        return "" if answer.success is True else f"{display_value(answer.message)} (/update_weights_from_disk)"
 
     async def _join_and_receive(self, incoming: UpdateGroup, version: int, in_flight: InFlight) -> str:
         """Has the server's workers join the learner's group and receive its weights. Returns as `load_weights`."""
@@ -177,10 +177,12 @@ class SGLangServer(Dialect):
         name, meeting = incoming.group.name, incoming.group
 
         def post(path: str, body: Mapping[str, object]) -> None:
-            posting = self._done(path, {"group_name": name, **body})
+            posting = self._request_update(path, {"group_name": name, **body})
             answer = asyncio.run_coroutine_threadsafe(posting, loop).result()
             if answer.success is not True:
-                raise WeightSyncError(f"the inference server {self.url} answers {path}: {shown(answer.message)}")
+                raise WeightSyncError(
+                    f"the inference server {self.url} answers {path}: {display_value(answer.message)}"
+                )
 
         with meeting.rendezvous() as store:
             for kind, content in requests(store, rank=meeting.rank, timeout=meeting.timeout):
@@ -237,9 +239,9 @@ class SGLangServer(Dialect):
                 raise
             return await ask(f"/get_{name}")
 
-    async def _done(self, path: str, body: Mapping[str, object]) -> _Done:
+    async def _request_update(self, path: str, body: Mapping[str, object]) -> _UpdateOutcome:
         """The outcome of a request that changes weights, and is not repeated."""
-        return await self._control.read(_Done, path, body, seconds=self.deadlines.call, attempts=1)
+        return await self._control.read(_UpdateOutcome, path, body, seconds=self.deadlines.call, attempts=1)
 
 
 def _sampling(requested: RequestedSample) -> dict[str, Any]:
@@ -271,7 +273,7 @@ def _sampling(requested: RequestedSample) -> dict[str, Any]:
     }
 
 
-def _drawn(answer: object, requested: RequestedSample) -> DrawnSample:
+def _parse_sample(answer: object, requested: RequestedSample) -> DrawnSample:
     sample = read(answer, _Sample)
     meta = sample.meta_info
     items = meta.output_token_logprobs

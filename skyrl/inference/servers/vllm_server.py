@@ -45,7 +45,7 @@ from skyrl.weight_receiver.incoming_weights import (
     IncomingWeights,
     RemoteWeights,
     as_plain,
-    why_not_loaded,
+    load_failure,
 )
 
 _GENERATE, _COMPLETIONS = "/inference/v1/generate", "/v1/completions"
@@ -180,7 +180,9 @@ class VLLMServer(Dialect):
 
     async def connect(self, *, claim: bool) -> ServerFacts:
         self.has_answered, self._route, self._adapter = False, _GENERATE, ""
-        models = (await self._control.first(ListedModels, "/v1/models", seconds=self.deadlines.start)).data or ()
+        models = (
+            await self._control.wait_for_first(ListedModels, "/v1/models", seconds=self.deadlines.start)
+        ).data or ()
         self.has_answered = True
         wanted = self._configured_model
         if not models or (wanted and wanted not in [model.id for model in models]):
@@ -210,7 +212,7 @@ class VLLMServer(Dialect):
         if self._route == _GENERATE:
             try:
                 body = {"token_ids": prompt, "sampling_params": arguments, "return_token_ids": True}
-                return _of_generate(await self._sample(body, session, requested, seconds), requested)
+                return _parse_generate(await self._sample(body, session, requested, seconds), requested)
             except ServerRefusal as error:
                 if error.status not in _LACKING:
                     raise
@@ -218,7 +220,7 @@ class VLLMServer(Dialect):
         flat = {name: value for name, value in arguments.items() if name not in _NOT_IN_COMPLETIONS}
         flat["vllm_xargs"] = flat.pop("extra_args", None)
         body = {"prompt": prompt, "return_token_ids": True, **flat}
-        return _of_completions(await self._sample(body, session, requested, seconds), requested)
+        return _parse_completion(await self._sample(body, session, requested, seconds), requested)
 
     async def pause(self, in_flight: InFlight) -> None:
         self._mode = "wait" if in_flight == "finish" else "keep"
@@ -256,7 +258,7 @@ class VLLMServer(Dialect):
         outcomes = (await self._replace(incoming, expected)).results or ()
         problem = "; ".join(sorted({outcome for outcome in outcomes if outcome}))
         if self._has_extension:
-            problem = why_not_loaded(outcomes or ("",), incoming)
+            problem = load_failure(outcomes or ("",), incoming)
         if problem:
             return f"{problem} (/collective_rpc)"
         return await self._drop_caches(version, in_flight)
@@ -369,10 +371,10 @@ class VLLMServer(Dialect):
         return await fetch_sample(self._samples, self._route, body, requested, session, Parts, seconds=seconds)
 
 
-def _of_generate(answer: object, requested: RequestedSample) -> DrawnSample:
+def _parse_generate(answer: object, requested: RequestedSample) -> DrawnSample:
     generated = read(answer, _Generated)
     refuse_other_prompt(generated.prompt_token_ids, requested.request.prompt_ids)
-    choice = _only(generated.choices)
+    choice = _single_choice(generated.choices)
     items = choice.logprobs.content or ()
     _refuse_other_tokens([(item.token_id, item.token) for item in items], choice.token_ids)
     return DrawnSample(
@@ -384,7 +386,7 @@ def _of_generate(answer: object, requested: RequestedSample) -> DrawnSample:
     )
 
 
-def _only(choices: Sequence[C]) -> C:
+def _single_choice(choices: Sequence[C]) -> C:
     if len(choices) != 1:
         raise BadAnswer(f"with {len(choices)} choices, where one was asked for")
     return choices[0]
@@ -400,8 +402,8 @@ def _refuse_other_tokens(listed: Iterable[tuple[int | None, object]], drawn: Seq
             raise BadAnswer("with the log-probabilities of other tokens than it drew")
 
 
-def _of_completions(answer: object, requested: RequestedSample) -> DrawnSample:
-    choice = _only(read(answer, _Completed).choices)
+def _parse_completion(answer: object, requested: RequestedSample) -> DrawnSample:
+    choice = _single_choice(read(answer, _Completed).choices)
     refuse_other_prompt(choice.prompt_token_ids, requested.request.prompt_ids)
     _refuse_other_tokens([(None, name) for name in choice.logprobs.tokens or ()], choice.token_ids)
     return DrawnSample(

@@ -23,7 +23,7 @@ from skyrl.inference.torch.fused_decoder import FusedDecoder, Prefix, scored_blo
 from skyrl.inference.torch.kv_cache import RowCache
 from skyrl.inference.torch.paged_cache import PagedCache, PagePool
 from skyrl.inference.torch.paged_decoder import PagedDecoder, padded
-from skyrl.inference.torch.prefix_cache import Kept, KeptPrefixes, common_length
+from skyrl.inference.torch.prefix_cache import CachedPrefix, KeptPrefixes, common_length
 from skyrl.models.attention.segment_attention import leave_out_cudnn
 from skyrl.models.low_rank import Mix, SideBySide, Updates
 from skyrl.models.onednn import padded_rows
@@ -113,9 +113,9 @@ class CausalLM:
         if records_experts:
             self.choices = ChoiceRecorder(model, "generator.inference_engine.enable_return_routed_experts")
         self.kept = KeptPrefixes(kept_bytes if fused else 0, keeps_answers=keeps_answers)
-        self._paged = None if paged is None else self._over_pages(*paged)
+        self._paged = None if paged is None else self._paged_decoder(*paged)
 
-    def _over_pages(self, rows: int, longest: int) -> PagedDecoder | None:
+    def _paged_decoder(self, rows: int, longest: int) -> PagedDecoder | None:
         """Decoding over pages for at most `rows` rows of `longest` tokens; None, with the reason in the log, if device
         or model do not support it.
         """
@@ -162,7 +162,7 @@ class CausalLM:
 
     def mix(self, adapters: Sequence[Updates | None], last: Mix | None) -> Mix | None:
         """The adapters of rows for `decode`; `last` is the mix before, whose factors are used again."""
-        if all(each is None for each in adapters):
+        if all(adapter is None for adapter in adapters):
             return None
         size = max(padded_rows(len(adapters)), padded(len(adapters)))
         return Mix.of(adapters, last, self.device, size)
@@ -177,11 +177,11 @@ class CausalLM:
         number = 0 if adapter is None else adapter.number
         self._keep_common(prompts, number)
         prefixes = [self.kept.find(prompt, number) for prompt in prompts]
-        self.kept.reused += sum(len(each.ids) for each in prefixes if each is not None)
+        self.kept.reused += sum(len(prefix.ids) for prefix in prefixes if prefix is not None)
         done: dict[int, Prefix] = {}
         padded_pass = self._fused is None
         most = _UNPADDED_ON_CUDA if self.device.type == "cuda" and not padded_pass else _PREFILL_TOKENS
-        for bucket in _by_length([len(prompt) for prompt in prompts], prefixes, most=most, padded=padded_pass):
+        for bucket in _length_groups([len(prompt) for prompt in prompts], prefixes, most=most, padded=padded_pass):
             done.update(zip(bucket, self._computed([(prompts[i], prefixes[i]) for i in bucket]), strict=True))
         return [done[i] for i in range(len(prompts))]
 
@@ -208,7 +208,7 @@ class CausalLM:
         if self._side is not None:
             self._side.mix = mix
 
-    def _computed(self, starts: Sequence[tuple[Sequence[int], Kept | None]]) -> Iterator[Prefix]:
+    def _computed(self, starts: Sequence[tuple[Sequence[int], CachedPrefix | None]]) -> Iterator[Prefix]:
         prompts, kept = [prompt for prompt, _ in starts], [beginning for _, beginning in starts]
         return self._prefill_together(prompts) if self._fused is None else self._fused.prefill(prompts, kept)
 
@@ -278,7 +278,9 @@ class CausalLM:
             )
 
 
-def _by_length(lengths: Sequence[int], kept: Sequence[Kept | None], *, most: int, padded: bool) -> Iterator[list[int]]:
+def _length_groups(
+    lengths: Sequence[int], kept: Sequence[CachedPrefix | None], *, most: int, padded: bool
+) -> Iterator[list[int]]:
     """Groups of prompt indices, sorted by number of new tokens, which is at most `most`. With `padded`, the prompts
     of a group are padded to one length and have similar lengths.
     """

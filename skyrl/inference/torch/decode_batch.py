@@ -19,7 +19,7 @@ from skyrl.errors import NonFiniteError
 from skyrl.inference import stop_strings
 from skyrl.inference.draws import sample_seed, uniforms
 from skyrl.inference.engine import Completion, NewTokens, PromptScores, TopLogprobs
-from skyrl.inference.sampling import Drawable, choose, less_frequent, likeliest, not_ending, penalised, tempered
+from skyrl.inference.sampling import Drawable, choose, less_frequent, likeliest, mask_early_ends, penalised, tempered
 from skyrl.inference.torch.causal_lm import CausalLM
 from skyrl.inference.torch.fused_decoder import Prefix
 from skyrl.inference.torch.kv_cache import PlacedPrompt
@@ -70,12 +70,12 @@ class DecodeBatch:
     def interrupt(self) -> None:
         """Returns every row's tokens so far to its job, and drops the rows."""
         places = list(range(len(self.rows)))
-        for place, drawn in zip(places, self._drawn(places), strict=True):
+        for place, drawn in zip(places, self._sampled_tokens(places), strict=True):
             row = self.rows[place]
             row.job.begun[row.index] = self._completion(place, drawn, eos=False, stopped=False)
         self._keep([])
 
-    def weights_are(self, version: int) -> None:
+    def set_weights_version(self, version: int) -> None:
         """Adopt new weights: rows continue with the keys and values that they have."""
         self._weight_version = version
 
@@ -178,7 +178,7 @@ class DecodeBatch:
         """Draws the tokens in column `end` of the rows from `joined` on, which `rows` describes."""
         cache, end = self._cache, self._cache.window.end
         if rows.any_least:
-            logits = not_ending(logits.float(), rows.ends, end < rows.leasts)
+            logits = mask_early_ends(logits.float(), rows.ends, end < rows.leasts)
         if rows.settings.any_penalised:
             logits = self._penalised(logits.float(), joined, rows)
         numbers = uniforms(rows.seeds, end - rows.firsts)
@@ -217,14 +217,14 @@ class DecodeBatch:
         """Turns finished rows into completions and drops them; returns the jobs that are then done."""
         end = self._cache.window.end
         newest, logprobs = (stored[: len(self.rows), 0, end] for stored in (self._cache.tokens, self._cache.logprobs))
-        ended, stopped = (newest.unsqueeze(1) == self._tensors.ends).any(1), self._stopped()
+        ended, stopped = (newest.unsqueeze(1) == self._tensors.ends).any(1), self._rows_at_stop()
         flags = torch.stack((~logprobs.isfinite(), ended, self._tensors.lasts <= end))
         if not stopped and not bool(flags.any()):
             return []
         non_finite, eos, at_limit = ({place for place, is_set in enumerate(row) if is_set} for row in flags.tolist())
         self._refuse_non_finite(non_finite)
         leaving = sorted(eos | stopped | at_limit)
-        for place, drawn in zip(leaving, self._drawn(leaving), strict=True):
+        for place, drawn in zip(leaving, self._sampled_tokens(leaving), strict=True):
             row = self.rows[place]
             if self._model.kept.most_bytes and self._model.kept.keeps_answers and row.version == self._weight_version:
                 computed = self._cache.computed(place, row.start)
@@ -236,7 +236,7 @@ class DecodeBatch:
         self._keep([place for place in range(len(self.rows)) if place not in leaving])
         return [job for job in jobs if job.done]
 
-    def _stopped(self) -> set[int]:
+    def _rows_at_stop(self) -> set[int]:
         """Places of the rows whose newest token completed a stop string."""
         if not self._watched:
             return set()
@@ -253,7 +253,7 @@ class DecodeBatch:
                 stopped.add(place)
         return stopped
 
-    def _drawn(self, places: list[int]) -> list[tuple[list[int], list[float], list[int]]]:
+    def _sampled_tokens(self, places: list[int]) -> list[tuple[list[int], list[float], list[int]]]:
         """Tokens, log-probabilities and versions of weights that the rows at these places have drawn."""
         rows, cache, end = [self.rows[place] for place in places], self._cache, self._cache.window.end + 1
         begin = min((row.first for row in rows), default=end)
@@ -331,8 +331,8 @@ def _prompt_scores(job: Job, prefix: Prefix) -> PromptScores:
         raise NonFiniteError(f"prompt {job.keys[0].prompt_id!r}: the model's logits in it are not finite")
     return PromptScores(
         logprobs=tuple(logprobs),
-        likeliest=tuple(each[0] for each in tokens),
-        likeliest_logprobs=tuple(each[0] for each in theirs),
+        likeliest=tuple(token[0] for token in tokens),
+        likeliest_logprobs=tuple(their[0] for their in theirs),
         top=_top(list(zip(tokens, theirs, strict=True)), job.prompt_top_logprobs) if job.prompt_top_logprobs else None,
     )
 

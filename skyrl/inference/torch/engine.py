@@ -153,7 +153,7 @@ class TorchEngine:
         ]
         await self._scheduler.complete(jobs)
         drawn = (job.completions[index] for job in jobs for index in range(len(job.keys)))
-        return tuple(evolve(each, logprobs=asked_logprobs(request.sampling, each.logprobs)) for each in drawn)
+        return tuple(evolve(sample, logprobs=asked_logprobs(request.sampling, sample.logprobs)) for sample in drawn)
 
     async def pause(self, in_flight: InFlight = "finish") -> None:
         """Returns when nothing is running. Requests made from now on, and those still waiting, wait for `resume`."""
@@ -179,7 +179,7 @@ class TorchEngine:
         await asyncio.to_thread(self._replace_weights, incoming)
         self._weight_version = version
         _log.info("weights of version %d; %s", version, was_kept)
-        self._scheduler.weights_are(version)
+        self._scheduler.set_weights_version(version)
         return True
 
     async def publish(self, name: str, adapter: Adapter) -> None:

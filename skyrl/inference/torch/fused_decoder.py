@@ -26,7 +26,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qw
 from skyrl.inference.sampling import scored
 from skyrl.inference.torch import projections
 from skyrl.inference.torch.kv_cache import RowCache
-from skyrl.inference.torch.prefix_cache import Kept, Layers
+from skyrl.inference.torch.prefix_cache import CachedPrefix, Layers
 from skyrl.inference.torch.projections import GateUp, Projection, Sided, SidedGateUp, filled
 from skyrl.inference.torch.quantized import Quantized, QuantizedGateUp, refuse_without_kernels
 from skyrl.models import low_rank
@@ -153,14 +153,14 @@ class FusedDecoder:
                 self._head = self._sided(projections.projection(head, float32=self._float32_head), head)
             return self._head
 
-    def prefill(self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None]) -> Iterator[Prefix]:
+    def prefill(self, prompts: Sequence[Sequence[int]], kept: Sequence[CachedPrefix | None]) -> Iterator[Prefix]:
         """Computes prompts independently of each other, in order, in one forward pass. On CUDA in 16 bits all share a
         kernel, elsewhere adjacent ones of equal length do.
 
         `kept` are prefixes of the prompts that are already computed.
         """
         self._prepare()
-        device, pasts = self._norm.device, [0 if each is None else len(each.ids) for each in kept]
+        device, pasts = self._norm.device, [0 if item is None else len(item.ids) for item in kept]
         new = [prompt[past:] for prompt, past in zip(prompts, pasts, strict=True)]
         lengths = [len(tokens) for tokens in new]
         ids = torch.tensor([[token for tokens in new for token in tokens]], device=device)
@@ -170,7 +170,7 @@ class FusedDecoder:
         )
         ends = torch.tensor(lengths, device=device).cumsum(0)
         fits = self._norm.dtype.itemsize == 2 and self._width % 8 == 0 and self._width <= LARGEST_HEAD
-        attend = _together if fits and has_varlen_kernels(device) else _span_by_span
+        attend = _joint_attention if fits and has_varlen_kernels(device) else _span_by_span
         last, layers = self._computed(ids, positions, attend(lengths, kept, device), ends - 1)
         logits = self._logits(last)[: len(ends)]
         split = [tuple(part.transpose(0, 1).split(lengths, dim=1) for part in layer) for layer in layers]
@@ -311,11 +311,11 @@ def scored_blocks(blocks: Iterable[Tensor], ids: Tensor, top: int) -> tuple[Tens
         following = ids[done + 1 : done + 1 + len(logits)]
         parts.append(scored(logits[: len(following)], following, top))
         done += len(logits)
-    first, second, third = (torch.cat(each) for each in zip(*parts, strict=True))
+    first, second, third = (torch.cat(item) for item in zip(*parts, strict=True))
     return logits[-1], (first, second, third)
 
 
-def _spans(lengths: Sequence[int], kept: Sequence[Kept | None]) -> Iterator[_Span]:
+def _spans(lengths: Sequence[int], kept: Sequence[CachedPrefix | None]) -> Iterator[_Span]:
     """Groups adjacent sequences of equal length; a sequence that continues a kept prefix has its own span."""
     begin, waiting = 0, 0
     for place, (length, past) in enumerate(zip(lengths, kept, strict=True)):
@@ -327,7 +327,7 @@ def _spans(lengths: Sequence[int], kept: Sequence[Kept | None]) -> Iterator[_Spa
         begin, waiting = begin + waiting * length, 0
 
 
-def _span_by_span(lengths: Sequence[int], kept: Sequence[Kept | None], device: torch.device) -> Attention:
+def _span_by_span(lengths: Sequence[int], kept: Sequence[CachedPrefix | None], device: torch.device) -> Attention:
     """Attention of sequences after their kept prefixes, with a call for each span."""
     spans = list(_spans(lengths, kept))
 
@@ -337,11 +337,11 @@ def _span_by_span(lengths: Sequence[int], kept: Sequence[Kept | None], device: t
     return attend
 
 
-def _together(lengths: Sequence[int], kept: Sequence[Kept | None], device: torch.device) -> Attention:
+def _joint_attention(lengths: Sequence[int], kept: Sequence[CachedPrefix | None], device: torch.device) -> Attention:
     """The same by one call of the kernel for sequences of different lengths."""
     totals = [length + (0 if past is None else len(past.ids)) for length, past in zip(lengths, kept, strict=True)]
     query_bounds, key_bounds = (
-        torch.tensor([0, *accumulate(each)], dtype=torch.int32, device=device) for each in (lengths, totals)
+        torch.tensor([0, *accumulate(item)], dtype=torch.int32, device=device) for item in (lengths, totals)
     )
     sequences = Sequences(
         keys=None,
@@ -353,14 +353,16 @@ def _together(lengths: Sequence[int], kept: Sequence[Kept | None], device: torch
 
     def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         if totals != list(lengths):
-            keys, values = (_after_kept(kept, layer, part, new, lengths) for part, new in enumerate((keys, values)))
-        query, key, value = (each.transpose(0, 1).unsqueeze(0) for each in (queries, keys, values))
+            keys, values = (_with_cached(kept, layer, part, new, lengths) for part, new in enumerate((keys, values)))
+        query, key, value = (item.transpose(0, 1).unsqueeze(0) for item in (queries, keys, values))
         return varlen_attention(sequences, query, key, value, None)[0].flatten(1)
 
     return attend
 
 
-def _after_kept(kept: Sequence[Kept | None], layer: int, part: int, new: Tensor, lengths: Sequence[int]) -> Tensor:
+def _with_cached(
+    kept: Sequence[CachedPrefix | None], layer: int, part: int, new: Tensor, lengths: Sequence[int]
+) -> Tensor:
     """Keys (`part` 0) or values (1) of a layer, (K, kv_heads, D): those of each kept prefix, then the new ones."""
     pieces: list[Tensor] = []
     for past, own in zip(kept, new.split(list(lengths)), strict=True):
@@ -383,13 +385,13 @@ def _attended(span: _Span, layer: int, queries: Tensor, keys: Tensor, values: Te
         part[tokens].unflatten(0, (span.count, span.length)).transpose(1, 2) for part in (queries, keys, values)
     )
     if span.past:
-        mixed = _after(span.past[layer], query, key, value)
+        mixed = _attend_to_past(span.past[layer], query, key, value)
     else:
         mixed = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     return mixed.transpose(1, 2).reshape(span.count * span.length, -1)
 
 
-def _after(past: tuple[Tensor, Tensor], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _attend_to_past(past: tuple[Tensor, Tensor], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Causal attention of one sequence of S tokens that follow P others: (1, heads, S, D) -> the same shape.
 
     The query heads that share a key head are concatenated, as positions of one head.

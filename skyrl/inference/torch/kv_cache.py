@@ -134,7 +134,7 @@ class RowCache(Cache):
 
     def place_all(self, prompts: Sequence[PlacedPrompt]) -> list[int]:
         """Appends the rows of the prompts, in reserved space; returns the first column of each prompt."""
-        return [self.place(each.ids, each.layers, each.copies, each.experts) for each in prompts]
+        return [self.place(prompt.ids, prompt.layers, prompt.copies, prompt.experts) for prompt in prompts]
 
     def place(
         self,

@@ -128,4 +128,4 @@ def has_tables() -> bool:
 @cache
 def _arguments() -> frozenset[str]:
     """Names of the arguments of torch's FlashAttention operator, which differ between versions."""
-    return frozenset(each.name for each in torch.ops.aten._flash_attention_forward.default._schema.arguments)
+    return frozenset(argument.name for argument in torch.ops.aten._flash_attention_forward.default._schema.arguments)

@@ -30,7 +30,7 @@ Key = tuple[int, Ids]
 
 
 @frozen(kw_only=True, eq=False)
-class Kept:
+class CachedPrefix:
     """A sequence of P tokens with its keys and values."""
 
     ids: Ids
@@ -41,15 +41,15 @@ class Kept:
         """Size of all keys and values in bytes."""
         return sum(tensor.nbytes for layer in self.layers for tensor in layer)
 
-    def shortened(self, length: int) -> Kept:
+    def shortened(self, length: int) -> CachedPrefix:
         """The first `length` tokens of the sequence. They are views: the memory of the whole stays in use."""
         layers = tuple((keys[:, :length], values[:, :length]) for keys, values in self.layers)
-        return Kept(ids=self.ids[:length], layers=layers)
+        return CachedPrefix(ids=self.ids[:length], layers=layers)
 
 
 @define(eq=False)
 class KeptPrefixes:
-    """Kept sequences, found by their prefixes. Only one thread at a time may use it."""
+    """CachedPrefix sequences, found by their prefixes. Only one thread at a time may use it."""
 
     most_bytes: int = MOST_BYTES
     """Limit of the memory of all keys and values, in bytes; 0 keeps nothing."""
@@ -64,11 +64,11 @@ class KeptPrefixes:
     size: int = field(default=0, init=False)
     """Current size of all keys and values, in bytes."""
 
-    _sequences: OrderedDict[Key, Kept] = field(factory=OrderedDict, init=False)
+    _sequences: OrderedDict[Key, CachedPrefix] = field(factory=OrderedDict, init=False)
     _blocks: dict[int, Key] = field(factory=dict, init=False)
     """Hash of leading blocks -> the newest sequence that begins with them."""
 
-    def find(self, prompt: Sequence[int], adapter: int = 0) -> Kept | None:
+    def find(self, prompt: Sequence[int], adapter: int = 0) -> CachedPrefix | None:
         """The longest kept prefix of the prompt, without the prompt's last token, whose logits must be computed."""
         ids = tuple(prompt[:-1])
         for block in reversed(list(_hashes((adapter, ids)))):
@@ -88,7 +88,7 @@ class KeptPrefixes:
         if len(ids) < _BLOCK or size > self.most_bytes or key in self._sequences:
             return
         layers = layers if copied else tuple((keys.clone(), values.clone()) for keys, values in layers)
-        kept = Kept(ids=ids, layers=layers)
+        kept = CachedPrefix(ids=ids, layers=layers)
         self._sequences[key] = kept
         self.size += kept.size
         self._blocks.update(dict.fromkeys(_hashes(key), key))

@@ -44,10 +44,10 @@ class Quantized:
 
     def _product(self, x: Tensor) -> Tensor:
         levels, scales = quantized(x.float())
-        product = self._of_levels(levels.add_(_ZERO).to(torch.uint8)).mul_(scales)
+        product = self._multiply_levels(levels.add_(_ZERO).to(torch.uint8)).mul_(scales)
         return product if self._bias is None else product.add_(self._bias)
 
-    def _of_levels(self, levels: Tensor) -> Tensor:
+    def _multiply_levels(self, levels: Tensor) -> Tensor:
         """Unsigned levels times the weights, float32, in units of each row's scale."""
         weights = self._weight, self._scales, self._zeros, None
         product: Tensor = torch.ops.onednn.qlinear_pointwise(

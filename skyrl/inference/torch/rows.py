@@ -146,13 +146,13 @@ class DecodedRows:
     def at(self, places: Sequence[int]) -> DecodedRows:
         """The tensors of the rows at these places, in this order."""
         chosen = torch.tensor(places, dtype=torch.int64, device=self.starts.device)
-        return evolve(_at(self, chosen), settings=_at(self.settings, chosen))
+        return evolve(_index_rows(self, chosen), settings=_index_rows(self.settings, chosen))
 
 
 T = TypeVar("T", DecodedRows, RowSettings)
 
 
-def _at(rows: T, chosen: Tensor) -> T:
+def _index_rows(rows: T, chosen: Tensor) -> T:
     fields = asdict(rows, recurse=False).items()
     tensors: dict[str, Any] = {name: value[chosen] for name, value in fields if isinstance(value, Tensor)}
     return evolve(rows, **tensors)

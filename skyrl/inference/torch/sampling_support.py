@@ -89,7 +89,7 @@ def _fault(case: _SamplingCase, attention: str) -> str:
         sampled = tried(lambda: _sampled(CausalLM(model), [ids.tolist() for ids in rows]))
     except NoCopyError as error:
         return f"with attention {attention}, a small copy fails ({error})"
-    expected = torch.stack([each[prompt - 1 :] for each, prompt in zip(alone, _PROMPTS, strict=True)])
+    expected = torch.stack([item[prompt - 1 :] for item, prompt in zip(alone, _PROMPTS, strict=True)])
     nats = float((sampled - expected).abs().max())
     if is_rounding(nats, expected):
         return ""

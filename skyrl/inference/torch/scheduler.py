@@ -86,10 +86,10 @@ class Scheduler:
         self._waiting.extendleft(reversed(self._running))
         self._running = []
 
-    def weights_are(self, version: int) -> None:
+    def set_weights_version(self, version: int) -> None:
         """Adopts new weights: starts from an empty batch, unless jobs are frozen in it. Call it only while idle."""
         if self._running:
-            self._batch.weights_are(version)
+            self._batch.set_weights_version(version)
         else:
             self._batch = self._new_batch()
 

@@ -48,7 +48,7 @@ def engine_arguments(
     each of `lora_ranks`. Raises `ConfigError`, which lists all settings that vLLM does not support.
     """
     problems = [*_refused(config, device, max_model_len), *_unsuitable(model, device), *_extra_refused(config, known)]
-    problems += _other_model(config, overrides)
+    problems += _override_problems(config, overrides)
     if problems:
         raise ConfigError(problems, "vLLM cannot serve this run")
     gpus = config.tensor_parallel_size * config.pipeline_parallel_size * config.data_parallel_size
@@ -105,7 +105,7 @@ def _room_for(rank: int) -> int:
     raise ConfigError([problem])
 
 
-def _other_model(config: InferenceEngineConfig, overrides: Mapping[str, Any]) -> Iterator[Problem]:
+def _override_problems(config: InferenceEngineConfig, overrides: Mapping[str, Any]) -> Iterator[Problem]:
     """Problems with overrides that the learner's model does not have. The table of rotary embeddings is not compared
     here, because it was compared before.
     """

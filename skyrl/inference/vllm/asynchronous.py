@@ -54,7 +54,7 @@ class AsyncBackend(Backend):
             self._watch = asyncio.create_task(self._watch_engine())
         try:
             drawing = self._llm.generate(prompt, params, request_id, lora_request=adapter or self._adapter)
-            return await self._alive(self._last(drawing, heard))
+            return await self._alive(self._finished_request(drawing, heard))
         finally:
             self._running -= 1
 
@@ -69,8 +69,8 @@ class AsyncBackend(Backend):
         copies = self._statistics.values()
         if not copies:
             return None
-        fullest = max(each.cache_use or 0.0 for each in copies)
-        return EngineLoad(waiting=sum(each.waiting for each in copies), cache_use=fullest)
+        fullest = max(copy.cache_use or 0.0 for copy in copies)
+        return EngineLoad(waiting=sum(copy.waiting for copy in copies), cache_use=fullest)
 
     async def _ask(self, method: str, *args: object, **kwargs: object) -> Any:
         return await self._alive(getattr(self._llm, method)(*args, **kwargs))
@@ -95,7 +95,7 @@ class AsyncBackend(Backend):
                 child.kill()
                 child.join(5.0)
 
-    async def _last(self, outputs: AsyncIterator[Any], heard: Heard | None) -> FinishedRequest:
+    async def _finished_request(self, outputs: AsyncIterator[Any], heard: Heard | None) -> FinishedRequest:
         last: FinishedRequest | None = None
         async for output in outputs:
             last = output
@@ -134,7 +134,9 @@ class AsyncBackend(Backend):
         return "wait" if self._in_flight == "finish" else "keep"
 
     def _cause(self) -> str:
-        codes = [f"process {child.pid} ended with {_ending(child)}" for child in self._children if not child.is_alive()]
+        codes = [
+            f"process {child.pid} ended with {_exit_text(child)}" for child in self._children if not child.is_alive()
+        ]
         return self._hung or f"vLLM's engine died: {', '.join(codes) or 'an exception'}; its log is above"
 
 
@@ -160,6 +162,6 @@ class _Statistics:
         """Does nothing: a sleeping engine gets no requests."""
 
 
-def _ending(child: BaseProcess) -> str:
+def _exit_text(child: BaseProcess) -> str:
     code = child.exitcode
     return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"

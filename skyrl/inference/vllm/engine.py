@@ -43,7 +43,7 @@ from skyrl.inference.vllm.arguments import engine_arguments
 from skyrl.inference.vllm.asynchronous import AsyncBackend
 from skyrl.inference.vllm.backend import Backend, adapter_request, first_line, refusals, reporter
 from skyrl.inference.vllm.environment import import_ahead, import_vllm, set_variables
-from skyrl.inference.vllm.keyed_draws import by_key
+from skyrl.inference.vllm.keyed_draws import keyed_arguments
 from skyrl.inference.vllm.model import expected_weights, model_facts, overridden, refuse_unfit
 from skyrl.inference.vllm.sampling_arguments import check_sampling, completion, prompt_scores, sampling_arguments
 from skyrl.inference.vllm.stepped import SteppedBackend
@@ -52,7 +52,7 @@ from skyrl.models.files.loading import load_tokenizer
 from skyrl.models.files.stored_adapter import stored_settings
 from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.tree import FrozenDict
-from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights, Shared, as_plain, why_not_loaded
+from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights, Shared, as_plain, load_failure
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ class VLLMEngine:
         """
         trusted = bool(config.engine_init_kwargs.get("trust_remote_code", False))
         facts = model_facts(model_path, trust_remote_code=trusted, overrides=overrides)
-        self._max_model_len = max_model_len or facts.positions or _no_positions(model_path)
+        self._max_model_len = max_model_len or facts.positions or _raise_no_length(model_path)
         # a tokenizer must not serve two threads
         self._tokenizer = copy.deepcopy(tokenizer or load_tokenizer(tokenizer_path or model_path))
         self._eos_ids = {*facts.eos_ids} | {self._tokenizer.eos_token_id} - {None}
@@ -150,15 +150,15 @@ class VLLMEngine:
         limit = completion_limit(request, self._max_model_len)
         if limit == 0:
             return empty_completions(request)
-        return await self._on_loop(self._generate(request, limit))
+        return await self._run_on_loop(self._generate(request, limit))
 
     async def pause(self, in_flight: InFlight = "finish") -> None:
         """Returns when nothing is running. Requests made from now on wait for `resume`."""
-        await self._on_loop(self._pause(in_flight))
+        await self._run_on_loop(self._pause(in_flight))
 
     async def resume(self) -> None:
         """Takes work again."""
-        await self._on_loop(self._resume())
+        await self._run_on_loop(self._resume())
 
     async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
         """Replaces the weights and adopts `version`; see `InferenceEngine.load_weights`.
@@ -172,12 +172,12 @@ class VLLMEngine:
         refuse_beside_adapters(self._adapters.by_name)
         if isinstance(incoming, Adapter):
             refuse_foreign(incoming, self._expected.matrices)
-            await self._on_loop(self._replace(self._adopt(incoming), version))
+            await self._run_on_loop(self._replace(self._adopt(incoming), version))
             return False  # vLLM reads the adapter from files
         refuse_unfit(self._expected, incoming)
         if isinstance(incoming, Shared) and not self._backend.shares_memory:
             raise WeightSyncError("weights shared in memory do not reach an engine that runs in processes of its own")
-        await self._on_loop(self._replace(self._reload(incoming), version))
+        await self._run_on_loop(self._replace(self._reload(incoming), version))
         return True
 
     async def publish(self, name: str, adapter: Adapter) -> None:
@@ -185,11 +185,11 @@ class VLLMEngine:
         refuse_foreign(adapter, self._expected.matrices)
         if adapter.rank > self._most_rank:
             raise UserError(f"adapter {name} has rank {adapter.rank}, and this engine takes up to {self._most_rank}")
-        await self._on_loop(self._adapters.publish(name, adapter))
+        await self._run_on_loop(self._adapters.publish(name, adapter))
 
     async def unpublish(self, name: str) -> None:
         """Forgets an adapter; see `InferenceEngine.unpublish`."""
-        await self._on_loop(self._adapters.unpublish(name))
+        await self._run_on_loop(self._adapters.unpublish(name))
 
     async def load(self) -> EngineLoad | None:
         """Number of requests that vLLM's scheduler does not run, and its cache use, after its last step."""
@@ -197,17 +197,17 @@ class VLLMEngine:
 
     async def sleep(self) -> bool:
         """Frees the GPU memory of weights and cache, which are discarded. vLLM ignores this on a CPU."""
-        await self._on_loop(self._backend.sleep())
+        await self._run_on_loop(self._backend.sleep())
         return self._device == "cuda"
 
     async def wake(self) -> None:
         """Allocates the memory again; its content is undefined until the next `load_weights`."""
-        await self._on_loop(self._backend.wake())
+        await self._run_on_loop(self._backend.wake())
 
     async def close(self) -> None:
         """Finishes running requests, refuses waiting and later ones, and ends vLLM's processes. Safe to call twice."""
         if self._thread.is_alive():
-            await self._on_loop(self._close())
+            await self._run_on_loop(self._close())
             await asyncio.to_thread(self._end)
 
     async def _generate(self, request: GenerationRequest, limit: int) -> tuple[Completion, ...]:
@@ -236,7 +236,7 @@ class VLLMEngine:
         if request.scores_prompt:
             arguments["prompt_logprobs"] = max(1, request.prompt_top_logprobs)  # of each token, and of the likeliest
         if not self._speculates:
-            arguments = by_key(arguments)
+            arguments = keyed_arguments(arguments)
         try:
             listener = None if request.on_tokens is None else reporter(request.on_tokens, index)
             answer = await self._backend.generate(
@@ -271,7 +271,7 @@ class VLLMEngine:
         """Replaces the weights in vLLM's workers. Returns an empty string, or the reason why that stopped halfway."""
         plain = incoming if self._backend.shares_memory else as_plain(incoming)  # type: ignore[arg-type]  # shared: tensors
         outcomes = await self._backend.call_workers("skyrl_load_weights", plain, self._expected.tied)
-        return why_not_loaded(outcomes, incoming)
+        return load_failure(outcomes, incoming)
 
     async def _adopt(self, adapter: Adapter) -> str:
         """Draws samples with this adapter beside the weights, after its tensors were compared with their digests."""
@@ -299,7 +299,7 @@ class VLLMEngine:
         self, config: InferenceEngineConfig, arguments: dict[str, Any], adapters: Mapping[str, str]
     ) -> None:
         """Start vLLM and load the adapters in these folders. Runs on the engine's event loop."""
-        self._backend = await _started(config, arguments, Drawable.of(self._tokenizer))
+        self._backend = await _start_backend(config, arguments, Drawable.of(self._tokenizer))
         try:
             for name, folder in adapters.items():
                 self._adapters.add_stored(name, Path(folder))
@@ -330,7 +330,7 @@ class VLLMEngine:
         self._adapters.close()
         await asyncio.to_thread(self._backend.close)
 
-    async def _on_loop(self, call: Coroutine[Any, Any, T]) -> T:
+    async def _run_on_loop(self, call: Coroutine[Any, Any, T]) -> T:
         """Await a call on the engine's own event loop; cancelling it cancels it there."""
         if not self._thread.is_alive():
             call.close()
@@ -346,7 +346,7 @@ class VLLMEngine:
             shutil.rmtree(self._sockets, ignore_errors=True)
 
 
-async def _started(config: InferenceEngineConfig, arguments: dict[str, Any], drawable: Drawable) -> Backend:
+async def _start_backend(config: InferenceEngineConfig, arguments: dict[str, Any], drawable: Drawable) -> Backend:
     """vLLM, started and prepared. Runs on the engine's event loop."""
     make: Callable[[], Backend] = (
         (lambda: AsyncBackend(arguments, ray_statistics=config.enable_ray_prometheus_stats))
@@ -376,5 +376,5 @@ def _ranks(adapters: Mapping[str, str], trained: int) -> list[int]:
     return stored + [trained] * bool(trained)
 
 
-def _no_positions(model_path: str) -> int:
+def _raise_no_length(model_path: str) -> int:
     raise ModelError(f"the model {model_path} does not state its context length: set max_model_len")

@@ -40,7 +40,7 @@ class StoredLayer(Protocol):
     """Parameters and buffers by name, without content."""
 
 
-def why_not_in_place(worker: Worker) -> str:
+def in_place_obstacle(worker: Worker) -> str:
     """An empty string if the model of a worker computes with its weights as they are stored, so that new ones can be
     copied into its parameters; otherwise the reason: quantization, experts, latent attention, adapters, packed weights.
     """
@@ -60,9 +60,13 @@ def _is_plain(module: nn.Module, stored: StoredLayer) -> bool:
     if hasattr(module, "process_weights_after_loading") and type(module).__name__ != _ATTENTION:
         return False
     parameters, _ = stored.restore_metadata
-    now = {name: (each.shape, each.dtype) for name, each in module._parameters.items() if each is not None}
+    now = {
+        name: (parameter.shape, parameter.dtype)
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    }
     now.pop("bias", None)  # described before layers add theirs, which nothing processes
-    return now == {name: (each.shape, each.dtype) for name, each in parameters.items() if name != "bias"}
+    return now == {name: (item.shape, item.dtype) for name, item in parameters.items() if name != "bias"}
 
 
 @contextmanager

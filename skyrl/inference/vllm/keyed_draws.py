@@ -28,7 +28,7 @@ Cut = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 """Logits (R, V) with -infinity for tokens outside of top-k (R,) and top-p (R,)."""
 
 
-def by_key(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def keyed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of vLLM's sampling parameters with the seed where `KeyedDraws` reads it and vLLM makes no generator."""
     others = {name: value for name, value in arguments.items() if name != "seed"}
     return others | {"extra_args": {**(arguments.get("extra_args") or {}), SEED: arguments["seed"]}}
@@ -78,7 +78,7 @@ class KeyedDraws:
             return
         self._batch = batch.sampling_metadata
         parameters = [self._runner.requests[request].sampling_params for request in batch.req_ids]
-        seeds = [(each.extra_args or {}).get(SEED) if each is not None else None for each in parameters]
+        seeds = [(parameter.extra_args or {}).get(SEED) if parameter is not None else None for parameter in parameters]
         self._some, self._all = any(seed is not None for seed in seeds), None not in seeds
         self._seeds = torch.tensor([seed or 0 for seed in seeds], dtype=torch.int64).to(device, non_blocking=True)
         self._keyed = torch.tensor([seed is not None for seed in seeds]).to(device, non_blocking=True)

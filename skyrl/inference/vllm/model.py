@@ -17,7 +17,7 @@ from skyrl.models.files.naming import named_weights, tied_names
 from skyrl.models.files.overrides import changed_values, with_overrides
 from skyrl.models.files.paths import local_folder
 from skyrl.tree import FrozenDict
-from skyrl.weight_receiver.incoming_weights import IncomingWeights, WeightInfo, listed, weight_info
+from skyrl.weight_receiver.incoming_weights import IncomingWeights, WeightInfo, summarize_problems, weight_info
 
 HEAD_SIZES_ON_CPU = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head dimensions that the attention of vLLM 0.32 supports on a CPU. Any other fails at the first request."""
@@ -96,10 +96,10 @@ def overridden(path: str, overrides: Mapping[str, Any], *, trust_remote_code: bo
     Raises `ModelError`.
     """
     config = _config(path, trust_remote_code)
-    return changed_values(config, overrides) | _as_vllm_reads(with_overrides(config, overrides))
+    return changed_values(config, overrides) | _vllm_values(with_overrides(config, overrides))
 
 
-def _as_vllm_reads(config: PretrainedConfig) -> dict[str, Any]:
+def _vllm_values(config: PretrainedConfig) -> dict[str, Any]:
     """Values that vLLM reads otherwise than transformers. As they are, it would sample from another model, silently."""
     values: dict[str, Any] = {}
     table = getattr(config, "rope_parameters", None) or {}
@@ -157,7 +157,7 @@ def refuse_unfit(expected: ExpectedWeights, incoming: IncomingWeights) -> None:
             problems.append(f"{info.name} has shape {info.shape}, this model's has {held.shape}")
     problems += [f"{name} is missing" for name in missing]
     if problems:
-        raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {listed(problems)}")
+        raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {summarize_problems(problems)}")
 
 
 def _eos_ids(path: str, config: PretrainedConfig) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from skyrl.errors import WeightSyncError
 from skyrl.weight_receiver.checksums import digest_word
-from skyrl.weight_receiver.incoming_weights import listed
+from skyrl.weight_receiver.incoming_weights import summarize_problems
 
 Weights = Iterator[tuple[str, Tensor]]
 
@@ -26,7 +26,7 @@ class ReadBack(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
-        self._held = {each.untyped_storage().data_ptr() for each in model.parameters()}
+        self._held = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
         self._names: list[str] = []
         self._copies: list[tuple[str, Tensor, Tensor]] = []
         """Name of the weight, the place that it was copied to, and the digest of what was copied."""
@@ -45,7 +45,7 @@ class ReadBack(TorchDispatchMode):
             self._copies.append((self._names[-1], place, digest_word(content.to(place).expand_as(place))))
         return done
 
-    def named(self, weights: Iterable[tuple[str, Tensor]]) -> Weights:
+    def record(self, weights: Iterable[tuple[str, Tensor]]) -> Weights:
         """The weights, while it is noted which of them the model takes."""
         for name, tensor in weights:
             self._names.append(name)
@@ -63,4 +63,4 @@ class ReadBack(TorchDispatchMode):
             changed = dict.fromkeys(name for (name, _, _), after, before in pairs if after != before)
             problems += [f"{name} was replaced by another weight after it was loaded" for name in changed]
         if problems:
-            raise WeightSyncError(listed(problems))
+            raise WeightSyncError(summarize_problems(problems))

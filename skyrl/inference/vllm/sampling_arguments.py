@@ -142,7 +142,7 @@ def prompt_scores(prompt: Sequence[int], logprobs: Sequence[Mapping[int, Any] | 
     """
     if len(logprobs) != len(prompt):
         raise RunError(f"vLLM scored {len(logprobs)} tokens of a prompt of {len(prompt)}")
-    places = [{token: float(each.logprob) for token, each in (place or {}).items()} for place in list(logprobs)[1:]]
+    places = [{token: float(item.logprob) for token, item in (place or {}).items()} for place in list(logprobs)[1:]]
     ordered = [sorted(place, key=lambda token: -place[token]) for place in places]
     best = [tokens[0] for tokens in ordered]
     scores = PromptScores(

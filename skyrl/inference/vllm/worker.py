@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from skyrl.errors import WeightSyncError
 from skyrl.inference.sampling import Drawable
 from skyrl.inference.vllm.environment import end_with_host
-from skyrl.inference.vllm.in_place import load_in_place, why_not_in_place, without_reloading
+from skyrl.inference.vllm.in_place import in_place_obstacle, load_in_place, without_reloading
 from skyrl.inference.vllm.keyed_draws import Sampler, draw_by_keys
 from skyrl.inference.vllm.read_back import ReadBack
 from skyrl.models.files.expert_names import stored_names
@@ -84,7 +84,7 @@ class WeightReceiver:
         """
         received = from_plain(incoming) if isinstance(incoming, Mapping) else incoming
         place = self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.rank
-        reason = why_not_in_place(self)
+        reason = in_place_obstacle(self)
         if reason and not getattr(self, "skyrl_told", False):
             self.skyrl_told = True
             _log.info("vLLM rebuilds its layers for new weights: %s", reason)
@@ -95,7 +95,7 @@ class WeightReceiver:
 
         def named(weights: Weights) -> Weights:
             expanded = self._skyrl_named(weights, tied, copied=borrowed)
-            return read_back.named(expanded) if read_back else expanded
+            return read_back.record(expanded) if read_back else expanded
 
         try:
             with read_back or nullcontext():
@@ -165,8 +165,8 @@ def under_all_names(weights: Weights, tied: Mapping[str, str], *, copied: bool) 
     first_of = {name: first for first, group in names.items() for name in group}
     for name, tensor in weights:
         kept = tensor.clone() if copied else tensor
-        for each in names.get(first_of.get(name, name), [name]):
-            yield each, kept
+        for item in names.get(first_of.get(name, name), [name]):
+            yield item, kept
 
 
 def drawable_of(tokenizer: str, *, revision: str | None, trusted: bool) -> Drawable | None:

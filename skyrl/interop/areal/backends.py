@@ -122,16 +122,16 @@ def _learner(owner: str, part: Part, values: Values) -> Translation:
     model = MODELS.get(owner)
     if model is None:
         return unsupported("models other than policy, reference and critic")
-    if why := _without_stages(part):
+    if why := _missing_pipeline(part):
         return unsupported(why)
-    fields = by_deepspeed(_without_ones(learner_fields(part, model, per_node(values))), values)
+    fields = by_deepspeed(_drop_default_degrees(learner_fields(part, model, per_node(values))), values)
     if owner != "actor" and not _is_colocated(owner, values):
         fields["trainer.placement.colocate_policy_ref"] = False
     note = "Archon is AReaL's FSDP2 backend" if part.backend == "archon" else ""
     return Translation(writes=fields, note=note)
 
 
-def _without_stages(part: Part) -> str:
+def _missing_pipeline(part: Part) -> str:
     """The missing capability of a backend with pipeline stages; empty for one without, or with them here."""
     return "pipeline stages with FSDP2" if part.degrees.pipeline > 1 and not strategy_of(part).own_modules else ""
 
@@ -186,13 +186,13 @@ def allocation(text: str, values: Values, models: tuple[Model, ...]) -> Translat
     missing = [model for model in models if parts.learner(*ROLES[model]) is None]
     if missing:
         return unsupported(f"an allocation without a part for {' and '.join(missing)}")
-    if why := next(filter(None, map(_without_stages, parts.learners)), ""):
+    if why := next(filter(None, map(_missing_pipeline, parts.learners)), ""):
         return unsupported(why)
-    fields = by_deepspeed(_without_ones(fields_of(parts, per_node(values), models)), values)
+    fields = by_deepspeed(_drop_default_degrees(fields_of(parts, per_node(values), models)), values)
     return Translation(writes=fields)
 
 
-def _without_ones(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_default_degrees(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields without learners' degrees of parallelism that are 1, the default. The tensor degree of experts is
     that of the rest by default here, and 1 in AReaL.
     """

@@ -172,7 +172,7 @@ def _implied(values: Values) -> Iterator[tuple[str, str, Any]]:
         yield "device", "trainer.device", device(values)
 
 
-def _other_engine(key: str, value: object, values: Values) -> Translation | None:
+def _unselected_engine(key: str, value: object, values: Values) -> Translation | None:
     engine, owner = engine_backend(values), key.partition(".")[0]
     return redundant(f"no effect: the engine is {engine}") if engine and owner != engine else None
 
@@ -218,7 +218,7 @@ def _batch(values: Values) -> Any:
     return next((values[name] for name in _BATCH if name in values), None)
 
 
-def _last_batch(key: str, drops: object, values: Values) -> Translation:
+def _convert_drop_last(key: str, drops: object, values: Values) -> Translation:
     """Convert `drop_last`. Asynchronous training takes prompts one by one and fills the batch from the next epoch."""
     if drops:
         return Translation(writes={"data.epoch_tail": "drop"})
@@ -297,8 +297,8 @@ def _models(values: Values) -> tuple[Model, ...]:
 
 _DEPENDENT: dict[str, Dependent] = {
     "teacher.*": teacher,
-    "sglang.*": _other_engine,
-    "vllm.*": _other_engine,
+    "sglang.*": _unselected_engine,
+    "vllm.*": _unselected_engine,
     "*.backend": backend,
     **{f"{model}{AUTOTP}": autotp for model in MODELS},
     "actor.use_lora": _use_adapter,
@@ -323,7 +323,7 @@ _DEPENDENT: dict[str, Dependent] = {
     "actor.kl_ctl": _penalty,
     **dict.fromkeys(_STALENESS, _staleness),
     **dict.fromkeys(_SOURCES, _source),
-    "train_dataset.drop_last": _last_batch,
+    "train_dataset.drop_last": _convert_drop_last,
     **dict.fromkeys(OBJECTIVE_KEYS, objective),
     "*": lambda key, value, values: machines(key, value, values) or tracker(key, value, values, "trainer."),
 }

@@ -24,14 +24,14 @@ def read_experiment(name: str, depth: int = 0) -> dict[str, Any]:
     composed: dict[str, Any] = {}
     unread: list[Any] = []
     own = {key: value for key, value in keys.items() if key != "defaults"}
-    for each in listed if _SELF in listed else [*listed, _SELF]:
-        file = Path(name).parent / f"{str(each).removesuffix(_WHOLE).removesuffix('.yaml')}.yaml"
-        if each == _SELF:
+    for item in listed if _SELF in listed else [*listed, _SELF]:
+        file = Path(name).parent / f"{str(item).removesuffix(_WHOLE).removesuffix('.yaml')}.yaml"
+        if item == _SELF:
             composed = merged(composed, own)
-        elif isinstance(each, str) and (_WHOLE in each or "/" not in each) and "@" not in file.name and file.is_file():
+        elif isinstance(item, str) and (_WHOLE in item or "/" not in item) and "@" not in file.name and file.is_file():
             composed = merged(composed, read_experiment(str(file), depth + 1))
         else:
-            unread.append(each)
+            unread.append(item)
     return composed | ({"defaults": unread} if unread else {})
 
 

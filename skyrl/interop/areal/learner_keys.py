@@ -92,7 +92,7 @@ def _modules(path: str) -> Entry:
     return lambda value: Translation(writes={path: "all-linear" if value in (["all-linear"], [], None) else value})
 
 
-def _of_model(theirs: str, ours: str) -> dict[str, Entry]:
+def _model_entries(theirs: str, ours: str) -> dict[str, Entry]:
     """Entries for FSDP and the adapter of one model."""
     fsdp, lora = f"trainer.{ours}.fsdp_config.", f"trainer.{ours}.model.lora."
     wrapped = "wrap_policy.transformer_layer_cls_to_wrap"
@@ -223,7 +223,7 @@ LEARNER_KEYS: dict[str, Entry] = {
         else redundant("weights are transferred from GPU to GPU")
     ),
     # models
-    **{key: entry for theirs, ours in MODELS.items() for key, entry in _of_model(theirs, ours).items()},
+    **{key: entry for theirs, ours in MODELS.items() for key, entry in _model_entries(theirs, ours).items()},
     "*.fsdp.memory_efficient_load": redundant("each rank holds only its shard of the weights"),
     "*.fsdp.per_layer_optim_step": missing(
         "per-layer optimizer steps on the GPU with the optimizer state on the host", False

@@ -81,10 +81,10 @@ def machines(key: str, value: object, values: Values) -> Translation | None:
     if key.startswith(("cpus_per_", "mem_per_")):
         return redundant(_NO_SUCH_PROCESS)
     if key.startswith("launcher."):
-        return _of_launcher(key, value, values)
+        return _convert_launcher(key, value, values)
     spec = _SPEC.fullmatch(key)
     if spec:
-        return _of_spec(spec["spec"], spec["name"] or "", value, values)
+        return _convert_spec(spec["spec"], spec["name"] or "", value, values)
     if not key.endswith(".scheduling_spec"):
         return None
     if isinstance(value, str) and "scheduling_spec" in value:  # a reference: `${actor.scheduling_spec}`
@@ -100,7 +100,7 @@ def _launcher(value: object) -> Translation:
     return Translation(command=command) if command else unsupported(f"launchers other than {', '.join(_COMMANDS)}")
 
 
-def _of_launcher(key: str, value: object, values: Values) -> Translation | None:
+def _convert_launcher(key: str, value: object, values: Values) -> Translation | None:
     """Convert a setting of the tables `launcher` and `launcher.slurm` of 2025."""
     name = key.rpartition(".")[2]
     if value in (None, "", {}):
@@ -115,7 +115,7 @@ def _of_launcher(key: str, value: object, values: Values) -> Translation | None:
     return _srun(value) if name == "srun_additional_args" else None
 
 
-def _of_spec(spec: str, name: str, value: object, values: Values) -> Translation | None:
+def _convert_spec(spec: str, name: str, value: object, values: Values) -> Translation | None:
     """Convert one setting of a role's processes, in the form used since 2026."""
     if name == "env_vars" or name.startswith("env_vars."):
         return _variables({name.removeprefix("env_vars."): value} if "." in name else value)
@@ -141,7 +141,7 @@ def _variables(value: object) -> Translation:
 
 def _pairs(text: str) -> list[tuple[str, str]]:
     """Names and values of `A=1,B=2`; everything after the first `=` is the value."""
-    return [(name.strip(), each) for name, _, each in (part.partition("=") for part in text.split(",") if part.strip())]
+    return [(name.strip(), item) for name, _, item in (part.partition("=") for part in text.split(",") if part.strip())]
 
 
 def _image(value: object, kind: object) -> Translation:

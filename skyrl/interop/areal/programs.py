@@ -63,8 +63,8 @@ _OWN_WORKFLOW = {
     "multi_turn_math": "asks again after a wrong answer: docs/environments.md",
     "gsm8k_rl_mt": "asks again after a wrong answer: docs/environments.md",
     "scaffolding": "runs controllers of its own: docs/agents.md",
-    "train_tir": "lets the policy call Python: docs/environments.md",
-    "search_agent": "lets the policy search: docs/environments.md",
+    "train_tir": "lets the policy call Python: docs/tools.md",
+    "search_agent": "lets the policy search: docs/tools.md",
     **dict.fromkeys(
         ("train_agents", "train_swe_rl", "tau2", "camel", "agent_workflow", "terminal_bench", "hermes", "openclaw"),
         "runs an agent of its own: docs/agents.md",
@@ -100,7 +100,7 @@ def read_launch(name: str, number: int | None) -> tuple[dict[str, Any], RunComma
     launch = launch_of(_text(name), name, _LAUNCHER, number)
     file, launch = launch.option("--config")
     words, launch = launch.split(lambda word: _OVERRIDE.fullmatch(word) is not None)
-    keys = _changed(read_experiment(_found(file, name, launch)), words)
+    keys = _changed(read_experiment(_find_config(file, name, launch)), words)
     program = launch.program.rpartition(".")[2]
     if program in _ROWS:
         keys.setdefault("train_dataset.type", _ROWS[program])
@@ -119,7 +119,7 @@ def refuse_images(keys: Mapping[str, Any], where: str) -> None:
     """Raise `ConfigError` for a run whose rows have images."""
     model = str(keys.get("actor.path", keys.get("model.path")))
     rows = str(keys.get("train_dataset.path"))
-    found = [model] if reads_images(model) else [rows for each in IMAGE_ROWS if each in rows]
+    found = [model] if reads_images(model) else [rows for item in IMAGE_ROWS if item in rows]
     if found:
         message = f"trains on rows with images ({found[0]}), which skyrl does not do yet"
         raise ConfigError([Problem(path=where, message=message)], title="Nothing was converted")
@@ -133,7 +133,7 @@ def _text(name: str) -> str:
     return text_of(name)
 
 
-def _found(file: str, script: str, launch: RunCommand) -> str:
+def _find_config(file: str, script: str, launch: RunCommand) -> str:
     """The YAML file, looked for in the current folder, in the script's, and in those around it."""
     problem = ""
     if not file or not is_known(file) or "$" in file:

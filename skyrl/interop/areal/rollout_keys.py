@@ -29,7 +29,7 @@ _TRACED = "the duration of every phase is a metric of each step; trainer.profile
 _OF_SERVICES = "used by AReaL's rollout services, which are separate processes; here the run calls its engines directly"
 
 
-def _from_one(steps: object) -> object:
+def _count_from_one(steps: object) -> object:
     """Steps counted from 1, from AReaL's steps counted from 0."""
     return [step + 1 for step in steps if isinstance(step, int)] if isinstance(steps, list) else steps
 
@@ -184,11 +184,11 @@ ROLLOUT_KEYS: dict[str, Entry] = {
     "saver.mode": redundant("affects how files are written, not their content"),
     "recover.no_save_optim": missing("checkpoints without optimizer state", False),
     "recover.no_load_optim": missing("resuming without optimizer state", False),
-    "perf_tracer.profile_steps": maps_to("trainer.profile_steps", convert=_from_one),
+    "perf_tracer.profile_steps": maps_to("trainer.profile_steps", convert=_count_from_one),
     "perf_tracer.session_tracer.*": redundant(_KEPT),
     "perf_tracer*": redundant(_TRACED),
     "memory_profiler.profile_steps": lambda value: Translation(
-        writes={"trainer.profile_steps": _from_one(value), "trainer.policy.record_memory": True}
+        writes={"trainer.profile_steps": _count_from_one(value), "trainer.policy.record_memory": True}
     ),
     "memory_profiler*": redundant("up to a million allocations are recorded per profiled step"),
     # vLLM

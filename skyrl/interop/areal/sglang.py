@@ -39,7 +39,7 @@ _LOADER = ENGINE + "engine_init_kwargs.model_loader_extra_config.enable_multithr
 def for_sglang(dependent: Mapping[str, Dependent]) -> dict[str, Dependent]:
     """The table of dependent settings, changed for engines that remain SGLang."""
     options = dict.fromkeys(("sglang.*", "actor.sglang.*", "rollout.return_routed_experts"), _option)
-    return {**dependent, **options, **{key: _in_one_stage(dependent[key]) for key in ("allocation_mode", "*.backend")}}
+    return {**dependent, **options, **{key: _single_stage(dependent[key]) for key in ("allocation_mode", "*.backend")}}
 
 
 def _option(key: str, value: object, values: Values) -> Translation | None:
@@ -60,7 +60,7 @@ def _option(key: str, value: object, values: Values) -> Translation | None:
     return Translation(writes={f"{ENGINE}engine_init_kwargs.{name}": value})
 
 
-def _in_one_stage(convert: Dependent) -> Dependent:
+def _single_stage(convert: Dependent) -> Dependent:
     """The conversion of an allocation, for SGLang engines: they have one pipeline stage here, and more are refused."""
 
     def become(key: str, value: object, values: Values) -> Translation | None:

@@ -165,14 +165,14 @@ def _evaluation(key: str, value: object, values: Values) -> Translation | None:
     return None if has_rows else redundant("no effect: there is no valid_dataset")
 
 
-def _other_backend(key: str, value: object, values: Values) -> Translation | None:
+def _unselected_backend(key: str, value: object, values: Values) -> Translation | None:
     return in_other_backend(
         f"actor.{key.removeprefix('model.')}", value, {"actor.backend": values.get("model.backend")}
     )
 
 
 def _megatron(key: str, value: object, values: Values) -> Translation | None:
-    return _other_backend(key, value, values) or unsupported(_NO_MEGATRON)
+    return _unselected_backend(key, value, values) or unsupported(_NO_MEGATRON)
 
 
 def _autotp(key: str, value: object, values: Values) -> Translation:
@@ -227,7 +227,7 @@ def _kind(rows: str) -> dict[str, Dependent]:
     }
 
 
-def _of_the_reference(key: str, value: object, values: Values) -> Translation:
+def _convert_reference(key: str, value: object, values: Values) -> Translation:
     """Convert a setting of the reference, which here is the model that training starts from, on the policy's ranks,
     unless it has a path of its own.
     """
@@ -243,7 +243,7 @@ def _of_the_reference(key: str, value: object, values: Values) -> Translation:
     return redundant("the reference is on the policy's ranks, and computes as it does")
 
 
-_REFERENCE: dict[str, Dependent] = {"ref.*": _of_the_reference}
+_REFERENCE: dict[str, Dependent] = {"ref.*": _convert_reference}
 
 _OF_PAIRS: dict[str, Entry] = {
     **dict.fromkeys(("beta", "model.beta"), "beta"),
@@ -264,7 +264,7 @@ _DEPENDENT: dict[str, Dependent] = {
     **{f"*.{name}": loss_scaling for name in LOSS_SCALING},
     "*.warmup_steps_proportion": warmup_share,
     "*.scheduling_strategy.*": lambda key, value, values: redundant("the run has only one model, with its own GPUs"),
-    **{f"model.{backend}*": _other_backend for backend in LEARNERS},
+    **{f"model.{backend}*": _unselected_backend for backend in LEARNERS},
     "model.megatron*": _megatron,
     f"model{AUTOTP}": _autotp,
     "model.archon.moe_router_dtype": lambda key, value, values: router(

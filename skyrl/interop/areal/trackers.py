@@ -26,7 +26,7 @@ def tracker(key: str, value: object, values: Values, ours: str) -> Translation |
     service, _, name = key.removeprefix(place).partition(".")
     if service not in ("wandb", "swanlab", "tensorboard") or not name:
         return None
-    services = _asked(place, values)
+    services = _enabled_services(place, values)
     if (service, name) in (("wandb", "mode"), ("swanlab", "mode"), ("tensorboard", "path")):
         return _choice(service, value, services, ours)
     if service not in services:
@@ -34,7 +34,7 @@ def tracker(key: str, value: object, values: Values, ours: str) -> Translation |
     return _setting(service, name, value, values, ours)
 
 
-def _asked(place: str, values: Values) -> list[str]:
+def _enabled_services(place: str, values: Values) -> list[str]:
     """The services that the file turns on."""
     modes = {service: values.get(f"{place}{service}.mode") for service in _ONLINE}
     services = [service for service, mode in modes.items() if mode in (_OFFLINE, *_ONLINE[service], *_KEPT[service])]

@@ -48,37 +48,37 @@ def _value(text: str, value_of: Callable[[str], str], depth: int) -> int | None:
         condition = _value(choice[1], value_of, depth + 1)
         return None if condition is None else _value(choice[2 if condition else 3], value_of, depth + 1)
     try:
-        return _of(parsed_expression(_as_python(text)), value_of, depth)
+        return _evaluate(parsed_expression(_python_expression(text)), value_of, depth)
     except (SyntaxError, ValueError, RecursionError):
         return None
 
 
-def _as_python(text: str) -> str:
+def _python_expression(text: str) -> str:
     """The expression with the shell's operators in Python's words, and its octal numbers in Python's form."""
     text = text.replace("&&", " and ").replace("||", " or ").replace("\n", " ").replace("//", " invalid invalid ")
     text = re.sub(r"(?<![\w.])0(?=[0-7]+\b)", "0o", text)
     return re.sub(r"!(?!=)", " not ", text)
 
 
-def _of(node: ast.expr, value_of: Callable[[str], str], depth: int) -> int | None:
+def _evaluate(node: ast.expr, value_of: Callable[[str], str], depth: int) -> int | None:
     match node:
         case ast.Constant(value=int(number)) if not isinstance(number, bool):
             return number
         case ast.Name(id=name):
             return _value(value_of(name), value_of, depth + 1)
         case ast.UnaryOp(op=op, operand=operand):
-            value = _of(operand, value_of, depth)
+            value = _evaluate(operand, value_of, depth)
             if value is None:
                 return None
             return {ast.USub: -value, ast.UAdd: value, ast.Not: int(not value), ast.Invert: ~value}[type(op)]
         case ast.BinOp(left=left, op=op, right=right):
-            one, other = _of(left, value_of, depth), _of(right, value_of, depth)
+            one, other = _evaluate(left, value_of, depth), _evaluate(right, value_of, depth)
             return None if one is None or other is None else _combined(one, op, other)
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
-            one, other = _of(left, value_of, depth), _of(right, value_of, depth)
+            one, other = _evaluate(left, value_of, depth), _evaluate(right, value_of, depth)
             return None if one is None or other is None else int(_COMPARISONS[type(op)](one, other))
         case ast.BoolOp(op=op, values=values):
-            found = [_of(each, value_of, depth) for each in values]
+            found = [_evaluate(item, value_of, depth) for item in values]
             if None in found:
                 return None
             return int(all(found) if isinstance(op, ast.And) else any(found))

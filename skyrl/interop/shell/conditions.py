@@ -59,37 +59,37 @@ class _Test:
 
     def either(self) -> bool | None:
         found = self._both()
-        while self._next("||" if self.is_double else "-o"):
+        while self._accept("||" if self.is_double else "-o"):
             other = self._both()
             found = True if found or other else None if found is None or other is None else False
         return found
 
     def _both(self) -> bool | None:
-        found = self._one()
-        while self._next("&&" if self.is_double else "-a"):
-            other = self._one()
+        found = self._primary()
+        while self._accept("&&" if self.is_double else "-a"):
+            other = self._primary()
             found = False if found is False or other is False else None if found is None or other is None else True
         return found
 
-    def _next(self, word: str) -> bool:
+    def _accept(self, word: str) -> bool:
         if self.position < len(self.words) and self.words[self.position] == word:
             self.position += 1
             return True
         return False
 
-    def _one(self) -> bool | None:
+    def _primary(self) -> bool | None:
         left = len(self.words) - self.position
         if not left:
             return False
         operator = self.words[self.position + 1] if left >= 2 else ""
         if left >= 3 and (operator in _TEXTS or operator in _NUMBERS or operator in _FILES):
             return self._binary(operator)
-        if left > 1 and self._next("!"):
-            found = self._one()
+        if left > 1 and self._accept("!"):
+            found = self._primary()
             return None if found is None else not found
-        if (left > 1 and self._next("(")) or (left > 1 and self._next("\\(")):
+        if (left > 1 and self._accept("(")) or (left > 1 and self._accept("\\(")):
             found = self.either()
-            if not self._next(")") and not self._next("\\)"):
+            if not self._accept(")") and not self._accept("\\)"):
                 raise _Malformed
             return found
         word = self.words[self.position]
@@ -120,7 +120,9 @@ class _Test:
         one = self._text(left)
         if operator in _NUMBERS:
             numbers = [self._number(one), self._number(self._text(right))]
-            return None if None in numbers else _NUMBERS[operator](*[each for each in numbers if each is not None])
+            return (
+                None if None in numbers else _NUMBERS[operator](*[number for number in numbers if number is not None])
+            )
         if operator in _FILES or not is_known(one):
             return None
         if self.is_double and operator in ("=", "==", "!="):

@@ -71,8 +71,8 @@ def _items(inside: str) -> list[str]:
         return []
     if found[4]:
         one, other = ord(found[4]), ord(found[5])
-        return [chr(each) for each in range(one, other + (1 if one <= other else -1), 1 if one <= other else -1)]
+        return [chr(item) for item in range(one, other + (1 if one <= other else -1), 1 if one <= other else -1)]
     one, other = int(found[1]), int(found[2])
     step = abs(int(found[3] or 1)) or 1
     numbers = range(one, other + 1, step) if one <= other else range(one, other - 1, -step)
-    return [str(each) for each in numbers[:_MOST]]
+    return [str(number) for number in numbers[:_MOST]]

@@ -94,7 +94,7 @@ def read_script(text: str, name: str = "script") -> Script:
     tree = _parsed(text, name)
     if broken := _broken(tree):
         line = broken.start_point.row + 1
-        message = f"line {line}: not understood as a shell script: {_beginning(_source(broken))!r}"
+        message = f"line {line}: not understood as a shell script: {_excerpt(_source(broken))!r}"
         hint = "write the command out in a script of its own, and convert that"
         raise ConfigError([Problem(path=name, message=message, hint=hint)], title=_TITLE)
     assumed: dict[str, str] = {}
@@ -110,7 +110,7 @@ def read_script(text: str, name: str = "script") -> Script:
             raise ConfigError([Problem(path=name, message=message)], title=_TITLE) from None
         if set(assumed) == before:
             break
-    named = tuple((each, becomes) for each, becomes in assumed.items())
+    named = tuple((item, becomes) for item, becomes in assumed.items())
     undecided = tuple(dict.fromkeys(shell.undecided))
     return Script(
         commands=tuple(shell.commands),
@@ -159,7 +159,7 @@ def _disguised(text: str) -> str:
     return _BEYOND_ASCII.sub(letters, text)
 
 
-def _written(source: bytes | None) -> str:
+def _plain_text(source: bytes | None) -> str:
     """The text of a part of the tree, without disguise."""
 
     def character(found: re.Match[str]) -> str:
@@ -169,10 +169,10 @@ def _written(source: bytes | None) -> str:
 
 
 def _source(node: Node) -> str:
-    return _written(node.text)
+    return _plain_text(node.text)
 
 
-def _beginning(text: str) -> str:
+def _excerpt(text: str) -> str:
     first = text.strip().partition("\n")[0]
     return first if len(first) <= 60 else first[:57] + "..."
 
@@ -279,21 +279,21 @@ class _Shell:
         return self.run_all(node.children)
 
     def _subshell(self, node: Node) -> Status:
-        return self._apart().finish(node.children)
+        return self._forked_shell().finish(node.children)
 
     def _pipeline(self, node: Node) -> Status:
         status: Status = 0
         parts = [child for child in node.children if child.is_named and child.type != "comment"]
         for at, child in enumerate(parts):
-            inner = self._apart()
+            inner = self._forked_shell()
             inner.output = self.output if at == len(parts) - 1 else []
             if at and self.output is not None and not _reads_nothing(child):
                 inner.output = []  # what a program makes of its input is unknown
-                self.output.append(unknown(f"$({_beginning(_source(node))})"))
+                self.output.append(unknown(f"$({_excerpt(_source(node))})"))
             status = inner.finish([child])
         return status if len(parts) == 1 else None
 
-    def _apart(self) -> _Shell:
+    def _forked_shell(self) -> _Shell:
         """A shell of its own with the same state, which remembers commands with this one."""
         return evolve(self, variables=self.variables.copy(), functions=dict(self.functions), frames=list(self._frames))
 
@@ -335,11 +335,11 @@ class _Shell:
         """Follow every branch of a condition that cannot be decided: what differs afterwards is unknown. A branch that
         leaves the script or a loop is taken not to happen.
         """
-        self.undecided.append((_line(condition), _beginning(_source(condition))))
+        self.undecided.append((_line(condition), _excerpt(_source(condition))))
         ended: list[_Shell] = []
         left: list[_Leaves] = []
         for branch in branches:
-            shell = self._apart()
+            shell = self._forked_shell()
             shell.is_certain = False
             shell.output = None if self.output is None else []
             try:
@@ -362,7 +362,7 @@ class _Shell:
         for name in sorted(names):
             found = [shell.variables.values.get(name, "") for shell in shells]
             is_set = [name in shell.variables.values for shell in shells]
-            if all(each == found[0] for each in found) and all(is_set):
+            if all(result == found[0] for result in found) and all(is_set):
                 self.variables.values[name] = found[0]
                 continue
             self.variables.values[name] = unknown(f"$({name} of line {line})")
@@ -380,9 +380,9 @@ class _Shell:
             return self._either(node, value_node or node, [*bodies, *([] if has_all else [None])])
         for at, item in enumerate(items):
             try:
-                matches = [re.fullmatch(regular(self.words.pattern(each)), value) for each in _patterns(item)]
+                matches = [re.fullmatch(regular(self.words.pattern(pattern)), value) for pattern in _patterns(item)]
             except ValueError:
-                return self._either(node, item, [*[self._body_of(each) for each in items[at:]], None])
+                return self._either(node, item, [*[self._body_of(entry) for entry in items[at:]], None])
             if any(matches):
                 self.status = 0
                 return self._body_of(item)(self)
@@ -398,25 +398,29 @@ class _Shell:
             raise TooLong(f"line {_line(item)}: a branch that goes on in the next one, which")
         return lambda shell: shell.run_all(nodes)
 
-    def _for(self, node: Node) -> Status:
+    def _run_for(self, node: Node) -> Status:
         name = _source(node.child_by_field_name("variable") or node)
-        raw = [_source(each) for each in node.children_by_field_name("value")]
+        raw = [_source(entry) for entry in node.children_by_field_name("value")]
         has_list = any(child.type == "in" for child in node.children)
-        items = [each for word in raw for each in self.words.fields(word)] if has_list else [*self.variables.arguments]
+        items = (
+            [attribute for word in raw for attribute in self.words.fields(word)]
+            if has_list
+            else [*self.variables.arguments]
+        )
         body = _body(node)
         if any(child.type == "select" for child in node.children) or any(not is_known(item) for item in items):
-            return self._once(node, body, [name])
+            return self._run_body_once(node, body, [name])
         for item in items:
             self.variables.set(name, item)
             if self._round(body):
                 break
         return self.status
 
-    def _for_sums(self, node: Node) -> Status:
+    def _run_arithmetic_for(self, node: Node) -> Status:
         parts = _source(node).partition("((")[2].partition("))")[0].split(";")
         body = _body(node)
         if len(parts) != 3:
-            return self._once(node, body, [])
+            return self._run_body_once(node, body, [])
         self._sum(parts[0])
 
         def goes_on(shell: _Shell) -> Status:
@@ -424,7 +428,7 @@ class _Shell:
 
         return self._rounds(node, body, goes_on, lambda shell: shell._sum(parts[2]))
 
-    def _while(self, node: Node) -> Status:
+    def _run_while(self, node: Node) -> Status:
         body = _body(node)
         condition = [
             child for child in node.children if child.is_named and child not in body and child.type != "do_group"
@@ -449,14 +453,14 @@ class _Shell:
         for _ in range(_MOST_ROUNDS):
             found = goes_on(self)
             if found is None:
-                return self._once(node, body, [])
+                return self._run_body_once(node, body, [])
             if found != 0 or self._round(body):
                 self.status = 0
                 return 0
             after(self)
         self.variables = before
         del self.commands[count:]
-        return self._once(node, body, [])
+        return self._run_body_once(node, body, [])
 
     def _round(self, body: list[Node]) -> bool:
         """Run the body of a loop once. Returns whether the loop ends."""
@@ -470,7 +474,7 @@ class _Shell:
             return how.how == "break"
         return False
 
-    def _once(self, node: Node, body: list[Node], names: list[str]) -> Status:
+    def _run_body_once(self, node: Node, body: list[Node], names: list[str]) -> Status:
         """Run the body of a loop, of which nobody knows how often it runs."""
 
         def rounds(shell: _Shell) -> Status:
@@ -548,7 +552,7 @@ class _Shell:
             self.variables.set_array(variable, self._items(value, variable), adds=adds)
             return 0
         start = next(child.end_byte for child in node.children if child.type in ("=", "+=")) - node.start_byte
-        raw = _written((node.text or b"")[start:])
+        raw = _plain_text((node.text or b"")[start:])
         text = self.words.text(raw + more)
         if name.type == "subscript":
             index = _source(name)[len(variable) + 1 : -1]
@@ -569,8 +573,8 @@ class _Shell:
                 key = self.words.text(keyed[1]) if name in self.variables.keyed else self.words.sum(keyed[1])
                 items[key] = self.words.text(word[keyed.end() :])
             else:
-                for each in self.words.fields(word):
-                    items[str(len(items))] = each
+                for attribute in self.words.fields(word):
+                    items[str(len(items))] = attribute
         return items
 
     def _assignments(self, node: Node) -> Status:
@@ -634,10 +638,10 @@ class _Shell:
                         texts.append(_source(part))
             for part in child.children if child.type == "file_redirect" else ():
                 if part.type == "process_substitution":
-                    self._apart().finish(part.children)
+                    self._forked_shell().finish(part.children)
             writes = writes or (
                 child.type == "file_redirect"
-                and any(each.type in (">", ">>", "&>") for each in child.children)
+                and any(item.type in (">", ">>", "&>") for item in child.children)
                 and "2>" not in _source(child)[:2]
             )
         output = self.output
@@ -656,11 +660,11 @@ class _Shell:
 
     def _command(self, node: Node, *, extra: Sequence[Node] = (), texts: Sequence[str] = ()) -> Status:
         assignments = [child for child in node.children if child.type == "variable_assignment"]
-        lines = [at for at, each in enumerate(assignments) if _ends_line(each)]
-        for each in assignments[: lines[-1] + 1 if lines else 0]:  # the grammar reads on in the next line
-            self._assignment(each, _end_of_value(each))
+        lines = [at for at, assignment in enumerate(assignments) if _ends_line(assignment)]
+        for item in assignments[: lines[-1] + 1 if lines else 0]:  # the grammar reads on in the next line
+            self._assignment(item, _end_of_value(item))
         assignments = assignments[lines[-1] + 1 :] if lines else assignments
-        ends = {each.id: _end_of_value(each) for each in assignments}
+        ends = {assignment.id: _end_of_value(assignment) for assignment in assignments}
         nodes = [
             child
             for child in node.children
@@ -672,18 +676,18 @@ class _Shell:
         given = [child.children[-1] for child in node.children if child.type == "herestring_redirect"]
         self.input = self.words.text(_source(given[0])) if given else None
         if not words:
-            for each in assignments:
-                self._assignment(each, ends[each.id])
+            for element in assignments:
+                self._assignment(element, ends[element.id])
             return 0
         if not assignments:
-            return self._started(node, words, texts)
-        before = {name: self.variables.values.get(name) for each in assignments if (name := _name_of(each))}
+            return self._run_command(node, words, texts)
+        before = {name: self.variables.values.get(name) for assignment in assignments if (name := _name_of(assignment))}
         exported = set(self.exported)
-        for each in assignments:
-            self._assignment(each, ends[each.id])
+        for entry in assignments:
+            self._assignment(entry, ends[entry.id])
         self.exported |= set(before)
         try:
-            return self._started(node, words, texts)
+            return self._run_command(node, words, texts)
         finally:
             self.exported = exported
             for name, value in before.items():
@@ -692,7 +696,7 @@ class _Shell:
                 else:
                     self.variables.values[name] = value
 
-    def _started(self, node: Node, words: list[str], texts: Sequence[str]) -> Status:
+    def _run_command(self, node: Node, words: list[str], texts: Sequence[str]) -> Status:
         name = words[0]
         if name in self.functions:
             return self._call(name, words[1:])
@@ -708,7 +712,7 @@ class _Shell:
     def _program(self, node: Node, words: list[str]) -> Status:
         self.commands.append(ScriptCommand(line=self.line, words=tuple(words), is_certain=self.is_certain))
         if self.output is not None:
-            self.output.append(unknown(f"$({_beginning(_source(node))})"))
+            self.output.append(unknown(f"$({_excerpt(_source(node))})"))
         return None
 
     def _inner(self, node: Node, text: str) -> Status:
@@ -719,18 +723,18 @@ class _Shell:
                 ScriptCommand(line=self.line, words=("bash", "-c", unknown("$(...)")), is_certain=False)
             )
             return None
-        shell = self._apart()
+        shell = self._forked_shell()
         exported = {name: value for name, value in self.variables.values.items() if name in (*self.exported, "HOME")}
         shell.variables = evolve(shell.variables, values=exported, arguments=(), in_function=False)
         return shell.in_text(tree)
 
     def _output_of(self, text: str) -> str:
         """The output of a command substitution; an unknown text if only running it would tell."""
-        source = f"$({_beginning(text)})"
+        source = f"$({_excerpt(text)})"
         tree = _parsed(text, self.name)
         if _broken(tree):
             return unknown(source)
-        shell = self._apart()
+        shell = self._forked_shell()
         shell.output = []
         self.status = shell.in_text(tree)
         output = "".join(shell.output)
@@ -751,7 +755,7 @@ class _Shell:
 
     def _writes(self, text: str, node: Node, *, is_plain: bool = True) -> None:
         if self.output is not None:
-            self.output.append(text if is_plain else unknown(f"$({_beginning(_source(node))})"))
+            self.output.append(text if is_plain else unknown(f"$({_excerpt(_source(node))})"))
 
     def _printf(self, node: Node, words: list[str]) -> Status:
         into = ""
@@ -759,7 +763,7 @@ class _Shell:
             into, words = words[1], words[2:]
         text = _formatted(words) if words else ""
         if into:
-            self.variables.set(into, unknown(f"$({_beginning(_source(node))})") if text is None else text)
+            self.variables.set(into, unknown(f"$({_excerpt(_source(node))})") if text is None else text)
         else:
             self._writes(text or "", node, is_plain=text is not None)
         return 0
@@ -813,7 +817,7 @@ class _Shell:
             self.status = int(number)
         raise _Leaves(how, self.line, int(number) if number.isdecimal() and how in ("break", "continue") else 1)
 
-    def _read(self, node: Node, words: list[str]) -> Status:
+    def _run_read(self, node: Node, words: list[str]) -> Status:
         """`read` and `mapfile`: the words of `<<< "text"`; what comes from elsewhere is unknown."""
         name = _source(next(child for child in node.children if child.type == "command_name"))
         names = [word for word in words if not word.startswith("-")]
@@ -822,11 +826,11 @@ class _Shell:
             if any("a" in word for word in words if word.startswith("-")):
                 self.variables.set_array(names[0], {str(at): part for at, part in enumerate(parts)})
                 return 0
-            for at, each in enumerate(names):
+            for at, alias in enumerate(names):
                 if at == len(names) - 1 and len(parts) > len(names):
-                    self.variables.values[each] = unknown(f"$({each} of line {_line(node)})")
+                    self.variables.values[alias] = unknown(f"$({alias} of line {_line(node)})")
                 else:
-                    self.variables.set(each, parts[at] if at < len(parts) else "")
+                    self.variables.set(alias, parts[at] if at < len(parts) else "")
             return 0
         for word in words:
             if re.fullmatch(r"[A-Za-z_]\w*", word):
@@ -843,7 +847,7 @@ class _Shell:
         self.sourced.append((self.line, shown(" ".join(words))))
         return 0
 
-    def _with_prefix(self, node: Node, words: list[str]) -> Status:
+    def _run_prefixed(self, node: Node, words: list[str]) -> Status:
         """`command NAME ...`; with options it asks where the command is."""
         if not words or words[0].startswith("-"):
             return self._unknown(node, words)
@@ -881,12 +885,12 @@ class _Shell:
         numbers = [int(word) for word in words]
         start, step, end = ([1, 1, *numbers], [numbers[0], 1, numbers[-1]], numbers)[len(numbers) - 1]
         found = range(start, end + (1 if step > 0 else -1), step) if step else range(0)
-        self._writes("".join(f"{each}\n" for each in found[: 10 * _MOST_ROUNDS]), node)
+        self._writes("".join(f"{result}\n" for result in found[: 10 * _MOST_ROUNDS]), node)
         return 0
 
     def _options(self, node: Node, words: list[str]) -> Status:
         """`getopts`: without arguments, there are no options."""
-        return 1 if not self.variables.arguments else self._read(node, words)
+        return 1 if not self.variables.arguments else self._run_read(node, words)
 
 
 def _reads_nothing(node: Node) -> bool:
@@ -906,7 +910,7 @@ def _clauses(node: Node) -> list[tuple[list[Node], list[Node]]]:
             condition, body = _clauses(child)[0]
         elif child.type == "else_clause":
             clauses.append((condition, body))
-            clauses.append(([], [each for each in child.children if each.is_named and each.type != "comment"]))
+            clauses.append(([], [item for item in child.children if item.is_named and item.type != "comment"]))
             return clauses
         elif child.type == "then":
             is_condition = False
@@ -946,7 +950,7 @@ def _ends_line(assignment: Node) -> bool:
     node = assignment
     for _ in range(_adjacent(assignment)):
         node = node.next_sibling or node
-    return node.next_sibling is not None and "\n" in _between(node, node.next_sibling)
+    return node.next_sibling is not None and "\n" in _text_between(node, node.next_sibling)
 
 
 def _adjacent(assignment: Node) -> int:
@@ -971,27 +975,27 @@ def _raw_words(nodes: Sequence[Node]) -> list[str]:
     text = ""
     before: Node | None = None
     for node in nodes:
-        text += _between(before, node)
+        text += _text_between(before, node)
         text += "" if node.type == "comment" else _source(node)
         before = node
-    return split_words(text + ("" if before is None else _after(before)))
+    return split_words(text + ("" if before is None else _trailing_text(before)))
 
 
-def _between(before: Node | None, node: Node) -> str:
+def _text_between(before: Node | None, node: Node) -> str:
     """The text between two parts of a command, without continued lines; a space if something else is there."""
     whole = node.parent
     if before is None or whole is None or before.parent != whole or before.next_sibling != node:
         return " "
     start, end = before.end_byte - whole.start_byte, node.start_byte - whole.start_byte
-    return _written((whole.text or b"")[start:end]).replace("\\\n", "")
+    return _plain_text((whole.text or b"")[start:end]).replace("\\\n", "")
 
 
-def _after(node: Node) -> str:
+def _trailing_text(node: Node) -> str:
     """Escaped spaces or a dash after the last part of a command."""
     root = node
     while root.parent is not None:
         root = root.parent
-    rest = _written((root.text or b"")[node.end_byte : node.end_byte + 100])
+    rest = _plain_text((root.text or b"")[node.end_byte : node.end_byte + 100])
     found = re.match(r"(?:[ \t]*\\[ \t])+|[ \t]+-(?=[ \t]+<)", rest)
     return found[0] if found else ""
 
@@ -1039,9 +1043,9 @@ _RUN: dict[str, Callable[[_Shell, Node], Status]] = {
     "pipeline": _Shell._pipeline,
     "if_statement": _Shell._if,
     "case_statement": _Shell._case,
-    "for_statement": _Shell._for,
-    "c_style_for_statement": _Shell._for_sums,
-    "while_statement": _Shell._while,
+    "for_statement": _Shell._run_for,
+    "c_style_for_statement": _Shell._run_arithmetic_for,
+    "while_statement": _Shell._run_while,
     "function_definition": _Shell._function,
     "variable_assignment": _Shell._assignment,
     "variable_assignments": _Shell._assignments,
@@ -1063,9 +1067,9 @@ _BUILTINS: dict[str, Callable[[_Shell, Node, list[str]], Status]] = {
     "set": _Shell._set,
     "shift": _Shell._shift,
     "eval": _Shell._eval,
-    "read": _Shell._read,
-    "mapfile": _Shell._read,
-    "readarray": _Shell._read,
+    "read": _Shell._run_read,
+    "mapfile": _Shell._run_read,
+    "readarray": _Shell._run_read,
     "getopts": _Shell._options,
     "basename": _Shell._paths,
     "dirname": _Shell._paths,
@@ -1077,8 +1081,8 @@ _BUILTINS: dict[str, Callable[[_Shell, Node, list[str]], Status]] = {
     "jobs": _Shell._unknown,
     "source": _Shell._source_file,
     ".": _Shell._source_file,
-    "command": _Shell._with_prefix,
-    "builtin": _Shell._with_prefix,
+    "command": _Shell._run_prefixed,
+    "builtin": _Shell._run_prefixed,
     "exec": _Shell._replaces,
     "false": lambda shell, node, words: 1,
     "exit": lambda shell, node, words: shell._leave("exit", node, words),

@@ -69,14 +69,14 @@ def unquoted(word: str, letters: str) -> list[int]:
     """Positions of certain characters outside of quotes and expansions."""
     found: list[int] = []
     until = 0
-    for position, each in outside_quotes(word):
+    for position, item in outside_quotes(word):
         if position < until:
             continue
-        if each == "$" and word[position + 1 : position + 2] in ("{", "("):
+        if item == "$" and word[position + 1 : position + 2] in ("{", "("):
             until = closing(word, position + 1)
             if until < 0:
                 return found
-        elif each in letters:
+        elif item in letters:
             found.append(position)
     return found
 

@@ -59,7 +59,7 @@ def separated(text: str) -> list[str]:
 def outside(text: str) -> list[str] | None:
     """Variables that the text takes from outside of the script; None if a part of it is unknown for another reason."""
     found = [_OUTSIDE.fullmatch(source) for source in UNKNOWN.findall(text)]
-    return [str(each[1]) for each in found if each] if all(found) else None
+    return [str(result[1]) for result in found if result] if all(found) else None
 
 
 def without_marks(text: str) -> str:

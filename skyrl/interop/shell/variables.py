@@ -51,7 +51,7 @@ class Variables:
         """
         if name.isascii() and name.isdigit() and int(name):
             number = int(name) - 1
-            return self.arguments[number] if number < len(self.arguments) else self._no_argument(name)
+            return self.arguments[number] if number < len(self.arguments) else self._missing_argument(name)
         value = self.values.get(name)
         if isinstance(value, dict):
             return value.get("0", unknown(f"$({name})") if name not in self.keyed and not value else "")
@@ -59,7 +59,7 @@ class Variables:
             return unknown(f"$({name})" if name in _OF_THE_SHELL or name in "?$!-_" else f"${name}")
         return value
 
-    def _no_argument(self, name: str) -> str | None:
+    def _missing_argument(self, name: str) -> str | None:
         return None if self.in_function or f"${name}" in self.assumed else unknown(f"${name}")
 
     def is_outside(self, name: str) -> bool:

@@ -63,7 +63,7 @@ class Words:
 
     def fields(self, word: str) -> list[str]:
         """The words that one written word becomes: none, one or several."""
-        return [field for each in alternatives(word) for field in self._split(each)]
+        return [field for alternative in alternatives(word) for field in self._split(alternative)]
 
     def split(self, text: str) -> list[str]:
         """The parts of a text between the separators of IFS; an empty one counts if the separator is no space."""
@@ -96,7 +96,7 @@ class Words:
         separators = self.variables.get("IFS") if "IFS" in self.variables.values else None
         if separators and is_known(separators) and is_known(text) and set(separators) - set(" \t\n"):
             parts = re.split("[" + re.escape(separators) + "]", text)
-            fields += [each for each in [(current or "") + parts[0], *parts[1:-1]] if each] if len(parts) > 1 else []
+            fields += [item for item in [(current or "") + parts[0], *parts[1:-1]] if item] if len(parts) > 1 else []
             return parts[-1] or None if len(parts) > 1 else (current or "") + text
         parts = separated(text)
         if not parts:
@@ -182,7 +182,7 @@ class Words:
                 return [self._value(self._bracketed(word[position:end]), in_double)], end
             return self._braced(word[position + 2 : end - 1], in_double), end
         name = _NAME.match(word, position + 1)
-        return (self._named(name[0], in_double), name.end()) if name else None
+        return (self._expand_name(name[0], in_double), name.end()) if name else None
 
     def _value(self, text: str, in_double: bool) -> _Piece:
         return _Piece(text, is_quoted=in_double, is_literal=False)
@@ -206,14 +206,14 @@ class Words:
         """The text of a variable in a sum, empty for one that is not set."""
         found = self.variables.get(name)
         if found is not None and (names := outside(found)):
-            for each in names:
-                self.variables.assume_unset(each, "0")
+            for alias in names:
+                self.variables.assume_unset(alias, "0")
             found = self.variables.get(name)
         return "" if found is None else found
 
-    def _named(self, name: str, in_double: bool) -> list[_Piece]:
+    def _expand_name(self, name: str, in_double: bool) -> list[_Piece]:
         if name in "@*":
-            return self._all(self.variables.items("@"), in_double and name == "@", in_double)
+            return self._expand_items(self.variables.items("@"), in_double and name == "@", in_double)
         if name == "#":
             return [self._value(str(len(self.variables.arguments)), in_double)]
         if name in "$":
@@ -221,7 +221,7 @@ class Words:
         found = self.variables.get(name)
         return [self._value("" if found is None else found, in_double)]
 
-    def _all(self, items: list[str], apart: bool, in_double: bool) -> list[_Piece]:
+    def _expand_items(self, items: list[str], apart: bool, in_double: bool) -> list[_Piece]:
         """Pieces of all items: separate words as `"${A[@]}"`, or one text."""
         if apart:
             return [_Piece(item, ends_word=at < len(items) - 1) for at, item in enumerate(items)]
@@ -241,7 +241,7 @@ class Words:
         if indirect:
             return self._indirect(name[0], index, rest, in_double) or unchanged
         if index in ("@", "*"):
-            return self._of_all(name[0], index, rest, in_double, counts=counts) or unchanged
+            return self._expand_array(name[0], index, rest, in_double, counts=counts) or unchanged
         found = self._item(name[0], index) if index else self.variables.get(name[0])
         if name[0] == "#":
             found = str(len(self.variables.arguments))
@@ -272,13 +272,15 @@ class Words:
         """`${!NAME}`, the variable that NAME names, and `${!ARRAY[@]}`, the keys of an array."""
         if index in ("@", "*"):
             array = self.variables.values.get(name)
-            return self._all(list(array) if isinstance(array, dict) else [], in_double and index == "@", in_double)
+            return self._expand_items(
+                list(array) if isinstance(array, dict) else [], in_double and index == "@", in_double
+            )
         pointed = self.variables.get(name) or ""
         if not is_known(pointed) or not re.fullmatch(r"\w+(\[[\w@*]+\])?", pointed):
             return []
         return self._braced(pointed + rest, in_double)
 
-    def _of_all(self, name: str, index: str, rest: str, in_double: bool, *, counts: bool) -> list[_Piece]:
+    def _expand_array(self, name: str, index: str, rest: str, in_double: bool, *, counts: bool) -> list[_Piece]:
         items = self.variables.items(name)
         if any(outside(item) for item in items) and self.variables.is_outside(name) and name not in "@*":
             self.variables.assume_unset(name, "no items")
@@ -310,8 +312,8 @@ class Words:
             changed = [self._changed(item, rest) for item in items]
             if None in changed:
                 return []
-            items = [each for each in changed if each is not None]
-        return self._all(items, in_double and index == "@", in_double) or [
+            items = [item for item in changed if item is not None]
+        return self._expand_items(items, in_double and index == "@", in_double) or [
             _Piece("", is_quoted=False, is_literal=False)
         ]
 
@@ -395,8 +397,8 @@ class Words:
     def _slice(self, form: str) -> tuple[int, int | None] | None:
         """Start and length of `:1:2`."""
         start, colon, length = form.partition(":")
-        numbers = [self.sum(each.strip()) for each in ([start, length] if colon else [start])]
-        if not all(re.fullmatch(r"-?\d+", each) for each in numbers):
+        numbers = [self.sum(item.strip()) for item in ([start, length] if colon else [start])]
+        if not all(re.fullmatch(r"-?\d+", number) for number in numbers):
             return None
         return int(numbers[0]), int(numbers[1]) if colon else None
 

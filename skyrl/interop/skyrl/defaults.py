@@ -45,7 +45,7 @@ _PARTLY_GIVEN: Mapping[str, Mapping[str, Any]] = {
 """Beginning of a table -> values of settings that are not in it although the table is in the file: SkyRL then takes the
 defaults of the class, not those of the tree (train/config/config.py:1829). Here they are those of the tree."""
 
-_OLD_NAMES = frozenset(each.old for each in MIGRATIONS if each.since)
+_OLD_NAMES = frozenset(item.old for item in MIGRATIONS if item.since)
 """Settings of the Hydra era, whose files are merged with the tree's defaults."""
 
 _MOSTLY = 0.9

@@ -49,7 +49,7 @@ _TRACE: Mapping[str, Any] = {
 
 _ROWS = ("trainer.num_logger_eval_samples", "trainer.num_logger_train_samples")
 _SAMPLE_ROWS = "trainer.trackers.sample_rows"
-_OF_MEGATRON = tuple(each.old for each in NEWER_UPSTREAM_FIELDS if ".megatron_config." in each.old)
+_OF_MEGATRON = tuple(item.old for item in NEWER_UPSTREAM_FIELDS if ".megatron_config." in item.old)
 _FULL, _DYNAMIC = "trainer.fully_async.sample_full_batch", "trainer.algorithm.dynamic_sampling."
 
 
@@ -120,7 +120,7 @@ def _traced(table: str, path: str, key: str, value: object, values: Values) -> T
     if name not in ("enable", *_SCHEDULE) or values.get(table + "enable") is not True:
         return None
     skipped, wait, warmup, active, repeat = (
-        _whole(values.get(table + each, default)) for each, default in _SCHEDULE.items()
+        _whole(values.get(table + item, default)) for item, default in _SCHEDULE.items()
     )
     if not repeat or repeat * active > _MOST_STEPS:
         return unsupported(f"traces of more than {_MOST_STEPS} steps")
@@ -143,7 +143,7 @@ def _full_batches(key: str, value: object, values: Values) -> Translation | None
     return Translation(writes={_DYNAMIC + "type": "filter", _DYNAMIC + "max_sample_batches": -1})
 
 
-def _beside_full_batches(key: str, value: object, values: Values) -> Translation | None:
+def _convert_dynamic_sampling(key: str, value: object, values: Values) -> Translation | None:
     """SkyRL's asynchronous trainer refuses any other dynamic sampling (train/fully_async_trainer.py:381)."""
     is_full = values.get(_FULL) is True and values.get("trainer.fully_async.enabled") is True
     return redundant(f"{_FULL} decides") if is_full else None
@@ -162,8 +162,8 @@ RL = System(
             **_settings(POLICY),
             **dict.fromkeys(_ROWS, _sample_rows),
             _FULL: _full_batches,
-            _DYNAMIC + "type": _beside_full_batches,
-            _DYNAMIC + "max_sample_batches": _beside_full_batches,
+            _DYNAMIC + "type": _convert_dynamic_sampling,
+            _DYNAMIC + "max_sample_batches": _convert_dynamic_sampling,
         },
     ),
     switches=switches(POLICY, "fsdp"),
@@ -186,5 +186,5 @@ def of_a_policy(key: str, value: object) -> Translation | None:
         return None
     moved, warnings = followed
     if moved:
-        return Translation(writes={dotted(each.path).removeprefix(POLICY): each.value for each in moved})
+        return Translation(writes={dotted(item.path).removeprefix(POLICY): item.value for item in moved})
     return redundant(warnings[0].hint)

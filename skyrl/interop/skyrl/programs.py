@@ -55,7 +55,7 @@ def _replaced(why: str) -> Convert:
     return lambda value, values: redundant(why)
 
 
-def _where_it_distills(become: Translation) -> Convert:
+def _when_distilling(become: Translation) -> Convert:
     return lambda value, values: become if _distills(values) else None
 
 
@@ -79,7 +79,7 @@ def _token_rewards(value: object, values: Values) -> Translation | None:
     return Translation(writes=as_they_are | only_the_divergence, note=note)
 
 
-def _own_loss(value: object, values: Values) -> Translation | None:
+def _convert_loss_type(value: object, values: Values) -> Translation | None:
     """Outcome of the loss type; the program's `importance_sampling` sums tokens itself and ignores `loss_reduction`."""
     if value != "importance_sampling":
         return None
@@ -159,11 +159,11 @@ PROGRAMS: Mapping[str, Program] = {
     "main_on_policy_distill": Program(
         settings={
             _ESTIMATOR: _token_rewards,
-            _ALGORITHM + "policy_loss_type": _own_loss,
+            _ALGORITHM + "policy_loss_type": _convert_loss_type,
             _ALGORITHM + "loss_reduction": _replaced("the program's own loss always uses seq_mean_token_sum_norm"),
             **dict.fromkeys(
                 (_ALGORITHM + "kl_loss_coef", _ALGORITHM + "kl_estimator_type"),
-                _where_it_distills(redundant("the program uses the plain difference of log-probabilities")),
+                _when_distilling(redundant("the program uses the plain difference of log-probabilities")),
             ),
         },
         remark=_AS_PUBLISHED.format("main_on_policy_distill"),

@@ -63,11 +63,12 @@ def convert_overrides(overrides: Iterable[str], where: str = "overrides", *, pro
     `program` is the module that takes them.
     """
     read = [_Override(override) for override in overrides]
-    values = {each.key: each.value for each in read if not each.takes_away}
+    values = {entry.key: entry.value for entry in read if not entry.takes_away}
     references = References(values)
     if is_sft(values):
         settings = [
-            _taken_away(each) if each.takes_away else (each.key, references.filled(each.value)) for each in read
+            _taken_away(element) if element.takes_away else (element.key, references.filled(element.value))
+            for element in read
         ]
         return convert_settings(settings, where)
     writing, known = Writing(where), settings_of(program)
@@ -75,16 +76,16 @@ def convert_overrides(overrides: Iterable[str], where: str = "overrides", *, pro
     others = {**implied, **values}
     for path, value in implied.items():
         writing.write("implied", path, value)
-    for each in read:
-        if each.takes_away:
-            writing.note(_taken_away(each))
+    for item in read:
+        if item.takes_away:
+            writing.note(_taken_away(item))
             continue
-        filled = references.filled(each.value)
-        become = known and known.becomes(each.key, filled, values)
+        filled = references.filled(item.value)
+        become = known and known.becomes(item.key, filled, values)
         if become:
-            apply(writing, each.key, filled, become)
+            apply(writing, item.key, filled, become)
         else:
-            convert_one(writing, each.key, filled, each.text, added=each.is_added, others=others)
+            convert_one(writing, item.key, filled, item.text, added=item.is_added, others=others)
     converted = _finished(writing, values, implied)
     written = {path for line in converted.lines for path in line.targets}
     silent = [(path, value) for path, value in implied.items() if path not in written]
@@ -118,7 +119,11 @@ def _finished(
     if "trainer.device" not in values and values:
         writing.write("trainer.device", "trainer.device", "cuda")
     tables = {path.rpartition(".")[0] for path in implied}
-    written = {path: each for path, each in defaults_of_classes(given).items() if path.rpartition(".")[0] not in tables}
+    written = {
+        path: defaults_of_class
+        for path, defaults_of_class in defaults_of_classes(given).items()
+        if path.rpartition(".")[0] not in tables
+    }
     for path, value in written.items():
         writing.write(path, path, value)
     converted = writing.finish(lambda run: tuple(other_defaults(writing, "rl", values, _convert)) if values else ())

@@ -45,7 +45,7 @@ def convert_one(
     if read.refused:
         writing.note(Line(outcome="refused", source=key, value=value, why=read.refused))
         return
-    if why := _without_effect(key, value, others or {}):
+    if why := _idle_reason(key, value, others or {}):
         writing.note(Line(outcome="needless", source=key, value=value, why=why))
         return
     if newer := RL.translated(key, read.value, others or {}):
@@ -69,12 +69,12 @@ def convert_one(
     elif not paths:
         writing.note(Line(outcome="needless", source=key, value=value, why=problems[0].hint if problems else ""))
     else:
-        outcome = "renamed" if any(path.partition(".")[0] and not _within(path, key) for path in paths) else "kept"
+        outcome = "renamed" if any(path.partition(".")[0] and not _is_inside(path, key) for path in paths) else "kept"
         why = "; ".join(problem.hint for problem in problems if problem.hint)
         writing.note(Line(outcome=outcome, source=key, value=value, targets=paths, why=why))  # type: ignore[arg-type]  # a Literal
 
 
-def _without_effect(key: str, value: object, others: Mapping[str, object]) -> str:
+def _idle_reason(key: str, value: object, others: Mapping[str, object]) -> str:
     """Why a setting has no effect, given the others; empty if it has an effect."""
     if value in (None, "") and key.endswith(_NAMES):
         return "empty, so the default applies"
@@ -94,5 +94,5 @@ def refusal(key: str, value: object, errors: list[Problem], text: str | None = N
     return Line(outcome="not yet" if is_later else "refused", source=key, value=value, why=why)
 
 
-def _within(path: str, key: str) -> bool:
+def _is_inside(path: str, key: str) -> bool:
     return path == key or path.startswith(key + ".")

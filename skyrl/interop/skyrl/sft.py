@@ -116,13 +116,13 @@ def convert_sft(values: Mapping[str, Any], where: str) -> Conversion:
 def convert_settings(settings: Sequence[tuple[str, Any] | Line], where: str) -> Conversion:
     """Convert settings in order, where the last value of a key wins; `Line` items were already refused."""
     writing = Writing(where, SFTConfig)
-    given = [each for each in settings if not isinstance(each, Line)]
+    given = [setting for setting in settings if not isinstance(setting, Line)]
     known = {key: read_environment(value, key).value for key, value in given}
-    for each in settings:
-        if isinstance(each, Line):
-            writing.note(each)
+    for item in settings:
+        if isinstance(item, Line):
+            writing.note(item)
             continue
-        key, value = each
+        key, value = item
         read = read_environment(value, key)
         if read.refused:
             writing.note(Line(outcome="refused", source=key, value=value, why=read.refused))

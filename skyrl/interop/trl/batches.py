@@ -110,7 +110,7 @@ def _strategy(path: str, steps: str) -> Dependent:
     return become
 
 
-def _only_with(switch: str, value_there: str, become: Dependent) -> Dependent:
+def _steps_only(switch: str, value_there: str, become: Dependent) -> Dependent:
     """Conversion of a number of steps that has an effect only under the strategy `steps`."""
     return lambda key, value, values: (
         become(key, value, values)
@@ -124,6 +124,6 @@ BATCHES: dict[str, Dependent] = {
     "max_steps": _steps("trainer.max_training_steps"),
     "save_strategy": _strategy("trainer.ckpt_interval", "save_steps"),
     "eval_strategy": _strategy("trainer.eval_interval", "eval_steps"),
-    "save_steps": _only_with("save_strategy", "steps", _steps("trainer.ckpt_interval")),
-    "eval_steps": _only_with("eval_strategy", "no", _steps("trainer.eval_interval")),
+    "save_steps": _steps_only("save_strategy", "steps", _steps("trainer.ckpt_interval")),
+    "eval_steps": _steps_only("eval_strategy", "no", _steps("trainer.eval_interval")),
 }

@@ -48,7 +48,7 @@ def _mode(key: str, value: object, values: Values) -> Translation:
     )
 
 
-def _of_vllm(path: str) -> Dependent:
+def _vllm_only(path: str) -> Dependent:
     return lambda key, value, values: (
         Translation(writes={path: number(value)})
         if values.get("use_vllm") and value is not None
@@ -122,13 +122,13 @@ def _mixture(key: str, value: object, values: Values) -> Translation:
     """Convert a list of datasets: TRL's `datasets`, or open-r1's `dataset_mixture.datasets`."""
     if is_off(value):
         return redundant("not set")
-    if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
+    if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
         raise UnexpectedValue("expected a list of tables")
     found = []
-    for each in value:
-        rest = {name for name, setting in each.items() if setting is not None} - {*_OF_A_DATASET}
-        rest -= {"weight"} if each.get("weight") in (1, 1.0) else set()
-        names = [each.get("path") or each.get("id"), each.get("name") or each.get("config"), each.get("split", "train")]
+    for item in value:
+        rest = {name for name, setting in item.items() if setting is not None} - {*_OF_A_DATASET}
+        rest -= {"weight"} if item.get("weight") in (1, 1.0) else set()
+        names = [item.get("path") or item.get("id"), item.get("name") or item.get("config"), item.get("split", "train")]
         if rest or not names[0]:
             return unsupported(f"{', '.join(sorted(map(str, rest))) or 'no path'} of a dataset in a mixture")
         found.append(":".join(str(name) for name in names if name))
@@ -199,9 +199,9 @@ DEPENDENT: dict[str, Dependent] = {
     "disable_dropout": dropout("trainer.policy.use_dropout", "model_name_or_path"),
     "use_vllm": lambda key, value, values: Translation(writes={ENGINE + "backend": "vllm" if value else "torch"}),
     "vllm_mode": _mode,
-    "vllm_gpu_memory_utilization": _of_vllm(ENGINE + "gpu_memory_utilization"),
-    "vllm_tensor_parallel_size": _of_vllm(ENGINE + "tensor_parallel_size"),
-    "vllm_max_model_length": _of_vllm(ENGINE + "engine_init_kwargs.max_model_len"),
+    "vllm_gpu_memory_utilization": _vllm_only(ENGINE + "gpu_memory_utilization"),
+    "vllm_tensor_parallel_size": _vllm_only(ENGINE + "tensor_parallel_size"),
+    "vllm_max_model_length": _vllm_only(ENGINE + "engine_init_kwargs.max_model_len"),
     "bf16": _precision,
     "warmup_steps": _warm_up,
     "warmup_ratio": _warm_up,

@@ -106,7 +106,7 @@ def _reward_bounds(value: object) -> Translation:
     """Convert the bounds of RLOO's rewards, which are one number here."""
     if value is None:
         return redundant("not set")
-    low, high = (real(each) for each in value) if isinstance(value, list | tuple) and len(value) == 2 else (1.0, 1.0)
+    low, high = (real(item) for item in value) if isinstance(value, list | tuple) and len(value) == 2 else (1.0, 1.0)
     if low != -high or high <= 0:
         return unsupported("bounds of rewards other than -x and x")
     return Translation(writes={SHAPING + "clip": high})
@@ -129,7 +129,7 @@ _GENERATION: dict[str, Entry] = {
     "transformers_continuous_batching_config": redundant("engines use continuous batching"),
     "ds3_gather_for_generation": redundant("engines hold full weights"),
     "pad_to_multiple_of": redundant("samples are packed without padding"),
-    "max_tool_calling_iterations": missing("converting tools, which are environments here (docs/environments.md)"),
+    "max_tool_calling_iterations": missing("converting tools, which are environments here (docs/tools.md)"),
     "vllm_model_impl": fixed("vllm", does="vLLM's own models are used", otherwise="transformers models in vLLM"),
     "vllm_enable_sleep_mode": redundant("engines sleep when models take turns on GPUs"),
     "vllm_structured_outputs_regex": missing("structured outputs that match a regular expression"),

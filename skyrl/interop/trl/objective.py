@@ -86,7 +86,7 @@ def _delta(key: str, value: object, values: Values) -> Translation:
     return Translation(writes={ALGORITHM + "clip_ratio_c": number(value)})
 
 
-def _of_sapo(key: str, value: object, values: Values) -> Translation:
+def _convert_sapo(key: str, value: object, values: Values) -> Translation:
     if loss_of(values) != "sapo":
         return redundant("no effect: the loss is not sapo")
     return Translation(writes={f"{ALGORITHM}sapo.tau_{key.rpartition('_')[2]}": number(value)})
@@ -147,8 +147,8 @@ OBJECTIVE: dict[str, Dependent] = {
     "epsilon": _clip,
     "epsilon_high": _clip,
     "delta": _delta,
-    "sapo_temperature_pos": _of_sapo,
-    "sapo_temperature_neg": _of_sapo,
+    "sapo_temperature_pos": _convert_sapo,
+    "sapo_temperature_neg": _convert_sapo,
     "scale_rewards": _scale,
     "entropy_coef": _entropy,
     "vllm_importance_sampling_*": _correction,

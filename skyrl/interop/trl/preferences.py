@@ -23,7 +23,7 @@ from skyrl.interop.translation import (
     unsupported,
 )
 from skyrl.interop.trl import supervised
-from skyrl.tree.rules import listed
+from skyrl.tree.rules import join_choices
 
 _SMOOTHED_IN_TRL = ("robust", "exo_pair", "aot", "aot_unpaired")
 """Losses of `DPOConfig` that read `label_smoothing`."""
@@ -40,7 +40,7 @@ def _loss(key: str, value: object, values: Values) -> Translation:
     """Convert the losses of a pair; of `rpo_alpha`, which TRL 0.18 adds to them, see `_rpo`."""
     names = _names(value)
     if unknown := [name for name in names if name not in PREFERENCE_LOSSES]:
-        return unsupported(f"the loss {listed(unknown, 'and')}")
+        return unsupported(f"the loss {join_choices(unknown, 'and')}")
     if not is_off(values.get("rpo_alpha")):
         return redundant("loss_type is set with rpo_alpha")
     return Translation(writes={"loss_type": names})
@@ -63,9 +63,9 @@ def _smoothing(key: str, value: object, values: Values) -> Translation:
     names = _names(values.get("loss_type", "sigmoid"))
     readers = [name for name in names if name in _SMOOTHED_IN_TRL]
     if not readers:
-        return redundant(f"TRL's {listed(names, 'and')} ignores it")
+        return redundant(f"TRL's {join_choices(names, 'and')} ignores it")
     if "sigmoid" in names:
-        return unsupported(f"label smoothing of {listed(readers, 'and')} beside a sigmoid without it")
+        return unsupported(f"label smoothing of {join_choices(readers, 'and')} beside a sigmoid without it")
     return Translation(writes={"label_smoothing": number(value)})
 
 

@@ -117,10 +117,10 @@ def settings_of(
     the file cannot be read, or is for a trainer that is not converted.
     """
     if Path(name).suffix.lower() == ".py":
-        found, own = _in_program(text_of(name), name, kind)
+        found, own = _read_program(text_of(name), name, kind)
         return found, None, own
     if is_script(name):
-        found, launch = _on_command_line(text_of(name), name, number)
+        found, launch = _read_command_line(text_of(name), name, number)
         own = _kind_of(launch.program)
         if own and kind and own != kind:
             raise _refusal(name, f"line {launch.line} starts {launch.program}, which trains {own}, not {kind}")
@@ -153,14 +153,14 @@ def _recognised(found: Mapping[str, Any], name: str) -> str:
     )
 
 
-def _in_program(text: str, name: str, kind: str | None) -> tuple[dict[str, Any], str]:
+def _read_program(text: str, name: str, kind: str | None) -> tuple[dict[str, Any], str]:
     try:
         tree = parsed_program(text[:_LONGEST])
     except SyntaxError as error:
         raise _refusal(name, f"cannot be read as Python: {error}") from None
     known = _Constants(tree)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    trainers = [*dict.fromkeys(_CLASSES[_called(call)] for call in calls if _called(call) in _CLASSES)]
+    trainers = [*dict.fromkeys(_CLASSES[_called_name(call)] for call in calls if _called_name(call) in _CLASSES)]
     if not trainers:
         raise _refusal(
             name,
@@ -179,7 +179,10 @@ def _in_program(text: str, name: str, kind: str | None) -> tuple[dict[str, Any],
         raise _refusal(name, _IMAGES)
     settings: dict[str, Any] = {}
     for call in calls:
-        if _CLASSES.get(_called(call), trainer) == trainer and _TRAINERS.get(_called(call), trainer) == trainer:
+        if (
+            _CLASSES.get(_called_name(call), trainer) == trainer
+            and _TRAINERS.get(_called_name(call), trainer) == trainer
+        ):
             settings |= known.arguments_of(call)
     return settings, trainer
 
@@ -213,26 +216,26 @@ class _Constants:
                 case ast.FunctionDef(name=name):
                     self._functions.add(name)
                 case ast.ImportFrom(module=str(module), names=names, level=0):
-                    self._imported |= {each.asname or each.name: f"{module}.{each.name}" for each in names}
+                    self._imported |= {alias.asname or alias.name: f"{module}.{alias.name}" for alias in names}
                 case ast.Call(args=[ast.Constant(value=str(flag)), *_], keywords=keywords) if flag.startswith("--"):
-                    default = [each.value for each in keywords if each.arg == "default"]
-                    self._arguments |= {flag[2:].replace("-", "_"): each for each in default}
+                    default = [keyword.value for keyword in keywords if keyword.arg == "default"]
+                    self._arguments |= {flag[2:].replace("-", "_"): item for item in default}
 
     def arguments_of(self, call: ast.Call) -> dict[str, Any]:
         """The settings that a call gives; none for a call of anything else."""
-        name = _called(call)
-        given = {each.arg: each.value for each in call.keywords if each.arg}
+        name = _called_name(call)
+        given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
         if name in _CLASSES or name in _ARGUMENTS:
             rest = {
-                f"**{ast.unparse(each.value)}": ProgramValue(ast.unparse(each.value))
-                for each in call.keywords
-                if each.arg is None
+                f"**{ast.unparse(item.value)}": ProgramValue(ast.unparse(item.value))
+                for item in call.keywords
+                if item.arg is None
             }
             return {key: self.value(node) for key, node in given.items()} | rest
         if name == "LoraConfig":
             written = {_OF_LORA.get(key, f"lora_{key}"): self.value(node) for key, node in given.items()}
             return {"use_peft": True} | _DEFAULTS_OF_LORA | written
-        return dict(self._of_the_trainer(given)) if name in _TRAINERS else {}
+        return dict(self._trainer_settings(given)) if name in _TRAINERS else {}
 
     def value(self, node: ast.expr, depth: int = 0) -> Any:
         """The value of an expression of constants; `ProgramValue` for any other."""
@@ -259,7 +262,7 @@ class _Constants:
         except (ValueError, TypeError, SyntaxError, RecursionError):
             return ProgramValue(ast.unparse(node))
 
-    def _of_the_trainer(self, given: Mapping[str, ast.expr]) -> Iterator[tuple[str, Any]]:
+    def _trainer_settings(self, given: Mapping[str, ast.expr]) -> Iterator[tuple[str, Any]]:
         for key, node in given.items():
             if key in _TRAINER:
                 yield _TRAINER[key], self.value(node)
@@ -271,16 +274,18 @@ class _Constants:
         match node:
             case ast.Name(id=name) if name in self._values and depth < 10:
                 return self._dataset(key, self._values[name], depth + 1)
-            case ast.Call(args=[ast.expr() as first, *others], keywords=keywords) if _called(node) == "load_dataset":
-                words = {each.arg: self.value(each.value) for each in keywords}
+            case ast.Call(args=[ast.expr() as first, *others], keywords=keywords) if (
+                _called_name(node) == "load_dataset"
+            ):
+                words = {keyword.arg: self.value(keyword.value) for keyword in keywords}
                 config = self.value(others[0]) if others else words.get("name")
-                names = [each for each in (self.value(first), config, words.get("split")) if each is not None]
-                if all(isinstance(each, str) for each in names):
+                names = [item for item in (self.value(first), config, words.get("split")) if item is not None]
+                if all(isinstance(alias, str) for alias in names):
                     return {_DATASETS[key]: ":".join(names)}
         return {_DATASETS[key]: ProgramValue(ast.unparse(node))}
 
 
-def _called(call: ast.Call) -> str:
+def _called_name(call: ast.Call) -> str:
     """The last name of the called function or class: `GRPOConfig` for `trl.GRPOConfig(...)`."""
     function = call.func
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
@@ -294,7 +299,7 @@ def _is_argument(word: str) -> bool:
 _LAUNCHER = PeerPrograms(name="TRL", programs=_KNOWN, is_setting=_is_argument, commands=("trl",))
 
 
-def _on_command_line(text: str, name: str, number: int | None) -> tuple[dict[str, Any], RunCommand]:
+def _read_command_line(text: str, name: str, number: int | None) -> tuple[dict[str, Any], RunCommand]:
     launch = launch_of(text, name, _LAUNCHER, number)
     found = dict(_flags(launch.texts)) | _processes([*launch.before, *launch.texts])
     found = _file_beside(found.pop("config", None), name) | found

@@ -211,7 +211,7 @@ def _interval(ours: str) -> Dependent:
     return become
 
 
-def _of_the_engine(key: str, value: object, values: Values) -> Translation:
+def _convert_engine_ratio(key: str, value: object, values: Values) -> Translation:
     """Convert whether ratios are to the engine's log-probabilities, as before verl 0.8 under this name."""
     if values.get(_PROXIMAL):
         return redundant("compute_prox_log_prob is on, so that the learner scores the tokens again")
@@ -240,14 +240,14 @@ def _memory(key: str, value: object, values: Values) -> Translation | None:
     return redundant("no effect: standalone_gpu_memory_utilization is set") if own is not None else None
 
 
-def _other_trainer(key: str, value: object, values: Values) -> Translation | None:
+def _unused_trainer(key: str, value: object, values: Values) -> Translation | None:
     if mode_of(values) in ("fully_async", "one_step_off"):
         return redundant("no effect: the program is not verl's v1")
     return None
 
 
 ASYNCHRONOUS: dict[str, Dependent] = {
-    "trainer.v1.*": _other_trainer,
+    "trainer.v1.*": _unused_trainer,
     "trainer.use_v1": lambda key, value, values: redundant("chooses between versions of one trainer"),
     "trainer.save_freq": _interval("trainer.ckpt_interval"),
     "trainer.test_freq": _interval("trainer.eval_interval"),
@@ -278,7 +278,7 @@ ASYNCHRONOUS: dict[str, Dependent] = {
     _PROXIMAL: lambda key, value, values: (
         Translation(writes={"trainer.algorithm.old_logprobs": "learner"}) if value else redundant("off")
     ),
-    "async_training.use_rollout_log_probs": _of_the_engine,
+    "async_training.use_rollout_log_probs": _convert_engine_ratio,
     "async_training.checkpoint_engine.*": _transfer,
     "async_training.use_dynamic_resource_scheduling": _switching,
     "async_training.concurrent_samples_per_replica": _concurrency,

@@ -38,7 +38,7 @@ def distillation(key: str, value: object, values: Values) -> Translation:
         return unwritten if unwritten.unsupported else redundant("there is a teacher where its path is set")
     found = _TEACHER.fullmatch(key)
     if found is not None:
-        return _of_teacher(key, found[1], found[2], value, values)
+        return _convert_teacher(key, found[1], found[2], value, values)
     of_distributions = values.get(_LOSS + "loss_mode") == "forward_kl_topk"
     match key.removeprefix(_LOSS):
         case "loss_mode":
@@ -77,7 +77,7 @@ def distillation(key: str, value: object, values: Values) -> Translation:
     return unsupported("this setting of distillation")
 
 
-def _of_teacher(key: str, name: str, setting: str, value: object, values: Values) -> Translation:
+def _convert_teacher(key: str, name: str, setting: str, value: object, values: Values) -> Translation:
     paths = {m[1]: v for k, v in values.items() if (m := _TEACHER.fullmatch(k)) and m[2] == "model_path" and v}
     if setting == "model_path":
         if not value:

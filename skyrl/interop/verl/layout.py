@@ -210,7 +210,7 @@ def _router_replay(key: str, value: object) -> Translation:
     return Translation(writes={"trainer.policy.moe_enable_routing_replay": True, returned: True})
 
 
-def _of_fsdp(name: str) -> Dependent:
+def _fsdp_only(name: str) -> Dependent:
     return lambda key, value, values: (
         redundant("no effect: the strategy is megatron")
         if is_megatron(values)
@@ -231,7 +231,7 @@ def _dtype(name: str) -> Dependent:
             return redundant("the reference model has no gradients")
         if value is None or value in usual:
             return redundant(why)
-        return _of_fsdp(f"fsdp_config.mixed_precision.{name}")(key, value, values)
+        return _fsdp_only(f"fsdp_config.mixed_precision.{name}")(key, value, values)
 
     return become
 
@@ -302,12 +302,12 @@ def _algorithm(key: str, value: object, values: Values) -> Translation:
     return unsupported(f"the optimizer {value!r}")
 
 
-def _of_another_strategy(key: str, value: object, values: Values) -> Translation:
+def _unused_strategy(key: str, value: object, values: Values) -> Translation:
     named = "veomni" if ".veomni." in key else "torchtitan"
     return redundant(f"only read by the strategy {named}, which does not exist here")
 
 
-def _first_rate(key: str, value: object, values: Values) -> Translation:
+def _convert_first_rate(key: str, value: object, values: Values) -> Translation:
     schedule = values.get(key.rpartition(".")[0] + ".lr_scheduler_type", "constant")
     if value is True or schedule != "cosine":
         return redundant("the first step has the first rate of the schedule")
@@ -380,7 +380,7 @@ def _turns(key: str, value: object, values: Values) -> Translation:
         return Translation(writes={"generator.max_turns": value})
     if is_off(value) or name == "enable":
         return redundant("no effect at this value" if is_off(value) else "environments decide on further turns")
-    return unsupported("converting verl's tools and interactions, which are environments here (docs/environments.md)")
+    return unsupported("converting verl's tools and interactions, which are environments here (docs/tools.md)")
 
 
 def _profiled(key: str, value: object, values: Values) -> Translation:
@@ -438,7 +438,7 @@ _DTYPE_NAMES = {
 
 LAYOUT: dict[str, Dependent] = {
     **{_MODEL + name: _adapter for name in _ADAPTER},
-    **dict.fromkeys(("*.veomni.*", "*.torchtitan.*"), _of_another_strategy),
+    **dict.fromkeys(("*.veomni.*", "*.torchtitan.*"), _unused_strategy),
     _REF + "optim.*": lambda key, value, values: redundant("the reference model has no optimizer"),
     "*.optim.override_optimizer_config.*": _optimizer_option,
     "*.optim.lr_decay_steps": _decay_steps,
@@ -446,7 +446,7 @@ LAYOUT: dict[str, Dependent] = {
     "*.optim.min_lr": _lowest,
     "*.optim.lr_warmup_init": _lowest,
     "*.optim.optimizer": _algorithm,
-    "*.optim.zero_indexed_step": _first_rate,
+    "*.optim.zero_indexed_step": _convert_first_rate,
     "trainer.nnodes": _machines,
     "trainer.n_gpus_per_node": _machines,
     "trainer.logger": _trackers,
@@ -474,14 +474,14 @@ LAYOUT: dict[str, Dependent] = {
     "*.warmup_style": _scheduler,
     "*.grad_clip": _clipping,
     "*.clip_grad": _clipping,
-    **{f"{table}.{name}": _of_fsdp(f"fsdp_config.{ours}") for table in _FSDP for name, ours in _SHARDING.items()},
+    **{f"{table}.{name}": _fsdp_only(f"fsdp_config.{ours}") for table in _FSDP for name, ours in _SHARDING.items()},
     **{f"{table}.{name}": _dtype(ours) for table in _FSDP for name, ours in _DTYPE_NAMES.items()},
     _REF + "fsdp_config.optimizer_offload": lambda key, value, values: redundant(
         "the reference model has no optimizer"
     ),
-    _REF + "fsdp_config.param_offload": _of_fsdp("fsdp_config.cpu_offload"),
-    "*.optimizer_offload": _of_fsdp("optimizer_config.offload_after_step"),
-    "*.ulysses_sequence_parallel_size": _of_fsdp("sequence_parallel_size"),
+    _REF + "fsdp_config.param_offload": _fsdp_only("fsdp_config.cpu_offload"),
+    "*.optimizer_offload": _fsdp_only("optimizer_config.offload_after_step"),
+    "*.ulysses_sequence_parallel_size": _fsdp_only("sequence_parallel_size"),
     "global_profiler.steps": _profiled,
     "*profiler.*": lambda key, value, values: redundant("trainer.profile_steps profiles the listed steps"),
     _MODEL + "override_config.*": _override,

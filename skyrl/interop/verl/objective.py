@@ -126,14 +126,14 @@ def _reduction(key: str, value: object, values: Values) -> Translation:
         case "seq-mean-token-mean":
             return Translation(writes={ALGORITHM + "loss_reduction": "sequence_mean"}, note=_note_on_values(values))
         case "seq-mean-token-sum":
-            return _by_length(1, _note_on_values(values))
+            return _divide_by_length(1, _note_on_values(values))
         case "seq-mean-token-sum-norm":
             length = values.get(ACTOR + "loss_scale_factor") or values.get("data.max_response_length", 512)
-            return _by_length(length, _note_on_values(values))
+            return _divide_by_length(length, _note_on_values(values))
     return unsupported(f"loss reduction {value!r}")
 
 
-def _by_length(length: object, note: str) -> Translation:
+def _divide_by_length(length: object, note: str) -> Translation:
     writes = {"loss_reduction": "seq_mean_token_sum_norm", "max_seq_len": length}
     return Translation(writes={ALGORITHM + name: setting for name, setting in writes.items()}, note=note)
 
@@ -261,11 +261,11 @@ def _metric(value: object, values: Values) -> Translation:
     return unsupported(f"filtering groups by {value!r}")
 
 
-def _of_a_critic(key: str, value: object, values: Values) -> Translation | None:
+def _critic_only(key: str, value: object, values: Values) -> Translation | None:
     return None if has_critic(values) else redundant("no critic is trained")
 
 
-CRITIC: dict[str, Dependent] = {"critic.[!e]*": _of_a_critic}
+CRITIC: dict[str, Dependent] = {"critic.[!e]*": _critic_only}
 """Settings of a critic, without one."""
 
 OBJECTIVE: dict[str, Dependent] = {

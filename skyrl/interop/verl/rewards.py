@@ -17,23 +17,23 @@ from skyrl.interop.translation import (
 _OVERLONG = ("reward_model.reward_kwargs.", "reward.reward_kwargs.")
 _FUNCTION = ("custom_reward_function.", "reward.custom_reward_function.")
 _MANAGER = ("reward_model.reward_manager", "reward.reward_manager.name")
-_SERVED = 'reward models that verl serves; set environment.env_class = "reward_model" (docs/environments.md)'
+_SERVED = 'reward models that verl serves; set environment.env_class = "reward_model" (docs/built-in-environments.md)'
 _BEFORE = "each sample is scored by its environment as soon as it is complete"
 
 
 def reward_path(values: Values) -> Any:
     """File of the user's reward function; None if there is none."""
-    return _first(values, [f"{table}path" for table in _FUNCTION])
+    return _first_set(values, [f"{table}path" for table in _FUNCTION])
 
 
-def _first(values: Values, keys: list[str]) -> Any:
+def _first_set(values: Values, keys: list[str]) -> Any:
     return next((values[key] for key in keys if not is_off(values.get(key))), None)
 
 
 def is_overlong_on(values: Values) -> bool:
     """Whether long answers are penalised: only the reward manager `dapo` does so."""
-    enabled = _first(values, [f"{table}overlong_buffer_cfg.enable" for table in _OVERLONG])
-    return bool(enabled) and (_first(values, [*_MANAGER]) or "naive") == "dapo"
+    enabled = _first_set(values, [f"{table}overlong_buffer_cfg.enable" for table in _OVERLONG])
+    return bool(enabled) and (_first_set(values, [*_MANAGER]) or "naive") == "dapo"
 
 
 def _overlong(key: str, value: object, values: Values) -> Translation:
@@ -41,7 +41,7 @@ def _overlong(key: str, value: object, values: Values) -> Translation:
     _, _, name = key.partition("reward_kwargs.")
     if not name.startswith("overlong_buffer_cfg.") and name != "max_resp_len":
         return unsupported(f"arguments of a reward manager ({name})")
-    if not _first(values, [f"{table}overlong_buffer_cfg.enable" for table in _OVERLONG]):
+    if not _first_set(values, [f"{table}overlong_buffer_cfg.enable" for table in _OVERLONG]):
         return redundant("overlong_buffer_cfg.enable is off")
     if not is_overlong_on(values):
         return redundant("no effect: the reward manager is not dapo")
@@ -66,7 +66,7 @@ def _source(key: str, value: object, values: Values) -> Translation:
 
 
 def _function(key: str, value: object, values: Values) -> Translation:
-    path, name = reward_path(values), _first(values, [f"{table}name" for table in _FUNCTION])
+    path, name = reward_path(values), _first_set(values, [f"{table}name" for table in _FUNCTION])
     if path is None or key.endswith(".name"):
         return redundant("set by custom_reward_function.path" if path else "no custom reward function is set")
     if is_off(value):
@@ -106,7 +106,9 @@ def _sandbox(key: str, value: object, values: Values) -> Translation:
         return redundant("no effect: only verl's own rewards use it")
     if not key.endswith(".url"):
         return redundant("limits of the sandbox that runs programs are those of environment.skyrl_gym")
-    return unsupported('programs run by Sandbox Fusion; set environment.env_class = "code" (docs/environments.md)')
+    return unsupported(
+        'programs run by Sandbox Fusion; set environment.env_class = "code" (docs/built-in-environments.md)'
+    )
 
 
 def _old_manager(key: str, value: object, values: Values) -> Translation:

@@ -102,7 +102,7 @@ def convert_supervised(
     values = {key: given[name] for key, name in names.items()}
     system = System(
         keys=_KEYS,
-        dependent=(dict.fromkeys(_OF_ENGINES, _of_another_engine), _DEPENDENT),
+        dependent=(dict.fromkeys(_OF_ENGINES, _unused_engine), _DEPENDENT),
         switches=_SWITCHES,
         unknown=lambda key, writing: "not known to this converter, which covers verl's supervised trainers up to 0.9.1",
         defaults=lambda values: _left_out(values, is_old),
@@ -153,7 +153,7 @@ def _engine_of(values: Values) -> str:
     return str(named or ("megatron" if _ENGINE + "tensor_model_parallel_size" in values else "fsdp"))
 
 
-def _of_another_engine(key: str, value: object, values: Values) -> Translation | None:
+def _unused_engine(key: str, value: object, values: Values) -> Translation | None:
     engine = _engine_of(values)
     if engine in _ENGINES:
         return None
@@ -353,10 +353,10 @@ def with_torchrun(words: Iterable[str]) -> tuple[int, int] | None:
     neither.
     """
     given: dict[str, str] = {}
-    each = iter(words)
-    for option in each:
+    remaining = iter(words)
+    for option in remaining:
         name, equals, text = option.lstrip("-").replace("_", "-").partition("=")
         if option.startswith("--") and name in ("nnodes", "nproc-per-node"):
-            given[name] = text if equals else next(each, "")
+            given[name] = text if equals else next(remaining, "")
     numbers: Mapping[str, int] = {name: int(text) for name, text in given.items() if text.isdecimal()}
     return (numbers.get("nnodes", 1), numbers.get("nproc-per-node", 1)) if numbers else None

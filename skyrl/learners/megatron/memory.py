@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skyrl.learners.moving import HOST, DeviceMover
+from skyrl.learners.offloading import HOST, DeviceMover
 
 
 class BufferMemory:

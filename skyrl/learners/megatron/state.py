@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.errors import ResumeError
-from skyrl.learners.moving import HOST
+from skyrl.learners.offloading import HOST
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.sharing import check_complete, slots_of
 from skyrl.learners.strategy import ModelSource
@@ -27,7 +27,7 @@ from skyrl.models.files.expert_names import place_in_files
 from skyrl.models.files.naming import named_weights
 from skyrl.models.megatron.adapter_layout import COMMON, different, new_adapters_in_common
 from skyrl.models.megatron.gpt import MegatronDecoder
-from skyrl.models.megatron.layout import Layout, RowBlock, block_of, fill, matrix_of, own_part, put
+from skyrl.models.megatron.layout import Layout, RowBlock, block_of, fill, local_part, matrix_of, put
 
 STEP = "step"
 """The only part of an optimizer's state that is a number."""
@@ -152,14 +152,14 @@ class MegatronState:
         names = [name for name in self.shapes if self._stage_of[name] == stage]
         for name in names:
             parameter = self._parameters[self._parameter_of[name]]
-            yield from self._own_stretch(f"model.{name}", self._whole(name, self._master(parameter)))
+            yield from self._local_shard(f"model.{name}", self._whole(name, self._master(parameter)))
         slots, steps = self._slots_and_steps()
         for name in names:
             parameter = self._parameters[self._parameter_of[name]]
             stretch = self._stretch(parameter)
             for slot in slots if parameter.requires_grad else ():
                 local = self._joined(parameter, None if stretch is None else stretch.state[slot], stretch)
-                yield from self._own_stretch(f"optimizer.{name}.{slot}", self._whole(name, local))
+                yield from self._local_shard(f"optimizer.{name}.{slot}", self._whole(name, local))
             if steps is not None and parameter.requires_grad and self._number == 0:
                 yield TensorShard.whole(f"optimizer.{name}.{STEP}", torch.tensor(steps))
         for name, bias in self._model.expert_biases().items() if self._number == 0 else ():
@@ -170,7 +170,7 @@ class MegatronState:
         self._refuse_factors_that_differ(source)
         slots = slots_of(check_complete(source, self.shapes))
         for name, parameter in self._parameters.items():
-            local = self._read(source, name, "model.{}")
+            local = self._read_parameter(source, name, "model.{}")
             parameter.data.copy_(local)
             stretch = self._stretch(parameter)
             if stretch is None:
@@ -197,9 +197,9 @@ class MegatronState:
     def _slot(self, source: TensorSource, name: str, slot: str, stretch: _Stretch) -> Tensor:
         if slot == STEP:
             return source.read(f"optimizer.{self._pieces(name)[0].weight}.{slot}").view(())
-        return stretch.of(self._read(source, name, f"optimizer.{{}}.{slot}")).clone()
+        return stretch.of(self._read_parameter(source, name, f"optimizer.{{}}.{slot}")).clone()
 
-    def _read(self, source: TensorSource, name: str, pattern: str) -> Tensor:
+    def _read_parameter(self, source: TensorSource, name: str, pattern: str) -> Tensor:
         """The numbers of a parameter, or of a part of its state, from the stored tensors, in float32."""
         local = torch.zeros(self._parameters[name].shape, device=self._device)
 
@@ -223,8 +223,8 @@ class MegatronState:
         name = self._parameter_of[weight]
         whole = torch.empty(self.shapes[weight].shape, dtype=local.dtype, device=local.device)
         cut = self._cut(name)
-        own = own_part(local, self._pieces(name), weight).contiguous()
-        most = max(sum(len(each.rows) for each in layout[name] if each.weight == weight) for layout in cut.layouts)
+        own = local_part(local, self._pieces(name), weight).contiguous()
+        most = max(sum(len(item.rows) for item in layout[name] if item.weight == weight) for layout in cut.layouts)
         sent = torch.zeros((most, *own.shape[1:]), dtype=own.dtype, device=own.device)
         sent[: len(own)] = own
         received = [torch.empty_like(sent) for _ in cut.layouts] if len(cut.layouts) > 1 else [sent]
@@ -234,7 +234,7 @@ class MegatronState:
             put(whole, part, layout[name], weight)
         return whole
 
-    def _own_stretch(self, name: str, whole: Tensor) -> Iterator[TensorShard]:
+    def _local_shard(self, name: str, whole: Tensor) -> Iterator[TensorShard]:
         flat = whole.flatten()
         size = -(-flat.numel() // self._copies)
         own = flat[size * self._number : size * (self._number + 1)]
@@ -299,7 +299,7 @@ class MegatronState:
                 own = sorted(set(stretch.state) - {STEP}), None if steps is None else float(steps)
         result = [own] * dist.get_world_size()
         dist.all_gather_object(result, own)
-        return max(result, key=lambda each: len(each[0]))
+        return max(result, key=lambda item: len(item[0]))
 
 
 def _columns(rows: Tensor, piece: RowBlock) -> Tensor:

@@ -30,7 +30,7 @@ from skyrl.learners.megatron.package import join_groups, leave_groups
 from skyrl.learners.megatron.routing import RouterWatch
 from skyrl.learners.megatron.settings import MegatronSettings
 from skyrl.learners.megatron.state import MegatronState, ParameterSplit
-from skyrl.learners.moving import HOST
+from skyrl.learners.offloading import HOST
 from skyrl.learners.routing import RouterWork
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.schedule import StepSettings
@@ -151,11 +151,11 @@ class Megatron:
     def _cuts(self, sizes: DecoderSizes, value_head: str | None) -> tuple[ParameterSplit, ParameterSplit]:
         """How ranks divide the parameters that all data-parallel ranks have, and the parameters of experts."""
         parts, degrees = self._degrees.tensor, self._degrees
-        layouts = [layout_of(sizes, parts=parts, part=each, value_head=value_head) for each in range(parts)]
+        layouts = [layout_of(sizes, parts=parts, part=item, value_head=value_head) for item in range(parts)]
         among = parallel_state.get_expert_tensor_and_model_parallel_group()
         experts = [
-            expert_layout_of(sizes, groups=degrees.expert, parts=degrees.expert_tensor, rank=each)
-            for each in range(among.size())
+            expert_layout_of(sizes, groups=degrees.expert, parts=degrees.expert_tensor, rank=entry)
+            for entry in range(among.size())
         ]
         dense = ParameterSplit(layouts=layouts, group=parallel_state.get_tensor_model_parallel_group())
         return dense, ParameterSplit(layouts=experts, group=among)
@@ -274,7 +274,7 @@ class Megatron:
         """The micro-batch on the device, after announcing to the model which tokens its routers will see."""
         layout = micro.layout
         if layout.routed is not None:
-            layout = evolve(layout, routed=self.model.own_tokens(layout.routed, layout.inputs["input_ids"].shape))
+            layout = evolve(layout, routed=self.model.local_tokens(layout.routed, layout.inputs["input_ids"].shape))
         micro = evolve(micro, layout=layout).to(self._device)
         self.model.routed, self.model.row_weights = micro.layout.routed, micro.rows.row_weights
         return micro

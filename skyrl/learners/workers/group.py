@@ -73,7 +73,7 @@ class ScorerGroup(Generic[W_co]):
 
     async def hidden(self, batch: TrainingBatch) -> RowTensors:
         """The last hidden states of all rows at their selected tokens; see `ModelWorker.hidden`."""
-        return self._by_row(batch, await self.ranks.deal(ModelWorker.hidden, self._shares(batch)))
+        return self._results_by_row(batch, await self.ranks.deal(ModelWorker.hidden, self._shares(batch)))
 
     async def token_logprobs(
         self, batch: TrainingBatch, count: int, temperature: float
@@ -82,10 +82,10 @@ class ScorerGroup(Generic[W_co]):
         `ModelWorker.token_logprobs`.
         """
         method = ModelWorker.token_logprobs
-        table = self._by_row(batch, await self.ranks.deal(method, self._shares(batch), count, temperature))
+        table = self._results_by_row(batch, await self.ranks.deal(method, self._shares(batch), count, temperature))
         return attrs.evolve(table, values=table.values[:, 0].long()), attrs.evolve(table, values=table.values[:, 1])
 
-    def _by_row(self, batch: TrainingBatch, results: Sequence[RowTensors]) -> RowTensors:
+    def _results_by_row(self, batch: TrainingBatch, results: Sequence[RowTensors]) -> RowTensors:
         return RowTensors.of([row for found in self._reported(results) for row in found.rows()][: len(batch)])
 
     def _shares(self, batch: TrainingBatch) -> list[TrainingBatch]:
@@ -220,10 +220,10 @@ def deal(batch: TrainingBatch, replicas: int, *, rows_of_an_item: int = 1) -> li
 def _divisible(batch: TrainingBatch, replicas: int, rows_of_an_item: int) -> TrainingBatch:
     """The batch with the last item repeated until the items divide evenly, its tokens not selected."""
     missing = -(len(batch) // rows_of_an_item) % replicas
-    return _with_idle_items(batch, missing, rows_of_an_item) if missing else batch
+    return _pad_with_idle(batch, missing, rows_of_an_item) if missing else batch
 
 
-def _with_idle_items(batch: TrainingBatch, count: int, size: int) -> TrainingBatch:
+def _pad_with_idle(batch: TrainingBatch, count: int, size: int) -> TrainingBatch:
     rows = len(batch)
     index = torch.cat([torch.arange(rows), torch.arange(rows - size, rows).repeat(count)])
     tensors = attrs.asdict(batch, recurse=False, filter=attrs.filters.exclude("extras"))

@@ -22,7 +22,7 @@ from skyrl.errors import NonFiniteError, RunError
 from skyrl.learners.budget import micro_batches
 from skyrl.learners.forward import PARITY, ForwardFn, Outputs
 from skyrl.learners.host_activations import HostActivations
-from skyrl.learners.moving import DeviceMover
+from skyrl.learners.offloading import DeviceMover
 from skyrl.learners.profiling import UpdateProfiler
 from skyrl.learners.rank_metrics import Measurements, Metrics, Moments, RankMetrics
 from skyrl.learners.ranks import Ranks
@@ -61,7 +61,7 @@ class Objective(Protocol):
         """The whole batch, with `loss_weights`, the share of each of its tokens in the loss: by default the same for
         each selected token, together 1. May leave out rows.
         """
-        return batch.given(loss_weights=token_mean(batch.loss_mask))
+        return batch.with_fields(loss_weights=token_mean(batch.loss_mask))
 
     def watched(self, batch: TrainingBatch) -> tuple[TrainingBatch, float] | None:
         """A sample of the rows that `weigh` leaves out, which is only measured, and the number of left-out tokens that
@@ -85,7 +85,7 @@ class Objective(Protocol):
 def weighed(objective: Objective, batch: TrainingBatch) -> TrainingBatch:
     """A whole mini-batch with the share of each token, and of each row, in the loss."""
     batch = objective.weigh(batch)
-    return batch.given(row_weights=torch.full(batch.lengths.shape, 1 / len(batch)))
+    return batch.with_fields(row_weights=torch.full(batch.lengths.shape, 1 / len(batch)))
 
 
 def trace_folder(run: RunBasics, section: LearnerConfig, rank: int) -> Path | None:
@@ -288,7 +288,7 @@ class LearningWorker(ModelWorker):
         elif not self._overflowed:
             self._skipped += 1
         if self._skipped > self._max_skipped:
-            raise NonFiniteError(self._why_to_stop(norm, sums))
+            raise NonFiniteError(self._bad_norm_message(norm, sums))
         if is_finite:
             self._refuse_non_finite(f"after an update with gradient norm {norm:.4g}")
             self.schedule.step()
@@ -307,7 +307,7 @@ class LearningWorker(ModelWorker):
         """Name and shape of every weight that `stream` yields, in order; with `adapter`, of the adapter only."""
         held = iter(self.strategy.named_shapes().items())
         shapes = adapter_alone(held) if adapter else merged_shapes(held)
-        return [(name, tuple(each.shape)) for name, each in shapes]
+        return [(name, tuple(item.shape)) for name, item in shapes]
 
     async def stream(
         self,
@@ -359,7 +359,7 @@ class LearningWorker(ModelWorker):
         if self._loss_scale is not None and "loss_scale" in numbers:
             self._loss_scale.load(numbers["loss_scale"])
 
-    def _why_to_stop(self, norm: float, sums: Metrics) -> str:
+    def _bad_norm_message(self, norm: float, sums: Metrics) -> str:
         parts = ", ".join(f"{name} {value:g}" for name, value in sums.items() if not name.startswith(PARITY))
         times = f"{self._skipped} times in a row" if self._skipped > 1 else "now"
         data = ", or look at the rewards and log-probabilities of this step" if self._section.table_path else ""

@@ -26,8 +26,8 @@ from skyrl.errors import ModelError, NonFiniteError, RunError
 from skyrl.learners.budget import TokenBudget, micro_batches
 from skyrl.learners.forward import ForwardFn, Outputs, probe_forward, read_hidden, read_token_logprobs
 from skyrl.learners.loss_scale import loss_scale_of
-from skyrl.learners.moving import DeviceMover
-from skyrl.learners.rank_metrics import on_the_host
+from skyrl.learners.offloading import DeviceMover
+from skyrl.learners.rank_metrics import to_host
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.routing import RouterCosts
 from skyrl.learners.row_layouts import MicroBatch
@@ -126,7 +126,7 @@ class ModelWorker:
         scored = torch.zeros(batch.input_ids.shape)
         if not self.ranks.reports:
             return scored[:0]
-        for (index, _), values in zip(cut, on_the_host(found), strict=True):
+        for (index, _), values in zip(cut, to_host(found), strict=True):
             scored[index, : values.shape[1]] = values
         return scored
 
@@ -134,14 +134,14 @@ class ModelWorker:
         """The last hidden states (n, H) of each row at its n selected tokens, in the type of the computation; no rows
         on a rank that does not report. Needs a model with a plain head; `batch` is as in `score`.
         """
-        return await self._at_selected(batch, partial(read_hidden, options=self._options))
+        return await self._read_selected(batch, partial(read_hidden, options=self._options))
 
     async def token_logprobs(self, batch: TrainingBatch, count: int, temperature: float) -> RowTensors:
         """Ids and log-probabilities (n, 2, count + K) float32 of each row at its n selected tokens: of the `count`
         likeliest tokens, then of the K tokens that rows carry as `STUDENT_IDS`; no rows on a rank that does not report.
         """
         read = partial(read_token_logprobs, options=self._options, count=count, temperature=temperature)
-        return await self._at_selected(batch, read)
+        return await self._read_selected(batch, read)
 
     async def offload(self, *, model: bool = True, optimizer: bool = True) -> int:
         """Move weights, optimizer state, or both to host memory. Returns the bytes moved on this rank."""
@@ -162,7 +162,7 @@ class ModelWorker:
 
         Returns the numbers to store with it, and the bytes of its tensors.
         """
-        self._staged = [shard.copied() for shard in self.strategy.tensor_shards()]
+        self._staged = [shard.copy_to_host() for shard in self.strategy.tensor_shards()]
         return {}, sum(shard.numbers.nbytes for shard in self._staged)
 
     async def write_staged(self, storage: Storage, folder: str) -> StoredFile:
@@ -202,11 +202,13 @@ class ModelWorker:
             self.ranks.leave()
 
     def _refuse_non_finite(self, when: str, *, optimizer: bool = False) -> None:
-        named = [(name, each.detach()) for name, each in self.strategy.shards(optimizer=optimizer) if each.numel()]
-        numbers = [each for _, each in named if each.is_floating_point()]
+        named = [(name, entry.detach()) for name, entry in self.strategy.shards(optimizer=optimizer) if entry.numel()]
+        numbers = [item for _, item in named if item.is_floating_point()]
         if get_total_norm(numbers).isfinite():  # NaN and infinity survive in a norm
             return
-        broken = next((name for name, each in named if not each.isfinite().all()), None)  # or only the norm overflowed
+        broken = next(
+            (name for name, element in named if not element.isfinite().all()), None
+        )  # or only the norm overflowed
         if broken is not None:
             raise NonFiniteError(
                 f"{broken} of the {self._title} holds NaN or infinity {when}: it is not saved, and no engine gets it. "
@@ -227,7 +229,7 @@ class ModelWorker:
             )
         return False
 
-    async def _at_selected(self, batch: TrainingBatch, read: Callable[[nn.Module, MicroBatch], Tensor]) -> RowTensors:
+    async def _read_selected(self, batch: TrainingBatch, read: Callable[[nn.Module, MicroBatch], Tensor]) -> RowTensors:
         """What `read` gives for the selected tokens of a micro-batch, by row; none on a rank that does not report."""
         if batch.micro_batches is None:
             [batch] = self._budget.plan([batch])
@@ -236,7 +238,7 @@ class ModelWorker:
         if not self.ranks.reports:
             return RowTensors(values=torch.zeros(0), counts=torch.zeros(0, dtype=torch.int64))
         rows: dict[int, Tensor] = {}
-        for (index, micro), states in zip(cut, on_the_host(found), strict=True):
+        for (index, micro), states in zip(cut, to_host(found), strict=True):
             each = states.split(micro.loss_mask.sum(1).tolist())
             rows |= zip(index.tolist(), each, strict=True)
         return RowTensors.of([rows[row] for row in range(len(batch))])

@@ -40,11 +40,11 @@ class NormalizedCritic(LearnerGroup[CriticWorker]):
     async def forward_backward(self, batch: TrainingBatch, objective: Objective) -> Metrics:
         """Add the gradient towards the normalized returns of the batch, which the moments already include."""
         assert batch.returns is not None
-        self.scale = self.scale.after(batch.returns[batch.loss_mask])
+        self.scale = self.scale.updated(batch.returns[batch.loss_mask])
         targets = masked(self.scale.normalized(batch.returns), batch.loss_mask)
         old = None if batch.values is None else masked(self._scored_by.normalized(batch.values), batch.loss_mask)
-        metrics = await super().forward_backward(batch.given(returns=targets, values=old), objective)
-        return self._in_units_of_returns(metrics) | {"return_mean": self.scale.mean, "return_std": self.scale.std}
+        metrics = await super().forward_backward(batch.with_fields(returns=targets, values=old), objective)
+        return self._denormalize_metrics(metrics) | {"return_mean": self.scale.mean, "return_std": self.scale.std}
 
     async def stage(self) -> tuple[dict[str, Any], int]:
         numbers, size = await super().stage()
@@ -56,7 +56,7 @@ class NormalizedCritic(LearnerGroup[CriticWorker]):
         stored = numbers.get("return_scale")
         self.scale = self._scored_by = ReturnScale() if stored is None else ReturnScale.of(stored)
 
-    def _in_units_of_returns(self, metrics: Metrics) -> Metrics:
+    def _denormalize_metrics(self, metrics: Metrics) -> Metrics:
         spread = {name: value for name, value in metrics.items() if name.startswith(VALUES)}
         restored = {name: value * self.scale.std + self.scale.mean for name, value in spread.items()}
         if f"{VALUES}std" in spread:

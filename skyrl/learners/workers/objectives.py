@@ -48,8 +48,8 @@ class CrossEntropy(Objective):
     def weigh(self, batch: TrainingBatch) -> TrainingBatch:
         """The share of each token in the loss of the batch."""
         if batch.token_weights is not None:
-            return batch.given(loss_weights=batch.token_weights / batch.token_weights.sum())
-        return batch.given(loss_weights=token_mean(batch.loss_mask))
+            return batch.with_fields(loss_weights=batch.token_weights / batch.token_weights.sum())
+        return batch.with_fields(loss_weights=token_mean(batch.loss_mask))
 
     def __call__(
         self, logprobs: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
@@ -76,7 +76,7 @@ class BradleyTerry(Objective):
 
     def weigh(self, batch: TrainingBatch) -> TrainingBatch:
         """The share of each row's pair in the loss of the batch, at the row's selected token."""
-        return batch.given(loss_weights=batch.loss_mask.float() * (2 / len(batch)))
+        return batch.with_fields(loss_weights=batch.loss_mask.float() * (2 / len(batch)))
 
     def __call__(
         self, values: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
@@ -96,10 +96,10 @@ class BradleyTerry(Objective):
             "chosen_score": chosen.detach(),
             "rejected_score": rejected.detach(),
         }
-        return loss, {"loss": loss.detach()}, {name: _of_pairs(each, batch) for name, each in numbers.items()}
+        return loss, {"loss": loss.detach()}, {name: _spread_pairs(number, batch) for name, number in numbers.items()}
 
 
-def _of_pairs(numbers: Tensor, batch: TrainingBatch) -> Tensor:
+def _spread_pairs(numbers: Tensor, batch: TrainingBatch) -> Tensor:
     """(B / 2,) -> (N,): the number of each pair, once for each of its rows. Pairs without selected tokens, which only
     fill up a rank, are left out.
     """

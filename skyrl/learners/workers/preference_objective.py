@@ -63,7 +63,7 @@ class PreferenceObjective(Objective):
         each answer is compared with.
         """
         best = batch.loss_mask & (torch.arange(len(batch)) % self.answers == 0).unsqueeze(1)
-        batch = batch.given(loss_weights=best.float() / best.sum().clamp(min=1))
+        batch = batch.with_fields(loss_weights=best.float() / best.sum().clamp(min=1))
         names = {name for name, _ in self.losses}
         if names.isdisjoint((_AOT, _AOT_UNPAIRED)):
             return batch
@@ -171,8 +171,10 @@ class PreferenceObjective(Objective):
         assert batch.row_weights is not None
         ratios = logprobs if batch.ref_logprobs is None else logprobs - batch.ref_logprobs
         ratios = torch.where(batch.loss_mask, ratios, 0.0).sum(1)
-        losses = plackett_luce(self.settings.beta * self._of_items(ratios), self._of_items(batch.loss_mask.any(1)))
-        return (losses * self._of_items(batch.row_weights).sum(1)).sum()
+        losses = plackett_luce(
+            self.settings.beta * self._group_by_item(ratios), self._group_by_item(batch.loss_mask.any(1))
+        )
+        return (losses * self._group_by_item(batch.row_weights).sum(1)).sum()
 
     def _policy_weights(self, evenness: Tensor, batch: TrainingBatch) -> Tensor:
         """(pairs,), from log p - log sum p^2 of each token (B, L)."""
@@ -183,17 +185,17 @@ class PreferenceObjective(Objective):
     def _shares(self, batch: TrainingBatch) -> Tensor:
         """(pairs,): share of each pair in a mean over items; 0 for pairs with a row that only fills a ranking."""
         assert batch.row_weights is not None
-        of_items = self._of_items(batch.row_weights).sum(1)
+        of_items = self._group_by_item(batch.row_weights).sum(1)
         if self.answers == 2:
             return of_items
-        exist = self._of_items(batch.loss_mask.any(1))
+        exist = self._group_by_item(batch.loss_mask.any(1))
         _, worse = self._places(exist)
         both = exist[:, worse].float()
         return (of_items.unsqueeze(1) * both / both.sum(1, keepdim=True).clamp(min=1)).flatten()
 
     def _sides(self, values: Tensor) -> list[Tensor]:
         """(B, ...) -> (pairs, ...) of the better and of the worse answers of all pairs."""
-        items = self._of_items(values)
+        items = self._group_by_item(values)
         return [items[:, places].flatten(0, 1) for places in self._places(values)]
 
     def _places(self, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,7 +203,7 @@ class PreferenceObjective(Objective):
         better, worse = torch.triu_indices(self.answers, self.answers, 1, device=values.device)
         return better, worse
 
-    def _of_items(self, values: Tensor) -> Tensor:
+    def _group_by_item(self, values: Tensor) -> Tensor:
         """(B, ...) -> (B / K, K, ...)."""
         if len(values) % self.answers:
             raise ValueError(f"{len(values)} rows are not whole items of {self.answers}")
@@ -224,7 +226,7 @@ class LabelObjective(Objective):
         labels = batch.extras["label"]
         counts = torch.stack([(labels.values == label).sum() for label in (0, 1)]).clamp(min=1)
         share = RowTensors(values=1 / counts[labels.values.long()], counts=labels.counts)
-        return batch.given(loss_weights=batch.loss_mask.float()).carrying(label_share=share)
+        return batch.with_fields(loss_weights=batch.loss_mask.float()).carrying(label_share=share)
 
     def __call__(
         self, logprobs: Tensor, batch: TrainingBatch, entropy: Tensor | None = None

@@ -12,7 +12,7 @@ from skyrl.config import PreferenceConfig, SkyRLLoraConfig
 from skyrl.config.settings.learners import ShardedModelConfig
 from skyrl.config.settings.models import ModelConfig
 from skyrl.learners.forward import compute_logprobs
-from skyrl.learners.moving import DeviceMover
+from skyrl.learners.offloading import DeviceMover
 from skyrl.learners.ranks import ALONE, Ranks
 from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.model_worker import ModelWorker

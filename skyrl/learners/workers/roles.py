@@ -25,7 +25,7 @@ from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.supervised_root import SCORE
 from skyrl.learners.distillation import TeacherLoss, no_plain_head, stored_output_matrix
 from skyrl.learners.forward import ForwardFn, compute_logprobs, read_values
-from skyrl.learners.moving import DeviceMover
+from skyrl.learners.offloading import DeviceMover
 from skyrl.learners.ranks import ALONE, Ranks
 from skyrl.learners.row_support import rows_of_run
 from skyrl.learners.strategy import ModelSource
@@ -189,7 +189,7 @@ class CriticWorker(LearningWorker):
     ) -> None:
         """Loads `trainer.critic.model`. See `LearningWorker` for the arguments."""
         critic, updates = trainer.critic, _updates(trainer, trainer.critic_mini_batch_size)
-        source = _with_head(causal_lm(trainer, critic), trainer.algorithm.value_head_prefix, trainer.seed)
+        source = _add_value_head(causal_lm(trainer, critic), trainer.algorithm.value_head_prefix, trainer.seed)
         super().__init__(trainer, critic, source, read_values, num_training_steps, updates, ranks=ranks, mover=mover)
 
 
@@ -207,7 +207,7 @@ class RewardModelWorker(LearningWorker):
         mover: DeviceMover | None = None,
     ) -> None:
         """Loads `run.model` with a new head, drawn from `run.seed`. See `LearningWorker` for the arguments."""
-        source = _with_head(causal_lm(run, run), SCORE, run.seed)
+        source = _add_value_head(causal_lm(run, run), SCORE, run.seed)
         super().__init__(run, run, source, read_values, num_training_steps, 1, ranks=ranks, mover=mover)
 
 
@@ -229,8 +229,8 @@ def section_beside(run: SupervisedConfig, model: ModelConfig) -> ShardedModelCon
     return ShardedModelConfig(**{**sharding, "model": model})
 
 
-def _with_head(source: ModelSource, name: str, seed: int) -> ModelSource:
-    return _under(partial(ValueModel, prefix=name, seed=seed), source)
+def _add_value_head(source: ModelSource, name: str, seed: int) -> ModelSource:
+    return _changed_source(partial(ValueModel, prefix=name, seed=seed), source)
 
 
 def _updates(trainer: TrainerConfig, mini_batch_size: int) -> int:
@@ -276,10 +276,10 @@ def causal_lm(run: RunBasics, section: ShardedModelConfig) -> ModelSource:
     adapt = partial(with_adapter, lora=model.lora, seed=run.seed, field=section.path_of("model.lora"))
     if not isinstance(section, LearnerConfig):
         return ModelSource(load=lambda device: merge_adapters(adapt(load(device))), meta_model=meta_model, rows=rows)
-    return _under(adapt, base)
+    return _changed_source(adapt, base)
 
 
-def _under(change: Callable[..., nn.Module], source: ModelSource) -> ModelSource:
+def _changed_source(change: Callable[..., nn.Module], source: ModelSource) -> ModelSource:
     """The model of `source` after `change`, which adds weights to it that are not stored with it."""
 
     def drawn() -> dict[str, Tensor]:

@@ -76,7 +76,7 @@ class ZeroState:
         """Add what `take_gradients` returned before the pass that has just ended."""
         optimizer: Any = self._engine.optimizer
         if not optimizer.cpu_offload:
-            gradients = [each for group in optimizer.averaged_gradients.values() for each in group]
+            gradients = [item for group in optimizer.averaged_gradients.values() for item in group]
             for gradient, before in zip(gradients, earlier, strict=True):
                 gradient.add_(before)
             return
@@ -95,7 +95,7 @@ class ZeroState:
         each rank has its own stretches.
         """
         for name, weight in self.weights():
-            yield from self._stored(f"model.{name}", name, weight, None)
+            yield from self._stored_shards(f"model.{name}", name, weight, None)
         states = () if not self._learns else self._torch_optimizer.state.values()
         steps = next((slots["step"] for slots in states if "step" in slots), None)
         if steps is not None:
@@ -104,7 +104,7 @@ class ZeroState:
             if steps is None or not weight.requires_grad:
                 continue
             for slot in SLOTS:
-                yield from self._stored(f"optimizer.{name}.{slot}", name, weight, slot)
+                yield from self._stored_shards(f"optimizer.{name}.{slot}", name, weight, slot)
             if self._ranks.rank == 0:
                 yield TensorShard.whole(f"optimizer.{name}.step", steps.detach())
 
@@ -135,15 +135,15 @@ class ZeroState:
         cut = self._cuts.get(name)
         return _shape(weight) if cut is None else cut.whole_shape(_shape(weight))
 
-    def _stored(self, key: str, name: str, weight: Tensor, slot: str | None) -> Iterator[TensorShard]:
+    def _stored_shards(self, key: str, name: str, weight: Tensor, slot: str | None) -> Iterator[TensorShard]:
         """The shards that this rank stores under `key`, of a weight or of one of its slots."""
         cut = self._cuts.get(name)
         if cut is not None and cut.dim:  # columns are not contiguous in the whole
             yield from self._even_share(key, cut.gathered(self._whole_part(weight, slot)))
         elif cut is not None or self._part == 0:
-            yield from self._own(key, weight, slot, cut)
+            yield from self._local_shard(key, weight, slot, cut)
 
-    def _own(self, key: str, weight: Tensor, slot: str | None, cut: Cut | None) -> Iterator[TensorShard]:
+    def _local_shard(self, key: str, weight: Tensor, slot: str | None, cut: Cut | None) -> Iterator[TensorShard]:
         """This rank's stretch of the flattened weight or slot, if it has one that no other rank stores."""
         shape = _shape(weight)
         start: int = 0
@@ -259,9 +259,9 @@ class ZeroState:
 
     def _read_into(self, target: Tensor, name: str, source: TensorSource, key: str) -> None:
         """Fill `target`, which has the shape of this rank's part of a weight, from the stored tensor `key`."""
-        target.copy_(self._read(name, target.shape, source, key, 0, target.numel()).view(target.shape))
+        target.copy_(self._read_part(name, target.shape, source, key, 0, target.numel()).view(target.shape))
 
-    def _read(self, name: str, own: torch.Size, source: TensorSource, key: str, start: int, count: int) -> Tensor:
+    def _read_part(self, name: str, own: torch.Size, source: TensorSource, key: str, start: int, count: int) -> Tensor:
         """(count,): numbers from `start` of this rank's flattened part of a weight, a part of shape `own`."""
         cut = self._cuts.get(name)
         return source.read(key, start, count) if cut is None else cut.read(source, key, own, start, count)
@@ -271,11 +271,11 @@ class ZeroState:
         if self._stage < 3:
             start, numbers = self._stretch(weight, slot)
             if numbers is not None:
-                numbers.copy_(self._read(name, weight.shape, source, key, start, numbers.numel()))
+                numbers.copy_(self._read_part(name, weight.shape, source, key, start, numbers.numel()))
             return
         start, count = self._share_of(weight)
         padded = torch.zeros(weight.ds_tensor.numel(), device=self._device)
-        padded[:count] = self._read(name, _shape(weight), source, key, start, count)
+        padded[:count] = self._read_part(name, _shape(weight), source, key, start, count)
         utils = self._deepspeed.utils
         if slot is None:
             utils.safe_set_local_fp32_param(weight, padded)

@@ -24,7 +24,7 @@ from skyrl.config import DeepSpeedConfig
 from skyrl.errors import UserError
 from skyrl.installation import install_command
 from skyrl.learners.data_parallel import DataParallel, computing_in
-from skyrl.learners.moving import HOST
+from skyrl.learners.offloading import HOST
 from skyrl.learners.ranks import TENSOR
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.schedule import StepSettings, make_optimizer
@@ -215,11 +215,11 @@ class Zero(DataParallel):
         self._held.load(source)
 
     def offload(self, *, model: bool, optimizer: bool) -> int:
-        return self._with_memory_counted(lambda: self._leave(model=model, optimizer=optimizer))
+        return self._count_freed(lambda: self._leave(model=model, optimizer=optimizer))
 
     def onload(self, *, model: bool, optimizer: bool) -> int:
         """Move everything that DeepSpeed offloaded back to the device. Returns the bytes moved."""
-        return -self._with_memory_counted(self._engine.reload_states) if self._moves else 0
+        return -self._count_freed(self._engine.reload_states) if self._moves else 0
 
     def close(self) -> None:
         if self._engine is not None:
@@ -238,7 +238,7 @@ class Zero(DataParallel):
             include += [kinds.contiguous_grad_buffer] if model and self._stage == 3 else []
             self._engine.offload_states(include=include, pin_memory=self._device.type == "cuda")
 
-    def _with_memory_counted(self, action: Callable[[], object]) -> int:
+    def _count_freed(self, action: Callable[[], object]) -> int:
         """Run the action and return the bytes that it frees on the device."""
         if self._device.type != "cuda":
             return 0

@@ -65,7 +65,7 @@ def backward_of(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, in their shapes and types, from the gradient of `mixed` (1, heads, Q, D)."""
     kernel, repeats = _kernel(query), query.shape[1] // key.shape[1]
-    totals = [torch.zeros(each.shape, dtype=_exact(query), device=query.device) for each in (query, key, value)]
+    totals = [torch.zeros(item.shape, dtype=_exact(query), device=query.device) for item in (query, key, value)]
     for block in blocks:
         own, keys = block.queries, block.keys
         found = kernel.backward(

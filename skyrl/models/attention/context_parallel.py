@@ -35,7 +35,9 @@ class ContextGroup(RankGroup):
         for number, chunk in enumerate((self.rank, CHUNKS * self.size - 1 - self.rank)):
             first = chunk * length
             offset = number * length - first
-            result += (block for each in segments for block in _blocks(each, range(first, first + length), offset))
+            result += (
+                block for segment in segments for block in _blocks(segment, range(first, first + length), offset)
+            )
         return tuple(result)
 
     def attend(self, segments: tuple[Segment, ...], query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

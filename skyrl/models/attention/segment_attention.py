@@ -116,7 +116,7 @@ def key_bounds_of(module: nn.Module, window: int | None) -> KeyBounds:
 
 
 @attrs.frozen
-class _Together:
+class _PaddedSegments:
     """Segments as rows of one padded batch of G rows and T columns."""
 
     places: Tensor
@@ -129,13 +129,13 @@ class _Together:
     """(tokens,) int64: for each position of the packed row, its index in the flattened (G, T)."""
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], device: torch.device, bounds: KeyBounds) -> _Together:
+    def of(cls, segments: Sequence[Segment], device: torch.device, bounds: KeyBounds) -> _PaddedSegments:
         """Lay the segments out side by side, for layers that see as far as `bounds`."""
         width = max(segment.tokens for segment in segments)
         lengths = torch.tensor([segment.tokens for segment in segments]).unsqueeze(1)
         columns = torch.arange(width)
         filled = columns < lengths
-        places = torch.where(filled, columns + torch.tensor([each.start for each in segments]).unsqueeze(1), 0)
+        places = torch.where(filled, columns + torch.tensor([segment.start for segment in segments]).unsqueeze(1), 0)
         parts = torch.stack([_parts(segment, width) for segment in segments])  # 0: prompt, 1, 2, ...: answers
         same_part = (parts.unsqueeze(2) == parts.unsqueeze(1)) | (parts == 0).unsqueeze(1)
         before = columns.le(columns.unsqueeze(1))
@@ -145,7 +145,7 @@ class _Together:
         seen = (same_part & before & filled.unsqueeze(1)) | torch.eye(width, dtype=torch.bool)
         back = filled.flatten().nonzero().squeeze(1)
         columns_of_each = (places, seen.unsqueeze(1), back)
-        return cls(*(each.to(device, non_blocking=True) for each in columns_of_each))
+        return cls(*(item.to(device, non_blocking=True) for item in columns_of_each))
 
 
 def _parts(segment: Segment, width: int) -> Tensor:
@@ -164,47 +164,47 @@ def _positions(segment: Segment, width: int) -> Tensor:
 class Segments:
     """All segments of a packed row, in order and without gaps, with the data that every layer's attention needs."""
 
-    each: tuple[Segment, ...]
+    items: tuple[Segment, ...]
     device: torch.device
 
     @cached_property
     def sizes(self) -> list[int]:
         """Tokens of every prompt and of every answer, in the order of the row."""
-        return [tokens for segment in self.each for tokens in (segment.prompt, *segment.answers)]
+        return [tokens for segment in self.items for tokens in (segment.prompt, *segment.answers)]
 
     @cached_property
     def longest(self) -> int:
         """Tokens of the longest sequence: of a prompt and one answer."""
-        return max(segment.prompt + max(segment.answers, default=0) for segment in self.each)
+        return max(segment.prompt + max(segment.answers, default=0) for segment in self.items)
 
     @cached_property
     def fit_together(self) -> bool:
         """Whether one call over all pairs of tokens of the segments side by side costs less than one call for each
         answer, as for groups of short answers.
         """
-        masked = len(self.each) * max(segment.tokens for segment in self.each) ** 2
-        apart = len(self.sizes) * CALL + sum(_pairs(segment) for segment in self.each)
+        masked = len(self.items) * max(segment.tokens for segment in self.items) ** 2
+        apart = len(self.sizes) * CALL + sum(_pairs(segment) for segment in self.items)
         return masked <= apart
 
     @cached_property
-    def _kept(self) -> dict[Any, Any]:
+    def _cache(self) -> dict[Any, Any]:
         """What layers share, made on demand."""
         return {}
 
     def _made_once(self, key: Hashable, make: Callable[[], T]) -> T:
-        if key not in self._kept:
-            self._kept[key] = make()
-        made: T = self._kept[key]
+        if key not in self._cache:
+            self._cache[key] = make()
+        made: T = self._cache[key]
         return made
 
-    def together(self, bounds: KeyBounds) -> _Together:
+    def together(self, bounds: KeyBounds) -> _PaddedSegments:
         """The segments side by side, for layers that see as far as `bounds`."""
-        return self._made_once((_Together, bounds), lambda: _Together.of(self.each, self.device, bounds))
+        return self._made_once((_PaddedSegments, bounds), lambda: _PaddedSegments.of(self.items, self.device, bounds))
 
     def sequences(self, bounds: KeyBounds) -> Sequences:
         """The segments as separate sequences, for variable-length kernels; cut into the chunks of `bounds`."""
         chunk = bounds.chunk
-        return self._made_once((Sequences, chunk), lambda: Sequences.of(self.each, self.device, chunk))
+        return self._made_once((Sequences, chunk), lambda: Sequences.of(self.items, self.device, chunk))
 
     def mask(self, before: int, tokens: int, bounds: KeyBounds = WHOLE) -> Tensor:
         """Mask (tokens, K) bool of the keys that each of `tokens` sees after `before` others; K leaves out those that
@@ -292,13 +292,13 @@ def segment_attention(
     if segments is None:
         before = key.shape[2] - query.shape[2]
         seen = bounds.mask(before, query.shape[2], query.device)
-        key, value = (each[:, :, key.shape[2] - seen.shape[1] :] for each in (key, value))
+        key, value = (item[:, :, key.shape[2] - seen.shape[1] :] for item in (key, value))
         if attention_mask is not None:
             seen = seen & attention_mask[..., -seen.shape[1] :]
         return attend(query, key, value, weighing, seen=seen).transpose(1, 2).contiguous(), None
 
     def attend_all(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        kernel = next(each for each in KERNELS if each.suits(segments, query) and each.computes(weighing))
+        kernel = next(item for item in KERNELS if item.suits(segments, query) and item.computes(weighing))
         return kernel.attend(segments, query, key, value, weighing)
 
     if row_sharing is None:
@@ -306,7 +306,7 @@ def segment_attention(
     assert weighing.plain, "the start refuses models with bounds for rows that ranks share"
     assert row_sharing.context is None or not dropout, "a check refuses both"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return row_sharing.attend(query, key, value, segments.each, scale, attend_all), None
+    return row_sharing.attend(query, key, value, segments.items, scale, attend_all), None
 
 
 @attrs.frozen
@@ -345,12 +345,12 @@ class Weighing:
 
 def _are_long(segments: Segments, query: Tensor) -> bool:
     """Whether every answer, and every row without answers, is so long that cuDNN's kernels are faster."""
-    rows = [tokens for segment in segments.each for tokens in segment.answers or (segment.prompt,)]
+    rows = [tokens for segment in segments.items for tokens in segment.answers or (segment.prompt,)]
     return min(rows) >= LONG and query.dtype.itemsize == 2 and has_cudnn_attention(query.device)
 
 
 def _long(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
-    return _one_by_one(segments, query, key, value, attrs.evolve(weighing, by_cudnn=True))
+    return _attend_per_segment(segments, query, key, value, attrs.evolve(weighing, by_cudnn=True))
 
 
 def _takes_efficient(segments: Segments, query: Tensor) -> bool:
@@ -377,15 +377,15 @@ def _has_short_groups(segments: Segments, query: Tensor) -> bool:
 
 
 def _side_by_side(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
-    return _in_one_batch(segments.together(weighing.bounds), query, key, value, weighing)
+    return _attend_padded(segments.together(weighing.bounds), query, key, value, weighing)
 
 
-def _one_by_one(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
+def _attend_per_segment(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
     """(1, T, heads, D), from one call for each prompt and each answer."""
-    queries, keys, values = (each.split(segments.sizes, dim=2) for each in (query, key, value))
+    queries, keys, values = (item.split(segments.sizes, dim=2) for item in (query, key, value))
     pieces = zip(queries, keys, values, strict=True)
     mixed: list[Tensor] = []
-    for segment in segments.each:
+    for segment in segments.items:
         prompt = next(pieces)
         bound = weighing.bounds.within(segment.prompt)
         seen = None if bound == WHOLE else segments.mask(0, segment.prompt, bound)
@@ -394,12 +394,12 @@ def _one_by_one(segments: Segments, query: Tensor, key: Tensor, value: Tensor, w
     return torch.cat(mixed, dim=2).transpose(1, 2).contiguous()
 
 
-def _in_one_batch(together: _Together, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
+def _attend_padded(together: _PaddedSegments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
     """(1, T, heads, D), from one call over padded segments."""
     rows, columns = together.places.shape
     query, key, value = (
-        each[0].transpose(0, 1)[together.places.flatten()].view(rows, columns, *each.shape[1::2]).transpose(1, 2)
-        for each in (query, key, value)
+        item[0].transpose(0, 1)[together.places.flatten()].view(rows, columns, *item.shape[1::2]).transpose(1, 2)
+        for item in (query, key, value)
     )
     mixed = attend(query, key, value, weighing, seen=together.seen)
     return mixed.transpose(1, 2).flatten(0, 1)[together.back].unsqueeze(0)
@@ -415,7 +415,7 @@ def _answer(prompt: Sequence[Tensor], own: Sequence[Tensor], segments: Segments,
     before, tokens = prompt[0].shape[2], own[0].shape[2]
     bounds = weighing.bounds.within(before + tokens)
     first = bounds.first_key(before)
-    key, value = (torch.cat((each[:, :, first:], new), dim=2) for each, new in zip(prompt[1:], own[1:], strict=True))
+    key, value = (torch.cat((item[:, :, first:], new), dim=2) for item, new in zip(prompt[1:], own[1:], strict=True))
     masks = before > 2 * tokens or (key.device.type == "cpu" and before + tokens < CAUSAL_FROM)
     if bounds != WHOLE or (masks and not weighing.by_cudnn):
         return attend(own[0], key, value, weighing, seen=segments.mask(before, tokens, bounds))
@@ -434,7 +434,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, weighing: Weighing, seen: 
     grouped = seen is None or key.device.type == "cpu"
     if not grouped:
         repeats = query.shape[1] // key.shape[1]
-        key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
+        key, value = (item.repeat_interleave(repeats, dim=1) for item in (key, value))
     return scaled_dot_product_attention(
         query,
         key,
@@ -450,7 +450,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, weighing: Weighing, seen: 
 def _spelled_out(query: Tensor, key: Tensor, value: Tensor, weighing: Weighing, seen: Tensor | None) -> Tensor:
     """`attend` in single steps, with a soft cap and sinks; all scores are in memory at once."""
     repeats = query.shape[1] // key.shape[1]
-    key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
+    key, value = (item.repeat_interleave(repeats, dim=1) for item in (key, value))
     scale = query.shape[-1] ** -0.5 if weighing.scaling is None else weighing.scaling
     scores = query @ key.transpose(2, 3) * scale
     if weighing.softcap is not None:
@@ -495,7 +495,7 @@ KERNELS = (
         computes=lambda weighing: not weighing.dropout and not weighing.spelled_out and weighing.bounds.window is None,
     ),
     Kernel(suits=_has_short_groups, attend=_side_by_side),
-    Kernel(suits=lambda segments, query: True, attend=_one_by_one),
+    Kernel(suits=lambda segments, query: True, attend=_attend_per_segment),
 )
 """Ways to compute attention inside segments, of which the first suitable one is used. On CUDA all sequences share one
 call, or are long enough for a call each; masks and short calls are for the CPU, and for weights that torch's kernels do

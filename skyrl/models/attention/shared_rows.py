@@ -61,4 +61,4 @@ class RowSharing:
             mixed = self.context.attend(segments, query, key, value, scale)
         else:
             mixed = alone(query, key, value)
-        return mixed if self.sequence is None else self.sequence.own_stretch(mixed)
+        return mixed if self.sequence is None else self.sequence.local_stretch(mixed)

@@ -45,13 +45,13 @@ class SequenceGroup(RankGroup):
         """
         repeats = lcm(key.shape[1], self.size) // key.shape[1]
         if repeats > 1:
-            key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
-        pieces = [each[0].unflatten(0, (self.size, -1)) for each in (query, key, value)]
+            key, value = (element.repeat_interleave(repeats, dim=1) for element in (key, value))
+        pieces = [item[0].unflatten(0, (self.size, -1)) for item in (query, key, value)]
         exchanged = self._exchange(pieces)
-        query, key, value = (each.transpose(0, 1).flatten(1, 2).unsqueeze(0) for each in exchanged)
+        query, key, value = (entry.transpose(0, 1).flatten(1, 2).unsqueeze(0) for entry in exchanged)
         return query, key, value
 
-    def own_stretch(self, mixed: Tensor) -> Tensor:
+    def local_stretch(self, mixed: Tensor) -> Tensor:
         """Output of attention for the whole row, this rank's heads -> for this rank's stretch, all heads.
 
         Shapes: (1, T, heads / size, D) -> (1, T / size, heads, D).
@@ -71,7 +71,7 @@ class SequenceGroup(RankGroup):
         sent = torch.cat([piece.flatten(1) for piece in pieces], dim=1)
         received: Tensor = _ALL_TO_ALL(sent, self.group)
         parts = received.split([prod(piece.shape[1:]) for piece in pieces], dim=1)
-        return [part.unflatten(1, each.shape[1:]) for part, each in zip(parts, pieces, strict=True)]
+        return [part.unflatten(1, piece.shape[1:]) for part, piece in zip(parts, pieces, strict=True)]
 
 
 class _AllToAll(torch.autograd.Function):

@@ -77,7 +77,7 @@ class Sequences:
         stretches = [piece for sequence in sequences for piece in _chunks(*sequence, chunk)]
         queries = [own.stop - own.start for _, own in stretches]
         keys = [len(before) + len(own) for before, own in stretches]
-        ranges = torch.tensor([(each.start, len(each)) for pair in stretches for each in pair])
+        ranges = torch.tensor([(item.start, len(item)) for pair in stretches for item in pair])
         positions = joined_ranges(ranges[:, 0], ranges[:, 1])
         return cls(
             keys=positions.to(device, non_blocking=True) if sum(keys) > sum(queries) else None,
@@ -118,7 +118,7 @@ def varlen_attention(
     """Causal attention inside each sequence, to the last `window` keys. Shapes: query (1, heads, T, D), key and value
     (1, kv_heads, T, D), all of one 16-bit type -> (1, T, heads, D).
     """
-    query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+    query, key, value = (item[0].transpose(0, 1) for item in (query, key, value))
     mixed, *_ = _flash_attention(
         query,
         *sequences.gathered(key, value),
@@ -147,8 +147,8 @@ def efficient_attention(
 ) -> Tensor:
     """Causal attention inside each sequence, in any type. Shapes as for `varlen_attention`."""
     repeats = query.shape[1] // key.shape[1]
-    query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
-    key, value = (each.repeat_interleave(repeats, dim=1) for each in sequences.gathered(key, value))
+    query, key, value = (item[0].transpose(0, 1) for item in (query, key, value))
+    key, value = (entry.repeat_interleave(repeats, dim=1) for entry in sequences.gathered(key, value))
     mixed, *_ = torch.ops.aten._efficient_attention_forward(
         query.unsqueeze(0),
         key.unsqueeze(0),
@@ -176,7 +176,7 @@ def cudnn_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | 
     """
     tokens, repeats = query.shape[2], query.shape[1] // key.shape[1]
     missing = -tokens % PLANNED
-    query, key, value = (torch.nn.functional.pad(each, (0, 0, 0, missing)) for each in (query, key, value))
+    query, key, value = (torch.nn.functional.pad(item, (0, 0, 0, missing)) for item in (query, key, value))
     mixed, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         query,
         key.repeat_interleave(repeats, dim=1),

@@ -133,13 +133,13 @@ def _text(config: ChatTemplateConfig) -> str | None:
     if name is None:
         return None
     if config.source == "file":
-        return _read(Path(name).expanduser())
+        return _read_template(Path(name).expanduser())
     if name not in BUILT_IN:
         raise _Unusable(f"there is no built-in template {name!r}; available: {', '.join(BUILT_IN)}")
     return BUILT_IN[name]
 
 
-def _read(path: Path) -> str:
+def _read_template(path: Path) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)

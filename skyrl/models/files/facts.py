@@ -81,7 +81,7 @@ class ModelFiles:
         for name in ("chat_template.json", "tokenizer_config.json"):
             result = _table(folder / name).get("chat_template") if (folder / name).is_file() else None
             if isinstance(result, list):
-                result = next((each.get("template") for each in result if each.get("name") == "default"), None)
+                result = next((item.get("template") for item in result if item.get("name") == "default"), None)
             if result:
                 return str(result)
         return None

@@ -37,10 +37,10 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
 
 def model_error(what: str, path: str, error: Exception, *, table: str = "trainer") -> ModelError:
     """`what` is `model` or `tokenizer`; `table` holds the fields that a remedy names. Raise the result from `error`."""
-    return ModelError(f"the {what} {path} cannot be loaded: {_why(error, table)}")
+    return ModelError(f"the {what} {path} cannot be loaded: {_failure_reason(error, table)}")
 
 
-def _why(error: Exception, table: str) -> str:
+def _failure_reason(error: Exception, table: str) -> str:
     text = str(error).strip()
     if isinstance(error, SafetensorError):
         return f"its weights are damaged or incomplete ({text}): copy them again"

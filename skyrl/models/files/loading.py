@@ -58,7 +58,7 @@ def load_causal_lm(
         raise ModelError(f"{field} is cuda, but this torch sees no CUDA device: set {field} = cpu")
     disable_progress_bar()
     if init_seed is not None:
-        return _drawn(path, overrides, init_seed, dtype, attention, device)
+        return _random_model(path, overrides, init_seed, dtype, attention, device)
     config = load_config(path, overrides)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -81,7 +81,7 @@ def load_causal_lm(
     return placed
 
 
-def _drawn(
+def _random_model(
     path: str, overrides: Mapping[str, Any], seed: int, dtype: torch.dtype, attention: str, device: torch.device
 ) -> PreTrainedModel:
     """The model with random weights, drawn on the CPU in float32 so that all devices and types get the same ones."""

@@ -32,7 +32,7 @@ def without_numbers(model: nn.Module) -> nn.Module:
     Code that reads only shapes and types works on it.
     """
     zero = torch.zeros(())
-    numbers = {each: nn.Parameter(zero.expand(each.shape), requires_grad=False) for each in model.parameters()}
+    numbers = {item: nn.Parameter(zero.expand(item.shape), requires_grad=False) for item in model.parameters()}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             module.register_parameter(name, numbers[parameter])  # tied parameters stay tied
@@ -48,7 +48,7 @@ def counted_shape(config: PretrainedConfig) -> ModelShape:
     prefix, of_layers = _layers(model)
     layers = [list(weights.values()) for weights in of_layers.values()]
     inside = {id(weight) for weights in layers for weight in weights}
-    linear = [each for name, each in model.named_modules() if name.startswith(prefix) and isinstance(each, nn.Linear)]
+    linear = [item for name, item in model.named_modules() if name.startswith(prefix) and isinstance(item, nn.Linear)]
     counted = CountedWeights(
         layers=tuple(tuple(weight.numel() for weight in weights) for weights in layers),
         experts=tuple(
@@ -56,14 +56,14 @@ def counted_shape(config: PretrainedConfig) -> ModelShape:
             for weights in of_layers.values()
         ),
         outer=tuple(weight.numel() for weight in model.parameters() if id(weight) not in inside),
-        sides=sum(each.in_features + each.out_features for each in linear),
+        sides=sum(entry.in_features + entry.out_features for entry in linear),
     )
     text: Any = config.get_text_config()
     values = _values(text.to_dict(), text.attribute_map)
     usual = {
         "num_hidden_layers": len(layers),
         "num_attention_heads": 1,  # of a model without attention
-        "intermediate_size": max(max(each.in_features, each.out_features) for each in linear) if linear else 1,
+        "intermediate_size": max(max(element.in_features, element.out_features) for element in linear) if linear else 1,
     }
     shape = shape_of(usual | {name: value for name, value in values.items() if value is not None})
     if shape is None:

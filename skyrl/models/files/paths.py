@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from skyrl.hub import HUB_NAME, beside, hub_failure, large_text
+from skyrl.hub import HUB_NAME, hub_failure, large_text, similar_path_hint
 from skyrl.tree.files import MOST_STORED, stored_text
 
 _TEXTS = frozenset({".json", ".jinja", ".txt"})
@@ -34,7 +34,7 @@ def check_model_path(path: str, *, weights: bool = True) -> str | None:
     if not folder.is_dir():
         if folder.is_file():
             return f"{path} is a file, but a model is a folder in Hugging Face format, or a hub name: owner/name"
-        return f"there is no model folder {path}{beside(path)}, and a hub name has the form owner/name"
+        return f"there is no model folder {path}{similar_path_hint(path)}, and a hub name has the form owner/name"
     if why := _unbounded(folder):
         return why
     if not (folder / "config.json").is_file():
@@ -50,17 +50,24 @@ def model_failure(path: str, *, weights: bool = True) -> str | None:
     if why or local_folder(path) is not None:
         return why
     why = hub_failure(path)
-    return why and f"the model {path} cannot be loaded: there is no such folder here{beside(path)}, and {why}"
+    return (
+        why and f"the model {path} cannot be loaded: there is no such folder here{similar_path_hint(path)}, and {why}"
+    )
 
 
 def tokenizer_failure(path: str) -> str | None:
     """A sentence on why no tokenizer can be loaded from a folder or hub name, or None. Asks the hub once."""
     folder = local_folder(path)
     if folder is not None:
-        missing = f"there is no tokenizer folder {path}{beside(path)}, and a hub name has the form owner/name"
+        missing = (
+            f"there is no tokenizer folder {path}{similar_path_hint(path)}, and a hub name has the form owner/name"
+        )
         return _unbounded(folder) if folder.is_dir() else missing
     why = hub_failure(path)
-    return why and f"the tokenizer {path} cannot be loaded: there is no such folder here{beside(path)}, and {why}"
+    return (
+        why
+        and f"the tokenizer {path} cannot be loaded: there is no such folder here{similar_path_hint(path)}, and {why}"
+    )
 
 
 def _unbounded(folder: Path) -> str | None:
@@ -76,17 +83,17 @@ def _unbounded(folder: Path) -> str | None:
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
             return f"{file} is a pipe or a device, which may never end: remove it from the model's folder"
         if file.suffix in _TEXTS and status.st_size > MOST_STORED:
-            return _too_large(file, "copy the model again")
+            return _size_message(file, "copy the model again")
     return None
 
 
 def large_text_failure(name: str) -> str | None:
     """A sentence on a text of a model on the hub that is larger than any model's, or None. Asks the hub for a list."""
     large = large_text(name, _TEXTS)
-    return None if large is None else _too_large(f"{name}/{large}", "it is not downloaded; use another copy of it")
+    return None if large is None else _size_message(f"{name}/{large}", "it is not downloaded; use another copy of it")
 
 
-def _too_large(file: object, remedy: str) -> str:
+def _size_message(file: object, remedy: str) -> str:
     return f"{file} is larger than {MOST_STORED >> 20} MiB, which no text of a model is: {remedy}"
 
 
@@ -114,14 +121,14 @@ def _missing_weights(folder: Path, path: str) -> str | None:
     missing = sorted(name for name in files if not (folder / name).is_file())
     if missing:
         return f"the folder {path} lacks {len(missing)} of its {len(files)} weight files, such as {missing[0]}"
-    damaged = (f"{name} {why}" for name in sorted(files) if (why := _why_no_weights(folder / name)))
+    damaged = (f"{name} {why}" for name in sorted(files) if (why := _broken_weights_reason(folder / name)))
     first = next(damaged, None)
     return (
         first and f"the model {path} cannot be loaded: its weights are damaged or incomplete ({first}): copy them again"
     )
 
 
-def _why_no_weights(file: Path) -> str | None:
+def _broken_weights_reason(file: Path) -> str | None:
     """Why a file cannot hold weights: it is copied in part, or a pointer of Git LFS. None if it can.
 
     A safetensors file is the length of its header in 8 bytes, the header as JSON, and the tensors.
@@ -136,7 +143,7 @@ def _why_no_weights(file: Path) -> str | None:
             return f"has {size} bytes and no header of weights"
         try:
             header = json.loads(opened.read(length))
-            ends = [int(each["data_offsets"][1]) for name, each in header.items() if name != "__metadata__"]
+            ends = [int(item["data_offsets"][1]) for name, item in header.items() if name != "__metadata__"]
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             return "has a damaged header"
     whole = 8 + length + max(ends, default=0)

@@ -30,7 +30,7 @@ def with_fixed_rotation(config: PretrainedConfig, longest: int | None = None) ->
     text: Any = fixed.get_text_config()
     for name, table in list(_tables(fixed)):
         if _varies(table):
-            chosen = _for_rows(table, text, rows)
+            chosen = _scaled_for_rows(table, text, rows)
             text.rope_parameters = chosen if name is None else {**text.rope_parameters, name: chosen}
             _log.info("rotary embeddings (%s) are those for rows of %d tokens, in every call", table["rope_type"], rows)
     return fixed
@@ -64,7 +64,7 @@ def _varies(table: Mapping[str, object]) -> bool:
             return False
 
 
-def _for_rows(given: Mapping[str, object], config: PretrainedConfig, rows: int) -> dict[str, object]:
+def _scaled_for_rows(given: Mapping[str, object], config: PretrainedConfig, rows: int) -> dict[str, object]:
     table: Any = given
     text: Any = config
     original = table.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)

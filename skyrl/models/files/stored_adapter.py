@@ -63,7 +63,7 @@ def stored_settings(folder: Path, where: str) -> StoredSettings:
         settings = json.loads(stored_text(folder / _SETTINGS))
         result = StoredSettings(rank=int(settings["r"]), alpha=float(settings["lora_alpha"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _no_adapter(folder, where, error) from error
+        raise _missing_adapter(folder, where, error) from error
     for name, plain in _PLAIN.items():
         if settings.get(name) not in plain:
             raise ModelError(f"{where}: an adapter with {name} = {settings[name]!r} is not supported in this version")
@@ -75,10 +75,10 @@ def stored_tensors(folder: Path, where: str) -> dict[str, Tensor]:
     try:
         return load_file(folder / _TENSORS)
     except (OSError, SafetensorError) as error:
-        raise _no_adapter(folder, where, error) from error
+        raise _missing_adapter(folder, where, error) from error
 
 
-def _no_adapter(folder: Path, where: str, error: Exception) -> ModelError:
+def _missing_adapter(folder: Path, where: str, error: Exception) -> ModelError:
     return ModelError(
         f"{where}: {folder} contains no adapter ({type(error).__name__}: {error}): give a folder with PEFT's "
         f"{_SETTINGS} and {_TENSORS}"

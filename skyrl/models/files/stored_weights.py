@@ -58,17 +58,17 @@ class StoredWeights:
         try:
             index = cached_file(source, _INDEX, _raise_exceptions_for_missing_entries=False)
             if index is None:
-                file = Path(_there(cached_file(source, _FILE)))
+                file = Path(_require_file(cached_file(source, _FILE)))
                 with safe_open(file, framework="pt") as opened:
                     return dict.fromkeys(opened.keys(), file)
             names: dict[str, str] = json.loads(stored_text(Path(index)))["weight_map"]
-            files = {each: Path(_there(cached_file(source, each))) for each in set(names.values())}
+            files = {name: Path(_require_file(cached_file(source, name))) for name in set(names.values())}
         except Exception as error:  # transformers, its hub client and safetensors each raise types of their own
             raise model_error("model", self.path, error, table=self.table) from error
-        return {name: files[each] for name, each in names.items()}
+        return {name: files[alias] for name, alias in names.items()}
 
 
-def _there(path: str | None) -> str:
+def _require_file(path: str | None) -> str:
     if path is None:
         raise FileNotFoundError(_FILE)
     return path

@@ -54,9 +54,11 @@ class ParallelAdapter(nn.Module):
         """Inputs of the linear layer (S, rows, in) -> (S, rows, out), to be added to its outputs."""
         factors: list[Tensor] = [getattr(self, name) for name in self._first]
         narrow = self._exchanged(linear(x, factors[0] if len(factors) == 1 else torch.cat(factors))) * self._scale
-        each = iter(narrow.split(len(factors[0]), dim=-1) if len(factors) > 1 else [narrow] * len(self._parts))
+        factors_of_part = iter(
+            narrow.split(len(factors[0]), dim=-1) if len(factors) > 1 else [narrow] * len(self._parts)
+        )
         outputs = [
-            linear(next(each), getattr(self, f"b_{part.name}"))
+            linear(next(factors_of_part), getattr(self, f"b_{part.name}"))
             if part.is_adapted
             else narrow.new_zeros((*narrow.shape[:-1], part.outputs))
             for part in self._parts

@@ -33,7 +33,7 @@ from skyrl.models.attention.shared_rows import RowSharing
 from skyrl.models.megatron.experts import let_token_counts_differ
 from skyrl.models.megatron.layout import DecoderSizes, Mixture
 from skyrl.models.megatron.modules import MegatronNorm, RowAttention, RowsOfTokens
-from skyrl.models.megatron.routers import LoadWatch, WatchedRouter, own_tokens, sparse_layer
+from skyrl.models.megatron.routers import LoadWatch, WatchedRouter, local_tokens, sparse_layer
 from skyrl.models.output_head import PlainHead
 from skyrl.models.routers import RoutedTokens, refuse_other_layers
 
@@ -126,7 +126,7 @@ def _refuse_what_is_not_converted(config: PretrainedConfig) -> None:
 
 
 def _refuse_overrides(overrides: Mapping[str, Any], derived: Mapping[str, Any], field: str) -> None:
-    known = {each.name for each in fields(TransformerConfig)}
+    known = {attribute.name for attribute in fields(TransformerConfig)}
     for name in overrides:
         if name in derived:
             raise ModelError(f"{field}.{name} follows from the model and the rest of its table: leave it out")
@@ -279,14 +279,14 @@ class MegatronDecoder(nn.Module):
             if isinstance(module, WatchedRouter):
                 module.watch = watch
 
-    def own_tokens(self, tokens: RoutedTokens, shape: tuple[int, int]) -> RoutedTokens:
+    def local_tokens(self, tokens: RoutedTokens, shape: tuple[int, int]) -> RoutedTokens:
         """The tokens of an input of `shape` (B, L) that the routers of this rank see. Raises `ModelError` if replayed
         choices have another number of layers.
         """
         refuse_other_layers(tokens, 0 if self._sizes.mixture is None else len(self._sizes.mixture.layers))
         parts = self._tensor if self._megatron.sequence_parallel else 1
         part = parallel_state.get_tensor_model_parallel_rank() if parts > 1 else 0
-        return own_tokens(tokens, shape, parts, part)
+        return local_tokens(tokens, shape, parts, part)
 
     def _keep_embedding_of(
         self, padding: int, module: nn.Module, args: tuple[object, ...], given: Mapping[str, Tensor], embedded: Tensor

@@ -244,7 +244,7 @@ def fill(local: Tensor, pieces: Sequence[RowBlock], read: Callable[[RowBlock], T
         target.copy_(read(piece).view(target.shape))
 
 
-def own_part(local: Tensor, pieces: Sequence[RowBlock], weight: str) -> Tensor:
+def local_part(local: Tensor, pieces: Sequence[RowBlock], weight: str) -> Tensor:
     """(rows, ...): the part of one stored weight in a Megatron parameter, with its pieces one after the other."""
     blocks = [block_of(local, piece) for piece in pieces if piece.weight == weight]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
@@ -258,9 +258,9 @@ def matrix_of(whole: Tensor) -> Tensor:
 
 
 def put(whole: Tensor, part: Tensor, pieces: Sequence[RowBlock], weight: str) -> None:
-    """Write `part`, returned by `own_part` on a rank whose parameter has these `pieces`, into the whole weight."""
+    """Write `part`, returned by `local_part` on a rank whose parameter has these `pieces`, into the whole weight."""
     whole, first = matrix_of(whole), 0
-    for piece in (each for each in pieces if each.weight == weight):
+    for piece in (item for item in pieces if item.weight == weight):
         rows = part[first : first + len(piece.rows)]
         first += len(piece.rows)
         target = whole[piece.rows.start : piece.rows.stop]

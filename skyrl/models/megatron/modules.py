@@ -93,8 +93,8 @@ class RowAttention(nn.Module):
     ) -> Tensor:
         """Shapes: query (S, rows, heads, D), key and value (S, rows, kv_heads, D) -> (S, rows, heads x D)."""
         rows, length = packed_seq_params, query.shape[0]
-        query, key, value = (each[: rows.tokens].permute(1, 2, 0, 3) for each in (query, key, value))
-        query, key = apply_rotary_pos_emb(query, key, *(each.to(query.dtype) for each in rows.rotation))
+        query, key, value = (item[: rows.tokens].permute(1, 2, 0, 3) for item in (query, key, value))
+        query, key = apply_rotary_pos_emb(query, key, *(entry.to(query.dtype) for entry in rows.rotation))
         mixed, _weights = segment_attention(
             self,
             query,

@@ -95,7 +95,7 @@ class WatchedRouter(TopKRouter):  # type: ignore[misc]  # Megatron-core has no t
         if self.score_function == "sigmoid":
             probabilities = exact.sigmoid() / exact.sigmoid().sum(-1, keepdim=True)
         seen = loads_by_rows(tokens, exact, probabilities, chosen.float())
-        return row_loads(seen.unsqueeze(0), tokens.lengths, _over_shared_rows)
+        return row_loads(seen.unsqueeze(0), tokens.lengths, _sum_over_ranks)
 
 
 class RoutedMixture(MoELayer):  # type: ignore[misc]  # Megatron-core has no types
@@ -147,7 +147,7 @@ def sparse_layer(config: TransformerConfig, *, head_norms: bool) -> ModuleSpec:
     return layer
 
 
-def own_tokens(tokens: RoutedTokens, shape: tuple[int, int], parts: int, part: int) -> RoutedTokens:
+def local_tokens(tokens: RoutedTokens, shape: tuple[int, int], parts: int, part: int) -> RoutedTokens:
     """The tokens that rank `part` of `parts` routes under sequence parallelism. `tokens` are numbered row by row in an
     input of `shape` (B, L), the result column by column as in Megatron-core, padded so that `parts` divides L.
     """
@@ -163,7 +163,7 @@ def own_tokens(tokens: RoutedTokens, shape: tuple[int, int], parts: int, part: i
     return attrs.evolve(tokens, rows=tokens.rows[own], places=(column * rows + row)[own], replayed=replayed)
 
 
-def _over_shared_rows(chosen: Tensor) -> Tensor:
+def _sum_over_ranks(chosen: Tensor) -> Tensor:
     """The sum over the ranks that compute parts of the same rows."""
     group = parallel_state.get_tensor_and_context_parallel_group()
     if group.size() > 1:

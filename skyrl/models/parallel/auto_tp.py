@@ -67,9 +67,9 @@ def cut_by_deepspeed(model: nn.Module, mesh: DeviceMesh, field: str) -> dict[str
         elif style in (COLUMNS, ROWS) or (style != SPLIT and cuts_vocabulary):  # DeepSpeed has no layer for SPLIT
             model.set_submodule(name, _cut_layer(layers, module, style, mesh, field))
     return {
-        name: next(dim for dim, length in enumerate(each.shape) if length != whole[name][dim])
-        for name, each in model.named_parameters()
-        if each.shape != whole[name]
+        name: next(dim for dim, length in enumerate(item.shape) if length != whole[name][dim])
+        for name, item in model.named_parameters()
+        if item.shape != whole[name]
     }
 
 

@@ -67,7 +67,7 @@ class _Dispatch:
         order = chosen.flatten().argsort(stable=True)
         sent = chosen.flatten().bincount(minlength=self.experts.num_experts)
         received = _exchanged_counts(sent, self.group)
-        out, into = (each.view(self.group.size(), -1).sum(1).tolist() for each in (sent, received))
+        out, into = (item.view(self.group.size(), -1).sum(1).tolist() for item in (sent, received))
         tokens = _EXCHANGE(hidden[order // chosen.shape[1]], out, into, self.group)
         answers = _EXCHANGE(self._computed(tokens, received), into, out, self.group)
         restored = torch.empty_like(answers).index_copy(0, order, answers)

@@ -202,7 +202,7 @@ def _fault_of_cut(config: PretrainedConfig, mesh: DeviceMesh) -> str:
     gradients = {
         name: _whole_gradient(parameter, name in partial, mesh) for name, parameter in parts.named_parameters()
     }
-    norm = math.sqrt(sum(float(each.grad.square().sum()) for each in whole.parameters() if each.grad is not None))
+    norm = math.sqrt(sum(float(item.grad.square().sum()) for item in whole.parameters() if item.grad is not None))
     for name, parameter in whole.named_parameters():
         if parameter.grad is None:
             continue
@@ -252,5 +252,5 @@ def _model_plan(model: nn.Module) -> dict[str, str]:
         name: str = transformer.body_name
         plan = {f"{name}.{key}": style for key, style in getattr(transformer, name).tp_plan.items()}
     embeddings = transformer.get_input_embeddings()
-    names = {id(module): each for each, module in model.named_modules()}
+    names = {id(module): item for item, module in model.named_modules()}
     return {**plan, names[id(embeddings)]: EMBEDDINGS} if plan else {}

@@ -119,8 +119,8 @@ def _rotate_as(held: GGUFReader, config: PretrainedConfig, file: Path) -> None:
     Raises `ModelError` for those that it cannot be given.
     """
     table: Any = getattr(config, "rope_parameters", None) or {}
-    tables = [table] if "rope_type" in table else [each for each in table.values() if isinstance(each, Mapping)]
-    if any(each.get("rope_type") != "default" for each in tables):
+    tables = [table] if "rope_type" in table else [item for item in table.values() if isinstance(item, Mapping)]
+    if any(entry.get("rope_type") != "default" for entry in tables):
         return  # read by transformers
     kind = _value(held, f"{_value(held, 'general.architecture')}.rope.scaling.type")
     if kind not in (None, "none"):
@@ -128,7 +128,7 @@ def _rotate_as(held: GGUFReader, config: PretrainedConfig, file: Path) -> None:
             f"{file} stretches rotary embeddings by {kind}, which transformers does not read from GGUF: use the model "
             "in Hugging Face format"
         )
-    divisors = next((torch.tensor(each.data) for each in held.tensors if each.name == _ROTATION), None)
+    divisors = next((torch.tensor(tensor.data) for tensor in held.tensors if tensor.name == _ROTATION), None)
     if divisors is None:
         return
     config.rope_parameters = {**table, **_LLAMA_3, "rope_type": "llama3", "factor": float(divisors.max())}
@@ -146,9 +146,11 @@ def _refuse_unread(held: GGUFReader, read: torch.nn.Module, file: Path) -> None:
     config: Any = read.config
     passed_over = {_ROTATION} | ({"output.weight"} if config.tie_word_embeddings else set())
     beyond = f"blk.{config.num_hidden_layers}."  # a block that predicts further tokens, which training does not use
-    tensors = [each for each in held.tensors if each.name not in passed_over and not each.name.startswith(beyond)]
-    in_file = sum(int(each.n_elements) for each in tensors)
-    in_model = sum(each.numel() for each in _distinct(read))
+    tensors = [
+        tensor for tensor in held.tensors if tensor.name not in passed_over and not tensor.name.startswith(beyond)
+    ]
+    in_file = sum(int(item.n_elements) for item in tensors)
+    in_model = sum(entry.numel() for entry in _distinct(read))
     if in_file != in_model:
         raise ModelError(
             f"{file} has {in_file:,} weights, of which transformers reads {in_model:,}: use the model in Hugging Face "

@@ -64,12 +64,12 @@ def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
         process = subprocess.Popen(command, start_new_session=True)
     except OSError as error:
         raise UserError(f"{command[0]} cannot be started: {error.strerror}") from error
-    kept = {each: signal.signal(each, lambda number, _: _forward(process, number)) for each in _FORWARDED}
+    kept = {item: signal.signal(item, lambda number, _: _forward(process, number)) for item in _FORWARDED}
     try:
         yield process
     finally:
-        for each, handler in kept.items():
-            signal.signal(each, handler)
+        for entry, handler in kept.items():
+            signal.signal(entry, handler)
         if process.poll() is None:
             process.terminate()
             try:

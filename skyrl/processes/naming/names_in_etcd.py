@@ -16,7 +16,7 @@ from typing import TypeVar
 from attrs import frozen
 
 from skyrl.errors import ProcessError
-from skyrl.processes.answers import BadAnswer, read, shown
+from skyrl.processes.answers import BadAnswer, display_value, read
 from skyrl.processes.http_posts import posted
 from skyrl.processes.naming.names import Entry
 
@@ -43,7 +43,7 @@ class _TTL:
 
 
 @frozen
-class _Kept:
+class _LeaseGranted:
     result: _TTL = _TTL()
 
 
@@ -103,7 +103,7 @@ class NamesInEtcd:
         lease = self._leases.get(entry.owner)
         if lease is None:
             return False
-        kept = self._ask(_Kept, "lease/keepalive", {"ID": lease}).result
+        kept = self._ask(_LeaseGranted, "lease/keepalive", {"ID": lease}).result
         left = str(kept.TTL)
         return left.isdecimal() and int(left) > 0 and self._entry(name) == entry
 
@@ -157,7 +157,9 @@ class NamesInEtcd:
         try:
             return base64.b64decode(coded, validate=True).decode()
         except ValueError as error:
-            raise ProcessError(f"etcd at {self._server} answers {shown(coded)} for a text in base64: {error}") from None
+            raise ProcessError(
+                f"etcd at {self._server} answers {display_value(coded)} for a text in base64: {error}"
+            ) from None
 
 
 def _coded(text: str) -> str:

@@ -45,8 +45,8 @@ class _Table:
     def find(self, prefix: str) -> dict[str, str]:
         """Living names with this prefix, and their values."""
         now = time.monotonic()
-        self._names = {name: each for name, each in self._names.items() if each[2] >= now}
-        return {name: each[0] for name, each in sorted(self._names.items()) if name.startswith(prefix)}
+        self._names = {name: alias for name, alias in self._names.items() if alias[2] >= now}
+        return {name: item[0] for name, item in sorted(self._names.items()) if name.startswith(prefix)}
 
 
 class NamesInRay:

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from skyrl.errors import ProcessError
 from skyrl.processes.naming.names import Entry
-from skyrl.processes.own_folder import make_own_folder, refuse_a_strangers
+from skyrl.processes.private_folder import make_own_folder, refuse_a_strangers
 
 _SUFFIX = ".name"
 _LONGEST = 150
@@ -54,7 +54,7 @@ class NamesOnDisk:
 
     def add(self, name: str, entry: Entry, seconds: float) -> bool:
         with self._reported(), self._locked():
-            lease = self._read(self._file(name))
+            lease = self._read_lease(self._file(name))
             if lease is not None and lease.is_alive:
                 return False
             scratch = self._scratch()
@@ -68,7 +68,7 @@ class NamesOnDisk:
 
     def renew(self, name: str, entry: Entry, seconds: float) -> bool:
         with self._reported(), self._locked():
-            lease = self._read(self._file(name))
+            lease = self._read_lease(self._file(name))
             if lease is None or lease.entry.owner != entry.owner or not lease.is_alive:
                 return False
             os.utime(self._file(name))
@@ -76,19 +76,19 @@ class NamesOnDisk:
 
     def remove(self, name: str, owner: str) -> None:
         with self._reported(), self._locked():
-            lease = self._read(self._file(name))
+            lease = self._read_lease(self._file(name))
             if lease is not None and lease.entry.owner == owner:
                 self._file(name).unlink()
 
     def find(self, prefix: str) -> Mapping[str, str]:
         with self._reported():
-            read = (self._read(file) for file in self._folder.glob(f"*{_SUFFIX}"))
-            values = {each.name: each.entry.value for each in read if each is not None and each.is_alive}
+            read = (self._read_lease(file) for file in self._folder.glob(f"*{_SUFFIX}"))
+            values = {item.name: item.entry.value for item in read if item is not None and item.is_alive}
             return {name: values[name] for name in sorted(values) if name.startswith(prefix)}
 
     def get(self, name: str) -> str | None:
         with self._reported():
-            lease = self._read(self._file(name))
+            lease = self._read_lease(self._file(name))
             return lease.entry.value if lease is not None and lease.is_alive else None
 
     def _file(self, name: str) -> Path:
@@ -100,7 +100,7 @@ class NamesOnDisk:
     def _scratch(self) -> Path:
         return self._folder / f".{secrets.token_hex(8)}"
 
-    def _read(self, file: Path) -> _Lease | None:
+    def _read_lease(self, file: Path) -> _Lease | None:
         """The lease in a file, with its age read from the same open file, which may be replaced meanwhile. None if the
         file does not exist or is incomplete.
         """

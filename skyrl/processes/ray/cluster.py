@@ -80,7 +80,7 @@ class Cluster:
     def why_lost(self) -> str | None:
         """Reason why Ray itself is gone, as the end of a sentence; None if it is not."""
         if self.folder is not None:
-            return next(_ended(), None)
+            return next(_ended_services(), None)
         address: str = ray.get_runtime_context().gcs_address
         host, _, port = address.rpartition(":")
         reason, now = why_unreachable(host.strip("[]"), int(port)), time.monotonic()
@@ -113,7 +113,7 @@ class Cluster:
                 self._reaper = None
 
 
-def _ended() -> Iterator[str]:
+def _ended_services() -> Iterator[str]:
     """A sentence on each of Ray's own processes that this process started and that has ended."""
     node: Any = ray_worker._global_node
     for name in (PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET):
@@ -142,7 +142,7 @@ def start(slots: int, device: Device, object_store_bytes: int) -> Cluster:
     except BaseException as error:
         cluster.close()
         if isinstance(error, Exception):
-            raise ProcessError(f"Ray did not start on this machine: {_one_line(error)}") from None
+            raise ProcessError(f"Ray did not start on this machine: {_error_line(error)}") from None
         raise
     return cluster
 
@@ -159,7 +159,7 @@ def attach(address: str, seconds: float, field: str = "trainer.placement.ray_add
     thread.start()
     thread.join(timeout=seconds)
     if not outcome or outcome[0] is not None:
-        reason = _one_line(outcome[0]) if outcome and outcome[0] else f"no answer within {seconds:g} s"
+        reason = _error_line(outcome[0]) if outcome and outcome[0] else f"no answer within {seconds:g} s"
         raise ProcessError(
             f"No connection to the Ray cluster at {address}: {reason}. The address must be host:port of a "
             f"running head ({field}). A cluster with token authentication accepts only clients that have its token: "
@@ -208,7 +208,12 @@ def _init_private(folder: Path, resources: Mapping[str, Any], object_store_bytes
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's own switch for a cluster of one machine, on loopback
         RUN: folder.name,
     }
-    with _environment(variables, without=("RAY_AUTH_TOKEN", "RAY_ADDRESS")), _loopback(), _signals(), _no_services():
+    with (
+        _environment(variables, without=("RAY_AUTH_TOKEN", "RAY_ADDRESS")),
+        _loopback(),
+        _signals(),
+        _without_services(),
+    ):
         _read_token_again()
         _connect(
             address="local",
@@ -270,7 +275,7 @@ def _loopback() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_services() -> Iterator[None]:
+def _without_services() -> Iterator[None]:
     """Start no dashboard, autoscaler and log monitor, for which `ray.init` has no arguments: a private cluster has no
     viewers and does not grow, and every rank has its own log.
     """
@@ -319,5 +324,5 @@ def clock_difference(ask: Callable[[], ObjectRef[float]], tries: int) -> float:
     return ahead if abs(ahead) > trip / 2 else 0.0
 
 
-def _one_line(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     return " ".join(f"{error}".split())[:300] or type(error).__name__

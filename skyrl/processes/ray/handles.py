@@ -41,7 +41,7 @@ class RayHandle(Generic[T]):
     def name(self) -> str:
         return self._member.name
 
-    def within(self, seconds: float) -> RayHandle[T]:
+    def with_deadline(self, seconds: float) -> RayHandle[T]:
         return RayHandle(self._member, self._watch, self._step, seconds, self._progress)
 
     @overload
@@ -66,7 +66,7 @@ class RayHandle(Generic[T]):
             async with asyncio.timeout(self._seconds):
                 outcome = await _answer_or_end(reference.future(), self._member)
         except TimeoutError:
-            raise await self._too_late(method, began) from None
+            raise await self._deadline_error(method, began) from None
         except asyncio.CancelledError:
             ray.cancel(reference)
             raise
@@ -75,9 +75,9 @@ class RayHandle(Generic[T]):
         ours = outcome.ours if isinstance(outcome, CallFailure) else None
         if ours is not None and not isinstance(ours, WeightSyncError):  # another rank's end may cause such an error
             raise ours
-        raise await self._first_cause(outcome, began) or ours or failed(self._member, method, outcome)
+        raise await self._wait_for_cause(outcome, began) or ours or failed(self._member, method, outcome)
 
-    async def _first_cause(self, outcome: object, began: float) -> ProcessError | None:
+    async def _wait_for_cause(self, outcome: object, began: float) -> ProcessError | None:
         """The end of another rank that explains this rank's error, if any. Waits until every other rank has answered or
         is dead.
         """
@@ -93,7 +93,7 @@ class RayHandle(Generic[T]):
             await asyncio.sleep(0.02)
         return self._watch.first_cause(self._member, began)
 
-    async def _too_late(self, method: str, began: float) -> ProcessError:
+    async def _deadline_error(self, method: str, began: float) -> ProcessError:
         member, group = self._member, self._watch.group(self._member.role)
         await asyncio.to_thread(self._watch.dump_stacks, group)
         if (cause := self._watch.first_cause(member, began)) is not None:

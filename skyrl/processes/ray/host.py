@@ -26,7 +26,7 @@ from attrs import frozen
 
 from skyrl.errors import SkyRLError
 from skyrl.processes.addresses import interface_of
-from skyrl.processes.calls import CallFailure, CallResult, Name, apply, named, summary
+from skyrl.processes.calls import CallFailure, CallResult, Name, apply, resolve_name, summary
 from skyrl.processes.garbage import SELDOM, Collections
 from skyrl.processes.logs import RankLog
 from skyrl.processes.orphans import HOST, start_reaper
@@ -69,7 +69,7 @@ class Host:
         os.environ[HOST] = settings.mark
         # Unless one is configured, gloo uses the interface by which this machine is in the cluster. Its default is the
         # address of the host's name, which other machines often cannot reach (127.0.1.1, by Debian's /etc/hosts).
-        interface = interface_of(_own_address())
+        interface = interface_of(_node_address())
         if interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         with contextlib.suppress(OSError):
@@ -81,7 +81,7 @@ class Host:
     @ray.method(concurrency_group="life")
     async def introduce(self) -> Introduction:
         node = ray.get_runtime_context().get_node_id()
-        return Introduction(pid=os.getpid(), host=socket.gethostname(), address=_own_address(), node=node)
+        return Introduction(pid=os.getpid(), host=socket.gethostname(), address=_node_address(), node=node)
 
     @ray.method(concurrency_group="life")
     async def clock(self) -> float:
@@ -136,7 +136,7 @@ class Host:
             self._collections.between_steps()
         self._log.step = step
         try:
-            result = apply(self._object, named(name), args, kwargs)
+            result = apply(self._object, resolve_name(name), args, kwargs)
             return CallResult(await result if inspect.isawaitable(result) else result)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code; the driver raises it
             return self._failure(name[1], error)
@@ -146,7 +146,7 @@ class Host:
         return CallFailure(error if isinstance(error, SkyRLError) and _travels(error) else None, summary(error))
 
 
-def _own_address() -> str:
+def _node_address() -> str:
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray
 
 

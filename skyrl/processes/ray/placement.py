@@ -141,8 +141,14 @@ class Placement:
 
     def moved(self, role: str, rank: int, seconds: float) -> Place:
         """Another place for a process whose machine is gone and which has a pool to itself. Raises `NoRoomError`."""
-        [placed] = [each for each in self._layout.placements if (each.role, each.rank) == (role, rank)]
-        beside = [each for each in self._layout.placements if each.pool == placed.pool and each is not placed]
+        [placed] = [
+            placement for placement in self._layout.placements if (placement.role, placement.rank) == (role, rank)
+        ]
+        beside = [
+            placement
+            for placement in self._layout.placements
+            if placement.pool == placed.pool and placement is not placed
+        ]
         if beside:
             message = f"the machine of {role}-{rank} is gone, and its pool {placed.pool} has other processes"
             raise NoRoomError(message, placed.pool)
@@ -198,10 +204,10 @@ class Placement:
             answers = ray.get(list(requests.values()), timeout=max(0.0, deadline - time.monotonic()))
         except ray.exceptions.GetTimeoutError:
             raise ProcessError(f"The machines of {pool.name} did not say in time which GPUs they reserved") from None
-        return {node: tuple(sorted(gpus, key=_by_number)) for node, gpus in zip(requests, answers, strict=True)}
+        return {node: tuple(sorted(gpus, key=_gpu_sort_key)) for node, gpus in zip(requests, answers, strict=True)}
 
 
-def _by_number(gpu: str) -> tuple[int, str]:
+def _gpu_sort_key(gpu: str) -> tuple[int, str]:
     return (int(gpu), gpu) if gpu.isdecimal() else (-1, gpu)
 
 

@@ -76,7 +76,7 @@ class RayProcesses:
             self._cluster = start(slots, device, object_store_bytes)
         else:
             self._cluster = attach(address, deadlines.start, address_field)
-        self._watch = Watch(deadlines.heartbeat, self._why_all_end)
+        self._watch = Watch(deadlines.heartbeat, self._common_cause)
         try:
             self._placement = Placement(layout, device, deadlines.start, patience=deadlines.room)
             self.where = {(placed.role, placed.rank): self._placement.place(placed) for placed in layout.placements}
@@ -102,7 +102,7 @@ class RayProcesses:
 
     def start(self, role: str, makers: Sequence[Callable[[], T]]) -> Group[T]:
         members = self._prepared.pop(role, None) or self._actors(role, makers)
-        return Group(self._made(members, makers))
+        return Group(self._start_objects(members, makers))
 
     def _actors(self, role: str, makers: Sequence[object]) -> list[Member]:
         """The actors of a role, which start now."""
@@ -118,7 +118,7 @@ class RayProcesses:
             self.where[role, rank] = self._placement.moved(role, rank, self._deadlines.start)
         member = self._start_actor(role, rank)
         self._members.append(member)
-        [handle] = self._made([member], [maker])
+        [handle] = self._start_objects([member], [maker])
         return handle
 
     def add(self, seat: Layout, maker: Callable[[], T]) -> RayHandle[T]:
@@ -137,7 +137,7 @@ class RayProcesses:
         if self._placement is not None and self.where.pop((role, rank), None) is not None:
             self._placement.give_back(role, rank)
 
-    def _made(self, members: Sequence[Member], makers: Sequence[Callable[[], T]]) -> list[RayHandle[T]]:
+    def _start_objects(self, members: Sequence[Member], makers: Sequence[Callable[[], T]]) -> list[RayHandle[T]]:
         """Handles of the objects, once every process has started and made its object. On failure, all are ended."""
         deadline = time.monotonic() + self._deadlines.start
         try:
@@ -170,7 +170,7 @@ class RayProcesses:
         self._closed = True
         try:
             self._watch.close()
-            if self._why_all_end() is None:
+            if self._common_cause() is None:
                 self._end(self._members)
                 if self._placement is not None:
                     with contextlib.suppress(RayError):
@@ -178,7 +178,7 @@ class RayProcesses:
         finally:
             self._cluster.close(lost=self.exit_notice.error is not None)
 
-    def _why_all_end(self) -> str | None:
+    def _common_cause(self) -> str | None:
         """The cause of the end of every process, if Ray itself is gone: noticed at the first call, and told to all."""
         if self.exit_notice.error is None and (lost := self._cluster.why_lost()):
             self.exit_notice.set(ProcessError(lost))
@@ -196,7 +196,7 @@ class RayProcesses:
             environment={**self._environment, **visible, **private},
         )
         actor = HostActor.options(num_cpus=0, scheduling_strategy=place.strategy).remote(settings)
-        member = Member(role, rank, actor, log, self._why_all_end)
+        member = Member(role, rank, actor, log, self._common_cause)
         if not is_loopback(place.address):
             member.location, member.machine = f"not started yet on {place.address}", (place.address, place.port)
         return member

@@ -102,7 +102,7 @@ def survey(address: str, *, readable: Sequence[str], shared: Sequence[str], seco
         with _marks(shared) as marks:
             deadline = time.monotonic() + seconds
             surveyed = [machine.look(readable, shared, marks, deadline) for machine in machines]
-        answering = {each.address: machine for each, machine in zip(surveyed, machines, strict=True) if each.facts}
+        answering = {item.address: machine for item, machine in zip(surveyed, machines, strict=True) if item.facts}
         return Survey(machines=surveyed, links=_links(answering, seconds))
     finally:
         cluster.close()

@@ -51,7 +51,7 @@ class Member:
 
     def died(self, error: BaseException) -> None:
         """Record the end of a process whose actor Ray has given up."""
-        how = self._why_all_end() or last_words(self.log) or how_it_died(error, self.machine)
+        how = self._why_all_end() or last_words(self.log) or death_reason(error, self.machine)
         line = last_line(self.log)
         last = f"; last line of its log: {line}" if line and not last_words(self.log) else ""
         self.exit_notice.set(ProcessLost(f"{self} died: {how}{last}; log: {self.log}", self.name))
@@ -74,7 +74,7 @@ class Watch:
         """Begin to watch a member that has introduced itself. Until it has started, only its death is noticed: imports
         and the loading of a model send no heartbeats, and the deadline of the start bounds them.
         """
-        member.actor.live.remote().future().add_done_callback(lambda life: self._ended(member, life.exception()))
+        member.actor.live.remote().future().add_done_callback(lambda life: self._note_end(member, life.exception()))
         self._members.append(member)
 
     def has_started(self, member: Member) -> None:
@@ -111,7 +111,7 @@ class Watch:
             with contextlib.suppress(RayError):
                 ray.wait(dumps, num_returns=len(dumps), timeout=_DUMP)
 
-    def _ended(self, member: Member, error: BaseException | None) -> None:
+    def _note_end(self, member: Member, error: BaseException | None) -> None:
         if error is not None and member in self._members and not self._closing.is_set():
             member.died(error)
 
@@ -140,14 +140,14 @@ class Watch:
             busy = f" while it ran {', '.join(member.busy.values())}" if member.busy else ""
             member.exit_notice.set(
                 ProcessLost(
-                    f"{member} has given no sign of life for {silent:.0f} s{busy}: {_why_silent(member)}; what the "
+                    f"{member} has given no sign of life for {silent:.0f} s{busy}: {_silence_reason(member)}; what the "
                     f"other ranks were doing is in their logs; log: {member.log}",
                     member.name,
                 )
             )
 
 
-def _why_silent(member: Member) -> str:
+def _silence_reason(member: Member) -> str:
     """Explanation of a member's silence: its machine cannot be reached, or its process does not answer."""
     why = why_unreachable(*member.machine) if member.machine else None
     if why is None or member.machine is None:
@@ -156,7 +156,7 @@ def _why_silent(member: Member) -> str:
     return f"its machine {address} cannot be reached ({why} at port {port}): it is down, or the network is cut"
 
 
-def how_it_died(error: BaseException, machine: tuple[str, int] | None = None) -> str:
+def death_reason(error: BaseException, machine: tuple[str, int] | None = None) -> str:
     """Ray's reason for an actor's end, in a few words; `machine` is the address and port of Ray on its machine."""
     text = " ".join(str(error).split())
     reason = text.partition("The actor is dead because ")[2] or text

@@ -78,7 +78,7 @@ class Delivery:
         """
         service = self._service
         if is_changed and service.rewind(step - 1):
-            self._seen = {each: mark for each, mark in self._seen.items() if each < step}
+            self._seen = {item: mark for item, mark in self._seen.items() if item < step}
             self._shown = min(self._shown, step - 1)
         self._show_samples(step)
         if step <= service.known.step:

@@ -106,7 +106,7 @@ class Follower:
 
     def _follow(self, first_step: int | None) -> int:
         """Run the process until the run or the process ends. Returns its exit code."""
-        with self._started() as process:
+        with self._start_process() as process:
             assert process.stdin is not None
             line = attrs.evolve(self._run, first_step=first_step).to_line()
             with contextlib.suppress(OSError):  # the process has already ended
@@ -125,7 +125,7 @@ class Follower:
             return process.wait()
 
     @contextlib.contextmanager
-    def _started(self) -> Iterator[subprocess.Popen[bytes]]:
+    def _start_process(self) -> Iterator[subprocess.Popen[bytes]]:
         """The process, in a new session so that Ctrl-C reaches only the run. It is killed at the end, with its
         children.
         """

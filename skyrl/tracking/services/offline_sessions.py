@@ -23,8 +23,8 @@ def resumable(known: Known, first_step: int | None) -> Known:
         folder = Path(session.path)
         is_sound = session.is_closed and folder.is_dir() and (first_step is None or session.step <= first_step)
         if not is_sound and not any(folder.glob("*.synced")):
-            for each in known.sessions[number:]:
-                shutil.rmtree(each.path, ignore_errors=True)
+            for item in known.sessions[number:]:
+                shutil.rmtree(item.path, ignore_errors=True)
             return attrs.evolve(known, step=session.after, sessions=known.sessions[:number])
     return known
 

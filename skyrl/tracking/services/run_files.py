@@ -92,7 +92,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _row(record: Mapping[str, Any]) -> Sequence[Any]:
-    prompt = "\n".join(f"{each.get('role')}: {each.get('content')}" for each in record.get("prompt", ()))
+    prompt = "\n".join(f"{item.get('role')}: {item.get('content')}" for item in record.get("prompt", ()))
     texts = {"prompt": prompt, "response": record.get("response", "")}
     return [_short(str(texts[name])) if name in texts else record.get(name) for name in COLUMNS]
 

@@ -39,7 +39,9 @@ class ServiceRun:
 
     def to_line(self) -> bytes:
         """The run as a line of JSON, for the process that feeds the service."""
-        plain = attrs.asdict(self, value_serializer=lambda _, __, each: str(each) if isinstance(each, Path) else each)
+        plain = attrs.asdict(
+            self, value_serializer=lambda _, __, value: str(value) if isinstance(value, Path) else value
+        )
         return json.dumps(plain).encode() + b"\n"
 
     @classmethod

@@ -41,8 +41,8 @@ def example(rng: random.Random) -> list[dict[str, str]]:
 
 if __name__ == "__main__":
     make_task(
-        [row(*each) for each in BOXES if each not in HELD_OUT],
-        [row(*each) for each in HELD_OUT],
+        [row(*item) for item in BOXES if item not in HELD_OUT],
+        [row(*entry) for entry in HELD_OUT],
         example,
         steps=200,
     )

@@ -14,7 +14,7 @@ class Shelves(ToolEnv):
 
     def __init__(self, extras: Mapping[str, Any]) -> None:
         super().__init__(extras)
-        self.tools = (Tool.of(self.look),)
+        self.tools = (Tool.from_function(self.look),)
 
     def look(self, shelf: str) -> str:
         """Look at a shelf.

@@ -18,7 +18,7 @@ from skyrl.tree.frames import described
 from skyrl.tree.imports import import_object
 
 
-class OwnTracker:
+class CustomTracker:
     """A user's tracker that never ends the run: after an exception, which is reported, it gets no more metrics."""
 
     def __init__(self, name: str, tracker: Tracker, say: Callable[[str], None]) -> None:
@@ -57,7 +57,7 @@ def found_tracker(name: str, field: str) -> object:
     return found
 
 
-def own_tracker(name: str, run: TrackedRun, field: str) -> Tracker:
+def custom_tracker(name: str, run: TrackedRun, field: str) -> Tracker:
     """The tracker that an import path names: an object, or what a class or function makes of the run.
 
     Raises `ConfigError` if it cannot be made, or lacks a method; `field` is the place of the import path.

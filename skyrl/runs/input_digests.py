@@ -59,36 +59,36 @@ def model_digests(field: str, model: ModelConfig, *, weights: bool) -> dict[str,
     them. `field` is the dotted path of the model's name or folder.
     """
     path = str(model.path)
-    result = of_model(field, path, CONFIGURATION)
+    result = model_file_digests(field, path, CONFIGURATION)
     if weights and not model.init_from_scratch:
-        result |= of_model(field, path, (INDEX, *_weights(path)))
+        result |= model_file_digests(field, path, (INDEX, *_weights(path)))
     return result
 
 
 def adapter_digests(field: str, model: ModelConfig) -> dict[str, str]:
     """Digests of the stored adapter of a model that does not learn; empty if it has none. `field` names its folder."""
     path = model.lora.path
-    return {} if path is None else of_folder(field, Path(path).expanduser(), _ADAPTER)
+    return {} if path is None else folder_digests(field, Path(path).expanduser(), _ADAPTER)
 
 
-def of_model(field: str, path: str, names: Iterable[str]) -> dict[str, str]:
+def model_file_digests(field: str, path: str, names: Iterable[str]) -> dict[str, str]:
     """Digests of files of a model's folder. Of a name on the hub, only files that this machine has are known."""
     folder = local_folder(path)
     if folder is not None:
-        return of_folder(field, folder, names)
+        return folder_digests(field, folder, names)
     cached = cached_folder(path)
-    known = {} if cached is None else of_folder(field, cached, names)
+    known = {} if cached is None else folder_digests(field, cached, names)
     return {name: digest for name, digest in known.items() if digest}
 
 
-def of_folder(field: str, folder: Path, names: Iterable[str]) -> dict[str, str]:
+def folder_digests(field: str, folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Digests of files of a folder, given their names."""
     files = {folder / name: f"{field}: {name}" for name in names}
     result = file_digests(files)
     return {name: result.get(file, "") for file, name in files.items()}
 
 
-def of_many(key: str, files: Iterable[Path]) -> dict[str, str]:
+def combined_digest(key: str, files: Iterable[Path]) -> dict[str, str]:
     """One digest of the content of many files, in the order of their paths; empty without files."""
     result = file_digests(sorted(files))
     return {key: digest_of(digest.encode() for digest in result.values())} if result else {}
@@ -140,12 +140,12 @@ def judged_with(run: SkyRLTrainConfig, datasets: Sequence[PromptDataset]) -> dic
         tasks.add(str(gym.mcp.reward))
     if "reward_model" in tasks and gym.reward_model.url is None and gym.reward_model.path is not None:
         place, path = "environment.skyrl_gym.reward_model.path", gym.reward_model.path
-        found |= of_model(place, path, (*CONFIGURATION, *TOKENIZER, INDEX, *_weights(path)))
+        found |= model_file_digests(place, path, (*CONFIGURATION, *TOKENIZER, INDEX, *_weights(path)))
     names = _values(datasets, "db_id") if "text2sql" in tasks else ()
-    found |= of_many("environment.skyrl_gym.text2sql.db_path", _databases(Path(gym.text2sql.db_path), names))
+    found |= combined_digest("environment.skyrl_gym.text2sql.db_path", _databases(Path(gym.text2sql.db_path), names))
     folders = map(str, _values(datasets, HARBOR_TASK) - {None} if HARBOR_TASK in columns else ())
     tasks_files = (file for folder in folders for file in files_below(Path(folder)))
-    return found | of_many("the folders of Harbor tasks", tasks_files)
+    return found | combined_digest("the folders of Harbor tasks", tasks_files)
 
 
 def _values(datasets: Sequence[PromptDataset], column: str) -> set[object]:
@@ -162,10 +162,10 @@ def refuse_changed_inputs(checkpoint: Checkpoint, now: Digests, run: AnyRun) -> 
     """Raise `ResumeError` with what differs from what the run of the checkpoint read. What only one of them has read,
     such as validation rows before evaluation was turned on, is not compared.
     """
-    before = _stored(checkpoint)
+    before = _stored_digests(checkpoint)
     changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
     if changed:
-        named = "\n".join(f"  {name}{_how(before[name], now[name])}" for name in changed)
+        named = "\n".join(f"  {name}{_change_text(before[name], now[name])}" for name in changed)
         raise ResumeError(
             f"what this run reads again is not what it was when the checkpoint of step {checkpoint.step} was "
             f"saved:\n{named}\n"
@@ -175,16 +175,16 @@ def refuse_changed_inputs(checkpoint: Checkpoint, now: Digests, run: AnyRun) -> 
 
 def carried_on(checkpoint: Checkpoint | None, now: Digests) -> dict[str, str]:
     """The digests of this session, and those of earlier ones for what it has not read."""
-    return {**(_stored(checkpoint) if checkpoint else {}), **now}
+    return {**(_stored_digests(checkpoint) if checkpoint else {}), **now}
 
 
-def _stored(checkpoint: Checkpoint) -> Digests:
+def _stored_digests(checkpoint: Checkpoint) -> Digests:
     """The digests in a checkpoint; empty for one of an earlier version."""
     result = checkpoint.state.get(STATE, {})
     return {str(name): str(digest) for name, digest in result.items()} if isinstance(result, Mapping) else {}
 
 
-def _how(before: str, now: str) -> str:
+def _change_text(before: str, now: str) -> str:
     if before and now:
         return " has changed"
     return " is missing" if before else " is new"

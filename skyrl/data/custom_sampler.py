@@ -15,7 +15,7 @@ from skyrl.tree.imports import import_object
 R = TypeVar("R")
 
 
-class OwnSampler(Sampler):
+class CustomSampler(Sampler):
     """A user's sampler, whose errors name it, and whose rows are checked."""
 
     def __init__(self, name: str, rows: Sequence[Any], arguments: Mapping[str, Any]) -> None:
@@ -39,7 +39,7 @@ class OwnSampler(Sampler):
 
     def draw(self, count: int, step: int) -> Sequence[int]:
         """Raises `RunError` unless the sampler gives `count` numbers of rows."""
-        drawn = self._asked(lambda: list(self._own.draw(count, step)), "draw")
+        drawn = self._call_user(lambda: list(self._own.draw(count, step)), "draw")
         wrong = [row for row in drawn if not isinstance(row, int | np.integer) or not 0 <= row < self._count]
         if wrong or len(drawn) != count:
             found = f"the row {wrong[0]!r}" if wrong else f"{len(drawn)} rows"
@@ -50,22 +50,22 @@ class OwnSampler(Sampler):
         return [int(row) for row in drawn]
 
     def observe(self, group: Scored) -> None:
-        self._asked(lambda: self._own.observe(group), "observe")
+        self._call_user(lambda: self._own.observe(group), "observe")
 
     def state_dict(self) -> dict[str, Any]:
-        return self._asked(self._own.state_dict, "state_dict")
+        return self._call_user(self._own.state_dict, "state_dict")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._asked(lambda: self._own.load_state_dict(state), "load_state_dict")
+        self._call_user(lambda: self._own.load_state_dict(state), "load_state_dict")
 
     def metrics(self) -> dict[str, float]:
-        return self._asked(self._own.metrics, "metrics")
+        return self._call_user(self._own.metrics, "metrics")
 
     @property
     def observes(self) -> bool:
         return self._own.observes
 
-    def _asked(self, call: Callable[[], R], method: str) -> R:
+    def _call_user(self, call: Callable[[], R], method: str) -> R:
         try:
             return call()
         except Exception as error:

@@ -33,7 +33,7 @@ class MissingColumn(str):
     __slots__ = ()
 
 
-def what_rows_lack(run: SkyRLTrainConfig) -> Refuses:
+def unrewardable_reason(run: SkyRLTrainConfig) -> Refuses:
     """Function that gives the reason why a row cannot be rewarded; None if it can: its reward function has a value for
     each parameter, it has one ground truth, and a built-in environment can read that.
 
@@ -118,7 +118,7 @@ def lacking_rows(run: SkyRLTrainConfig, field: str, source: str, *, whole: bool)
     if skips and not whole:
         return
     found: dict[int, str] = {}
-    rows, refuses = 0, what_rows_lack(run)
+    rows, refuses = 0, unrewardable_reason(run)
     try:
         for place, row in enumerate(iterate_rows(source, columns) if whole else islice(iterate_rows(source), 1)):
             rows += 1

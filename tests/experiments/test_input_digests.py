@@ -16,8 +16,8 @@ from skyrl.data.prompts import PromptDataset
 from skyrl.errors import ResumeError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.ppo import BasePPOExp
-from skyrl.runs import read_again
-from skyrl.runs.read_again import STATE, carried_on, judged_with, model_digests, refuse_changed_inputs
+from skyrl.runs import input_digests
+from skyrl.runs.input_digests import STATE, carried_on, judged_with, model_digests, refuse_changed_inputs
 from skyrl.trajectory import Prompt
 from tests import nano_run, supervised_run
 from tests.nano_run import train
@@ -105,7 +105,7 @@ def is_refused(file: Path, run: SkyRLTrainConfig) -> bool:
     checkpoint = experiment.checkpoints.latest()
     assert checkpoint is not None
     try:
-        refuse_changed_inputs(checkpoint, experiment.read_again(), run)
+        refuse_changed_inputs(checkpoint, experiment.input_digests(), run)
     except ResumeError:
         return True
     finally:
@@ -212,14 +212,14 @@ def test_the_folders_of_harbor_tasks_are_read_again(nano: Path, tmp_path: Path) 
 
 def digests(values: Any) -> dict[str, str]:
     run: Any = compose([], values).config
-    found: dict[str, str] = experiment_class(run)(run).read_again()
+    found: dict[str, str] = experiment_class(run)(run).input_digests()
     return found
 
 
 def test_a_revision_of_the_hub_that_moved_is_told_by_the_files_that_this_machine_has(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skyrl.runs.read_again.cached_folder", lambda name: tmp_path / "snapshot")
+    monkeypatch.setattr("skyrl.runs.input_digests.cached_folder", lambda name: tmp_path / "snapshot")
     model = ModelConfig(path="owner/name")
     assert model_digests("trainer.ref.model.path", model, weights=True) == {}
     shutil.copytree(nano / "model", tmp_path / "snapshot")
@@ -248,16 +248,16 @@ def test_what_only_one_session_read_is_not_compared_but_kept(nano: Path, tmp_pat
 def test_a_large_file_is_read_in_blocks_spread_over_it(
     place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_again, "BLOCK", 16)
-    monkeypatch.setattr(read_again, "BUDGET", 64)
+    monkeypatch.setattr(input_digests, "BLOCK", 16)
+    monkeypatch.setattr(input_digests, "BUDGET", 64)
     file = tmp_path / "weights"
     file.write_bytes(bytes(4096))
-    before = read_again.file_digests([file])
+    before = input_digests.file_digests([file])
     blocks = {number * (4096 - 16) // 3 for number in range(4)}  # bytes 0, 1360, 2720 and 4080 and those after them
     file.write_bytes(bytes(place) + b"x" + bytes(4095 - place))
     is_read = any(start <= place < start + 16 for start in blocks)
-    assert (read_again.file_digests([file]) != before) == is_read
+    assert (input_digests.file_digests([file]) != before) == is_read
     file.write_bytes(b"y" * 4096)
-    assert read_again.file_digests([file]) != before
+    assert input_digests.file_digests([file]) != before
     file.write_bytes(bytes(4097))
-    assert read_again.file_digests([file]) != before
+    assert input_digests.file_digests([file]) != before

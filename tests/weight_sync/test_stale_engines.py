@@ -17,7 +17,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.errors import WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.weight_sync.canary import Canary
-from skyrl.weight_sync.yardstick import ScoredSample, Verdict, Yardstick
+from skyrl.weight_sync.stale_engines import ScoredSample, Verdict, Yardstick
 
 ROWS, TOKENS = 32, 10
 
