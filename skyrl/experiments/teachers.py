@@ -13,8 +13,8 @@ from skyrl.inference.servers.scoring_server import TOKEN_VARIABLE, ScoringServer
 from skyrl.learners.workers.group import ScorerGroup
 from skyrl.learners.workers.roles import SFTTeacherWorker
 from skyrl.models.files.loading import load_tokenizer
+from skyrl.runs.input_digests import adapter_digests, model_digests
 from skyrl.runs.inputs import compare_served_tokens, refuse_other_tokens
-from skyrl.runs.read_again import adapter_digests, model_digests
 from skyrl.training.teachers_by_source import ServedTeacher
 
 
