@@ -138,7 +138,7 @@ def _phases(setting: Measured, folder: str, ranks: Any) -> dict[str, int]:
         with record_function(_MARK + "update"):
             update()
         with record_function(_MARK + "transfer"):
-            asyncio.run(worker.stream(_consume, dtype="bfloat16"))
+            asyncio.run(worker.export_weights(_consume, dtype="bfloat16"))
     worker.close()
     return _peaks(profiler, rested)
 

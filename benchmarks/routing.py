@@ -60,7 +60,7 @@ class Simulated:
         )
         return (one,) * len(request.keys)
 
-    async def load(self) -> EngineLoad:
+    async def current_load(self) -> EngineLoad:
         """Its queue."""
         return EngineLoad(waiting=len(self._queue))
 

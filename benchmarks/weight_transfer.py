@@ -75,7 +75,7 @@ class Learner:
                 return
             weight.neg_()
 
-    async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], Any], **settings: Any) -> Any:
+    async def export_weights(self, consume: Callable[[Iterator[tuple[str, Tensor]]], Any], **settings: Any) -> Any:
         return await asyncio.to_thread(consume, iter(self.weights.items()))
 
     async def shapes(self, **settings: Any) -> list[tuple[str, tuple[int, ...]]]:

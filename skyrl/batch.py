@@ -5,7 +5,7 @@ has the same shape (B, L) and describes that token. So `old_logprobs[b, t]` is l
 nats, and is only meaningful where `loss_mask` is true. A batch is frozen; each stage of a step returns a copy with more
 fields filled:
 
-    batch = batch.given(old_logprobs=...)
+    batch = batch.with_fields(old_logprobs=...)
 """
 
 from __future__ import annotations

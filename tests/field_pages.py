@@ -7,7 +7,7 @@ from functools import cache
 
 from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.loading.kinds import KINDS, kind_named
-from skyrl.config.loading.reference import ROLES, TableReference, section, tables
+from skyrl.config.loading.reference import CHANGES, TableReference, section, tables
 from tests.effects.table import TITLES
 
 FOLDER = "docs/fields"
@@ -15,10 +15,11 @@ FOLDER = "docs/fields"
 _INTRODUCTION = f"""# Reference of all fields
 
 A page for each table. A heading is the path of a field as a file or an argument has it, and can be linked. The line
-below it has the type, the allowed values, the default and the role. Then come the meaning with its unit, when the
-field acts, and what derives it where it is not written. `null` is `none` on a command line and `"none"` in TOML.
+below it has the type, the allowed values, the default and whether a resumed run may change it. Then come the meaning
+with its unit, when the field acts, and what derives it where it is not written. `null` is `none` on a command line
+and `"none"` in TOML.
 
-{ROLES}
+{CHANGES}
 
 `skyrl config docs PATH` prints the same for a table or a field, your own classes included. `skyrl config explain PATH
 FILE` prints the value in a run and where it comes from. [What each field changes](../../tests/effects/fields.md)

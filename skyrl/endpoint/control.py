@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from skyrl.errors import WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
-from skyrl.weight_receiver.incoming_weights import Broadcast, IncomingWeights, Native, RemoteWeights, receipt
+from skyrl.weight_receiver.incoming_weights import Broadcast, IncomingWeights, Native, RemoteWeights, acknowledgement
 
 
 @frozen(kw_only=True)
@@ -95,7 +95,7 @@ class EngineControl:
             await self._change(lambda: self._load(incoming))
         except WeightSyncError as error:
             return str(error)
-        return receipt(incoming)
+        return acknowledgement(incoming)
 
     def name_weights(self, version: int) -> None:
         """Set the version of the weights that the engines hold now."""

@@ -34,9 +34,9 @@ from skyrl.errors import ConfigError, Problem, ProcessError, UserError
 from skyrl.experiments.servers import server_deadlines
 from skyrl.inference.engine import InferenceEngine, InFlight
 from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.inference.pool.engine_proxy import EngineProxy
 from skyrl.inference.pool.restarts import EngineRestarts
 from skyrl.inference.servers.http_engine import HttpEngine
-from skyrl.inference.servers.remote_engine import RemoteEngine
 from skyrl.inference.servers.sglang_engine import SGLangEngine
 from skyrl.inference.torch.engine import load_torch_engine
 from skyrl.inference.vllm.engine import VLLMEngine
@@ -237,9 +237,9 @@ def engine_restarts(
 
     async def start(number: int) -> InferenceEngine:
         if number in placed:
-            return RemoteEngine(await run_in_daemon_thread(partial(processes.restart, "engine", number, maker)))
+            return EngineProxy(await run_in_daemon_thread(partial(processes.restart, "engine", number, maker)))
         seat = layout_of_engine(engines, number, per_node)
-        found = RemoteEngine(await run_in_daemon_thread(partial(processes.add, seat, maker)))
+        found = EngineProxy(await run_in_daemon_thread(partial(processes.add, seat, maker)))
         placed.add(number)
         return found
 

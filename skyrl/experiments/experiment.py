@@ -258,10 +258,10 @@ class BaseExp:
         learner, lora = self.learners[self.role], self.trained.model.lora
         await self.time_sharing.for_learning(self.role)
         await learner.refuse_non_finite_state()
-        await learner.stream(self.get_export(folder))
+        await learner.export_weights(self.get_export(folder))
         if lora.rank:
             adapter = AdapterExport(like=self.model_path, lora=lora, folder=folder.with_name("adapter"))
-            await learner.stream(adapter, adapter=True)
+            await learner.export_weights(adapter, adapter=True)
 
     def ranks_of(self, role: str, size: int, replicas: Replicas | None = None) -> tuple[Ranks, ...]:
         """The ranks of a role; a single rank needs no rendezvous. `replicas` says which compute on the same rows."""

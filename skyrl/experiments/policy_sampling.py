@@ -30,8 +30,8 @@ from skyrl.experiments.served_policy import address_of_clients, served_policy
 from skyrl.experiments.servers import server_engines
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine
 from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.inference.pool.engine_proxy import EngineProxy
 from skyrl.inference.pool.restarts import EngineRestarts
-from skyrl.inference.servers.remote_engine import RemoteEngine
 from skyrl.models.files.chat_templates import with_template
 from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.generator import SkyRLGymGenerator
@@ -155,7 +155,7 @@ class PolicySampling(BaseExp):
 
     def start_engines(self, makers: Sequence[Callable[[], InferenceEngine]]) -> Sequence[InferenceEngine]:
         """The engines that `makers` make, in processes of the run."""
-        return [RemoteEngine(handle) for handle in self.processes.start("engine", makers).handles]
+        return [EngineProxy(handle) for handle in self.processes.start("engine", makers).handles]
 
     def get_generator(self) -> SkyRLGymGenerator:
         """Generator of rewarded trajectories."""

@@ -563,7 +563,7 @@ class BasePPOExp(PolicySampling):
         with TemporaryDirectory(prefix=".policy_", dir=self.folder.path) as scratch:  # all ranks see this folder
             storage = Disk(Path(scratch))
             await self.time_sharing.for_scoring("policy")
-            files = await self.policy.stream(WeightFiles(storage=storage, folder="policy"))
+            files = await self.policy.export_weights(WeightFiles(storage=storage, folder="policy"))
             yield StoredTensors(storage, "policy", files)
 
     def _turn_of(self, path: str) -> str:

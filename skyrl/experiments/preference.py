@@ -63,6 +63,12 @@ def preference_objective(run: PreferenceConfig) -> PreferenceObjective | LabelOb
     )
 
 
+def reference_digests(run: PreferenceConfig) -> dict[str, str]:
+    """Digests of the files of the reference, by the fields that name them: see `skyrl.runs.input_digests`."""
+    model, field = reference_model(run), "model.path" if run.ref_model_path is None else "ref_model_path"
+    return model_digests(field, model, weights=True) | adapter_digests("model.lora.path", model)
+
+
 def tried(name: str, loss: PairLoss, settings: PairSettings) -> None:
     """Call a loss of the user's own with a few pairs, together and one by one. Raises `ConfigError` if it fails, does
     not give a number for each pair, or compares pairs with each other, whose micro-batches may differ.
@@ -132,7 +138,7 @@ class PreferenceExp(SupervisedExp):
         """Mix the policy, into which an adapter is merged, into the reference."""
         with TemporaryDirectory(prefix=".reference_", dir=self.folder.path) as scratch:  # all ranks see this folder
             storage = Disk(Path(scratch))
-            files = await self.learner.stream(WeightFiles(storage=storage, folder="policy"))
+            files = await self.learner.export_weights(WeightFiles(storage=storage, folder="policy"))
             await self.reference.mix(StoredTensors(storage, "policy", files), self.cfg.ref_model_mixup_alpha)
 
     def check_inputs(self) -> None:
@@ -161,13 +167,7 @@ class PreferenceExp(SupervisedExp):
     def input_digests(self) -> dict[str, str]:
         """Digests of what a resumed run reads again, with the reference."""
         stays = self.cfg.compares and not self.moves_reference
-        return super().input_digests() | (self._reference_digests() if stays else {})
-
-    def _reference_digests(self) -> dict[str, str]:
-        model, field = reference_model(self.cfg), "model.path"
-        if self.cfg.ref_model_path is not None:
-            field = "ref_model_path"
-        return model_digests(field, model, weights=True) | adapter_digests("model.lora.path", model)
+        return super().input_digests() | (reference_digests(self.cfg) if stays else {})
 
     async def prepare(self) -> None:
         """Compute the log-probabilities of the reference for all rows, or read those that are stored, if configured."""
@@ -193,7 +193,7 @@ class PreferenceExp(SupervisedExp):
     def _reference_file(self, rows: TokenizedRows[Any]) -> Path:
         """The file of the reference's log-probabilities of these rows."""
         folder = Path(self.cfg.ref_log_probs_path or self.folder.path / "ref_log_probs").expanduser()
-        digests = sorted(self._reference_digests().items())
+        digests = sorted(reference_digests(self.cfg).items())
         return logprobs_file(folder, rows.fingerprint, (reference_model(self.cfg), digests, self.cfg.compute_dtype))
 
     async def _score_reference(self, batch: TrainingBatch) -> Tensor:
@@ -215,7 +215,11 @@ class PreferenceExp(SupervisedExp):
         return batch
 
     async def _with_baseline(self, batch: TrainingBatch) -> TrainingBatch:
-        """The batch with KTO's z: the mean log-ratio of prompts with answers of other rows, at least 0."""
+        """The batch with KTO's z: the mean log-ratio of prompts with answers of other rows, at least 0. A row alone has
+        no other: its z is 0.
+        """
+        if len(batch) == 1:
+            return batch
         others = mismatched(batch, self.max_length)
         with self.clock.measure("policy_logprobs"):
             ratios = await self.learner.score(others)

@@ -66,7 +66,7 @@ class AdapterShelf(Generic[T]):
         self._files: TemporaryDirectory[str] | None = None
         self._turn, self._released = asyncio.Lock(), asyncio.Event()
 
-    async def publish(self, name: str, adapter: Adapter) -> None:
+    async def add_adapter(self, name: str, adapter: Adapter) -> None:
         """Adds an adapter, which has to fit the model. Raises `UserError` if there is one of this name, or no room for
         any.
         """
@@ -80,11 +80,11 @@ class AdapterShelf(Generic[T]):
         self.by_name[name] = _Entry(number=number, folder=folder)
 
     def add_stored(self, name: str, folder: Path) -> None:
-        """Adds the adapter in this folder, which has to stay there. Raises as `publish`."""
+        """Adds the adapter in this folder, which has to stay there. Raises as `add_adapter`."""
         self._refuse(name)
         self.by_name[name] = _Entry(number=next(self._numbers), folder=folder.expanduser())
 
-    async def unpublish(self, name: str) -> None:
+    async def remove_adapter(self, name: str) -> None:
         """Forgets an adapter: later requests are refused, and it is unloaded once running ones have ended. Raises
         `UserError` for an unknown name.
         """

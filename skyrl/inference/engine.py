@@ -235,7 +235,7 @@ class InferenceEngine(Protocol):
         then keeps the old weights or, if it had started to replace them, refuses all work from then on.
         """
 
-    async def publish(self, name: str, adapter: Adapter) -> None:
+    async def add_adapter(self, name: str, adapter: Adapter) -> None:
         """Make an adapter one that requests may name, beside others and the policy's own weights, while samples are
         drawn. A bounded number of adapters is in memory, the others in files.
 
@@ -243,12 +243,12 @@ class InferenceEngine(Protocol):
         not fit.
         """
 
-    async def unpublish(self, name: str) -> None:
+    async def remove_adapter(self, name: str) -> None:
         """Forget a published adapter: later requests that name it are refused. Returns when earlier ones are answered.
         Raises `UserError` for an unknown name.
         """
 
-    async def load(self) -> EngineLoad | None:
+    async def current_load(self) -> EngineLoad | None:
         """Current load of the engine; None if it does not report its load."""
 
     async def sleep(self) -> bool:

@@ -101,7 +101,7 @@ class RankMetrics:
         return self.sums | means | spreads | load_metrics(self.loads)
 
 
-def merged(parts: Sequence[RankMetrics]) -> RankMetrics:
+def merge_metrics(parts: Sequence[RankMetrics]) -> RankMetrics:
     """The metrics of all ranks together."""
     first = parts[0]
     return RankMetrics(

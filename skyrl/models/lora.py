@@ -166,7 +166,7 @@ class _Parts:
     b: Tensor | None = None
 
 
-def merged(weights: Iterator[tuple[str, Tensor]], lora: SkyRLLoraConfig) -> Iterator[tuple[str, Tensor]]:
+def merge_adapters(weights: Iterator[tuple[str, Tensor]], lora: SkyRLLoraConfig) -> Iterator[tuple[str, Tensor]]:
     """Names and values of the equivalent model without adapters; merged weights are in float32.
 
     `weights` may come in any order; weights without adapters pass unchanged. The matrix of a layer is (out, in), its
@@ -181,7 +181,7 @@ def merged(weights: Iterator[tuple[str, Tensor]], lora: SkyRLLoraConfig) -> Iter
 
 
 def merged_shapes(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Names in the order of `merged`, with tensors of the same shape, whose values and types are meaningless."""
+    """Names in the order of `merge_adapters`, with tensors of the same shapes; values and types are meaningless."""
     for name, parts in _joined(weights):
         base = parts if isinstance(parts, Tensor) else parts.base
         assert base is not None

@@ -1,5 +1,5 @@
-"""Calls environments outside the event loop, with a deadline; every kind of failure becomes an `EpisodeError`, except
-that of a service that is gone.
+"""Calls environments outside the event loop, with a deadline, unless they return at once; every kind of failure becomes
+an `EpisodeError`, except that of a service that is gone.
 
 `Pace` limits how many calls begin in a second, `SamplesInFlight` counts samples and calls for the line that says what a
 silent run waits for.
@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from attrs import define, field
 
@@ -192,17 +192,8 @@ class EnvCalls:
 
     async def _called(self, who: str, function: Callable[..., Any], args: tuple[object, ...]) -> tuple[T, float]:
         value, error, seconds = await self._outcome(who, function, args)
-        if isinstance(error, EpisodeError | ServiceGone):
-            raise error
-        if isinstance(error, SkipSample):
-            raise EpisodeError(Skipped(f"{who} skips it: {_short(str(error))}")) from error
-        if isinstance(error, WorkerEnded):
-            raise EpisodeError(Failure(kind=_KINDS[error.how], reason=f"{who} {_short(str(error))}")) from error
-        if isinstance(error, RewardError):
-            raise EpisodeError(Failure(kind="raised", reason=f"{who} {_short(str(error))}")) from error
         if error is not None:
-            text = f"{who} raised {_with_place(error)}"
-            raise EpisodeError(Failure(kind="raised", reason=text)) from error
+            _refuse(who, error)
         return value, seconds
 
     async def _outcome(
@@ -252,6 +243,37 @@ class EnvCalls:
         """
         assert self._deadline is not None
         return self._deadline + (0.0 if call.begun is None else call.begun + outages.seconds(now) - now)
+
+
+def called_at_once(who: str, function: Callable[..., T], *args: object) -> tuple[T, float]:
+    """Call a function that returns within microseconds, on the event loop, where a thread would take longer than it
+    does; otherwise like `EnvCalls`.
+    """
+    start = time.perf_counter()
+    try:
+        value = function(*args)
+    except Exception as error:  # noqa: BLE001  # any error of an environment is an outcome of its sample
+        _refuse(who, error)
+    return value, time.perf_counter() - start
+
+
+def _refuse(who: str, error: BaseException) -> NoReturn:
+    """Raise what a call raised as an `EpisodeError`, unless a service is gone."""
+    if isinstance(error, EpisodeError | ServiceGone):
+        raise error
+    raise EpisodeError(_outcome(who, error)) from error
+
+
+def _outcome(who: str, error: BaseException) -> Failure | Skipped:
+    match error:
+        case SkipSample():
+            return Skipped(f"{who} skips it: {_short(str(error))}")
+        case WorkerEnded():
+            return Failure(kind=_KINDS[error.how], reason=f"{who} {_short(str(error))}")
+        case RewardError():
+            return Failure(kind="raised", reason=f"{who} {_short(str(error))}")
+        case _:
+            return Failure(kind="raised", reason=f"{who} raised {_with_place(error)}")
 
 
 def number(value: Any, what: str) -> float:

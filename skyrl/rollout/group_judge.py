@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 from attrs import evolve
@@ -11,6 +10,7 @@ from attrs import evolve
 from skyrl.config import SkyRLGymConfig
 from skyrl.envs.env import Sampled
 from skyrl.envs.group_rewards import GroupReward
+from skyrl.envs.rows import copied
 from skyrl.rollout.attempts import FailureTally
 from skyrl.rollout.env_calls import EpisodeError, number
 from skyrl.rollout.episode import EpisodeContext
@@ -55,7 +55,7 @@ class GroupJudge:
         who = f"{prompt.env_class}, judging the group of prompt {prompt.id},"
         decode = self._context.tokenizer.decode
         answers = [prompt.whole(decode(row.response_ids, skip_special_tokens=True)) for row in rows]
-        extras: dict[str, Any] = {"data_source": prompt.data_source, **deepcopy(dict(prompt.extras))}
+        extras: dict[str, Any] = {"data_source": prompt.data_source, **copied(dict(prompt.extras))}
         sampled = [Sampled(token_ids=row.response_ids, version=row.weight_versions[0]) for row in rows]
         measured: dict[str, float] = {}
         given, _ = await self._context.call(who, reward.rewards, prompt.question, answers, extras, sampled, measured)

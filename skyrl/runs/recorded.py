@@ -96,7 +96,7 @@ def weight_digests_of(learners: Mapping[str, LearnerGroup[LearningWorker]], turn
 
     async def digests(name: str, learner: LearnerGroup[LearningWorker]) -> dict[str, str]:
         await turns.for_scoring(name)
-        return await learner.stream(weight_digests)
+        return await learner.export_weights(weight_digests)
 
     return {name: partial(digests, name, learner) for name, learner in learners.items()}
 

@@ -11,7 +11,7 @@ from skyrl.checkpoint.store import Checkpoint, CheckpointStore
 from skyrl.config.loading.kinds import kind_of, samples_rollouts
 from skyrl.errors import ResumeError, UserError
 from skyrl.experiments.exports import export_of, policy_export
-from skyrl.models.lora import adapter_alone, merged
+from skyrl.models.lora import adapter_alone, merge_adapters
 from skyrl.models.saving.storing import AdapterExport
 from skyrl.runs.stored_runs import Run, checkpoints_of, place_of, run_of
 from skyrl.tree import required
@@ -51,7 +51,7 @@ def export(
     if adapter:
         _exporter(config, folder, adapter=True)(adapter_alone(weights))
     else:
-        _exporter(config, folder)(merged(weights, lora))
+        _exporter(config, folder)(merge_adapters(weights, lora))
     return saved, folder
 
 

@@ -62,7 +62,7 @@ class Samplers:
                     "base"
                 )
             try:
-                await self._engines.publish(sampler, adapter)
+                await self._engines.add_adapter(sampler, adapter)
             except (UserError, WeightSyncError) as error:
                 raise RequestError(f"sampler {sampler}: {error}") from error
             self._adapters.add(sampler)
@@ -102,7 +102,7 @@ class Samplers:
         async with self._changes:
             if sampler in self._adapters:
                 self._adapters.discard(sampler)
-                await self._engines.unpublish(sampler)
+                await self._engines.remove_adapter(sampler)
 
     @asynccontextmanager
     async def admitting(self, engine: InferenceEngine) -> AsyncIterator[None]:
@@ -114,7 +114,7 @@ class Samplers:
             for sampler in sorted(self._adapters):
                 with suppress(ModelError):
                     adapter = await asyncio.to_thread(stored_adapter, self._snapshots / sampler, f"sampler {sampler}")
-                    await engine.publish(sampler, adapter)
+                    await engine.add_adapter(sampler, adapter)
             yield
 
     async def sample(self, request: SampleRequest) -> SampleResult:

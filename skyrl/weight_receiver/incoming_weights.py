@@ -240,10 +240,10 @@ class UpdateGroup:
 
 
 LOADED = "loaded"
-"""First word of a receipt."""
+"""First word of an acknowledgement."""
 
 
-def receipt(incoming: IncomingWeights) -> str:
+def acknowledgement(incoming: IncomingWeights) -> str:
     """What this library's code answers once it has compared a set of weights with its digests and loaded it: a word,
     and a digest of the digests of all tensors if the set comes as files. A receiver in a group needs none: the sender
     notices if it does not join.
@@ -256,7 +256,7 @@ def receipt(incoming: IncomingWeights) -> str:
 
 def load_failure(outcomes: Iterable[object], incoming: IncomingWeights) -> str:
     """An empty string if every outcome is the receipt of these weights, otherwise the reason why one is not."""
-    expected = receipt(incoming)
+    expected = acknowledgement(incoming)
     others = sorted({str(outcome or "") for outcome in outcomes} - {expected})
     if not others:
         return ""

@@ -61,7 +61,7 @@ _MOST_STORED = 2.0
 class WeightSource(Protocol):
     """The holder of the newest weights: a learner, on one rank or many."""
 
-    async def stream(
+    async def export_weights(
         self,
         consume: Callable[[Iterator[Weight]], R],
         *,
@@ -103,7 +103,7 @@ class SharedTransport:
         self._lora = lora
 
     async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
-        incoming = Shared(await source.stream(tuple, adapter=self._lora is not None))
+        incoming = Shared(await source.export_weights(tuple, adapter=self._lora is not None))
         await client.load_weights([_adapter_tensors(incoming, self._lora)] * len(client.in_service), version)
 
 
@@ -155,7 +155,7 @@ class GroupTransport(ABC):
         weights = _infos(await source.shapes(adapter=is_adapter), self.dtype)
         here, there = self.rendezvous.new_group(len(client.in_service), senders=self.senders)
         incoming = [_adapter_tensors(self.incoming(group, weights), self.lora) for group in there]
-        sending = source.stream(
+        sending = source.export_weights(
             self.sender(here, weights),
             everywhere=self.senders > 1,
             adapter=is_adapter,
@@ -243,7 +243,7 @@ class FolderTransport:
         try:
             await asyncio.to_thread(make_own_folder, self._path)
             with tempfile.TemporaryDirectory(dir=self._path, prefix=f"version-{version}-") as folder:
-                await source.stream(
+                await source.export_weights(
                     FolderSender(path=folder, dtype=self._dtype),
                     adapter=is_adapter,
                     dtype=None if is_adapter else self._dtype,
@@ -276,7 +276,7 @@ class DeltaTransport:
         try:
             base = await asyncio.to_thread(self._prepare, infos)
             sender = DeltaSender(path=self._path, dtype=self._dtype, prefix=f"{next(self._numbers):06}", base=base)
-            self._base = await source.stream(sender, dtype=self._dtype)
+            self._base = await source.export_weights(sender, dtype=self._dtype)
             incoming = Delta(path=self._path, files=self._base, weights=infos)
             await client.load_weights([incoming] * len(client.in_service), version)
             for name in await asyncio.to_thread(self._storage.names):

@@ -200,7 +200,7 @@ def test_schema_and_docs_know_classes_of_ones_own(run_toml: Path) -> None:
     definitions = json.loads(said("schema", "own.toml"))["$defs"]
     assert definitions["Mine"]["properties"]["bonus"]["description"] == "Added to every reward."
     assert definitions["TrainerConfig"]["properties"]["algorithm"]["$ref"] == "#/$defs/Mine"
-    facts = "Type: a number. Default: `0.5`. Role: `numerics`."
+    facts = "Type: a number. Default: `0.5`. May change on resume: with `resume_with_changes`."
     assert f"### trainer.algorithm.bonus\n\n{facts}\n\nAdded to every reward." in said("docs", "own.toml")
     assert "Added to every reward." in said("explain", "trainer.algorithm.bonus", "own.toml")
 
@@ -280,8 +280,8 @@ def test_docs_of_a_path_are_its_section_alone(run_toml: Path) -> None:
     page = said("docs", "trainer.faults")
     assert page.startswith("## trainer.faults\n")
     assert page.count("\n## ") == 0
-    epochs = "### trainer.epochs\n\nType: a whole number. Allowed: zero or positive. Default: `1`. Role: `free`.\n"
-    assert said("docs", "trainer.epochs").startswith(epochs)
+    facts = "Type: a whole number. Allowed: zero or positive. Default: `1`. May change on resume: freely.\n"
+    assert said("docs", "trainer.epochs").startswith(f"### trainer.epochs\n\n{facts}")
     assert said("docs", "generator.eval_sampling_params.top_p").startswith("### generator.eval_sampling_params.top_p\n")
     assert said("docs", "kind=sft", "learner").startswith("There is nothing to print")
     assert "did you mean trainer.faults?" in said("docs", "trainer.fault")

@@ -115,7 +115,7 @@ class _ManyEngines:
         self.states.append(EngineState(number=len(self.states), state="serving"))
         return len(self.states) - 1
 
-    def not_added(self) -> list[tuple[int, str]]:
+    def failed_additions(self) -> list[tuple[int, str]]:
         return []
 
     async def drain(self, number: int) -> None:
@@ -185,7 +185,7 @@ class _Road(_OneWeight):
     in_service: tuple[object, ...] = (object(),)
     seen: list[object] = field(factory=list)
 
-    async def stream(
+    async def export_weights(
         self, sender: object, *, everywhere: bool = False, adapter: bool = False, dtype: str | None = None
     ) -> object:
         size = getattr(sender, "bucket_bytes", None) if getattr(sender, "backend", "") == "ipc" else None

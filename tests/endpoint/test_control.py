@@ -22,7 +22,7 @@ from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.inference.engine import SampleKey
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.inference.torch.engine import TorchEngine
-from skyrl.weight_receiver.incoming_weights import Broadcast, Folder, as_plain, receipt, weight_info
+from skyrl.weight_receiver.incoming_weights import Broadcast, Folder, acknowledgement, as_plain, weight_info
 from skyrl.weight_receiver.transfer_group import TransferGroup
 from skyrl.weight_sync.senders import FolderSender
 from tests.endpoint.serving import TOOLS_CHATML, Script, served
@@ -139,7 +139,7 @@ async def test_weights_are_read_only_while_the_engines_are_paused_and_only_whole
     assert early.json() == {"results": ["weights arrived before the engines were paused"]}
     assert "the old ones are kept" in refused.json()["results"][0]
     assert before == after
-    assert taken.json() == {"results": [receipt(incoming)]}
+    assert taken.json() == {"results": [acknowledgement(incoming)]}
     assert last[0]["token_ids"] != before[0]["token_ids"]
     assert [before[0]["weight_versions"][0]["version"], last[0]["weight_versions"]] == [
         "0",

@@ -128,7 +128,7 @@ class FakeEngine:
         await asyncio.sleep(0.1)
         self.weight_version = version
 
-    async def load(self) -> EngineLoad | None:
+    async def current_load(self) -> EngineLoad | None:
         return None
 
     async def sleep(self) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from skyrl.config import AlgorithmConfig, GeneratorConfig, InferenceEngineConfig, SkyRLGymConfig, SkyRLLoraConfig
 from skyrl.data.cursor import PromptCursor
 from skyrl.inference.pool.client import InferenceEngineClient
-from skyrl.inference.servers.remote_engine import RemoteEngine
+from skyrl.inference.pool.engine_proxy import EngineProxy
 from skyrl.processes.progress import Progress
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.stream import StreamingRollouts
@@ -44,7 +44,7 @@ class World:
         handles: list[Any] = [EngineHandle(number, schedule, progress) for number in range(schedule.engines)]
         unused: Any = None  # no tokenizer: engines and environments exchange token ids only
         self.client = InferenceEngineClient(
-            [RemoteEngine(handle) for handle in handles],
+            [EngineProxy(handle) for handle in handles],
             unused,
             "a/model",
             SkyRLLoraConfig(),

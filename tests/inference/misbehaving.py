@@ -113,8 +113,8 @@ class MisbehavingServer(FaultServer):
         count = self._counts[route]
         self._counts[route] += 1
         status, content = "200 OK", b""
-        if body.get("method") == "skyrl_prepare":  # a server without the extension reads weights from files
-            status, answer = "500 X", {"error": "the worker has no attribute 'skyrl_prepare'"}
+        if body.get("method") == "skyrl_patch_sampler":  # a server without the extension reads weights from files
+            status, answer = "500 X", {"error": "the worker has no attribute 'skyrl_patch_sampler'"}
         if wrong is not None and wrong.route == route and path != "/health" and wrong.happens(count):
             chance = random.Random(f"{wrong.seed} {count}")
             match wrong.kind:

@@ -258,7 +258,7 @@ class SGLangStandIn:
 
     async def _metrics(self, body: dict[str, Any]) -> str:
         """As with `--enable-metrics`."""
-        load = await self._engine.load()
+        load = await self._engine.current_load()
         return f'sglang:num_queue_reqs{{model_name="a model"}} {load.waiting if load else 0:.1f}\n'
 
     async def _release(self, body: dict[str, Any]) -> None:

@@ -56,13 +56,13 @@ class SlowEngine:
         self.weight_version = version
         return True
 
-    async def publish(self, name: str, adapter: Adapter) -> None:
+    async def add_adapter(self, name: str, adapter: Adapter) -> None:
         self.events.append(f"publish {name}")
 
-    async def unpublish(self, name: str) -> None:
+    async def remove_adapter(self, name: str) -> None:
         self.events.append(f"unpublish {name}")
 
-    async def load(self) -> EngineLoad | None:
+    async def current_load(self) -> EngineLoad | None:
         self.events.append("load")
         return self.busy
 
@@ -284,8 +284,8 @@ async def test_everything_else_goes_to_all_engines() -> None:
     await door.wake()
     await door.load_weights([weights("for a"), weights("for b")], version=3)
     await door.resume()
-    await door.publish("name", shared((), rank=1, alpha=1.0))
-    await door.unpublish("name")
+    await door.add_adapter("name", shared((), rank=1, alpha=1.0))
+    await door.remove_adapter("name")
     await door.close()
     assert a.events == b.events == ["pause", "sleep", "wake", "resume", "publish name", "unpublish name", "close"]
     assert (a.weights, b.weights) == (["for a"], ["for b"])
@@ -299,9 +299,9 @@ async def test_an_adapter_that_one_engine_refuses_is_published_on_none() -> None
     async def refuse(name: str, adapter: Adapter) -> None:
         raise WeightSyncError("it does not fit")
 
-    b.publish = refuse  # type: ignore[method-assign]  # one engine fails
+    b.add_adapter = refuse  # type: ignore[method-assign]  # one engine fails
     with pytest.raises(WeightSyncError, match="it does not fit"):
-        await door.publish("name", shared((), rank=1, alpha=1.0))
+        await door.add_adapter("name", shared((), rank=1, alpha=1.0))
     assert (a.events, b.events) == (["publish name", "unpublish name"], [])
 
 

@@ -530,10 +530,10 @@ async def loads_seen(kind: str, folder: Path) -> list[EngineLoad | None]:
     drawing = asyncio.ensure_future(engine.generate(request(prompts(5)[0], count=24, max_generate_length=60)))
     seen: list[EngineLoad | None] = []
     while not drawing.done():
-        seen.append(await engine.load())
+        seen.append(await engine.current_load())
         await asyncio.sleep(0)
     await drawing
-    return [*seen, await engine.load()]
+    return [*seen, await engine.current_load()]
 
 
 @pytest.mark.long

@@ -223,7 +223,7 @@ async def test_a_stopped_process_is_named_while_it_has_a_request(folder: Path) -
 
 
 async def test_a_call_that_begins_as_the_last_one_ends_is_not_ended_with_its_watch() -> None:
-    async def sign(seconds: float) -> None:
+    async def check_health(seconds: float) -> None:
         return None
 
     async def after(steps: int, answer: str) -> str:
@@ -236,7 +236,7 @@ async def test_a_call_that_begins_as_the_last_one_ends_is_not_ended_with_its_wat
         return await pulse.guard(after(3, "an answer"))
 
     for steps in range(12):  # of the loop, between the beginnings of two calls
-        pulse = Pulse("a server", sign, seconds=PATIENT)
+        pulse = Pulse("a server", check_health, seconds=PATIENT)
         for answer in await asyncio.gather(
             pulse.guard(after(3, "an answer")), later(pulse, steps), return_exceptions=True
         ):
@@ -505,7 +505,7 @@ async def test_a_sign_of_life_may_take_all_of_its_time(folder: Path) -> None:
 
     async with Slow() as server:
         made = SGLangServer(Connection(server.url), Connection(server.url), ServerDeadlines())
-        await made.sign(PATIENT)
+        await made.check_health(PATIENT)
         assert server.asked == 9
         await made.close()
 

@@ -57,7 +57,7 @@ def test_fused_weights_keep_their_memory_when_they_are_replaced() -> None:
         before = decoder.addresses()
         for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
             ours.copy_(theirs)
-        decoder.refresh()
+        decoder.invalidate()
         assert decoder.addresses() == before
         [prefix] = decoder.prefill([[1, 2]], [None])
         expected = other(torch.tensor([[1, 2]])).logits[0, -1]
@@ -123,7 +123,7 @@ def test_weights_that_were_replaced_are_computed_with_after_a_refresh() -> None:
         [before] = decoder.prefill([[1, 2]], [None])
         model.model.norm.weight.mul_(2.0)
         model.model.layers[0].mlp.down_proj.weight.zero_()
-        decoder.refresh()
+        decoder.invalidate()
         [after] = decoder.prefill([[1, 2]], [None])
         expected = model(torch.tensor([[1, 2]])).logits[0, -1]
     assert not torch.allclose(before.logits, expected, atol=1e-3)

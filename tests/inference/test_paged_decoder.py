@@ -149,7 +149,7 @@ def story(model: CausalLM, kind: str, seed: int) -> list[Completion]:
         if event in ("keep", "recompute"):
             version += 1
             replace_weights(model.model, Shared(tuple(nano_model(kind, seed=version).state_dict().items())))
-            model.refresh()
+            model.invalidate()
             batch.set_weights_version(version)
         if event == "sleep":
             model.release()
@@ -209,7 +209,7 @@ async def test_weights_that_moved_are_recorded_again(recorded: list[int]) -> Non
     other = nano_model(seed=1)
     for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
         ours.data = theirs.data
-    engine._model.refresh()
+    engine._model.invalidate()
     (completion,) = await engine.generate(asked)
     assert recorded == [1, 1]
     learned = full_forward_logprobs(nano_model(seed=1), asked.prompt_ids, completion, temperature=1.0)
@@ -223,7 +223,7 @@ async def test_a_first_adapter_is_recorded_and_the_next_one_replaces_it_in_place
     (last,) = await engine.generate(asked)
     for scale in (1.0, 2.0):
         attach(model, {"model.layers.0.mlp.up_proj": LowRank(torch.ones(2, 32), torch.full((48, 2), scale))})
-        engine._model.refresh()
+        engine._model.invalidate()
         (completion,) = await engine.generate(asked)
         learned = full_forward_logprobs(model, asked.prompt_ids, completion, temperature=1.0)
         torch.testing.assert_close(torch.tensor(completion.logprobs), learned, atol=1e-5, rtol=1e-5)

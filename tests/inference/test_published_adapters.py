@@ -123,7 +123,7 @@ async def eight_in_one_batch(kind: str, folder: Path) -> None:
     engine, steps = engine_of(kind, folder)
     learners = {f"of {seed}": learner(seed) for seed in range(8)}
     for name, (_, adapter) in learners.items():
-        await engine.publish(name, adapter)
+        await engine.add_adapter(name, adapter)
     alone = [await engine.generate(by(name)) for name in (*learners, None)]
     before = steps.taken
     together = await asyncio.gather(*(engine.generate(by(name)) for name in (*learners, None)))
@@ -134,7 +134,7 @@ async def eight_in_one_batch(kind: str, folder: Path) -> None:
     assert steps.taken - before < 30, "the adapters share steps"
     assert len({each[0].token_ids for each in together}) > 6
     for name in learners:
-        await engine.unpublish(name)
+        await engine.remove_adapter(name)
 
 
 @pytest.mark.long
@@ -146,11 +146,11 @@ def test_adapters_of_different_ranks_share_a_batch_as_if_each_were_alone(kind: s
 async def publish_while_sampling(kind: str, folder: Path) -> None:
     engine, steps = engine_of(kind, folder)
     (one, its), (two, others) = learner(1), learner(2)
-    await engine.publish("one", its)
+    await engine.add_adapter("one", its)
     steps.hold(after=4)
     running = asyncio.create_task(engine.generate(by("one")))
     await steps.held()
-    publishing = asyncio.create_task(engine.publish("two", others))
+    publishing = asyncio.create_task(engine.add_adapter("two", others))
     later = asyncio.create_task(engine.generate(by(None)))
     steps.release()
     await publishing
@@ -158,8 +158,8 @@ async def publish_while_sampling(kind: str, folder: Path) -> None:
     assert far(one, ASKED[0], await running) < 1e-4
     assert far(small_model(), ASKED[0], await later) < 1e-4
     with pytest.raises(UserError, match="there is an adapter two already"):
-        await engine.publish("two", its)
-    await asyncio.gather(engine.unpublish("one"), engine.unpublish("two"))
+        await engine.add_adapter("two", its)
+    await asyncio.gather(engine.remove_adapter("one"), engine.remove_adapter("two"))
 
 
 @both
@@ -170,11 +170,11 @@ def test_an_adapter_is_published_while_others_sample(kind: str, host: Host, fold
 async def unpublish_while_sampling(kind: str, folder: Path) -> None:
     engine, steps = engine_of(kind, folder)
     (one, its), (two, others) = learner(1), learner(2)
-    await engine.publish("name", its)
+    await engine.add_adapter("name", its)
     steps.hold(after=4)
     running = asyncio.create_task(engine.generate(by("name")))
     await steps.held()
-    leaving = asyncio.create_task(engine.unpublish("name"))
+    leaving = asyncio.create_task(engine.remove_adapter("name"))
     steps.hold(after=1)
     await steps.held()
     assert not leaving.done()
@@ -184,10 +184,10 @@ async def unpublish_while_sampling(kind: str, folder: Path) -> None:
     with pytest.raises(UserError, match="there is no adapter name; loaded: none"):
         await engine.generate(by("name"))
     with pytest.raises(UserError, match="there is no adapter name"):
-        await engine.unpublish("name")
-    await engine.publish("name", others)  # a name may be used again, and nothing of the first adapter is left
+        await engine.remove_adapter("name")
+    await engine.add_adapter("name", others)  # a name may be used again, and nothing of the first adapter is left
     assert far(two, ASKED[0], await engine.generate(by("name"))) < 1e-4
-    await engine.unpublish("name")
+    await engine.remove_adapter("name")
 
 
 @both
@@ -199,14 +199,14 @@ async def more_than_resident(kind: str, folder: Path) -> None:
     engine, _ = engine_of(kind, folder)
     learners = {f"of {seed}": learner(seed) for seed in range(RESIDENT + 3)}
     for name, (_, adapter) in learners.items():
-        await engine.publish(name, adapter)
+        await engine.add_adapter(name, adapter)
     first = {name: await engine.generate(by(name)) for name in learners}
     again = {name: await engine.generate(by(name)) for name in learners}  # each had left to make room
     assert first == again
     together = await asyncio.gather(*(engine.generate(by(name)) for name in (*learners, None)))
     assert [far(model, ASKED[0], drawn) < 1e-4 for (model, _), drawn in zip(learners.values(), together, strict=False)]
     assert far(small_model(), ASKED[0], together[-1]) < 1e-4
-    await asyncio.gather(*map(engine.unpublish, learners))
+    await asyncio.gather(*map(engine.remove_adapter, learners))
 
 
 @pytest.mark.long
@@ -221,13 +221,13 @@ async def refusals(kind: str, folder: Path) -> None:
     with adapter.open() as tensors:
         half = shared(tuple(tensors)[1:], rank=adapter.rank, alpha=8.0)
     with pytest.raises(WeightSyncError, match="the other half of .* is missing"):
-        await engine.publish("half", half)
-    await engine.publish("one", adapter)
+        await engine.add_adapter("half", half)
+    await engine.add_adapter("one", adapter)
     await engine.pause()
     with pytest.raises(WeightSyncError, match=r"an engine with adapters \(one\) takes no new weights"):
         await engine.load_weights(Shared(changed(small_model(), 1)), 1)
     await engine.resume()
-    await engine.unpublish("one")
+    await engine.remove_adapter("one")
 
 
 @both
@@ -239,7 +239,7 @@ async def cancelled_requests(kind: str, folder: Path) -> None:
     engine, steps = engine_of(kind, folder)
     learners = {f"of {seed}": learner(seed) for seed in range(RESIDENT + 2)}
     for name, (_, adapter) in learners.items():
-        await engine.publish(name, adapter)
+        await engine.add_adapter(name, adapter)
     steps.hold(after=3)
     running = [asyncio.create_task(engine.generate(by(name))) for name in learners]
     await steps.held()
@@ -251,7 +251,7 @@ async def cancelled_requests(kind: str, folder: Path) -> None:
             await task
     drawn = await asyncio.gather(*(engine.generate(by(name)) for name in learners))
     assert max(far(model, ASKED[0], each) for (model, _), each in zip(learners.values(), drawn, strict=True)) < 1e-4
-    await asyncio.gather(*map(engine.unpublish, learners))
+    await asyncio.gather(*map(engine.remove_adapter, learners))
 
 
 @pytest.mark.long
@@ -277,7 +277,7 @@ def agree(found: TopLogprobs | None, tokens: Tensor, logprobs: Tensor) -> None:
 async def likeliest_tokens(kind: str, folder: Path) -> None:
     engine, _ = engine_of(kind, folder)
     model, adapter = learner(3)
-    await engine.publish("one", adapter)
+    await engine.add_adapter("one", adapter)
     asked = [
         evolve(
             request(prompt, count=2, temperature=0.7, top_k=3),
@@ -299,7 +299,7 @@ async def likeliest_tokens(kind: str, folder: Path) -> None:
                 agree(each.top_logprobs, *(part[len(one.prompt_ids) - 1 :] for part in whole))
             else:
                 assert each.top_logprobs is None
-    await engine.unpublish("one")
+    await engine.remove_adapter("one")
 
 
 def far_at(model: Any, asked: GenerationRequest, drawn: Completion, temperature: float) -> float:
@@ -441,7 +441,7 @@ async def test_an_engine_whose_policy_is_an_adapter_takes_no_others(folder: Path
     await engine.load_weights(learner(1)[1], 1)
     await engine.resume()
     with pytest.raises(UserError, match="adapter one fits only the base, and this engine's policy is an adapter"):
-        await engine.publish("one", learner(2)[1])
+        await engine.add_adapter("one", learner(2)[1])
     await engine.close()
 
 
@@ -449,7 +449,7 @@ async def test_a_deterministic_engine_draws_the_same_bits_beside_others(folder: 
     engine, _ = made(folder, deterministic=True)
     learners = {f"of {seed}": learner(seed) for seed in range(3)}
     for name, (_, adapter) in learners.items():
-        await engine.publish(name, adapter)
+        await engine.add_adapter(name, adapter)
     alone = [await engine.generate(by(name)) for name in learners]
     assert alone == list(await asyncio.gather(*(engine.generate(by(name)) for name in learners)))
     await engine.close()

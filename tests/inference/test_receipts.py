@@ -22,8 +22,8 @@ from skyrl.weight_receiver.incoming_weights import (
     Delta,
     Folder,
     Shared,
+    acknowledgement,
     load_failure,
-    receipt,
     weight_info,
 )
 from skyrl.weight_receiver.transfer_group import TransferGroup
@@ -43,11 +43,11 @@ def test_a_receipt_names_the_set_of_files_that_was_loaded(tmp_path: Path) -> Non
     one = sent(tmp_path / "one", a=torch.zeros(3), b=torch.ones(2))
     same = sent(tmp_path / "same", b=torch.ones(2), a=torch.zeros(3))
     other = sent(tmp_path / "other", a=torch.zeros(3), b=torch.tensor([1.0, 1.0000001]))
-    assert receipt(one) == receipt(same) != receipt(other)
+    assert acknowledgement(one) == acknowledgement(same) != acknowledgement(other)
     digests = one.digests()
     files = {"1.safetensors": {"a": digests["a"]}, "2.safetensors": {"b": digests["b"]}}
-    assert receipt(Delta(path=str(tmp_path), files=files, weights=one.weights)) == receipt(one)
-    assert receipt(Broadcast(group=GROUP, weights=one.weights)) == receipt(Shared(())) == LOADED
+    assert acknowledgement(Delta(path=str(tmp_path), files=files, weights=one.weights)) == acknowledgement(one)
+    assert acknowledgement(Broadcast(group=GROUP, weights=one.weights)) == acknowledgement(Shared(())) == LOADED
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_every_receiver_has_to_give_the_receipt_of_what_was_sent(
     tmp_path: Path, outcomes: list[Any], reason: str
 ) -> None:
     incoming = sent(tmp_path / "sent", a=torch.zeros(3))
-    given = [receipt(incoming) if each == "{}" else each for each in outcomes]
+    given = [acknowledgement(incoming) if each == "{}" else each for each in outcomes]
     found = load_failure(given, incoming)
     assert found == "" if reason == "" else reason in found
 
@@ -159,4 +159,4 @@ def test_a_folder_whose_digests_are_gone_is_no_receipt(tmp_path: Path) -> None:
     incoming = sent(tmp_path / "sent", a=torch.zeros(3))
     (tmp_path / "sent" / "00000.json").write_text("{")
     with pytest.raises(WeightSyncError, match="corrupted"):
-        receipt(evolve(incoming))
+        acknowledgement(evolve(incoming))

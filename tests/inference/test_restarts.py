@@ -258,7 +258,7 @@ async def test_an_engine_whose_weights_never_change_serves_again_once_it_got_wha
     @asynccontextmanager
     async def admitting(engine: InferenceEngine) -> AsyncIterator[None]:
         assert names(door) == ["b"]
-        await engine.publish("one", shared((), rank=1, alpha=1.0))
+        await engine.add_adapter("one", shared((), rank=1, alpha=1.0))
         yield
         assert names(door) == ["again", "b"]
         serves.set()

@@ -27,7 +27,7 @@ class Short:
     async def resume(self) -> None:
         """Nothing was paused."""
 
-    async def sign(self, seconds: float) -> object:
+    async def check_health(self, seconds: float) -> object:
         """It lives."""
 
     async def close(self) -> None:

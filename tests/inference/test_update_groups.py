@@ -51,7 +51,7 @@ class Routes:
     async def get(self, path: str, *, seconds: float, attempts: int = 1) -> object:
         return {"data": [{"id": "a model", "root": "a/model"}], "weight_version": "7", "world_size": 4}
 
-    async def first(self, kind: type, path: str, *, seconds: float) -> object:
+    async def wait_for_first(self, kind: type, path: str, *, seconds: float) -> object:
         return read(await self.get(path, seconds=seconds), kind)
 
     async def read(self, kind: type, path: str, body: Mapping[str, Any] | None = None, **_: object) -> object:
@@ -76,7 +76,7 @@ async def connect(routes: Any, *, overrides_group: bool) -> list[str]:
 
 
 CLAIM = ["/resume", "/update_weight_version"]
-EXTENDED = ["skyrl_prepare"]
+EXTENDED = ["skyrl_patch_sampler"]
 
 
 @pytest.mark.parametrize("groups", [("", ""), ("", "NCCLWeightTransferEngine")])

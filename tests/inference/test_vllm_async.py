@@ -20,7 +20,15 @@ from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.inference.engine import Completion
 from skyrl.inference.vllm import asynchronous as vllm_async
 from skyrl.inference.vllm.engine import VLLMEngine
-from skyrl.weight_receiver.incoming_weights import Folder, Shared, as_plain, digest, from_plain, receipt, weight_info
+from skyrl.weight_receiver.incoming_weights import (
+    Folder,
+    Shared,
+    acknowledgement,
+    as_plain,
+    digest,
+    from_plain,
+    weight_info,
+)
 from tests.inference.nano import full_forward_logprobs, nano_tokenizer, prompts, request
 from tests.inference.steps import Steps, gate_of_processes
 from tests.inference.vllm_host import Host
@@ -93,7 +101,7 @@ async def longest_queue() -> int:
     drawing = asyncio.create_task(engine.generate(request((1, 2, 3), count=24, max_generate_length=60)))
     longest = 0
     while not drawing.done():
-        load = await engine.load()
+        load = await engine.current_load()
         longest = max(longest, load.waiting if load else 0)
         await asyncio.sleep(0)
     await drawing
@@ -125,7 +133,7 @@ async def load_in_flight(incoming: Any, version: int) -> Completion:
         steps.hold(after=1)
     steps.release()
     loaded = backend.call_workers("skyrl_load_weights", incoming, engine._expected.tied)
-    assert await engine._run_on_loop(loaded) == [receipt(from_plain(incoming))]
+    assert await engine._run_on_loop(loaded) == [acknowledgement(from_plain(incoming))]
     await engine._run_on_loop(backend._llm.reset_prefix_cache(reset_running_requests=True))
     await engine._run_on_loop(backend._llm.update_weight_version(str(version)))
     await engine._run_on_loop(backend._llm.resume_generation())

@@ -181,7 +181,7 @@ async def course(learner: LearnerGroup[PolicyWorker]) -> Trained:
 
 
 async def weights_of(learner: LearnerGroup[PolicyWorker]) -> dict[str, Tensor]:
-    return await learner.stream(copies)
+    return await learner.export_weights(copies)
 
 
 async def stored(

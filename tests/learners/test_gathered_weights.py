@@ -26,7 +26,7 @@ async def test_weights_are_gathered_between_many_updates(spread: Spread) -> None
 async def test_all_ranks_are_free_again_when_a_consumer_of_the_weights_fails(spread: Spread) -> None:
     learner = spread.policy(*WAYS["FSDP2 on 2 ranks"])
     with pytest.raises(ZeroDivisionError):
-        await learner.stream(fail_at_the_second)
+        await learner.export_weights(fail_at_the_second)
     assert len(await weights_of(learner)) == len(await learner.shapes())
 
 
@@ -49,7 +49,7 @@ async def test_the_shapes_are_those_of_what_is_streamed(spread: Spread) -> None:
 async def test_weights_that_are_rounded_before_they_travel_are_those_that_are_rounded_after(spread: Spread) -> None:
     for name in ("FSDP2, 2 ranks cut matrices", "FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks", CUT_BY_DEEPSPEED):
         learner = spread.policy(*WAYS[name])
-        early = await learner.stream(copies, dtype="bfloat16")
+        early = await learner.export_weights(copies, dtype="bfloat16")
         for weight_name, weight in (await weights_of(learner)).items():
             assert torch.equal(early[weight_name], weight.to(torch.bfloat16))
 

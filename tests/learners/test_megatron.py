@@ -334,7 +334,9 @@ async def test_an_adapter_learns_as_in_one_process(name: str, spread: Spread) ->
     assert_same_weights(merged, await weights_of(other))
     assert [name for name, _ in await other.shapes()] == list(merged)
     assert not torch.equal(merged["model.layers.0.mlp.up_proj.weight"], before["model.layers.0.mlp.up_proj.weight"])
-    assert_same_weights(await one.stream(copies, adapter=True), await other.stream(copies, adapter=True))
+    assert_same_weights(
+        await one.export_weights(copies, adapter=True), await other.export_weights(copies, adapter=True)
+    )
 
 
 @pytest.mark.long
@@ -345,7 +347,7 @@ async def test_adapters_with_a_factor_in_common_learn_alike_on_any_ranks(name: s
     for way, size in (({}, 1), (changes, ranks)):
         learner = spread.policy(way | ADAPTER, size)
         numbers = [await learner.update(mini_batch(step)) for step in range(3)]
-        courses.append((numbers, await learner.stream(copies, adapter=True)))
+        courses.append((numbers, await learner.export_weights(copies, adapter=True)))
     (one, adapter), (other, same) = courses
     for expected, found in zip(one, other, strict=True):
         assert_same_numbers(expected, found)
@@ -375,7 +377,9 @@ async def test_adapters_go_on_with_other_degrees_and_under_fsdp2(
     await second.load_state(tensors, numbers)
     for step in (2, 3):
         assert_same_numbers(expected[step], await second.update(mini_batch(step)))
-    assert_same_weights(await one.stream(copies, adapter=True), await second.stream(copies, adapter=True))
+    assert_same_weights(
+        await one.export_weights(copies, adapter=True), await second.export_weights(copies, adapter=True)
+    )
 
 
 @pytest.mark.long

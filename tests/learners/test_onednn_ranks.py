@@ -66,7 +66,7 @@ async def test_sharded_layers_by_onednn_learn_as_plain_ones_do(
     after = min([await handle.call(Counting.counted) for handle in ranks.handles])
     layers, micro_batches, passes = 2 * 7, 2, 4 if recomputing else 3
     assert after - before == 3 * layers * micro_batches * passes, "each linear layer of each rank ran by oneDNN"
-    weights = await learner.stream(copies)
+    weights = await learner.export_weights(copies)
     for name, weight in plain.weights():
         torch.testing.assert_close(weights[name], weight, atol=1e-5, rtol=1e-5)
 

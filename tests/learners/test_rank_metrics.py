@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from skyrl.learners.rank_metrics import Moments, RankMetrics, merged
+from skyrl.learners.rank_metrics import Moments, RankMetrics, merge_metrics
 
 
 def test_moments_of_parts_are_those_of_the_whole() -> None:
@@ -27,5 +27,5 @@ def test_sums_add_up_and_means_weigh_tokens() -> None:
         moments = {"policy_entropy": Moments.from_tensor(torch.tensor(entropies))}
         return RankMetrics(sums={"final_loss": loss}, moments=moments)
 
-    metrics = merged([rank(1.0, [1.0, 1.0, 1.0]), rank(0.5, [5.0])]).metrics()
+    metrics = merge_metrics([rank(1.0, [1.0, 1.0, 1.0]), rank(0.5, [5.0])]).metrics()
     assert metrics == {"final_loss": 1.5, "policy_entropy": 2.0}

@@ -59,7 +59,7 @@ async def test_shared_prompts_uneven_lengths_and_ranks_without_a_token_change_no
     for rows in (compared(grouped()), compared(at_the_end_alone())):  # 35 tokens, and 5
         torch.testing.assert_close(await two.score(rows), await one.score(rows), atol=1e-5, rtol=1e-5)
         assert_same_numbers(await one.update(rows), await two.update(rows))
-    assert_same_weights(copies(one.weights()), await two.stream(copies))
+    assert_same_weights(copies(one.weights()), await two.export_weights(copies))
 
 
 @pytest.mark.parametrize("size", long_except(["sequence", "context"], "context"))

@@ -361,4 +361,6 @@ async def test_an_adapter_learns_alike_however_its_model_is_spread(name: str, sp
     assert [name for name, _ in await other.shapes()] == list(merged)
     assert not torch.equal(merged["model.layers.0.mlp.up_proj.weight"], before["model.layers.0.mlp.up_proj.weight"])
     assert torch.equal(merged["model.norm.weight"], before["model.norm.weight"])
-    assert_same_weights(await one.stream(copies, adapter=True), await other.stream(copies, adapter=True))
+    assert_same_weights(
+        await one.export_weights(copies, adapter=True), await other.export_weights(copies, adapter=True)
+    )

@@ -17,7 +17,7 @@ from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.inference.vllm.model import expected_weights
 from skyrl.models.files.expert_names import refuse_unnamed_experts, stored_names
 from skyrl.models.files.naming import named_weights
-from skyrl.models.lora import merged, with_adapter
+from skyrl.models.lora import merge_adapters, with_adapter
 from skyrl.models.saving.storing import save_pretrained
 from skyrl.weight_receiver.incoming_weights import Folder
 from tests.inference.nano import nano_model, nano_tokenizer
@@ -63,7 +63,7 @@ def test_adapters_learn_on_the_attention_of_a_mixture_of_experts(targets: str) -
     model = with_adapter(nano_model("qwen3_moe"), lora, seed=0, field="lora")
     learning = {name.split(".")[4] for name, weight in model.named_parameters() if weight.requires_grad}
     assert learning == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    assert dict(merged(named_weights(model), lora)).keys() == plain.keys()
+    assert dict(merge_adapters(named_weights(model), lora)).keys() == plain.keys()
 
 
 @pytest.mark.parametrize("target", ["down_proj", "mlp.experts", "gate_proj"])

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ModelError
 from skyrl.models.files.naming import named_weights
-from skyrl.models.lora import merged, merged_shapes, with_adapter
+from skyrl.models.lora import merge_adapters, merged_shapes, with_adapter
 
 LORA = SkyRLLoraConfig(rank=4, alpha=8)
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -47,7 +47,7 @@ def test_only_the_adapter_learns_and_every_linear_layer_but_the_head_has_one(nan
 def test_merged_weights_have_the_names_of_the_plain_model_and_compute_the_same(nano: Path) -> None:
     model = trained(adapted(nano))
     plain = AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32).eval()
-    weights = dict(merged(named_weights(model), LORA))
+    weights = dict(merge_adapters(named_weights(model), LORA))
     assert weights.keys() == dict(named_weights(plain)).keys()
     assert list(weights) == [name for name, _ in merged_shapes(named_weights(model))]
     before = plain(IDS).logits
@@ -60,7 +60,7 @@ def test_a_layer_is_merged_by_the_formula() -> None:
     one = SkyRLLoraConfig(rank=1, alpha=3)
     names = ("x.lora_B.default.weight", "x.base_layer.bias", "x.base_layer.weight", "x.lora_A.default.weight", "y")
     values = ([[1.0], [2.0]], [7.0, 7.0], [[1.0, 1.0], [1.0, 1.0]], [[10.0, 0.0]], [5.0])
-    weights = dict(merged(((n, torch.tensor(v)) for n, v in zip(names, values, strict=True)), one))
+    weights = dict(merge_adapters(((n, torch.tensor(v)) for n, v in zip(names, values, strict=True)), one))
     assert list(weights) == ["x.bias", "x.weight", "y"]
     assert weights["x.weight"].tolist() == [[31.0, 1.0], [61.0, 1.0]]  # W + 3 / 1 B A
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from skyrl.errors import ModelError
-from skyrl.learners.rank_metrics import RankMetrics, merged
+from skyrl.learners.rank_metrics import RankMetrics, merge_metrics
 from skyrl.models.routers import (
     ChoiceRecorder,
     RoutedTokens,
@@ -77,7 +77,7 @@ def test_loads_of_ranks_add_up_before_their_spread_is_taken() -> None:
         RankMetrics(sums={}, moments={}, loads=(loads, (1.0, 1.0, 1.0, 1.0)))
         for loads in [(6.0, 0.0, 0.0, 0.0), (0.0, 2.0, 0.0, 0.0)]
     ]
-    assert merged(parts).metrics() == {
+    assert merge_metrics(parts).metrics() == {
         "router_max_violation": 2.0,  # 6 / 2 - 1
         "router_mean_violation": 1.0,  # the other layer is even
         "router_unused_experts": 0.25,  # 2 of 4, and none

@@ -6,7 +6,7 @@ import asyncio
 
 from skyrl.errors import RunError
 from skyrl.inference.engine import Completion, GenerationRequest, NewTokens
-from skyrl.inference.servers import remote_engine
+from skyrl.inference.pool import engine_proxy
 
 IDS = (7, 8, 9)
 
@@ -47,4 +47,4 @@ class HeldEngine:
 
 def open_reports(engine: HeldEngine) -> int:
     """Number of reports that are kept in the engine's process."""
-    return len(remote_engine._REPORTS)
+    return len(engine_proxy._REPORTS)

@@ -11,7 +11,7 @@ from attrs import evolve
 from skyrl.config import SamplingParams
 from skyrl.errors import RunError
 from skyrl.inference.engine import Completion, GenerationRequest, NewTokens, SampleKey
-from skyrl.inference.servers.remote_engine import RemoteEngine
+from skyrl.inference.pool.engine_proxy import EngineProxy
 from skyrl.processes.handles import Handle
 from skyrl.processes.in_process import InProcess
 from tests.processes.conftest import SharedCluster
@@ -54,7 +54,7 @@ class Listener:
 
 
 def drawing(engine: Handle[Any], listener: Listener) -> asyncio.Task[tuple[Completion, ...]]:
-    return asyncio.ensure_future(RemoteEngine(engine).generate(listener.request))
+    return asyncio.ensure_future(EngineProxy(engine).generate(listener.request))
 
 
 @pytest.mark.sampled(2)
@@ -103,5 +103,5 @@ async def test_a_request_that_nobody_listens_to_opens_no_report(engine: Handle[H
     await engine.call(HeldEngine.let_go)
     silent = evolve(Listener().request, on_tokens=None)
     handle: Handle[Any] = engine
-    (completion,) = await RemoteEngine(handle).generate(silent)
+    (completion,) = await EngineProxy(handle).generate(silent)
     assert completion.token_ids == IDS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from asyncio import sleep
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError
-from skyrl.rollout.threads import Job, KeptThreads, Mailbox, ThreadCall, Workers
+from skyrl.rollout.threads import FEW, Job, KeptThreads, Mailbox, ThreadCall, Workers
 from tests.effects.stage import StageLoop
 
 T = TypeVar("T")
@@ -51,6 +52,17 @@ def test_a_thread_with_nothing_to_do_ends_and_another_takes_its_place() -> None:
         assert ran.get()
     while threads._idle:
         os.sched_yield()
+
+
+def test_thousands_of_threads_ask_for_the_interpreter_less_often_and_few_as_ever() -> None:
+    threads, go, before = KeptThreads(idle_seconds=0.001), threading.Event(), sys.getswitchinterval()
+    for _ in range(4 * FEW):
+        threads.run(go.wait)
+    assert sys.getswitchinterval() == pytest.approx(4 * before, rel=0.01)
+    go.set()
+    while sys.getswitchinterval() > before:
+        os.sched_yield()
+    assert sys.getswitchinterval() == pytest.approx(before)
 
 
 def test_a_forked_process_starts_threads_of_its_own() -> None:

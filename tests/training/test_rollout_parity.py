@@ -13,7 +13,7 @@ from attrs import evolve
 from skyrl.batch import TrainingBatch
 from skyrl.errors import WeightSyncError
 from skyrl.learners.forward import by_engine
-from skyrl.learners.rank_metrics import RankMetrics, merged
+from skyrl.learners.rank_metrics import RankMetrics, merge_metrics
 from skyrl.learners.workers.learning_worker import Objective
 from skyrl.training.collate import collate
 from skyrl.training.rollout_parity import RolloutParity
@@ -86,7 +86,7 @@ def test_distances_are_added_up_for_each_engine_over_rows_and_ranks() -> None:
         "parity/1/tokens": 1.0,
     }
     ranks = [{name: value.item() for name, value in one.items()}, of(2, 3.0, 4)]  # a rank has no row of engine 0
-    whole = merged([RankMetrics(sums=sums, moments={}) for sums in ranks])
+    whole = merge_metrics([RankMetrics(sums=sums, moments={}) for sums in ranks])
     assert whole.metrics() == ranks[0] | ranks[1]
 
 

@@ -57,7 +57,7 @@ WAYS: dict[str, Any] = {
     "dealt where the last row is repeated": lambda rows: deal(rows, 4),
     "cut by a budget": lambda rows: [each for _, each in micro_batches(TokenBudget(tokens=20).plan([rows])[0], 2)],
     "on a device": lambda rows: [rows.to("cpu")],
-    "with more fields": lambda rows: [rows.given(values=torch.zeros(rows.input_ids.shape)).with_selected()],
+    "with more fields": lambda rows: [rows.with_fields(values=torch.zeros(rows.input_ids.shape)).with_selected()],
     "sent": lambda rows: [pickle.loads(pickle.dumps(rows))],
 }
 

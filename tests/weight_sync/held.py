@@ -24,7 +24,7 @@ class HeldModel:
         self.model, self.damage = model, damage
         self._generator = torch.Generator().manual_seed(0)
 
-    async def stream(
+    async def export_weights(
         self,
         consume: Callable[[Weights], R],
         *,

@@ -35,7 +35,7 @@ class Numbers:
     def weights(self) -> Weights:
         return ((name, torch.full((SIZE,), value)) for name, value in self.values.items())
 
-    async def stream(self, consume: Callable[[Weights], R], **settings: Any) -> R:
+    async def export_weights(self, consume: Callable[[Weights], R], **settings: Any) -> R:
         return consume(self.weights())
 
     async def shapes(self, **settings: Any) -> list[tuple[str, tuple[int, ...]]]:

@@ -177,7 +177,7 @@ class Ends:
     async def shapes(self, *, adapter: bool) -> list[tuple[str, tuple[int, ...]]]:
         return [("a", (2,))]
 
-    async def stream(
+    async def export_weights(
         self, consume: Callable[..., Any], *, everywhere: bool, adapter: bool, dtype: str | None = None
     ) -> None:
         assert not adapter, "all weights are sent"

@@ -150,7 +150,7 @@ class Deceived(TorchEngine):
         old = {name: tensor.clone() for name, tensor in self._held.state_dict().items()}
         is_there = await super().load_weights(incoming, version)
         self._spoil(self._held, old)
-        self._model.refresh()  # what it computes with is what the model holds now
+        self._model.invalidate()  # what it computes with is what the model holds now
         return is_there
 
 
@@ -264,7 +264,7 @@ async def test_a_learner_that_never_comes_ends_the_waiting_of_the_engines_at_onc
     store: TCPStore, fault: Exception, raised: tuple[type[Exception], str]
 ) -> None:
     class Breaks(HeldModel):
-        async def stream(
+        async def export_weights(
             self,
             consume: Callable[[Iterator[tuple[str, Tensor]]], R],
             *,

@@ -20,7 +20,7 @@ class Engines:
         self.has_weights, self.travels = asyncio.Event(), asyncio.Event()
         self.travels.set()
 
-    async def without_engines(self) -> None:
+    async def wait_for_replacement(self) -> None:
         await self.died.wait()
         self.died.clear()
         if self._cause is not None:

@@ -206,7 +206,7 @@ async def test_the_folder_for_weights_is_made_with_its_parents_and_empty_once_th
         async def shapes(self, *, adapter: bool) -> list[tuple[str, tuple[int, ...]]]:
             return [("w", (2,))]
 
-        async def stream(self, consume: Callable[[Any], None], *, adapter: bool, dtype: str | None) -> None:
+        async def export_weights(self, consume: Callable[[Any], None], *, adapter: bool, dtype: str | None) -> None:
             assert dtype == "float32"
             consume(iter([("w", torch.ones(2))]))
 
@@ -234,7 +234,7 @@ class AdapterEnds:
         self.asked.append(("shapes", adapter))
         return [("lora_A", (2,))]
 
-    async def stream(
+    async def export_weights(
         self, consume: Callable[[Any], None], *, everywhere: bool = False, adapter: bool, dtype: str | None
     ) -> None:
         assert not everywhere, "the first rank sends"

@@ -74,7 +74,11 @@ def asynchronous_excludes_batched_sampling(run: SkyRLTrainConfig) -> Iterator[Pr
 def kept_cache_excludes_prefix_caching(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A prefix cache would give new samples what the old weights computed."""
     settings, engine = run.trainer.fully_async, run.generator.inference_engine
-    if _keeps_keys_and_values(settings) and backend_of(engine).shares_prefixes and engine.enable_prefix_caching:
+    if (
+        _keeps_keys_and_values(settings)
+        and backend_of(engine).keeps_prefixes_across_updates
+        and engine.enable_prefix_caching
+    ):
         yield Problem(
             path=f"{_ASYNC}.clear_kv_cache_on_weight_sync",
             message=f"the prefix cache of {engine.backend} would hand keys and values of old weights to new samples",

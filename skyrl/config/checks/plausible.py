@@ -29,6 +29,15 @@ LARGEST: dict[str, tuple[float, str, str]] = {
 }
 """Field of the algorithm -> the largest value that recipes come near, the effect of a larger one, a remedy."""
 
+_WHOLE_ANSWER = "the ratio of a whole answer, to the power of 1/length, stays nearer to 1: almost nothing is clipped"
+LARGEST_OF_LOSS: dict[str, dict[str, tuple[float, str, str]]] = {
+    "gspo": {
+        "eps_clip_low": (0.05, _WHOLE_ANSWER, "the paper has 0.0003"),
+        "eps_clip_high": (0.05, _WHOLE_ANSWER, "the paper has 0.0004"),
+    },
+}
+"""The same for fields that one loss reads otherwise than the others. GSPO: arXiv:2507.18071, section 5.1."""
+
 HALVES = ("float16", "fp16", "half")
 
 
@@ -51,7 +60,8 @@ def training_temperature_is_plausible(run: SkyRLTrainConfig) -> Iterator[Problem
 
 def algorithm_settings_are_plausible(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Clip ranges and weights of terms of the loss are near those of published recipes."""
-    for field, (largest, effect, usual) in LARGEST.items():
+    bounds = LARGEST | LARGEST_OF_LOSS.get(run.trainer.algorithm.policy_loss_type, {})
+    for field, (largest, effect, usual) in bounds.items():
         path = f"trainer.algorithm.{field}"
         value = get_at(run, path)
         covering = [effect for effect in ALGORITHM_EFFECTS if f"{path}.".startswith(f"{effect.path}.")]

@@ -47,7 +47,7 @@ class EngineBackend:
     sleeps: bool = False
     """Whether the engine gives up its weights and cache, with `colocate_all`, whenever learners need the GPU."""
 
-    shares_prefixes: bool = False
+    keeps_prefixes_across_updates: bool = False
     """Whether the engine reuses keys and values of prompts with a common prefix, including those of older weights if
     they are kept."""
 
@@ -119,7 +119,7 @@ _SGLANG_SERVER = EngineBackend(
     adapters="files",
     samples_keep_adapters=True,
     is_started_by_the_run=False,
-    shares_prefixes=True,
+    keeps_prefixes_across_updates=True,
     transports=("disk", "nccl", "gloo"),
     sampling_arguments=("custom_params", "ignore_eos", "logit_bias", "presence_penalty", "stop_regex"),
 )
@@ -152,7 +152,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
         scores_prompts=True,
         max_logprobs=20,
         sleeps=True,
-        shares_prefixes=True,
+        keeps_prefixes_across_updates=True,
         transports=("nccl", "gloo", "disk", "delta"),
         head_sizes_on_a_cpu=True,
         sampling_arguments=_VLLM_SAMPLING,
@@ -176,7 +176,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
         adapters="files",
         samples_keep_adapters=True,
         is_started_by_the_run=False,
-        shares_prefixes=True,
+        keeps_prefixes_across_updates=True,
         transports=("disk", "delta", "nccl", "gloo"),
         sampling_arguments=_VLLM_SAMPLING,
     ),

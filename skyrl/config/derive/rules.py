@@ -337,7 +337,7 @@ def engine_determinism_follows_run(run: SkyRLTrainConfig) -> bool:
 )
 def kept_cache_disables_prefix_caching(run: SkyRLTrainConfig) -> bool:
     """Without `clear_kv_cache_on_weight_sync`, a prefix cache would give new samples what old weights computed."""
-    settings, shares = run.trainer.fully_async, backend_of(run.generator.inference_engine).shares_prefixes
+    settings, shares = run.trainer.fully_async, backend_of(run.generator.inference_engine).keeps_prefixes_across_updates
     keeps = settings.enabled and settings.interrupt_generation and not settings.clear_kv_cache_on_weight_sync
     return not (keeps and shares)
 

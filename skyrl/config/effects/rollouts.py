@@ -110,10 +110,10 @@ def _shares_gpu_memory(run: SkyRLTrainConfig) -> bool:
     return run.trainer.device == "cuda" and extra.get("kv_cache_memory_bytes") is None
 
 
-@condition("the engine is not torch with generator.inference_engine.deterministic")
+@condition("the engine is not torch with generator.inference_engine.deterministic, nor with trainer.attention = eager")
 def _keeps_prefixes(run: SkyRLTrainConfig) -> bool:
     engine = run.generator.inference_engine
-    return not (backend_of(engine).is_embedded and engine.deterministic)
+    return not (backend_of(engine).is_embedded and (engine.deterministic or run.trainer.attention == "eager"))
 
 
 _FURTHER_CONDITIONS = {

@@ -21,14 +21,16 @@ from skyrl.tree.suggestions import suggestion
 from skyrl.tree.types import describe
 from skyrl.tree.validators import wanted_by
 
-ROLES = """The role of a field: `identity` fields say which run it is, `numerics` fields change its numbers (both are in
-the fingerprint), `free` ones neither."""
+CHANGES = """A resumed run may change a field freely, with `resume_with_changes`, or never, because it would be another
+run. Fields that may not change freely are in the fingerprint."""
+
+_ON_RESUME = {"identity": "never", "numerics": "with `resume_with_changes`", "free": "freely"}
 
 _HEAD = f"""# Every field
 
 One section for each table, with a heading for each field.
 
-{ROLES}
+{CHANGES}
 """
 
 
@@ -124,7 +126,7 @@ def _field(table: TableReference, path: str, root: type[Any], shared: tuple[str,
         "Type": describe(attribute.type),
         "Allowed": wanted_by(attribute.validator),
         "Default": f"`{default}`",
-        "Role": f"`{role_of(attribute)}`",
+        "May change on resume": _ON_RESUME[role_of(attribute)],
     }
     lines = [f"### {path}", "", " ".join(f"{name}: {fact}." for name, fact in facts.items() if fact), ""]
     if doc := docs_of(type(table.values)).get(attribute.name):

@@ -102,8 +102,8 @@ class InferenceEngineConfig(BaseConfig):
     """Reuse the keys and values of a prompt's beginning among requests (derived as false where old ones outlive new
     weights, see `trainer.fully_async.clear_kv_cache_on_weight_sync`): later turns of a conversation and prompts with
     a common system text compute what is new in them. The torch engine keeps up to 1 GiB of them until weights change,
-    for Llama, Qwen2 and Qwen3 with `sdpa` attention, and none where it is deterministic; beginnings that several
-    prompts share are kept from 64 tokens on."""
+    for Llama, Qwen2 and Qwen3 with `sdpa` or `flash_attention_2`, and none where it is deterministic; beginnings that
+    several prompts share are kept from 64 tokens on."""
 
     enable_chunked_prefill: bool = True
     """Read long prompts in pieces between steps of generation. On a CPU, only where a whole sequence does not fit into

@@ -95,7 +95,7 @@ class ControlRoutes:
         method, arguments = body.text("method"), body.value("args", [])
         body.ignore("timeout")
         match method, arguments:
-            case "skyrl_prepare", []:
+            case "skyrl_patch_sampler", []:
                 return {"results": [None]}
             case "skyrl_update_group", []:
                 return {"results": [""]}

@@ -171,7 +171,7 @@ class Admission:
     async def _adapt(self, served: Served) -> None:
         """Adapt the engine's concurrency limit to its load."""
         try:
-            load = await served.engine.load()
+            load = await served.engine.current_load()
         except (ProcessError, WeightSyncError):
             return  # its requests raise the cause
         if load is None:

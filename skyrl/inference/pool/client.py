@@ -114,7 +114,7 @@ class InferenceEngineClient:
 
     async def waiting(self) -> int:
         """Number of samples that wait, here for an engine or inside one."""
-        loads = await asyncio.gather(*(engine.load() for engine in self.in_service))
+        loads = await asyncio.gather(*(engine.current_load() for engine in self.in_service))
         return self._admission.queued + sum(load.waiting for load in loads if load is not None)
 
     @property
@@ -199,8 +199,7 @@ class InferenceEngineClient:
                     raise
                 drawn = tuple(await self._finite_elsewhere(request, served, others, error))
             if drawn is not None:
-                mine = partial(evolve, engine=served.number)
-                return tuple(sample if any(sample is other for other in others) else mine(sample) for sample in drawn)
+                return tuple(_drawn_by(served.number, sample, others) for sample in drawn)
 
     async def _draw_from(self, served: Served, request: GenerationRequest) -> tuple[Completion, ...] | None:
         """The answer of an engine to a request that is counted in; None if the engine was lost."""
@@ -368,23 +367,23 @@ class InferenceEngineClient:
         if self._in_flight != "keep":
             self._admission.forget_prefixes()
 
-    async def publish(self, name: str, adapter: Adapter) -> None:
-        """Publishes an adapter on every engine in service, or on none; see `InferenceEngine.publish`."""
+    async def add_adapter(self, name: str, adapter: Adapter) -> None:
+        """Publishes an adapter on every engine in service, or on none; see `InferenceEngine.add_adapter`."""
         holders: list[InferenceEngine] = []
 
         async def publish(engine: InferenceEngine) -> None:
-            await engine.publish(name, adapter)
+            await engine.add_adapter(name, adapter)
             holders.append(engine)
 
         try:
             await self._everywhere(publish)
         except BaseException:
-            await asyncio.gather(*(engine.unpublish(name) for engine in holders), return_exceptions=True)
+            await asyncio.gather(*(engine.remove_adapter(name) for engine in holders), return_exceptions=True)
             raise
 
-    async def unpublish(self, name: str) -> None:
-        """Forgets a published adapter on every engine in service; see `InferenceEngine.unpublish`."""
-        await self._everywhere(lambda engine: engine.unpublish(name))
+    async def remove_adapter(self, name: str) -> None:
+        """Forgets a published adapter on every engine in service; see `InferenceEngine.remove_adapter`."""
+        await self._everywhere(lambda engine: engine.remove_adapter(name))
 
     async def inspect(self, look: Callable[[Mapping[int, InferenceEngine]], Awaitable[T]]) -> T:
         """Await `look` on the engines in service by their numbers, which take its requests and no others; returns its
@@ -491,6 +490,13 @@ class InferenceEngineClient:
         if not left:
             self._last_loss = cause
             self._none_left.set()
+
+
+def _drawn_by(number: int, drawn: Completion, others: Sequence[Completion]) -> Completion:
+    """The completion with the number of the engine that drew it, unless it is one of `others`, which have theirs."""
+    if drawn.engine == number or any(drawn is other for other in others):
+        return drawn
+    return evolve(drawn, engine=number)
 
 
 def _last_engine_error(cause: RunError) -> RunError:

@@ -149,9 +149,9 @@ class Dialect(ABC):
     async def wake(self) -> None:
         """Allocate the memory again; the server is paused afterwards."""
 
-    async def sign(self, seconds: float) -> None:
+    async def check_health(self, seconds: float) -> None:
         """Returns at the first sign of life. Raises `ProcessError` if there is none within `seconds`."""
-        await self._control.sign("/health", seconds=seconds)
+        await self._control.check_health("/health", seconds=seconds)
 
     async def close(self) -> None:
         """Close the connections. The server keeps running."""

@@ -112,7 +112,7 @@ class Connection:
         once = partial(self._attempt, method, path, body, query or {}, {})
         return await self._ask(path, seconds, attempts, partial(_fitting, once, kind))
 
-    async def sign(self, path: str, *, seconds: float) -> None:
+    async def check_health(self, path: str, *, seconds: float) -> None:
         """Returns when the server answers a GET request, in any way: one that is paused or loads weights may answer
         503. 502 and 504 are answers of a gateway in front of it. Raises as `post`.
         """

@@ -111,7 +111,7 @@ class HttpEngine:
         self._ends = frozenset({*facts.eos_ids, self._tokenizer.eos_token_id} - {None})
         self._expected = expected_weights(model_path, overrides=overrides) if takes_weights else None
         self._server, self._heartbeat = server, heartbeat
-        self._pulse = Pulse(server.url, server.sign, seconds=heartbeat, has_started=lambda: server.has_answered)
+        self._pulse = Pulse(server.url, server.check_health, seconds=heartbeat, has_started=lambda: server.has_answered)
         self._longest_sample, self._warned_of_copies = 0.0, False
         self._gate, self._connecting = Gate(), asyncio.Lock()
         self._flights: set[_Flight] = set()
@@ -216,17 +216,17 @@ class HttpEngine:
         _log.info("weights of version %d at %s", version, self._server.url)
         return self._server.reads_back and not isinstance(incoming, Adapter)
 
-    async def publish(self, name: str, adapter: Adapter) -> None:
+    async def add_adapter(self, name: str, adapter: Adapter) -> None:
         """Raises `UserError`: adapters of a server are given when it starts."""
         raise UserError(
             f"the inference server {self._server.url} takes no adapter {name} while it runs: use engines of the run"
         )
 
-    async def unpublish(self, name: str) -> None:
+    async def remove_adapter(self, name: str) -> None:
         """Raises `UserError`: there are no published adapters."""
         refuse_adapter(name)
 
-    async def load(self) -> EngineLoad | None:
+    async def current_load(self) -> EngineLoad | None:
         """The load according to the server's metrics; None if it reports none, or cannot be reached now."""
         try:
             return await self._server.load()

@@ -304,9 +304,9 @@ class VLLMServer(Dialect):
     async def _prepared(self) -> bool:
         """Prepares the workers to report tempered log-probabilities. Returns False if they lack the extension."""
         try:
-            await self._post("/collective_rpc", {"method": "skyrl_prepare"}, attempts=1)
+            await self._post("/collective_rpc", {"method": "skyrl_patch_sampler"}, attempts=1)
         except ProcessError as error:
-            if "no attribute 'skyrl_prepare'" not in str(error):
+            if "no attribute 'skyrl_patch_sampler'" not in str(error):
                 raise
             return False
         return True

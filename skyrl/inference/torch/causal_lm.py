@@ -144,19 +144,19 @@ class CausalLM:
         """An empty cache for rows of this model. The one before must not be used any more."""
         return RowCache(self.device) if self._paged is None else self._paged.new_cache()
 
-    def refresh(self) -> None:
+    def invalidate(self) -> None:
         """Frees prepared weights and kept keys and values. Must be called after the model's weights were replaced or
         moved; they are prepared again for the next token.
         """
         self.kept.clear()
         if self._fused is not None:
-            self._fused.refresh()
+            self._fused.invalidate()
         if self._paged is not None:
-            self._paged.refresh()
+            self._paged.invalidate()
 
     def release(self) -> None:
         """Frees all that is not a weight or belongs to a row in flight. Must be called before the model is moved."""
-        self.refresh()
+        self.invalidate()
         if self._paged is not None:
             self._paged.release()
 

@@ -35,7 +35,6 @@ from skyrl.inference.engine import (
     EngineLoad,
     GenerationRequest,
     InFlight,
-    asked_logprobs,
     completion_limit,
     empty_completions,
 )
@@ -152,8 +151,10 @@ class TorchEngine:
             for start in range(0, len(request.keys), self._max_num_seqs)
         ]
         await self._scheduler.complete(jobs)
-        drawn = (job.completions[index] for job in jobs for index in range(len(job.keys)))
-        return tuple(evolve(sample, logprobs=asked_logprobs(request.sampling, sample.logprobs)) for sample in drawn)
+        drawn = tuple(job.completions[index] for job in jobs for index in range(len(job.keys)))
+        if request.sampling.logprobs is not None:
+            return drawn
+        return tuple(evolve(sample, logprobs=()) for sample in drawn)
 
     async def pause(self, in_flight: InFlight = "finish") -> None:
         """Returns when nothing is running. Requests made from now on, and those still waiting, wait for `resume`."""
@@ -182,27 +183,27 @@ class TorchEngine:
         self._scheduler.set_weights_version(version)
         return True
 
-    async def publish(self, name: str, adapter: Adapter) -> None:
-        """Makes an adapter one that requests may name; see `InferenceEngine.publish`."""
+    async def add_adapter(self, name: str, adapter: Adapter) -> None:
+        """Makes an adapter one that requests may name; see `InferenceEngine.add_adapter`."""
         if self._int8:
             raise UserError(f"adapter {name}: an int8 engine takes no adapters beside its weights")
         if self._is_adapted:
             raise UserError(f"adapter {name} fits only the base, and this engine's policy is an adapter beside it")
         refuse_foreign(adapter, linear_layers(self._model.model))
-        await self._adapters.publish(name, adapter)
+        await self._adapters.add_adapter(name, adapter)
 
-    async def unpublish(self, name: str) -> None:
-        """Forgets an adapter; see `InferenceEngine.unpublish`."""
-        await self._adapters.unpublish(name)
+    async def remove_adapter(self, name: str) -> None:
+        """Forgets an adapter; see `InferenceEngine.remove_adapter`."""
+        await self._adapters.remove_adapter(name)
 
-    def publish_stored(self, name: str, folder: Path) -> None:
+    def add_stored_adapter(self, name: str, folder: Path) -> None:
         """Makes the adapter in a folder, in PEFT's format, one that requests may name. Raises `ModelError` if there is
         none that fits.
         """
         stored_adapter(folder, f"adapter {name}", linear_layers(self._model.model))
         self._adapters.add_stored(name, folder)
 
-    async def load(self) -> EngineLoad | None:
+    async def current_load(self) -> EngineLoad | None:
         """Load of the engine: the number of samples that wait for places in the batch."""
         return EngineLoad(waiting=self._scheduler.waiting)
 
@@ -217,7 +218,7 @@ class TorchEngine:
     async def wake(self) -> None:
         """Moves the model back to its device."""
         await self._move(self._device)
-        self._model.refresh()
+        self._model.invalidate()
 
     async def close(self) -> None:
         """Finishes running requests; waiting and later ones raise `RunError`."""
@@ -239,7 +240,7 @@ class TorchEngine:
             replace_weights(self._model.model, incoming)
             attach(self._model.model, {})  # complete weights include every low-rank update
             self._is_adapted = False
-        self._model.refresh()
+        self._model.invalidate()
 
     async def _load_adapter(self, number: int, name: str, folder: Path) -> Updates:
         def load() -> Updates:
@@ -312,7 +313,7 @@ def load_torch_engine(
         max_adapters=max(max_adapters, len(adapters)),
     )
     for name, folder in adapters.items():
-        engine.publish_stored(name, Path(folder).expanduser())
+        engine.add_stored_adapter(name, Path(folder).expanduser())
     return engine
 
 

@@ -128,7 +128,7 @@ class FusedDecoder:
         plain_layers = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
         return plain_layers and config.hidden_act == "silu" and rotary.rope_type in _CONSTANT_ROTATIONS
 
-    def refresh(self) -> None:
+    def invalidate(self) -> None:
         """Frees the prepared weights; they are prepared again from the model's own for the next token."""
         self._layers = []
         self._head = None

@@ -54,7 +54,7 @@ class PagedDecoder:
             self._drop()
         return PagedCache(self._pool)
 
-    def refresh(self) -> None:
+    def invalidate(self) -> None:
         """Must be called after weights were replaced: graphs stay if the addresses of all weights have."""
         self._checked = False
 

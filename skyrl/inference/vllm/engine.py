@@ -180,18 +180,18 @@ class VLLMEngine:
         await self._run_on_loop(self._replace(self._reload(incoming), version))
         return True
 
-    async def publish(self, name: str, adapter: Adapter) -> None:
-        """Makes an adapter one that requests may name; see `InferenceEngine.publish`. vLLM reads it from files."""
+    async def add_adapter(self, name: str, adapter: Adapter) -> None:
+        """Makes an adapter one that requests may name; see `InferenceEngine.add_adapter`. vLLM reads it from files."""
         refuse_foreign(adapter, self._expected.matrices)
         if adapter.rank > self._most_rank:
             raise UserError(f"adapter {name} has rank {adapter.rank}, and this engine takes up to {self._most_rank}")
-        await self._run_on_loop(self._adapters.publish(name, adapter))
+        await self._run_on_loop(self._adapters.add_adapter(name, adapter))
 
-    async def unpublish(self, name: str) -> None:
-        """Forgets an adapter; see `InferenceEngine.unpublish`."""
-        await self._run_on_loop(self._adapters.unpublish(name))
+    async def remove_adapter(self, name: str) -> None:
+        """Forgets an adapter; see `InferenceEngine.remove_adapter`."""
+        await self._run_on_loop(self._adapters.remove_adapter(name))
 
-    async def load(self) -> EngineLoad | None:
+    async def current_load(self) -> EngineLoad | None:
         """Number of requests that vLLM's scheduler does not run, and its cache use, after its last step."""
         return self._backend.load()
 
@@ -361,7 +361,7 @@ async def _start_backend(config: InferenceEngineConfig, arguments: dict[str, Any
         message = "; ".join(line.strip() for line in str(error).splitlines() if line.strip()) or "no message"
         raise UserError(f"vLLM does not start: {type(error).__name__}: {message[:_MESSAGE_CHARACTERS]}") from error
     try:
-        await backend.call_workers("skyrl_prepare", drawable.count, drawable.holes)
+        await backend.call_workers("skyrl_patch_sampler", drawable.count, drawable.holes)
         if not await backend.drop_caches(0):
             raise ProcessError("a vLLM engine that has just started could not empty its caches")
         return backend

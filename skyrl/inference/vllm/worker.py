@@ -25,7 +25,14 @@ from skyrl.inference.vllm.keyed_draws import Sampler, draw_by_keys
 from skyrl.inference.vllm.read_back import ReadBack
 from skyrl.models.files.expert_names import stored_names
 from skyrl.weight_receiver import vllm_native
-from skyrl.weight_receiver.incoming_weights import IncomingWeights, Native, Shared, for_worker, from_plain, receipt
+from skyrl.weight_receiver.incoming_weights import (
+    IncomingWeights,
+    Native,
+    Shared,
+    acknowledgement,
+    for_worker,
+    from_plain,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +57,7 @@ class WeightReceiver:
     rank: int
     reload_weights: Any
 
-    def skyrl_prepare(self, count: int | None = None, holes: Sequence[int] = ()) -> None:
+    def skyrl_patch_sampler(self, count: int | None = None, holes: Sequence[int] = ()) -> None:
         """Makes the worker draw by the keys of samples, only tokens that the tokenizer knows, and report
         log-probabilities of the tempered distribution, before top-k, top-p and min-p.
 
@@ -77,7 +84,7 @@ class WeightReceiver:
         return vllm_native.group_holder(self)
 
     def skyrl_load_weights(self, incoming: Mapping[str, Any] | IncomingWeights, tied: Mapping[str, str]) -> str:
-        """Replaces all weights by those that arrive. Returns their receipt, or the reason why that stopped halfway.
+        """Replaces all weights by those that arrive. Returns their acknowledgement, or why that stopped halfway.
 
         `incoming` is plain data, or the set itself if it comes from this process. `tied` maps the second name of each
         tied weight to its first.
@@ -107,7 +114,7 @@ class WeightReceiver:
             return str(error)
         self._skyrl_renew_heads()
         self._skyrl_renew_experts()
-        return receipt(received)
+        return acknowledgement(received)
 
     def _skyrl_receive(
         self, received: IncomingWeights, place: int, named: Callable[[Weights], Weights], *, in_place: bool

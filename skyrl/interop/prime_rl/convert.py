@@ -95,7 +95,7 @@ def _left_out(values: Values) -> Values:
     return {**known, **hint_by_default(values)}
 
 
-def _samples(key: str, value: Any, values: Values) -> Translation:
+def _samples(key: str, value: object, values: Values) -> Translation:
     """Convert the batch, which prime-rl counts in samples."""
     group = count(values.get("orchestrator.group_size"))
     if not isinstance(value, int) or value % group:
@@ -107,7 +107,7 @@ def _samples(key: str, value: Any, values: Values) -> Translation:
     )
 
 
-def _length(key: str, value: Any, values: Values) -> Translation:
+def _length(key: str, value: object, values: Values) -> Translation:
     """Convert the length of prompt and answer together."""
     answer = values.get(_ANSWER)
     if not isinstance(answer, int) or not isinstance(value, int) or answer >= value:
@@ -118,13 +118,13 @@ def _length(key: str, value: Any, values: Values) -> Translation:
     return Translation(writes={"trainer.max_prompt_length": value - answer}, note=f"without the {answer} of an answer")
 
 
-def _betas(key: str, value: Any, values: Values) -> Translation:
+def _betas(key: str, value: object, values: Values) -> Translation:
     second = 0.95 if values.get("trainer.optim.type") == "muon" else 0.999
     betas = [number(values.get(f"trainer.optim.betas{n}", default)) for n, default in ((1, 0.9), (2, second))]
     return Translation(writes={OPTIMIZER + "adam_betas": betas})
 
 
-def _schedule(key: str, value: Any, values: Values) -> Translation:
+def _schedule(key: str, value: object, values: Values) -> Translation:
     kind = values.get("trainer.scheduler.type")
     match key.removeprefix("trainer.scheduler."):
         case "type":
@@ -145,7 +145,7 @@ def _schedule(key: str, value: Any, values: Values) -> Translation:
     return unsupported("this setting of a schedule")
 
 
-def _gpus(key: str, value: Any, values: Values) -> Translation:
+def _gpus(key: str, value: object, values: Values) -> Translation:
     tensor = count(values.get("inference.vllm.tensor_parallel_size")) * count(
         values.get("inference.vllm.data_parallel_size")
     )

@@ -247,7 +247,7 @@ def url_of(value: object) -> str:
     return str(value).rstrip("/").removesuffix("/v1")
 
 
-def rate(value: object, of: object) -> Any:
+def rate(value: object, of: object) -> float:
     """A learning rate as a share of another one."""
     part, whole = number(value), number(of)
     return part / whole if isinstance(part, int | float) and isinstance(whole, int | float) and whole else 0.0

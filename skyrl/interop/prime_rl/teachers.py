@@ -31,7 +31,7 @@ _DRIFT = (
 _ALONE: dict[str, Any] = {_OURS + "type": "advantage", _OURS + "task_coef": 0.0}
 
 
-def teacher(key: str, value: Any, values: Values) -> Translation | None:
+def teacher(key: str, value: object, values: Values) -> Translation | None:
     """Convert a setting of the algorithm of all sources, if it is one of a teacher."""
     kind, setting = values.get(_ALGO + "type"), key.removeprefix(_ALGO)
     match kind, setting:
@@ -51,7 +51,7 @@ def teacher(key: str, value: Any, values: Values) -> Translation | None:
     return None
 
 
-def of_source(key: str, value: Any, values: Values) -> Translation | None:
+def of_source(key: str, value: object, values: Values) -> Translation | None:
     """Convert a setting of the algorithm of one source."""
     found = _OF_SOURCE.fullmatch(key)
     if found is None:
@@ -85,8 +85,8 @@ def teachers_by_source(values: Values) -> dict[str, str]:
     return result
 
 
-def hint_by_default(values: Values) -> dict[str, Any]:
-    """What a self-distilled policy reads, as far as the file leaves it out."""
+def hint_by_default(values: Values) -> dict[str, str]:
+    """Defaults of prime-rl for what a self-distilled policy reads."""
     if values.get(_ALGO + "type") != "opsd":
         return {}
     given = {"demo_key": "demonstration", "template": _TEMPLATE}

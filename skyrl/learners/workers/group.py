@@ -20,7 +20,7 @@ from skyrl.batch import RowTensors, TrainingBatch, is_per_token
 from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.shards import TensorSource
 from skyrl.learners.budget import TokenBudget
-from skyrl.learners.rank_metrics import Metrics, Moments, merged
+from skyrl.learners.rank_metrics import Metrics, Moments, merge_metrics
 from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective, weighed
 from skyrl.learners.workers.model_worker import ModelWorker
@@ -166,7 +166,7 @@ class LearnerGroup(ScorerGroup[L_co]):
         if watched is not None:
             measure, sample = LearningWorker.measure_share, self._shares(watched[0])
             seen = self._reported(await self.ranks.deal(measure, sample, objective))
-        learned = merged(
+        learned = merge_metrics(
             self._reported(await self.ranks.deal(LearningWorker.forward_backward_share, shares, objective))
         )
         return (learned if watched is None else learned.beside(seen, watched[1])).metrics()
@@ -189,7 +189,7 @@ class LearnerGroup(ScorerGroup[L_co]):
             self._shapes_of[adapter] = (await self.ranks.call(LearningWorker.shapes, adapter))[0]
         return self._shapes_of[adapter]
 
-    async def stream(
+    async def export_weights(
         self,
         consume: Callable[[Iterator[tuple[str, Tensor]]], R],
         *,
@@ -204,7 +204,7 @@ class LearnerGroup(ScorerGroup[L_co]):
         its whole shape. A consumer that rounds all weights to one type names it as `dtype`.
         """
         results = await self.ranks.call(
-            LearningWorker.stream, consume, everywhere=everywhere, adapter=adapter, dtype=dtype
+            LearningWorker.export_weights, consume, everywhere=everywhere, adapter=adapter, dtype=dtype
         )
         return cast(R, results[0])  # None on other ranks only
 

@@ -37,7 +37,7 @@ from skyrl.learners.schedule import (
 from skyrl.learners.strategy import ModelSource
 from skyrl.learners.workers.model_worker import ModelWorker
 from skyrl.models.dropout import dropping, dropping_modules
-from skyrl.models.lora import adapter_alone, merged, merged_shapes
+from skyrl.models.lora import adapter_alone, merge_adapters, merged_shapes
 from skyrl.models.routers import RowLoads
 
 R = TypeVar("R")
@@ -301,7 +301,7 @@ class LearningWorker(ModelWorker):
         until the next is requested.
         """
         rounded = None if dtype is None or self._lora.rank else getattr(torch, dtype)
-        return merged(self.strategy.gather(rounded), self._lora)
+        return merge_adapters(self.strategy.gather(rounded), self._lora)
 
     def shapes(self, adapter: bool = False) -> list[tuple[str, tuple[int, ...]]]:
         """Name and shape of every weight that `stream` yields, in order; with `adapter`, of the adapter only."""
@@ -309,7 +309,7 @@ class LearningWorker(ModelWorker):
         shapes = adapter_alone(held) if adapter else merged_shapes(held)
         return [(name, tuple(item.shape)) for name, item in shapes]
 
-    async def stream(
+    async def export_weights(
         self,
         consume: Callable[[Iterator[tuple[str, Tensor]]], R],
         *,

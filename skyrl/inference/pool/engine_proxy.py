@@ -85,7 +85,7 @@ async def new_tokens(engine: InferenceEngine, name: str) -> list[NewTokens] | No
     return tokens
 
 
-class RemoteEngine:
+class EngineProxy:
     """An `InferenceEngine` over a handle. Every method raises `ProcessError` if the process is gone."""
 
     def __init__(self, handle: Handle[InferenceEngine]) -> None:
@@ -137,14 +137,14 @@ class RemoteEngine:
         self._weight_version = version
         return are_loaded
 
-    async def publish(self, name: str, adapter: Adapter) -> None:
-        await self._handle.call(InferenceEngine.publish, name, adapter)
+    async def add_adapter(self, name: str, adapter: Adapter) -> None:
+        await self._handle.call(InferenceEngine.add_adapter, name, adapter)
 
-    async def unpublish(self, name: str) -> None:
-        await self._handle.call(InferenceEngine.unpublish, name)
+    async def remove_adapter(self, name: str) -> None:
+        await self._handle.call(InferenceEngine.remove_adapter, name)
 
-    async def load(self) -> EngineLoad | None:
-        return await self._handle.call(InferenceEngine.load)
+    async def current_load(self) -> EngineLoad | None:
+        return await self._handle.call(InferenceEngine.current_load)
 
     async def sleep(self) -> bool:
         return await self._handle.call(InferenceEngine.sleep)
