@@ -139,7 +139,7 @@ class Rehearsal:
         findings += [Finding("layout", "folded", line) for line in folded_lines(run, changes)]
         return changes | self._places(), findings
 
-    def _small_teachers(self, policy: str) -> dict[str, Any]:
+    def _small_teachers(self, policy: str) -> dict[str, object]:
         """Changes that put miniatures in place of the teachers; one of the policy's in place of served ones."""
         teacher, small = self.run.trainer.teacher, dict[str, str]()
         for number, path in enumerate(teacher.local_paths or (policy,)):

@@ -121,7 +121,7 @@ def _table_locations(program: str, tables: Mapping[Any, Any]) -> str:
     return f'kind = "sft", in which {"; ".join(found)}. ' if found else ""
 
 
-def _is_rl_of_prime_rl(tables: Iterable[Any]) -> bool:
+def _is_rl_of_prime_rl(tables: Iterable[object]) -> bool:
     return "orchestrator" in {str(key).partition(".")[0] for key in tables}
 
 
