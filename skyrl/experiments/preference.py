@@ -31,7 +31,6 @@ from skyrl.learners.workers.learning_worker import weighed
 from skyrl.learners.workers.model_worker import ModelWorker
 from skyrl.learners.workers.preference_objective import LabelObjective, PreferenceObjective
 from skyrl.learners.workers.preference_roles import (
-    PairReference,
     PairReferenceWorker,
     PreferenceLearner,
     PreferenceWorker,
@@ -117,13 +116,13 @@ class PreferenceExp(SupervisedExp):
     learner_group: ClassVar[type[PreferenceLearner]] = PreferenceLearner
 
     @cached_property
-    def reference(self) -> PairReference:
+    def reference(self) -> ScorerGroup[PairReferenceWorker]:
         """The model that the policy is compared with, on the ranks of the policy. Started when it is first needed."""
         ranks = self.ranks_of("ref", MODEL.ranks(self.cfg), self.replicas)
         makers = [partial(PairReferenceWorker, self.cfg, ranks=rank) for rank in ranks]
         started = self.processes.start("ref", makers)
         rows = self.cfg.rows_of_an_item
-        return PairReference(started, self.budget(), replicas=self.replicas, rows_of_an_item=rows)
+        return ScorerGroup(started, self.budget(), replicas=self.replicas, rows_of_an_item=rows)
 
     @property
     def moves_reference(self) -> bool:

@@ -29,12 +29,13 @@ class PoolProcesses:
 
     host = "127.0.0.1"
 
-    def __init__(self, pool: Pool, replicas: Replicas) -> None:
+    def __init__(self, pool: Pool, replicas: Replicas, teachers: Pool | None = None) -> None:
         self._pool, self._replicas, self.step, self.progress = pool, replicas, 0, Progress()
-        self.exit_notice = ExitNotice()
+        self.exit_notice, self._teachers = ExitNotice(), teachers
 
     def start(self, role: str, makers: Sequence[Callable[..., Any]]) -> Group[Any]:
-        return self._pool.start(makers[0], len(makers), self._replicas)  # which exchanges the ranks for its own
+        pool = self._teachers if role == "teacher" and self._teachers else self._pool
+        return pool.start(makers[0], len(makers), self._replicas)  # which exchanges the ranks for its own
 
     def restart(self, role: str, rank: int, maker: Callable[[], Any]) -> Handle[Any]:
         raise AssertionError("no learner is started again")
@@ -105,10 +106,10 @@ def test_several_ranks_learn_what_one_process_does(
     assert_same_course(tmp_path, alone[kind])
 
 
-def run_in(config: Any, pool: Pool) -> None:
-    """The run, with the pool's processes as ranks."""
+def run_in(config: Any, pool: Pool, teachers: Pool | None = None) -> None:
+    """The run, with the pool's processes as ranks, and with those of `teachers` as the ranks of a teacher."""
     experiment: Any = experiment_class(config)(config)
-    experiment.processes = PoolProcesses(pool, experiment.replicas)
+    experiment.processes = PoolProcesses(pool, experiment.replicas, teachers)
     experiment.run()
 
 
@@ -124,6 +125,28 @@ def assert_same_course(one: Path, other: Path) -> None:
         assert ours or name in ("train/accuracy", "train/margin")  # which only pairs have
     learned, wanted = (load_file(folder / "run" / "model" / "model.safetensors") for folder in (one, other))
     assert learned.keys() == wanted.keys() and farthest(learned, wanted) < 1e-4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("compared", [{}, {"distillation__top_k": 3}], ids=["all tokens", "likely tokens"])
+def test_a_teacher_on_several_ranks_teaches_what_one_process_learns(
+    compared: dict[str, Any], nano: Path, tmp_path: Path, pool: Pool
+) -> None:
+    taught = {"distillation__teacher_path": str(nano / "mixture"), "distillation__task_coef": 0.5, **compared}
+    train(nano, tmp_path / "alone", "sft", **evaluated(tmp_path, "sft"), **taught)
+    spread = {"placement__num_gpus_per_node": 2, **taught}
+    (tmp_path / "spread").mkdir()
+    config: Any = compose([], settings(nano, tmp_path / "spread", "sft", **evaluated(tmp_path, "sft"), **spread)).config
+    teachers = Pool(2)
+    try:
+        run_in(config, pool, teachers)
+    finally:
+        teachers.close()
+    assert_same_course(tmp_path / "spread", tmp_path / "alone")
+    found, wanted = (
+        [record["train/teacher_divergence"] for record in records(tmp_path / name)[1:]] for name in ("spread", "alone")
+    )
+    assert found == pytest.approx(wanted, abs=1e-5, rel=1e-4) and min(wanted) > 0.01
 
 
 @pytest.mark.long
