@@ -60,7 +60,8 @@ class AgentEpisode(Episode):
     async def _rewarded(self, played: PlayedTrajectory, returned: Returned | None) -> Trajectory:
         branches = played.conversations.branches()
         if not branches:
-            message = f"{self._call_description('the agent for')} made no request to the policy, so there is nothing to train on"
+            caller = self._call_description("the agent for")
+            message = f"{caller} made no request to the policy, so there is nothing to train on"
             raise EpisodeError(Failure(kind="raised", reason=message))
         final = branches[-1][-1]
         *earlier, self._transcript = (self._row(branch, final) for branch in branches)
