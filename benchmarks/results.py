@@ -5,8 +5,9 @@
     python -m benchmarks.results draw                   docs/results/*.svg, from the stored results
     python -m benchmarks.results                        the stored results, one JSON line each
 
-A result is one file in docs/results/: the evaluations and rewards of a run, its alarms, its time, and the commit.
-`make pages` writes the tables of the page from these files.
+A result is one file in docs/results/: the evaluations and rewards of a run, its alarms, its time, and the commit. A
+recipe with `answers` also samples from the model before and after training, under the same settings. `make pages`
+writes the tables of the page from these files.
 """
 
 from __future__ import annotations
@@ -47,6 +48,12 @@ class Recipe:
     score: str = "eval/all/avg_score"
     """The metric of evaluation that the table shows."""
 
+    answers: Sequence[str] = ()
+    """File and changes with which `skyrl eval` scores sampled answers, before training and after it."""
+
+    measure: str = ""
+    """What a score of the sampled answers is."""
+
 
 SUMS, WORKED = "sums of two digits", "sums of two-digit numbers, worked out"
 RECIPES: Mapping[str, Recipe] = {
@@ -67,16 +74,20 @@ RECIPES: Mapping[str, Recipe] = {
     "reward-grpo": Recipe("GRPO on its scores", SUMS, "GRPO, rewarded by the model", "reward_model/grpo.toml"),
     "distill": Recipe("Distillation", SUMS, "on policy, from the model of GRPO", "distillation/distill.toml"),
     "dpo-short": Recipe(
-        "DPO: short answers", "short and long answers", "DPO on 144 made pairs, an adapter of rank 16",
+        "DPO: short answers", "short and long answers", "DPO and sft on 144 made pairs, an adapter",
         "preference/short.toml", ("preference/data.py",), "eval/all/accuracy",
+        ("preference/bench.toml",), "words of an answer",
     ),
     "dpo-polite": Recipe(
-        "DPO: polite answers", "polite and rude answers", "DPO on made pairs, an adapter of rank 16",
+        "DPO: polite answers", "polite and rude answers", "DPO and sft on 96 made pairs, an adapter",
         "preference/polite.toml", ("preference/data.py",), "eval/all/accuracy",
+        ("preference/bench.toml", f"environment.env_class={RECIPES_FOLDER}/preference/reward.py:politeness"),
+        "share of polite answers",
     ),
     "dpo-sums": Recipe(
-        "DPO: right sums", "right and wrong sums", "DPO on 192 made pairs, an adapter of rank 16",
+        "DPO: right sums", "right and wrong sums", "DPO and sft on 192 made pairs, an adapter",
         "preference/sums.toml", ("preference/data.py",), "eval/all/accuracy",
+        ("grpo.toml",), "share of right sums",
     ),
     "too-fast": Recipe("Mistake: 30 times the rate", SUMS, "GRPO, lr 3e-4", "mistakes/too_fast.toml"),
     "length": Recipe(
@@ -116,23 +127,42 @@ def run(name: str, seed: int, changes: Sequence[str] = ()) -> dict[str, Any]:
     recipe = RECIPES[name]
     for script in recipe.before:
         subprocess.run([sys.executable, f"{RECIPES_FOLDER}/{script}"], cwd=ROOT, check=True)
-    config, folder = _settings(recipe, seed, changes)
+    config, folder, model = _settings(recipe, seed, changes)
     if (ROOT / folder).exists():
         raise SystemExit(f"{folder} is there already: remove it, or name another folder")
+    before = _answers(recipe, model, f"{folder}-answers/before") if recipe.answers else []
     started, used = time.monotonic(), _cpu_seconds()
     command = [sys.executable, "-m", "skyrl.cli", "run", f"{RECIPES_FOLDER}/{recipe.file}", *config]
     subprocess.run(command, cwd=ROOT, check=True)
+    seconds, cpu_seconds = time.monotonic() - started, _cpu_seconds() - used
+    after = _answers(recipe, str(folder), f"{folder}-answers/after") if recipe.answers else []
     return {
         "recipe": name,
         "seed": seed,
         "commit": _commit(),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "seconds": round(time.monotonic() - started),
+        "seconds": round(seconds),
         # Ray's processes are nobody's children.
-        "cpu_seconds": None if name == "vllm" else round(_cpu_seconds() - used),
+        "cpu_seconds": None if name == "vllm" else round(cpu_seconds),
         **read(ROOT / folder, recipe),
+        **({"answers": {"before": before, "after": after}} if recipe.answers else {}),
     }
+
+
+def _answers(recipe: Recipe, model: str, to: str) -> list[float | str]:
+    """Mean score of a model's sampled answers, the bounds of its 95 % interval, and the first prompt with its answer.
+    All answers are in `to`/samples.
+    """
+    file, *changes = recipe.answers
+    command = [sys.executable, "-m", "skyrl.cli", "eval", model, f"{RECIPES_FOLDER}/{file}", *changes, "--to", to]
+    subprocess.run(command, cwd=ROOT, check=True)
+    found = json.loads((ROOT / to / "results.json").read_text(encoding="utf-8"))
+    name = "eval/all/avg_score"
+    numbers = [found["metrics"][name], *found["intervals"][name]]
+    samples = sorted((ROOT / to / "samples").glob("*.jsonl"))
+    first = next(row for file in samples if file.stem != "aggregated_results" for row in _lines(file))
+    return [*(round(number, 4) for number in numbers), first["prompt"][-1]["content"], first["response"]]
 
 
 def read(folder: Path, recipe: Recipe) -> dict[str, Any]:
@@ -166,17 +196,18 @@ def _lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
 
-def _settings(recipe: Recipe, seed: int, changes: Sequence[str]) -> tuple[list[str], Path]:
-    """Arguments beside the file, and the run folder that follows from them."""
+def _settings(recipe: Recipe, seed: int, changes: Sequence[str]) -> tuple[list[str], Path, str]:
+    """Arguments beside the file, and the run folder and the model that follow from them."""
     words = list(changes)
     file = str(ROOT / RECIPES_FOLDER / recipe.file)
     config: Any = compose([file], words).config
-    inside = "trainer." if hasattr(config, "trainer") else ""
+    inside = "trainer." if hasattr(config, "generator") else ""
     if seed != 1:
         run_path = f"{attrgetter(f'{inside}run_path')(config)}-seed{seed}"
         words += [f"{inside}seed={seed}", f"{inside}run_path={run_path}"]
         config = compose([file], words).config
-    return words, Path(attrgetter(f"{inside}run_path")(config))
+    model = attrgetter(f"{inside}policy.model.path" if inside else "model.path")(config)
+    return words, Path(attrgetter(f"{inside}run_path")(config)), model
 
 
 def _cpu_seconds() -> float:
@@ -214,6 +245,20 @@ def table() -> str:
             result["commit"],
         ]
         rows.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(rows)
+
+
+def answers_table() -> str:
+    """The table of sampled answers in docs/results.md: scores, and the first answer, before and after training."""
+    rows = ["| recipe | seed | sampled answers | before | after | a prompt | answer before | answer after |"]
+    rows.append("|" + "---|" * 8)
+    for result in results():
+        if "answers" in result:
+            recipe, before, after = RECIPES[result["recipe"]], result["answers"]["before"], result["answers"]["after"]
+            scores = (f"{score:.2f} ({low:.2f} to {high:.2f})" for score, low, high, *_ in (before, after))
+            answers = (before[3], *(sampled[4].removesuffix("<|im_end|>") for sampled in (before, after)))
+            texts = (" ".join(text.split()).replace("|", "\\|") for text in answers)
+            rows.append("| " + " | ".join([recipe.title, str(result["seed"]), recipe.measure, *scores, *texts]) + " |")
     return "\n".join(rows)
 
 

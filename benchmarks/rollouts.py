@@ -15,12 +15,14 @@ import json
 import math
 import os
 import time
+from _thread import _count  # listing /proc/self/task takes longer than a turn where there are thousands
 from typing import Any
 
 from skyrl.config import GeneratorConfig, InferenceEngineConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
 from skyrl.envs import Env, EnvStep, register
 from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.processes.garbage import lasting_objects, seldom_collected
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.trajectory import Prompt
 
@@ -65,7 +67,7 @@ def main() -> None:
 
         def turn(self) -> EnvStep:
             """The next turn, after the wait."""
-            threads.add(len(os.listdir("/proc/self/task")))
+            threads.add(_count())
             self.taken += 1
             done = self.taken == asked.turns
             return EnvStep(reward=1.0, done=done, observations=() if done else ({"role": "user", "content": "on"},))
@@ -95,7 +97,8 @@ def main() -> None:
         for number in range(asked.trajectories // 8)
     ]
     start, began = time.perf_counter(), os.times()
-    asyncio.run(generator.generate(prompts, sampling=SamplingParams(), samples_per_prompt=8, weight_version=0))
+    with lasting_objects(), seldom_collected():  # as in a run
+        asyncio.run(generator.generate(prompts, sampling=SamplingParams(), samples_per_prompt=8, weight_version=0))
     seconds = time.perf_counter() - start
     used = os.times()
     ideal = math.ceil(asked.trajectories / asked.workers) * asked.milliseconds / 1000 * asked.turns

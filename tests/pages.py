@@ -104,7 +104,7 @@ PAGES: Mapping[str, Callable[[str], str]] = {
     "docs/guarantees.md": lambda page: with_sections(page, "## Promises and tests\n\n" + guarantees.page()),
     "skyrl/config/foundation/foreign_names.json": lambda text: foreign_names(),
     "docs/models.md": lambda page: with_table(page, family_cells.table()),
-    "docs/results.md": lambda page: with_table(page, results.table()),
+    "docs/results.md": lambda page: with_table(with_table(page, results.table()), results.answers_table()),
     "docs/metrics.md": lambda page: with_sections(page, metric_table.page()),
     "tests/effects/fields.md": lambda page: page_of_fields(),
 }

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.distributed.tensor import DTensor
 
-from skyrl.algorithms.linear_logprobs import VocabularyPart, add_product, scores_of, token_chunks
+from skyrl.algorithms.linear_logprobs import VocabularyPart, add_product, cache_blocks, scores_of, token_chunks
 from skyrl.algorithms.shapes import expect_same_shape
 
 
@@ -79,11 +79,14 @@ class _LinearDivergence(torch.autograd.Function):
     ) -> Tensor:
         divergence, means, norms, teacher_norms = torch.zeros(4, len(hidden), device=hidden.device).unbind()
         for rows in token_chunks(hidden, part.largest or len(weight)):
-            logs, norms[rows] = _normalized(hidden[rows], weight, temperature, part)
-            wanted, teacher_norms[rows] = _normalized(teacher_hidden[rows], teacher_weight, temperature, part)
-            found = torch.stack(_terms(logs, wanted, beta))
+            scores, norms[rows] = _scored(hidden[rows], weight, temperature, part)
+            wanted, teacher_norms[rows] = _scored(teacher_hidden[rows], teacher_weight, temperature, part)
+            found = torch.empty(2, len(scores), device=scores.device)
+            for few in cache_blocks(scores):
+                logs = scores[few].sub_(norms[rows][few, None])
+                found[0, few], found[1, few] = _terms(logs, wanted[few].sub_(teacher_norms[rows][few, None]), beta)
             divergence[rows], means[rows] = part.reduce(found)
-            del logs, wanted
+            del scores, wanted
         ctx.save_for_backward(hidden, weight, teacher_hidden, teacher_weight, means, norms, teacher_norms)
         ctx.beta, ctx.temperature, ctx.part = beta, temperature, part
         return divergence
@@ -98,26 +101,31 @@ class _LinearDivergence(torch.autograd.Function):
         for_hidden = torch.empty_like(hidden) if wanted_hidden else None
         for_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if wanted_weight else None
         for rows in token_chunks(hidden, ctx.part.largest or len(weight)):
-            logs = scores_of(hidden[rows], weight, ctx.temperature).sub_(norms[rows, None])
-            wanted = scores_of(teacher_hidden[rows], teacher_weight, ctx.temperature).sub_(teacher_norms[rows, None])
-            change = _change(logs, wanted, means[rows], ctx.beta)
-            change = change.mul_(factor[rows, None] / ctx.temperature).to(hidden.dtype)
+            scores = scores_of(hidden[rows], weight, ctx.temperature)
+            wanted = scores_of(teacher_hidden[rows], teacher_weight, ctx.temperature)
+            for few in cache_blocks(scores):
+                logs = scores[few].sub_(norms[rows][few, None])
+                slope = _change(logs, wanted[few].sub_(teacher_norms[rows][few, None]), means[rows][few], ctx.beta)
+                torch.mul(slope, factor[rows][few, None] / ctx.temperature, out=scores[few])
+            change = scores.to(hidden.dtype)
             if for_hidden is not None:
                 for_hidden[rows] = change @ weight
             if for_weight is not None:
                 add_product(for_weight, change, hidden[rows])
-            del logs, wanted, change
+            del scores, wanted, change
         if for_hidden is not None:
             ctx.part.reduce(for_hidden)
         return for_hidden, None if for_weight is None else for_weight.to(weight.dtype), *[None] * 5
 
 
-def _normalized(hidden: Tensor, weight: Tensor, temperature: float, part: VocabularyPart) -> tuple[Tensor, Tensor]:
-    """(C, V) log-probabilities, and (C,) the log sum exp of the scores."""
+def _scored(hidden: Tensor, weight: Tensor, temperature: float, part: VocabularyPart) -> tuple[Tensor, Tensor]:
+    """(C, V) scores, and (C,) their log sum exp."""
     scores = scores_of(hidden, weight, temperature)
     highest = part.reduce(scores.amax(-1), dist.ReduceOp.MAX)
-    norms = highest + part.reduce((scores - highest.unsqueeze(-1)).exp_().sum(-1)).log()
-    return scores.sub_(norms.unsqueeze(-1)), norms
+    total = torch.empty_like(highest)
+    for few in cache_blocks(scores):
+        total[few] = (scores[few] - highest[few, None]).exp_().sum(-1)
+    return scores, highest + part.reduce(total).log()
 
 
 def _terms(logs: Tensor, wanted: Tensor, beta: float) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.config.derive.sizes import GPUS_OF_A_MACHINE, models_of, trained_models
-from skyrl.config.estimates.memory import Phase, ShapeOf, gpu_memory, path_of, phases_of
+from skyrl.config.estimates.memory import Phase, ShapeOf, gpu_memory, phases_of, shape_in
 from skyrl.config.estimates.memory_fit import judged, with_changes
 from skyrl.config.estimates.step_time import StepTime, step_time, training_seconds
 from skyrl.config.settings.root import SkyRLTrainConfig
@@ -85,7 +85,7 @@ class _Search:
 
     def of(self, gpus: int) -> Iterator[Proposal]:
         """Every pair of learners and engines that fits on `gpus` GPUs; nothing if the model's sizes are unknown."""
-        shape = self.shapes(path_of(self.run, "policy"))
+        shape = shape_in(self.run, "policy", self.shapes)
         if shape is None:
             return
         for placed, of_learners, of_engines in _arrangements(self.run, gpus):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from skyrl.chats.contents import ALLOW_DROPPED
+from skyrl.chats.contents import ALLOW_DROPPED, short
 from skyrl.chats.masks import ChatMasks, Ids, Mask
 from skyrl.chats.text import Message
 from skyrl.chats.tokenizer import ChatTokenizer
@@ -69,6 +69,7 @@ class AnswerForms:
         prompt = min(common_messages(chats[0], other) for other in chats[1:])
         found = [self._tokens(chat, prompt, row) for chat in chats]
         refuse_equal([ids for ids, _ in found], self._run, np.array_equal)  # texts may differ, and their tokens not
+        _refuse_other_prompts(chats, prompt)
         return found
 
     def _tokens(self, chat: list[Message], prompt: int, row: Row) -> tuple[Ids, Mask]:
@@ -81,6 +82,20 @@ class AnswerForms:
         if not mask.any():
             raise DataError("an answer has no token")
         return ids, mask
+
+
+def _refuse_other_prompts(chats: Sequence[Sequence[Message]], common: int) -> None:
+    """Raises `DataError` if the chats of a row, of which `common` messages are the same, differ before the assistant
+    has said anything.
+    """
+    if any(message.get("role") == "assistant" for message in chats[0][:common]):
+        return
+    (role, content), *others = [(chat[common].get("role"), chat[common].get("content")) for chat in chats]
+    if any(other != (role, content) and (other[0], role) != ("assistant", "assistant") for other in others):
+        raise DataError(
+            f"its chats differ before the answers, in a message of {role} ({short(content)}): all answers of a row "
+            "have the same prompt"
+        )
 
 
 def common_messages(one: Sequence[Message], other: Sequence[Message]) -> int:

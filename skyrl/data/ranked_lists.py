@@ -72,7 +72,7 @@ def _ranked(row: Row, run: PreferenceConfig) -> list[object]:
             f"there is no number in {run.ranks_key} or {run.scores_key} for each of the {len(answers)} answers "
             f"({run.answers_key})"
         )
-    if not all(isinstance(number, int | float) and number == number for number in numbers):
+    if not all(type(number) in (int, float) and number == number for number in numbers):
         raise DataError(f"{key} is {short(numbers)}, not a list of numbers")
     order = sorted(range(len(answers)), key=lambda place: -numbers[place] if falls else numbers[place])
     compared = [order[0], order[-1]] if run.num_answers == 2 else order

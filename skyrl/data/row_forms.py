@@ -152,6 +152,10 @@ class PreferenceForms:
         return self.masks(chat, tools, allow_dropped=bool(row.get(ALLOW_DROPPED)))[0]
 
 
+_IS_CHAT = re.compile(r"""\s*\[\s*\{.*["'](role|from)["']\s*:""", re.DOTALL)
+"""A chat as text, in JSON or as Python prints it. A prompt or an answer may be any other text that begins as a list."""
+
+
 def preference_chat(row: Row, key: str, prompt_key: str) -> list[Message]:
     """The complete chat of one side of a pair. Raises `DataError`."""
     if row.get(key) is None:
@@ -161,11 +165,11 @@ def preference_chat(row: Row, key: str, prompt_key: str) -> list[Message]:
         )
     prompt, answer = row.get(prompt_key), row[key]
     before: list[Message] = []
-    if isinstance(prompt, str) and not prompt.lstrip().startswith("["):
+    if isinstance(prompt, str) and not _IS_CHAT.match(prompt):
         before = [{"role": "user", "content": prompt}]
     elif prompt is not None:
         before = messages_of(prompt, prompt_key)
-    if isinstance(answer, str) and not answer.lstrip().startswith("[{"):
+    if isinstance(answer, str) and not _IS_CHAT.match(answer):
         if not before:
             raise DataError(f"{key} is a text and there is no {prompt_key}: give a prompt, or whole chats")
         return [*before, {"role": "assistant", "content": answer}]

@@ -19,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from attrs import frozen
+
 from skyrl.config import EnvironmentConfig, SkyRLGymConfig
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.environment import ENVIRONMENTS, MCP, built_in_name, weighted_names
@@ -203,9 +205,39 @@ def _pairwise_judge(gym: SkyRLGymConfig) -> GroupReward:
     return GroupReward(PairwiseJudge(service=service, settings=settings))
 
 
-@cache
-def _built_in(name: str, gym: SkyRLGymConfig) -> MakeEnv:
-    return lambda extras: _BUILT_IN[name](extras, gym)
+@frozen
+class BuiltIn:
+    """Makes environments of a built-in task."""
+
+    name: str
+    gym: SkyRLGymConfig
+
+    def __call__(self, extras: Mapping[str, Any]) -> Env:
+        return _BUILT_IN[self.name](extras, self.gym)
+
+
+_built_in = cache(BuiltIn)
+
+
+def answers_at_once(make: MakeEnv) -> bool:
+    """Whether environments start and judge within microseconds: nothing in them waits, runs a program or is code of
+    users, so that they may be called without a thread.
+    """
+    match make:
+        case BuiltIn(name=name, gym=gym):
+            facts = ENVIRONMENTS[name]
+            return facts.at_once and not (facts.compares and gym.math_equivalence)
+        case WeightedRewards(parts=parts):
+            return all(answers_at_once(part.make) for part in parts)
+        case _:
+            return isinstance(make, GroupReward)  # judges nothing before the group is complete
+
+
+def starts_at_once(make: MakeEnv) -> bool:
+    """Whether environments start within microseconds, even if code of users then judges answers."""
+    if isinstance(make, WeightedRewards):
+        return all(starts_at_once(part.make) for part in make.parts)
+    return isinstance(make, PlainReward) or answers_at_once(make)
 
 
 def _imported(name: str) -> MakeEnv:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from copy import deepcopy
 from typing import Any
 
 from attrs import frozen
 
 from skyrl.envs.coroutines import settled
 from skyrl.envs.env import Env, EnvStep, Message, ReadsSample, Sampled
+from skyrl.envs.rows import copied
 from skyrl.errors import SkipSample
 
 
@@ -49,7 +49,7 @@ class WeightedRewardsEnv(ReadsSample):
         super().__init__(extras)
         self._parts: list[tuple[WeightedPart, Env]] = []
         try:
-            self._parts += ((part, part.make(deepcopy(dict(extras)))) for part in parts)
+            self._parts += ((part, part.make(copied(dict(extras)))) for part in parts)
         except BaseException:
             self.close()  # parts that were made may have processes
             raise

@@ -32,7 +32,7 @@ from skyrl.data.prompts import data_source_of, extras_of, tools_in
 from skyrl.data.ranked_lists import answers_of
 from skyrl.data.row_forms import chat_in, learns_all, preference_chat
 from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, first_row, is_table, iterate_rows
-from skyrl.envs.env import Env, Sampled
+from skyrl.envs.env import Env, EnvStep, Sampled
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
 from skyrl.envs.mcp.environment import McpTask
@@ -439,9 +439,10 @@ _OF_ITS_VALUE = "return one finite number for each answer"
 
 def _judge_problems(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
     """Judge an empty answer, and then the ground truth as an answer, as a rollout does: with its deadline, and in a
-    sandbox if that is configured.
+    sandbox if that is configured. A user's environment is judged in its first turn.
     """
-    if not _is_reward(make) or row.env_class == PAIRWISE:  # a judge at a service is not asked before the run
+    is_judged = _is_reward(make) or _is_users_environment(make)
+    if not is_judged or row.env_class == PAIRWISE:  # a judge at a service is not asked before the run
         return
     truth = ground_truth(row.extras)
     spoken = str(truth) if isinstance(truth, str | int | float) and truth != "" else "1"
@@ -497,6 +498,16 @@ def _hidden_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterat
         return
 
 
+def _is_users_environment(make: MakeEnv) -> bool:
+    """Whether the task is an environment class of the user's that waits for nothing: its methods are no coroutines."""
+    return (
+        isinstance(make, type)
+        and issubclass(make, Env)
+        and not make.__module__.startswith("skyrl.")
+        and not any(inspect.iscoroutinefunction(method) for method in (make.init, make.step, make.close))
+    )
+
+
 def _is_reward(make: MakeEnv) -> bool:
     """Whether the task is a reward function, or several."""
     match make:
@@ -521,7 +532,10 @@ def _judgement(make: MakeEnv, row: FirstRow, answer: str) -> Callable[[], Sequen
         env = make_judge(extras)
         try:
             env.init(messages)
-            return [env.step(answer).reward]
+            step: object = env.step(answer)
+            if not isinstance(step, EnvStep):
+                raise TypeError(f"returned {step!r:.200} from step() instead of an EnvStep")
+            return [step.reward]
         finally:
             env.close()
 

@@ -7,26 +7,29 @@ configuration with fields of your own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
-from skyrl.batch import TrainingBatch
+from skyrl.batch import TEACHER_HIDDEN, TrainingBatch
 from skyrl.checkpoint.handover import WeightFiles
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.model_overrides import learner_overrides
 from skyrl.config.derive.rl_models import (
+    TEACHER,
     distills,
     gives_distributions,
     gives_whole_distributions,
     has_critic,
     has_local_teacher,
     has_reference,
+    moves_teacher,
 )
 from skyrl.config.derive.sizes import Model, grid_of, on_ray, replicas_of, starts_engines
 from skyrl.errors import UserError
@@ -47,7 +50,8 @@ from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.learners.workers.model_worker import ModelWorker, token_budget
 from skyrl.learners.workers.normalized_critic import NormalizedCritic
 from skyrl.learners.workers.objectives import ReturnRegression
-from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, RefWorker, TeacherWorker
+from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, RefWorker, TeacherWorker, hidden_of_teachers
+from skyrl.learners.workers.teachers import TeachersWorker, ranks_of_teacher
 from skyrl.models.files.loading import max_positions
 from skyrl.processes.handles import Processes
 from skyrl.processes.redaction import redacted
@@ -79,7 +83,6 @@ from skyrl.training.objective import policy_objective
 from skyrl.training.online_dpo import ranked_pairs_of
 from skyrl.training.position import RolloutPosition
 from skyrl.training.profiling import ProfiledSteps
-from skyrl.training.served_teacher import Scoring, ServedTeacher, TeachersBySource, no_teacher_message
 from skyrl.training.shaping import reward_shaping
 from skyrl.training.step_trace import Sink, StepTrace
 from skyrl.training.teacher import (
@@ -88,6 +91,13 @@ from skyrl.training.teacher import (
     TeacherOfDistributions,
     TeacherOfLikelyTokens,
     TeacherOfTokens,
+)
+from skyrl.training.teachers_by_source import (
+    LocalTeacher,
+    Scoring,
+    ServedTeacher,
+    TeachersBySource,
+    no_teacher_message,
 )
 from skyrl.training.time_sharing import Movable, TimeSharing, is_room_for_all
 from skyrl.training.trainer import PPOTrainer
@@ -129,8 +139,8 @@ class BasePPOExp(PolicySampling):
         return self.get_reference()
 
     @cached_property
-    def teacher(self) -> ScorerGroup[TeacherWorker] | None:
-        return self.get_teacher()
+    def local_teachers(self) -> dict[str, ScorerGroup[TeacherWorker]]:
+        return self.get_local_teachers()
 
     @cached_property
     def served_teachers(self) -> dict[str | None, ServedTeacher]:
@@ -173,10 +183,12 @@ class BasePPOExp(PolicySampling):
 
     @property
     def changing(self) -> dict[str, ScorerGroup[ModelWorker]]:
-        """The models that a checkpoint holds: those that learn, and the reference if it is refreshed."""
+        """The models that a checkpoint holds: those that learn, and a reference or a teacher that follows them."""
         models: dict[str, ScorerGroup[ModelWorker]] = {**self.learners}
         if self.reference and self.cfg.trainer.update_ref_every_epoch:
             models["ref"] = self.reference
+        if moves_teacher(self.cfg):
+            models[TEACHER.stored_as] = self.local_teachers[str(self.cfg.trainer.teacher.model.path)]
         return models
 
     def check_inputs(self) -> Mapping[str, object] | None:
@@ -198,9 +210,7 @@ class BasePPOExp(PolicySampling):
             result |= model_digests("trainer.ref.model.path", ref, weights=True)
             result |= adapter_digests("trainer.ref.model.lora.path", ref)
         if has_local_teacher(self.cfg):
-            teacher = trainer.teacher.model
-            result |= model_digests("trainer.teacher.model.path", teacher, weights=True)
-            result |= adapter_digests("trainer.teacher.model.lora.path", teacher)
+            result |= teachers.local_digests(trainer.teacher, moves=moves_teacher(self.cfg))
         if has_critic(self.cfg):
             critic = trainer.critic.model
             result |= model_digests("trainer.critic.model.path", critic, weights=bool(critic.lora.rank))
@@ -210,7 +220,7 @@ class BasePPOExp(PolicySampling):
         """Let the engines and the models that start after the policy import their packages while it starts."""
         models: tuple[tuple[Model, Callable[..., object], bool], ...] = (
             ("ref", RefWorker, has_reference(self.cfg)),
-            ("teacher", TeacherWorker, has_local_teacher(self.cfg)),
+            ("teacher", TeachersWorker, has_local_teacher(self.cfg)),
             ("critic", CriticWorker, has_critic(self.cfg)),
         )
         for role, worker, is_needed in models:
@@ -246,13 +256,16 @@ class BasePPOExp(PolicySampling):
         ranks, replicas = self.processes.start("ref", makers), replicas_of(self.cfg, "ref")
         return ScorerGroup(ranks, token_budget(self.cfg.trainer), replicas=replicas)
 
-    def get_teacher(self) -> ScorerGroup[TeacherWorker] | None:
-        """The local model that the policy is distilled from, on all its ranks, if there is one."""
+    def get_local_teachers(self) -> dict[str, ScorerGroup[TeacherWorker]]:
+        """The models in the run that the policy is distilled from, by path. Each is on all ranks of their role."""
         if not has_local_teacher(self.cfg):
-            return None
-        makers = [partial(TeacherWorker, self.cfg.trainer, ranks=ranks) for ranks in self._ranks("teacher")]
+            return {}
+        makers = [partial(TeachersWorker, self.cfg.trainer, ranks=ranks) for ranks in self._ranks("teacher")]
         ranks, replicas = self.processes.start("teacher", makers), replicas_of(self.cfg, "teacher")
-        return ScorerGroup(ranks, token_budget(self.cfg.trainer), replicas=replicas)
+        return {
+            path: ScorerGroup(ranks_of_teacher(ranks, path), token_budget(self.cfg.trainer), replicas=replicas)
+            for path in self.cfg.trainer.teacher.local_paths
+        }
 
     def get_critic(self) -> LearnerGroup[CriticWorker] | None:
         """The model that predicts returns, on all its ranks, if there is one."""
@@ -272,8 +285,12 @@ class BasePPOExp(PolicySampling):
         settings, trainer = self.cfg.trainer.algorithm.distillation.hint, self.cfg.trainer
         if not distills(self.cfg) or settings.source == "none" or trainer.num_dummy_steps:
             return None
-        model = trainer.teacher if has_local_teacher(self.cfg) else trainer.policy
-        positions = max_positions(str(model.model.path), learner_overrides(trainer, model))
+        tables = [trainer.teacher.of(path) for path in trainer.teacher.local_paths]
+        found = [
+            max_positions(str(table.model.path), learner_overrides(trainer, table))
+            for table in tables or (trainer.policy,)
+        ]
+        positions = min((length for length in found if length is not None), default=None)
         arguments = self.cfg.generator.chat_template_kwargs
         return Hints(settings=settings, tokenizer=self.tokenizer, template_kwargs=arguments, positions=positions)
 
@@ -284,7 +301,7 @@ class BasePPOExp(PolicySampling):
     def get_time_sharing(self) -> TimeSharing:
         """Time sharing of devices between models and engines."""
         placement = self.cfg.trainer.placement
-        scorers = {"policy": self.policy, "ref": self.reference, "teacher": self.teacher, "critic": self.critic}
+        scorers = {"policy": self.policy, "ref": self.reference, "critic": self.critic, **self._teachers_by_turn()}
         models: dict[str, Movable] = {name: model for name, model in scorers.items() if model is not None}
         share = placement.colocate_all or (placement.colocate_policy_ref and len(models) > 1)
         alone = placement.executor == "in_process" and self.cfg.trainer.device == "cuda"
@@ -438,25 +455,33 @@ class BasePPOExp(PolicySampling):
 
     def _teacher_of_rows(self) -> Teacher:
         """Puts the scores of teachers into the rows of a batch."""
-        algorithm = self.cfg.trainer.algorithm
-        name: Model = "teacher"
-        local: ScorerGroup[Any] | None = self.teacher
-        if algorithm.distillation.self_teacher:
-            name, local = "policy", self.policy
-        if gives_whole_distributions(self.cfg):
-            assert local is not None
-            return TeacherOfDistributions(self._scoring(name, local.hidden, "teacher"))
-        named: dict[str, Scoring] = {
-            source: teacher for source, teacher in self.served_teachers.items() if source is not None
+        algorithm, settings = self.cfg.trainer.algorithm, self.cfg.trainer.teacher
+        ready, names = self.time_sharing.for_scoring, hidden_of_teachers(settings)
+        local: dict[str | None, Scoring] = {
+            path: LocalTeacher(model=model, ready=partial(ready, self._turn_of(path)), hidden_name=names[path])
+            for path, model in self.local_teachers.items()
         }
-        teachers = TeachersBySource(default=self.served_teachers.get(None) or local, named=named)
+        default = self.served_teachers.get(None) or local.get(settings.model.path)
+        if algorithm.distillation.self_teacher:
+            default = LocalTeacher(model=self.policy, ready=partial(ready, "policy"), hidden_name=TEACHER_HIDDEN)
+        served = {source: teacher for source, teacher in self.served_teachers.items() if source is not None}
+        named = {source: local[path] for source, path in settings.sources.items()} | served
+        by_source = TeachersBySource(default=default, named=named)
+        interruptible = in_context(self.shutdown.interruptible)
+        measured = in_context(partial(self.clock.measure, "teacher"))
+        if gives_whole_distributions(self.cfg):
+            return TeacherOfDistributions(layered(by_source.hidden, interruptible, measured))
         if gives_distributions(self.cfg):
             return TeacherOfLikelyTokens(
                 settings=algorithm.distillation,
-                teacher=self._scoring(name, teachers.token_logprobs, "teacher"),
+                teacher=layered(by_source.token_logprobs, interruptible, measured),
                 policy=self._scoring("policy", self.policy.token_logprobs, "policy_likeliest"),
             )
-        return TeacherOfTokens(self._scoring(name, teachers.score, "teacher"))
+        return TeacherOfTokens(layered(by_source.score, interruptible, measured))
+
+    def _teachers_by_turn(self) -> dict[str, ScorerGroup[TeacherWorker]]:
+        """The local teachers by their names among the models that take turns on the devices."""
+        return {self._turn_of(path): teacher for path, teacher in self.local_teachers.items()}
 
     def get_loop(self, tracker: Tracker) -> TrainingLoop:
         """The training loop around the trainer, with the hooks that run before and after a step."""
@@ -470,6 +495,7 @@ class BasePPOExp(PolicySampling):
                 evaluate=None if evaluation is None else layered(self._outliving_engines(evaluation.run, sync), newest),
                 export=lambda step: self.export(self.exports / f"global_step_{step}" / "policy"),
                 refresh_reference=self.refresh_reference,
+                after_step=self.mix_teacher if moves_teacher(self.cfg) else None,
                 guard=NonFiniteGuard(self.cfg.trainer.faults, trainer),
                 alarms=self.get_alarms(),
                 report_alarm=self.report_alarm,
@@ -516,12 +542,33 @@ class BasePPOExp(PolicySampling):
         """Replace the reference, if there is one, with the current policy, into which an adapter is merged."""
         if self.reference is None:
             return
-        with TemporaryDirectory(prefix=".reference_", dir=self.folder.path) as scratch:  # all ranks see this folder
+        async with self._stored_policy() as weights:
+            await self.time_sharing.for_scoring("ref")
+            await self.reference.load_state(weights, {})
+
+    async def mix_teacher(self, step: int) -> None:
+        """Mix the current policy, into which an adapter is merged, into the teacher that is its moving average."""
+        settings = self.cfg.trainer.algorithm.distillation
+        if settings.teacher_update_rate is None or step % settings.teacher_sync_steps:
+            return
+        path = str(self.cfg.trainer.teacher.model.path)
+        with self.clock.measure("update_teacher_with_policy"):
+            async with self._stored_policy() as weights:
+                await self.time_sharing.for_scoring(self._turn_of(path))
+                await self.local_teachers[path].mix(weights, settings.teacher_update_rate)
+
+    @asynccontextmanager
+    async def _stored_policy(self) -> AsyncIterator[StoredTensors]:
+        """The current weights of the policy, in files as long as the block lasts."""
+        with TemporaryDirectory(prefix=".policy_", dir=self.folder.path) as scratch:  # all ranks see this folder
             storage = Disk(Path(scratch))
             await self.time_sharing.for_scoring("policy")
             files = await self.policy.export_weights(WeightFiles(storage=storage, folder="policy"))
-            await self.time_sharing.for_scoring("ref")
-            await self.reference.load_state(StoredTensors(storage, "policy", files), {})
+            yield StoredTensors(storage, "policy", files)
+
+    def _turn_of(self, path: str) -> str:
+        """The name of a local teacher among the models that take turns on the devices."""
+        return TEACHER.name if path == self.cfg.trainer.teacher.model.path else f"{TEACHER.name} {path}"
 
     async def prepare(self) -> None:
         """Ask the served teachers for their limits, free the devices for the engines, which start when the loop is
@@ -536,9 +583,10 @@ class BasePPOExp(PolicySampling):
         tokens, reports too few log-probabilities or has other tokens, and for a data source without a teacher.
         """
         served, distillation = self.served_teachers, self.cfg.trainer.algorithm.distillation
+        named, settings = self.cfg.trainer.teacher.named_sources, self.cfg.trainer.teacher
         known = not (self.recorded or self.cfg.trainer.num_dummy_steps or self.cfg.data.streaming)
-        if served and known and None not in served and self.teacher is None:
-            missing = {prompt.data_source for prompt in self.train_dataset.prompts} - served.keys()
+        if named and known and not (settings.endpoint.url or settings.model.path):
+            missing = {prompt.data_source for prompt in self.train_dataset.prompts} - named
             if missing:
                 raise UserError(no_teacher_message({str(source) for source in missing}))
         top = (distillation.top_k or 0) if distillation.type == "loss" else 0

@@ -31,7 +31,6 @@ from skyrl.learners.workers.learning_worker import weighed
 from skyrl.learners.workers.model_worker import ModelWorker
 from skyrl.learners.workers.preference_objective import LabelObjective, PreferenceObjective
 from skyrl.learners.workers.preference_roles import (
-    PairReference,
     PairReferenceWorker,
     PreferenceLearner,
     PreferenceWorker,
@@ -62,6 +61,12 @@ def preference_objective(run: PreferenceConfig) -> PreferenceObjective | LabelOb
         ld_alpha=run.ld_alpha,
         averages=run.facts[0].averages,
     )
+
+
+def reference_digests(run: PreferenceConfig) -> dict[str, str]:
+    """Digests of the files of the reference, by the fields that name them: see `skyrl.runs.input_digests`."""
+    model, field = reference_model(run), "model.path" if run.ref_model_path is None else "ref_model_path"
+    return model_digests(field, model, weights=True) | adapter_digests("model.lora.path", model)
 
 
 def tried(name: str, loss: PairLoss, settings: PairSettings) -> None:
@@ -111,13 +116,13 @@ class PreferenceExp(SupervisedExp):
     learner_group: ClassVar[type[PreferenceLearner]] = PreferenceLearner
 
     @cached_property
-    def reference(self) -> PairReference:
+    def reference(self) -> ScorerGroup[PairReferenceWorker]:
         """The model that the policy is compared with, on the ranks of the policy. Started when it is first needed."""
         ranks = self.ranks_of("ref", MODEL.ranks(self.cfg), self.replicas)
         makers = [partial(PairReferenceWorker, self.cfg, ranks=rank) for rank in ranks]
         started = self.processes.start("ref", makers)
         rows = self.cfg.rows_of_an_item
-        return PairReference(started, self.budget(), replicas=self.replicas, rows_of_an_item=rows)
+        return ScorerGroup(started, self.budget(), replicas=self.replicas, rows_of_an_item=rows)
 
     @property
     def moves_reference(self) -> bool:
@@ -162,25 +167,19 @@ class PreferenceExp(SupervisedExp):
     def input_digests(self) -> dict[str, str]:
         """Digests of what a resumed run reads again, with the reference."""
         stays = self.cfg.compares and not self.moves_reference
-        return super().input_digests() | (self._reference_digests() if stays else {})
-
-    def _reference_digests(self) -> dict[str, str]:
-        model, field = reference_model(self.cfg), "model.path"
-        if self.cfg.ref_model_path is not None:
-            field = "ref_model_path"
-        return model_digests(field, model, weights=True) | adapter_digests("model.lora.path", model)
+        return super().input_digests() | (reference_digests(self.cfg) if stays else {})
 
     async def prepare(self) -> None:
         """Compute the log-probabilities of the reference for all rows, or read those that are stored, if configured."""
         cfg = self.cfg
         if not (cfg.compares and cfg.precompute_ref_log_probs) or cfg.num_dummy_steps:
             return
-        self.train_dataset = await self._with_reference("training", self.train_dataset)
-        self.eval_datasets = {name: await self._with_reference(name, rows) for name, rows in self.eval_datasets.items()}
+        self.train_dataset = await self._add_reference("training", self.train_dataset)
+        self.eval_datasets = {name: await self._add_reference(name, rows) for name, rows in self.eval_datasets.items()}
         if "reference" in self.__dict__:
             await self.reference.offload()
 
-    async def _with_reference(self, name: str, rows: TokenizedRows[Any]) -> TokenizedRows[Any]:
+    async def _add_reference(self, name: str, rows: TokenizedRows[Any]) -> TokenizedRows[Any]:
         file = self._reference_file(rows)
         if not is_stored(file):
             notice(f"computing the log-probabilities of the reference for {len(rows)} {name} pairs, once")
@@ -194,7 +193,7 @@ class PreferenceExp(SupervisedExp):
     def _reference_file(self, rows: TokenizedRows[Any]) -> Path:
         """The file of the reference's log-probabilities of these rows."""
         folder = Path(self.cfg.ref_log_probs_path or self.folder.path / "ref_log_probs").expanduser()
-        digests = sorted(self._reference_digests().items())
+        digests = sorted(reference_digests(self.cfg).items())
         return logprobs_file(folder, rows.fingerprint, (reference_model(self.cfg), digests, self.cfg.compute_dtype))
 
     async def _score_reference(self, batch: TrainingBatch) -> Tensor:
@@ -209,14 +208,18 @@ class PreferenceExp(SupervisedExp):
             with self.clock.measure("ref_logprobs"):
                 batch = batch.with_fields(ref_logprobs=await self._score_reference(batch))
         if "kto" in self.cfg.loss_type:
-            batch = await self._with_baseline(batch)
+            batch = await self._add_kto_baseline(batch)
         if any(loss.whole_batch for loss in self.cfg.facts):
             with self.clock.measure("policy_logprobs"):
                 batch = batch.with_fields(old_logprobs=await self.learner.score(batch))
         return batch
 
-    async def _with_baseline(self, batch: TrainingBatch) -> TrainingBatch:
-        """The batch with KTO's z: the mean log-ratio of prompts with answers of other rows, at least 0."""
+    async def _add_kto_baseline(self, batch: TrainingBatch) -> TrainingBatch:
+        """The batch with KTO's z: the mean log-ratio of prompts with answers of other rows, at least 0. A row alone has
+        no other: its z is 0.
+        """
+        if len(batch) == 1:
+            return batch
         others = mismatched(batch, self.max_length)
         with self.clock.measure("policy_logprobs"):
             ratios = await self.learner.score(others)

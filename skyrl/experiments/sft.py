@@ -53,9 +53,9 @@ from skyrl.training.describe import Metrics
 from skyrl.training.loop import Hooks, TrainingLoop
 from skyrl.training.middleware import LayeredLearner, in_context, layered, run_before
 from skyrl.training.profiling import ProfiledSteps
-from skyrl.training.served_teacher import ServedTeacher
 from skyrl.training.supervised import RowPosition, SupervisedTrainer
 from skyrl.training.supervised_evaluation import Sums, SupervisedEvaluation, likelihood
+from skyrl.training.teachers_by_source import ServedTeacher
 
 SCORED_AT_A_TIME = 64
 """Minimum number of rows in a batch of an evaluation; micro-batches bound what is computed at a time."""

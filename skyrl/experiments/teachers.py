@@ -7,14 +7,15 @@ from collections.abc import Collection
 
 from skyrl.batch import TEACHER_HIDDEN, TEACHER_IDS, TEACHER_LOGPROBS, TrainingBatch
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.config import SFTConfig
+from skyrl.config import ModelConfig, SFTConfig, TeacherConfig
 from skyrl.config.settings.distillation import TeacherServerConfig
 from skyrl.inference.servers.scoring_server import TOKEN_VARIABLE, ScoringServer
 from skyrl.learners.workers.group import ScorerGroup
 from skyrl.learners.workers.roles import SFTTeacherWorker
 from skyrl.models.files.loading import load_tokenizer
+from skyrl.runs.input_digests import adapter_digests, model_digests
 from skyrl.runs.inputs import compare_served_tokens, refuse_other_tokens
-from skyrl.training.served_teacher import ServedTeacher
+from skyrl.training.teachers_by_source import ServedTeacher
 
 
 async def with_teacher(
@@ -67,6 +68,17 @@ async def close(teachers: Collection[ServedTeacher]) -> None:
     """Close the connections to the servers."""
     for teacher in teachers:
         await teacher.server.close()
+
+
+def local_digests(teacher: TeacherConfig, *, moves: bool) -> dict[str, str]:
+    """Digests of the files of the teachers in the run. If that of `model.path` moves, a checkpoint has its weights."""
+    result = dict[str, str]()
+    if teacher.model.path:
+        result |= model_digests("trainer.teacher.model.path", teacher.model, weights=not moves)
+        result |= adapter_digests("trainer.teacher.model.lora.path", teacher.model)
+    for source, path in teacher.sources.items():
+        result |= model_digests(f"trainer.teacher.sources.{source}", ModelConfig(path=path), weights=True)
+    return result
 
 
 def refuse_other_teacher(run: SFTConfig, tokenizer: ChatTokenizer) -> None:

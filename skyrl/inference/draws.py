@@ -25,7 +25,7 @@ def sample_seed(key: SampleKey) -> int:
 
     The occurrence is the last field, and omitted if it is 0, so that seeds equal those of versions without this field.
     """
-    fields = attrs.astuple(key)
+    fields = attrs.astuple(key, recurse=False)
     text = json.dumps(fields if key.occurrence else fields[:-1], separators=(",", ":"))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from skyrl.config.loading.recognition import refuse_other_sources, refuse_other_tables
+from skyrl.config.loading.recognition import is_prime_rl, refuse_other_sources, refuse_other_tables
 from skyrl.errors import ConfigError, Problem
 from skyrl.interop.peer_trees import settings_by_system
 from skyrl.interop.values import flat, is_script, text_of
 from skyrl.tree.files import read_file
 
-NAMES = {"areal": "AReaL", "skyrl": "SkyRL", "trl": "TRL", "verl": "verl"}
+NAMES = {"areal": "AReaL", "prime-rl": "prime-rl", "skyrl": "SkyRL", "trl": "TRL", "verl": "verl"}
 """Name of a system in `skyrl config convert --from` -> its own name."""
 
 
@@ -19,6 +19,8 @@ def recognised_system(name: str) -> str:
     that it mentions. Raises `ConfigError` if there is none.
     """
     refuse_other_sources(name, of=None)
+    if not is_script(name) and is_prime_rl(read_file(name)[-1].value):
+        return "prime-rl"
     keys = _settings_of(name)
     known = {system: len(keys & settings) for system, settings in settings_by_system().items()}
     most = max(known.values())

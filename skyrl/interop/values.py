@@ -23,7 +23,8 @@ def flat_file(name: str, *, of: str = "") -> dict[str, Any]:
     """A YAML, JSON or TOML file as dotted keys; for TRL, whose arguments may be tables, by its own keys. Raises
     `ConfigError`, also for a file of another program.
 
-    `of` is the program that the file belongs to (areal, verl, trl), by its name in `skyrl config convert --from`.
+    `of` is the program that the file belongs to (areal, verl, trl, prime-rl), by its name in `skyrl config convert
+    --from`.
     """
     if is_script(name):
         raise ConfigError(
@@ -35,7 +36,7 @@ def flat_file(name: str, *, of: str = "") -> dict[str, Any]:
         raise ConfigError([Problem(path=name, message="contains no table of settings")], title="Nothing was converted")
     if of == "trl":
         return {str(key): setting for key, setting in value.items()}
-    return flat_lists(value) if of == "areal" else dict(flat(value))
+    return flat_lists(value) if of in ("areal", "prime-rl") else dict(flat(value))
 
 
 def flat_lists(table: Mapping[str, Any]) -> dict[str, Any]:

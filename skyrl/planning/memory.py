@@ -124,6 +124,9 @@ class LearnerRank:
     keeps_gradients: bool = True
     """Whether Megatron-core's buffer of gradients stays between two updates; False if models take turns on the GPU."""
 
+    beside: int = 0
+    """Bytes of the weights of other models of the role on the same rank, such as further teachers."""
+
     zero: ZeroSettings | None = None
     megatron: MegatronSharding | None = None
     """Megatron-core's settings. If both this and `zero` are None, the backend is FSDP2."""
@@ -168,9 +171,9 @@ def resting(learner: LearnerRank) -> Bytes:
     trained, zero = learner.trained, learner.zero
     if zero is None or zero.stage == 0:
         optimizer = FLOAT * learner.state_numbers // (learner.shards if zero is None else learner.how.tensor)
-        return {"parameters": _weight_bytes(learner), "optimizer": optimizer}
+        return {"parameters": _weight_bytes(learner) + learner.beside, "optimizer": optimizer}
     master = FLOAT * (trained + learner.state_numbers) // learner.shards
-    parts: dict[Part, int] = {"parameters": _weight_bytes(learner), "optimizer": master}
+    parts: dict[Part, int] = {"parameters": _weight_bytes(learner) + learner.beside, "optimizer": master}
     if zero.stage == 3 and learner.update is not None:
         parts["gradients"] = learner.how.size * trained // learner.shards
         parts["overhead"] = zero.bucket * learner.how.size

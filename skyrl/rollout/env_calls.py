@@ -1,5 +1,5 @@
-"""Calls environments outside the event loop, with a deadline; every kind of failure becomes an `EpisodeError`, except
-that of a service that is gone.
+"""Calls environments outside the event loop, with a deadline, unless they return at once; every kind of failure becomes
+an `EpisodeError`, except that of a service that is gone.
 
 `Pace` limits how many calls begin in a second, `SamplesInFlight` counts samples and calls for the line that says what a
 silent run waits for.
@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from attrs import define, field
 
@@ -185,24 +185,15 @@ class EnvCalls:
         Raises `EpisodeError` if it raises or is late; `who` begins the message.
         """
         if self._pace is None:
-            return await self._called(who, function, args)
+            return await self._call_user(who, function, args)
         async with self._paced:  # so that a place is free once the pace admits the call
             await self._pace()
-            return await self._called(who, function, args)
+            return await self._call_user(who, function, args)
 
-    async def _called(self, who: str, function: Callable[..., Any], args: tuple[object, ...]) -> tuple[T, float]:
+    async def _call_user(self, who: str, function: Callable[..., Any], args: tuple[object, ...]) -> tuple[T, float]:
         value, error, seconds = await self._outcome(who, function, args)
-        if isinstance(error, EpisodeError | ServiceGone):
-            raise error
-        if isinstance(error, SkipSample):
-            raise EpisodeError(Skipped(f"{who} skips it: {_short(str(error))}")) from error
-        if isinstance(error, WorkerEnded):
-            raise EpisodeError(Failure(kind=_KINDS[error.how], reason=f"{who} {_short(str(error))}")) from error
-        if isinstance(error, RewardError):
-            raise EpisodeError(Failure(kind="raised", reason=f"{who} {_short(str(error))}")) from error
         if error is not None:
-            text = f"{who} raised {_with_place(error)}"
-            raise EpisodeError(Failure(kind="raised", reason=text)) from error
+            _refuse(who, error)
         return value, seconds
 
     async def _outcome(
@@ -225,19 +216,19 @@ class EnvCalls:
                 for coroutine in call.coroutines:
                     coroutine.cancel()
         if result is None:
-            raise EpisodeError(Failure(kind="timeout", reason=f"{who} {self._late(call)}"))
+            raise EpisodeError(Failure(kind="timeout", reason=f"{who} {self._deadline_message(call)}"))
         return result  # type: ignore[no-any-return]  # of the future, which any result can settle
 
     def _look(self, call: _EnvCall) -> None:
         """End a call whose deadline is over, or that waits for a place which it cannot get; else look again later."""
         loop = asyncio.get_running_loop()
-        left = self._left(call, call.outages, loop.time())
+        left = self._remaining_seconds(call, call.outages, loop.time())
         if left <= 0 or (call.begun is None and self._workers.are_given_up):
             _settle(call.outcome, None)
         else:
             call.timer = loop.call_later(left, self._look, call)
 
-    def _late(self, call: _EnvCall) -> str:
+    def _deadline_message(self, call: _EnvCall) -> str:
         if call.begun is not None:
             return f"gave no answer within {self._deadline:g} s ({self._field})"
         most = self._workers.most
@@ -246,12 +237,43 @@ class EnvCalls:
             f"it, or let the environment end what takes longer than {self._deadline:g} s ({self._field})"
         )
 
-    def _left(self, call: ThreadCall, outages: Outages, now: float) -> float:
+    def _remaining_seconds(self, call: ThreadCall, outages: Outages, now: float) -> float:
         """Seconds until the deadline of a call, which does not run while a service is away; for one that does not run
         yet, until it can pass at the earliest.
         """
         assert self._deadline is not None
         return self._deadline + (0.0 if call.begun is None else call.begun + outages.seconds(now) - now)
+
+
+def called_at_once(who: str, function: Callable[..., T], *args: object) -> tuple[T, float]:
+    """Call a function that returns within microseconds, on the event loop, where a thread would take longer than it
+    does; otherwise like `EnvCalls`.
+    """
+    start = time.perf_counter()
+    try:
+        value = function(*args)
+    except Exception as error:  # noqa: BLE001  # any error of an environment is an outcome of its sample
+        _refuse(who, error)
+    return value, time.perf_counter() - start
+
+
+def _refuse(who: str, error: BaseException) -> NoReturn:
+    """Raise what a call raised as an `EpisodeError`, unless a service is gone."""
+    if isinstance(error, EpisodeError | ServiceGone):
+        raise error
+    raise EpisodeError(_outcome(who, error)) from error
+
+
+def _outcome(who: str, error: BaseException) -> Failure | Skipped:
+    match error:
+        case SkipSample():
+            return Skipped(f"{who} skips it: {_short(str(error))}")
+        case WorkerEnded():
+            return Failure(kind=_KINDS[error.how], reason=f"{who} {_short(str(error))}")
+        case RewardError():
+            return Failure(kind="raised", reason=f"{who} {_short(str(error))}")
+        case _:
+            return Failure(kind="raised", reason=f"{who} raised {_describe_error(error)}")
 
 
 def number(value: Any, what: str) -> float:
@@ -268,7 +290,7 @@ def number(value: Any, what: str) -> float:
     return real
 
 
-def _with_place(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Type and message, shortened, and the line of the user's code that raised it."""
     place = raised_at(error)
     return f"{type(error).__name__}: {_short(str(error))}" + (f" ({place})" if place else "")

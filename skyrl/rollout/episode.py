@@ -12,8 +12,7 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import attrs
 from attrs import evolve, frozen
@@ -23,14 +22,14 @@ from skyrl.chats.rendering import Message, Template
 from skyrl.config import GeneratorConfig, SamplingParams
 from skyrl.envs import Env, EnvStep
 from skyrl.envs.env import ReadsSample, Sampled
-from skyrl.envs.registry import MakeEnv
-from skyrl.envs.rows import fewest_turns
+from skyrl.envs.registry import MakeEnv, answers_at_once, starts_at_once
+from skyrl.envs.rows import copied, fewest_turns
 from skyrl.errors import DataError, DroppedPartsError, TextError
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.chats import Chat, ChatTurn
-from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
+from skyrl.rollout.env_calls import EnvCalls, EpisodeError, called_at_once, number
 from skyrl.rollout.filters import drop_truncated
 from skyrl.rollout.transcript import Transcript
 from skyrl.trajectory import Failure, Prompt, Skipped, StopReason, TokenRow, Trajectory
@@ -81,8 +80,13 @@ class Episode:
     async def begin(self) -> GenerationRequest:
         """Make the environment; returns the request for the first turn. Raises `EpisodeError`."""
         prompt = self._prompt
-        started: Started = await self._in_env(
-            self._who("starting on"), _started, self._make, self._extras(), deepcopy(prompt.question)
+        started: Started = await self._call_env(
+            self._call_description("starting on"),
+            _start_environment,
+            self._make,
+            self._extras(),
+            copied(prompt.question),
+            at_once=starts_at_once(self._make),
         )
         self._env, messages, tools = started
         self._begun_with, self._tools = messages, with_tools(tools, prompt.tools)
@@ -99,7 +103,8 @@ class Episode:
 
     async def play(self, completion: Completion) -> Trajectory:
         """Play the episode from the first completion to its end. Raises `EpisodeError` if the environment fails."""
-        completion = evolve(completion, text=self._prompt.whole(completion.text))
+        if self._prompt.answer_prefix:
+            completion = evolve(completion, text=self._prompt.whole(completion.text))
         while True:
             self._transcript.sample(completion)
             step = await self._judge(completion)
@@ -108,8 +113,8 @@ class Episode:
                 break
             if not self._go_on(completion, step):
                 assert self._env is not None, "play() comes after begin()"
-                who = self._who("measuring")
-                self._metrics = _numbers(await self._in_env(who, self._env.get_metrics), who)
+                who = self._call_description("measuring")
+                self._metrics = _numbers(await self._call_env(who, self._env.get_metrics), who)
                 return self._trajectory("context")
             request = self._request(evolve(self.key, turn=self._turns))
             (completion,) = await self._timed("llm", self._context.client.generate(request))
@@ -156,18 +161,20 @@ class Episode:
         """Close the environment, if it exists and has something to close. Raises `EpisodeError`."""
         env, self._env, is_open = self._env, None, self.is_open
         if env is not None and is_open:
-            await self._in_env(self._who("closing after"), env.close)
+            await self._call_env(self._call_description("closing after"), env.close)
 
     def waited_for_the_engine(self, seconds: float) -> None:
         """Record that the first completion took `seconds`."""
         self._seconds["llm"] += seconds
 
     async def _judge(self, completion: Completion) -> EnvStep:
-        who = self._who("judging an answer to", completion.text)
+        who = self._call_description("judging an answer to", completion.text)
         assert self._env is not None, "play() comes after begin()"
         last = self._turns + 1 >= self._context.config.max_turns
         sampled = Sampled(token_ids=completion.token_ids, version=self.key.weight_version)
-        stepped: Stepped = await self._in_env(who, _stepped, self._env, completion.text, sampled, last)
+        stepped: Stepped = await self._call_env(
+            who, _stepped, self._env, completion.text, sampled, last, at_once=answers_at_once(self._make)
+        )
         step, metrics = stepped
         if not isinstance(step, EnvStep):
             raise _wrong(f"{who} returned {step!r:.200} from step() instead of an EnvStep")
@@ -229,7 +236,7 @@ class Episode:
 
     def _extras(self) -> dict[str, Any]:
         """A copy of the row's columns for this environment, whose changes no other sample sees."""
-        extras = {"data_source": self._prompt.data_source, **deepcopy(dict(self._prompt.extras))}
+        extras = {"data_source": self._prompt.data_source, **copied(dict(self._prompt.extras))}
         most = self._context.config.max_turns
         return extras | ({"max_turns": fewest_turns(extras, most)} if most > 1 else {})
 
@@ -239,10 +246,17 @@ class Episode:
         try:
             yield
         except TextError as error:
-            raise _wrong(f"{self._who(doing)} returned text that cannot be tokenized: {error}") from error
+            raise _wrong(f"{self._call_description(doing)} returned text that cannot be tokenized: {error}") from error
 
-    async def _in_env(self, who: str, function: Callable[..., T | Awaitable[T]], *args: object) -> T:
-        result, ran = await self._timed("env", self._context.call(who, function, *args))
+    async def _call_env(
+        self, who: str, function: Callable[..., T | Awaitable[T]], *args: object, at_once: bool = False
+    ) -> T:
+        """The function's result. With `at_once`, no thread calls it, and it must be no coroutine."""
+        if at_once:
+            result, ran = called_at_once(who, cast(Callable[..., T], function), *args)
+            self._seconds["env"] += ran
+        else:
+            result, ran = await self._timed("env", self._context.call(who, function, *args))
         self._seconds["env_run"] += ran
         return result
 
@@ -253,7 +267,7 @@ class Episode:
         finally:
             self._seconds[name] += time.perf_counter() - start
 
-    def _who(self, doing: str, answer: str | None = None) -> str:
+    def _call_description(self, doing: str, answer: str | None = None) -> str:
         shown = "" if answer is None else f" ({answer[:80]!r})"
         return f"{self._prompt.env_class}, {doing} prompt {self._prompt.id}{shown},"
 
@@ -276,7 +290,9 @@ Stepped = tuple[Any, Any]
 """A step of an environment and its metrics, which code of users made."""
 
 
-def _started(make: MakeEnv, extras: dict[str, Any], messages: tuple[Message, ...]) -> Started | Awaitable[Started]:
+def _start_environment(
+    make: MakeEnv, extras: dict[str, Any], messages: tuple[Message, ...]
+) -> Started | Awaitable[Started]:
     """A new environment, the messages to start from and its tools; of one with an `async def init`, a coroutine."""
     env = make(extras)
     started: Any = env.init(messages)

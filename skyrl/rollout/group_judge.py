@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 from attrs import evolve
@@ -11,6 +10,7 @@ from attrs import evolve
 from skyrl.config import SkyRLGymConfig
 from skyrl.envs.env import Sampled
 from skyrl.envs.group_rewards import GroupReward
+from skyrl.envs.rows import copied
 from skyrl.rollout.attempts import FailureTally
 from skyrl.rollout.env_calls import EpisodeError, number
 from skyrl.rollout.episode import EpisodeContext
@@ -29,7 +29,7 @@ class GroupJudge:
         judged = [row for row in rows if _waits(row)]
         outcome = await self._outcome(prompt, reward, judged) if judged else ((), {})
         if isinstance(outcome, Mapping):
-            return [_without(row, **outcome) if _waits(row) else row for row in rows]
+            return [_unrewarded(row, **outcome) if _waits(row) else row for row in rows]
         rewards, measured = iter(outcome[0]), outcome[1]
         return [self._rewarded(row, next(rewards), measured) if _waits(row) else row for row in rows]
 
@@ -55,7 +55,7 @@ class GroupJudge:
         who = f"{prompt.env_class}, judging the group of prompt {prompt.id},"
         decode = self._context.tokenizer.decode
         answers = [prompt.whole(decode(row.response_ids, skip_special_tokens=True)) for row in rows]
-        extras: dict[str, Any] = {"data_source": prompt.data_source, **deepcopy(dict(prompt.extras))}
+        extras: dict[str, Any] = {"data_source": prompt.data_source, **copied(dict(prompt.extras))}
         sampled = [Sampled(token_ids=row.response_ids, version=row.weight_versions[0]) for row in rows]
         measured: dict[str, float] = {}
         given, _ = await self._context.call(who, reward.rewards, prompt.question, answers, extras, sampled, measured)
@@ -65,7 +65,7 @@ class GroupJudge:
 
     def _rewarded(self, row: Trajectory, reward: float | None, measured: Mapping[str, float]) -> Trajectory:
         if reward is None:
-            return _without(row, skipped="the reward function gives None: it has no reward for this sample")
+            return _unrewarded(row, skipped="the reward function gives None: it has no reward for this sample")
         if row.stop_reason != "stop" and self._context.config.zero_reward_on_non_stop:
             reward = 0.0
         *before, last = row.rewards
@@ -76,6 +76,6 @@ def _waits(row: Trajectory) -> bool:
     return bool(row.rewards) and not row.missing
 
 
-def _without(row: Trajectory, *, failures: Sequence[Failure] = (), **why: Any) -> Trajectory:
+def _unrewarded(row: Trajectory, *, failures: Sequence[Failure] = (), **why: Any) -> Trajectory:
     """The sample with no reward."""
     return evolve(row, rewards=(), failures=(*row.failures, *failures), **why)

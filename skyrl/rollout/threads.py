@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from _thread import start_new_thread  # `Thread.start` would hold up the event loop until the thread runs
 from collections import deque
@@ -27,17 +28,26 @@ PATIENCE = 0.002
 """Seconds after which calls that still wait get one more thread, or twice as many if no call was taken meanwhile."""
 
 
+FEW = 64
+"""Number of threads up to which the interpreter switches between them as often as it always does."""
+
+_SWITCH_SECONDS = sys.getswitchinterval()
+
+
 class KeptThreads:
     """Runs each function immediately, in an idle thread or else in a new one.
 
-    A thread is never waited for and does not delay the end of the program. Functions must not raise.
+    A thread is never waited for and does not delay the end of the program. Functions must not raise. A thread that
+    waits for the interpreter wakes at every switch interval to ask for it, which takes all processors where thousands
+    wait: with more than `FEW` threads, the interval grows with their number.
     """
 
     def __init__(self, idle_seconds: float = 10.0) -> None:
         """A thread ends after `idle_seconds` without work."""
         self._idle: deque[_Jobs] = deque()
         self._idle_seconds = idle_seconds
-        os.register_at_fork(after_in_child=self._idle.clear)  # a forked process inherits the list but not the threads
+        self._alive, self._counting = 0, Lock()
+        os.register_at_fork(after_in_child=self._forget)  # a forked process inherits the list but not the threads
 
     def run(self, job: Job) -> None:
         """Begin the job and return."""
@@ -45,6 +55,7 @@ class KeptThreads:
             jobs = self._idle.pop()
         except IndexError:
             jobs = SimpleQueue()
+            self._count(1)
             start_new_thread(self._work, (jobs,))
         jobs.put(job)
 
@@ -55,11 +66,21 @@ class KeptThreads:
             except Empty:
                 with suppress(ValueError):  # `run` has just taken it out, and a job is on its way
                     self._idle.remove(jobs)
+                    self._count(-1)
                     return
                 continue
             job()
             del job  # it may hold large objects until the next job comes
             self._idle.append(jobs)
+
+    def _count(self, change: int) -> None:
+        with self._counting:
+            self._alive += change
+            sys.setswitchinterval(_SWITCH_SECONDS * max(1.0, self._alive / FEW))
+
+    def _forget(self) -> None:
+        self._idle.clear()
+        self._alive, self._counting = 0, Lock()
 
 
 @define(eq=False)
@@ -159,14 +180,14 @@ class Workers:
 
     def _work(self) -> None:
         late = time.monotonic() + PATIENCE
-        call = self._next()
+        call = self._next_call()
         while call is not None:
             call.run()
             if self._waiting and time.monotonic() > max(late, self._added_at + PATIENCE):
                 self._add()  # the event loop may have no time for it
-            call = self._next(call)
+            call = self._next_call(call)
 
-    def _next(self, done: ThreadCall | None = None) -> ThreadCall | None:
+    def _next_call(self, done: ThreadCall | None = None) -> ThreadCall | None:
         """The call that a thread runs after the one that is done; None ends its turn."""
         with self._lock:
             if done is not None and done.goes_on:
@@ -201,11 +222,11 @@ class Mailbox:
         if not self._woken:
             self._woken = True
             try:
-                loop.call_soon_threadsafe(self._read)
+                loop.call_soon_threadsafe(self._run_letters)
             except RuntimeError:  # the loop is closed: nothing waits for it
                 self._woken = False
 
-    def _read(self) -> None:
+    def _run_letters(self) -> None:
         self._woken = False  # first, so that a letter that arrives meanwhile wakes the loop again
         while self._letters:
             self._letters.popleft()()

@@ -162,15 +162,19 @@ def refuse_changed_inputs(checkpoint: Checkpoint, now: Digests, run: AnyRun) -> 
     """Raise `ResumeError` with what differs from what the run of the checkpoint read. What only one of them has read,
     such as validation rows before evaluation was turned on, is not compared.
     """
-    before = _stored_digests(checkpoint)
-    changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
-    if changed:
-        named = "\n".join(f"  {name}{_change_text(before[name], now[name])}" for name in changed)
+    if changed := changed_inputs(checkpoint, now):
         raise ResumeError(
             f"what this run reads again is not what it was when the checkpoint of step {checkpoint.step} was "
-            f"saved:\n{named}\n"
+            f"saved:\n{changed}\n"
             f"Restore it, or start a new run with another {run.trainer.path_of('run_path')}"
         )
+
+
+def changed_inputs(checkpoint: Checkpoint, now: Digests) -> str:
+    """A line for each input that both have read and that differs; empty if none does."""
+    before = _stored_digests(checkpoint)
+    changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
+    return "\n".join(f"  {name}{_change_text(before[name], now[name])}" for name in changed)
 
 
 def carried_on(checkpoint: Checkpoint | None, now: Digests) -> dict[str, str]:

@@ -10,7 +10,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import EnvironmentConfig, SkyRLTrainConfig
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.model_overrides import engine_overrides
-from skyrl.config.derive.rl_models import has_local_teacher, has_reference
+from skyrl.config.derive.rl_models import has_reference
 from skyrl.data.cursor import batches
 from skyrl.data.prompts import NO_SOURCE, PromptDataset
 from skyrl.data.sources import answer_in
@@ -122,8 +122,7 @@ def read_model_configs(
     """
     policy, replaced = str(run.trainer.policy.model.path), engine_overrides(run)
     paths = {policy, str(run.trainer.ref.model.path)} if has_reference(run) else {policy}
-    if has_local_teacher(run):
-        teacher = str(run.trainer.teacher.model.path)
+    for teacher in run.trainer.teacher.local_paths:
         refuse_other_tokens(tokenizer, load_tokenizer(teacher), policy=policy, teacher=teacher)
         paths |= {teacher}
     for path in sorted(paths):

@@ -13,14 +13,17 @@ from typing import Any
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
+from skyrl.checkpoint.store import CheckpointStore, load_checkpoint
 from skyrl.config import PreferenceConfig
 from skyrl.config.loading.kinds import is_preference_run
 from skyrl.config.loading.load import compose
 from skyrl.errors import UserError
-from skyrl.experiments.preference import PreferenceExp
+from skyrl.experiments.preference import PreferenceExp, reference_digests
+from skyrl.learners.workers.preference_roles import reference_model
 from skyrl.processes.event_loop import event_loop
+from skyrl.runs.input_digests import changed_inputs
 from skyrl.runs.inputs import notice
-from skyrl.runs.stored_runs import Run
+from skyrl.runs.stored_runs import Run, checkpoints_of
 from skyrl.storage.atomic import write_file
 from skyrl.tools.sampling_target import Target, model_of, stored_run_of
 from skyrl.training.eval_scores import mean_interval, share_interval
@@ -43,7 +46,8 @@ def pair_run_of(target: Target) -> Run | None:
 def evaluate_pairs(target: Target, overrides: Sequence[str], to: Path | None) -> tuple[dict[str, Any], Path]:
     """Evaluate a preference run on `eval_datasets`. Returns the results and the file that has them.
 
-    The reference is that of the run. Raises `UserError` without pairs, `ConfigError` and `DataError`.
+    The reference is that of the run. Raises `UserError` without pairs, or if the reference has changed since, and
+    `ConfigError`, `DataError` and `ResumeError`.
     """
     folder = to or Path(str(target.stored)) / "evaluations" / f"step_{target.step}"
     composed = compose([str(target.stored)], [*overrides, *ALONE, f"run_path={folder}"], environ=os.environ)
@@ -51,6 +55,7 @@ def evaluate_pairs(target: Target, overrides: Sequence[str], to: Path | None) ->
     assert is_preference_run(run), "pair_run_of has found a preference run"
     if not run.eval_datasets:
         raise UserError("eval_datasets is empty: set it to the pairs to evaluate on")
+    _refuse_changed_reference(target, run)
     with TemporaryDirectory() as scratch:
         model = model_of(target, Path(scratch) / "model")
         trained = compose(
@@ -77,7 +82,7 @@ def evaluate_pairs(target: Target, overrides: Sequence[str], to: Path | None) ->
         "intervals": {
             f"eval/{name}/{number}": interval
             for name, own in numbers.items()
-            for number, interval in _intervals(own).items()
+            for number, interval in _intervals(own, without=OF_ALL_LABELS if run.unpaired else OF_ALL_PAIRS).items()
         },
     }
     file = folder / "results.json"
@@ -85,6 +90,29 @@ def evaluate_pairs(target: Target, overrides: Sequence[str], to: Path | None) ->
     write_file(file, json.dumps(results, indent=2) + "\n")
     return results, file
 
+
+def _refuse_changed_reference(target: Target, run: PreferenceConfig) -> None:
+    """Raises `UserError` if the reference is the run's own and its files are not those that the run trained beside."""
+    trained = stored_run_of(target)
+    assert is_preference_run(trained)
+    if not trained.compares or reference_model(trained) != reference_model(run):
+        return
+    store = CheckpointStore(checkpoints_of(str(target.stored)), verify="size")
+    checkpoint = (
+        store.latest(fall_back=notice) if target.checkpoint is None else load_checkpoint(target.checkpoint, "size")
+    )
+    if checkpoint is not None and (changed := changed_inputs(checkpoint, reference_digests(trained))):
+        raise UserError(
+            f"the reference is not what it was when this run was trained:\n{changed}\n"
+            "Restore it, or set ref_model_path to the model to compare with"
+        )
+
+
+OF_ALL_PAIRS = ("loss",)
+"""Numbers that depend on other rows, so that they have no interval."""
+
+OF_ALL_LABELS = ("loss", "margin", "baseline")
+"""The same of single answers."""
 
 Numbers = list[dict[str, float]]
 """The measurements of each pair, list or answer by itself, by name."""
@@ -118,11 +146,11 @@ def _measured(trained: PreferenceConfig, run: PreferenceConfig) -> tuple[dict[st
     return metrics, {**found, "all": per_item}
 
 
-def _intervals(numbers: Numbers) -> dict[str, tuple[float, float]]:
-    """95 % intervals of the means: Wilson's of the accuracy, bootstrapped of rewards, margin and KL. None of the loss,
-    which may depend on other rows.
+def _intervals(numbers: Numbers, without: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """95 % intervals of the means but those `without`: Wilson's of the accuracy, bootstrapped of rewards, margin and
+    KL.
     """
-    names = [name for name in dict.fromkeys(name for own in numbers for name in own) if name != "loss"]
+    names = [name for name in dict.fromkeys(name for own in numbers for name in own) if name not in without]
     values = {name: [[own[name]] for own in numbers if name in own] for name in names}
     return {name: (share_interval if name == "accuracy" else mean_interval)(own) for name, own in values.items()}
 

@@ -129,8 +129,7 @@ class Rehearsal:
         if has_reference(run):
             changes["trainer.ref.model.path"] = str(self.folder / "model")
         if has_teacher(run):
-            shrink(run.trainer.teacher.model.path or path, self.folder / "teacher", seed=2)
-            changes["trainer.teacher.model.path"] = str(self.folder / "teacher")
+            changes |= self._small_teachers(path)
         if has_served_teacher(run):
             changes |= {"trainer.teacher.endpoint.url": None, "trainer.teacher.endpoint.sources": {}}
             findings.append(Finding("served teachers", "not tried", "a small one in the run takes their place"))
@@ -139,6 +138,17 @@ class Rehearsal:
             findings.append(Finding("data", "folded", f"{EVALUATED} rows of each evaluation source"))
         findings += [Finding("layout", "folded", line) for line in folded_lines(run, changes)]
         return changes | self._places(), findings
+
+    def _small_teachers(self, policy: str) -> dict[str, object]:
+        """Changes that put miniatures in place of the teachers; one of the policy's in place of served ones."""
+        teacher, small = self.run.trainer.teacher, dict[str, str]()
+        for number, path in enumerate(teacher.local_paths or (policy,)):
+            small[path] = str(self.folder / f"teacher-{number}")
+            shrink(path, Path(small[path]), seed=2 + number)
+        served = teacher.endpoint.url or teacher.endpoint.sources
+        default = small.get(teacher.model.path or "") or (next(iter(small.values())) if served else None)
+        sources = {source: small[path] for source, path in teacher.sources.items()}
+        return {"trainer.teacher.model.path": default, "trainer.teacher.sources": sources}
 
     def _places(self) -> dict[str, Any]:
         """Folders of the folded run, and a short schedule with a checkpoint and an evaluation after each step."""

@@ -369,6 +369,7 @@ _RUN = (
     MetricSpec("timing/update", "s", "Supervised runs: the update."),
     MetricSpec("timing/sync_weights", "s", "Sending weights to the engines."),
     MetricSpec("timing/update_ref_with_policy", "s", "Copying the policy into the reference model."),
+    MetricSpec("timing/update_teacher_with_policy", "s", "Mixing the policy into its moving average, the teacher."),
     MetricSpec("timing/record", "s", "Writing the recording."),
     MetricSpec("timing/write_samples", "s", "Waiting until the samples of the step before are written."),
     MetricSpec("timing/eval", "s", "Evaluation."),

@@ -39,8 +39,8 @@ from skyrl.training.peer_functions import PeerEstimator, tried_estimator
 def advantages_of(trainer: TrainerConfig) -> AdvantageEstimator:
     """The advantages of a run: those of the configured estimator, and those from a teacher if there is one."""
     estimate = advantage_estimator(trainer.algorithm)
-    endpoint, itself = trainer.teacher.endpoint, trainer.algorithm.distillation.self_teacher
-    if not (trainer.teacher.model.path or endpoint.url or endpoint.sources or itself):
+    teacher, itself = trainer.teacher, trainer.algorithm.distillation.self_teacher
+    if not (teacher.local_paths or teacher.endpoint.url or teacher.endpoint.sources or itself):
         return estimate
     return WithTeacher(estimate=estimate, settings=trainer.algorithm.distillation)
 

@@ -150,6 +150,9 @@ class Hooks:
     refresh_reference: Callable[[], Awaitable[None]] | None = None
     """Copies the policy to the reference. None: there is no reference, or it never changes."""
 
+    after_step: Callable[[int], Awaitable[None]] | None = None
+    """Called after each step, with its number, before a checkpoint is saved. None: nothing is."""
+
     guard: StepGuard | None = None
     """Decides what follows a non-finite value. None: it ends the run."""
 
@@ -263,6 +266,8 @@ class TrainingLoop:
                 if self._hooks.guard is not None:
                     self._hooks.guard.passed()
             await self._refresh_reference()
+            if self._hooks.after_step is not None:
+                await self._hooks.after_step(self.trainer.version + 1)
         self._longest_step = max(self._longest_step, self.shutdown.now() - began)
         self.trainer.version, self._before = self.trainer.version + 1, None
         return metrics | self.trainer.position.metrics() | {"trainer/global_step": self.trainer.version}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import attrs
 import torch
@@ -12,7 +12,6 @@ from torch.nn.utils.rnn import pad_sequence
 from skyrl.algorithms.topk_divergence import tokens_of_both, union_of_tokens
 from skyrl.batch import (
     STUDENT_IDS,
-    TEACHER_HIDDEN,
     TEACHER_IDS,
     TEACHER_LOGPROBS,
     TEACHER_PROMPT,
@@ -40,13 +39,14 @@ class TeacherOfTokens:
 
 @attrs.frozen
 class TeacherOfDistributions:
-    """Lets each row carry the teacher's last hidden states at its selected tokens."""
+    """Lets each row carry its teacher's last hidden states at its selected tokens."""
 
-    hidden: Callable[[TrainingBatch], Awaitable[RowTensors]]
+    hidden: Callable[[TrainingBatch, Sequence[str]], Awaitable[Mapping[str, RowTensors]]]
+    """The extras with hidden states: see `TeachersBySource.hidden`."""
 
     async def __call__(self, batch: TrainingBatch, sources: Sequence[str]) -> TrainingBatch:
-        """The batch with extras of the name `TEACHER_HIDDEN`."""
-        return batch.carrying(**{TEACHER_HIDDEN: await self.hidden(batch)})
+        """The batch with extras whose names begin with `TEACHER_HIDDEN`."""
+        return batch.carrying(**await self.hidden(batch, sources))
 
 
 @attrs.frozen

@@ -197,7 +197,7 @@ class ModelBank(ModelWorker):
         self._dtype: torch.dtype = getattr(torch, required(run.compute_dtype, run.path_of("compute_dtype")))
         self._sharded = ranks.size > 1 and section.fsdp_config.fsdp_size != 1
         self._source = causal_lm(run, section)
-        source = _in_dtype(self._source, self._dtype) if self._sharded else self._source
+        source = _cast_source(self._source, self._dtype) if self._sharded else self._source
         super().__init__(run, section, source, read, ranks if self._sharded else ALONE, role="base")
         if not isinstance(self.strategy, Fsdp2):
             raise UserError(f"{run.path_of('strategy')}: models of a training service learn under fsdp2 only")
@@ -260,7 +260,7 @@ class ModelBank(ModelWorker):
             chosen = [index for index, item in enumerate(requests) if item.backward is backward]
             chosen = [index for index in chosen if index not in outcomes]
             chosen = [index for index in chosen if self._models[requests[index].model_id].is_critic is critic]
-            for some in _at_most(self._resident or len(chosen), chosen):
+            for some in _chunks(self._resident or len(chosen), chosen):
                 outcomes |= zip(some, self._outcomes([requests[index] for index in some]), strict=True)
         return [outcomes[index] for index in range(len(requests))]
 
@@ -292,7 +292,7 @@ class ModelBank(ModelWorker):
         weights = self._stored_weights(model, folder)
         state = TrainedState.read(folder / _OPTIMIZER, weights) if optimizer else TrainedState(weights=weights)
         if model.layout is None:
-            state.weights = _copied(model.state.weights, weights)
+            state.weights = _copy_weights(model.state.weights, weights)
         model.state = state
 
     def unload(self, model_id: str) -> None:
@@ -303,7 +303,7 @@ class ModelBank(ModelWorker):
         if model.stored is not None:
             model.stored.unlink(missing_ok=True)
         if model.layout is None:
-            _copied(model.state.weights, dict(self._source.load(self.device).named_parameters()))
+            _copy_weights(model.state.weights, dict(self._source.load(self.device).named_parameters()))
         del self._models[model_id]
 
     def adapter(self, model_id: str) -> Adapter:
@@ -384,7 +384,7 @@ class ModelBank(ModelWorker):
             if self._sharded:
                 raise PassError(f"a rank failed, and the others wait for its shard of the base: {caught}") from caught
             error = caught
-        error = self._of_any_rank(error)
+        error = self._error_of_ranks(error)
         if error is not None and len(requests) == 1:
             return [error]
         if error is None:
@@ -393,7 +393,7 @@ class ModelBank(ModelWorker):
             return [outcome for request in requests for outcome in self._outcomes([request])]
         return [self._concluded(item) for item in passes]
 
-    def _of_any_rank(self, error: Exception | None) -> Exception | None:
+    def _error_of_ranks(self, error: Exception | None) -> Exception | None:
         """The error of this rank; with several ranks, the first error of any of them, on each of them."""
         if self._peers.size == 1:
             return error
@@ -426,7 +426,7 @@ class ModelBank(ModelWorker):
         learns = requests[0].backward
         if self._full:
             self.model.zero_grad(set_to_none=True)  # of a pass that failed
-        passes = [self._begun(request) for request in requests]
+        passes = [self._begin_pass(request) for request in requests]
         with torch.set_grad_enabled(learns), self._computing():
             for stretches in self._micro_batches(passes):
                 if stretches:
@@ -441,7 +441,7 @@ class ModelBank(ModelWorker):
             self.model.zero_grad(set_to_none=True)
         return passes
 
-    def _begun(self, request: PassRequest) -> _Pass:
+    def _begin_pass(self, request: PassRequest) -> _Pass:
         model = self._awake(request.model_id)
         gradients: Tensors = {}
         if request.backward and model.layout is not None:
@@ -560,7 +560,7 @@ def dealt(lengths: Sequence[int], most: int, ranks: int) -> list[list[range]]:
         per_rank += 1
 
 
-def _in_dtype(source: ModelSource, dtype: torch.dtype) -> ModelSource:
+def _cast_source(source: ModelSource, dtype: torch.dtype) -> ModelSource:
     """The source of a model whose parameters, which never change, have the type in which it computes."""
     return evolve(
         source,
@@ -585,7 +585,7 @@ def _is_finite(done: _Pass) -> bool:
     return math.isfinite(done.loss) and all_finite(done.gradients)
 
 
-def _copied(parameters: Tensors, weights: Tensors) -> Tensors:
+def _copy_weights(parameters: Tensors, weights: Tensors) -> Tensors:
     """The parameters, which the base computes with, after they got the values of `weights`."""
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -600,7 +600,7 @@ def _targets(data: Sequence[Datum]) -> Tensor:
     return torch.cat([torch.nn.functional.pad(targets, (0, most - targets.shape[1])) for targets in each])
 
 
-def _at_most(count: int, items: Sequence[int]) -> Iterator[Sequence[int]]:
+def _chunks(count: int, items: Sequence[int]) -> Iterator[Sequence[int]]:
     """The items in order, at most `count` at a time."""
     for start in range(0, len(items), max(count, 1)):
         yield items[start : start + count]

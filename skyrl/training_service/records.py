@@ -128,9 +128,9 @@ class ServiceRecords:
         norm = {"train/grad_norm": metrics["grad_norm:mean"]} if "grad_norm:mean" in metrics else {}
         if model.id not in self._trackers:
             self._trackers[model.id] = Trackers(())  # if they cannot be opened
-            with _without_failing():
+            with _report_failures():
                 self._trackers[model.id] = self._open(model)
-        with _without_failing():
+        with _report_failures():
             self._trackers[model.id].log(model.steps, {**done.metrics(), **norm, "train/lr": settings.lr})
 
     def close_model(self, model_id: str) -> None:
@@ -150,7 +150,7 @@ class ServiceRecords:
         if request.prompt_logprobs or count <= 0:
             return
         self._kept[source] = (step, kept + count)
-        with _without_failing():
+        with _report_failures():
             self._writer.submit(lambda: self._write(source, step, number, request, result, count))
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class ServiceRecords:
     def _write(
         self, source: str, step: int, number: int, request: SampleRequest, result: SampleResult, count: int
     ) -> None:
-        with _without_failing():
+        with _report_failures():
             self._file.touch(mode=0o600)
             self._samples.extend(sample_lines(source, step, number, request, result, self._decode)[:count])
 
@@ -217,7 +217,7 @@ def _rows(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 @contextmanager
-def _without_failing() -> Iterator[None]:
+def _report_failures() -> Iterator[None]:
     """Report a failure of what is recorded, which is no reason to end the service."""
     try:
         yield

@@ -226,7 +226,7 @@ class TrainingService:
         self.open_session(client, session)
         number = needed(fields.integer("model_seq_id", None, least=0, most=MOST_SEQ), "model_seq_id")
         model_id = f"{session}:train:{number}"
-        known = self._known(f"{model_id}:0", client, kind)
+        known = self._find_request(f"{model_id}:0", client, kind)
         if known is not None:
             return known
         if self.store.one("SELECT 1 FROM models WHERE id = ?", model_id):
@@ -257,7 +257,7 @@ class TrainingService:
     ) -> Waiting | StoredRequest:
         """Store a request of a model and queue it. A request of the same number is the same request."""
         model = self.model_of(client, model_id)
-        known = self._known(f"{model_id}:{seq}", client, kind)
+        known = self._find_request(f"{model_id}:{seq}", client, kind)
         if known is not None:
             return known
         request = StoredRequest(
@@ -281,7 +281,7 @@ class TrainingService:
     def unload(self, client: str, model_id: str) -> str:
         """Unload a model once its turn in progress has ended; returns the id of this request."""
         request_id = f"{model_id}:unload"
-        if self._known(request_id, client, "unload") is None:
+        if self._find_request(request_id, client, "unload") is None:
             model = self.model_of(client, model_id)
             request = StoredRequest(
                 id=request_id,
@@ -361,7 +361,7 @@ class TrainingService:
         folder = self.sampler(client, sampler)["folder"]
         request_id = f"{sampler}:{seq}"
         asked = self._sample_request(fields, folder, request_id)
-        if self._known(request_id, client, "sample") is not None:
+        if self._find_request(request_id, client, "sample") is not None:
             return request_id, asked.n
         tokens = asked.n * (len(asked.prompt) + (asked.max_tokens or 0))
         self._check_room(client, tokens, next_one=False)
@@ -428,7 +428,7 @@ class TrainingService:
         request = self._requests.get(request_id)
         if request is None or request_id in self.executor.running or request_id in self._running_samples:
             return "active"
-        if self._in_flight(client) >= self.settings.client_queue_length:
+        if self._tokens_in_flight(client) >= self.settings.client_queue_length:
             return "paused_rate_limit"
         model = self.executor.queue.get(request_id.rpartition(":")[0])
         return "active" if model is not None and model.next_seq != request.seq else "paused_capacity"
@@ -526,7 +526,7 @@ class TrainingService:
             ClientStatus(
                 name=row["client"],
                 models=sum(model.client == row["client"] for model in models),
-                tokens=self._in_flight(row["client"]),
+                tokens=self._tokens_in_flight(row["client"]),
                 checkpoint_bytes=row["bytes"],
             )
             for row in rows
@@ -546,7 +546,7 @@ class TrainingService:
 
     # Internals
 
-    def _known(self, request_id: str, client: str, kind: str) -> Waiting | StoredRequest | None:
+    def _find_request(self, request_id: str, client: str, kind: str) -> Waiting | StoredRequest | None:
         """The request of this id, if it came before. Raises `RequestError` if it asked for something else."""
         row = self.store.one("SELECT kind, client FROM requests WHERE id = ?", request_id)
         if row is None:
@@ -558,11 +558,11 @@ class TrainingService:
         return self.store.request(request_id)
 
     def _check_room(self, client: str, tokens: int, *, next_one: bool) -> None:
-        in_flight = self._in_flight(client)
+        in_flight = self._tokens_in_flight(client)
         if in_flight and in_flight + tokens > self.settings.client_queue_length and not next_one:
             raise RequestError(f"you have {in_flight} tokens in flight: try again when some are done", status=429)
 
-    def _in_flight(self, client: str) -> int:
+    def _tokens_in_flight(self, client: str) -> int:
         return sum(request.tokens for request in self._requests.values() if request.client == client)
 
     def _enqueue(self, request: StoredRequest) -> Waiting:

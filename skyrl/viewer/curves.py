@@ -1,13 +1,16 @@
-"""Curves of runs as Plotly figures: one for each panel, with each run's name at the end of its line."""
+"""Curves of runs as Plotly figures: one for each panel, with each run's name at the end of its line.
+
+Figures are made as plain data: Plotly's own classes take a second to import and check every point.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
 from statistics import fmean
+from typing import Any
 
-import plotly.graph_objects as go
-import plotly.io as pio
 from attrs import frozen
 
 from skyrl.viewer.panels import BYTES, Panel, Runs, panels, phases
@@ -19,6 +22,9 @@ COLOURS = ("#2f74d0", "#d0661a", "#12907a", "#a45bb8", "#7b8591", "#a98a12", "#c
 MOST_POINTS = 800
 """Largest number of points of a line in a report: a chart has about as many pixels."""
 
+Trace = dict[str, Any]
+"""One line or area of a figure, in Plotly's JSON."""
+
 _MOST_PHASES = 10
 _APART = 0.09
 """Least distance between the labels of two lines, as a share of the height of a chart."""
@@ -26,13 +32,13 @@ _APART = 0.09
 
 @frozen(kw_only=True)
 class Chart:
-    """One figure, as JSON for Plotly, and the texts around it."""
+    """One figure, as Plotly's JSON, and the texts around it."""
 
     section: str
     title: str
     unit: str
     metrics: tuple[str, ...]
-    figure: str
+    figure: Mapping[str, Any]
     smooth: bool = True
 
 
@@ -44,20 +50,21 @@ def charts(runs: Runs) -> Iterator[Chart]:
             title=panel.title,
             unit=panel.unit,
             metrics=panel.metrics,
-            figure=_figure(list(_lines(panel, runs)), _labels(panel, runs), panel.unit).to_json(),
+            figure=_figure(list(_lines(panel, runs)), _labels(panel, runs), panel.unit),
         )
     parts = {run: phases(series) for run, series in runs.items()}
     highest = max((_height(own) for own in parts.values()), default=0.0)
     for run, own in parts.items():
         if own:
             figure = _figure(list(_areas(own)), [])
-            figure.update_layout(showlegend=True, yaxis={"range": [0, 1.05 * highest]}, height=300)
+            figure["layout"] |= {"showlegend": True, "height": 300}
+            figure["layout"]["yaxis"]["range"] = [0, 1.05 * highest]
             yield Chart(
                 section="Time",
                 title="Time by phase" + (f": {run}" if len(runs) > 1 else ""),
                 unit="seconds of a step",
                 metrics=("timing/...",),
-                figure=figure.to_json(),
+                figure=figure,
                 smooth=False,
             )
 
@@ -65,8 +72,9 @@ def charts(runs: Runs) -> Iterator[Chart]:
 def templates() -> dict[str, object]:
     """Plotly's own templates for a light and for a dark page, with the page's ground behind the curves."""
     clear = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)"}
-    named = (("light", "plotly_white"), ("dark", "plotly_dark"))
-    plain = {name: json.loads(json.dumps(pio.templates[own].to_plotly_json())) for name, own in named}
+    stored = files("plotly").joinpath("package_data", "templates")
+    named = (("light", "plotly_white.json"), ("dark", "plotly_dark.json"))
+    plain = {name: json.loads(stored.joinpath(file).read_text(encoding="utf-8")) for name, file in named}
     return {name: own | {"layout": own["layout"] | clear} for name, own in plain.items()}
 
 
@@ -75,7 +83,7 @@ def _colour(panel: Panel, number: int, runs: Runs) -> str:
     return COLOURS[place % len(COLOURS)]
 
 
-def _lines(panel: Panel, runs: Runs) -> Iterator[go.Scatter]:
+def _lines(panel: Panel, runs: Runs) -> Iterator[Trace]:
     for number, line in enumerate(panel.lines):
         thinned, colour = line.series.thinned(MOST_POINTS), _colour(panel, number, runs)
         steps = thinned.steps
@@ -83,20 +91,22 @@ def _lines(panel: Panel, runs: Runs) -> Iterator[go.Scatter]:
             yield _edge(steps, thinned.lows)
             yield _edge(steps, thinned.highs, fill="tonexty", fillcolor=_faint(colour))
         dash = {"max": "dot", "min": "dot"}.get(line.label, "solid")
-        yield go.Scatter(
-            x=steps,
-            y=_rounded(thinned.means),
+        yield _scatter(
+            steps,
+            thinned.means,
             name=_name(panel, number, runs),
             mode="lines" if len(steps) > 1 else "markers",
             line={"color": colour, "width": 2, "dash": dash},
         )
 
 
-def _edge(steps: Sequence[int], values: Sequence[float], **fill: str) -> go.Scatter:
+def _scatter(steps: Sequence[int], values: Sequence[float], **more: object) -> Trace:
+    return {"type": "scatter", "x": steps, "y": _rounded(values), **more}
+
+
+def _edge(steps: Sequence[int], values: Sequence[float], **fill: str) -> Trace:
     """One edge of a band, which shows no line."""
-    return go.Scatter(
-        x=steps, y=_rounded(values), mode="lines", line={"width": 0}, hoverinfo="skip", showlegend=False, **fill
-    )
+    return _scatter(steps, values, mode="lines", line={"width": 0}, hoverinfo="skip", showlegend=False, **fill)
 
 
 def _faint(colour: str) -> str:
@@ -144,7 +154,7 @@ def _plain(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")[:24]
 
 
-def _areas(own: Mapping[str, Series]) -> Iterator[go.Scatter]:
+def _areas(own: Mapping[str, Series]) -> Iterator[Trace]:
     steps = sorted({step for series in own.values() for step in series.steps})
     by_length = sorted(own.items(), key=lambda pair: -sum(pair[1].values))
     rest = by_length[_MOST_PHASES:]
@@ -154,13 +164,13 @@ def _areas(own: Mapping[str, Series]) -> Iterator[go.Scatter]:
         yield _area(f"{len(rest)} others", "#999999", steps, [series for _, series in rest])
 
 
-def _area(name: str, colour: str, steps: Sequence[int], summed: Sequence[Series]) -> go.Scatter:
+def _area(name: str, colour: str, steps: Sequence[int], summed: Sequence[Series]) -> Trace:
     values = [dict(zip(series.steps, series.values, strict=True)) for series in summed]
     heights = [sum(value.get(step, 0.0) for value in values) for step in steps]
     width = -(-len(steps) // MOST_POINTS)
     means = [fmean(heights[place : place + width]) for place in range(0, len(steps), width)]
     line = {"color": colour, "width": 0.5}
-    return go.Scatter(x=steps[::width], y=_rounded(means), name=_plain(name), stackgroup="time", line=line)
+    return _scatter(steps[::width], means, name=_plain(name), stackgroup="time", line=line)
 
 
 def _height(own: Mapping[str, Series]) -> float:
@@ -172,25 +182,23 @@ def _height(own: Mapping[str, Series]) -> float:
     return max(total.values(), default=0.0)
 
 
-def _figure(traces: Sequence[go.Scatter], labels: Sequence[Mapping[str, object]], unit: str = "") -> go.Figure:
-    figure = go.Figure(traces)
-    first, last = min(trace.x[0] for trace in traces), max(trace.x[-1] for trace in traces)
+def _figure(traces: Sequence[Trace], labels: Sequence[Mapping[str, object]], unit: str = "") -> dict[str, Any]:
+    first, last = min(trace["x"][0] for trace in traces), max(trace["x"][-1] for trace in traces)
     room = 8 + 7 * max((len(str(label["text"])) for label in labels), default=0)
-    figure.update_layout(
-        template=None,
-        height=230,
-        margin={"l": 52, "r": room, "t": 8, "b": 34},
-        hovermode="x unified",
-        showlegend=False,
-        legend={"orientation": "h", "y": -0.2, "font": {"size": 11}},
-        annotations=list(labels),
-        xaxis={
+    layout = {
+        "height": 230,
+        "margin": {"l": 52, "r": room, "t": 8, "b": 34},
+        "hovermode": "x unified",
+        "showlegend": False,
+        "legend": {"orientation": "h", "y": -0.2, "font": {"size": 11}},
+        "annotations": list(labels),
+        "xaxis": {
             "title": {
                 "text": f"step {first} to {last}" if last > first else f"step {first}",
                 "font": {"size": 11},
                 "standoff": 4,
             }
         },
-        yaxis={"exponentformat": "power", "automargin": True, "tickformat": ".3~s" if unit == BYTES else ""},
-    )
-    return figure
+        "yaxis": {"exponentformat": "power", "automargin": True, "tickformat": ".3~s" if unit == BYTES else ""},
+    }
+    return {"data": traces, "layout": layout}

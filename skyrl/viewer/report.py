@@ -88,9 +88,7 @@ def report(
             style=Markup(static.joinpath("look.css").read_text(encoding="utf-8")),
             scripts={name: Markup(text) for name, text in scripts.items()},
             charts=[(section, list(own)) for section, own in groupby(figures, key=lambda chart: chart.section)],
-            figures=Markup(
-                _script_json({"figures": [json.loads(chart.figure) for chart in figures], "templates": templates()})
-            ),
+            figures=Markup(_script_json({"figures": [chart.figure for chart in figures], "templates": templates()})),
             constants=[(name, short(value)) for name, value in constants(series)],
             runs=runs,
             layouts=[Markup((layouts or {}).get(folder, "")) for folder in folders],

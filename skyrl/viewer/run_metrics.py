@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import groupby, islice
 from math import nan
@@ -73,12 +73,17 @@ class Series:
         """Make one point of two, except the first and the last: the end of a series stays exact."""
         most = (len(self) - 2) // 2 * 2
         pairs = slice(1, 1 + most, 2), slice(2, 2 + most, 2)
-        steps = np.array(self.steps)
-        self.steps = array("q", [steps[0], *steps[pairs[0]], *steps[1 + most :]])
-        for name, join in (("values", lambda a, b: (a + b) / 2), ("lows", np.minimum), ("highs", np.maximum)):
-            own = np.array(getattr(self, name))
+        joins: dict[str, Callable[[Any, Any], Any]] = {
+            "steps": lambda a, b: a,
+            "values": lambda a, b: (a + b) / 2,
+            "lows": np.minimum,
+            "highs": np.maximum,
+        }
+        for name, join in joins.items():
+            stored = getattr(self, name)
+            own = np.frombuffer(stored, stored.typecode)
             joined = np.concatenate((own[:1], join(own[pairs[0]], own[pairs[1]]), own[1 + most :]))
-            setattr(self, name, array("d", joined.tobytes()))
+            setattr(self, name, array(stored.typecode, joined.tobytes()))
 
     @property
     def mean(self) -> float:

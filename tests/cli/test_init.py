@@ -160,6 +160,15 @@ def test_a_new_task_trains_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_model_learns_the_pairs_of_its_template(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    init(folder, "--template", "preference")
+    skyrl(folder, "run", "run.toml")
+    found = json.loads(skyrl(folder, "eval", "runs/mine", "--json"))["result"]
+    assert found["metrics"]["eval/all/accuracy"] > 0.95 and found["metrics"]["eval/all/margin"] > 1
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("template", [name for name in TEMPLATES if name not in SUPERVISED])
 def test_a_model_learns_the_task_of_a_template(template: str, tmp_path: Path) -> None:
     init(tmp_path / "mine", "--template", template)

@@ -51,6 +51,7 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.placement.ref_num_nodes": NO_KL,
     "trainer.placement.ref_num_gpus_per_node": NO_KL,
     **dict.fromkeys((f"trainer.algorithm.distillation.hint.{name}" for name in ("column", "template")), TAUGHT),
+    "trainer.algorithm.distillation.teacher_sync_steps": TAUGHT,
     "trainer.algorithm.distillation.discount": {**TAUGHT, "trainer.algorithm.distillation.type": "loss"},
     **dict.fromkeys((f"trainer.algorithm.distillation.{name}" for name in OF_LOSS), TAUGHT),
     **{

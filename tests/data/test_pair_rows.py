@@ -54,6 +54,27 @@ def test_every_form_gives_the_same_tokens(tmp_path: Path, form: str) -> None:
     assert answers(row) == ["x<|im_end|>", "y<|im_end|>"]
 
 
+@pytest.mark.parametrize("text", ["[1, 2]: sort", "[INST] hi", '[{"name": "x"}]'])
+def test_a_text_that_begins_as_a_list_is_a_text(tmp_path: Path, text: str) -> None:
+    [row] = load(tmp_path, {"prompt": text, "chosen": text, "rejected": "y"}).rows
+    assert answers(row) == [f"{text}<|im_end|>", "y<|im_end|>"]
+    assert text in TOKENIZER.decode(row.chosen[~row.chosen_mask])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected"),
+    [
+        ([{**ASK, "id": 1}, BETTER], [{**ASK, "id": 2}, WORSE]),
+        ([ASK, BETTER, said("user", "a"), BETTER], [ASK, BETTER, said("user", "b"), WORSE]),
+    ],
+)
+def test_chats_may_differ_in_notes_and_after_an_answer(
+    tmp_path: Path, chosen: list[dict[str, Any]], rejected: list[dict[str, Any]]
+) -> None:
+    [row] = load(tmp_path, {"chosen": chosen, "rejected": rejected}).rows
+    assert answers(row) == ["x<|im_end|>", "y<|im_end|>"]
+
+
 def test_what_both_chats_begin_with_is_their_prompt(tmp_path: Path) -> None:
     begin = [ASK, said("assistant", "both"), said("user", "more")]
     [row] = load(tmp_path, {"chosen": [*begin, BETTER, ASK, BETTER], "rejected": [*begin, WORSE]}).rows
@@ -67,6 +88,12 @@ def test_what_both_chats_begin_with_is_their_prompt(tmp_path: Path) -> None:
         ({"prompt": "q", "chosen": "x"}, "it has no rejected"),
         ({"chosen": "x", "rejected": "y"}, "there is no prompt"),
         ({"chosen": [ASK], "rejected": [ASK, WORSE]}, "no message is from the assistant"),
+        (
+            {"chosen": [said("user", "a"), BETTER], "rejected": [ASK, WORSE]},
+            "differ before the answers, in a message of",
+        ),
+        ({"chosen": [said("system", "s"), ASK, BETTER], "rejected": [ASK, WORSE]}, "in a message of system"),
+        ({"prompt": '[{"role": "user", "content":', "chosen": "x", "rejected": "y"}, "prompt is not JSON"),
     ],
 )
 def test_a_bad_pair_is_told_or_counted(tmp_path: Path, row: dict[str, Any], why: str) -> None:
@@ -160,6 +187,7 @@ def test_a_pair_is_a_list_of_two(tmp_path: Path) -> None:
         ({"ranks": None}, "no number in ranks or scores"),
         ({"ranks": 3}, "no number in ranks or scores"),
         ({"ranks": [1, 2, "last"]}, "ranks is .*, not a list of numbers"),
+        ({"ranks": [True, False, False]}, "ranks is .*, not a list of numbers"),
         ({"answers": [{"rank": 1}, {"rank": 2}]}, "answer 0 in answers has no text under answer"),
         ({"answers": "xyz"}, "answers is 'xyz', not a list of two or more answers"),
         ({"answers": ["x", "y", "x"]}, "are the same"),

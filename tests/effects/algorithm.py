@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
@@ -31,6 +32,7 @@ from skyrl.training.objective import policy_objective
 from skyrl.training.online_dpo import ranked_pairs_of
 from skyrl.training.shaping import reward_shaping
 from skyrl.training.teacher import TeacherOfLikelyTokens
+from skyrl.training.time_sharing import TimeSharing
 from skyrl.training.trainer import update
 from skyrl.trajectory import Prompt, TrajectoryGroup
 from skyrl.tree import FrozenDict
@@ -175,6 +177,29 @@ def asked_servers(scene: Scene) -> object:
         experiment.processes.close()
 
 
+@observable("the steps of four after which the policy is mixed into the teacher, and its share")
+def mixtures(scene: Scene) -> object:
+    mixed: list[tuple[int, float]] = []
+    experiment: Any = BasePPOExp(scene.run)
+
+    class Noted:
+        async def mix(self, weights: object, share: float) -> None:
+            mixed.append((step, share))
+
+    @asynccontextmanager
+    async def stored_policy() -> AsyncIterator[None]:
+        yield
+
+    try:
+        experiment.local_teachers = {scene.run.trainer.teacher.model.path: Noted()}
+        experiment.time_sharing, experiment._stored_policy = TimeSharing({}, None), stored_policy
+        for step in range(1, 5):
+            asyncio.run(experiment.mix_teacher(step))
+        return mixed
+    finally:
+        experiment.processes.close()
+
+
 @observable("what the critic learns from a batch: targets, loss and gradient")
 def critic_loss(scene: Scene) -> object:
     algorithm, batch = scene.run.trainer.algorithm, small_batch()
@@ -306,6 +331,9 @@ TEACHERS: tuple[Probe, ...] = (
     *on(teacher_costs, IN_LOSS, distillation__max_divergence=0.5, distillation__top_k=4),
     *on(teacher_costs, OF_LIKELY, distillation__tail=False, distillation__min_logprob=-2.0),
     *on(taught_tokens, OF_LIKELY, distillation__top_k_of="union"),
+    *on(mixtures, TAUGHT, distillation__teacher_update_rate=0.5),
+    *on(mixtures, {**TAUGHT, "distillation__teacher_update_rate": 0.5}, distillation__teacher_sync_steps=2),
+    Probe("trainer.teacher.sources", {"letters": "{nano}/model"}, advantages),
     Probe(f"{ENDPOINT}url", "http://10.0.0.6:8000", asked_servers, SERVED),
     Probe(f"{ENDPOINT}sources", {"letters": "http://10.0.0.6:8000"}, asked_servers, SERVED),
     Probe(f"{ENDPOINT}protocol", "sglang", asked_servers, SERVED),

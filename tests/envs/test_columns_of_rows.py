@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from skyrl.config import SkyRLGymConfig, compose
@@ -18,7 +19,7 @@ from skyrl.envs.group_rewards import GroupReward, group_reward
 from skyrl.envs.reference_answers import ANSWERS, misread
 from skyrl.envs.registry import find_env, ignored_columns, ignored_columns_warning, registered_names
 from skyrl.envs.reward_functions import PlainReward, RewardFunctionEnv, ground_truth, lacking
-from skyrl.envs.rows import differing, ground_truths
+from skyrl.envs.rows import copied, differing, ground_truths
 from skyrl.errors import DataError
 from skyrl.experiments.unrewardable_rows import unrewardable_reason
 
@@ -271,3 +272,14 @@ def test_answers_of_gsm8k_lose_their_commas_as_in_its_example() -> None:
 
 def test_a_task_of_ones_own_is_not_tried() -> None:
     assert misread("my.py:Env", lambda extras: pytest.fail("it is made"), spec("7")) is None
+
+
+def test_a_copy_of_a_row_shares_nothing_that_can_change() -> None:
+    array = np.zeros(2)
+    row = {"a": [1, {"b": ("x", None, [2.0])}], "array": array, "truth": Decimal("1.5")}
+    found: dict[str, Any] = copied(row)
+    assert {**found, "array": None} == {**row, "array": None}
+    found["a"][1]["b"][2].append(3)
+    found["array"][0] = 1.0
+    assert row["a"] == [1, {"b": ("x", None, [2.0])}]
+    assert array.tolist() == [0.0, 0.0]

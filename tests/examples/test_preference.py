@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from skyrl.config import load
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "preference"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "preference"
 
 
 def sample(prompt: int, answer: str, reward: float) -> dict[str, object]:
@@ -32,3 +37,33 @@ def test_the_online_example_is_the_quick_start_with_pairs_in_place_of_advantages
     online = load([EXAMPLE / "online.toml"], environ={}).config
     assert online.trainer.algorithm.policy_loss_type == "online_dpo"
     assert online.trainer.train_batch_size == 16 and online.generator.n_samples_per_prompt == 8
+
+
+@pytest.mark.long
+def test_two_rounds_of_the_readme_raise_the_score(tmp_path: Path) -> None:
+    """The commands as they are written, on a copy of the quick start's data."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    page = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+    blocks = page.split("```\n")[1::2]
+    [rounds] = [block for block in blocks if "pairs_from_samples.py" in block]
+    said = ""
+    for line in [*blocks[0].splitlines()[:2], *rounds.replace("\\\n", "").splitlines()]:
+        if line:
+            said += succeeds(line, tmp_path)
+    scores = [score_of(tmp_path / "runs" / name) for name in ("round-1/samples", "round-2/samples", "round-2/after")]
+    assert scores[0] < 0.2 < scores[1] < scores[2], said
+
+
+def succeeds(line: str, folder: Path) -> str:
+    """Output of a command, in `folder`."""
+    program, *words = shlex.split(line)
+    command = {"python": [sys.executable], "skyrl": [sys.executable, "-m", "skyrl.cli"]}[program]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*command, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def score_of(folder: Path) -> float:
+    score: float = json.loads((folder / "results.json").read_text(encoding="utf-8"))["metrics"]["eval/all/avg_score"]
+    return score

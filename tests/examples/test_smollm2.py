@@ -128,12 +128,14 @@ def test_every_recipe_runs_in_a_shortened_form(prepared: Path, monkeypatch: pyte
         file.write_text((json.dumps(pair) + "\n") * 16, encoding="utf-8")
     pairs = evolve(RECIPES["reward-model"], before=())
     for name, recipe in {**RECIPES, "reward-model": pairs}.items():
-        monkeypatch.setitem(RECIPES, name, recipe)
-        supervised = recipe.file.startswith(("sft/sft", "reward_model/reward"))
-        changes = ["num_epochs=1"] if supervised else SHORTER
+        answers = (*recipe.answers, "trainer.max_prompt_length=128") if recipe.answers else ()
+        monkeypatch.setitem(RECIPES, name, evolve(recipe, answers=answers))
+        supervised = recipe.file.startswith(("sft/sft", "reward_model/reward", "preference/"))
+        changes = ["num_steps=2" if recipe.answers else "num_epochs=1"] if supervised else SHORTER
         changes = [*changes, *(["generator.max_input_length=640"] if name == "agent" else [])]
         result = results.run(name, 1, changes)
         assert result["training"] and (supervised or len(result["evaluations"]) == 3), name
+        assert all(len(sampled) == 5 for sampled in result.get("answers", {}).values()), name
 
 
 def test_a_file_is_refused_where_another_model_is_there_already(

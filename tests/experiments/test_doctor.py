@@ -317,8 +317,10 @@ def test_what_the_template_drops_of_the_first_row_is_named(
 
 
 WITH_A_TOOL = """
-from skyrl.envs import Env
+from skyrl.envs import Env, EnvStep
 class Adds(Env):
+    def step(self, action):
+        return EnvStep(reward=0.0, done=True)
     def tool_schemas(self):
         return ({"type": "function", "function": {"name": self.extras["tool"]}},)
 """
@@ -348,6 +350,30 @@ def test_an_environment_whose_tools_the_template_hides_is_named(
     messages = [item.message for item in problems(nano, tmp_path, changes) if item.path == "environment.env_class"]
     assert [message in item for item in messages] == [True] * bool(message)
     assert not [item for item in problems(nano, tmp_path, changes, run=True) if item.path == "environment.env_class"]
+
+
+PLAYS = """
+from skyrl.envs import Env, EnvStep
+class Plays(Env):
+    def step(self, action):
+        return {step}
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ("EnvStep(reward=1.0, done=True)", ""),
+        ("EnvStep(reward=None, done=True)", "gave the reward None"),
+        ("1.0", "returned 1.0 from step() instead of an EnvStep"),
+        ("EnvStep(reward=self.extras['awnser'], done=True)", "raised KeyError: 'awnser'"),
+    ],
+)
+def test_an_environment_class_is_played_on_the_first_row(nano: Path, tmp_path: Path, step: str, message: str) -> None:
+    code = tmp_path / "plays.py"
+    code.write_text(PLAYS.format(step=step), encoding="utf-8")
+    found = problems(nano, tmp_path, {"environment.env_class": f"{code}:Plays"})
+    assert [message in item.message for item in found] == [True] * bool(message)
 
 
 def test_a_template_that_refuses_the_first_row_is_named(nano: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tests.experiments.phases import Fault
 from tests.experiments.sameness import assert_same, assert_same_files, assert_same_learning
 from tests.experiments.test_kills import AHEAD, MOST, ON_RAY, assert_every_prompt_is_trained_on_twice
 from tests.supervised_run import settings as supervised
+from tests.supervised_run import write
 
 pytestmark = pytest.mark.xdist_group("forked")
 
@@ -48,6 +49,21 @@ PRODUCTS = 12
 """Changes of files at the end among which is drawn: the fewest that a run has there, of all kinds."""
 
 IN_A_CHAIN = 4
+
+
+def taught_rows(count: int) -> list[dict[str, Any]]:
+    """Rows of four tokens, with a teacher's three likeliest tokens at the last two."""
+    draw = random.Random(0)
+    tokens = range(3, 200)
+    return [
+        {
+            "input_ids": draw.sample(tokens, 4),
+            "loss_mask": [0, 0, 1, 1],
+            "teacher_ids": [draw.sample(tokens, 3) for _ in range(2)],
+            "teacher_logprobs": [[-0.5, -1.5, -2.5]] * 2,
+        }
+        for _ in range(count)
+    ]
 
 
 @frozen
@@ -97,6 +113,13 @@ KINDS = {
     "adaptive KL in the reward": Kind(
         {A + "use_kl_in_reward": True, A + "kl_ctrl__type": "adaptive", A + "kl_ctrl__horizon": 50}
     ),
+    "moving teacher": Kind(
+        {
+            T + "teacher__model__path": "{nano}/model",
+            A + "distillation__teacher_update_rate": 0.1,
+            A + "distillation__teacher_sync_steps": 2,
+        }
+    ),
     "dynamic sampling": Kind({A + "dynamic_sampling__type": "filter", T + "max_training_steps": 8, T + "epochs": 8}),
     "turns": Kind(TURNS),
     "exports": Kind({T + "hf_save_interval": 3, T + "max_ckpts_to_keep": 2, T + "dump_eval_results": True}),
@@ -106,6 +129,10 @@ KINDS = {
     "asynchronous LoRA": Kind({**AHEAD, **LORA}),
     "SFT": Kind({}, "sft"),
     "SFT with LoRA": Kind({"model__lora__rank": 2}, "sft"),
+    "SFT with a stored teacher": Kind(
+        {"train_datasets": "[{nano}/taught.jsonl]", "distillation__stored": True, "distillation__task_coef": 0.5}, "sft"
+    ),
+    "SFT with a teacher beside it": Kind({"distillation__teacher_path": "{nano}/mixture"}, "sft"),
     "reward model": Kind({}, "reward_model"),
     "reward model with LoRA": Kind({"model__lora__rank": 2}, "reward_model"),
     "Ray": Kind(ON_RAY),
@@ -133,6 +160,7 @@ def test_a_killed_run_of_each_kind_ends_like_one_that_was_not(
 ) -> None:
     kind = KINDS[name]
     (nano / "echo.py").write_text(ECHO, encoding="utf-8")
+    write(nano / "taught.jsonl", taught_rows(32))
     count = pytestconfig.getoption("--kills") or IN_A_CHAIN
     faults = moments(kind, count, pytestconfig.getoption("--seed"))
     whole = tmp_path / "whole"

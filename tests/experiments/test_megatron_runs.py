@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.experiments.forked import run
 from tests.experiments.test_kills import ON_RAY as KILLED_ON_RAY
 from tests.experiments.test_kills import assert_kills_change_nothing, moments
 from tests.experiments.test_other_ranks import ON_RAY, RANKS, samples
+from tests.experiments.test_preferences import labelled, rankings
 from tests.inference.nano import nano_model
 from tests.megatron_shim import (
     ON_ANY_DEVICE,
@@ -27,13 +29,21 @@ from tests.megatron_shim import (
     HostSFTWorker,
 )
 from tests.nano_run import metrics, train
-from tests.supervised_run import farthest, weights
+from tests.supervised_run import farthest, weights, write
 from tests.supervised_run import train as train_on_rows
 
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart"
+
+
+ON_TWO_RANKS: dict[str, Any] = {
+    "strategy": "megatron",
+    "placement__num_gpus_per_node": 2,
+    "placement__executor": "ray",
+}
+"""Changes of a run on rows."""
 
 
 @pytest.fixture(autouse=True)
@@ -152,6 +162,9 @@ def test_a_run_goes_on_under_fsdp2_and_back(nano: Path, tmp_path: Path) -> None:
         ("reward_model", 2, {"pipeline_model": 2}),
         ("preference", 2, {"tensor_model": 2}),
         ("preference", 2, {"pipeline_model": 2}),
+        ("preference", 2, {"context": 2}),
+        ("preference", 4, {"tensor_model": 2, "pipeline_model": 2}),
+        ("preference", 4, {"tensor_model": 2}),
     ],
     ids=str,
 )
@@ -177,17 +190,40 @@ def test_rows_are_learned_as_in_one_process(
         {"model__lora__rank": 4},
         {"sync_ref_model": True, "ref_model_sync_steps": 2},
         {"loss_type": ["aot", "sft"], "precompute_ref_log_probs": True},
+        {"use_sequence_packing": False},
+        {"max_tokens_per_microbatch": 60},
     ],
     ids=lambda way: next(iter(way)),
 )
+@pytest.mark.parametrize("dimension", ["tensor", "pipeline"])
 def test_pairs_are_learned_as_in_one_process_whatever_they_are_compared_with(
-    way: dict[str, Any], nano: Path, tmp_path: Path
+    dimension: str, way: dict[str, Any], nano: Path, tmp_path: Path
 ) -> None:
-    split: dict[str, Any] = {"strategy": "megatron", "placement__num_gpus_per_node": 2, "placement__executor": "ray"}
-    split["megatron_config__tensor_model_parallel_size"] = 2
+    split = {**ON_TWO_RANKS, f"megatron_config__{dimension}_model_parallel_size": 2}
     split["megatron_config__lora_config__lora_type"] = "canonical_lora"  # as under the other strategies
     alone = train_on_rows(nano, tmp_path / "alone", "preference", **way)
     together = train_on_rows(nano, tmp_path / "together", "preference", **way, **split)
+    for name in ("train/loss", "train/grad_norm"):
+        numbers = [[record[name] for record in each if name in record] for each in (alone, together)]
+        assert numbers[0] and numbers[1] == pytest.approx(numbers[0], abs=1e-5)
+
+
+@pytest.mark.parametrize("dimension", ["tensor", "pipeline"])
+@pytest.mark.parametrize(
+    ("way", "rows"),
+    [
+        ({"loss_type": ["kto"]}, labelled),
+        ({"loss_type": ["plackett_luce", "sigmoid"], "num_answers": 4}, rankings),
+    ],
+    ids=["kto", "ranked lists"],
+)
+def test_labels_and_lists_are_learned_as_in_one_process(
+    way: dict[str, Any], rows: Callable[..., list[dict[str, Any]]], dimension: str, nano: Path, tmp_path: Path
+) -> None:
+    run = {**way, "train_datasets": (write(tmp_path / "rows.jsonl", rows(32)),), "num_epochs": 1}
+    split = {**ON_TWO_RANKS, f"megatron_config__{dimension}_model_parallel_size": 2}
+    alone = train_on_rows(nano, tmp_path / "alone", "preference", **run)
+    together = train_on_rows(nano, tmp_path / "together", "preference", **run, **split)
     for name in ("train/loss", "train/grad_norm"):
         numbers = [[record[name] for record in each if name in record] for each in (alone, together)]
         assert numbers[0] and numbers[1] == pytest.approx(numbers[0], abs=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from skyrl.config.derive.run_kind import RunKind
 from skyrl.experiments.preference import PreferenceExp
 from skyrl.learners.row_layouts import packed
 from skyrl.learners.workers.preference_roles import PairReferenceWorker
+from skyrl.tools.evaluating_pairs import OF_ALL_LABELS, OF_ALL_PAIRS
 from skyrl.training.collate import mismatched
 from tests.supervised_run import farthest, pairs, settings, train, weights, write
 
@@ -64,6 +66,22 @@ def test_the_cut_of_a_batch_changes_nothing(
 
 
 @pytest.mark.long
+def test_an_answer_that_begins_or_is_empty_like_the_other_is_cut_like_any(nano: Path, tmp_path: Path) -> None:
+    answers = [("xy", "xyz"), ("", "x"), ("zx", "zy"), ("xyzx", "x")]
+    rows = [{"prompt": "abc"[:place], "chosen": one, "rejected": other} for place, (one, other) in enumerate(answers)]
+    run: dict[str, Any] = {"train_datasets": (write(tmp_path / "rows.jsonl", rows),), "batch_size": 4, "num_steps": 2}
+    run |= {"loss_type": ["sigmoid", "ipo", "sft"], "micro_train_batch_size_per_gpu": 4}
+    whole = train(nano, tmp_path / "whole", "preference", **run)
+    ways: dict[str, dict[str, Any]] = {
+        "rows": {"use_sequence_packing": False},
+        "one": {"micro_train_batch_size_per_gpu": 1},
+    }
+    for name, way in ways.items():
+        cut = train(nano, tmp_path / name, "preference", **{**run, **way})
+        assert losses(cut) == pytest.approx(losses(whole), rel=1e-5), name
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("lora", [0, 4], ids=["all weights", "adapter"])
 def test_every_way_to_a_reference_gives_the_same_numbers(nano: Path, tmp_path: Path, lora: int) -> None:
     """Frozen ranks, the policy without its adapter, and stored log-probabilities."""
@@ -95,14 +113,17 @@ def test_stored_log_probabilities_are_computed_once(
     train(nano, tmp_path / "two", "preference", **way)
     assert "of the reference" not in capsys.readouterr().err
     assert len(list((tmp_path / "stored").iterdir())) == 2
-    other = {
-        **way,
-        "ref_model_path": str(tmp_path / "one" / "run" / "model"),
-        "eval_datasets": (),
-        "eval_before_train": False,
-    }
-    train(nano, tmp_path / "three", "preference", **other)
+    alone = {**way, "eval_datasets": (), "eval_before_train": False}
+    trained = tmp_path / "one" / "run" / "model"
+    train(nano, tmp_path / "three", "preference", **alone, ref_model_path=str(trained))
     assert "for 32 training pairs, once" in capsys.readouterr().err
+    base = copytree(nano / "model", tmp_path / "base")
+    train(nano, tmp_path / "four", "preference", **alone, model__path=str(base))
+    capsys.readouterr()
+    copytree(trained, base, dirs_exist_ok=True)
+    found = train(nano, tmp_path / "five", "preference", **alone, model__path=str(base))
+    assert "for 32 training pairs, once" in capsys.readouterr().err
+    assert losses(found) == pytest.approx([0.693147], abs=1e-5)
 
 
 @pytest.mark.sampled(2)
@@ -114,10 +135,13 @@ def test_losses_without_a_reference_load_none(nano: Path, tmp_path: Path, loss_t
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("lora", [0, 4], ids=["all weights", "adapter"])
-def test_a_run_is_evaluated_alone_as_it_was_while_it_trained(nano: Path, tmp_path: Path, lora: int) -> None:
-    held_out = write(tmp_path / "held_out.jsonl", pairs(16, seed=1))
-    way = {"num_steps": 4, "ckpt_interval": 2, "model__lora__rank": lora}
+@pytest.mark.parametrize("way", [{}, {"model__lora__rank": 4}, {"loss_type": ["kto"]}], ids=str)
+def test_a_run_is_evaluated_alone_as_it_was_while_it_trained(nano: Path, tmp_path: Path, way: dict[str, Any]) -> None:
+    rows = [*labelled(32, seed=1)[:10], *labelled(32, seed=1)[10::2]] if "loss_type" in way else pairs(16, seed=1)
+    held_out = write(tmp_path / "held_out.jsonl", rows)  # of single answers, 16 good ones and 5 bad ones
+    way = {"num_steps": 4, "ckpt_interval": 2, **way}
+    if "loss_type" in way:
+        way["train_datasets"] = (write(tmp_path / "labelled.jsonl", labelled(32)),)
     found = train(nano, tmp_path, "preference", **way, eval_datasets=(held_out,), eval_interval=2)
     for step, words in ((4, []), (2, ["--step", "2"])):
         done = CliRunner().invoke(cli, ["eval", str(tmp_path / "run"), *words, "--json"])
@@ -126,12 +150,27 @@ def test_a_run_is_evaluated_alone_as_it_was_while_it_trained(nano: Path, tmp_pat
         wanted = {name: value for name, value in found[step].items() if name.startswith("eval/")}
         assert results["metrics"] == pytest.approx(wanted, abs=1e-4)
         low, high = results["intervals"]["eval/held_out/accuracy"]
-        assert low <= results["metrics"]["eval/held_out/accuracy"] <= high and results["pairs"]["all"] == 16
-        measured = {name for name in wanted if not name.endswith("/loss")}
+        assert low <= results["metrics"]["eval/held_out/accuracy"] <= high and results["pairs"]["all"] == len(rows)
+        of_all = OF_ALL_LABELS if "loss_type" in way else OF_ALL_PAIRS
+        measured = {name for name in wanted if not name.endswith(of_all)}
         assert results["intervals"].keys() == measured
         for name in measured:
             low, high = results["intervals"][name]
             assert low <= results["metrics"][name] <= high, name
+
+
+@pytest.mark.long
+def test_a_run_whose_reference_has_changed_is_not_evaluated_beside_it(nano: Path, tmp_path: Path) -> None:
+    base = copytree(nano / "model", tmp_path / "base")
+    held_out = write(tmp_path / "held_out.jsonl", pairs(8, seed=1))
+    way = {"model__path": str(base), "num_steps": 1, "ckpt_interval": 1, "eval_datasets": (held_out,)}
+    train(nano, tmp_path, "preference", **way)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    torch.nn.init.zeros_(model.lm_head.weight)
+    model.save_pretrained(base)
+    for words, said in (([], "model.path: model.safetensors has changed"), ([f"ref_model_path={nano / 'model'}"], "")):
+        done = CliRunner().invoke(cli, ["eval", str(tmp_path / "run"), *words])
+        assert said in str(done.exception) and (done.exit_code == 0) == (not said), done.output
 
 
 def rankings(count: int, seed: int = 0) -> list[dict[str, Any]]:

@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from skyrl.checkpoint.shards import TensorSource
 from skyrl.errors import DataError
+from skyrl.learners.workers.roles import TeacherWorker
 from tests.experiments.forked import run
 from tests.experiments.phases import Fault
 from tests.experiments.sameness import assert_same, assert_same_files
+from tests.long_cases import long_except
 from tests.nano_run import metrics, train
 
 D = "trainer__algorithm__distillation__"
@@ -95,3 +100,41 @@ def test_two_ranks_that_teach_themselves_learn_what_one_does(name: str, nano: Pa
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         for metric in ("policy/final_loss", "policy/teacher_divergence", "loss/teacher_kl", "loss/hinted"):
             assert one.get(metric) == pytest.approx(two.get(metric), abs=1e-4)
+
+
+def moving(nano: Path, **changes: Any) -> dict[str, Any]:
+    """Runs with a teacher that is the moving average of the policy."""
+    settings = {f"{D}teacher_update_rate": 0.25, f"{D}task_coef": 1.0, "trainer__deterministic": True}
+    return {**settings, "trainer__teacher__model__path": str(nano / "model"), "trainer__eval_interval": -1, **changes}
+
+
+def test_the_policy_is_mixed_into_its_moving_average_after_a_step(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after: list[dict[str, torch.Tensor]] = []
+    mix = TeacherWorker.mix
+
+    def noted(worker: TeacherWorker, source: TensorSource, share: float) -> None:
+        mix(worker, source, share)
+        after.append({name: weight.clone() for name, weight in worker.model.state_dict().items()})
+
+    monkeypatch.setattr(TeacherWorker, "mix", noted, raising=False)
+    train(nano, tmp_path, **moving(nano, trainer__max_training_steps=1))
+    [teacher] = after
+    before, policy = (
+        load_file(folder / "model.safetensors") for folder in (nano / "model", tmp_path / "run" / "model")
+    )
+    for name, weight in policy.items():
+        assert not torch.equal(weight, before[name])
+        torch.testing.assert_close(teacher[name], 0.25 * weight + 0.75 * before[name], atol=1e-7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("form", long_except(["advantage", "loss"], "loss"))
+def test_a_resumed_run_with_a_moving_teacher_goes_on_exactly(form: str, nano: Path, tmp_path: Path) -> None:
+    own = moving(
+        nano, **{f"{D}type": form, f"{D}teacher_sync_steps": 2}, **({f"{D}top_k": 8} if form == "loss" else {})
+    )
+    train(nano, tmp_path / "whole", trainer__max_training_steps=4, **own)
+    for steps in (2, 4):
+        train(nano, tmp_path / "parts", trainer__max_training_steps=steps, **own)
+    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")

@@ -7,7 +7,7 @@ import gc
 import json
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from skyrl.learners.workers.roles import TeacherWorker
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
-from skyrl.training.served_teacher import ServedTeacher
+from skyrl.training.teachers_by_source import ServedTeacher
 from tests.endpoint.serving import served
 from tests.inference.server_engines import vllm_server
 from tests.learners.rows import batch
@@ -195,8 +195,21 @@ def distance(student: Path, teacher: Path, letters: set[str]) -> float:
     return sum(found) / len(found)
 
 
+@contextmanager
+def two_teachers(models: Sequence[Path], *, local: bool) -> Iterator[tuple[str, Sequence[str]]]:
+    """The field of teachers by source, and the two teachers as they stand there: in the run, or behind servers."""
+    if local:
+        yield "trainer__teacher__sources", [str(model) for model in models]
+        return
+    with serving(models[0]) as one, serving(models[1]) as two:
+        yield SOURCES, (one, two)
+
+
 @pytest.mark.long
-def test_each_source_learns_from_its_own_teacher_and_not_where_they_are_exchanged(nano: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("local", [True, False], ids=["local", "served"])
+def test_each_source_learns_from_its_own_teacher_and_not_where_they_are_exchanged(
+    local: bool, nano: Path, tmp_path: Path
+) -> None:
     models = [tuned(nano, tmp_path / name, answer) for name, answer in (("one", "xxxx"), ("two", "yyyy"))]
     lines = map(json.loads, two_sources(nano, tmp_path).read_text(encoding="utf-8").splitlines())
     asked = [(row["data_source"], row["prompt"][0]["content"]) for row in lines]
@@ -205,11 +218,11 @@ def test_each_source_learns_from_its_own_teacher_and_not_where_they_are_exchange
     before = [distance(nano / "model", model, letters) for model, letters in parts]
     common = {**TEACHER_ALONE, **OF_LIKELY, "trainer__epochs": 10, "trainer__ckpt_interval": -1}
     common |= {"trainer__policy__optimizer_config__lr": 3e-3}
-    with serving(models[0]) as one, serving(models[1]) as two:
-        for name, addresses in {"own": (one, two), "exchanged": (two, one)}.items():
-            sources = dict(zip(("first", "second"), addresses, strict=True))
+    with two_teachers(models, local=local) as (field, teachers):
+        for name, ordered in {"own": teachers, "exchanged": tuple(reversed(teachers))}.items():
+            sources = dict(zip(("first", "second"), ordered, strict=True))
             rows = [str(two_sources(nano, tmp_path))]
-            train(nano, tmp_path / name, **{**common, SOURCES: sources}, data__train_data=rows)
+            train(nano, tmp_path / name, **{**common, field: sources}, data__train_data=rows)
     shares = {
         name: [
             distance(tmp_path / name / "run" / "model", model, letters) / far
@@ -218,7 +231,7 @@ def test_each_source_learns_from_its_own_teacher_and_not_where_they_are_exchange
         for name in ("own", "exchanged")
     }
     print(f"nats before {before}, and the share that is left: {shares}")
-    assert max(shares["own"]) <= 0.5
+    assert max(shares["own"]) <= 0.05
     assert min(shares["exchanged"]) > 0.5
 
 

@@ -60,8 +60,8 @@ def test_published_files_are_recognised(
     ("name", "text", "message"),
     [
         ("a.yaml", "seed: 1\n", "may be of AReaL or SkyRL or TRL: name the system with --from (areal, skyrl, trl)"),
-        ("a.yaml", "mine: 2\nours: 3\n", "is not recognised as a file of AReaL, SkyRL, TRL, verl"),
-        ("a.sh", "python train.py\n", "is not recognised as a file of AReaL, SkyRL, TRL, verl"),
+        ("a.yaml", "mine: 2\nours: 3\n", "is not recognised as a file of AReaL, prime-rl, SkyRL, TRL, verl"),
+        ("a.sh", "python train.py\n", "is not recognised as a file of AReaL, prime-rl, SkyRL, TRL, verl"),
         ("a.sh", "python -m verl.x && python -m areal.y\n", "a.sh may be of AReaL or verl"),
         ("a.sh", "uv run rl @ rl.toml\n", "this is a prime-rl script, which skyrl does not convert"),
         ("a.toml", "[trainer]\nepochs = 1\n", "is a configuration of skyrl's own already"),

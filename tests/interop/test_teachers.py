@@ -94,12 +94,24 @@ def test_verls_teacher_is_an_advantage_or_a_loss(
         assert getattr(trainer.algorithm.distillation, name) == value
 
 
+def test_verls_teachers_by_source_are_ours(tmp_path: Path) -> None:
+    one, two = "distillation.teacher_models.one.", "distillation.teacher_models.two."
+    keys = {"actor_rollout_ref.model.path": "a/b", "distillation.enabled": True, LOSS + "loss_mode": "forward_kl_topk"}
+    keys |= {one + "key": "gsm8k", one + "model_path": "c/d", two + "key": "code", two + "model_path": "e/f"}
+    conversion = verl.convert_keys({**keys, "distillation.teacher_key": "data_source"})
+    teacher = loaded(conversion, tmp_path).teacher
+    assert (teacher.model.path, dict(teacher.sources)) == (None, {"gsm8k": "c/d", "code": "e/f"})
+    assert conversion.refused == ()
+
+
 def test_what_verls_teacher_asks_for_and_is_not_there_is_named() -> None:
     keys = {"actor_rollout_ref.model.path": "a/b", "distillation.enabled": True, MODEL: "c/d"}
     assert "estimate k3:" in why(verl.convert_keys(keys), "distillation.enabled")
     by_k2 = verl.convert_keys({**keys, LOSS + "loss_mode": "k2"})
     assert "estimate k2:" in why(by_k2, LOSS + "loss_mode")
     second = MODEL.replace("teacher_model.", "other.")
-    assert "several teachers" in why(verl.convert_keys({**keys, second: "e/f"}), MODEL)
+    assert "several teachers without a key" in why(verl.convert_keys({**keys, second: "e/f"}), MODEL)
+    by_task = {**keys, "distillation.teacher_key": "task"}
+    assert "the choice of a teacher by task" in why(verl.convert_keys(by_task), "distillation.teacher_key")
     off = verl.convert_keys({**keys, "distillation.enabled": False})
     assert "only read with distillation.enabled" in why(off, MODEL)

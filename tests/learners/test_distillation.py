@@ -19,13 +19,14 @@ from skyrl.errors import ModelError
 from skyrl.learners.rank_metrics import Metrics
 from skyrl.learners.workers import roles
 from skyrl.learners.workers.group import ScorerGroup, deal
-from skyrl.learners.workers.roles import TeacherWorker
+from skyrl.learners.workers.roles import TeacherWorker, hidden_of_teachers
+from skyrl.learners.workers.teachers import TeachersWorker, ranks_of_teacher
 from skyrl.planning.replicas import replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
 from skyrl.training.objective import policy_objective
-from skyrl.training.served_teacher import TeachersBySource
 from skyrl.training.teacher import TeacherOfLikelyTokens
+from skyrl.training.teachers_by_source import LocalTeacher, TeachersBySource
 from tests.learners.rows import batch
 from tests.learners.spreading import (
     CUTTING,
@@ -132,6 +133,41 @@ async def test_a_teacher_that_is_the_policy_changes_nothing(taught: TrainerConfi
     rows = attrs.evolve(await with_states(own), advantages=torch.zeros(batch(ROWS).loss_mask.shape))
     said = await PolicyWorker(own, policy_objective(own.algorithm, has_teacher=True)).update(rows)
     assert abs(said["teacher_divergence"]) < 1e-6 and said["grad_norm"] < 1e-5
+
+
+class ClosedTeachers(TeachersWorker):
+    """Teachers that leave the process group before other models join it."""
+
+    def close(self) -> None:
+        for teacher in self._teachers.values():
+            teacher.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_each_row_is_compared_with_its_own_teacher(ranks: int, taught: TrainerConfig, spread: Spread) -> None:
+    """One teacher is another model, the other the policy itself, which is no distance away. Ranks hold both."""
+    policy, other = str(taught.policy.model.path), str(taught.teacher.model.path)
+    trainer = changed(taught, {"teacher.model.path": policy, "teacher.sources": {"far": other}})
+
+    async def ready() -> None:
+        """Models are where they compute."""
+
+    teachers = spread.start(partial(ClosedTeachers, trainer), ranks, trainer.strategy, replicas(ranks))
+    near, far = (
+        LocalTeacher(model=ScorerGroup(ranks_of_teacher(teachers, path)), ready=ready, hidden_name=name)
+        for path, name in hidden_of_teachers(trainer.teacher).items()
+    )
+    rows, sources = batch(ROWS), ["far" if row % 3 == 0 else "near" for row in range(ROWS)]
+    extras = await TeachersBySource(default=near, named={"far": far}).hidden(rows, sources)
+    assert extras.keys() == {f"{TEACHER_HIDDEN}/{policy}", f"{TEACHER_HIDDEN}/{other}"}
+    student, teacher = (logits_of(path, rows) for path in (policy, other))
+    counts = rows.loss_mask.sum(1)
+    is_far = torch.tensor([source == "far" for source in sources]).repeat_interleave(counts)
+    wanted = dense(student, teacher, trainer.algorithm.distillation).float() * is_far
+    objective = policy_objective(trainer.algorithm, has_teacher=True)
+    group = spread.start(partial(PolicyWorker, trainer, objective), ranks, trainer.strategy, replicas(ranks))
+    said = await LearnerGroup(group, objective, replicas=replicas(ranks)).update(rows.carrying(**extras))
+    assert said["teacher_divergence"] == pytest.approx(wanted.mean().item(), abs=1e-5)
 
 
 async def trained(learner: Any, rows: TrainingBatch) -> tuple[list[Metrics], dict[str, Tensor]]:

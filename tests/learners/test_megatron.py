@@ -18,7 +18,7 @@ from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.group import ScorerGroup
 from skyrl.learners.workers.model_worker import token_budget
 from skyrl.learners.workers.objectives import ReturnRegression
-from skyrl.learners.workers.roles import RefWorker
+from skyrl.learners.workers.roles import RefWorker, TeacherWorker
 from skyrl.planning.replicas import Replicas, replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
@@ -275,14 +275,18 @@ def test_what_does_not_fit_the_model_or_megatron_core_is_refused_by_name(
         spread.policy(changes, ranks)
 
 
-async def test_the_reference_scores_alike(spread: Spread, small: TrainerConfig, processes: Pool) -> None:
+@pytest.mark.parametrize(("role", "worker"), [("ref", RefWorker), ("teacher", TeacherWorker)])
+async def test_a_model_that_does_not_learn_scores_alike(
+    role: str, worker: type[RefWorker | TeacherWorker], spread: Spread, small: TrainerConfig, processes: Pool
+) -> None:
+    small = changed(small, {f"{role}.model.path": small.policy.model.path})
     trainer = changed(
-        small, {"strategy": "megatron", **{path.replace("policy", "ref"): 2 for path in (TENSOR, PIPELINE)}}
+        small, {"strategy": "megatron", **{path.replace("policy", role): 2 for path in (TENSOR, PIPELINE)}}
     )
     together = replicas(4, inner=2, stages=2)
-    group = processes.start(partial(shimmed, partial(RefWorker, trainer)), 4, together)
-    many = ScorerGroup[RefWorker](group, replicas=together)
-    torch.testing.assert_close(await many.score(batch(7)), await RefWorker(small).score(batch(7)), atol=1e-5, rtol=1e-5)
+    group = processes.start(partial(shimmed, partial(worker, trainer)), 4, together)
+    many = ScorerGroup[Any](group, replicas=together)
+    torch.testing.assert_close(await many.score(batch(7)), await worker(small).score(batch(7)), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.long

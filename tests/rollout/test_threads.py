@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from asyncio import sleep
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError
-from skyrl.rollout.threads import Job, KeptThreads, Mailbox, ThreadCall, Workers
+from skyrl.rollout.threads import FEW, Job, KeptThreads, Mailbox, ThreadCall, Workers
 from tests.effects.stage import StageLoop
 
 T = TypeVar("T")
@@ -51,6 +52,17 @@ def test_a_thread_with_nothing_to_do_ends_and_another_takes_its_place() -> None:
         assert ran.get()
     while threads._idle:
         os.sched_yield()
+
+
+def test_thousands_of_threads_ask_for_the_interpreter_less_often_and_few_as_ever() -> None:
+    threads, go, before = KeptThreads(idle_seconds=0.001), threading.Event(), sys.getswitchinterval()
+    for _ in range(4 * FEW):
+        threads.run(go.wait)
+    assert sys.getswitchinterval() == pytest.approx(4 * before, rel=0.01)
+    go.set()
+    while sys.getswitchinterval() > before:
+        os.sched_yield()
+    assert sys.getswitchinterval() == pytest.approx(before)
 
 
 def test_a_forked_process_starts_threads_of_its_own() -> None:
@@ -239,7 +251,7 @@ def test_a_call_behind_one_that_blocks_begins_after_a_few_milliseconds(monkeypat
     begun = list[float | None]()
 
     def block(workers: Workers) -> None:
-        call = workers._next()
+        call = workers._next_call()
         assert call is not None
         begun.append(call.begun)
 
@@ -263,7 +275,7 @@ def test_the_deadline_of_a_call_counts_from_when_a_thread_takes_it(
     """A thread is free after half a second; the call may take three."""
 
     def take(workers: Workers) -> None:
-        call = workers._next()
+        call = workers._next_call()
         assert call is not None
         asyncio.get_running_loop().call_later(takes, call.run)
 

@@ -15,7 +15,6 @@ from skyrl.config import AlgorithmConfig, DistillationConfig, ModelConfig, Teach
 from skyrl.errors import RunError
 from skyrl.training.advantage import WithTeacher, advantages_of
 from skyrl.training.objective import policy_objective
-from skyrl.training.served_teacher import TeachersBySource
 from skyrl.training.teacher import (
     TeacherBehindHints,
     TeacherOfDistributions,
@@ -23,6 +22,7 @@ from skyrl.training.teacher import (
     describe_teacher,
     hinted_share,
 )
+from skyrl.training.teachers_by_source import TeachersBySource
 from tests.training.batches import batch_of
 
 NU = torch.tensor([[9.0, -0.4, -1.8], [9.0, -0.5, -0.5]])
@@ -85,9 +85,9 @@ def test_rows_without_an_advantage_are_learned_where_the_divergence_is_a_part_of
 async def test_a_teacher_gives_scores_or_hidden_states_of_the_batch() -> None:
     states = RowTensors.of([torch.ones(2, 5), torch.zeros(2, 5)])
 
-    async def answer(batch: TrainingBatch) -> Any:
-        assert len(batch) == 2
-        return states
+    async def answer(batch: TrainingBatch, sources: Sequence[str]) -> Any:
+        assert len(batch) == len(sources) == 2
+        return {TEACHER_HIDDEN: states}
 
     async def score(batch: TrainingBatch, sources: Sequence[str]) -> Tensor:
         assert list(sources) == ["one", "two"]
@@ -114,8 +114,8 @@ async def test_a_teacher_behind_hints_scores_the_same_tokens_at_other_places() -
     torch.testing.assert_close(taught.teacher_logprobs, torch.tensor([[0.0, -0.1, -0.2], [0.0, -0.3, -0.4]]))
     states = RowTensors.of([torch.ones(2, 5), torch.zeros(2, 5)])
 
-    async def hidden(shown: TrainingBatch) -> RowTensors:
-        return states
+    async def hidden(shown: TrainingBatch, sources: Sequence[str]) -> dict[str, RowTensors]:
+        return {TEACHER_HIDDEN: states}
 
     assert (await TeacherBehindHints(TeacherOfDistributions(hidden))(rows, ())).extras == {TEACHER_HIDDEN: states}
     assert hinted_share(rows) == 0.5

@@ -117,7 +117,7 @@ def test_an_answer_of_the_model_is_text_in_a_report(hostile: Page) -> None:
 
 def test_a_chart_has_a_curve_for_each_run_and_metric_and_no_empty_chart_is_drawn() -> None:
     runs = {"a": series_of(LINES), "b": series_of(LINES[:2])}
-    drawn = {chart.title: json.loads(chart.figure) for chart in charts(runs)}
+    drawn = {chart.title: chart.figure for chart in charts(runs)}
     assert list(drawn) == ["Reward", "Evaluation: all", "Engines: lost", "Time by phase: a", "Time by phase: b"]
     assert [(trace["name"], trace["x"], trace["y"]) for trace in drawn["Reward"]["data"]] == [
         ("a", [1, 2], [0.5, 0.75]),
@@ -131,13 +131,13 @@ def test_a_chart_has_a_curve_for_each_run_and_metric_and_no_empty_chart_is_drawn
 def test_the_memory_of_a_run_is_a_curve() -> None:
     lines = [{"step": 1, "memory/process_bytes": 1e9}, {"step": 2, "memory/process_bytes": 2e9}]
     [chart] = charts({"a": series_of(lines)})
-    assert (chart.title, json.loads(chart.figure)["data"][0]["y"]) == ("Memory: process", [1e9, 2e9])
-    assert json.loads(chart.figure)["layout"]["yaxis"]["tickformat"] == ".3~s"
+    assert (chart.title, chart.figure["data"][0]["y"]) == ("Memory: process", [1e9, 2e9])
+    assert chart.figure["layout"]["yaxis"]["tickformat"] == ".3~s"
 
 
 def test_time_is_stacked_by_phase() -> None:
     *_, chart = charts({"a": series_of(LINES)})
-    traces = json.loads(chart.figure)["data"]
+    traces = chart.figure["data"]
     assert [(trace["name"], trace["x"], trace["y"], trace["stackgroup"]) for trace in traces] == [
         ("generate", [0, 1], [0.0, 2.0], "time"),
         ("eval", [0, 1], [1.0, 0.0], "time"),

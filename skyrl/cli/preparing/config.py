@@ -227,7 +227,7 @@ def diff(before: str, after: str, as_json: bool, written: bool) -> None:
 @click.option(
     "--from",
     "house",
-    type=click.Choice(["skyrl-hydra", "skyrl", "areal", "verl", "trl"]),
+    type=click.Choice(["skyrl-hydra", "skyrl", "areal", "verl", "trl", "prime-rl"]),
     help="The system that the file is of; without it, it is recognised by its settings.",
 )
 @click.option(
@@ -256,7 +256,7 @@ def convert(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Convert a configuration of SkyRL, AReaL, verl or TRL.
+    """Convert a configuration of SkyRL, AReaL, verl, TRL or prime-rl.
 
     The result is TOML for `skyrl run`; a report tells the outcome of each setting.
 
@@ -355,6 +355,10 @@ def _converter(house: str, number: int | None, kind: str | None, *, keep_engine:
         from skyrl.interop.trl.convert import convert_trl
 
         return partial(convert_trl, number=number, kind=kind)
+    elif house == "prime-rl":
+        from skyrl.interop.prime_rl.convert import convert_prime_rl
+
+        return convert_prime_rl
     else:
         from skyrl.interop.skyrl.scripts import convert_skyrl as convert_file
     return partial(convert_file, number=number)

@@ -47,10 +47,10 @@ def doctor(arguments: tuple[str, ...], strict: bool, cluster: bool, timeout: flo
     """Check in seconds whether a run would start here.
 
     Packages, GPUs, keys, models, folders, disks and locks are checked, as the configuration needs them.
-    Every row of each file is read; the first one is rendered by the chat template and scored: a reward function is
-    called twice, on an empty answer and on the ground truth. Nothing is started or written. With --cluster, every
-    machine of a running Ray cluster is checked, too: versions, shared folders, clocks, memory, GPUs, and the network
-    between each two. Exit code 1: something on the cluster has to be fixed.
+    Every row of each file is read; the first one is rendered by the chat template and scored: a reward function, or
+    an environment class of yours, judges an empty answer and the ground truth. Nothing is started or written. With
+    --cluster, every machine of a running Ray cluster is checked, too: versions, shared folders, clocks, memory, GPUs,
+    and the network between each two. Exit code 1: something on the cluster has to be fixed.
     """
     from skyrl.config.derive.run_kind import RunKind
 
@@ -79,7 +79,8 @@ def machine_facts(run: RunConfig) -> Iterator[tuple[str, str]]:
 
     kind = kind_of(run)
     trainer: Any = get_at(run, kind.trainer)
-    sources = len(get_at(run, kind.data))
+    evaluation = "data.val_data" if kind.data == "data.train_data" else "eval_datasets"
+    sources, held_out = len(get_at(run, kind.data)), len(get_at(run, evaluation) or ())
     model = get_at(run, f"{kind.model}.path")
     processes = kind.trained.ranks(run)
     alone = processes == 1 and trainer.placement.executor != "ray"
@@ -90,7 +91,7 @@ def machine_facts(run: RunConfig) -> Iterator[tuple[str, str]]:
         yield "compute", f"{trainer.compute_dtype}, attention by {trainer.attention}"
     if slower := _slower_than_the_preset(run):
         yield "speed", f'extends = "preset:cuda" has faster settings for: {", ".join(slower)}'
-    yield "data", f"{counted(sources, 'source')}, whose files were read"
+    yield "data", f"{counted(sources, 'source')} to train on, {held_out} to evaluate on, whose files were read"
     yield "folder", f"{trainer.run_path}, free and writable"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.derive.chosen_facts import estimator_facts, is_peer_loss, loss_facts
-from skyrl.config.derive.rl_models import distills, has_critic, has_teacher
+from skyrl.config.derive.rl_models import distills, gives_whole_distributions, has_critic, has_teacher
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.losses import asks_for_correction
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLossRegistry, Registry
@@ -117,6 +117,24 @@ def policy_teaches_with_hint(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if settings.hint.source == "none":
         message = "the policy would learn from what it does already: its teacher reads nothing more"
         yield Problem(path=path, message=message, hint="set trainer.algorithm.distillation.hint.source")
+
+
+def moving_teacher_is_the_policy(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Only weights of one model can be mixed, and the policy's ranks hold the output matrix that a teacher begins
+    with.
+    """
+    teacher, policy = run.trainer.teacher.model.path, run.trainer.policy.model.path
+    if run.trainer.algorithm.distillation.teacher_update_rate is None:
+        return
+    path = _ALGORITHM + "distillation.teacher_update_rate"
+    if teacher != policy:
+        message = f"the policy cannot be mixed into {teacher or 'no model'}, which is another one"
+        yield Problem(path=path, message=message, hint=f"set trainer.teacher.model.path = {policy}, or leave it out")
+    if gives_whole_distributions(run):
+        message = "the output matrix of a teacher that moves is not sent to the policy's ranks"
+        yield Problem(
+            path=path, message=message, hint="set trainer.algorithm.distillation.top_k = 128, or type = advantage"
+        )
 
 
 def hints_find_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:

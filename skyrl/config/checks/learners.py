@@ -80,6 +80,21 @@ def distributions_exclude_megatron(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
+def sources_have_one_teacher(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A row is taught by one teacher. Megatron's groups of ranks are those of one model."""
+    teacher = run.trainer.teacher
+    both = sorted(teacher.sources.keys() & teacher.endpoint.sources.keys())
+    if both:
+        message = f"{', '.join(both)}: there is a served teacher for the same source, too (trainer.teacher.endpoint)"
+        yield Problem(path="trainer.teacher.sources", message=message, hint="leave one of them out")
+    if len(teacher.local_paths) > 1 and reads(run.trainer, "megatron_config"):
+        yield Problem(
+            path="trainer.teacher.sources",
+            message="megatron holds one teacher",
+            hint="serve the others (trainer.teacher.endpoint.sources), or set trainer.strategy = fsdp2",
+        )
+
+
 def served_teachers_give_few_numbers(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A server scores the given tokens and reports the likeliest ones, at temperature 1."""
     if not has_served_teacher(run):

@@ -21,8 +21,8 @@ def has_reference(run: SkyRLTrainConfig) -> bool:
 
 
 def has_local_teacher(run: SkyRLTrainConfig) -> bool:
-    """Whether the run itself holds a teacher, a frozen model that the policy is distilled from."""
-    return bool(run.trainer.teacher.model.path)
+    """Whether the run itself holds teachers, frozen models that the policy is distilled from."""
+    return bool(run.trainer.teacher.local_paths)
 
 
 def has_served_teacher(run: SkyRLTrainConfig) -> bool:
@@ -38,6 +38,11 @@ def has_teacher(run: SkyRLTrainConfig) -> bool:
 def distills(run: SkyRLTrainConfig) -> bool:
     """Whether the policy learns from a teacher, another model or itself with a hint."""
     return has_teacher(run) or run.trainer.algorithm.distillation.self_teacher
+
+
+def moves_teacher(run: SkyRLTrainConfig) -> bool:
+    """Whether the teacher is a moving average of the policy."""
+    return bool(run.trainer.teacher.model.path) and run.trainer.algorithm.distillation.teacher_update_rate is not None
 
 
 def gives_advantages(run: SkyRLTrainConfig) -> bool:

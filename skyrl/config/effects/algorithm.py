@@ -14,8 +14,8 @@ from skyrl.tree.rules import Condition, Effect, condition, effects, fields_in, i
 
 REFERENCE = Condition(REFERENCE_ROLE.exists_where, has_reference)
 CRITIC = Condition("there is a critic", has_critic)
-TEACHER = Condition("there is a teacher (trainer.teacher.model.path or endpoint)", has_teacher)
-DISTILLS = Condition("there is a teacher (trainer.teacher.model.path or endpoint, or self_teacher)", distills)
+TEACHER = Condition("there is a teacher (trainer.teacher.model.path, sources or endpoint)", has_teacher)
+DISTILLS = Condition("there is a teacher (trainer.teacher.model.path, sources or endpoint, or self_teacher)", distills)
 
 
 @condition("pi_old is the engine's, or scored by the learner, which has several optimizer steps for a batch")
@@ -118,6 +118,7 @@ def _add_run_condition(effect: Effect) -> Effect:
 
 _BY_ALGORITHM_ALONE: tuple[Effect, ...] = (
     Effect("kl_ctrl", is_on("use_kl_in_reward")),
+    Effect("distillation.teacher_sync_steps", is_given("distillation.teacher_update_rate")),
     Effect("distillation.discount", is_one("distillation.type", "advantage")),
     Effect("distillation.hint.column", is_one("distillation.hint.source", "column", name="hint.source")),
     Effect(

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from skyrl.config.derive.engine_backends import backend_of, engine_dtype
-from skyrl.config.derive.rl_models import gives_whole_distributions, shares_gpus
+from skyrl.config.derive.rl_models import TEACHER, gives_whole_distributions, shares_gpus
 from skyrl.config.derive.sizes import (
     Model,
     degrees_of,
@@ -107,12 +107,26 @@ def phases_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> t
     None if a model's sizes are unknown.
     """
     learners = _learners(run, shape_of_model)
-    return None if learners is None else tuple(_phases(run, learners))
+    if learners is None:
+        return None
+    matrices = _output_matrices(run, shape_of_model) if gives_whole_distributions(run) else 0
+    return tuple(_phases(run, learners, matrices))
 
 
-def path_of(run: SkyRLTrainConfig, model: Model) -> str:
-    """Path or hub name of the model's weights; those of the policy if it has none of its own."""
-    return getattr(run.trainer, model).model.path or run.trainer.policy.model.path or ""
+def paths_of(run: SkyRLTrainConfig, model: Model) -> tuple[str, ...]:
+    """Paths or hub names of the model's weights, several for several teachers; those of the policy if it has none of
+    its own.
+    """
+    if model == TEACHER.name:
+        return run.trainer.teacher.local_paths
+    return (getattr(run.trainer, model).model.path or run.trainer.policy.model.path or "",)
+
+
+def shape_in(run: SkyRLTrainConfig, model: Model, shape_of_model: ShapeOf) -> ModelShape | None:
+    """Sizes of the model, of several teachers those of the largest one; None if those of one are unknown."""
+    shapes = [shape_of_model(path) for path in paths_of(run, model)]
+    known = [shape for shape in shapes if shape is not None]
+    return max(known, key=lambda shape: shape.parameters) if len(known) == len(shapes) else None
 
 
 def models_without_sizes(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> tuple[str, ...]:
@@ -132,7 +146,7 @@ def models_without_packing(run: SkyRLTrainConfig, shape_of_model: ShapeOf = loca
 
 
 def _paths(run: SkyRLTrainConfig) -> Iterable[str]:
-    return dict.fromkeys(path_of(run, model) for model in models_of(run))
+    return dict.fromkeys(path for model in models_of(run) for path in paths_of(run, model))
 
 
 def gpu_memory(run: SkyRLTrainConfig) -> int | None:
@@ -141,8 +155,8 @@ def gpu_memory(run: SkyRLTrainConfig) -> int | None:
     return None if kind is None else GPU_KINDS[kind].memory
 
 
-def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape) -> LearnerRank:
-    """One rank of a model, as the memory estimate describes it."""
+def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape, beside: int = 0) -> LearnerRank:
+    """One rank of a model, as the memory estimate describes it; `beside` are the bytes of further teachers there."""
     trainer, section = run.trainer, getattr(run.trainer, model)
     learns, zero = model in trained_models(run), section.deepspeed_config.zero_optimization
     facts, ranks, degrees = facts_of(trainer), grid_of(run, model).ranks, degrees_of(run, model)
@@ -170,6 +184,7 @@ def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape) -> Learne
         rests_on_host=facts.table == "fsdp_config" and section.fsdp_config.cpu_offload and ranks > 1,
         keeps_gathered=section.fsdp_config.reshard_after_forward is False,
         keeps_gradients=not _takes_turns(run),
+        beside=beside,
         zero=_zero(zero) if facts.table == "deepspeed_config" else None,
         megatron=_megatron(run, model) if facts.table == "megatron_config" else None,
     )
@@ -202,17 +217,33 @@ def serving_of(run: SkyRLTrainConfig, shape: ModelShape) -> Serving | None:
 
 
 def _learners(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Mapping[Model, LearnerRank] | None:
-    shapes = {model: shape_of_model(path_of(run, model)) for model in models_of(run)}
-    known = {model: shape for model, shape in shapes.items() if shape is not None}
-    return {model: learner_of(run, model, shape) for model, shape in known.items()} if known == shapes else None
+    learners = {}
+    for model in models_of(run):
+        shape = shape_in(run, model, shape_of_model)
+        if shape is None:
+            return None
+        every = [sizes for path in paths_of(run, model) if (sizes := shape_of_model(path)) is not None]
+        weights = sum(total(rest_of(learner_of(run, model, table))) for table in every) if len(every) > 1 else 0
+        beside = weights - total(rest_of(learner_of(run, model, shape))) if weights else 0
+        learners[model] = learner_of(run, model, shape, beside)
+    return learners
 
 
-def _phases(run: SkyRLTrainConfig, learners: Mapping[Model, LearnerRank]) -> Iterator[Phase]:
+def _output_matrices(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> int:
+    """Bytes of the output matrices of the teachers, which the policy's ranks hold."""
+    shapes = [shape for path in run.trainer.teacher.local_paths if (shape := shape_of_model(path)) is not None]
+    size = 4 if run.trainer.compute_dtype == "float32" else 2
+    return sum(size * shape.vocabulary * shape.hidden for shape in shapes)
+
+
+def _phases(run: SkyRLTrainConfig, learners: Mapping[Model, LearnerRank], matrices: int) -> Iterator[Phase]:
     engine = serving_of(run, learners["policy"].shape)
     if engine is not None:
         yield _generation(run, engine, learners)
     for model, learner in learners.items():
-        beside = _coresident_bytes(run, model, learners, engine)
+        beside = added(
+            _coresident_bytes(run, model, learners, engine), {"parameters": matrices if model == "policy" else 0}
+        )
         waiting = sum(total(rest_of(other)) for name, other in learners.items() if name != model)
         phases = learner_memory(learner) if learner.megatron is None else stage_memory(learner)
         for name, parts in phases.items():
@@ -220,7 +251,7 @@ def _phases(run: SkyRLTrainConfig, learners: Mapping[Model, LearnerRank]) -> Ite
                 continue
             awake = _awake(run, engine) if name == "transfer" else {}
             parts = _resident_bytes(run, learner, name, added(parts, beside, awake))
-            host = on_host(learner) + (waiting if _takes_turns(run) else 0)
+            host = on_host(learner) + (waiting + _resting_teachers(learner) if _takes_turns(run) else 0)
             yield Phase(name=name, role=model, parts=parts, host=host, settings=_settings(run, model, name, parts))
 
 
@@ -251,10 +282,6 @@ def _coresident_bytes(
         parts += [rest_of(other) for name, other in learners.items() if name != model]
     if engine is not None and not on_ray(run):
         parts.append({"cache": 0, "parameters": engine.weights})
-    if model == "policy" and gives_whole_distributions(run) and "teacher" in learners:
-        teacher = learners["teacher"].shape
-        size = 4 if run.trainer.compute_dtype == "float32" else 2
-        parts.append({"parameters": teacher.vocabulary * teacher.hidden * size})  # its output matrix
     if run.trainer.device == "cuda":
         shared = placement.colocate_all or placement.colocate_policy_ref
         processes = len(learners) if on_ray(run) and shared else 1
@@ -281,6 +308,8 @@ def _resident_bytes(run: SkyRLTrainConfig, learner: LearnerRank, name: str, part
     if learner.rests_on_host:
         for part, count in state.items():
             found[part] -= count
+    if _takes_turns(run):
+        found["parameters"] -= _resting_teachers(learner)
     zero = learner.zero
     if zero is not None and (zero.offloads_optimizer or (_takes_turns(run) and name != "update")):
         found["optimizer"] = max(0, found.get("optimizer", 0) - state.get("optimizer", 0))
@@ -289,6 +318,11 @@ def _resident_bytes(run: SkyRLTrainConfig, learner: LearnerRank, name: str, part
     if zero is not None and zero.stage == 3 and zero.offloads_parameters:
         found["parameters"] -= state["parameters"]
     return found
+
+
+def _resting_teachers(learner: LearnerRank) -> int:
+    """Bytes of further teachers that can leave the GPU while one of them scores."""
+    return 0 if learner.rests_on_host or learner.zero is not None else learner.beside
 
 
 def _settings(run: SkyRLTrainConfig, model: Model, name: str, parts: Bytes) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from skyrl.config.derive.sizes import (
     scorings,
     work_of,
 )
-from skyrl.config.estimates.memory import ShapeOf, learner_of, path_of, rest_of, serving_of
+from skyrl.config.estimates.memory import ShapeOf, learner_of, rest_of, serving_of, shape_in
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.planning.gpus import GPU_KINDS
 from skyrl.planning.memory import LearnerRank, total
@@ -73,7 +73,7 @@ def step_time(run: SkyRLTrainConfig, shape_of_model: ShapeOf, mean_answer: float
     None if a model's sizes are unknown, no kind of GPU is named, or the run starts no engine of several sequences.
     """
     kind, engines = run.trainer.placement.gpu_kind, engines_of(run)
-    shapes = {model: shape_of_model(path_of(run, model)) for model in models_of(run)}
+    shapes = {model: shape_in(run, model, shape_of_model) for model in models_of(run)}
     known = {model: shape for model, shape in shapes.items() if shape is not None}
     if kind is None or engines is None or known != shapes or backend_of(run.generator.inference_engine).is_embedded:
         return None
@@ -102,7 +102,7 @@ def training_seconds(
         assert kind is not None
         rates = rates_of(GPU_KINDS[kind])
     for model in models_of(run):
-        shape = shape_of_model(path_of(run, model))
+        shape = shape_in(run, model, shape_of_model)
         assert shape is not None
         learner = learner_of(run, model, shape)
         seconds += _scoring(run, model, learner, mean, rates) + _update(run, model, learner, mean, rates)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +23,11 @@ _TRL_COMMANDS = ("grpo", "sft", "dpo", "kto", "rloo", "reward")
 _CONVERTED = {"verl": "verl", "TRL": "trl", "AReaL": "areal"}
 """Program -> its name in `skyrl config convert --from`."""
 
-_BY_HAND = "docs/coming-from/README.md lists where its settings are here; begin with examples/quickstart/grpo.toml"
+_CONVERTED_TABLES = {**_CONVERTED, "prime-rl": "prime-rl"}
+"""The same of programs whose configurations are converted; of prime-rl, those of reinforcement learning."""
 
-TABLES_OF: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "prime-rl": {
-        "model": ("trainer.policy.model",),
-        "trainer.model": ("trainer.policy", "trainer.gradient_checkpointing"),
-        "trainer.optim": ("trainer.policy.optimizer_config",),
-        "trainer.scheduler": ("trainer.policy.optimizer_config",),
-        "trainer.loss": ("trainer.algorithm.policy_loss_type",),
-        "orchestrator.train": ("environment", "generator.sampling_params"),
-        "orchestrator.eval": ("data.val_data", "trainer.eval_interval", "generator.eval_sampling_params"),
-        "orchestrator.algo": ("trainer.algorithm",),
-        "orchestrator.algorithms": ("trainer.algorithm", "trainer.algorithm.distillation"),
-        "orchestrator.models": ("trainer.teacher",),
-        "orchestrator.concurrency": ("trainer.fully_async",),
-        "orchestrator": ("trainer.train_batch_size", "generator.n_samples_per_prompt"),
-        "inference": ("generator.inference_engine",),
-        "weight_broadcast": ("generator.inference_engine.weight_sync_backend",),
-        "deployment": ("trainer.placement",),
-        "ckpt": ("trainer.ckpt_interval", "trainer.ckpt_path"),
-        "resume": ("trainer.resume_mode",),
-        "monitors": ("trainer.logger", "trainer.trackers"),
-        "log": ("trainer.log_path",),
-    }
-}
-"""Program that is not converted -> its tables, each with our paths."""
+_BY_HAND = "docs/coming-from/README.md lists where its settings are here; begin with examples/quickstart/grpo.toml"
+_OF_PRIME_RL = "convert the file that it names after @: skyrl config convert rl.toml --from prime-rl --to run.toml"
 
 TABLES_OF_SUPERVISED: Mapping[str, tuple[str, ...]] = {
     "model": ("model",),
@@ -62,7 +41,7 @@ TABLES_OF_SUPERVISED: Mapping[str, tuple[str, ...]] = {
     "monitors": ("logger", "trackers"),
     "log": ("log_path",),
 }
-"""The same of prime-rl's supervised files, with paths of `kind = "sft"`."""
+"""Tables of prime-rl's supervised files, which are not converted -> paths of `kind = "sft"`."""
 
 
 def refuse_other_files(name: str) -> None:
@@ -120,27 +99,35 @@ def _program_of_script(text: str) -> str:
     return "TRL" if is_trl or re.search(r"^[^\S\n]*(from|import) trl\b", text, re.MULTILINE) else ""
 
 
-def _program_message(name: str, program: str, what: str) -> tuple[str, str] | None:
+def _program_message(
+    name: str, program: str, what: str, converted: Mapping[str, str] = _CONVERTED
+) -> tuple[str, str] | None:
     """The message and the hint for a file of another program."""
     if not program:
         return None
     article = "an" if program[0] in "AO" else "a"
     message = f"this is {article} {program} {what}"
-    if program in _CONVERTED:
-        return message, f"skyrl config convert {name} --from {_CONVERTED[program]} --to run.toml"
-    return f"{message}, which skyrl does not convert", _BY_HAND
+    if program in converted:
+        return message, f"skyrl config convert {name} --from {converted[program]} --to run.toml"
+    hint = _OF_PRIME_RL if program == "prime-rl" and what == "script" else _BY_HAND
+    return f"{message}, which skyrl does not convert", hint
 
 
 def _table_locations(program: str, tables: Mapping[Any, Any]) -> str:
-    """Where the tables of a file of a program that is not converted are here; empty if that is not known."""
-    if program != "prime-rl":
+    """Where the tables of a supervised file of prime-rl are here; empty for any other file."""
+    if program != "prime-rl" or "data" not in tables or _is_rl_of_prime_rl(tables):
         return ""
-    is_supervised = "data" in tables and "orchestrator" not in tables
-    known = TABLES_OF_SUPERVISED if is_supervised else TABLES_OF[program]
-    inner = {f"{top}.{name}" for top, table in tables.items() if isinstance(table, Mapping) for name in table}
-    found = [f"{name} is {' and '.join(paths)}" for name, paths in known.items() if name in {*tables, *inner}]
-    kind = 'kind = "sft", in which ' if is_supervised else ""
-    return f"{kind}{'; '.join(found)}. " if found else ""
+    found = [f"{name} is {' and '.join(paths)}" for name, paths in TABLES_OF_SUPERVISED.items() if name in tables]
+    return f'kind = "sft", in which {"; ".join(found)}. ' if found else ""
+
+
+def _is_rl_of_prime_rl(tables: Iterable[object]) -> bool:
+    return "orchestrator" in {str(key).partition(".")[0] for key in tables}
+
+
+def is_prime_rl(tables: object) -> bool:
+    """Whether a file's content is a configuration of prime-rl's reinforcement learning."""
+    return isinstance(tables, Mapping) and _is_rl_of_prime_rl(tables)
 
 
 def _script(name: str) -> tuple[str, str]:
@@ -194,8 +181,8 @@ def _script_in(name: str) -> str:
     return text if is_script else ""
 
 
-def _is_of(program: str, of: str | None) -> bool:
-    return program in _CONVERTED if of is None else _CONVERTED.get(program) == of
+def _is_of(program: str, of: str | None, converted: Mapping[str, str] = _CONVERTED) -> bool:
+    return program in converted if of is None else converted.get(program) == of
 
 
 def _recognise_tables(name: str, tables: Mapping[Any, Any], of: str | None) -> tuple[str, str] | None:
@@ -205,7 +192,8 @@ def _recognise_tables(name: str, tables: Mapping[Any, Any], of: str | None) -> t
     if {"run", "resources"} <= top:
         return "this is a task for SkyPilot", "give the configuration that the task starts"
     program = _program_of_tables(top)
-    found = None if _is_of(program, of) else _program_message(name, program, "configuration")
+    converted = _CONVERTED_TABLES if _is_rl_of_prime_rl(top) else _CONVERTED
+    found = None if _is_of(program, of, converted) else _program_message(name, program, "configuration", converted)
     return found and (found[0], _table_locations(program, tables) + found[1])
 
 

@@ -4,7 +4,15 @@ from typing import Literal
 
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.tree import FREE, field, frozen
-from skyrl.tree.validators import fraction, http_address, negative, non_negative, positive, rule_of_one_field
+from skyrl.tree.validators import (
+    fraction,
+    http_address,
+    negative,
+    non_negative,
+    positive,
+    positive_fraction,
+    rule_of_one_field,
+)
 
 _with_places = rule_of_one_field(
     lambda value: value.count("{prompt}") == value.count("{hint}") == 1,
@@ -124,6 +132,14 @@ class DistillationConfig(DivergenceConfig):
     self_teacher: bool = False
     """The teacher is the policy, with the weights that it has when a batch is scored, and no second model is loaded; it
     needs a `hint`. For the weights that training starts from, set `trainer.teacher.model.path` to the policy's."""
+
+    teacher_update_rate: float | None = field(default=None, validator=positive_fraction)
+    """Share of the policy that is mixed into the weights of the teacher every `teacher_sync_steps` steps, which makes
+    the teacher a moving average of the policy (SDPO, arXiv:2601.20802, mixes in 0.05, and SDFT, arXiv:2601.19897, 0.01
+    to 0.05). Needs a `trainer.teacher.model.path` that is the policy's. None: the teacher is frozen."""
+
+    teacher_sync_steps: int = field(default=1, validator=positive)
+    """Training steps between two mixtures."""
 
     hint: HintConfig = HintConfig()
     """The text that the teacher reads and the policy does not, whatever the teacher."""

@@ -37,6 +37,9 @@ class EnvironmentFacts:
     of_groups: bool = False
     """Whether it compares all answers to a prompt, once they are complete."""
 
+    at_once: bool = False
+    """Whether it judges an answer within microseconds, without waiting and without a program, unless it compares."""
+
     service: Literal["", "always", "code_url", "reward_model.url"] = ""
     """Whether it asks a service: always, or if this field of `environment.skyrl_gym` has an address."""
 
@@ -47,14 +50,14 @@ MCP = "mcp"
 """The environment whose tools are those of MCP servers."""
 
 ENVIRONMENTS: Mapping[str, EnvironmentFacts] = {
-    "aime": EnvironmentFacts(single_turn=True, compares=True),
+    "aime": EnvironmentFacts(single_turn=True, compares=True, at_once=True),
     "code": _PROGRAMS,
-    "gsm8k": EnvironmentFacts(single_turn=True, compares=True),
-    "gsm8k_multi_turn": EnvironmentFacts(),
+    "gsm8k": EnvironmentFacts(single_turn=True, compares=True, at_once=True),
+    "gsm8k_multi_turn": EnvironmentFacts(at_once=True),
     "lcb": _PROGRAMS,
     "llm_as_a_judge": EnvironmentFacts(table="llm_as_a_judge", single_turn=True, service="always"),
     MCP: EnvironmentFacts(table="mcp", sandboxed=True),
-    "multiply": EnvironmentFacts(),
+    "multiply": EnvironmentFacts(at_once=True),
     "pairwise_judge": EnvironmentFacts(table="pairwise_judge", single_turn=True, service="always", of_groups=True),
     "reasoning_gym": EnvironmentFacts(table="reasoning_gym", single_turn=True, sandboxed=True),
     "reward_model": EnvironmentFacts(table="reward_model", single_turn=True, service="reward_model.url"),

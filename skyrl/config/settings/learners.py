@@ -4,7 +4,9 @@ The sharding settings of every strategy stand side by side; `trainer.strategy` s
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
+
+import attrs
 
 from skyrl.config.foundation.entry import BaseConfig, LocatedConfig
 from skyrl.config.settings.deepspeed import DeepSpeedConfig, OffloadConfig, ZeroOptimizationConfig
@@ -332,20 +334,25 @@ class TeacherEndpointConfig(TeacherServerConfig):
     """
 
     sources: Mapping[str, str] = FrozenDict()
-    """Data source -> address of the server of its own teacher. Rows of other sources are taught by the teacher of `url`
-    or of `trainer.teacher.model.path`; without one, every source needs an address."""
+    """Data source -> address of the server of its own teacher. Rows of other sources are taught as
+    `trainer.teacher.sources` says."""
 
 
 @frozen
 class TeacherConfig(ShardedModelConfig):
-    """The frozen model that the policy is distilled from; there is one if its `model.path` or the address of a server
-    is given. See `trainer.algorithm.distillation`.
+    """The frozen models that the policy is distilled from; there are some if `model.path`, `sources` or the address of
+    a server is given. See `trainer.algorithm.distillation`.
     """
 
     table_path: ClassVar[str] = "trainer.teacher"
 
     model: ModelConfig = ModelConfig()
     """Model of the teacher, of any size and architecture; its tokenizer must have the policy's tokens."""
+
+    sources: Mapping[str, str] = FrozenDict()
+    """Data source -> folder or hub name of its own teacher, of any size and architecture, on the same ranks as the
+    teacher of `model.path` and sharded as this table says. Rows of other sources are taught by `endpoint.sources`, and
+    the rest by `model.path` or `endpoint.url`; without either, every source needs a teacher of its own."""
 
     endpoint: TeacherEndpointConfig = TeacherEndpointConfig()
     """Teachers behind servers."""
@@ -354,3 +361,19 @@ class TeacherConfig(ShardedModelConfig):
         zero_optimization=ZeroOptimizationConfig(offload_param=OffloadConfig(device="cpu"))
     )
     """Sharding under DeepSpeed; its weights rest in CPU memory, since they are read once a step."""
+
+    @property
+    def local_paths(self) -> tuple[str, ...]:
+        """Paths of the teachers that the run itself holds, each once, that of `model.path` first."""
+        return tuple(dict.fromkeys(path for path in (self.model.path, *self.sources.values()) if path))
+
+    @property
+    def named_sources(self) -> frozenset[str]:
+        """The data sources with a teacher of their own."""
+        return frozenset((*self.sources, *self.endpoint.sources))
+
+    def of(self, path: str) -> Self:
+        """The table of one of the teachers of `local_paths`."""
+        if path == self.model.path:
+            return self
+        return attrs.evolve(self, model=ModelConfig(path=path), model_config_kwargs=FrozenDict())

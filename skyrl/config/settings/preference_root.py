@@ -79,7 +79,7 @@ PREFERENCE_LOSSES: Mapping[str, PreferenceLossFacts] = {
 USER_LOSS = PreferenceLossFacts(fields=("beta", "label_smoothing"), divergence=True)
 """The same of the user's own losses, which are given all settings of losses of pairs."""
 
-_losses = rule_of_one_field(lambda value: bool(value) and len(set(value)) == len(value), "distinct names")
+_losses = rule_of_one_field(lambda value: bool(value) and len(set(value)) == len(value), "one or more distinct names")
 _weights = rule_of_one_field(lambda value: all(weight > 0 for weight in value), "positive numbers")
 
 

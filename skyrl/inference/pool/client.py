@@ -199,8 +199,7 @@ class InferenceEngineClient:
                     raise
                 drawn = tuple(await self._finite_elsewhere(request, served, others, error))
             if drawn is not None:
-                mine = partial(evolve, engine=served.number)
-                return tuple(sample if any(sample is other for other in others) else mine(sample) for sample in drawn)
+                return tuple(_drawn_by(served.number, sample, others) for sample in drawn)
 
     async def _draw_from(self, served: Served, request: GenerationRequest) -> tuple[Completion, ...] | None:
         """The answer of an engine to a request that is counted in; None if the engine was lost."""
@@ -491,6 +490,13 @@ class InferenceEngineClient:
         if not left:
             self._last_loss = cause
             self._none_left.set()
+
+
+def _drawn_by(number: int, drawn: Completion, others: Sequence[Completion]) -> Completion:
+    """The completion with the number of the engine that drew it, unless it is one of `others`, which have theirs."""
+    if drawn.engine == number or any(drawn is other for other in others):
+        return drawn
+    return evolve(drawn, engine=number)
 
 
 def _last_engine_error(cause: RunError) -> RunError:

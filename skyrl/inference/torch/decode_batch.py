@@ -223,7 +223,8 @@ class DecodeBatch:
             return []
         non_finite, eos, at_limit = ({place for place, is_set in enumerate(row) if is_set} for row in flags.tolist())
         self._refuse_non_finite(non_finite)
-        leaving = sorted(eos | stopped | at_limit)
+        left = eos | stopped | at_limit
+        leaving = sorted(left)
         for place, drawn in zip(leaving, self._sampled_tokens(leaving), strict=True):
             row = self.rows[place]
             if self._model.kept.most_bytes and self._model.kept.keeps_answers and row.version == self._weight_version:
@@ -233,7 +234,7 @@ class DecodeBatch:
             completion = self._completion(place, drawn, eos=place in eos, stopped=place in stopped)
             row.job.completions[row.index] = completion
         jobs = {self.rows[place].job: None for place in leaving}
-        self._keep([place for place in range(len(self.rows)) if place not in leaving])
+        self._keep([place for place in range(len(self.rows)) if place not in left])
         return [job for job in jobs if job.done]
 
     def _rows_at_stop(self) -> set[int]:

@@ -35,7 +35,6 @@ from skyrl.inference.engine import (
     EngineLoad,
     GenerationRequest,
     InFlight,
-    asked_logprobs,
     completion_limit,
     empty_completions,
 )
@@ -152,8 +151,10 @@ class TorchEngine:
             for start in range(0, len(request.keys), self._max_num_seqs)
         ]
         await self._scheduler.complete(jobs)
-        drawn = (job.completions[index] for job in jobs for index in range(len(job.keys)))
-        return tuple(evolve(sample, logprobs=asked_logprobs(request.sampling, sample.logprobs)) for sample in drawn)
+        drawn = tuple(job.completions[index] for job in jobs for index in range(len(job.keys)))
+        if request.sampling.logprobs is not None:
+            return drawn
+        return tuple(evolve(sample, logprobs=()) for sample in drawn)
 
     async def pause(self, in_flight: InFlight = "finish") -> None:
         """Returns when nothing is running. Requests made from now on, and those still waiting, wait for `resume`."""

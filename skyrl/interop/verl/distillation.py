@@ -70,21 +70,27 @@ def distillation(key: str, value: object, values: Values) -> Translation:
             return redundant("tokens that a teacher rewards are clipped as all others: trainer.algorithm.eps_clip_*")
     match key.removeprefix("distillation."):
         case "teacher_key":
-            return redundant("there is one teacher")
+            usual = redundant("the column data_source of a row selects its teacher, if there are several")
+            return usual if value in (None, "data_source") else unsupported(f"the choice of a teacher by {value}")
         case "nnodes" | "n_gpus_per_node":
             return redundant("size of a pool of engines; trainer.placement.teacher_* give the teacher its GPUs")
     return unsupported("this setting of distillation")
 
 
 def _convert_teacher(key: str, name: str, setting: str, value: object, values: Values) -> Translation:
-    paths = {k: v for k, v in values.items() if (m := _TEACHER.fullmatch(k)) and m[2] == "model_path" and v}
+    paths = {m[1]: v for k, v in values.items() if (m := _TEACHER.fullmatch(k)) and m[2] == "model_path" and v}
     if setting == "model_path":
         if not value:
             return redundant("not set")
-        if len(paths) > 1:
-            return unsupported("several teachers, each with rows of its own")
-        return Translation(writes={"trainer.teacher.model.path": value})
-    if setting == "key" or setting == "num_replicas":
+        if len(paths) == 1:
+            return Translation(writes={"trainer.teacher.model.path": value})
+        sources = {values.get(f"distillation.teacher_models.{teacher}.key"): path for teacher, path in paths.items()}
+        if None in sources or len(sources) < len(paths):
+            return unsupported("several teachers without a key of its own for each")
+        return Translation(writes={"trainer.teacher.sources": sources})
+    if setting == "key":
+        return redundant("written with model_path" if len(paths) > 1 else "there is one teacher")
+    if setting == "num_replicas":
         return redundant(_SCORES)
     if setting == "inference.temperature":
         of_policy = values.get("actor_rollout_ref.rollout.temperature", 1.0)

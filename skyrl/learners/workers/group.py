@@ -130,6 +130,10 @@ class ScorerGroup(Generic[W_co]):
         """Load a staged state, whatever strategy and number of ranks staged it. Raises `ResumeError`."""
         await self.ranks.call(ModelWorker.load_state, source, numbers)
 
+    async def mix(self, source: TensorSource, share: float) -> None:
+        """Mix other weights into those of a model that does not learn: see `ModelWorker.mix`."""
+        await self.ranks.call(ModelWorker.mix, source, share)
+
     async def close(self) -> None:
         """Every rank leaves the process group."""
         await self.ranks.call(ModelWorker.close)

@@ -184,6 +184,16 @@ class ModelWorker:
         """
         self.strategy.load_state(source)
 
+    def mix(self, source: TensorSource, share: float) -> None:
+        """Replace the weights w by share w' + (1 - share) w, with the weights w' of `source`. Raises `ResumeError` if
+        they are those of another model.
+        """
+        before = [weight.detach().clone() for _, weight in self.strategy.shards(optimizer=False)]
+        self.load_state(source, {})
+        if share < 1:
+            for (_, weight), own in zip(self.strategy.shards(optimizer=False), before, strict=True):
+                weight.detach().mul_(share).add_(own, alpha=1 - share)
+
     def close(self) -> None:
         """Leave the process group. Only `close` may be called afterwards, and does nothing then."""
         if self._joined:

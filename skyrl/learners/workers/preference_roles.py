@@ -8,14 +8,13 @@ import attrs
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.checkpoint.shards import TensorSource
 from skyrl.config import PreferenceConfig, SkyRLLoraConfig
 from skyrl.config.settings.learners import ShardedModelConfig
 from skyrl.config.settings.models import ModelConfig
 from skyrl.learners.forward import compute_logprobs
 from skyrl.learners.offloading import DeviceMover
 from skyrl.learners.ranks import ALONE, Ranks
-from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
+from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.model_worker import ModelWorker
 from skyrl.learners.workers.roles import TextWorker, causal_lm, section_beside
 from skyrl.models.lora import adapters_off
@@ -61,24 +60,6 @@ class PairReferenceWorker(ModelWorker):
         section = reference_section(run)
         read = partial(compute_logprobs, temperature=1.0, measured=False)
         super().__init__(run, section, causal_lm(run, section), read, ranks, role="ref", mover=mover)
-
-    def mix(self, source: TensorSource, share: float) -> None:
-        """Replace the weights w by share w' + (1 - share) w, with the weights w' of `source`. Raises `ResumeError` if
-        they are those of another model.
-        """
-        before = [weight.detach().clone() for _, weight in self.strategy.shards(optimizer=False)]
-        self.load_state(source, {})
-        if share < 1:
-            for (_, weight), own in zip(self.strategy.shards(optimizer=False), before, strict=True):
-                weight.detach().mul_(share).add_(own, alpha=1 - share)
-
-
-class PairReference(ScorerGroup[PairReferenceWorker]):
-    """All ranks of the reference of a preference run."""
-
-    async def mix(self, source: TensorSource, share: float) -> None:
-        """Mix weights into those of the reference: see `PairReferenceWorker.mix`."""
-        await self.ranks.call(PairReferenceWorker.mix, source, share)
 
 
 def reference_section(run: PreferenceConfig) -> ShardedModelConfig:

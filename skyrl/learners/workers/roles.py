@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from skyrl.batch import TEACHER_HIDDEN
 from skyrl.config import RewardModelConfig, SFTConfig, SupervisedConfig, TrainerConfig
 from skyrl.config.derive.model_overrides import learner_overrides
-from skyrl.config.settings.learners import LearnerConfig, ShardedModelConfig
+from skyrl.config.settings.learners import LearnerConfig, ShardedModelConfig, TeacherConfig
 from skyrl.config.settings.models import ModelConfig
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
@@ -59,13 +59,23 @@ class TeacherWorker(ModelWorker):
     policy's tokens, its hidden states stand for its whole distributions.
     """
 
-    def __init__(self, trainer: TrainerConfig, *, ranks: Ranks = ALONE, mover: DeviceMover | None = None) -> None:
-        """Loads `trainer.teacher.model`; its adapter, if it has one, is merged into its weights."""
-        source, read = causal_lm(trainer, trainer.teacher), _log_probabilities(trainer)
-        super().__init__(trainer, trainer.teacher, source, read, ranks, role="teacher", mover=mover)
+    def __init__(
+        self,
+        trainer: TrainerConfig,
+        *,
+        path: str | None = None,
+        ranks: Ranks = ALONE,
+        mover: DeviceMover | None = None,
+    ) -> None:
+        """Loads the teacher with this path, by default `trainer.teacher.model`; its adapter, if it has one, is merged
+        into its weights.
+        """
+        section = trainer.teacher if path is None else trainer.teacher.of(path)
+        source, read = causal_lm(trainer, section), _log_probabilities(trainer)
+        super().__init__(trainer, section, source, read, ranks, role="teacher", mover=mover)
         distillation = trainer.algorithm.distillation
         if distillation.type == "loss" and distillation.top_k is None and not self._options.plain_head:
-            raise no_plain_head("the teacher")
+            raise no_plain_head("the teacher" if path is None else f"the teacher {path}")
 
 
 class PolicyWorker(LearningWorker):
@@ -85,11 +95,12 @@ class PolicyWorker(LearningWorker):
         policy, updates = trainer.policy, _updates(trainer, trainer.policy_mini_batch_size)
         distillation = trainer.algorithm.distillation
         teacher = trainer.teacher
-        taught = teacher.model.path or teacher.endpoint.url or teacher.endpoint.sources or distillation.self_teacher
+        taught = teacher.local_paths or teacher.endpoint.url or teacher.endpoint.sources or distillation.self_teacher
         distills = bool(taught) and distillation.type == "loss"
         whole = distills and distillation.top_k is None
         itself = (TEACHER_HIDDEN,) if distillation.self_teacher else ()
-        matrices = {TEACHER_HIDDEN: _output_matrix(trainer, trainer.teacher)} if whole and not itself else {}
+        of_teachers = hidden_of_teachers(teacher) if whole and not itself else {}
+        matrices = {name: _output_matrix(trainer, teacher.of(path)) for path, name in of_teachers.items()}
         self._teachers = TeacherLoss(distillation, matrices, of_policy=itself) if distills else None
         read = _log_probabilities(trainer, compile_it=_compiles_logits(trainer, policy), teachers=self._teachers)
         source = causal_lm(trainer, policy)
@@ -198,6 +209,12 @@ class RewardModelWorker(LearningWorker):
         """Loads `run.model` with a new head, drawn from `run.seed`. See `LearningWorker` for the arguments."""
         source = _add_value_head(causal_lm(run, run), SCORE, run.seed)
         super().__init__(run, run, source, read_values, num_training_steps, 1, ranks=ranks, mover=mover)
+
+
+def hidden_of_teachers(teacher: TeacherConfig) -> dict[str, str]:
+    """Path of each local teacher -> name of the extras with its hidden states."""
+    paths = teacher.local_paths
+    return {path: TEACHER_HIDDEN if len(paths) == 1 else f"{TEACHER_HIDDEN}/{path}" for path in paths}
 
 
 def teacher_section(run: SFTConfig) -> ShardedModelConfig:

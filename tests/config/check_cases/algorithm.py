@@ -10,6 +10,8 @@ from tests.config.check_cases.settings import CRITIC
 ALGORITHM = "trainer.algorithm."
 CORRECTION = ALGORITHM + "off_policy_correction."
 PAIRS = {ALGORITHM + "policy_loss_type": "online_dpo"}
+MOVES = ALGORITHM + "distillation.teacher_update_rate"
+OWN_AVERAGE = {MOVES: 0.05, "trainer.teacher.model.path": "model", "trainer.policy.model.path": "model"}
 ITSELF, HINT = ALGORITHM + "distillation.self_teacher", ALGORITHM + "distillation.hint.source"
 OTHERS = Path(__file__).parents[2] / "training" / "peer_functions_of_users.py"
 
@@ -107,6 +109,10 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({ITSELF: True}, ITSELF),
         ({ITSELF: True, HINT: "column", "trainer.teacher.model.path": "teacher"}, ITSELF),
     ],
+    "moving_teacher_is_the_policy": [
+        ({MOVES: 0.05, "trainer.teacher.model.path": "teacher"}, MOVES),
+        ({**OWN_AVERAGE, ALGORITHM + "distillation.type": "loss"}, MOVES),
+    ],
     "hints_find_prompts": [
         ({ITSELF: True, HINT: "success", "generator.n_samples_per_prompt": 1}, HINT),
         ({ITSELF: True, HINT: "column", "environment.agent.function": "agents.py:play"}, HINT),
@@ -129,6 +135,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
+    "moving_teacher_is_the_policy": OWN_AVERAGE,
     "pairs_replace_advantages": PAIRS,
     "gae_needs_critic": {"trainer.algorithm.advantage_estimator": "gae", "trainer.critic.model.path": "critic"},
     "kl_is_counted_once": {"trainer.algorithm.use_kl_in_reward": True, "trainer.algorithm.use_kl_loss": False},

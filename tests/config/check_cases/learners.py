@@ -19,6 +19,7 @@ ONE_UPDATE = {
 SCRATCH = "trainer.policy.model.init_from_scratch"
 TEACHER = {"trainer.teacher.model.path": "teacher"}
 DISTILLATION_TYPE = "trainer.algorithm.distillation.type"
+SOURCES, SERVED_SOURCES = "trainer.teacher.sources", "trainer.teacher.endpoint.sources"
 SERVED = {"trainer.teacher.endpoint.url": "http://10.0.0.5:8000"}
 TOP_K, TOP_K_OF, TAIL, BETA = (
     f"trainer.algorithm.distillation.{name}" for name in ("top_k", "top_k_of", "tail", "beta")
@@ -45,6 +46,10 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({SCRATCH: True}, "trainer.ref.model.init_from_scratch"),
     ],
     "distributions_exclude_megatron": [({**TEACHER, **MEGATRON, DISTILLATION_TYPE: "loss"}, DISTILLATION_TYPE)],
+    "sources_have_one_teacher": [
+        ({SOURCES: {"a": "one"}, SERVED_SOURCES: {"a": "http://10.0.0.5:8000"}}, SOURCES),
+        ({**MEGATRON, SOURCES: {"a": "one", "b": "two"}}, SOURCES),
+    ],
     "served_teachers_give_few_numbers": [
         ({**SERVED, **TEACHER}, "trainer.teacher.endpoint.url"),
         ({**SERVED, SAMPLED_AT: 0.7}, SAMPLED_AT),
@@ -102,6 +107,11 @@ SILENT: dict[str, dict[str, Any]] = {
         "trainer.algorithm.value_clip": None,
     },
     "distributions_exclude_megatron": {**TEACHER, **MEGATRON},
+    "sources_have_one_teacher": {
+        **MEGATRON,
+        SOURCES: {"a": "one", "b": "one"},
+        SERVED_SOURCES: {"c": "http://there:8000"},
+    },
     "served_teachers_give_few_numbers": {**SERVED, DISTILLATION_TYPE: "loss", TOP_K: 20, TOP_K_OF: "intersection"},
     "missing_tail_needs_forward_divergence": {
         **TEACHER,

@@ -3,6 +3,9 @@
     python prepare.py
 
 Writes data/train.jsonl, data/validation.jsonl and model/, in about a minute.
+
+The model is trained on example chats first, or it would never call the tool. For a tool of your own, replace
+`shelf_row`, `shelf_example` and `WORDS`, the texts that get a token of their own: `skyrl/starter/shelves.py` has these.
 """
 
 from tools import SHELVES

@@ -1,10 +1,10 @@
-"""Teachers behind servers, and the choice of a row's teacher by its source."""
+"""Teachers of a policy, in the run and behind servers, and the choice of a row's teacher by its source."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import attrs
 import torch
@@ -13,10 +13,11 @@ from torch import Tensor
 from skyrl.batch import RowTensors, TrainingBatch
 from skyrl.errors import RunError
 from skyrl.inference.servers.scoring_server import ScoringServer, TokenScores
+from skyrl.learners.workers.group import ScorerGroup
 
 
 class Scoring(Protocol):
-    """A teacher that scores the selected tokens of a batch: a `ScorerGroup` or a `ServedTeacher`."""
+    """A teacher that scores the selected tokens of a batch: a `LocalTeacher` or a `ServedTeacher`."""
 
     async def score(self, batch: TrainingBatch, /) -> Tensor:
         """(B, L) log-probabilities of the selected tokens."""
@@ -58,6 +59,33 @@ class ServedTeacher:
 
 
 @attrs.frozen(kw_only=True)
+class LocalTeacher:
+    """A teacher in the run, which is brought onto the devices before it scores."""
+
+    model: ScorerGroup[Any]
+    ready: Callable[[], Awaitable[None]]
+    hidden_name: str
+    """Name of the extras with its hidden states."""
+
+    async def score(self, batch: TrainingBatch) -> Tensor:
+        """(B, L) float32: log-probabilities of the selected tokens, 0 elsewhere."""
+        await self.ready()
+        return await self.model.score(batch)
+
+    async def hidden(self, batch: TrainingBatch) -> RowTensors:
+        """The last hidden states of all rows at their selected tokens."""
+        await self.ready()
+        return await self.model.hidden(batch)
+
+    async def token_logprobs(
+        self, batch: TrainingBatch, count: int, temperature: float
+    ) -> tuple[RowTensors, RowTensors]:
+        """Ids and log-probabilities of likely tokens: see `ScorerGroup.token_logprobs`."""
+        await self.ready()
+        return await self.model.token_logprobs(batch, count, temperature)
+
+
+@attrs.frozen(kw_only=True)
 class TeachersBySource:
     """Scores each row by the teacher of its data source, or by the default one."""
 
@@ -72,6 +100,18 @@ class TeachersBySource:
             result[rows, : found.shape[1]] = found
         return result
 
+    async def hidden(self, batch: TrainingBatch, sources: Sequence[str]) -> dict[str, RowTensors]:
+        """The extras with the last hidden states of each teacher at the selected tokens of its rows. All teachers are
+        local.
+        """
+        extras = {}
+        for rows, teacher in self._teachers(sources):
+            assert isinstance(teacher, LocalTeacher), "the checks refuse others"
+            found = await teacher.hidden(batch.select(rows))
+            counts = torch.zeros(len(batch), dtype=torch.int64).index_copy(0, rows, found.counts)
+            extras[teacher.hidden_name] = RowTensors(values=found.values, counts=counts)
+        return extras
+
     async def token_logprobs(
         self, batch: TrainingBatch, sources: Sequence[str], count: int, temperature: float
     ) -> tuple[RowTensors, RowTensors]:
@@ -85,22 +125,23 @@ class TeachersBySource:
 
     def _teachers(self, sources: Sequence[str]) -> list[tuple[Tensor, Scoring]]:
         """The teachers of a batch, each with the indices of its rows. Raises `RunError` for a row without one."""
-        found: dict[str | None, list[int]] = {}
+        teachers, rows_of = list[Scoring](), list[list[int]]()
         for row, source in enumerate(sources):
-            found.setdefault(source if source in self.named else None, []).append(row)
-        parts = []
-        for name, rows in found.items():
-            teacher = self.default if name is None else self.named[name]
+            teacher = self.named.get(source, self.default)
             if teacher is None:
-                raise RunError(no_teacher_message({sources[rows[0]]}))
-            parts.append((torch.tensor(rows), teacher))
-        return parts
+                raise RunError(no_teacher_message({source}))
+            if teacher not in teachers:  # one for several sources scores them together
+                teachers.append(teacher)
+                rows_of.append([])
+            rows_of[teachers.index(teacher)].append(row)
+        return [(torch.tensor(rows), teacher) for rows, teacher in zip(rows_of, teachers, strict=True)]
 
 
 def no_teacher_message(sources: set[str]) -> str:
     """The message for data sources that no teacher teaches."""
     names = ", ".join(map(repr, sorted(sources)))
     return (
-        f"no teacher teaches the data source {names}: add it to trainer.teacher.endpoint.sources, or give a teacher "
-        "for all others in trainer.teacher.endpoint.url or trainer.teacher.model.path"
+        f"no teacher teaches the data source {names}: add it to trainer.teacher.sources or "
+        "trainer.teacher.endpoint.sources, or give a teacher for all others in trainer.teacher.model.path or "
+        "trainer.teacher.endpoint.url"
     )

@@ -1,0 +1,1 @@
+"""prime-rl: its files of reinforcement learning."""
