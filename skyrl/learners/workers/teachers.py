@@ -40,8 +40,8 @@ class TeacherHandle:
     def name(self) -> str:
         return self._rank.name
 
-    def within(self, seconds: float) -> TeacherHandle:
-        return TeacherHandle(self._rank.within(seconds), self._path)
+    def with_deadline(self, seconds: float) -> TeacherHandle:
+        return TeacherHandle(self._rank.with_deadline(seconds), self._path)
 
     @overload
     async def call(
