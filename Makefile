@@ -26,7 +26,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Hundreds of processes import the same modules: what one has compiled is there for all.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-lm test test-long gpu mutants bench bench-compare lint fmt schemas pages site peer-trees pictures constraints clean demo-clean
+.PHONY: demo demo-lm test test-long gpu mutants bench bench-compare lint fmt schemas pages site peer-trees pictures newest constraints clean demo-clean
 .DELETE_ON_ERROR:
 
 demo: .venv/train.stamp
@@ -107,6 +107,12 @@ pictures: .venv/dev.stamp
 	$(RUN_SEEN) trainer.run_path=runs/lr-5e-5 trainer.policy.optimizer_config.lr=5e-5
 	$(BIN)/python examples/multi_turn/train.py
 	$(BIN)/python -m tests.pictures runs/lr-2e-4 runs/lr-5e-5 runs/multi-turn
+
+# The newest of all dependencies that pyproject.toml allows, in an environment of its own.
+newest:
+	rm -rf .venv-newest
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python $(PIP) install -e '.[dev]'
 
 # Resolves everything anew in an environment of its own; run `make test` afterwards. Local build tags (+cpu) are cut off.
 constraints: .venv/made.stamp

@@ -242,3 +242,32 @@ def test_every_exemption_from_a_check_has_its_reason_beside_it() -> None:
 def test_nothing_names_a_folder_of_one_machine() -> None:
     found = [(place, path) for place, line in texts() for path in ABSOLUTE_PATH.findall(line)]
     assert [(place, path) for place, path in found if path.rstrip(".") not in DEFAULTS_OF_THE_TREE] == []
+
+
+_NO_NAME = re.compile(
+    r"_(of|by|at|while|where|who|how|why|what|beside|elsewhere|there|here|together|alone|same|once|again|under|over)(_|$)"
+    r"|_(found|said|asked|told|shown|given|made|drawn|called|begun|started|ended|held|kept|within|late|left|next|one)$"
+)
+"""Names that say neither what a function does nor what it returns."""
+
+
+def test_private_functions_are_named_by_what_they_do_or_return() -> None:
+    names = {
+        f"{module.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for module in MODULES
+        for node in nodes_of(module)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _NO_NAME.match(node.name)
+    }
+    assert names == set()
+
+
+def test_what_is_looped_over_has_a_name() -> None:
+    loops = {
+        f"{module.relative_to(ROOT)}:{node.target.lineno}"
+        for module in MODULES
+        for node in nodes_of(module)
+        if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension)
+        for name in ast.walk(node.target)
+        if isinstance(name, ast.Name) and name.id == "each"
+    }
+    assert loops == set()

@@ -36,7 +36,7 @@ TIMED = {
     "skyrl.runs.session": {"start: data and tokenizer": ["RunSession._find_start"]},
     "skyrl.rollout.batches": {"rollouts": ["SampledRollouts.next_batch", "Rollouts.next_batch"]},
     "skyrl.rollout.generator": {"rollouts": ["SkyRLGymGenerator.generate"]},
-    "skyrl.rollout.sampling_session": {"rollouts: requests": ["SamplingSession._first_turns"]},
+    "skyrl.rollout.sampling_session": {"rollouts: requests": ["SamplingSession._sample_first_turns"]},
     "skyrl.tracking.jsonlines": {"files": ["JsonLines.append"]},
     "skyrl.learners.workers.group": {
         "update": ["LearnerGroup.forward_backward", "LearnerGroup.optimizer_step"],

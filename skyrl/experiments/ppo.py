@@ -290,7 +290,7 @@ class BasePPOExp(PolicySampling):
             max_positions(str(table.model.path), learner_overrides(trainer, table))
             for table in tables or (trainer.policy,)
         ]
-        positions = min((each for each in found if each is not None), default=None)
+        positions = min((length for length in found if length is not None), default=None)
         arguments = self.cfg.generator.chat_template_kwargs
         return Hints(settings=settings, tokenizer=self.tokenizer, template_kwargs=arguments, positions=positions)
 

@@ -174,12 +174,12 @@ class PreferenceExp(SupervisedExp):
         cfg = self.cfg
         if not (cfg.compares and cfg.precompute_ref_log_probs) or cfg.num_dummy_steps:
             return
-        self.train_dataset = await self._with_reference("training", self.train_dataset)
-        self.eval_datasets = {name: await self._with_reference(name, rows) for name, rows in self.eval_datasets.items()}
+        self.train_dataset = await self._add_reference("training", self.train_dataset)
+        self.eval_datasets = {name: await self._add_reference(name, rows) for name, rows in self.eval_datasets.items()}
         if "reference" in self.__dict__:
             await self.reference.offload()
 
-    async def _with_reference(self, name: str, rows: TokenizedRows[Any]) -> TokenizedRows[Any]:
+    async def _add_reference(self, name: str, rows: TokenizedRows[Any]) -> TokenizedRows[Any]:
         file = self._reference_file(rows)
         if not is_stored(file):
             notice(f"computing the log-probabilities of the reference for {len(rows)} {name} pairs, once")
@@ -208,13 +208,13 @@ class PreferenceExp(SupervisedExp):
             with self.clock.measure("ref_logprobs"):
                 batch = batch.with_fields(ref_logprobs=await self._score_reference(batch))
         if "kto" in self.cfg.loss_type:
-            batch = await self._with_baseline(batch)
+            batch = await self._add_kto_baseline(batch)
         if any(loss.whole_batch for loss in self.cfg.facts):
             with self.clock.measure("policy_logprobs"):
                 batch = batch.with_fields(old_logprobs=await self.learner.score(batch))
         return batch
 
-    async def _with_baseline(self, batch: TrainingBatch) -> TrainingBatch:
+    async def _add_kto_baseline(self, batch: TrainingBatch) -> TrainingBatch:
         """The batch with KTO's z: the mean log-ratio of prompts with answers of other rows, at least 0. A row alone has
         no other: its z is 0.
         """

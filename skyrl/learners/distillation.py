@@ -49,13 +49,13 @@ class TeacherLoss:
         if TEACHER_IDS in batch.extras:
             ids = _ids(batch, layout, weight.shape[0])
             logs = target_logprobs(hidden, weight, ids.clamp(min=0), temperature=self._settings.temperature)
-            return self._at_tokens(logs, ids, batch, layout)
+            return self._divergence_at_tokens(logs, ids, batch, layout)
         carried = {name: batch.extras[name] for name in self._names if name in batch.extras}
         if len(carried) == 1:
             [(name, rows)] = carried.items()
             return [self._whole(name, hidden, weight, layout.local(rows.values))]
         found = torch.zeros(len(hidden), device=hidden.device)
-        for name, (places, states) in _by_teacher(carried, layout).items():
+        for name, (places, states) in _states_by_teacher(carried, layout).items():
             found = found.index_copy(0, places, self._whole(name, hidden[places], weight, states))
         return [found]
 
@@ -66,7 +66,7 @@ class TeacherLoss:
         ids = _ids(batch, layout, logits.shape[1])
         logits = logits.float() / self._settings.temperature
         logs = logits.gather(-1, ids.clamp(min=0)) - logits.logsumexp(-1, keepdim=True)
-        return self._at_tokens(logs, ids, batch, layout)
+        return self._divergence_at_tokens(logs, ids, batch, layout)
 
     def cost(self, columns: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Part of the loss of each token, with gradient, and metrics by name, from the columns of all N tokens."""
@@ -83,7 +83,7 @@ class TeacherLoss:
         """Free the memory of the device; the next pass copies the matrices there again."""
         self._on_device.clear()
 
-    def _at_tokens(self, logs: Tensor, ids: Tensor, batch: TrainingBatch, layout: RowLayout) -> list[Tensor]:
+    def _divergence_at_tokens(self, logs: Tensor, ids: Tensor, batch: TrainingBatch, layout: RowLayout) -> list[Tensor]:
         settings, wanted = self._settings, layout.local(batch.extras[TEACHER_LOGPROBS].values)
         return list(
             topk_divergence(logs, wanted, ids, beta=settings.beta, tail=settings.tail, min_logprob=settings.min_logprob)
@@ -113,7 +113,7 @@ def _ids(batch: TrainingBatch, layout: RowLayout, vocabulary: int) -> Tensor:
     return ids.masked_fill(ids >= vocabulary, ABSENT)
 
 
-def _by_teacher(carried: Mapping[str, RowTensors], layout: RowLayout) -> dict[str, tuple[Tensor, Tensor]]:
+def _states_by_teacher(carried: Mapping[str, RowTensors], layout: RowLayout) -> dict[str, tuple[Tensor, Tensor]]:
     """For each teacher the places, among the n tokens that this rank reads, of the tokens of its rows, and its states
     there. Each row carries the states of one teacher.
     """

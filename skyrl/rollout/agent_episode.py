@@ -46,7 +46,7 @@ class AgentEpisode(Episode):
 
     async def _returned(self, played: PlayedTrajectory) -> Returned:
         """Runs the agent. Raises `EpisodeError` if it fails."""
-        agent, who = self._agent, self._who("the agent for")
+        agent, who = self._agent, self._call_description("the agent for")
         messages = [dict(message) for message in (*self._begun_with, *self._prompt.answer_prefix)]
         task = {**self._extras(), "messages": messages}
         call = AgentCall(task=task, url=agent.endpoint.url, key=played.key, model=agent.model)
@@ -60,7 +60,8 @@ class AgentEpisode(Episode):
     async def _rewarded(self, played: PlayedTrajectory, returned: Returned | None) -> Trajectory:
         branches = played.conversations.branches()
         if not branches:
-            message = f"{self._who('the agent for')} made no request to the policy, so there is nothing to train on"
+            caller = self._call_description("the agent for")
+            message = f"{caller} made no request to the policy, so there is nothing to train on"
             raise EpisodeError(Failure(kind="raised", reason=message))
         final = branches[-1][-1]
         *earlier, self._transcript = (self._row(branch, final) for branch in branches)
@@ -75,7 +76,7 @@ class AgentEpisode(Episode):
                 value = (
                     0.0
                     if returned is None
-                    else number(_returned_number(returned), f"{self._who('the agent for')} gave")
+                    else number(_returned_number(returned), f"{self._call_description('the agent for')} gave")
                 )
                 self._transcript.credit(value)
             case "exit_code":

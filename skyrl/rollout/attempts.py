@@ -106,7 +106,7 @@ class Attempts:
 
     async def _until_judged(self, episode: E, first: Play[E], again: Play[E]) -> Trajectory:
         failures: list[Failure] = []
-        until = self._from_now()
+        until = self._deadline()
         attempt = outcome_of(first(episode, until))
         while True:
             outcome = await attempt
@@ -124,7 +124,7 @@ class Attempts:
             attempt = outcome_of(again(episode, until))
 
     async def _run(self, episode: AgentEpisode, until: float | None) -> Trajectory:
-        return await self._closing(episode, until, self._in_time(episode, episode.run(), until))
+        return await self._closing(episode, until, self._run_with_deadline(episode, episode.run(), until))
 
     async def closed(self, episode: Episode, until: float | None = None) -> Failure | Skipped | None:
         """Close the episode's environment, which may outlast the sample's time by `CLOSING_SECONDS`. Returns what went
@@ -132,9 +132,9 @@ class Attempts:
         """
         if not episode.is_open:
             return None
-        until = self._from_now() if until is None else until
+        until = self._deadline() if until is None else until
         at = None if until is None else max(until, _now()) + CLOSING_SECONDS
-        return await outcome_of(self._in_time(episode, episode.close(), at))
+        return await outcome_of(self._run_with_deadline(episode, episode.close(), at))
 
     async def _play_again(self, episode: Episode, until: float | None) -> Trajectory:
         """Play an episode from its start, within what is left of the sample's time."""
@@ -145,7 +145,7 @@ class Attempts:
             return begun, completion
 
         try:
-            begun, completion = await self._in_time(episode, first_turn(), until)
+            begun, completion = await self._run_with_deadline(episode, first_turn(), until)
         except BaseException:
             await self.closed(episode, until)
             raise
@@ -161,7 +161,7 @@ class Attempts:
                 raise EpisodeError(begun)
             if completion is None:
                 return episode.unplayed()
-            return await self._in_time(episode, episode.play(completion), until)
+            return await self._run_with_deadline(episode, episode.play(completion), until)
 
         return await self._closing(episode, until, play())
 
@@ -179,7 +179,7 @@ class Attempts:
         self._tally.count(failure)
         return evolve(trajectory, failures=(failure,))  # it was judged, and keeps its reward
 
-    async def _in_time(self, episode: Episode, work: Coroutine[Any, Any, T], until: float | None) -> T:
+    async def _run_with_deadline(self, episode: Episode, work: Coroutine[Any, Any, T], until: float | None) -> T:
         if until is None:
             return await work
         try:
@@ -193,7 +193,7 @@ class Attempts:
                 Failure(kind="timeout", reason=f"{episode.name} did not finish within {self._seconds:g} s ({field})")
             ) from None
 
-    def _from_now(self) -> float | None:
+    def _deadline(self) -> float | None:
         return None if self._seconds is None else _now() + self._seconds
 
 

@@ -54,9 +54,9 @@ class BatchFilter:
             case "replace":
                 groups = await self._replaced(version)
         if self._algorithm.zero_variance_filter:
-            groups = self._without_zero_variance(groups)
+            groups = self._mask_zero_variance(groups)
         if estimator_facts(self._algorithm).compares_with_greedy:
-            groups = await self._with_baselines(groups, version)
+            groups = await self._add_baselines(groups, version)
         return groups
 
     async def _filtered(self, version: int) -> Batch:
@@ -104,13 +104,13 @@ class BatchFilter:
                 "policy; raise the limit, or generator.n_samples_per_prompt, or turn dynamic sampling off"
             )
 
-    def _without_zero_variance(self, groups: Batch) -> Batch:
+    def _mask_zero_variance(self, groups: Batch) -> Batch:
         tolerance = self._algorithm.zero_variance_filter_tol
         good = [has_reward_variance(group, tolerance=tolerance) for group in groups]
         self.metrics["reward/num_zero_variance_filtered"] = good.count(False)
         return tuple(group if keep else masked_out(group) for group, keep in zip(groups, good, strict=True))
 
-    async def _with_baselines(self, groups: Batch, version: int) -> Batch:
+    async def _add_baselines(self, groups: Batch, version: int) -> Batch:
         """The groups, each with the reward of one greedy answer as its baseline. A group whose greedy answer has no
         reward is not trained on.
         """

@@ -185,12 +185,12 @@ class EnvCalls:
         Raises `EpisodeError` if it raises or is late; `who` begins the message.
         """
         if self._pace is None:
-            return await self._called(who, function, args)
+            return await self._call_user(who, function, args)
         async with self._paced:  # so that a place is free once the pace admits the call
             await self._pace()
-            return await self._called(who, function, args)
+            return await self._call_user(who, function, args)
 
-    async def _called(self, who: str, function: Callable[..., Any], args: tuple[object, ...]) -> tuple[T, float]:
+    async def _call_user(self, who: str, function: Callable[..., Any], args: tuple[object, ...]) -> tuple[T, float]:
         value, error, seconds = await self._outcome(who, function, args)
         if error is not None:
             _refuse(who, error)
@@ -216,19 +216,19 @@ class EnvCalls:
                 for coroutine in call.coroutines:
                     coroutine.cancel()
         if result is None:
-            raise EpisodeError(Failure(kind="timeout", reason=f"{who} {self._late(call)}"))
+            raise EpisodeError(Failure(kind="timeout", reason=f"{who} {self._deadline_message(call)}"))
         return result  # type: ignore[no-any-return]  # of the future, which any result can settle
 
     def _look(self, call: _EnvCall) -> None:
         """End a call whose deadline is over, or that waits for a place which it cannot get; else look again later."""
         loop = asyncio.get_running_loop()
-        left = self._left(call, call.outages, loop.time())
+        left = self._remaining_seconds(call, call.outages, loop.time())
         if left <= 0 or (call.begun is None and self._workers.are_given_up):
             _settle(call.outcome, None)
         else:
             call.timer = loop.call_later(left, self._look, call)
 
-    def _late(self, call: _EnvCall) -> str:
+    def _deadline_message(self, call: _EnvCall) -> str:
         if call.begun is not None:
             return f"gave no answer within {self._deadline:g} s ({self._field})"
         most = self._workers.most
@@ -237,7 +237,7 @@ class EnvCalls:
             f"it, or let the environment end what takes longer than {self._deadline:g} s ({self._field})"
         )
 
-    def _left(self, call: ThreadCall, outages: Outages, now: float) -> float:
+    def _remaining_seconds(self, call: ThreadCall, outages: Outages, now: float) -> float:
         """Seconds until the deadline of a call, which does not run while a service is away; for one that does not run
         yet, until it can pass at the earliest.
         """
@@ -273,7 +273,7 @@ def _outcome(who: str, error: BaseException) -> Failure | Skipped:
         case RewardError():
             return Failure(kind="raised", reason=f"{who} {_short(str(error))}")
         case _:
-            return Failure(kind="raised", reason=f"{who} raised {_with_place(error)}")
+            return Failure(kind="raised", reason=f"{who} raised {_describe_error(error)}")
 
 
 def number(value: Any, what: str) -> float:
@@ -290,7 +290,7 @@ def number(value: Any, what: str) -> float:
     return real
 
 
-def _with_place(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Type and message, shortened, and the line of the user's code that raised it."""
     place = raised_at(error)
     return f"{type(error).__name__}: {_short(str(error))}" + (f" ({place})" if place else "")

@@ -80,9 +80,9 @@ class Episode:
     async def begin(self) -> GenerationRequest:
         """Make the environment; returns the request for the first turn. Raises `EpisodeError`."""
         prompt = self._prompt
-        started: Started = await self._in_env(
-            self._who("starting on"),
-            _started,
+        started: Started = await self._call_env(
+            self._call_description("starting on"),
+            _start_environment,
             self._make,
             self._extras(),
             copied(prompt.question),
@@ -113,8 +113,8 @@ class Episode:
                 break
             if not self._go_on(completion, step):
                 assert self._env is not None, "play() comes after begin()"
-                who = self._who("measuring")
-                self._metrics = _numbers(await self._in_env(who, self._env.get_metrics), who)
+                who = self._call_description("measuring")
+                self._metrics = _numbers(await self._call_env(who, self._env.get_metrics), who)
                 return self._trajectory("context")
             request = self._request(evolve(self.key, turn=self._turns))
             (completion,) = await self._timed("llm", self._context.client.generate(request))
@@ -161,18 +161,18 @@ class Episode:
         """Close the environment, if it exists and has something to close. Raises `EpisodeError`."""
         env, self._env, is_open = self._env, None, self.is_open
         if env is not None and is_open:
-            await self._in_env(self._who("closing after"), env.close)
+            await self._call_env(self._call_description("closing after"), env.close)
 
     def waited_for_the_engine(self, seconds: float) -> None:
         """Record that the first completion took `seconds`."""
         self._seconds["llm"] += seconds
 
     async def _judge(self, completion: Completion) -> EnvStep:
-        who = self._who("judging an answer to", completion.text)
+        who = self._call_description("judging an answer to", completion.text)
         assert self._env is not None, "play() comes after begin()"
         last = self._turns + 1 >= self._context.config.max_turns
         sampled = Sampled(token_ids=completion.token_ids, version=self.key.weight_version)
-        stepped: Stepped = await self._in_env(
+        stepped: Stepped = await self._call_env(
             who, _stepped, self._env, completion.text, sampled, last, at_once=answers_at_once(self._make)
         )
         step, metrics = stepped
@@ -246,9 +246,9 @@ class Episode:
         try:
             yield
         except TextError as error:
-            raise _wrong(f"{self._who(doing)} returned text that cannot be tokenized: {error}") from error
+            raise _wrong(f"{self._call_description(doing)} returned text that cannot be tokenized: {error}") from error
 
-    async def _in_env(
+    async def _call_env(
         self, who: str, function: Callable[..., T | Awaitable[T]], *args: object, at_once: bool = False
     ) -> T:
         """The function's result. With `at_once`, no thread calls it, and it must be no coroutine."""
@@ -267,7 +267,7 @@ class Episode:
         finally:
             self._seconds[name] += time.perf_counter() - start
 
-    def _who(self, doing: str, answer: str | None = None) -> str:
+    def _call_description(self, doing: str, answer: str | None = None) -> str:
         shown = "" if answer is None else f" ({answer[:80]!r})"
         return f"{self._prompt.env_class}, {doing} prompt {self._prompt.id}{shown},"
 
@@ -290,7 +290,9 @@ Stepped = tuple[Any, Any]
 """A step of an environment and its metrics, which code of users made."""
 
 
-def _started(make: MakeEnv, extras: dict[str, Any], messages: tuple[Message, ...]) -> Started | Awaitable[Started]:
+def _start_environment(
+    make: MakeEnv, extras: dict[str, Any], messages: tuple[Message, ...]
+) -> Started | Awaitable[Started]:
     """A new environment, the messages to start from and its tools; of one with an `async def init`, a coroutine."""
     env = make(extras)
     started: Any = env.init(messages)

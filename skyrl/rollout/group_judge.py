@@ -29,7 +29,7 @@ class GroupJudge:
         judged = [row for row in rows if _waits(row)]
         outcome = await self._outcome(prompt, reward, judged) if judged else ((), {})
         if isinstance(outcome, Mapping):
-            return [_without(row, **outcome) if _waits(row) else row for row in rows]
+            return [_unrewarded(row, **outcome) if _waits(row) else row for row in rows]
         rewards, measured = iter(outcome[0]), outcome[1]
         return [self._rewarded(row, next(rewards), measured) if _waits(row) else row for row in rows]
 
@@ -65,7 +65,7 @@ class GroupJudge:
 
     def _rewarded(self, row: Trajectory, reward: float | None, measured: Mapping[str, float]) -> Trajectory:
         if reward is None:
-            return _without(row, skipped="the reward function gives None: it has no reward for this sample")
+            return _unrewarded(row, skipped="the reward function gives None: it has no reward for this sample")
         if row.stop_reason != "stop" and self._context.config.zero_reward_on_non_stop:
             reward = 0.0
         *before, last = row.rewards
@@ -76,6 +76,6 @@ def _waits(row: Trajectory) -> bool:
     return bool(row.rewards) and not row.missing
 
 
-def _without(row: Trajectory, *, failures: Sequence[Failure] = (), **why: Any) -> Trajectory:
+def _unrewarded(row: Trajectory, *, failures: Sequence[Failure] = (), **why: Any) -> Trajectory:
     """The sample with no reward."""
     return evolve(row, rewards=(), failures=(*row.failures, *failures), **why)

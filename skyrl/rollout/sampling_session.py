@@ -48,7 +48,7 @@ class SamplingSession:
         self.tally, self._in_flight = tally, in_flight or SamplesInFlight()
         self._context, self._gym, self._key = context, gym, key
         self._samples, self._user_env_class = samples_per_prompt, user_env_class
-        self._attempts = Attempts(gym, tally, self._first_turns)
+        self._attempts = Attempts(gym, tally, self._sample_first_turns)
         self._judge = GroupJudge(context, gym, tally)
         self._all_sampled = asyncio.Barrier(together) if together else None
         self._waits_for_all = together is not None or bool(context.config.inference_engine.deterministic)
@@ -123,12 +123,14 @@ class SamplingSession:
         """Sample the episodes at `places` together, once they have started."""
         own = [episodes[place] for place in places]
         begun = [await begins[place] for place in places]
-        first = await self._first_turns(own, begun)
+        first = await self._sample_first_turns(own, begun)
         if self._all_sampled:
             await self._all_sampled.wait()
         return await gather_or_cancel([self._attempts.sample(*start) for start in zip(own, begun, first, strict=True)])
 
-    async def _first_turns(self, episodes: Sequence[Episode], begun: Sequence[FirstOutcome]) -> list[Completion | None]:
+    async def _sample_first_turns(
+        self, episodes: Sequence[Episode], begun: Sequence[FirstOutcome]
+    ) -> list[Completion | None]:
         """The first completion of each episode that began; those that begin with the same tokens ask together."""
         alike: dict[tuple[int, ...], list[int]] = {}
         for place, (episode, request) in enumerate(zip(episodes, begun, strict=True)):

@@ -173,7 +173,7 @@ class GroupStream:
         discarded.
         """
         if version < self._version:
-            self._resample([begun for begun in self._by_age() if begun.newest > version])
+            self._resample([begun for begun in self._sorted_by_age() if begun.newest > version])
         if version != self._version:
             self._version = version
             self._attempts.clear()
@@ -248,7 +248,7 @@ class GroupStream:
         Groups that were being sampled start again; no prompt is lost and none is trained on twice.
         """
         self.resampled += self.running
-        self._give_up(self._by_age())
+        self._give_up(self._sorted_by_age())
         self._cursor.load_state(state["cursor"])
         prompts = self._cursor.of_stored(state["prompts"])
         draws = state.get("draws", [0] * len(state["prompts"]))  # absent from checkpoints before there were samplers
@@ -262,7 +262,7 @@ class GroupStream:
         """Whether the batch is full and all remaining groups can be trained on in time, a batch in each later step."""
         batch, size = self._oldest_finished(), self._limits.batch
         taken = {begun.number for begun in batch}
-        later = [begun for begun in self._by_age() if begun.number not in taken]
+        later = [begun for begun in self._sorted_by_age() if begun.number not in taken]
         in_time = all(
             begun.version + self._limits.staleness >= version + 1 + place // size for place, begun in enumerate(later)
         )
@@ -273,7 +273,7 @@ class GroupStream:
         before.
         """
         late: list[_StartedGroup] = []
-        for place, begun in enumerate(self._by_age()):
+        for place, begun in enumerate(self._sorted_by_age()):
             if begun.version + self._limits.staleness < version + (place - len(late)) // self._limits.batch:
                 late.append(begun)
         return late
@@ -291,9 +291,9 @@ class GroupStream:
                 begun.task.cancel()
 
     def _oldest_finished(self) -> list[_StartedGroup]:
-        return [begun for begun in self._by_age() if begun.group is not None][: self._limits.batch]
+        return [begun for begun in self._sorted_by_age() if begun.group is not None][: self._limits.batch]
 
-    def _by_age(self) -> list[_StartedGroup]:
+    def _sorted_by_age(self) -> list[_StartedGroup]:
         """Groups by age of their weights, then in the order of starting; the two differ after a rollback."""
         return sorted(self._begun.values(), key=lambda begun: begun.version)
 

@@ -180,14 +180,14 @@ class Workers:
 
     def _work(self) -> None:
         late = time.monotonic() + PATIENCE
-        call = self._next()
+        call = self._next_call()
         while call is not None:
             call.run()
             if self._waiting and time.monotonic() > max(late, self._added_at + PATIENCE):
                 self._add()  # the event loop may have no time for it
-            call = self._next(call)
+            call = self._next_call(call)
 
-    def _next(self, done: ThreadCall | None = None) -> ThreadCall | None:
+    def _next_call(self, done: ThreadCall | None = None) -> ThreadCall | None:
         """The call that a thread runs after the one that is done; None ends its turn."""
         with self._lock:
             if done is not None and done.goes_on:
@@ -222,11 +222,11 @@ class Mailbox:
         if not self._woken:
             self._woken = True
             try:
-                loop.call_soon_threadsafe(self._read)
+                loop.call_soon_threadsafe(self._run_letters)
             except RuntimeError:  # the loop is closed: nothing waits for it
                 self._woken = False
 
-    def _read(self) -> None:
+    def _run_letters(self) -> None:
         self._woken = False  # first, so that a letter that arrives meanwhile wakes the loop again
         while self._letters:
             self._letters.popleft()()

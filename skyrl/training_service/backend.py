@@ -60,6 +60,9 @@ class AdapterSpec:
     train_unembed: bool = True
     """Whether the output head is adapted, where its weight is not shared with the embedding."""
 
+    value_head: bool = False
+    """Whether the model is a critic: in place of the output head, it has a value head, which starts at 0."""
+
 
 @frozen(kw_only=True, eq=False)
 class Datum:
@@ -73,7 +76,8 @@ class Datum:
     """(T,)."""
 
     inputs: Mapping[str, Array]
-    """Arrays (T,) or (T, K) by the names that the loss reads: `target_tokens`, `weights`, `logprobs`, `advantages`."""
+    """Arrays (T,) or (T, K) by the names that the loss reads: `target_tokens`, `weights`, `logprobs`, `advantages`;
+    those of a critic are `values` and `returns`."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -97,8 +101,8 @@ class PassResult:
     """Outcome of a pass."""
 
     outputs: Sequence[Mapping[str, Array]]
-    """For each datum, float32 arrays by name: always `logprobs` (T,), log-probabilities in nats of `target_tokens`
-    ((T, K) where targets are)."""
+    """For each datum, float32 arrays by name: `logprobs` (T,), log-probabilities in nats of `target_tokens` ((T, K)
+    where targets are), or, of a critic, `values` (T,) before these tokens."""
 
     metrics: Mapping[str, float]
     """Numbers by `name:reduction`, as the client splits names: always `loss:sum`."""

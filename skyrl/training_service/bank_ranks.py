@@ -30,14 +30,14 @@ class BankRanks:
         """The result of a method on rank 0, after every rank has run it. Raises the `RequestError` of the ranks, and
         `RunError` if only some of them refuse: their models are not the same any more.
         """
-        results = await self._called(method, *args, **kwargs)
+        results = await self._call_ranks(method, *args, **kwargs)
         return results[0]
 
     async def passes(self, requests: Sequence[PassRequest]) -> list[PassResult | Exception]:
         """See `Backend.passes`."""
-        return [_whole(shares) for shares in zip(*await self._called(ModelBank.passes, requests), strict=True)]
+        return [_whole(shares) for shares in zip(*await self._call_ranks(ModelBank.passes, requests), strict=True)]
 
-    async def _called(
+    async def _call_ranks(
         self, method: Callable[Concatenate[ModelBank, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> list[R]:
         async def outcome(rank: Handle[ModelBank]) -> R | RequestError:

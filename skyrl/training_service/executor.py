@@ -168,6 +168,14 @@ class Executor:
         await self.published.keep_only(self._store.folders())
         self._remove_unneeded()
 
+    def fail_waiting(self, model: QueuedModel, reason: str) -> list[str]:
+        """Finish all requests that a model will not execute any more; returns their ids."""
+        outcome = failure(RequestError(reason))
+        with self._store.transaction():
+            for request in model.waiting.values():
+                self._store.finish(request.id, outcome)
+        return [request.id for request in model.waiting.values()]
+
     async def _unload(self, model: QueuedModel) -> list[str]:
         async with self.computing:
             await self._backend.unload(model.id)
@@ -182,16 +190,8 @@ class Executor:
         self.queue.remove(model.id)
         if self._records is not None:
             self._records.close_model(model.id)
-        ended = self._fail_waiting(model, f"the model {model.id} was unloaded")
+        ended = self.fail_waiting(model, f"the model {model.id} was unloaded")
         return ended if asked is None else [*ended, asked["id"]]
-
-    def _fail_waiting(self, model: QueuedModel, reason: str) -> list[str]:
-        """Finish all requests that a model will not execute any more."""
-        outcome = failure(RequestError(reason))
-        with self._store.transaction():
-            for request in model.waiting.values():
-                self._store.finish(request.id, outcome)
-        return [request.id for request in model.waiting.values()]
 
     async def _passes(self, turn: Sequence[tuple[QueuedModel, Waiting]]) -> None:
         finished: list[Finished] = []
@@ -241,7 +241,7 @@ class Executor:
             if request.seq == 0:
                 del model.waiting[0]
                 self.queue.remove(model.id)
-                self._fail_waiting(model, f"the model {model.id} could not be created")
+                self.fail_waiting(model, f"the model {model.id} could not be created")
 
     async def _create(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
         fields = Fields(json_object(stored.body))
@@ -297,6 +297,8 @@ class Executor:
 
     async def _save_for_sampler(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
         fields = Fields(json_object(stored.body))
+        if model.spec is not None and model.spec.value_head:
+            raise RequestError("a critic computes values, and has no tokens to sample: store it with save_state")
         if "path" in fields:
             path = await self._new_checkpoint(model, request, fields, "sampler_weights", overwrite=False)
             with self._store.transaction():
@@ -514,19 +516,36 @@ def adapter_spec(
             f"base_model = {base[:80]!r} is not served here: {', '.join(model.names)}", param="base_model"
         )
     check_optimizer(fields)
+    value_head = _is_critic(fields)
     lora = Fields(fields.mapping("lora_config"))
+    fields.ignore("session_id", "model_seq_id", "type")
+    fields.finish()
     rank = lora.integer("rank", 32, least=1, most=settings.max_rank)
     seed = lora.integer("seed", None, least=-(2**63), most=2**64 - 1)
     parts = {name: lora.boolean(name, True) for name in ("train_attn", "train_mlp", "train_unembed")}
     lora.finish()
-    if model.full:
+    if model.full and not value_head:
         return None
+    if model.full:
+        raise RequestError("this service trains all weights of one model, and no critic", param="model_role")
     if not any(parts.values()):
         raise RequestError(
             "lora_config trains nothing: set train_attn, train_mlp or train_unembed", param="lora_config"
         )
     assert rank is not None
-    return AdapterSpec(rank=rank, seed=seed_from(model_id) if seed is None else seed % 2**63, **parts)
+    seed = seed_from(model_id) if seed is None else seed % 2**63
+    return AdapterSpec(rank=rank, seed=seed, value_head=value_head, **parts)
+
+
+def _is_critic(fields: Fields) -> bool:
+    """Whether a `create_model` asks for a critic: in the field that SkyRL's clients add, or in the metadata, the only
+    place that the public client has for it. Raises `RequestError` for another role.
+    """
+    metadata = Fields(fields.mapping("user_metadata"))
+    role = fields.text("model_role") or metadata.text("model_role") or "policy"
+    if role not in ("policy", "critic"):
+        raise RequestError(f"model_role = {role[:40]!r} is unknown: policy or critic", param="model_role")
+    return role == "critic"
 
 
 def check_optimizer(fields: Fields) -> None:

@@ -1,6 +1,7 @@
 """The losses that clients of the training service name, as sums over tokens.
 
-r = exp(logprobs now - `logprobs` of the client), A = `advantages`, w = `weights`:
+r = exp(logprobs now - `logprobs` of the client), A = `advantages`, w = `weights`; of a critic, V = value now,
+R = `returns`:
 
 | name | loss of a token |
 |---|---|
@@ -11,28 +12,35 @@ r = exp(logprobs now - `logprobs` of the client), A = `advantages`, w = `weights
 | `gspo` | as `ppo`, with the sequence's geometric mean of r over `sequence_ratio_mask`, arXiv:2507.18071 |
 | `dro` | -(A log p - beta / 2 (log r)^2), arXiv:2405.19107 |
 | `dppo` | -r A, 0 where the probability has moved too far in the direction of A, arXiv:2602.04879 |
+| `ppo_critic` | w / 2 max((V - R)^2, (V' - R)^2), V' = V held within `value_clip` of `values` |
 
 clip(r) is between `clip_low_threshold` and `clip_high_threshold`, bounds of the ratio itself: settings, or arrays with
 a bound for each token. Names, settings and defaults are those of the hosted service: 0.8 and 1.2, for cispo 0 and 4.
 Its defaults for gspo and dro are not published: gspo has those of its paper, 1 - 3e-4 and 1 + 4e-4, dro has none. dppo
-is SkyRL's.
+and ppo_critic, the loss of models with a value head, are SkyRL's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from skyrl.algorithms.critic import value_loss
 from skyrl.algorithms.losses import LossInputs, importance_ratio
 from skyrl.algorithms.rollout_losses import DPPOLoss
 from skyrl.errors import RequestError
 from skyrl.training_service.backend import Datum, PassRequest
 
 TARGETS = "target_tokens"
+
+CRITIC_WANTED = 'create the model with user_metadata = {"model_role": "critic"}'
+"""How clients, which have no field for a value head, ask for one."""
+
 _LOW, _HIGH, _SEQUENCE = "clip_low_threshold", "clip_high_threshold", "sequence_ratio_mask"
 
 
@@ -40,8 +48,8 @@ _LOW, _HIGH, _SEQUENCE = "clip_low_threshold", "clip_high_threshold", "sequence_
 class LossTokens:
     """The tokens of one model's sequences as a loss sees them: N targets, one after the other."""
 
-    logprobs: Tensor
-    """(N,) in nats, with gradient."""
+    computed: Tensor
+    """(N,) with gradient: log-probabilities in nats, or values of a critic."""
 
     arrays: Mapping[str, Tensor]
     """(N,) float32 by name."""
@@ -50,6 +58,11 @@ class LossTokens:
     """(N,) int64: the sequence of each target, counted from 0."""
 
     settings: Mapping[str, float]
+
+    @property
+    def logprobs(self) -> Tensor:
+        """Log-probabilities of the targets, in nats."""
+        return self.computed
 
     @property
     def ratio(self) -> Tensor:
@@ -82,6 +95,9 @@ class LossFunction:
 
     several_targets: bool = False
     """Whether a position may have several targets."""
+
+    output: Literal["logprobs", "values"] = "logprobs"
+    """What it reads of the model. Passes without gradient need no other inputs to return values."""
 
 
 def _cross_entropy(tokens: LossTokens) -> Tensor:
@@ -134,6 +150,14 @@ def _dppo(tokens: LossTokens) -> Tensor:
     )
 
 
+def _ppo_critic(tokens: LossTokens) -> Tensor:
+    arrays, values = tokens.arrays, tokens.computed
+    if "returns" not in arrays:  # the values alone are asked for
+        return torch.zeros_like(values)
+    losses = value_loss(values, arrays["values"], arrays["returns"], clip=tokens.settings["value_clip"])
+    return losses * arrays["weights"] if "weights" in arrays else losses
+
+
 LOSSES: Mapping[str, LossFunction] = {
     "cross_entropy": LossFunction(compute=_cross_entropy, inputs=("weights",), several_targets=True),
     "importance_sampling": LossFunction(compute=_importance_sampling),
@@ -147,13 +171,19 @@ LOSSES: Mapping[str, LossFunction] = {
     ),
     "dro": LossFunction(compute=_dro, settings={"beta": None}),
     "dppo": LossFunction(compute=_dppo, settings={"delta_low": 0.2, "delta_high": 0.2}),
+    "ppo_critic": LossFunction(
+        compute=_ppo_critic,
+        inputs=("values", "returns"),
+        optional=("weights",),
+        settings={"value_clip": 0.2},
+        output="values",
+    ),
 }
 """Every loss by the name that clients give it."""
 
 _ELSEWHERE: Mapping[str, str] = {
     "custom": "custom losses are computed by the client (forward_backward_custom), not here",
     "stable_reinforce": "it needs information that only the hosted service records while it samples",
-    "ppo_critic": "it needs a value head, and clients of version 0.38 have no field that asks for one",
 }
 """Losses that other services have -> why this one does not."""
 
@@ -191,16 +221,19 @@ def settings_of(request: PassRequest) -> dict[str, float]:
     return settings
 
 
-def refuse_unusable(request: PassRequest, *, vocabulary: int, longest: int | None) -> None:
+def refuse_unusable(request: PassRequest, *, vocabulary: int, longest: int | None, value_head: bool = False) -> None:
     """Raises `RequestError` for data that the request's loss or the model cannot use; it names the sequence and the
-    array. `vocabulary` is the model's number of tokens, `longest` its longest sequence.
+    array. `vocabulary` is the model's number of tokens, `longest` its longest sequence; `value_head`: it is a critic.
     """
     settings_of(request)
+    if value_head is not (LOSSES[request.loss].output == "values"):
+        need = "the model is a critic, whose loss is ppo_critic" if value_head else f"needs a critic: {CRITIC_WANTED}"
+        raise RequestError(f"loss_fn = {request.loss!r}: {need}", param="loss_fn")
     if not request.data:
         raise RequestError("data is empty: give at least one sequence", param="data")
     for index, datum in enumerate(request.data):
         where = f"data[{index}]"
-        problem = _wrong_tokens(datum, vocabulary, longest) or _wrong_inputs(datum, request.loss, vocabulary)
+        problem = _wrong_tokens(datum, vocabulary, longest) or _wrong_inputs(datum, request, vocabulary)
         if not problem and datum.inputs.keys() != request.data[0].inputs.keys():
             other = min(datum.inputs.keys() ^ request.data[0].inputs.keys())
             problem = f"loss_fn_inputs: {other!r} is in some sequences only: give it in all of them or in none"
@@ -217,10 +250,12 @@ def _wrong_tokens(datum: Datum, vocabulary: int, longest: int | None) -> str:
     return _wrong_ids("model_input", tokens, vocabulary)
 
 
-def _wrong_inputs(datum: Datum, name: str, vocabulary: int) -> str:
-    loss, given = LOSSES[name], datum.inputs
+def _wrong_inputs(datum: Datum, request: PassRequest, vocabulary: int) -> str:
+    name, given = request.loss, datum.inputs
+    loss = LOSSES[name]
     known = (TARGETS, *loss.inputs, *loss.optional)
-    for item in (TARGETS, *loss.inputs):
+    values_alone = loss.output == "values" and not request.backward and not given.keys() & set(loss.inputs)
+    for item in (TARGETS, *(() if values_alone else loss.inputs)):
         if item not in given:
             return f"loss_fn_inputs: {item!r} is missing, which {name} reads"
     for value in given:
@@ -252,17 +287,19 @@ def _wrong_ids(what: str, ids: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
     return ""
 
 
-def loss_tokens(data: Sequence[Datum], logprobs: Sequence[Tensor], settings: Mapping[str, float]) -> LossTokens:
-    """The tokens of some sequences of one request; `logprobs` are those of each sequence's targets, in their shape."""
-    device = logprobs[0].device
-    sizes = torch.tensor([logprob.numel() for logprob in logprobs])
+def loss_tokens(data: Sequence[Datum], computed: Sequence[Tensor], settings: Mapping[str, float]) -> LossTokens:
+    """The tokens of some sequences of one request; `computed` has log-probabilities of each sequence's targets, or
+    values, in the shape of the targets.
+    """
+    device = computed[0].device
+    sizes = torch.tensor([tensor.numel() for tensor in computed])
     arrays = {
         name: torch.from_numpy(np.concatenate([datum.inputs[name].astype(np.float32).ravel() for datum in data]))
         for name in data[0].inputs
         if name != TARGETS
     }
     return LossTokens(
-        logprobs=torch.cat([logprob.flatten() for logprob in logprobs]),
+        computed=torch.cat([tensor.flatten() for tensor in computed]),
         arrays={name: array.to(device, non_blocking=True) for name, array in arrays.items()},
         sequences=torch.arange(len(sizes)).repeat_interleave(sizes).to(device, non_blocking=True),
         settings=settings,

@@ -20,7 +20,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, count, pairwise, starmap
+from itertools import accumulate, count, pairwise, product, starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -83,6 +83,20 @@ class _Model:
         """Factor of the adapter's updates."""
         return 1.0 if self.layout is None else self.layout.scale
 
+    @property
+    def is_critic(self) -> bool:
+        """Whether it has a value head."""
+        return self.layout is not None and self.layout.spec.value_head
+
+    def value_head(self, gradients: Tensors) -> Tensor | None:
+        """The value head of a critic (1, hidden). Autograd adds its gradient to `gradients`, which may be missing."""
+        if self.layout is None or (head := self.layout.value_head(self.state.weights[FACTORS])) is None:
+            return None
+        head = head.detach()
+        if gradients:
+            head.requires_grad_().grad = self.layout.value_head(gradients[FACTORS])
+        return head
+
     def factors(self, gradients: Tensors, dtype: torch.dtype) -> list[_Factors]:
         """The factors of each adapted layer with the tensors of their gradients, which may be missing."""
         if self.layout is None:
@@ -124,6 +138,7 @@ class _Pass:
     model: _Model
     gradients: Tensors
     factors: list[_Factors]
+    value_head: Tensor | None
     settings: Mapping[str, float]
     outputs: list[Mapping[str, Array]]
     """Outputs of each sequence; empty for those that another rank computes."""
@@ -182,7 +197,7 @@ class ModelBank(ModelWorker):
         self._dtype: torch.dtype = getattr(torch, required(run.compute_dtype, run.path_of("compute_dtype")))
         self._sharded = ranks.size > 1 and section.fsdp_config.fsdp_size != 1
         self._source = causal_lm(run, section)
-        source = _in_dtype(self._source, self._dtype) if self._sharded else self._source
+        source = _cast_source(self._source, self._dtype) if self._sharded else self._source
         super().__init__(run, section, source, read, ranks if self._sharded else ALONE, role="base")
         if not isinstance(self.strategy, Fsdp2):
             raise UserError(f"{run.path_of('strategy')}: models of a training service learn under fsdp2 only")
@@ -221,7 +236,11 @@ class ModelBank(ModelWorker):
             weights: Tensors = dict(self.model.named_parameters())
             self._models[model_id] = _Model(layout=None, state=TrainedState(weights=weights))
             return
-        layout = adapter_layout(spec, self._adaptable)
+        if spec.value_head and not self._options.plain_head:
+            raise RequestError("the model's output head is no plain product: no value head can take its place")
+        transformer: Any = self.model
+        hidden = transformer.config.get_text_config().hidden_size
+        layout = adapter_layout(spec, self._adaptable, hidden=hidden)
         self._models[model_id] = _Model(
             layout=layout, state=TrainedState(weights={FACTORS: layout.initial_vector().to(self.device)})
         )
@@ -237,10 +256,11 @@ class ModelBank(ModelWorker):
                 self._refuse_unusable(request)
             except RequestError as error:
                 outcomes[index] = error
-        for backward in (True, False):
+        for backward, critic in product((True, False), repeat=2):
             chosen = [index for index, item in enumerate(requests) if item.backward is backward]
             chosen = [index for index in chosen if index not in outcomes]
-            for some in _at_most(self._resident or len(chosen), chosen):
+            chosen = [index for index in chosen if self._models[requests[index].model_id].is_critic is critic]
+            for some in _chunks(self._resident or len(chosen), chosen):
                 outcomes |= zip(some, self._outcomes([requests[index] for index in some]), strict=True)
         return [outcomes[index] for index in range(len(requests))]
 
@@ -272,7 +292,7 @@ class ModelBank(ModelWorker):
         weights = self._stored_weights(model, folder)
         state = TrainedState.read(folder / _OPTIMIZER, weights) if optimizer else TrainedState(weights=weights)
         if model.layout is None:
-            state.weights = _copied(model.state.weights, weights)
+            state.weights = _copy_weights(model.state.weights, weights)
         model.state = state
 
     def unload(self, model_id: str) -> None:
@@ -283,7 +303,7 @@ class ModelBank(ModelWorker):
         if model.stored is not None:
             model.stored.unlink(missing_ok=True)
         if model.layout is None:
-            _copied(model.state.weights, dict(self._source.load(self.device).named_parameters()))
+            _copy_weights(model.state.weights, dict(self._source.load(self.device).named_parameters()))
         del self._models[model_id]
 
     def adapter(self, model_id: str) -> Adapter:
@@ -346,14 +366,16 @@ class ModelBank(ModelWorker):
             raise RequestError(str(error)) from error
 
     def _refuse_unusable(self, request: PassRequest) -> None:
-        self._find(request.model_id)
+        model = self._find(request.model_id)
         transformer: Any = self.model
         text = transformer.config.get_text_config()
         longest = getattr(text, "max_position_embeddings", None)
-        refuse_unusable(request, vocabulary=text.vocab_size, longest=longest)
+        refuse_unusable(request, vocabulary=text.vocab_size, longest=longest, value_head=model.is_critic)
 
     def _outcomes(self, requests: Sequence[PassRequest]) -> list[PassResult | Exception]:
-        """Passes that are all with or all without gradient: together, or each alone if that does not end well."""
+        """Passes that are all with or all without gradient, and all or none of critics: together, or each alone if that
+        does not end well.
+        """
         passes: list[_Pass] = []
         error: Exception | None = None
         try:
@@ -362,7 +384,7 @@ class ModelBank(ModelWorker):
             if self._sharded:
                 raise PassError(f"a rank failed, and the others wait for its shard of the base: {caught}") from caught
             error = caught
-        error = self._of_any_rank(error)
+        error = self._error_of_ranks(error)
         if error is not None and len(requests) == 1:
             return [error]
         if error is None:
@@ -371,7 +393,7 @@ class ModelBank(ModelWorker):
             return [outcome for request in requests for outcome in self._outcomes([request])]
         return [self._concluded(item) for item in passes]
 
-    def _of_any_rank(self, error: Exception | None) -> Exception | None:
+    def _error_of_ranks(self, error: Exception | None) -> Exception | None:
         """The error of this rank; with several ranks, the first error of any of them, on each of them."""
         if self._peers.size == 1:
             return error
@@ -404,7 +426,7 @@ class ModelBank(ModelWorker):
         learns = requests[0].backward
         if self._full:
             self.model.zero_grad(set_to_none=True)  # of a pass that failed
-        passes = [self._begun(request) for request in requests]
+        passes = [self._begin_pass(request) for request in requests]
         with torch.set_grad_enabled(learns), self._computing():
             for stretches in self._micro_batches(passes):
                 if stretches:
@@ -419,7 +441,7 @@ class ModelBank(ModelWorker):
             self.model.zero_grad(set_to_none=True)
         return passes
 
-    def _begun(self, request: PassRequest) -> _Pass:
+    def _begin_pass(self, request: PassRequest) -> _Pass:
         model = self._awake(request.model_id)
         gradients: Tensors = {}
         if request.backward and model.layout is not None:
@@ -429,6 +451,7 @@ class ModelBank(ModelWorker):
             model=model,
             gradients=gradients,
             factors=model.factors(gradients, self._dtype),
+            value_head=model.value_head(gradients),
             settings=settings_of(request),
             outputs=[{}] * len(request.data),
         )
@@ -464,12 +487,14 @@ class ModelBank(ModelWorker):
                     updates.setdefault(factors.layer, []).append(factors.on(inputs, item.of.model.scale))
         targets = to_device(_targets(data), self.device)
         with updated(self._layers, updates):
-            found = self._logprobs(layout, targets, of_head)
-            logprobs = [
+            heads = [(item.of.value_head, picked) for item, picked in zip(stretches, positions, strict=True)]
+            values = [(head, picked) for head, picked in heads if head is not None]
+            found = self._values(layout, values) if values else self._logprobs(layout, targets, of_head)
+            computed = [
                 entry[:, : datum.inputs[TARGETS].shape[1]] if datum.inputs[TARGETS].ndim > 1 else entry[:, 0]
                 for entry, datum in zip(found.split(lengths), data, strict=True)
             ]
-            total = self._losses(stretches, logprobs)
+            total = self._losses(stretches, computed)
             if total.requires_grad:
                 total.backward()
 
@@ -492,17 +517,28 @@ class ModelBank(ModelWorker):
         logits = layout.pick(self._options.answer(self.model, layout)).float()
         return logits.gather(-1, targets) - logits.logsumexp(-1, keepdim=True)
 
-    def _losses(self, stretches: Sequence[_Stretch], logprobs: Sequence[Tensor]) -> Tensor:
-        """The sum of all losses; adds losses and outputs to the requests."""
-        on_host = [logprob.detach().float().cpu().numpy() for logprob in logprobs]
-        total, row = logprobs[0].new_zeros(()), 0
+    def _values(self, layout: RowLayout, heads: Sequence[tuple[Tensor, range]]) -> Tensor:
+        """(N, 1) float32: the values of all tokens, each by the value head of its range."""
+
+        def read(hidden: Tensor, weight: Tensor) -> Tensor:
+            picked = layout.pick(hidden).float()
+            return torch.cat([(picked[rows.start : rows.stop] * head).sum(-1, keepdim=True) for head, rows in heads])
+
+        with in_place_of_the_head(self.model, read):
+            return self._options.answer(self.model, layout)
+
+    def _losses(self, stretches: Sequence[_Stretch], computed: Sequence[Tensor]) -> Tensor:
+        """The sum of all losses; adds losses and outputs to the requests. `computed`: see `loss_tokens`."""
+        on_host = [tensor.detach().float().cpu().numpy() for tensor in computed]
+        total, row = computed[0].new_zeros(()), 0
         for stretch in stretches:
             after = row + len(stretch.data)
             one = stretch.of
-            losses = LOSSES[one.request.loss].compute(loss_tokens(stretch.data, logprobs[row:after], one.settings))
+            loss = LOSSES[one.request.loss]
+            losses = loss.compute(loss_tokens(stretch.data, computed[row:after], one.settings))
             one.loss = one.loss + losses.detach().double().sum()
             one.outputs[stretch.rows.start : stretch.rows.stop] = (
-                {"logprobs": values} for values in on_host[row:after]
+                {loss.output: values} for values in on_host[row:after]
             )
             total, row = total + losses.sum(), after
         return total
@@ -524,7 +560,7 @@ def dealt(lengths: Sequence[int], most: int, ranks: int) -> list[list[range]]:
         per_rank += 1
 
 
-def _in_dtype(source: ModelSource, dtype: torch.dtype) -> ModelSource:
+def _cast_source(source: ModelSource, dtype: torch.dtype) -> ModelSource:
     """The source of a model whose parameters, which never change, have the type in which it computes."""
     return evolve(
         source,
@@ -549,7 +585,7 @@ def _is_finite(done: _Pass) -> bool:
     return math.isfinite(done.loss) and all_finite(done.gradients)
 
 
-def _copied(parameters: Tensors, weights: Tensors) -> Tensors:
+def _copy_weights(parameters: Tensors, weights: Tensors) -> Tensors:
     """The parameters, which the base computes with, after they got the values of `weights`."""
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -564,7 +600,7 @@ def _targets(data: Sequence[Datum]) -> Tensor:
     return torch.cat([torch.nn.functional.pad(targets, (0, most - targets.shape[1])) for targets in each])
 
 
-def _at_most(count: int, items: Sequence[int]) -> Iterator[Sequence[int]]:
+def _chunks(count: int, items: Sequence[int]) -> Iterator[Sequence[int]]:
     """The items in order, at most `count` at a time."""
     for start in range(0, len(items), max(count, 1)):
         yield items[start : start + count]

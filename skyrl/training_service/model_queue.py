@@ -53,10 +53,22 @@ class QueuedModel:
     ending: bool = False
     """Whether its session has ended, after which it is unloaded."""
 
+    gap_since: float | None = None
+    """Monotonic time at which requests were first found to wait for one that has not arrived."""
+
     @property
     def ready(self) -> Waiting | None:
         """The request that can run now."""
         return self.waiting.get(self.next_seq)
+
+    def seconds_of_gap(self, now: float) -> float:
+        """Time for which requests have waited for one that has not arrived; called now and then."""
+        if not self.waiting or self.ready:
+            self.gap_since = None
+            return 0.0
+        if self.gap_since is None:
+            self.gap_since = now
+        return now - self.gap_since
 
 
 class ModelQueue:

@@ -35,6 +35,10 @@ _STORED: Mapping[int, np.dtype[Any]] = {
 """Elements of an array, as the wire holds them."""
 
 
+_NO_TEXT = {"image": "an image", "dmel": "audio"}
+"""Chunks of an input that are no text, in words."""
+
+
 @frozen(kw_only=True)
 class PassLimits:
     """Bounds on the sequences of one request."""
@@ -146,9 +150,9 @@ def _datum(datum: DatumMessage, name: str, limits: PassLimits, budget: _Budget) 
 def _tokens(datum: DatumMessage, name: str, limits: PassLimits) -> NDArray[np.int64]:
     parts = []
     for chunk in datum.model_input:
-        for kind, what in (("image", "images"), ("dmel", "audio")):
-            if chunk.HasField(kind):
-                raise RequestError(f"{name}: {what} are not supported: the model reads text", param=name)
+        if not chunk.HasField("encoded_text"):
+            kind = next((what for kind, what in _NO_TEXT.items() if chunk.HasField(kind)), "a chunk of this kind")
+            raise RequestError(f"{name}: {kind} is not supported: the model reads text", param=name)
         parts.append(_elements(chunk.encoded_text.tokens, np.dtype("<i4"), name))
     tokens = np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
     if not 1 <= len(tokens) <= limits.context:

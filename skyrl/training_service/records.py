@@ -30,6 +30,10 @@ from skyrl.tree.frames import described
 SAMPLES = "trajectories.jsonl"
 """Name of the file with the samples."""
 
+_LIKELIHOOD, _POLICY_LOSS, _CRITIC_LOSS = "train/loss", "policy/policy_loss", "critic/critic_loss"
+_LOSSES = ((_LIKELIHOOD, "loss"), (_POLICY_LOSS, "policy loss"), (_CRITIC_LOSS, "critic loss"))
+"""Metrics of losses, and their labels in a console."""
+
 _log = logging.getLogger(__name__)
 
 OpenTracker = Callable[[QueuedModel], Tracker]
@@ -40,8 +44,8 @@ OpenTracker = Callable[[QueuedModel], Tracker]
 class PassSummary:
     """Record of a pass with gradient."""
 
-    is_likelihood: bool
-    """Whether its loss is the negative log-likelihood of its targets, and not that of a policy."""
+    metric: str
+    """Name under which a run records such a loss: a negative log-likelihood, or that of a policy or a critic."""
 
     loss: float
     """Sum over its tokens."""
@@ -70,8 +74,9 @@ def summary_of(request: PassRequest, result: PassResult) -> PassSummary:
         if sampled:
             learner, sampler = (item["logprobs"].astype(np.float32) for item in (outputs, datum.inputs))
             drift += float(np.abs(learner - sampler)[counts].sum())
+    likelihood = request.loss == "cross_entropy" and positive
     return PassSummary(
-        is_likelihood=request.loss == "cross_entropy" and positive,
+        metric=_CRITIC_LOSS if request.loss == "ppo_critic" else _LIKELIHOOD if likelihood else _POLICY_LOSS,
         loss=float(result.metrics["loss:sum"]),
         tokens=max(1, tokens),
         drift=drift if sampled else None,
@@ -88,9 +93,9 @@ class _Step:
     def metrics(self) -> dict[str, float]:
         """Metrics under the names that runs give them."""
         found = {"timing/step": time.monotonic() - self.since}
-        for name, is_likelihood in (("train/loss", True), ("policy/policy_loss", False)):
-            if own := [entry for entry in self.passes if entry.is_likelihood is is_likelihood]:
-                found[name] = sum(element.loss for element in own) / sum(item.tokens for item in own)
+        for name, _ in _LOSSES:
+            if own := [entry for entry in self.passes if entry.metric == name]:
+                found[name] = sum(entry.loss for entry in own) / sum(entry.tokens for entry in own)
         if own := [item for item in self.passes if item.drift is not None]:
             drift = sum(element.drift or 0.0 for element in own)
             found["policy/rollout_train_logprobs_abs_diff_mean"] = drift / sum(item.tokens for item in own)
@@ -123,9 +128,9 @@ class ServiceRecords:
         norm = {"train/grad_norm": metrics["grad_norm:mean"]} if "grad_norm:mean" in metrics else {}
         if model.id not in self._trackers:
             self._trackers[model.id] = Trackers(())  # if they cannot be opened
-            with _without_failing():
+            with _report_failures():
                 self._trackers[model.id] = self._open(model)
-        with _without_failing():
+        with _report_failures():
             self._trackers[model.id].log(model.steps, {**done.metrics(), **norm, "train/lr": settings.lr})
 
     def close_model(self, model_id: str) -> None:
@@ -145,7 +150,7 @@ class ServiceRecords:
         if request.prompt_logprobs or count <= 0:
             return
         self._kept[source] = (step, kept + count)
-        with _without_failing():
+        with _report_failures():
             self._writer.submit(lambda: self._write(source, step, number, request, result, count))
 
     def close(self) -> None:
@@ -158,7 +163,7 @@ class ServiceRecords:
     def _write(
         self, source: str, step: int, number: int, request: SampleRequest, result: SampleResult, count: int
     ) -> None:
-        with _without_failing():
+        with _report_failures():
             self._file.touch(mode=0o600)
             self._samples.extend(sample_lines(source, step, number, request, result, self._decode)[:count])
 
@@ -198,7 +203,7 @@ class StepLines:
         self._model_id, self._say = model_id, say
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        names = (("train/loss", "loss"), ("policy/policy_loss", "policy loss"), ("train/grad_norm", "gradient norm"))
+        names = (*_LOSSES, ("train/grad_norm", "gradient norm"))
         values = [f"{label} {metrics[name]:.4g}" for name, label in names if name in metrics]
         self._say("  ".join([f"{self._model_id} step {step}", *values]))
 
@@ -212,7 +217,7 @@ def _rows(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 @contextmanager
-def _without_failing() -> Iterator[None]:
+def _report_failures() -> Iterator[None]:
     """Report a failure of what is recorded, which is no reason to end the service."""
     try:
         yield

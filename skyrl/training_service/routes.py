@@ -102,7 +102,7 @@ def _routes(service: TrainingService) -> list[BaseRoute]:
         _post(service, prefix + "retrieve_future", futures.retrieve),
         _post(service, prefix + "retrieve_futures", futures.retrieve_several),
     ]
-    routes += [_post(service, prefix + name, _with_fields(answer)) for name, answer in posts.answers().items()]
+    routes += [_post(service, prefix + name, _parse_fields(answer)) for name, answer in posts.answers().items()]
     for (method, path), answer in reads.answers().items():
         routes.append(Route(prefix + path, _bodiless(service, answer), methods=[method]))
     for what, places in _REFUSED.items():
@@ -128,7 +128,7 @@ def _post(service: TrainingService, path: str, work: Work, *, cut: bool = False)
     return post_route(path, respond, longest=longest, cut=cut)
 
 
-def _with_fields(answer: RouteReply) -> Work:
+def _parse_fields(answer: RouteReply) -> Work:
     async def work(request: Request, client: str, body: bytes) -> Response:
         fields = Fields(json_object(body) | dict(request.path_params))
         return answer(client, fields, body)
@@ -195,10 +195,10 @@ class _Posts:
             "create_model": self._create_model,
             "get_info": self._info,
             "unload_model": self._unload,
-            "optim_step": self._of_model("step"),
-            "save_weights": self._of_model("save"),
-            "save_weights_for_sampler": self._of_model("save_for_sampler"),
-            "save_weights_external": self._of_model("save_external"),
+            "optim_step": self._model_route("step"),
+            "save_weights": self._model_route("save"),
+            "save_weights_for_sampler": self._model_route("save_for_sampler"),
+            "save_weights_external": self._model_route("save_external"),
             "load_weights": self._load,
             "create_sampling_session": self._create_sampler,
             "join_sampling_session": self._join,
@@ -274,13 +274,13 @@ class _Posts:
     def _load(self, client: str, fields: Fields, body: bytes) -> Response:
         if "model_id" not in fields:
             return self._created(client, "create_from", fields, body)
-        return self._of_model("load")(client, fields, body)
+        return self._model_route("load")(client, fields, body)
 
     def _created(self, client: str, kind: Kind, fields: Fields, body: bytes) -> Response:
         request = self._service.create(client, kind, fields, body)
         return _future(request.id, model_of(request.id))
 
-    def _of_model(self, kind: Kind) -> RouteReply:
+    def _model_route(self, kind: Kind) -> RouteReply:
         def answer(client: str, fields: Fields, body: bytes) -> Response:
             model_id = needed(fields.text("model_id"), "model_id")
             seq = needed(fields.integer("seq_id", None, least=1, most=MOST_SEQ), "seq_id")
@@ -501,10 +501,10 @@ class _Reads:
         return JSONResponse({"training_runs": page, "cursor": _cursor(offset, limit, len(rows))})
 
     def _run(self, client: str, fields: Fields, body: bytes) -> Response:
-        return JSONResponse(self._run_entry(self._own_run(client, fields)))
+        return JSONResponse(self._run_entry(self._client_run(client, fields)))
 
     def _run_checkpoints(self, client: str, fields: Fields, body: bytes) -> Response:
-        run = self._own_run(client, fields)["id"]
+        run = self._client_run(client, fields)["id"]
         rows = self._service.store.all("SELECT * FROM checkpoints WHERE model = ? ORDER BY created", run)
         return JSONResponse({"checkpoints": [_checkpoint_entry(row) for row in rows]})
 
@@ -525,7 +525,7 @@ class _Reads:
         self._service.store.run("UPDATE checkpoints SET expires = ? WHERE path = ?", expires, path)
         return JSONResponse({})
 
-    def _own_run(self, client: str, fields: Fields) -> Row:
+    def _client_run(self, client: str, fields: Fields) -> Row:
         run = needed(fields.text("run"), "run")
         row = self._service.store.one("SELECT * FROM models WHERE id = ? AND client = ?", run, client)
         if row is None:
@@ -541,12 +541,12 @@ class _Reads:
             "is_lora": spec is not None,
             "lora_rank": None if spec is None else spec["rank"],
             "last_request_time": _time(row["last_request"]),
-            "last_checkpoint": self._last(row["id"], "weights"),
-            "last_sampler_checkpoint": self._last(row["id"], "sampler_weights"),
+            "last_checkpoint": self._last_checkpoint(row["id"], "weights"),
+            "last_sampler_checkpoint": self._last_checkpoint(row["id"], "sampler_weights"),
             "user_metadata": json.loads(row["metadata"] or "null"),
         }
 
-    def _last(self, model: str, kind: str) -> dict[str, Any] | None:
+    def _last_checkpoint(self, model: str, kind: str) -> dict[str, Any] | None:
         row = self._service.store.one(
             "SELECT * FROM checkpoints WHERE model = ? AND kind = ? ORDER BY created DESC LIMIT 1", model, kind
         )

@@ -107,12 +107,12 @@ def sample_body(result: SampleResult, last: int | None) -> bytes:
         "SampleResponse",
         sequences=sequences,
         prompt_logprobs=scores.tobytes(),
-        topk_prompt_logprobs=None if top is None else _top(_with_first(top, last)),
+        topk_prompt_logprobs=None if top is None else _top(_prepend_row(top, last)),
     )
     return message.SerializeToString()
 
 
-def _with_first(top: TopLogprobs, last: int | None) -> TopLogprobs:
+def _prepend_row(top: TopLogprobs, last: int | None) -> TopLogprobs:
     """The table with a row for the prompt's first token, which no token precedes."""
     token_ids = np.pad(top.token_ids, ((1, 0), (0, 0)))
     logprobs = np.pad(top.logprobs, ((1, 0), (0, 0)), constant_values=_UNSCORED)

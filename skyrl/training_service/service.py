@@ -226,7 +226,7 @@ class TrainingService:
         self.open_session(client, session)
         number = needed(fields.integer("model_seq_id", None, least=0, most=MOST_SEQ), "model_seq_id")
         model_id = f"{session}:train:{number}"
-        known = self._known(f"{model_id}:0", client, kind)
+        known = self._find_request(f"{model_id}:0", client, kind)
         if known is not None:
             return known
         if self.store.one("SELECT 1 FROM models WHERE id = ?", model_id):
@@ -257,7 +257,7 @@ class TrainingService:
     ) -> Waiting | StoredRequest:
         """Store a request of a model and queue it. A request of the same number is the same request."""
         model = self.model_of(client, model_id)
-        known = self._known(f"{model_id}:{seq}", client, kind)
+        known = self._find_request(f"{model_id}:{seq}", client, kind)
         if known is not None:
             return known
         request = StoredRequest(
@@ -281,7 +281,7 @@ class TrainingService:
     def unload(self, client: str, model_id: str) -> str:
         """Unload a model once its turn in progress has ended; returns the id of this request."""
         request_id = f"{model_id}:unload"
-        if self._known(request_id, client, "unload") is None:
+        if self._find_request(request_id, client, "unload") is None:
             model = self.model_of(client, model_id)
             request = StoredRequest(
                 id=request_id,
@@ -321,6 +321,8 @@ class TrainingService:
         if path is None and base is None:
             raise RequestError("model_path or base_model is missing")
         stored = None if path is None else self.checkpoint(client, path)
+        if stored is not None and (json.loads(stored["spec"] or "null") or {}).get("value_head"):
+            raise RequestError(f"{path} is a critic, which computes values, and has no tokens to sample")
         sampler = f"{session}:sample:{number}"
         self.store.run(
             "INSERT OR IGNORE INTO samplers (id, client, session, folder, path, model, step) "
@@ -359,7 +361,7 @@ class TrainingService:
         folder = self.sampler(client, sampler)["folder"]
         request_id = f"{sampler}:{seq}"
         asked = self._sample_request(fields, folder, request_id)
-        if self._known(request_id, client, "sample") is not None:
+        if self._find_request(request_id, client, "sample") is not None:
             return request_id, asked.n
         tokens = asked.n * (len(asked.prompt) + (asked.max_tokens or 0))
         self._check_room(client, tokens, next_one=False)
@@ -426,7 +428,7 @@ class TrainingService:
         request = self._requests.get(request_id)
         if request is None or request_id in self.executor.running or request_id in self._running_samples:
             return "active"
-        if self._in_flight(client) >= self.settings.client_queue_length:
+        if self._tokens_in_flight(client) >= self.settings.client_queue_length:
             return "paused_rate_limit"
         model = self.executor.queue.get(request_id.rpartition(":")[0])
         return "active" if model is not None and model.next_seq != request.seq else "paused_capacity"
@@ -524,7 +526,7 @@ class TrainingService:
             ClientStatus(
                 name=row["client"],
                 models=sum(model.client == row["client"] for model in models),
-                tokens=self._in_flight(row["client"]),
+                tokens=self._tokens_in_flight(row["client"]),
                 checkpoint_bytes=row["bytes"],
             )
             for row in rows
@@ -544,7 +546,7 @@ class TrainingService:
 
     # Internals
 
-    def _known(self, request_id: str, client: str, kind: str) -> Waiting | StoredRequest | None:
+    def _find_request(self, request_id: str, client: str, kind: str) -> Waiting | StoredRequest | None:
         """The request of this id, if it came before. Raises `RequestError` if it asked for something else."""
         row = self.store.one("SELECT kind, client FROM requests WHERE id = ?", request_id)
         if row is None:
@@ -556,11 +558,11 @@ class TrainingService:
         return self.store.request(request_id)
 
     def _check_room(self, client: str, tokens: int, *, next_one: bool) -> None:
-        in_flight = self._in_flight(client)
+        in_flight = self._tokens_in_flight(client)
         if in_flight and in_flight + tokens > self.settings.client_queue_length and not next_one:
             raise RequestError(f"you have {in_flight} tokens in flight: try again when some are done", status=429)
 
-    def _in_flight(self, client: str) -> int:
+    def _tokens_in_flight(self, client: str) -> int:
         return sum(request.tokens for request in self._requests.values() if request.client == client)
 
     def _enqueue(self, request: StoredRequest) -> Waiting:
@@ -648,6 +650,16 @@ class TrainingService:
             self._finished[request.kind] = self._finished.get(request.kind, 0) + 1
             self._tokens += request.tokens
 
+    def _give_up_waiting(self, model: QueuedModel) -> None:
+        """Fail requests behind one that never arrived: their client may have lost it and would wait for ever."""
+        reason = (
+            f"seq_id {model.next_seq} of {model.id} has not arrived for {self.settings.session_seconds:g} s, and "
+            "requests run in their order: its client lost it. Continue from a saved state with a new TrainingClient"
+        )
+        for request_id in self.executor.fail_waiting(model, reason):
+            self._announce(request_id)
+        model.waiting.clear()
+
     async def _execute(self) -> None:
         while not self._stopping:
             if self._error is not None:
@@ -666,7 +678,7 @@ class TrainingService:
                     await asyncio.wait_for(self._work.wait(), _HOUSEKEEPING_SECONDS)
 
     async def _keep_house(self) -> None:
-        """End silent sessions, and forget old results and expired checkpoints."""
+        """End silent sessions and waits for lost requests, and forget old results and expired checkpoints."""
         while True:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
             self.keep_house()
@@ -676,6 +688,9 @@ class TrainingService:
         silent = time.monotonic() - self.settings.session_seconds
         for session in [item for item, beat in self._heartbeats.items() if beat < silent]:
             self.finish_session(session, "expired", "no heartbeat")
+        for model in self.executor.queue:
+            if model.seconds_of_gap(time.monotonic()) > self.settings.session_seconds:
+                self._give_up_waiting(model)
         now = time.time()
         if self.store.one("SELECT 1 FROM checkpoints WHERE expires < ?", now):
             self.store.run("DELETE FROM checkpoints WHERE expires < ?", now)

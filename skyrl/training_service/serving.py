@@ -93,7 +93,7 @@ async def serving_training(
         caller = asyncio.get_running_loop()
 
         async def serve() -> None:
-            service = TrainingService(_OnLoop(backend, caller), folder, settings, model, records)
+            service = TrainingService(_LoopBackend(backend, caller), folder, settings, model, records)
             try:
                 await service.start()
                 started.set_result(ServedTraining(url, service, asyncio.get_running_loop(), ended))
@@ -133,7 +133,7 @@ async def _answer(service: TrainingService, bound: socket, stopping: threading.E
 
 
 @frozen
-class _OnLoop:
+class _LoopBackend:
     """A backend whose calls run on another event loop than the caller's."""
 
     backend: Backend

@@ -110,7 +110,7 @@ class Store:
             os.close(self._lock)
             raise UserError(f"another training service runs in {folder}: stop it, or choose another folder") from None
         self._connection = _connect(folder)
-        self._done = self._one("SELECT COALESCE(MAX(done), 0) FROM requests")[0]
+        self._done = self._require_row("SELECT COALESCE(MAX(done), 0) FROM requests")[0]
 
     def close(self) -> None:
         self._connection.close()
@@ -163,12 +163,14 @@ class Store:
 
     def request(self, request_id: str) -> StoredRequest:
         """A stored request that is not forgotten."""
-        return _stored(self._one("SELECT * FROM requests LEFT JOIN bodies USING (id) WHERE id = ?", request_id))
+        return _stored_request(
+            self._require_row("SELECT * FROM requests LEFT JOIN bodies USING (id) WHERE id = ?", request_id)
+        )
 
     def unfinished(self) -> list[StoredRequest]:
         """Acknowledged requests without a result, in the order of their arrival."""
         rows = self.all("SELECT * FROM requests LEFT JOIN bodies USING (id) WHERE done IS NULL ORDER BY requests.rowid")
-        return [_stored(row) for row in rows]
+        return [_stored_request(row) for row in rows]
 
     def finish(self, request_id: str, outcome: Outcome, tick: int | None = None) -> None:
         """Store how a request ended, in the open transaction. The body stays as long as its tick may be replayed."""
@@ -188,7 +190,9 @@ class Store:
 
     def add_tick(self, kind: str, content: Mapping[str, Any]) -> int:
         """Append to the journal, in the open transaction; returns the tick's number."""
-        number: int = self._one("SELECT MAX(?, COALESCE((SELECT MAX(number) FROM ticks), 0)) + 1", self.state_tick)[0]
+        number: int = self._require_row(
+            "SELECT MAX(?, COALESCE((SELECT MAX(number) FROM ticks), 0)) + 1", self.state_tick
+        )[0]
         self.run("INSERT INTO ticks VALUES (?, ?, ?)", number, kind, json.dumps(content))
         return number
 
@@ -206,7 +210,7 @@ class Store:
     def claim(self, model: str) -> None:
         """Note whose models the folder holds. Raises `UserError` if they are those of another base model."""
         self.run("INSERT OR IGNORE INTO facts VALUES ('model', ?)", model)
-        known = self._one("SELECT value FROM facts WHERE name = 'model'")["value"]
+        known = self._require_row("SELECT value FROM facts WHERE name = 'model'")["value"]
         if known != model:
             raise UserError(f"the folder holds models on {known}, and not on {model}: choose another folder")
 
@@ -257,7 +261,7 @@ class Store:
         loaded = {tick.content["folder"] for tick in self.journal() if "folder" in tick.content}
         return {row["folder"] for row in rows} | loaded
 
-    def _one(self, sql: str, *values: object) -> sqlite3.Row:
+    def _require_row(self, sql: str, *values: object) -> sqlite3.Row:
         row = self.one(sql, *values)
         assert row is not None
         return row
@@ -322,6 +326,6 @@ def _connect(folder: Path) -> sqlite3.Connection:
     return connection
 
 
-def _stored(row: sqlite3.Row) -> StoredRequest:
+def _stored_request(row: sqlite3.Row) -> StoredRequest:
     names: Sequence[str] = ("id", "kind", "owner", "seq", "client", "tokens", "created")
     return StoredRequest(body=row["body"] or b"", **{name: row[name] for name in names})

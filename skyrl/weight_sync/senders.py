@@ -79,7 +79,7 @@ class DeltaSender:
         """Write the changed weights. Returns the files of the new version, with digests: files of the base in which
         weights are still current, and new ones.
         """
-        known = {name: (file, digest) for file, digests in self.base.items() for name, digest in digests.items()}
+        known = {name: (file, stored) for file, digests in self.base.items() for name, stored in digests.items()}
         files: dict[str, dict[str, str]] = {}
         for number, bucket in enumerate(buckets(self._changed(weights, known, files), self.dtype)):
             file = f"{self.prefix}-{number:05}.safetensors"

@@ -114,7 +114,7 @@ def _works_on(stage: SimulatedRun) -> Callable[[Workers], None]:
         go_on(workers, None)
 
     def go_on(workers: Workers, done: ThreadCall | None) -> None:
-        call = workers._next(done)
+        call = workers._next_call(done)
         if call is None:
             return
         assert isinstance(call, _EnvCall)

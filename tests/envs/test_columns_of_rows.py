@@ -277,7 +277,7 @@ def test_a_task_of_ones_own_is_not_tried() -> None:
 def test_a_copy_of_a_row_shares_nothing_that_can_change() -> None:
     array = np.zeros(2)
     row = {"a": [1, {"b": ("x", None, [2.0])}], "array": array, "truth": Decimal("1.5")}
-    found = copied(row)
+    found: dict[str, Any] = copied(row)
     assert {**found, "array": None} == {**row, "array": None}
     found["a"][1]["b"][2].append(3)
     found["array"][0] = 1.0

@@ -150,7 +150,7 @@ async def test_the_deadline_of_a_call_does_not_run_while_a_service_is_away(clock
         assert noted[0].seconds(clock.now) == pytest.approx(seconds)
         call = ThreadCall(lambda: None)
         call.begun = 0.0
-        assert calls._left(call, noted[0], now=50.0) == pytest.approx(250.0 + seconds)
+        assert calls._remaining_seconds(call, noted[0], now=50.0) == pytest.approx(250.0 + seconds)
     assert OUTAGES.get() is None
 
 
@@ -159,9 +159,9 @@ def test_an_outage_that_goes_on_stops_the_clock() -> None:
     call.begun = 10.0
     outages.began(20.0)
     calls = EnvCalls(1, deadline=300.0)
-    assert {calls._left(call, outages, now) for now in (20.0, 200.0, 2000.0)} == {290.0}
+    assert {calls._remaining_seconds(call, outages, now) for now in (20.0, 200.0, 2000.0)} == {290.0}
     outages.ended(2000.0)
-    assert calls._left(call, outages, 2001.0) == 289.0
+    assert calls._remaining_seconds(call, outages, 2001.0) == 289.0
 
 
 def test_a_service_that_does_not_come_back_ends_the_run_and_is_named(clock: Clock, closed_port: int) -> None:

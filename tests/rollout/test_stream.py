@@ -279,7 +279,7 @@ def test_a_run_that_goes_back_gives_up_what_later_weights_drew_and_samples_those
         await world.train(stream, 0, 5)
         stream.set_weights_version(5)
         await asyncio.sleep(10)
-        ahead = [held.prompt.id for held in stream._by_age() if held.newest > 2]
+        ahead = [held.prompt.id for held in stream._sorted_by_age() if held.newest > 2]
         stream.load_state(stream.state())
         await world.train(stream, 2)
         await stream.close()

@@ -251,7 +251,7 @@ def test_a_call_behind_one_that_blocks_begins_after_a_few_milliseconds(monkeypat
     begun = list[float | None]()
 
     def block(workers: Workers) -> None:
-        call = workers._next()
+        call = workers._next_call()
         assert call is not None
         begun.append(call.begun)
 
@@ -275,7 +275,7 @@ def test_the_deadline_of_a_call_counts_from_when_a_thread_takes_it(
     """A thread is free after half a second; the call may take three."""
 
     def take(workers: Workers) -> None:
-        call = workers._next()
+        call = workers._next_call()
         assert call is not None
         asyncio.get_running_loop().call_later(takes, call.run)
 

@@ -117,6 +117,19 @@ def requests_of(specs: Sequence[AdapterSpec], round_: int) -> list[PassRequest]:
     return requests
 
 
+CRITIC = AdapterSpec(rank=4, seed=1, value_head=True)
+
+
+def critic_pass(model_id: str, seed: int) -> PassRequest:
+    """A pass of a critic over two sequences with returns, old values and weights."""
+    random, data = np.random.default_rng(seed), []
+    for one in (datum(6 + seed, seed), datum(11, seed + 100)):
+        drawn = {name: random.normal(size=len(one.tokens)).astype(np.float32) for name in ("values", "returns")}
+        kept = {name: one.inputs[name] for name in ("target_tokens", "weights")}
+        data.append(evolve(one, inputs={**kept, **drawn}))
+    return PassRequest(model_id=model_id, data=data, loss="ppo_critic")
+
+
 STEP = AdamSettings(lr=3e-3, eps=1e-4, weight_decay=0.1, max_grad_norm=1.0)
 """With a large `eps`: a smaller one makes Adam step as far for a gradient of rounding errors as for any other."""
 

@@ -23,11 +23,13 @@ from skyrl.training_service.model_bank import ModelBank, dealt
 from skyrl.tree import evolve_at
 from tests.learners.pool import Pool
 from tests.training_service.banks import (
+    CRITIC,
     MIXED,
     STEP,
     Short,
     Torn,
     bank_of,
+    critic_pass,
     datum,
     held_elements,
     request,
@@ -64,15 +66,16 @@ def on_two(pool: Pool, trainer: TrainerConfig, **options: Any) -> BankRanks:
 
 
 async def course(ranks: BankRanks, folder: Path) -> list[Any]:
-    """Losses, outputs, norms of gradients and weights of some models over three steps."""
-    for index, spec in enumerate(MODELS):
-        await ranks.call(ModelBank.create, f"m{index}", spec)
+    """Losses, outputs, norms of gradients and weights of some models, a critic among them, over three steps."""
+    names = [f"m{index}" for index, _ in enumerate(MODELS)]
+    for name, spec in zip([*names, "critic"], [*MODELS, CRITIC], strict=True):
+        await ranks.call(ModelBank.create, name, spec)
     seen: list[Any] = []
     for round_ in range(3):
-        for each in await ranks.passes(requests_of(MODELS, round_)):
-            seen += [result(each).metrics["loss:sum"], [output["logprobs"] for output in result(each).outputs]]
-        for index, _ in enumerate(MODELS):
-            seen.append((await ranks.call(ModelBank.optimizer_step, f"m{index}", STEP))["grad_norm:mean"])
+        for each in await ranks.passes([*requests_of(MODELS, round_), critic_pass("critic", round_)]):
+            seen += [result(each).metrics["loss:sum"], [list(output.values()) for output in result(each).outputs]]
+        for name in (*names, "critic"):
+            seen.append((await ranks.call(ModelBank.optimizer_step, name, STEP))["grad_norm:mean"])
     for index, _ in enumerate(MODELS):
         await ranks.call(ModelBank.save, f"m{index}", folder / f"m{index}", optimizer=True)
         adapter = await ranks.call(ModelBank.adapter, f"m{index}")

@@ -218,6 +218,21 @@ def test_wrong_arrays_are_named(tensor: dict[str, Any], message: str) -> None:
     assert caught.value.param == "data[0].loss_fn_inputs.weights"
 
 
+@pytest.mark.parametrize(
+    ("chunk", "message"),
+    [
+        ({"image": {"data": b"x", "format": "png"}}, "an image is not supported"),
+        ({"dmel": {"dmel": b"x"}}, "audio is not supported"),
+        ({}, "a chunk of this kind is not supported"),
+    ],
+)
+def test_chunks_that_are_no_text_are_refused(chunk: dict[str, Any], message: str) -> None:
+    data = [new_message("Datum", model_input=[new_message("Chunk", **chunk)])]
+    body = new_message("ForwardBackwardRequest", model_id="m", seq_id=1, data=data).SerializeToString()
+    with pytest.raises(RequestError, match=rf"data\[0\].model_input: {message}"):
+        pass_request(body, LIMITS)
+
+
 @pytest.mark.long
 def test_a_sparse_array_is_spread() -> None:
     chunk = new_message("Chunk", encoded_text={"tokens": np.arange(2, dtype="<i4").tobytes()})

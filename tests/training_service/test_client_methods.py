@@ -270,7 +270,7 @@ def test_what_is_not_there_is_refused_by_name(
         rest.whoami().result()
     image = types.ModelInput(chunks=[types.ImageChunk(data=b"x", format="png")])
     row = types.Datum(model_input=image, loss_fn_inputs={})
-    with pytest.raises(tinker.RequestFailedError, match=r"data\[0\].model_input: images are not supported"):
+    with pytest.raises(tinker.RequestFailedError, match=r"data\[0\].model_input: an image is not supported"):
         trained.forward(
             [row],
             "cross_entropy",

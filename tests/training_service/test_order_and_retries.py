@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import shutil
 import threading
+import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tinker import types
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
 from skyrl.config import TrainingServiceConfig
+from skyrl.training_service.service import TrainingService
 from skyrl.training_service.serving import ServedTraining
 from tests.training_service.bigrams import BigramBackend
 from tests.training_service.running import KilledService, client_of, direct, on_service, running
@@ -318,6 +321,25 @@ def test_a_silent_session_ends(tmp_path: Path) -> None:
         assert backend.models == {}
         assert client.post("/session_heartbeat", json={"session_id": session}).status_code == 410
         assert client.post("/get_info", json={"model_id": model}).status_code == 404
+
+
+@pytest.mark.long
+def test_requests_behind_one_that_was_lost_fail_in_the_end(service: ServedTraining) -> None:
+    with direct(service.url) as client:
+        model = model_of(client, session_of(client))
+        held = client.post("/optim_step", json={"model_id": model, "seq_id": 2, "adam_params": {}}).json()["request_id"]
+        on_service(service, partial(_wait_longer, model_id=model, seconds=301.0))
+        said = result(client, held).json()
+        assert f"seq_id 1 of {model} has not arrived for 300 s" in said["error"]
+        assert said["category"] == "user"
+        assert result(client, send(client, model, 1)).status_code == 200
+
+
+def _wait_longer(service: TrainingService, model_id: str, seconds: float) -> None:
+    """Pretend that requests of a model wait for a lost one for as long as this already."""
+    model = service.executor.queue.get(model_id)
+    assert model is not None
+    model.gap_since = time.monotonic() - seconds
 
 
 @pytest.mark.long

@@ -157,8 +157,13 @@ def test_the_loss_of_a_step_is_one_per_token_that_counts() -> None:
     asked = request("m", [row], "importance_sampling")
     result = PassResult(outputs=[{"logprobs": np.full(4, -1.5, np.float32)}], metrics={"loss:sum": -3.0})
     summary = summary_of(asked, result)
-    assert (summary.tokens, summary.loss_per_token, summary.drift, summary.is_likelihood) == (2, -1.5, 1.0, False)
-    assert summary_of(request("m", [row]), result).is_likelihood
+    assert (summary.tokens, summary.loss_per_token, summary.drift, summary.metric) == (
+        2,
+        -1.5,
+        1.0,
+        "policy/policy_loss",
+    )
+    assert summary_of(request("m", [row]), result).metric == "train/loss"
 
 
 def test_trackers_that_fail_do_not_end_the_service(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

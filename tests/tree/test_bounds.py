@@ -200,6 +200,7 @@ WHOLE = {
     "arrow_files": "data that the user's own configuration names",
     "code_digests": "code that the user's own configuration names",
     "foreign_names": "of the package",
+    "curves": "of an installed package",
     "imports": "code that the user's own configuration names",
     "incoming_weights": "of weights, which this run wrote",
     "installation": "of installed packages",

@@ -222,8 +222,8 @@ def _learners(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Mapping[Model, 
         shape = shape_in(run, model, shape_of_model)
         if shape is None:
             return None
-        every = [each for path in paths_of(run, model) if (each := shape_of_model(path)) is not None]
-        weights = sum(total(rest_of(learner_of(run, model, each))) for each in every) if len(every) > 1 else 0
+        every = [sizes for path in paths_of(run, model) if (sizes := shape_of_model(path)) is not None]
+        weights = sum(total(rest_of(learner_of(run, model, table))) for table in every) if len(every) > 1 else 0
         beside = weights - total(rest_of(learner_of(run, model, shape))) if weights else 0
         learners[model] = learner_of(run, model, shape, beside)
     return learners

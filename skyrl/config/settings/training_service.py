@@ -59,7 +59,8 @@ class TrainingServiceConfig(BaseConfig):
     """Maximum number of bytes of one client's checkpoints; a save beyond it fails."""
 
     session_seconds: Seconds = field(default=300.0, validator=positive, metadata=FREE)
-    """Time without a heartbeat of the client after which a session ends, which unloads its models."""
+    """Time without a heartbeat of the client after which a session ends, which unloads its models. Requests that wait
+    as long for one before them, which never arrived, fail."""
 
     state_steps: int = field(default=20, validator=positive, metadata=FREE)
     """Number of optimizer steps, over all models, after which the state of all models is stored. After a crash, at most

@@ -41,7 +41,7 @@ def teacher(key: str, value: object, values: Values) -> Translation | None:
         case "opd", "teacher.base_url":
             return Translation(writes={_SERVER + "url": url_of(value)})
         case "opd", _ if setting.startswith("teacher."):
-            return _of_server(setting.removeprefix("teacher."), value)
+            return _server_setting(setting.removeprefix("teacher."), value)
         case "opsd", "demo_key":
             return Translation(writes={_OURS + "hint.column": value})
         case "opsd", "template":
@@ -62,7 +62,7 @@ def of_source(key: str, value: object, values: Values) -> Translation | None:
         return Translation(writes=_ALONE, note=_DRIFT)
     if found[2] == "teacher.base_url":
         return redundant("written as trainer.teacher.endpoint.sources")
-    return _of_server(found[2].removeprefix("teacher."), value)
+    return _server_setting(found[2].removeprefix("teacher."), value)
 
 
 def has_teachers(values: Values) -> bool:
@@ -93,7 +93,7 @@ def hint_by_default(values: Values) -> dict[str, str]:
     return {_ALGO + name: value for name, value in given.items() if _ALGO + name not in values}
 
 
-def _of_server(setting: str, value: object) -> Translation:
+def _server_setting(setting: str, value: object) -> Translation:
     match setting:
         case "name":
             return redundant("the server is asked for its model")

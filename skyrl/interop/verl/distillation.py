@@ -84,7 +84,7 @@ def _convert_teacher(key: str, name: str, setting: str, value: object, values: V
             return redundant("not set")
         if len(paths) == 1:
             return Translation(writes={"trainer.teacher.model.path": value})
-        sources = {values.get(f"distillation.teacher_models.{each}.key"): path for each, path in paths.items()}
+        sources = {values.get(f"distillation.teacher_models.{teacher}.key"): path for teacher, path in paths.items()}
         if None in sources or len(sources) < len(paths):
             return unsupported("several teachers without a key of its own for each")
         return Translation(writes={"trainer.teacher.sources": sources})
