@@ -130,7 +130,8 @@ KINDS = {
     "SFT": Kind({}, "sft"),
     "SFT with LoRA": Kind({"model__lora__rank": 2}, "sft"),
     "SFT with a stored teacher": Kind(
-        {"train_datasets": "[{nano}/taught.jsonl]", "distillation__stored": True, "distillation__task_coef": 0.5}, "sft"
+        {"train_datasets": '["{nano}/taught.jsonl"]', "distillation__stored": True, "distillation__task_coef": 0.5},
+        "sft",
     ),
     "SFT with a teacher beside it": Kind({"distillation__teacher_path": "{nano}/mixture"}, "sft"),
     "reward model": Kind({}, "reward_model"),
