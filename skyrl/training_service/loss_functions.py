@@ -97,7 +97,7 @@ class LossFunction:
     """Whether a position may have several targets."""
 
     output: Literal["logprobs", "values"] = "logprobs"
-    """What it reads of the model. Passes without gradient need no other inputs to return values."""
+    """Output of the model that the loss reads. Passes without gradient need no other inputs to return values."""
 
 
 def _cross_entropy(tokens: LossTokens) -> Tensor:
