@@ -17,10 +17,17 @@ class Fields:
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self._body = {name: value for name, value in body.items() if value is not None}
+        self._null = body.keys() - self._body.keys()
         self._read: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         return name in self._body
+
+    def refuse_null(self, *names: str) -> None:
+        """Raises `RequestError` if one of these fields is null: JSON of clients has it in place of NaN and infinity."""
+        for name in names:
+            if name in self._null:
+                raise RequestError(f"{name} is null, as NaN and infinity are sent: give a number", param=name)
 
     def value(self, name: str, default: Any = None) -> Any:
         """The value of any type."""

@@ -561,6 +561,7 @@ def adam_settings(fields: Fields) -> AdamSettings:
     """The settings of an `optim_step`. Raises `RequestError`, which names the field."""
     fields.refuse("optimizer_params", "the optimizer is AdamW, with adam_params")
     adam = Fields(fields.mapping("adam_params"))
+    adam.refuse_null("learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
     default = AdamSettings()
 
     def number(name: str, value: float, most: float = 1e9) -> float:

@@ -39,6 +39,7 @@ def sample_request(fields: Fields, sampler: str | None, model: ServedModel, seed
     fields.refuse("record_stability_info", "the loss stable_reinforce is not there", harmless=(False,))
     sampling = Fields(fields.mapping("sampling_params"))
     max_tokens = sampling.integer("max_tokens", None, least=1, most=2**31 - 1)
+    sampling.refuse_null("temperature", "top_p")
     temperature = sampling.number("temperature", 1.0, least=0.0, most=1e6)
     top_p = sampling.number("top_p", 1.0, least=0.0, most=1.0)
     top_k = sampling.integer("top_k", -1, least=-1, most=2**31 - 1)

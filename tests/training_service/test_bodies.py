@@ -16,10 +16,13 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
+from tinker.types import AdamParams
 
+from skyrl.endpoint.fields import Fields
 from skyrl.errors import RequestError
 from skyrl.inference.engine import TopLogprobs
 from skyrl.training_service.backend import PassResult, SampledSequence, SampleResult
+from skyrl.training_service.executor import adam_settings
 from skyrl.training_service.messages import new_message
 from skyrl.training_service.passes import PassLimits, pass_body, pass_request
 from skyrl.training_service.samples import sample_body
@@ -254,3 +257,10 @@ def test_a_compressed_bomb_is_refused(http: httpx.Client) -> None:
     packed = zstandard.ZstdCompressor().compress(b"\0" * (65 << 20))
     answer = http.post("/forward_backward", content=packed, headers={**PROTOBUF, "content-encoding": "zstd"})
     assert (answer.status_code, model.endswith(":train:0"), BASE) == (413, True, "toy/bigram")
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"])
+def test_a_setting_of_adam_that_is_not_finite_is_no_default(name: str) -> None:
+    body = AdamParams(**{name: float("nan")}).model_dump_json()
+    with pytest.raises(RequestError, match=f"{name} is null, as NaN"):
+        adam_settings(Fields({"adam_params": json.loads(body)}))
