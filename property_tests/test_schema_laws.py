@@ -79,7 +79,7 @@ def disagreements(documents: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]
             by_loader = True
         except ConfigError:
             by_loader = False
-        if by_schema != by_loader and (by_loader or not is_an_exception(path, value)):
+        if by_schema != by_loader and (is_known(path, value) if by_loader else not is_an_exception(path, value)):
             yield path, value
 
 

@@ -25,6 +25,7 @@ from skyrl.config.loading.load import compose
 from skyrl.config.loading.supervised_kinds import REWARD_MODEL, SFT
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.supervised_root import RewardModelConfig, SFTConfig, SupervisedConfig
+from skyrl.errors import ConfigError
 from skyrl.planning.layout import Pool, layout
 from skyrl.planning.topology import Sizes
 from skyrl.runs.shrinking import shrunk
@@ -134,3 +135,9 @@ def test_a_property_of_a_tree_counts_as_a_read_of_its_fields() -> None:
     assert paths_read(lambda tree: tree.trainer.resume_path, run) == {"resume_from"}
     assert paths_read(lambda tree: tree.trainer.folder("run_path"), resolve(run)) == {"run_path"}
     assert paths_read(lambda tree: tree.trainer.record_memory, SkyRLTrainConfig()) == {"trainer.policy.record_memory"}
+
+
+@pytest.mark.parametrize("kind", [["rl"], ["a", 1], 3, True])
+def test_a_kind_that_is_no_text_is_refused_in_words(kind: object) -> None:
+    with pytest.raises(ConfigError, match="kind"):
+        compose([], {"kind": kind})

@@ -244,7 +244,7 @@ def groups(scene: Scene) -> object:
         async def get(self, path: str, **_: object) -> object:
             return {"data": [{"id": "a model"}], "weight_version": "0"}
 
-        async def first(self, kind: type, path: str, **_: object) -> object:
+        async def wait_for_first(self, kind: type, path: str, **_: object) -> object:
             return read(await self.get(path), kind)
 
         async def read(self, kind: type, path: str, body: Any = None, **_: object) -> object:

@@ -142,9 +142,9 @@ def _builder(
     builder: TreeBuilder[C] = TreeBuilder(chosen(), context)
     for layer in _join_split_arguments(layers, chosen):
         _take(builder, layer, chosen)
-    if root is None and said in KINDS:  # the last one counts, whichever kind the files before it are of
+    if root is None and said in tuple(KINDS):  # the last one counts, whichever kind the files before it are of
         builder.problems = [
-            problem for problem in builder.problems if problem.path != "kind" or problem.value not in KINDS
+            problem for problem in builder.problems if problem.path != "kind" or problem.value not in tuple(KINDS)
         ]
     builder.problems = [_suggest_our_value(_explain_wrong_kind(item, chosen)) for item in builder.problems]
     if root is None and said is None and chosen is not SkyRLTrainConfig:
@@ -189,7 +189,7 @@ def _layers(files: Files, overrides: Overrides) -> list[_Layer]:
 
 def _explain_wrong_kind(problem: Problem, root: type[Any]) -> Problem:
     """The problem, reworded if one kind of run was mistaken for another."""
-    if problem.path == "kind" and problem.code == "not a choice" and problem.value not in KINDS:
+    if problem.path == "kind" and problem.code == "not a choice" and problem.value not in tuple(KINDS):
         return evolve(problem, message=f"{display_value(problem.value)} is not one of: {', '.join(KINDS)}", hint="")
     name = problem.path.partition(".")[0]
     if name in fields_of(root) or problem.code != "unknown field":
