@@ -7,6 +7,7 @@ from typing import Literal
 
 from skyrl.config import GeneratorConfig, ModelConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.model_tables import Role
+from skyrl.config.derive.rl_models import TEACHER
 from skyrl.config.derive.sizes import models_of, samples
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.kinds import is_preference_run, roles_of
@@ -54,6 +55,9 @@ def models_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
         if (model.path, model.init_from_scratch) not in looked_at:
             looked_at.append((model.path, model.init_from_scratch))
             yield from missing_model(f"trainer.{role}.model.path", model, tokenizer)
+    for path in dict.fromkeys(run.trainer.teacher.sources.values() if TEACHER.exists(run) else ()):
+        if (path, False) not in looked_at:
+            yield from missing_model("trainer.teacher.sources", ModelConfig(path=path), tokenizer)
 
 
 def sequence_ranks_divide_heads(run: RunConfig) -> Iterator[Problem]:

@@ -97,6 +97,7 @@ from skyrl.training.teachers_by_source import (
     Scoring,
     ServedTeacher,
     TeachersBySource,
+    no_row_message,
     no_teacher_message,
 )
 from skyrl.training.time_sharing import Movable, TimeSharing, is_room_for_all
@@ -585,10 +586,13 @@ class BasePPOExp(PolicySampling):
         served, distillation = self.served_teachers, self.cfg.trainer.algorithm.distillation
         named, settings = self.cfg.trainer.teacher.named_sources, self.cfg.trainer.teacher
         known = not (self.recorded or self.cfg.trainer.num_dummy_steps or self.cfg.data.streaming)
-        if named and known and not (settings.endpoint.url or settings.model.path):
-            missing = {prompt.data_source for prompt in self.train_dataset.prompts} - named
-            if missing:
+        if named and known:
+            sources = {prompt.data_source for prompt in self.train_dataset.prompts}
+            missing = sources - named
+            if missing and not (settings.endpoint.url or settings.model.path or distillation.self_teacher):
                 raise UserError(no_teacher_message({str(source) for source in missing}))
+            if unused := named - sources:
+                raise UserError(no_row_message(unused, {str(source) for source in sources}))
         top = (distillation.top_k or 0) if distillation.type == "loss" else 0
         policy = str(self.cfg.trainer.policy.model.path)
         await teachers.connect(

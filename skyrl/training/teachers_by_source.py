@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import attrs
@@ -135,6 +135,15 @@ class TeachersBySource:
                 rows_of.append([])
             rows_of[teachers.index(teacher)].append(row)
         return [(torch.tensor(rows), teacher) for rows, teacher in zip(rows_of, teachers, strict=True)]
+
+
+def no_row_message(unused: Set[str], sources: Set[str]) -> str:
+    """The message for teachers of data sources that no row has, which would teach nothing."""
+    names, known = (", ".join(map(repr, sorted(texts))) for texts in (unused, sources))
+    return (
+        f"no row of the training data is of the data source {names}, which trainer.teacher.sources or "
+        f"trainer.teacher.endpoint.sources names; there are: {known}"
+    )
 
 
 def no_teacher_message(sources: set[str]) -> str:

@@ -5,7 +5,7 @@ Each raises `ConfigError` with one problem. None passes every rule: the type dec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import Attribute
@@ -25,7 +25,8 @@ def rule_of_one_field(holds: Callable[[Any], bool], wanted: str, **bounds: float
     def validate(instance: object, attribute: Attribute[Any], value: object) -> None:
         if value is not None and not holds(value):
             owner = type(instance).__name__ if instance is not None else "value"
-            problem = Problem(path=attribute.name, message=f"{value!r} is not {wanted}")
+            shown = dict(value) if isinstance(value, Mapping) else value
+            problem = Problem(path=attribute.name, message=f"{shown!r} is not {wanted}")
             raise ConfigError([problem], title=f"{owner} cannot be built")
 
     _SAID[validate] = (wanted, bounds)

@@ -17,6 +17,7 @@ from skyrl.config.estimates.memory import phases_of
 from skyrl.errors import ModelError, ResumeError, UserError
 from skyrl.training.teachers_by_source import TeachersBySource
 from tests.experiments.forked import run
+from tests.experiments.test_doctor import problems
 from tests.experiments.test_served_teachers import FORMS, TEACHER_ALONE, made, two_sources
 from tests.long_cases import long_except
 from tests.nano_run import config, metrics, train
@@ -117,6 +118,9 @@ def test_a_source_without_a_teacher_and_other_tokens_are_named_at_the_start(
     alone = {"first": teachers["first"]}
     with pytest.raises(UserError, match="no teacher teaches the data source 'second': add it to trainer.teacher.sou"):
         train(nano, tmp_path / "one", **taught(alone, nano, tmp_path))
+    misspelt = {**teachers, "secnd": teachers["second"]}
+    with pytest.raises(UserError, match="no row of the training data is of the data source 'secnd'.*'first', 'second'"):
+        train(nano, tmp_path / "misspelt", **taught(misspelt, nano, tmp_path))
     other = tmp_path / "other"
     shutil.copytree(teachers["second"], other)
     tokenizer = AutoTokenizer.from_pretrained(other)
@@ -124,6 +128,13 @@ def test_a_source_without_a_teacher_and_other_tokens_are_named_at_the_start(
     tokenizer.save_pretrained(other)
     with pytest.raises(ModelError, match="other has another tokenizer than the policy: 1 tokens differ, such as 'sure"):
         train(nano, tmp_path / "two", **taught({**teachers, "second": other}, nano, tmp_path))
+
+
+@pytest.mark.parametrize("path", ["", "nowhere"])
+def test_a_teacher_that_is_not_there_is_named_before_the_start(nano: Path, tmp_path: Path, path: str) -> None:
+    changes = {"trainer.teacher.sources": {"arithmetic": path}, "trainer.algorithm.distillation.type": "loss"}
+    found = [problem for problem in problems(nano, tmp_path, changes, run=True) if problem.severity == "error"]
+    assert [problem.path for problem in found] == ["trainer.teacher.sources"]
 
 
 def test_the_memory_estimate_counts_all_teachers(nano: Path, teachers: dict[str, Path], tmp_path: Path) -> None:

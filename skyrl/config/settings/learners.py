@@ -327,13 +327,16 @@ class RefConfig(ShardedModelConfig):
     """Sharding under DeepSpeed; its weights rest in CPU memory, since they are read once a step."""
 
 
+_without_empty_texts = rule_of_one_field(lambda value: all(value) and all(value.values()), "a table free of empty text")
+
+
 @frozen
 class TeacherEndpointConfig(TeacherServerConfig):
     """Teachers behind servers, which score tokens over HTTP. The variable SKYRL_TEACHER_TOKEN holds the token that they
     require, if any.
     """
 
-    sources: Mapping[str, str] = FrozenDict()
+    sources: Mapping[str, str] = field(default=FrozenDict(), validator=_without_empty_texts)
     """Data source -> address of the server of its own teacher. Rows of other sources are taught as
     `trainer.teacher.sources` says."""
 
@@ -349,7 +352,7 @@ class TeacherConfig(ShardedModelConfig):
     model: ModelConfig = ModelConfig()
     """Model of the teacher, of any size and architecture; its tokenizer must have the policy's tokens."""
 
-    sources: Mapping[str, str] = FrozenDict()
+    sources: Mapping[str, str] = field(default=FrozenDict(), validator=_without_empty_texts)
     """Data source -> folder or hub name of its own teacher, of any size and architecture, on the same ranks as the
     teacher of `model.path` and sharded as this table says. Rows of other sources are taught by `endpoint.sources`, and
     the rest by `model.path` or `endpoint.url`; without either, every source needs a teacher of its own."""
