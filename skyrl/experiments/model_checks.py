@@ -10,7 +10,7 @@ from skyrl.config.derive.model_tables import Role
 from skyrl.config.derive.rl_models import TEACHER
 from skyrl.config.derive.sizes import models_of, samples
 from skyrl.config.foundation.entry import RunConfig
-from skyrl.config.loading.kinds import is_preference_run, roles_of
+from skyrl.config.loading.kinds import is_preference_run, reads_chats, roles_of
 from skyrl.errors import ConfigError, Problem
 from skyrl.models.files.chat_templates import configured_template
 from skyrl.models.files.facts import ModelFiles, model_files
@@ -25,6 +25,9 @@ def missing_model(field: str, model: ModelConfig, tokenizer: str | None = None) 
     or in a local copy.
     """
     path = model.path
+    if path == "":
+        yield Problem(path=field, message="is empty", hint="name a folder or a model on the hub, or leave it out")
+        return
     try:
         why = model_failure(path, weights=not model.init_from_scratch) if path else None
     except (OSError, RuntimeError, ValueError) as error:
@@ -207,6 +210,8 @@ def model_exists(run: SupervisedConfig) -> Iterator[Problem]:
     yield from missing_model("model.path", run.model, run.tokenizer_path)
     if is_preference_run(run) and run.compares and run.ref_model_path is not None:  # its tokenizer is not read
         yield from missing_model("ref_model_path", ModelConfig(path=run.ref_model_path), run.model.path)
+    if reads_chats(run) and run.distillation.teacher_path is not None:
+        yield from missing_model("distillation.teacher_path", ModelConfig(path=run.distillation.teacher_path))
     files = readable_files(run.model.path, run.tokenizer_path)
     positions = files.positions if files else None
     if run.max_length is not None and positions is not None and run.max_length > positions:

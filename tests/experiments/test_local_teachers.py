@@ -13,9 +13,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from skyrl.batch import TrainingBatch
+from skyrl.config import compose
+from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.estimates.memory import phases_of
-from skyrl.errors import ModelError, ResumeError, UserError
+from skyrl.errors import ConfigError, ModelError, ResumeError, UserError
 from skyrl.training.teachers_by_source import TeachersBySource
+from tests import supervised_run
 from tests.experiments.forked import run
 from tests.experiments.test_doctor import problems
 from tests.experiments.test_served_teachers import FORMS, TEACHER_ALONE, made, two_sources
@@ -151,3 +154,14 @@ def test_the_memory_estimate_counts_all_teachers(nano: Path, teachers: dict[str,
     assert scoring(both, "teacher") - scoring(alone, "teacher") == size(teachers["second"])
     gained = scoring(both, "policy") - scoring(alone, "policy")
     assert gained == size(teachers["second"]) + size(teachers["second"], head=True)
+
+
+@pytest.mark.parametrize(("path", "message"), [("", "is empty"), ("nowhere", "there is no model folder nowhere")])
+def test_a_teacher_of_a_supervised_run_that_is_not_there_is_named(
+    nano: Path, tmp_path: Path, path: str, message: str
+) -> None:
+    rows = supervised_run.write(tmp_path / "rows.jsonl", supervised_run.chats(8))
+    changes = supervised_run.settings(nano, tmp_path, "sft", train_datasets=(rows,))
+    with pytest.raises(ConfigError, match=message) as caught:
+        compose([], {**changes, "distillation.teacher_path": path}, also=RunKind.preflight_checks)
+    assert [problem.path for problem in caught.value.problems] == ["distillation.teacher_path"]
