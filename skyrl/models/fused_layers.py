@@ -169,8 +169,8 @@ def _fuse_rotation(code: ModuleType, head: int, device: torch.device, dtype: tor
     query, key, cosine, sine = *numbers, angles.cos().to(dtype), angles.sin().to(dtype)
     fused = _Rotation(plain)
     try:
-        found = fused.in_one_kernel(query.clone(), key.clone(), cosine, sine)
-        same = all(_close(*pair) for pair in zip(plain(query, key, cosine, sine), found, strict=True))
+        rotated = fused.in_one_kernel(query.clone(), key.clone(), cosine, sine)
+        same = all(_close(*pair) for pair in zip(plain(query, key, cosine, sine), rotated, strict=True))
     except Exception as error:  # noqa: BLE001 - as above
         _log.info("%s keeps its own rotation, which cannot be compared: %s", code.__name__, error)
         return 0
@@ -187,9 +187,9 @@ class _Rotation:
 
     def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **others: object) -> tuple[Tensor, Tensor]:
         """Rotated queries and keys: (B, heads, T, D) each, by `cos` and `sin` (B, T, D)."""
-        whole = cos.shape[-1] == q.shape[-1] and not others  # not only a part of each head
+        rotates_all = cos.shape[-1] == q.shape[-1] and not others  # not only a part of each head
         learns = not torch.is_inference_mode_enabled() and not torch.compiler.is_compiling()
-        if q.device.type == "cuda" and whole and learns:
+        if q.device.type == "cuda" and rotates_all and learns:
             return self.in_one_kernel(q, k, cos, sin)
         return self.plain(q, k, cos, sin, **others)
 

@@ -76,16 +76,16 @@ def _settings(lora: SkyRLLoraConfig, *, initialize: bool) -> Any:
     )
 
 
-def _layers_outside_experts(model: nn.Module, wanted: str | tuple[str, ...]) -> list[str]:
+def _layers_outside_experts(model: nn.Module, selection: str | tuple[str, ...]) -> list[str]:
     """Linear layers that an expression or `all-linear` selects in a mixture of experts, in which PEFT would select the
     experts, too; empty for names, and for other models.
     """
-    if not isinstance(wanted, str) or not any(is_experts(name) for name, _ in model.named_parameters()):
+    if not isinstance(selection, str) or not any(is_experts(name) for name, _ in model.named_parameters()):
         return []
     transformer: Any = model
     head = transformer.get_output_embeddings()
     linear = [name for name, item in model.named_modules() if is_linear(item) and item is not head]
-    return [name for name in linear if wanted == "all-linear" or re.fullmatch(wanted, name)]
+    return [name for name in linear if selection == "all-linear" or re.fullmatch(selection, name)]
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -100,12 +100,14 @@ def _names(value: str | tuple[str, ...] | None) -> str | list[str] | None:
 def _refuse_experts(model: nn.Module, lora: SkyRLLoraConfig, field: str) -> None:
     """Refuse names of experts' matrices: transformers holds a layer's experts in one tensor, not in linear layers."""
     layers = [name for name, _ in model.named_parameters() if is_experts(name)]
-    wanted = lora.target_modules if isinstance(lora.target_modules, tuple) else ()
-    experts = [item for item in wanted if item.rpartition(".")[2] in ("experts", *EXPERT_MATRICES)]
+    targets = lora.target_modules if isinstance(lora.target_modules, tuple) else ()
+    experts = [item for item in targets if item.rpartition(".")[2] in ("experts", *EXPERT_MATRICES)]
     linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    if layers and (found := next((expert for expert in experts if expert.rpartition(".")[2] not in linear), None)):
+    if layers and (
+        unsupported := next((expert for expert in experts if expert.rpartition(".")[2] not in linear), None)
+    ):
         raise ModelError(
-            f"{field}.target_modules: {found!r} belongs to the experts of this model, which get no adapters: all "
+            f"{field}.target_modules: {unsupported!r} belongs to the experts of this model, which get no adapters: all "
             "experts of a layer are one tensor, and adapters are for linear layers; name those of the attention"
         )
 
@@ -113,12 +115,12 @@ def _refuse_experts(model: nn.Module, lora: SkyRLLoraConfig, field: str) -> None
 def _refuse_names_of_nothing(modules: Sequence[str], lora: SkyRLLoraConfig, field: str) -> None:
     """Refuse a name or an expression that matches no module of the model, which PEFT would ignore."""
     for which in ("target_modules", "exclude_modules"):
-        wanted = getattr(lora, which)
-        if wanted is None or wanted == "all-linear":
+        selection = getattr(lora, which)
+        if selection is None or selection == "all-linear":
             continue
-        for item in (wanted,) if isinstance(wanted, str) else wanted:
+        for item in (selection,) if isinstance(selection, str) else selection:
             by_name = [name for name in modules if f".{name}".endswith(f".{item}")]
-            if not (any(re.fullmatch(item, name) for name in modules) if isinstance(wanted, str) else by_name):
+            if not (any(re.fullmatch(item, name) for name in modules) if isinstance(selection, str) else by_name):
                 raise ModelError(f"{field}.{which}: no module of this model is called {item!r}")
 
 

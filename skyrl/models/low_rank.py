@@ -99,15 +99,15 @@ class Updates:
         return self._joined[layers]
 
     def _joined_update(self, layers: tuple[nn.Linear, ...]) -> Joined | None:
-        changed = [(place, self.layers[layer]) for place, layer in enumerate(layers) if layer in self.layers]
+        changed = [(index, self.layers[layer]) for index, layer in enumerate(layers) if layer in self.layers]
         if len(layers) == 1 or not changed:
             return next(((update.a, update.b) for _, update in changed), None)
         rows = torch.tensor([0, *(layer.out_features for layer in layers)]).cumsum(0).tolist()
         a = torch.cat([update.a for _, update in changed])
         b, column = a.new_zeros(rows[-1], len(a)), 0
-        for place, update in changed:
+        for index, update in changed:
             rank = len(update.a)
-            b[rows[place] : rows[place + 1], column : column + rank] = update.b
+            b[rows[index] : rows[index + 1], column : column + rank] = update.b
             column += rank
         return a, b
 
@@ -128,12 +128,12 @@ class Mix:
     @classmethod
     def of(cls, rows: Sequence[Updates | None], last: Mix | None, device: torch.device, size: int) -> Mix:
         """The mix of rows of which some have an adapter, padded to `size`. Takes factors from `last`."""
-        adapters = tuple(sorted({row for row in rows if row is not None}, key=lambda each: each.number))
+        adapters = tuple(sorted({row for row in rows if row is not None}, key=lambda adapter: adapter.number))
         owners = None
         if len(adapters) > 1 or None in rows:
-            places: dict[Updates | None, int] = {adapter: place for place, adapter in enumerate(adapters)}
+            indices: dict[Updates | None, int] = {adapter: index for index, adapter in enumerate(adapters)}
             filled = [*rows, *[None] * (size - len(rows))]
-            owners = torch.tensor([places.get(row, -1) for row in filled], device=device)
+            owners = torch.tensor([indices.get(row, -1) for row in filled], device=device)
         mix = cls(adapters=adapters, owners=owners)
         if last is not None and last.adapters == adapters:
             mix._factors.update(last._factors)
@@ -159,12 +159,12 @@ class Mix:
 
     def _concatenated(self, layers: tuple[nn.Linear, ...]) -> tuple[Tensor, Tensor, Tensor] | None:
         """Both factors, and the place of the adapter to which each of their columns belongs."""
-        parts = [(place, adapter.joined(layers)) for place, adapter in enumerate(self.adapters)]
-        present = [(place, *joined) for place, joined in parts if joined is not None]
+        parts = [(index, adapter.joined(layers)) for index, adapter in enumerate(self.adapters)]
+        present = [(index, *joined) for index, joined in parts if joined is not None]
         if not present:
             return None
         device = present[0][1].device
-        columns = torch.tensor([place for place, a, _ in present for _ in range(len(a))], device=device)
+        columns = torch.tensor([index for index, a, _ in present for _ in range(len(a))], device=device)
         if len(present) == 1:
             return present[0][1], present[0][2], columns
         return torch.cat([a for _, a, _ in present]), torch.cat([b for _, _, b in present], dim=1), columns

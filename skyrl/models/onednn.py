@@ -108,8 +108,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        found = product(x.reshape(-1, x.shape[-1]), weight, bias)
-        unviewed: Tensor = torch.ops.aten._unsafe_view(found, (*x.shape[:-1], len(weight)))  # FSDP2 warns of views
+        output = product(x.reshape(-1, x.shape[-1]), weight, bias)
+        unviewed: Tensor = torch.ops.aten._unsafe_view(output, (*x.shape[:-1], len(weight)))  # FSDP2 warns of views
         return unviewed
 
     @staticmethod

@@ -111,10 +111,10 @@ class Routers:
         if tokens.replayed is not None:
             replayed = tokens.replayed[:, layer].long()
             chosen = torch.where(replayed >= 0, replayed, chosen)
-            taken = probabilities.gather(1, chosen)
+            routing_weights = probabilities.gather(1, chosen)
             if getattr(gate, "norm_topk_prob", True):
-                taken = taken / taken.sum(-1, keepdim=True)
-            weights = taken.to(weights.dtype)
+                routing_weights = routing_weights / routing_weights.sum(-1, keepdim=True)
+            weights = routing_weights.to(weights.dtype)
         if self._measured:
             with torch.set_grad_enabled(self._learned and torch.is_grad_enabled()):
                 choices = torch.zeros_like(probabilities).scatter_(1, chosen, 1.0)
@@ -203,8 +203,10 @@ def loads_by_rows(tokens: RoutedTokens, logits: Tensor, probabilities: Tensor, c
     """
     exact = probabilities.detach()
     entropy = -torch.special.xlogy(exact, exact).sum(1, keepdim=True)
-    each = torch.cat([probabilities, choices, logits.logsumexp(1, keepdim=True).square(), entropy], dim=1)
-    return each.new_zeros(len(tokens.lengths), each.shape[1]).index_add(0, tokens.rows, each[tokens.places])
+    statistics = torch.cat([probabilities, choices, logits.logsumexp(1, keepdim=True).square(), entropy], dim=1)
+    return statistics.new_zeros(len(tokens.lengths), statistics.shape[1]).index_add(
+        0, tokens.rows, statistics[tokens.places]
+    )
 
 
 def row_loads(seen: Tensor, lengths: Tensor, met: Callable[[Tensor], Tensor] = lambda chosen: chosen) -> RowLoads:

@@ -159,20 +159,20 @@ def small_config(config: PretrainedConfig, times: int = 1) -> PretrainedConfig:
     widths = {name: times * width for name, width in _WIDTHS.items()}
     for sizes, exact in ((widths, True), (_SIZES, True), (_MOST, False)):
         for name, size in sizes.items():
-            held = getattr(text, name, None)
-            if isinstance(held, int) and not isinstance(held, bool):
+            value = getattr(text, name, None)
+            if isinstance(value, int) and not isinstance(value, bool):
                 with suppress(AttributeError):  # a property of other sizes
-                    setattr(text, name, size if exact else min(held, size))
-            elif isinstance(held, list | tuple) and held and all(isinstance(item, int) for item in held):
-                setattr(text, name, type(held)(size if exact else min(entry, size) for entry in held))
-            elif isinstance(held, dict):
-                setattr(text, name, {key: min(element, size) for key, element in held.items()})
+                    setattr(text, name, size if exact else min(value, size))
+            elif isinstance(value, list | tuple) and value and all(isinstance(item, int) for item in value):
+                setattr(text, name, type(value)(size if exact else min(entry, size) for entry in value))
+            elif isinstance(value, dict):
+                setattr(text, name, {key: min(element, size) for key, element in value.items()})
     if getattr(text, "head_dim", HEAD) is None:
         text.head_dim = HEAD
     for name in ("num_key_value_heads", "num_kv_heads"):
-        if isinstance(held := getattr(text, name, None), int):
-            whole = held >= config.get_text_config().num_attention_heads
-            setattr(text, name, times * (HEADS if whole else min(held, HEADS // 2)))
+        if isinstance(value := getattr(text, name, None), int):
+            multi_head = value >= config.get_text_config().num_attention_heads
+            setattr(text, name, times * (HEADS if multi_head else min(value, HEADS // 2)))
     if getattr(text, "index_topk_blocks", None):  # blocks of keys are chosen for each of their heads
         text.index_n_heads = text.num_key_value_heads
     if getattr(text, "attn_logit_softcapping", None):
@@ -199,14 +199,14 @@ def _choose_layers(config: PretrainedConfig) -> None:
     if getattr(text, "num_kv_shared_layers", None):
         text.num_kv_shared_layers = len(chosen)
         chosen = chosen * 2
-    for name, held in list(vars(text).items()):
-        if isinstance(held, list | tuple) and held and not name.startswith("_"):
-            if len(held) == layers:
-                setattr(text, name, type(held)(held[index] for index in chosen))
+    for name, value in list(vars(text).items()):
+        if isinstance(value, list | tuple) and value and not name.startswith("_"):
+            if len(value) == layers:
+                setattr(text, name, type(value)(value[index] for index in chosen))
             elif name.endswith(("_layers", "_idxs", "_indices", "_ids")) and all(
-                isinstance(entry, int) for entry in held
+                isinstance(entry, int) for entry in value
             ):
-                setattr(text, name, [place for place, index in enumerate(chosen) if index in held])
+                setattr(text, name, [position for position, index in enumerate(chosen) if index in value])
     with suppress(AttributeError):  # a property of the lists
         text.num_hidden_layers = len(chosen)
 
@@ -223,9 +223,9 @@ def _shrink_rotation(config: PretrainedConfig) -> None:
         text.max_position_embeddings = ORIGINAL  # the length from which transformers stretches these
 
 
-def _small_table(given: Mapping[str, object]) -> dict[str, object]:
+def _small_table(parameters: Mapping[str, object]) -> dict[str, object]:
     """A table of rotary embeddings for heads of `HEAD`, stretched from `ORIGINAL` tokens on."""
-    table: Any = given
+    table: Any = parameters
     angles = int(HEAD * table.get("partial_rotary_factor", 1.0)) // 2
     small: dict[str, Any] = dict(table)
     if "original_max_position_embeddings" in table:

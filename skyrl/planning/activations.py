@@ -86,101 +86,106 @@ class Computing:
         return FLOAT if self.precision == "float32" else 2
 
 
-def layer_bytes(shape: ModelShape, work: Pass, how: Computing) -> int:
+def layer_bytes(shape: ModelShape, work: Pass, computing: Computing) -> int:
     """Bytes that one layer keeps for backward, without recomputation."""
-    cut = (_attention_bytes(shape, how) + _feed_forward_bytes(shape, how)) / how.tensor
-    return round(work.tokens * (_norm_bytes(shape, how) + cut)) + _attention_extra(shape, work, how) // how.tensor
+    cut = (_attention_bytes(shape, computing) + _feed_forward_bytes(shape, computing)) / computing.tensor
+    return (
+        round(work.tokens * (_norm_bytes(shape, computing) + cut))
+        + _attention_extra(shape, work, computing) // computing.tensor
+    )
 
 
-def stream_bytes(shape: ModelShape, work: Pass, how: Computing) -> int:
+def stream_bytes(shape: ModelShape, work: Pass, computing: Computing) -> int:
     """Bytes of the input of one layer, which is all that recomputation keeps."""
-    return work.tokens * shape.hidden * how.size
+    return work.tokens * shape.hidden * computing.size
 
 
-def transient_bytes(shape: ModelShape, work: Pass, how: Computing) -> int:
+def transient_bytes(shape: ModelShape, work: Pass, computing: Computing) -> int:
     """Peak bytes that a layer holds temporarily in a pass without gradient: the residual stream, its norm, and three
     inner activations.
     """
     inner = shape.intermediate * max(1, shape.experts_per_token)
     widest = max(3 * inner, 3 * shape.query_width + 4 * shape.key_width)
-    return work.tokens * (shape.hidden * (how.size + how.size) + widest * how.size // how.tensor)
+    return work.tokens * (
+        shape.hidden * (computing.size + computing.size) + widest * computing.size // computing.tensor
+    )
 
 
-def backward_bytes(shape: ModelShape, work: Pass, how: Computing) -> int:
+def backward_bytes(shape: ModelShape, work: Pass, computing: Computing) -> int:
     """Bytes of the gradients of activations that exist at once in the backward pass of a layer."""
     inner = shape.intermediate * max(1, shape.experts_per_token)
-    return work.tokens * (2 * inner * how.size // how.tensor + shape.hidden * how.size)
+    return work.tokens * (2 * inner * computing.size // computing.tensor + shape.hidden * computing.size)
 
 
-def logits_bytes(shape: ModelShape, tokens: int, how: Computing, *, learns: bool) -> int:
+def logits_bytes(shape: ModelShape, tokens: int, computing: Computing, *, learns: bool) -> int:
     """Peak bytes of tables of logits, including the gradient of the output matrix if it is accumulated over chunks."""
-    vocabulary = shape.vocabulary // how.tensor
-    if how.on_gpu and how.tensor == 1:
-        return _fused_logits_bytes(shape, tokens, how, learns=learns)
+    vocabulary = shape.vocabulary // computing.tensor
+    if computing.on_gpu and computing.tensor == 1:
+        return _fused_logits_bytes(shape, tokens, computing, learns=learns)
     at_a_time, plain = LOGITS_AT_A_TIME, PLAIN_UP_TO
-    if how.on_gpu:
-        at_a_time = _logits_of_a_gpu(how)
+    if computing.on_gpu:
+        at_a_time = _logits_of_a_gpu(computing)
         plain = max(plain, at_a_time)
     if tokens * vocabulary <= plain:
         return tokens * vocabulary * FLOAT * (TABLES if learns else TABLES - 2)
     chunk = min(tokens, max(at_a_time // vocabulary, 1)) * vocabulary * FLOAT
-    weight = vocabulary * shape.hidden * (FLOAT + (how.size if how.size < FLOAT else 0))
-    return chunk * CHUNK_TABLES + (weight if learns and how.trains_all else 0)
+    weight = vocabulary * shape.hidden * (FLOAT + (computing.size if computing.size < FLOAT else 0))
+    return chunk * CHUNK_TABLES + (weight if learns and computing.trains_all else 0)
 
 
-def _logits_of_a_gpu(how: Computing) -> int:
+def _logits_of_a_gpu(computing: Computing) -> int:
     """Number of logits in a chunk on a GPU."""
-    parts = how.gpu_memory // (FLOAT * SHARE_OF_A_GPU)
+    parts = computing.gpu_memory // (FLOAT * SHARE_OF_A_GPU)
     return max(LOGITS_AT_A_TIME, 1 << max(0, parts.bit_length() - 1))
 
 
-def _fused_logits_bytes(shape: ModelShape, tokens: int, how: Computing, *, learns: bool) -> int:
+def _fused_logits_bytes(shape: ModelShape, tokens: int, computing: Computing, *, learns: bool) -> int:
     """Peak bytes of logits for kernels that read one table in its own type and write the gradient over it."""
-    whole = tokens * shape.vocabulary * how.size
-    if learns and whole <= how.gpu_memory // KEPT_SHARE_OF_A_GPU:
-        return whole
-    chunk = min(tokens, max(_logits_of_a_gpu(how) // shape.vocabulary, 1)) * shape.vocabulary * how.size
-    weight = shape.vocabulary * shape.hidden * (FLOAT + (how.size if how.size < FLOAT else 0))
-    return chunk + (weight if learns and how.trains_all else 0)
+    full = tokens * shape.vocabulary * computing.size
+    if learns and full <= computing.gpu_memory // KEPT_SHARE_OF_A_GPU:
+        return full
+    chunk = min(tokens, max(_logits_of_a_gpu(computing) // shape.vocabulary, 1)) * shape.vocabulary * computing.size
+    weight = shape.vocabulary * shape.hidden * (FLOAT + (computing.size if computing.size < FLOAT else 0))
+    return chunk + (weight if learns and computing.trains_all else 0)
 
 
-def _norm_bytes(shape: ModelShape, how: Computing) -> int:
+def _norm_bytes(shape: ModelShape, computing: Computing) -> int:
     """Bytes per token of two norms: input in float32, normalized input, and output, which the products take."""
-    if how.precision == "float32":
-        return 2 * FLOAT * (3 if how.trains_all else 2) * shape.hidden
-    return 2 * (FLOAT + (4 if how.trains_all else 2)) * shape.hidden
+    if computing.precision == "float32":
+        return 2 * FLOAT * (3 if computing.trains_all else 2) * shape.hidden
+    return 2 * (FLOAT + (4 if computing.trains_all else 2)) * shape.hidden
 
 
-def _attention_bytes(shape: ModelShape, how: Computing) -> int:
+def _attention_bytes(shape: ModelShape, computing: Computing) -> int:
     """Bytes per token of queries, keys, values and the attention output; norms of heads keep their inputs, too."""
-    size = how.size
+    size = computing.size
     kept = (2 * shape.query_width + 2 * shape.key_width) * size
     if shape.head_norms:
-        normalized = (FLOAT if size == FLOAT else 2) if how.trains_all else 0
+        normalized = (FLOAT if size == FLOAT else 2) if computing.trains_all else 0
         kept += (shape.query_width + shape.key_width) * (FLOAT + normalized)
     return kept
 
 
-def _feed_forward_bytes(shape: ModelShape, how: Computing) -> int:
+def _feed_forward_bytes(shape: ModelShape, computing: Computing) -> int:
     """Bytes per token of gate, its activation, up, and their product; with experts, for each active expert, plus its
     input and output.
     """
     if not shape.experts:
-        return 4 * shape.intermediate * how.size
-    each = 5 * shape.intermediate + 3 * shape.hidden
-    return each * shape.experts_per_token * how.size
+        return 4 * shape.intermediate * computing.size
+    per_expert = 5 * shape.intermediate + 3 * shape.hidden
+    return per_expert * shape.experts_per_token * computing.size
 
 
-def _attention_extra(shape: ModelShape, work: Pass, how: Computing) -> int:
+def _attention_extra(shape: ModelShape, work: Pass, computing: Computing) -> int:
     """Bytes of copies and masks for packed rows: variable-length kernels gather each prompt's keys for every answer; a
     CPU uses float32 masks and copies the attended keys and values.
     """
     if not work.packed:
         return 0
-    length, rows, size = work.prompt + work.answer, work.rows, how.size
+    length, rows, size = work.prompt + work.answer, work.rows, computing.size
     answers = rows * work.answer
     shares = work.prompts < rows
-    if how.on_gpu and size < FLOAT:
+    if computing.on_gpu and size < FLOAT:
         return rows * length * 2 * shape.key_width * size // work.sharing if shares else 0
     if not shares:
         return rows * (length * shape.query_width * size + length * length * FLOAT) // work.sharing

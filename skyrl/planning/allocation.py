@@ -208,20 +208,22 @@ def _checked(part: Part, text: str, written: str) -> Part:
     return evolve(part, experts=experts)
 
 
-def _check_names(found: Allocation) -> None:
-    names = [part.name for part in found.parts if part.name]
-    if len(found.parts) > UNNAMED_AT_MOST and len(names) < len(found.parts):
-        raise AllocationError(f"{len(found.parts)} parts each need a name, such as vllm[rollout]:d4 or fsdp[actor]:d8")
+def _check_names(allocation: Allocation) -> None:
+    names = [part.name for part in allocation.parts if part.name]
+    if len(allocation.parts) > UNNAMED_AT_MOST and len(names) < len(allocation.parts):
+        raise AllocationError(
+            f"{len(allocation.parts)} parts each need a name, such as vllm[rollout]:d4 or fsdp[actor]:d8"
+        )
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise AllocationError(f"two parts have the name {twice}")
 
 
-def _check_shared(found: Allocation) -> None:
-    for group in found.groups:
+def _check_shared(allocation: Allocation) -> None:
+    for group in allocation.groups:
         sizes = {part.gpus for part in group}
         if len(sizes) > 1:
-            taken = " and ".join(str(part.gpus) for part in group)
+            numbers = " and ".join(str(part.gpus) for part in group)
             raise AllocationError(
-                f"parts that share GPUs (|) must take the same number of them, but these take {taken}"
+                f"parts that share GPUs (|) must take the same number of them, but these take {numbers}"
             )

@@ -157,12 +157,12 @@ def mini_batches_that_deal_out(prompts: int, samples: int, ranks: int) -> tuple[
     return tuple(mini for mini in divisors(prompts) if mini * samples % ranks == 0)
 
 
-def divisors(whole: int) -> tuple[int, ...]:
-    """Divisors of `whole`, ascending; empty above `LARGEST_TO_DIVIDE`."""
-    if whole > LARGEST_TO_DIVIDE:
+def divisors(dividend: int) -> tuple[int, ...]:
+    """Divisors of `dividend`, ascending; empty above `LARGEST_TO_DIVIDE`."""
+    if dividend > LARGEST_TO_DIVIDE:
         return ()
-    small = [number for number in range(1, isqrt(whole) + 1) if whole % number == 0]
-    return tuple(sorted({*small, *(whole // number for number in small)}))
+    small = [number for number in range(1, isqrt(dividend) + 1) if dividend % number == 0]
+    return tuple(sorted({*small, *(dividend // number for number in small)}))
 
 
 def nearest(size: int, fitting: Iterable[int]) -> tuple[int, ...]:

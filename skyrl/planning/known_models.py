@@ -88,8 +88,8 @@ _VARIANT = re.compile(r"-(base|instruct|it|math|coder|thinking|\d{4})(?=-|$)", r
 def known_shape(name: str) -> ModelShape | None:
     """The sizes of a model by its hub name, for known families and sizes with any variant and owner; else None."""
     plain = _plain(name)
-    found = next((facts for known, facts in KNOWN_MODELS.items() if _plain(known) == plain), None)
-    return None if found is None else shape_of(found)
+    model_facts = next((facts for known, facts in KNOWN_MODELS.items() if _plain(known) == plain), None)
+    return None if model_facts is None else shape_of(model_facts)
 
 
 def _plain(name: str) -> str:

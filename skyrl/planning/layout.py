@@ -126,8 +126,8 @@ def _shared(models: Mapping[str, Grid], engines: EngineSizes | None = None) -> L
     if any(other != grid for other in others):
         raise ValueError(f"models that share GPUs must have the same number of them, not {models}")
     if engines is not None and engines.number * engines.gpus != grid.ranks:
-        wanted = f"{counted(engines.number, 'engine')} of {counted(engines.gpus, 'GPU')}"
-        raise ValueError(f"{wanted} cannot share {counted(grid.ranks, 'GPU')}")
+        requirement = f"{counted(engines.number, 'engine')} of {counted(engines.gpus, 'GPU')}"
+        raise ValueError(f"{requirement} cannot share {counted(grid.ranks, 'GPU')}")
     name = "+".join([*models, *(["engine"] if engines else [])])
     placements = [
         RankPlacement(role=role, rank=rank, pool=name, gpus=(rank,)) for role in models for rank in range(grid.ranks)
@@ -243,7 +243,7 @@ def _assign(
     pool of several nodes takes the fullest ones (`wide_loose`: the emptiest).
     """
     free = {node.id: node.gpus for node in nodes}
-    places: dict[str, tuple[str, ...]] = {}
+    assignment: dict[str, tuple[str, ...]] = {}
     for pool in sorted(
         layout.pools,
         key=lambda pool: (pool.nodes, pool.gpus_per_node) if widest_first else (pool.gpus_per_node, pool.nodes),
@@ -257,8 +257,8 @@ def _assign(
         chosen = set(sorted(fitting, key=free.__getitem__, reverse=emptiest)[: pool.nodes])
         for name in chosen:
             free[name] -= pool.gpus_per_node
-        places[pool.name] = tuple(name for name in free if name in chosen)
-    return places
+        assignment[pool.name] = tuple(name for name in free if name in chosen)
+    return assignment
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -267,6 +267,6 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def _node_list(nodes: Sequence[ClusterNode]) -> str:
-    shown = [f"{node.name or node.id}: {node.gpus}" for node in nodes[:_NODES_SHOWN]]
-    more = len(nodes) - len(shown)
-    return ", ".join([*shown, *([f"and {more} more"] if more else [])]) or "no nodes"
+    entries = [f"{node.name or node.id}: {node.gpus}" for node in nodes[:_NODES_SHOWN]]
+    more = len(nodes) - len(entries)
+    return ", ".join([*entries, *([f"and {more} more"] if more else [])]) or "no nodes"

@@ -93,16 +93,16 @@ def _gradients(learner: LearnerRank) -> int:
 
 def _layer_share(learner: LearnerRank, work: Pass) -> tuple[Pass, Computing]:
     """The pass and computing of a rank's share of a layer; sequence parallelism also splits its tokens."""
-    how = learner.how
+    computing = learner.how
     if not _spread(learner).cuts_tokens:
-        return work, how
-    return attrs.evolve(work, sharing=work.sharing * how.tensor), attrs.evolve(how, tensor=1)
+        return work, computing
+    return attrs.evolve(work, sharing=work.sharing * computing.tensor), attrs.evolve(computing, tensor=1)
 
 
 def _scoring(learner: LearnerRank) -> Bytes:
-    work, how = _layer_share(learner, learner.scoring)
+    work, computing = _layer_share(learner, learner.scoring)
     moment: Bytes = {
-        "activations": transient_bytes(learner.shape, work, how),
+        "activations": transient_bytes(learner.shape, work, computing),
         "logits": logits_bytes(learner.shape, learner.scoring.read, learner.how, learns=False),
     }
     return added(stage_resting(learner), moment)
@@ -114,10 +114,12 @@ def _updates(learner: LearnerRank) -> tuple[Bytes, ...]:
     """
     assert learner.update is not None
     shape, stages = learner.shape, _spread(learner).stages
-    work, how = _layer_share(learner, learner.update)
-    kept = _layers(learner) * (stream_bytes(shape, work, how) if learner.recomputes else layer_bytes(shape, work, how))
-    outside = work.tokens * shape.hidden * (FLOAT + how.size)  # the last norm, and the head's input
-    moment = (layer_bytes(shape, work, how) if learner.recomputes else 0) + backward_bytes(shape, work, how)
+    work, computing = _layer_share(learner, learner.update)
+    kept = _layers(learner) * (
+        stream_bytes(shape, work, computing) if learner.recomputes else layer_bytes(shape, work, computing)
+    )
+    outside = work.tokens * shape.hidden * (FLOAT + computing.size)  # the last norm, and the head's input
+    moment = (layer_bytes(shape, work, computing) if learner.recomputes else 0) + backward_bytes(shape, work, computing)
     logits = logits_bytes(shape, learner.update.read, learner.how, learns=True)
     state = added(_state(learner), {"gradients": _gradients(learner)})
     waiting = min(stages, learner.micro_batches) * kept

@@ -223,8 +223,8 @@ def _weight_bytes(learner: LearnerRank) -> int:
     if zero.stage < 3:
         return learner.how.size * weights // learner.how.tensor
     copies = 2 if zero.offloads_parameters else 1  # the host keeps a second one in the compute dtype
-    whole = (weights - _sharded(learner)) // learner.how.tensor if _gathers_in_stage_3(learner) else 0
-    return learner.how.size * (copies * weights // learner.shards + whole)
+    gathered = (weights - _sharded(learner)) // learner.how.tensor if _gathers_in_stage_3(learner) else 0
+    return learner.how.size * (copies * weights // learner.shards + gathered)
 
 
 def _sharded(learner: LearnerRank) -> int:
@@ -255,19 +255,19 @@ def _gathered(learner: LearnerRank, *, layers: int) -> int:
 
 def _saved_activations(learner: LearnerRank, work: Pass) -> int:
     """Bytes of activations of all layers that are kept for backward, without those of the layer being recomputed."""
-    shape, how = learner.shape, learner.how
-    outside = work.tokens * shape.hidden * (FLOAT + how.size)  # the last norm, and the head's input
+    shape, computing = learner.shape, learner.how
+    outside = work.tokens * shape.hidden * (FLOAT + computing.size)  # the last norm, and the head's input
     if not learner.recomputes:
-        return outside + shape.layers * layer_bytes(shape, work, how)
-    if learner.offloads_activations and how.on_gpu:
-        return outside + 2 * stream_bytes(shape, work, how)
-    return outside + shape.layers * stream_bytes(shape, work, how)
+        return outside + shape.layers * layer_bytes(shape, work, computing)
+    if learner.offloads_activations and computing.on_gpu:
+        return outside + 2 * stream_bytes(shape, work, computing)
+    return outside + shape.layers * stream_bytes(shape, work, computing)
 
 
 def _loss_bytes(learner: LearnerRank) -> Bytes:
     """Bytes at the loss: all activations and the tables of logits are in memory."""
     assert learner.update is not None
-    work, how = learner.update, learner.how
+    work, computing = learner.update, learner.how
     gradients = _gradients(learner) if learner.micro_batches > 1 else 0
     return added(
         resting(learner),
@@ -275,7 +275,7 @@ def _loss_bytes(learner: LearnerRank) -> Bytes:
             "parameters": _gathered(learner, layers=1),
             "gradients": gradients,
             "activations": _saved_activations(learner, work),
-            "logits": logits_bytes(learner.shape, work.read, how, learns=True),
+            "logits": logits_bytes(learner.shape, work.read, computing, learns=True),
         },
     )
 
@@ -283,17 +283,17 @@ def _loss_bytes(learner: LearnerRank) -> Bytes:
 def _backward_bytes(learner: LearnerRank) -> Bytes:
     """Bytes in backward: activations, the gradients of one layer, and those of the output matrix are in memory."""
     assert learner.update is not None
-    work, how, shape = learner.update, learner.how, learner.shape
-    moment = layer_bytes(shape, work, how) if learner.recomputes else 0
+    work, computing, shape = learner.update, learner.how, learner.shape
+    moment = layer_bytes(shape, work, computing) if learner.recomputes else 0
     overhead, gradients = _buffers(learner), _gradients(learner) if learner.micro_batches > 1 else 0
-    if how.trains_all:
+    if computing.trains_all:
         gradients += _whole_gradients(learner)
     return added(
         resting(learner),
         {
             "parameters": _gathered(learner, layers=2),
             "gradients": gradients,
-            "activations": _saved_activations(learner, work) + moment + backward_bytes(shape, work, how),
+            "activations": _saved_activations(learner, work) + moment + backward_bytes(shape, work, computing),
             "overhead": overhead,
         },
     )
@@ -301,14 +301,14 @@ def _backward_bytes(learner: LearnerRank) -> Bytes:
 
 def _optimizer_step_bytes(learner: LearnerRank) -> Bytes:
     """Bytes in the optimizer step: all gradients, the last ones unsharded, and on a GPU a copy of each shard."""
-    zero, how = learner.zero, learner.how
-    shard = FLOAT * learner.trained // (learner.shards if zero is None or zero.stage else how.tensor)
-    temporary = shard if how.on_gpu or (zero is not None and zero.stage > 0) else 0
+    zero, computing = learner.zero, learner.how
+    shard = FLOAT * learner.trained // (learner.shards if zero is None or zero.stage else computing.tensor)
+    temporary = shard if computing.on_gpu or (zero is not None and zero.stage > 0) else 0
     parts: dict[Part, int] = {"gradients": _gradients(learner), "optimizer": temporary}
-    if zero is None and learner.shards > 1 and how.trains_all:  # the outer unit is reduced last
-        outer = _outer(learner) // how.tensor
-        kept = _gradients(learner) + (how.size + FLOAT) * outer
-        end: dict[Part, int] = {"parameters": how.size * outer, "gradients": kept}
+    if zero is None and learner.shards > 1 and computing.trains_all:  # the outer unit is reduced last
+        outer = _outer(learner) // computing.tensor
+        kept = _gradients(learner) + (computing.size + FLOAT) * outer
+        end: dict[Part, int] = {"parameters": computing.size * outer, "gradients": kept}
         return _largest(added(resting(learner), parts), added(resting(learner), end))
     return added(resting(learner), parts)
 
@@ -350,15 +350,15 @@ def _buffers(learner: LearnerRank) -> int:
 
 def _scoring(learner: LearnerRank) -> Bytes:
     """Bytes while scoring computes one layer. DeepSpeed holds prefetched weights twice: as received, and assembled."""
-    work, how, zero = learner.scoring, learner.how, learner.zero
-    sharded = _sharded(learner) // how.tensor
+    work, computing, zero = learner.scoring, learner.how, learner.zero
+    sharded = _sharded(learner) // computing.tensor
     prefetched = min(sharded, zero.prefetch) if zero is not None and _gathers_in_stage_3(learner) else 0
     return added(
         resting(learner),
         {
-            "parameters": _gathered(learner, layers=2) + how.size * prefetched,
-            "activations": transient_bytes(learner.shape, work, how),
-            "logits": logits_bytes(learner.shape, work.read, how, learns=False),
+            "parameters": _gathered(learner, layers=2) + computing.size * prefetched,
+            "activations": transient_bytes(learner.shape, work, computing),
+            "logits": logits_bytes(learner.shape, work.read, computing, learns=False),
         },
     )
 
@@ -379,10 +379,10 @@ def _transfer(learner: LearnerRank) -> Bytes:
 
 def _ahead(learner: LearnerRank, size: int) -> int:
     """Bytes of rounded weights in flight, with the shards from which they are gathered, and one assembled weight."""
-    whole = _prefetched_bytes(learner, size)
+    prefetched = _prefetched_bytes(learner, size)
     if learner.shards == 1:
-        return whole
-    return whole + whole // learner.shards + size * max(learner.shape.tensors)
+        return prefetched
+    return prefetched + prefetched // learner.shards + size * max(learner.shape.tensors)
 
 
 def _prefetched_bytes(learner: LearnerRank, size: int) -> int:

@@ -58,13 +58,13 @@ def equal_plans(tokens: Sequence[Sequence[int]], capacity: int, *, at_least: int
     An item above the capacity gets a separate bin, and a rank with fewer items than bins gets empty bins `()` at the
     end. `tokens[rank]` are the rank's items. Every rank must have at least one item.
     """
-    wanted = at_least
+    target = at_least
     while True:
-        plans = [_plan(items, capacity, wanted) for items in tokens]
+        plans = [_plan(items, capacity, target) for items in tokens]
         most = max(map(len, plans))
         if all(len(plan) == most for plan in plans):
             return tuple(plans)
-        wanted = most
+        target = most
 
 
 def dealt_plans(tokens: Sequence[int], capacity: int, ranks: int, *, at_least: int = 1) -> tuple[Plan, ...]:
@@ -73,21 +73,21 @@ def dealt_plans(tokens: Sequence[int], capacity: int, ranks: int, *, at_least: i
 
     An item above the capacity gets a separate bin. Bins are empty, `()`, only if there are fewer items than bins.
     """
-    wanted = at_least * ranks
-    while len(plan := _plan(tokens, capacity, wanted)) % ranks:
-        wanted = -(-len(plan) // ranks) * ranks
+    target = at_least * ranks
+    while len(plan := _plan(tokens, capacity, target)) % ranks:
+        target = -(-len(plan) // ranks) * ranks
     bins = sorted(plan, key=lambda items: -sum(tokens[item] for item in items))
     return tuple(tuple(bins[rank::ranks]) for rank in range(ranks))
 
 
 def _plan(tokens: Sequence[int], capacity: int, at_least: int) -> Plan:
     """Bins for the items that fit, a separate bin for each oversized item, and empty bins up to `at_least`."""
-    alone = [(item,) for item, size in enumerate(tokens) if size > capacity]
+    oversized = [(item,) for item, size in enumerate(tokens) if size > capacity]
     rest = [item for item, size in enumerate(tokens) if size <= capacity]
     sizes = [tokens[item] for item in rest]
-    wanted = min(max(at_least - len(alone), 1), len(rest))
-    packed = karmarkar_karp(sizes, capacity, at_least=wanted) if rest else ()
-    bins = [*alone, *(tuple(rest[item] for item in items) for items in packed)]
+    target = min(max(at_least - len(oversized), 1), len(rest))
+    packed = karmarkar_karp(sizes, capacity, at_least=target) if rest else ()
+    bins = [*oversized, *(tuple(rest[item] for item in items) for items in packed)]
     return (*_sorted_bins(bins), *((),) * (at_least - len(bins)))
 
 

@@ -185,8 +185,8 @@ def _summing(degrees: Sharding, rates: Rates, gradients: int) -> float:
 
 def exchanging(shape: ModelShape, rows: PassRows, degrees: Sharding, rates: Rates, *, passes: int) -> float:
     """Seconds of the collectives for which products have to wait, in `passes` passes over all layers."""
-    here = rows.tokens / degrees.data
-    local = here / (degrees.sequence * degrees.context)
+    replica_tokens = rows.tokens / degrees.data
+    local = replica_tokens / (degrees.sequence * degrees.context)
     tensor = 2 * 2 * ring(degrees.tensor) * local * shape.hidden  # two all-reduces a layer, each there and back
     heads = ring(degrees.sequence) * local * 2 * (shape.query_width + shape.key_width) / degrees.tensor
     keys = (degrees.context - 1) * local * 2 * shape.key_width / degrees.tensor

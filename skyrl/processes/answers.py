@@ -37,11 +37,11 @@ class BadAnswer(ValueError):
     """
 
 
-def read(answer: object, kind: type[T], what: str = "an answer") -> T:
+def read(answer: object, kind: type[T], label: str = "an answer") -> T:
     """`answer` as an instance of `kind`: an attrs class, `str`, `bool`, `int` of 64 bits, finite `float`, a tuple of
-    one of these, or a union. `what` names the value in messages. Raises `BadAnswer`.
+    one of these, or a union. `label` names the value in messages. Raises `BadAnswer`.
     """
-    return _reader(kind)(answer, what)  # type: ignore[arg-type,return-value]  # a type is hashable; it reads a `kind`
+    return _reader(kind)(answer, label)  # type: ignore[arg-type,return-value]  # a type is hashable; it reads a `kind`
 
 
 async def collected(pieces: AsyncIterable[bytes], *, longest: int, seconds: float) -> bytes | None:
@@ -78,15 +78,15 @@ def asked_to_wait(retry_after: str) -> float:
     return min(max(seconds, 0.0), _LONGEST_WAIT)
 
 
-def _wrong(value: object, what: str) -> BadAnswer:
-    return BadAnswer(f"with {display_value(value)} for {what}")
+def _wrong(value: object, label: str) -> BadAnswer:
+    return BadAnswer(f"with {display_value(value)} for {label}")
 
 
 @cache
 def _reader(kind: object) -> _Reader:
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is object:
-        return lambda value, what: value
+        return lambda value, label: value
     if kind is int:
         return _whole
     if kind is float:
@@ -101,39 +101,39 @@ def _reader(kind: object) -> _Reader:
     return partial(_exactly, kind)
 
 
-def _exactly(kind: object, value: object, what: str) -> object:
+def _exactly(kind: object, value: object, label: str) -> object:
     if type(value) is not kind:
-        raise _wrong(value, what)
+        raise _wrong(value, label)
     return value
 
 
-def _whole(value: object, what: str) -> object:
+def _whole(value: object, label: str) -> object:
     if type(value) is not int or not -(2**63) <= value < 2**63:
-        raise _wrong(value, what)
+        raise _wrong(value, label)
     return value
 
 
-def _real(value: object, what: str) -> object:
+def _real(value: object, label: str) -> object:
     try:
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
     except OverflowError:
         pass  # a whole number that no float holds
-    raise _wrong(value, what)
+    raise _wrong(value, label)
 
 
-def _several(read_item: _Reader, value: object, what: str) -> object:
+def _several(read_item: _Reader, value: object, label: str) -> object:
     if not isinstance(value, list):
-        raise _wrong(value, what)
-    name = f"{what}[]"
+        raise _wrong(value, label)
+    name = f"{label}[]"
     return tuple(read_item(item, name) for item in value)
 
 
-def _read_union(readers: tuple[_Reader, ...], value: object, what: str) -> object:
+def _read_union(readers: tuple[_Reader, ...], value: object, label: str) -> object:
     errors = []
     for reader in readers:
         try:
-            return reader(value, what)
+            return reader(value, label)
         except BadAnswer as error:
             errors.append(error)
     raise errors[0]
@@ -148,14 +148,14 @@ def _types(kind: type) -> tuple[tuple[str, _Reader, bool], ...]:
     )
 
 
-def _fields(kind: type, value: object, what: str) -> object:
+def _fields(kind: type, value: object, label: str) -> object:
     if not isinstance(value, dict):
-        raise _wrong(value, what)
-    below = "" if what == "an answer" else f"{what}."
-    given = {}
+        raise _wrong(value, label)
+    below = "" if label == "an answer" else f"{label}."
+    values = {}
     for name, reader, required in _types(kind):
         if name in value:
-            given[name] = reader(value[name], below + name)
+            values[name] = reader(value[name], below + name)
         elif required:
             raise BadAnswer(f"without {below}{name}")
-    return kind(**given)
+    return kind(**values)

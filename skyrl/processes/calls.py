@@ -69,5 +69,5 @@ def apply(
 def summary(error: BaseException) -> str:
     """Type and message of an exception, on one line of at most 500 characters, and the user's line that raised it."""
     text = redacted(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":"))
-    place = raised_at(error)
-    return (text if len(text) <= 500 else text[:497] + "...") + (f" ({place})" if place else "")
+    location = raised_at(error)
+    return (text if len(text) <= 500 else text[:497] + "...") + (f" ({location})" if location else "")

@@ -39,15 +39,15 @@ R = TypeVar("R")
 async def run_in_daemon_thread(call: Callable[[], R]) -> R:
     """Run `call` in a daemon thread; returns its result or raises its error. Cancelling the await leaves it running."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[R] = loop.create_future()
+    future: asyncio.Future[R] = loop.create_future()
 
     def settle(result: R | None, error: BaseException | None) -> None:
-        if done.cancelled():
+        if future.cancelled():
             return
         if error is not None:
-            done.set_exception(error)
+            future.set_exception(error)
         else:
-            done.set_result(result)  # type: ignore[arg-type]  # without an error there is a result
+            future.set_result(result)  # type: ignore[arg-type]  # without an error there is a result
 
     def run() -> None:
         result, error = None, None
@@ -59,4 +59,4 @@ async def run_in_daemon_thread(call: Callable[[], R]) -> R:
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, name="skyrl-background", daemon=True).start()
-    return await done
+    return await future

@@ -12,9 +12,9 @@ ANYWHERE = ("config", "plan", "simulate", "completion")
 """Commands that only compute texts and numbers, on every system."""
 
 
-def needs_linux(what: str) -> None:
+def needs_linux(feature: str) -> None:
     """Raise `UserError` on another system than Linux."""
     if PLATFORM != "linux":
         others = f"{', '.join(ANYWHERE[:-1])} and {ANYWHERE[-1]}"
         remedy = f"use a Linux machine, WSL or a container (docs/installing.md). Here, skyrl {others} work."
-        raise UserError(f"{what} needs Linux, and this is {PLATFORM}: {remedy}")
+        raise UserError(f"{feature} needs Linux, and this is {PLATFORM}: {remedy}")

@@ -113,12 +113,12 @@ def _gpus() -> tuple[list[GpuFacts], str]:
         return [], ""
     command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return [], str(error)
-    if done.returncode:
-        return [], " ".join((done.stderr or done.stdout).split())[:200] or f"exit code {done.returncode}"
-    return list(read_gpus(done.stdout)), ""
+    if result.returncode:
+        return [], " ".join((result.stderr or result.stdout).split())[:200] or f"exit code {result.returncode}"
+    return list(read_gpus(result.stdout)), ""
 
 
 def read_gpus(text: str) -> Iterator[GpuFacts]:

@@ -100,13 +100,13 @@ def tagged(variable: str, value: str, folder: Path | None = None) -> list[int]:
 
     A process that gives itself a title may write it over its environment; Ray's agents do, and keep their logs open.
     """
-    wanted = f"{variable}={value}".encode()
+    mark = f"{variable}={value}".encode()
     parents: dict[int, int] = {}
     pids: set[int] = set()
     for pid in _pids():
         try:
             parents[pid] = int(_status(pid)[1])
-            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") or _has_open(pid, folder):
+            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") or _has_open(pid, folder):
                 pids.add(pid)
         except OSError:
             continue  # it is gone, or another user's

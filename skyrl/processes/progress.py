@@ -52,18 +52,18 @@ class Progress:
         """Details about the waits, such as the number of unfinished samples; empty if there are none."""
 
     @contextlib.contextmanager
-    def waiting_for(self, what: str) -> Iterator[None]:
-        """Record that the run waits for `what` while the block runs."""
+    def waiting_for(self, target: str) -> Iterator[None]:
+        """Record that the run waits for `target` while the block runs."""
         number = next(self._numbers)
         self.note()
         began = self._last
-        self._open[number] = what, began
+        self._open[number] = target, began
         try:
             yield
         finally:
             self._open.pop(number, None)
             self.note()
-            self.on_end(Span(what, began, self._last))
+            self.on_end(Span(target, began, self._last))
 
     def note(self) -> None:
         """Record progress: something has finished."""
@@ -85,7 +85,7 @@ class Progress:
     def open_waits(self) -> list[Wait]:
         """The open waits in the order in which they began."""
         now = self._clock()
-        return [Wait(number, what, now - since) for number, (what, since) in list(self._open.items())]
+        return [Wait(number, target, now - since) for number, (target, since) in list(self._open.items())]
 
 
 def wait_texts(waits: Iterable[Wait]) -> list[str]:
@@ -159,9 +159,9 @@ class Watchdog:
             file.write(f"\nno progress for {silent:.0f} s, at {time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n")
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
-        places = ", ".join(str(place) for place in (self._stacks, *self._dump_others()))
+        paths = ", ".join(str(path) for path in (self._stacks, *self._dump_others()))
         return (
             f"no progress for {silent:.0f} s ({self._field} = {self._seconds:g}); "
             f"the run is waiting for: {'; '.join(waits) or 'nothing that it knows of'}; "
-            f"stack traces of all threads are in: {places}"
+            f"stack traces of all threads are in: {paths}"
         )

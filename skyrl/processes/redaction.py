@@ -101,12 +101,12 @@ def _mask_assignments(text: str) -> str:
     A value without quotes may be a word of a sentence or of a program: it needs a digit and a letter, and after a colon
     the end of its line, as in YAML.
     """
-    pieces, done, searched = [], 0, 0
-    for found in _printed()["named"].finditer(text):
-        option, name, sign = found.groups()
+    pieces, position, searched = [], 0, 0
+    for match in _printed()["named"].finditer(text):
+        option, name, sign = match.groups()
         value = (
-            _printed()["value"].match(text, found.end())
-            if found.start() >= max(done, searched) and _names_a_secret(option or name)
+            _printed()["value"].match(text, match.end())
+            if match.start() >= max(position, searched) and _names_a_secret(option or name)
             else None
         )
         if value is None or _is_reference(value[1] or value[2]):
@@ -116,11 +116,11 @@ def _mask_assignments(text: str) -> str:
         is_placed = bool(option) or sign == "=" or (":" in (sign or "") and not value[3])
         if value[1] or (is_value and is_placed):
             start = value.start(1) if value[1] else value.start(2)
-            pieces += [text[done:start], HIDDEN]
-            done = value.end(1) if value[1] else value.end(2)
+            pieces += [text[position:start], HIDDEN]
+            position = value.end(1) if value[1] else value.end(2)
         elif not is_value:
             searched = value.end()
-    return "".join((*pieces, text[done:]))
+    return "".join((*pieces, text[position:]))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -207,7 +207,7 @@ class RedactedStream:
         with self._reader_may_be_gone():
             clean = redacted(text)
             if not clean.isascii() and self.isatty():
-                clean = _printed()["direction"].sub(lambda found: ascii(found[0])[1:-1], clean)
+                clean = _printed()["direction"].sub(lambda match: ascii(match[0])[1:-1], clean)
             self._stream.write(clean)
         return len(text)
 

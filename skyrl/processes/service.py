@@ -81,7 +81,7 @@ class _BoundedProtocol(H11Protocol):
             for connection in self.connections
             if isinstance(connection, _BoundedProtocol) and connection._limit
         }
-        oldest = min(waiting, key=lambda each: waiting[each])
+        oldest = min(waiting, key=lambda connection: waiting[connection])
         if oldest is not self or len(self.connections) > limit + limit // 8:
             oldest.connections.discard(oldest)
             oldest.transport.abort()
@@ -177,8 +177,8 @@ def server_of(app: Starlette) -> uvicorn.Server:
 def _permitted_files() -> int:
     """Number of files that the process may open, raised up to `MOST_FILES` if it was started with a lower one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    limit = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft == resource.RLIM_INFINITY or soft >= limit:
         return MOST_FILES if soft == resource.RLIM_INFINITY else soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit

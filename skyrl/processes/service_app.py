@@ -164,18 +164,18 @@ def json_object(body: bytes) -> dict[str, Any]:
     text that is not Unicode: half of a surrogate pair, which neither a tokenizer nor an answer can hold.
     """
     try:
-        given = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+        content = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
         if b"\\u" in body:
-            json.dumps(given, ensure_ascii=False).encode()
+            json.dumps(content, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
     except UnicodeEncodeError as error:
         raise RequestError(f"the body contains a lone surrogate: \\u{ord(error.object[error.start]):x}") from error
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error}") from error
-    if not isinstance(given, dict):
+    if not isinstance(content, dict):
         raise RequestError("the body has to be a JSON object")
-    return given
+    return content
 
 
 def few_headers(request: Request) -> None:

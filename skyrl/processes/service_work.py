@@ -41,8 +41,8 @@ class ServiceThreads:
         """The result of `work` on one of the threads. If this call is cancelled, work that has not begun never does,
         and work that has begun learns from its argument that nobody waits for it any more.
         """
-        ours, theirs = socket.socketpair()
-        with ours:  # closes, and so tells the thread, also if this call is cancelled
-            made = self._pool.submit(work, HangUp(theirs))
-            made.add_done_callback(lambda _: theirs.close())
-            return await asyncio.wrap_future(made)
+        caller_socket, worker_socket = socket.socketpair()
+        with caller_socket:  # closes, and so tells the thread, also if this call is cancelled
+            future = self._pool.submit(work, HangUp(worker_socket))
+            future.add_done_callback(lambda _: worker_socket.close())
+            return await asyncio.wrap_future(future)

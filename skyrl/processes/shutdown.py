@@ -113,9 +113,9 @@ class ShutdownSignal:
         """Ask the run to stop because too little time is left until the deadline."""
         self.request(f"Stopped before the deadline of {self._field}")
 
-    def stopped(self, what: str) -> Stopped:
-        """The exception that ends the run; `what` is the rest of its message and says what was saved."""
-        return Stopped(f"{self.reason}. {what}", self._exit_code)
+    def stopped(self, details: str) -> Stopped:
+        """The exception that ends the run; `details` is the rest of its message and says what was saved."""
+        return Stopped(f"{self.reason}. {details}", self._exit_code)
 
     @contextlib.contextmanager
     def in_loop(self) -> Iterator[None]:
@@ -218,17 +218,17 @@ class ShutdownSignal:
             if now >= ends_at:
                 self._end_at_once(f"Stopped: saving did not finish within {self._grace:g} s.")
 
-    def _end_at_once(self, why: str) -> None:
+    def _end_at_once(self, reason: str) -> None:
         """End the process, even if its output is no longer read or a thread that is stuck holds the stream."""
-        words = threading.Thread(target=_write_reason, args=(why,), daemon=True)
+        words = threading.Thread(target=_write_reason, args=(reason,), daemon=True)
         words.start()
         words.join(_LAST_WORDS_SECONDS)
         os._exit(self._exit_code)
 
 
-def _write_reason(why: str) -> None:
+def _write_reason(reason: str) -> None:
     with contextlib.suppress(OSError):
-        os.write(2, f"{why} {RESUMES_FROM_LAST_CHECKPOINT}\n".encode())
+        os.write(2, f"{reason} {RESUMES_FROM_LAST_CHECKPOINT}\n".encode())
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
 

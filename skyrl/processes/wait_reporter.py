@@ -62,8 +62,8 @@ class WaitReporter:
             self._reported.discard(number)
         self._seen = waits
 
-    def _patience(self, what: str) -> float:
-        return max(self._after, 2 * self._longest.get(what, 0.0))
+    def _patience(self, target: str) -> float:
+        return max(self._after, 2 * self._longest.get(target, 0.0))
 
     def _watch(self) -> None:
         while not self._ended.wait(self._after / 10):

@@ -99,14 +99,14 @@ def agent_of(config: AgentConfig, tier: Tier | Literal["auto"]) -> Agent:
 def _function_agent(function: object, name: str, settings: Mapping[str, Any]) -> Agent:
     if not callable(function):
         raise TaskError(f"{name} is not a function")
-    wanted = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
     known = ("task", "base_url", "api_key", "model")
-    if taken := sorted({*settings} & {*known}):
-        raise TaskError(f"environment.agent.kwargs: {', '.join(taken)} is passed to every agent already: remove it")
-    takes_all = any(entry.kind is inspect.Parameter.VAR_KEYWORD for entry in wanted.values())
+    if reserved := sorted({*settings} & {*known}):
+        raise TaskError(f"environment.agent.kwargs: {', '.join(reserved)} is passed to every agent already: remove it")
+    takes_all = any(entry.kind is inspect.Parameter.VAR_KEYWORD for entry in parameters.values())
     unknown = [
         item.name
-        for item in wanted.values()
+        for item in parameters.values()
         if item.name not in (*known, *settings)
         and item.default is inspect.Parameter.empty
         and item.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -114,12 +114,12 @@ def _function_agent(function: object, name: str, settings: Mapping[str, Any]) ->
     if unknown:
         raise TaskError(f"{name} requires {', '.join(unknown)}, but an agent is given only {', '.join(known)}")
 
-    if not takes_all and (surplus := sorted({*settings} - {*wanted})):
+    if not takes_all and (surplus := sorted({*settings} - {*parameters})):
         raise TaskError(f"environment.agent.kwargs: {name} has no parameter {', '.join(surplus)}")
 
     def agent(call: AgentCall) -> Returned:
-        given = {"task": call.task, "base_url": f"{call.url}/v1", "api_key": call.key, "model": call.model}
-        chosen = given if takes_all else {key: value for key, value in given.items() if key in wanted}
+        arguments = {"task": call.task, "base_url": f"{call.url}/v1", "api_key": call.key, "model": call.model}
+        chosen = arguments if takes_all else {key: value for key, value in arguments.items() if key in parameters}
         return Returned(value=settled(function(**chosen, **thaw(settings))))
 
     return agent

@@ -90,13 +90,13 @@ class Attempts:
         self._attempts, self._retried = gym.max_attempts, frozenset(gym.retried_failures)
         self._seconds = gym.trajectory_timeout_seconds
 
-    async def sample(self, episode: Episode, begun: FirstOutcome, completion: Completion | None) -> Trajectory:
+    async def sample(self, episode: Episode, first_outcome: FirstOutcome, completion: Completion | None) -> Trajectory:
         """Draw one trajectory. A sample whose environment fails is drawn again, with other random numbers, while there
         is time.
         """
 
         def first(episode: Episode, until: float | None) -> Coroutine[Any, Any, Trajectory]:
-            return self._play(episode, begun, completion, until)
+            return self._play(episode, first_outcome, completion, until)
 
         return await self._until_judged(episode, first, self._play_again)
 
@@ -104,7 +104,7 @@ class Attempts:
         """Draw one trajectory that an agent plays; otherwise like `sample`."""
         return await self._until_judged(episode, self._run, self._run)
 
-    async def _until_judged(self, episode: E, first: Play[E], again: Play[E]) -> Trajectory:
+    async def _until_judged(self, episode: E, first: Play[E], retry: Play[E]) -> Trajectory:
         failures: list[Failure] = []
         until = self._deadline()
         attempt = outcome_of(first(episode, until))
@@ -121,7 +121,7 @@ class Attempts:
             if late or len(failures) >= self._attempts or outcome.kind not in self._retried:
                 return episode.failed(tuple(failures))
             episode = episode.retry(attempt=episode.key.attempt + _RETRY)
-            attempt = outcome_of(again(episode, until))
+            attempt = outcome_of(retry(episode, until))
 
     async def _run(self, episode: AgentEpisode, until: float | None) -> Trajectory:
         return await self._closing(episode, until, self._run_with_deadline(episode, episode.run(), until))
@@ -140,25 +140,25 @@ class Attempts:
         """Play an episode from its start, within what is left of the sample's time."""
 
         async def first_turn() -> tuple[FirstOutcome, Completion | None]:
-            begun = await outcome_of(episode.begin())
-            (completion,) = await self._first_turns([episode], [begun])
-            return begun, completion
+            outcome = await outcome_of(episode.begin())
+            (completion,) = await self._first_turns([episode], [outcome])
+            return outcome, completion
 
         try:
-            begun, completion = await self._run_with_deadline(episode, first_turn(), until)
+            first_outcome, completion = await self._run_with_deadline(episode, first_turn(), until)
         except BaseException:
             await self.closed(episode, until)
             raise
-        return await self._play(episode, begun, completion, until)
+        return await self._play(episode, first_outcome, completion, until)
 
     async def _play(
-        self, episode: Episode, begun: FirstOutcome, completion: Completion | None, until: float | None
+        self, episode: Episode, first_outcome: FirstOutcome, completion: Completion | None, until: float | None
     ) -> Trajectory:
         """Play an episode to its end, in time, and close it."""
 
         async def play() -> Trajectory:
-            if not isinstance(begun, GenerationRequest):
-                raise EpisodeError(begun)
+            if not isinstance(first_outcome, GenerationRequest):
+                raise EpisodeError(first_outcome)
             if completion is None:
                 return episode.unplayed()
             return await self._run_with_deadline(episode, episode.play(completion), until)

@@ -62,20 +62,20 @@ class BatchFilter:
     async def _filtered(self, version: int) -> Batch:
         """Groups that pass the filter, from several batches if necessary; the surplus of the last one is dropped."""
         self._gates.left_out.clear()
-        wanted: int | None = None
+        required: int | None = None
         kept: list[TrajectoryGroup] = []
         seen = attempt = 0
-        while wanted is None or len(kept) < wanted:
-            self._expect_attempt(attempt, f"{len(kept)} groups of different rewards, {wanted} are needed")
+        while required is None or len(kept) < required:
+            self._expect_attempt(attempt, f"{len(kept)} groups of different rewards, {required} are needed")
             groups = await self._draw(version, attempt)
-            wanted, attempt, seen = len(groups), attempt + 1, seen + len(groups)
+            required, attempt, seen = len(groups), attempt + 1, seen + len(groups)
             kept += [group for group in groups if self._gates.pass_through(group)]
         self.metrics |= self._gates.metrics() | {
             "generate/sampled_batches": attempt,
             "generate/groups_dropped": seen - len(kept),
-            "generate/groups_left_over": len(kept) - wanted,
+            "generate/groups_left_over": len(kept) - required,
         }
-        return tuple(kept[:wanted])
+        return tuple(kept[:required])
 
     async def _replaced(self, version: int) -> Batch:
         config, attempt = self._algorithm.dynamic_sampling, 0
@@ -95,12 +95,12 @@ class BatchFilter:
                 }
                 return exchanged
 
-    def _expect_attempt(self, attempt: int, found: str) -> None:
+    def _expect_attempt(self, attempt: int, progress: str) -> None:
         most = self._algorithm.dynamic_sampling.max_sample_batches
         if 0 < most <= attempt:
             raise RunError(
                 f"dynamic sampling drew {most} batches of prompts (trainer.algorithm.dynamic_sampling."
-                f"max_sample_batches) without finding enough: {found}. The task is too easy or too hard for the "
+                f"max_sample_batches) without finding enough: {progress}. The task is too easy or too hard for the "
                 "policy; raise the limit, or generator.n_samples_per_prompt, or turn dynamic sampling off"
             )
 

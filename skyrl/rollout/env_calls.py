@@ -276,8 +276,8 @@ def _outcome(who: str, error: BaseException) -> Failure | Skipped:
             return Failure(kind="raised", reason=f"{who} raised {_describe_error(error)}")
 
 
-def number(value: Any, what: str) -> float:
-    """Any kind of finite number, as a float. Raises `EpisodeError` for anything else; `what` begins the message."""
+def number(value: Any, prefix: str) -> float:
+    """Any kind of finite number, as a float. Raises `EpisodeError` for anything else; `prefix` begins the message."""
     try:
         real = float(value) if not isinstance(value, str | bytes) else None
     except (TypeError, ValueError, OverflowError):
@@ -285,15 +285,15 @@ def number(value: Any, what: str) -> float:
     if real is None or not math.isfinite(real):
         kind: Literal["wrong_type", "not_finite"] = "wrong_type" if real is None else "not_finite"
         is_text = "a text, " if isinstance(value, str | bytes) else ""
-        reason = f"{what} {_short(repr(value))}, which is {is_text}not a finite number"
+        reason = f"{prefix} {_short(repr(value))}, which is {is_text}not a finite number"
         raise EpisodeError(Failure(kind=kind, reason=reason))
     return real
 
 
 def _describe_error(error: BaseException) -> str:
     """Type and message, shortened, and the line of the user's code that raised it."""
-    place = raised_at(error)
-    return f"{type(error).__name__}: {_short(str(error))}" + (f" ({place})" if place else "")
+    location = raised_at(error)
+    return f"{type(error).__name__}: {_short(str(error))}" + (f" ({location})" if location else "")
 
 
 def _settle(outcome: asyncio.Future[Any], result: object) -> None:

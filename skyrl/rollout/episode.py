@@ -91,8 +91,8 @@ class Episode:
         self._env, messages, tools = started
         self._begun_with, self._tools = messages, with_tools(tools, prompt.tools)
         config = self._context.config
-        again = messages != prompt.question or self._tools != prompt.tools
-        if again or config.chat_template.name_or_path is not None:
+        changed = messages != prompt.question or self._tools != prompt.tools
+        if changed or config.chat_template.name_or_path is not None:
             kwargs, tokenizer = config.chat_template_kwargs, self._context.tokenizer
             template = Template(tokenizer=tokenizer, arguments=kwargs, tools=self._tools)
             allowed = self._context.agent is not None or bool(prompt.extras.get(ALLOW_DROPPED))
@@ -199,7 +199,7 @@ class Episode:
         steps = [*self._earlier, self._transcript.step()]
         if reason != "stop" and config.zero_reward_on_non_stop:
             steps = [evolve(step, rewards=tuple(evolve(turn, reward=0.0) for turn in step.rewards)) for step in steps]
-        made = Trajectory(
+        trajectory = Trajectory(
             prompt_id=self._prompt.id,
             sample_index=self.key.sample_index,
             earlier=tuple(steps[:-1]),
@@ -211,7 +211,7 @@ class Episode:
             components=self._components,
             timings={"completion": time.perf_counter() - self._begun, **self._seconds},
         )
-        return drop_truncated(made) if config.apply_overlong_filtering else made
+        return drop_truncated(trajectory) if config.apply_overlong_filtering else trajectory
 
     @property
     def name(self) -> str:
@@ -268,8 +268,8 @@ class Episode:
             self._seconds[name] += time.perf_counter() - start
 
     def _call_description(self, doing: str, answer: str | None = None) -> str:
-        shown = "" if answer is None else f" ({answer[:80]!r})"
-        return f"{self._prompt.env_class}, {doing} prompt {self._prompt.id}{shown},"
+        excerpt = "" if answer is None else f" ({answer[:80]!r})"
+        return f"{self._prompt.env_class}, {doing} prompt {self._prompt.id}{excerpt},"
 
 
 @contextmanager

@@ -34,18 +34,18 @@ def drop_truncated(row: Trajectory) -> Trajectory:
 def backfilled(group: TrajectoryGroup) -> TrajectoryGroup:
     """A copy of the group, in which the next sample with a reward replaces each that has none, if there is one."""
     rows = group.trajectories
-    good = [place for place, row in enumerate(rows) if not row.missing]
+    good = [index for index, row in enumerate(rows) if not row.missing]
     if not good or len(good) == len(rows):
         return group
 
-    def standing_in(place: int) -> Trajectory:
-        replacement, own = rows[min(good, key=lambda other: (other - place) % len(rows))], rows[place]
+    def standing_in(index: int) -> Trajectory:
+        replacement, own = rows[min(good, key=lambda other: (other - index) % len(rows))], rows[index]
         return attrs.evolve(
             replacement, sample_index=own.sample_index, failures=own.failures, skipped=own.skipped, filled=True
         )
 
-    whole = [standing_in(place) if row.missing else row for place, row in enumerate(rows)]
-    return attrs.evolve(group, trajectories=tuple(whole))
+    trajectories = [standing_in(index) if row.missing else row for index, row in enumerate(rows)]
+    return attrs.evolve(group, trajectories=tuple(trajectories))
 
 
 def with_replacements(

@@ -58,9 +58,9 @@ class GroupJudge:
         extras: dict[str, Any] = {"data_source": prompt.data_source, **copied(dict(prompt.extras))}
         sampled = [Sampled(token_ids=row.response_ids, version=row.weight_versions[0]) for row in rows]
         measured: dict[str, float] = {}
-        given, _ = await self._context.call(who, reward.rewards, prompt.question, answers, extras, sampled, measured)
+        values, _ = await self._context.call(who, reward.rewards, prompt.question, answers, extras, sampled, measured)
         numbers = {name: number(value, f"{who} measured {name} =") for name, value in measured.items()}
-        rewards = (None if value is None else number(value, f"{who} gave the reward") for value in given)
+        rewards = (None if value is None else number(value, f"{who} gave the reward") for value in values)
         return tuple(rewards), numbers
 
     def _rewarded(self, row: Trajectory, reward: float | None, measured: Mapping[str, float]) -> Trajectory:
@@ -76,6 +76,6 @@ def _waits(row: Trajectory) -> bool:
     return bool(row.rewards) and not row.missing
 
 
-def _unrewarded(row: Trajectory, *, failures: Sequence[Failure] = (), **why: Any) -> Trajectory:
+def _unrewarded(row: Trajectory, *, failures: Sequence[Failure] = (), **changes: Any) -> Trajectory:
     """The sample with no reward."""
-    return evolve(row, rewards=(), failures=(*row.failures, *failures), **why)
+    return evolve(row, rewards=(), failures=(*row.failures, *failures), **changes)

@@ -56,12 +56,12 @@ async def play(task: Mapping[str, Any], base_url: str, api_key: str, model: str,
     A conversation that grew too long for the model is worth 0. Raises `UserError` if Harbor or the row's task is
     missing, and `RewardError` for a trial without a verdict.
     """
-    made = await _trial(trial_settings(task, base_url, api_key, model, trial))
-    return reward_of(await made.run())
+    harbor_trial = await _trial(trial_settings(task, base_url, api_key, model, trial))
+    return reward_of(await harbor_trial.run())
 
 
 def trial_settings(
-    task: Mapping[str, Any], base_url: str, api_key: str, model: str, given: Mapping[str, object]
+    task: Mapping[str, Any], base_url: str, api_key: str, model: str, fields: Mapping[str, object]
 ) -> dict[str, Any]:
     """Fields of Harbor's `TrialConfig` for one trial: the given ones, the task and the address of the policy.
 
@@ -69,7 +69,7 @@ def trial_settings(
     """
     if TASK not in task:
         raise UserError(f"the row names no Harbor task: its column {TASK} has to hold the task's folder")
-    settings: dict[str, Any] = thaw(given)
+    settings: dict[str, Any] = thaw(fields)
     agent = dict(settings.get("agent") or {})
     kwargs = dict(agent.get("kwargs") or {})
     if agent.setdefault("name", "terminus-2") in _ON_THE_HOST:
@@ -109,5 +109,5 @@ async def _trial(settings: Mapping[str, Any]) -> Trial:
         config = TrialConfig.model_validate(settings)
     except ValueError as error:
         raise UserError(f"Harbor does not take environment.agent.kwargs: {error}") from error
-    made: Trial = await trial.Trial.create(config) if hasattr(trial.Trial, "create") else trial.Trial(config)
-    return made
+    harbor_trial: Trial = await trial.Trial.create(config) if hasattr(trial.Trial, "create") else trial.Trial(config)
+    return harbor_trial

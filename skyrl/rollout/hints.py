@@ -65,27 +65,27 @@ class Hints:
 
     def refuse_missing(self, columns: Iterable[Iterable[str]]) -> None:
         """Raises `DataError` if no row has the column of hints; `columns` are those of the rows of each task."""
-        column, there = self.settings.column.partition(".")[0], sorted({name for item in columns for name in item})
-        if self.settings.source == "column" and column not in there:
+        column, available = self.settings.column.partition(".")[0], sorted({name for item in columns for name in item})
+        if self.settings.source == "column" and column not in available:
             raise DataError(
                 f"the training data has no column {column!r}, which {FIELD}.column names; its columns for environments "
-                f"are {', '.join(there)}"
+                f"are {', '.join(available)}"
             )
 
     def _hinted(self, group: TrajectoryGroup, trajectory: Trajectory) -> Trajectory:
         hint = self._hint(group, trajectory)
         own = self._tokens(group.prompt, None)
-        shown = own if hint is None else self._tokens(group.prompt, hint)
-        rows = [self._row(row, own, shown, group.prompt) for row in trajectory.steps]
+        hinted = own if hint is None else self._tokens(group.prompt, hint)
+        rows = [self._row(row, own, hinted, group.prompt) for row in trajectory.steps]
         return evolve(trajectory, earlier=tuple(rows[:-1]), extras=rows[-1].extras)
 
-    def _row(self, row: TokenRow, own: tuple[int, ...], shown: tuple[int, ...], prompt: Prompt) -> TokenRow:
+    def _row(self, row: TokenRow, own: tuple[int, ...], hinted: tuple[int, ...], prompt: Prompt) -> TokenRow:
         if row.prompt_ids[: len(own)] != own:
             raise RunError(
                 f"a hint cannot be put before the answers to prompt {prompt.id}: the policy read other tokens than its "
                 f"row has, as an environment that changes prompts or shows tools makes it. Set {FIELD}.source = none"
             )
-        read = (*shown, *row.prompt_ids[len(own) :])
+        read = (*hinted, *row.prompt_ids[len(own) :])
         if self.positions is not None and len(read) + len(row.response_ids) > self.positions:
             read = row.prompt_ids
         return evolve(row, extras={**row.extras, TEACHER_PROMPT: RowArray.of(np.array(read, dtype=np.int64))})
@@ -96,14 +96,14 @@ class Hints:
         return template.start(messages, allow_dropped=True)
 
     def _insert_hint(self, prompt: Prompt, hint: str) -> list[Mapping[str, Any]]:
-        places = [place for place, message in enumerate(prompt.messages) if message.get("role") == "user"]
-        if not places or not isinstance(prompt.messages[places[-1]].get("content"), str):
+        indices = [index for index, message in enumerate(prompt.messages) if message.get("role") == "user"]
+        if not indices or not isinstance(prompt.messages[indices[-1]].get("content"), str):
             raise DataError(f"prompt {prompt.id} has no text of the user, into which a hint could be put")
-        messages, last = list(prompt.messages), places[-1]
+        messages, last = list(prompt.messages), indices[-1]
         before, _, rest = self.settings.template.partition("{prompt}")
         text = str(messages[last]["content"])
-        shown = before.replace("{hint}", hint) + text + rest.replace("{hint}", hint)
-        messages[last] = {**messages[last], "content": shown}
+        content = before.replace("{hint}", hint) + text + rest.replace("{hint}", hint)
+        messages[last] = {**messages[last], "content": content}
         return messages
 
     def _hint(self, group: TrajectoryGroup, trajectory: Trajectory) -> str | None:
@@ -118,14 +118,14 @@ class Hints:
 
     def _column_hint(self, prompt: Prompt) -> str | None:
         column = self.settings.column
-        found: object = prompt.extras
+        value: object = prompt.extras
         for name in column.split("."):
-            found = found.get(name) if isinstance(found, Mapping) else None
-        if is_missing(found):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if is_missing(value):
             return None
-        if not isinstance(found, str):
-            raise DataError(f"prompt {prompt.id}: column {column} ({FIELD}.column) is no text, but {found!r:.80}")
-        return found or None
+        if not isinstance(value, str):
+            raise DataError(f"prompt {prompt.id}: column {column} ({FIELD}.column) is no text, but {value!r:.80}")
+        return value or None
 
     def _success_hint(self, group: TrajectoryGroup, trajectory: Trajectory) -> str | None:
         """The text of the first other answer with the highest reward, if rewards differ."""
@@ -133,8 +133,8 @@ class Hints:
         if min(group.rewards) == best:
             return None
         others = (item for item in group.trajectories if item.reward == best and item is not trajectory)
-        found = next((other for other in others if not other.missing and not other.filled), None)
-        if found is None:
+        success = next((other for other in others if not other.missing and not other.filled), None)
+        if success is None:
             return None
-        sampled = [token for token, own in zip(found.response_ids, found.loss_mask, strict=True) if own]
+        sampled = [token for token, own in zip(success.response_ids, success.loss_mask, strict=True) if own]
         return str(self.tokenizer.decode(sampled, skip_special_tokens=True))

@@ -33,15 +33,15 @@ def _lengths(rows: Sequence[Trajectory]) -> Metrics:
     counts = [row.length for row in rows]
     sampled = [sum(sum(step.loss_mask) for step in own) for own in steps]
     rewards = [row.reward for row in rows]
-    good = [place for place, reward in enumerate(rewards) if reward != 0]
-    bad = [place for place, reward in enumerate(rewards) if reward == 0]
+    good = [index for index, reward in enumerate(rewards) if reward != 0]
+    bad = [index for index, reward in enumerate(rewards) if reward == 0]
     return {
         **_spread("generate/{}_num_tokens", counts),
-        "generate/avg_tokens_non_zero_rewards": _mean([counts[place] for place in good]),
-        "generate/avg_tokens_zero_rewards": _mean([counts[place] for place in bad]),
+        "generate/avg_tokens_non_zero_rewards": _mean([counts[index] for index in good]),
+        "generate/avg_tokens_zero_rewards": _mean([counts[index] for index in bad]),
         **_spread("generate/{}_assistant_tokens", sampled),
-        "generate/avg_assistant_tokens_non_zero_rewards": _mean([sampled[place] for place in good]),
-        "generate/avg_assistant_tokens_zero_rewards": _mean([sampled[place] for place in bad]),
+        "generate/avg_assistant_tokens_non_zero_rewards": _mean([sampled[index] for index in good]),
+        "generate/avg_assistant_tokens_zero_rewards": _mean([sampled[index] for index in bad]),
         "generate/truncated_ratio": fmean(row.stop_reason != "stop" for row in rows),
         "generate/num_tokens": sum(counts),
         "generate/repeated_ratio": fmean(_repeated(row) for row in rows[:: -(-len(rows) // _LOOKED_AT)]),
@@ -55,7 +55,7 @@ _LOOKED_AT, _LAST, _RUN = 64, 1024, 4
 def _repeated(row: Trajectory) -> float:
     """Share of the runs of four sampled tokens that repeat an earlier run of the answer; 0 if it has no run."""
     steps = [zip(step.response_ids, step.loss_mask, strict=True) for step in row.steps]
-    sampled = [token for step in steps for token, mine in step if mine][-_LAST:]
+    sampled = [token for step in steps for token, mask in step if mask][-_LAST:]
     runs = [tuple(sampled[start : start + _RUN]) for start in range(len(sampled) - _RUN + 1)]
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
@@ -91,8 +91,8 @@ def _times(rows: Sequence[Trajectory]) -> Metrics:
     if not clocks:
         return {}
     parts = {name: [clock[name] for clock in clocks] for name in ("completion", "llm", "env")}
-    whole = zip(parts["completion"], parts["llm"], parts["env"], strict=True)
-    parts["other"] = [max(0.0, completion - llm - env) for completion, llm, env in whole]
+    triples = zip(parts["completion"], parts["llm"], parts["env"], strict=True)
+    parts["other"] = [max(0.0, completion - llm - env) for completion, llm, env in triples]
     if all("env_run" in clock for clock in clocks):
         parts["env_run"] = [clock["env_run"] for clock in clocks]
     metrics: Metrics = {}
@@ -139,7 +139,7 @@ def _mean(values: Sequence[float]) -> float:
 def _p90(values: Sequence[float]) -> float:
     """The 90th percentile, by linear interpolation between neighbours."""
     ordered = sorted(values)
-    place = 0.9 * (len(ordered) - 1)
-    below = floor(place)
+    position = 0.9 * (len(ordered) - 1)
+    below = floor(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])

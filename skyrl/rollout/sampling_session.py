@@ -106,41 +106,43 @@ class SamplingSession:
         begins = [asyncio.ensure_future(outcome_of(episode.begin())) for episode in episodes]
         try:
             _, late = await asyncio.wait(begins, timeout=None if self._waits_for_all else TOGETHER_SECONDS)
-            places = range(len(episodes))
-            waves = [[place for place in places if begins[place] not in late]]
-            waves += [[place] for place in places if begins[place] in late]
+            indices = range(len(episodes))
+            waves = [[index for index in indices if begins[index] not in late]]
+            waves += [[index] for index in indices if begins[index] in late]
             played = await gather_or_cancel([self._wave(episodes, begins, wave) for wave in waves])
         finally:
             for begin in begins:
                 begin.cancel()
             await wait_all(begins)
         rows = dict(zip(chain(*waves), chain(*played), strict=True))
-        return [rows[place] for place in places]
+        return [rows[index] for index in indices]
 
     async def _wave(
-        self, episodes: Sequence[Episode], begins: Sequence[asyncio.Future[FirstOutcome]], places: Sequence[int]
+        self, episodes: Sequence[Episode], begins: Sequence[asyncio.Future[FirstOutcome]], indices: Sequence[int]
     ) -> list[Trajectory]:
-        """Sample the episodes at `places` together, once they have started."""
-        own = [episodes[place] for place in places]
-        begun = [await begins[place] for place in places]
-        first = await self._sample_first_turns(own, begun)
+        """Sample the episodes at `indices` together, once they have started."""
+        own = [episodes[index] for index in indices]
+        first_outcomes = [await begins[index] for index in indices]
+        first = await self._sample_first_turns(own, first_outcomes)
         if self._all_sampled:
             await self._all_sampled.wait()
-        return await gather_or_cancel([self._attempts.sample(*start) for start in zip(own, begun, first, strict=True)])
+        return await gather_or_cancel(
+            [self._attempts.sample(*start) for start in zip(own, first_outcomes, first, strict=True)]
+        )
 
     async def _sample_first_turns(
-        self, episodes: Sequence[Episode], begun: Sequence[FirstOutcome]
+        self, episodes: Sequence[Episode], first_outcomes: Sequence[FirstOutcome]
     ) -> list[Completion | None]:
         """The first completion of each episode that began; those that begin with the same tokens ask together."""
         alike: dict[tuple[int, ...], list[int]] = {}
-        for place, (episode, request) in enumerate(zip(episodes, begun, strict=True)):
+        for index, (episode, request) in enumerate(zip(episodes, first_outcomes, strict=True)):
             if isinstance(request, GenerationRequest) and not episode.too_long:
-                alike.setdefault(request.prompt_ids, []).append(place)
+                alike.setdefault(request.prompt_ids, []).append(index)
         completions: list[Completion | None] = [None] * len(episodes)
 
-        async def ask(ids: tuple[int, ...], places: list[int]) -> None:
+        async def ask(ids: tuple[int, ...], indices: list[int]) -> None:
             start = time.perf_counter()
-            keys = tuple(episodes[place].key for place in places)
+            keys = tuple(episodes[index].key for index in indices)
             answers = await self._context.client.generate(
                 GenerationRequest(prompt_ids=ids, sampling=self._context.sampling, keys=keys)
             )
@@ -149,9 +151,9 @@ class SamplingSession:
                     f"an engine gave {len(answers)} completions to prompt {keys[0].prompt_id} where {len(keys)} were "
                     "asked for"
                 )
-            for place, answer in zip(places, answers, strict=True):
-                completions[place] = answer
-                episodes[place].waited_for_the_engine(time.perf_counter() - start)
+            for index, answer in zip(indices, answers, strict=True):
+                completions[index] = answer
+                episodes[index].waited_for_the_engine(time.perf_counter() - start)
 
-        await gather_or_cancel([ask(ids, places) for ids, places in alike.items()])
+        await gather_or_cancel([ask(ids, indices) for ids, indices in alike.items()])
         return completions

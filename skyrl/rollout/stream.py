@@ -137,7 +137,7 @@ class GroupStream:
     @property
     def running(self) -> int:
         """Groups that are being sampled."""
-        return sum(begun.group is None for begun in self._begun.values())
+        return sum(entry.group is None for entry in self._begun.values())
 
     @property
     def waiting(self) -> int:
@@ -173,7 +173,7 @@ class GroupStream:
         discarded.
         """
         if version < self._version:
-            self._resample([begun for begun in self._sorted_by_age() if begun.newest > version])
+            self._resample([entry for entry in self._sorted_by_age() if entry.newest > version])
         if version != self._version:
             self._version = version
             self._attempts.clear()
@@ -212,12 +212,12 @@ class GroupStream:
             except TimeoutError:
                 raise RunError(self._stalled(version, self._refused - refused)) from None
         batch = self._oldest_finished()
-        for begun in batch:
-            del self._begun[begun.number]
+        for entry in batch:
+            del self._begun[entry.number]
         self._consumed += len(batch)
         self._trained = (version + 1) * self._limits.batch
         self._begin()  # the places of the batch are free
-        return [(begun.group, begun.version) for begun in batch if begun.group is not None]
+        return [(entry.group, entry.version) for entry in batch if entry.group is not None]
 
     async def close(self) -> None:
         """Cancel the groups that are being sampled, and cancel once more those whose cleanup hangs."""
@@ -230,9 +230,9 @@ class GroupStream:
 
     def state(self) -> dict[str, Any]:
         """The state that a checkpoint stores: finished groups, and the prompts that have to be sampled (again)."""
-        unfinished = [begun.prompt for begun in self._begun.values() if begun.group is None]
-        draws = [begun.draw for begun in self._begun.values() if begun.group is None]
-        finished = [begun.as_stored() for begun in self._begun.values() if begun.group is not None]
+        unfinished = [entry.prompt for entry in self._begun.values() if entry.group is None]
+        draws = [entry.draw for entry in self._begun.values() if entry.group is None]
+        finished = [entry.as_stored() for entry in self._begun.values() if entry.group is not None]
         return {
             "cursor": self._cursor.state(),
             "prompts": self._cursor.as_stored([*unfinished, *(prompt for _, prompt in self._prompts)]),
@@ -261,10 +261,10 @@ class GroupStream:
     def _ready(self, version: int) -> bool:
         """Whether the batch is full and all remaining groups can be trained on in time, a batch in each later step."""
         batch, size = self._oldest_finished(), self._limits.batch
-        taken = {begun.number for begun in batch}
-        later = [begun for begun in self._sorted_by_age() if begun.number not in taken]
+        batch_numbers = {entry.number for entry in batch}
+        later = [entry for entry in self._sorted_by_age() if entry.number not in batch_numbers]
         in_time = all(
-            begun.version + self._limits.staleness >= version + 1 + place // size for place, begun in enumerate(later)
+            entry.version + self._limits.staleness >= version + 1 + index // size for index, entry in enumerate(later)
         )
         return len(batch) == size and in_time
 
@@ -273,29 +273,29 @@ class GroupStream:
         before.
         """
         late: list[_StartedGroup] = []
-        for place, begun in enumerate(self._sorted_by_age()):
-            if begun.version + self._limits.staleness < version + (place - len(late)) // self._limits.batch:
-                late.append(begun)
+        for index, entry in enumerate(self._sorted_by_age()):
+            if entry.version + self._limits.staleness < version + (index - len(late)) // self._limits.batch:
+                late.append(entry)
         return late
 
     def _resample(self, groups: Sequence[_StartedGroup]) -> None:
         """Discard the groups; their prompts are sampled next."""
         self.resampled += len(groups)
-        self._prompts.extendleft((begun.draw, begun.prompt) for begun in reversed(groups))
+        self._prompts.extendleft((entry.draw, entry.prompt) for entry in reversed(groups))
         self._give_up(groups)
 
     def _give_up(self, groups: Sequence[_StartedGroup]) -> None:
-        for begun in groups:
-            del self._begun[begun.number]
-            if begun.task is not None:
-                begun.task.cancel()
+        for entry in groups:
+            del self._begun[entry.number]
+            if entry.task is not None:
+                entry.task.cancel()
 
     def _oldest_finished(self) -> list[_StartedGroup]:
-        return [begun for begun in self._sorted_by_age() if begun.group is not None][: self._limits.batch]
+        return [entry for entry in self._sorted_by_age() if entry.group is not None][: self._limits.batch]
 
     def _sorted_by_age(self) -> list[_StartedGroup]:
         """Groups by age of their weights, then in the order of starting; the two differ after a rollback."""
-        return sorted(self._begun.values(), key=lambda begun: begun.version)
+        return sorted(self._begun.values(), key=lambda entry: entry.version)
 
     def _begin(self) -> None:
         """Start as many groups as there is room for. Called after everything that may make room."""
@@ -308,51 +308,51 @@ class GroupStream:
             draw, prompt = self._prompts.popleft()
             loop = asyncio.get_running_loop()
             attempt = self._next_attempt(prompt)
-            begun = self._add(draw, prompt, self._version, loop.time())
-            begun.task = loop.create_task(self._run(begun, attempt))
-            self._tasks.add(begun.task)
-            begun.task.add_done_callback(self._tasks.discard)
+            entry = self._add(draw, prompt, self._version, loop.time())
+            entry.task = loop.create_task(self._run(entry, attempt))
+            self._tasks.add(entry.task)
+            entry.task.add_done_callback(self._tasks.discard)
 
     def _next_attempt(self, prompt: Prompt) -> int:
         """How often these weights sampled the prompt before, also in the checkpoint's groups, so that draws differ."""
-        held = sum(item.prompt.id == prompt.id and item.version == self._version for item in self._begun.values())
-        attempt = max(self._attempts[prompt.id], held)
+        count = sum(item.prompt.id == prompt.id and item.version == self._version for item in self._begun.values())
+        attempt = max(self._attempts[prompt.id], count)
         self._attempts[prompt.id] = attempt + 1
         return attempt
 
     def _add(self, draw: int, prompt: Prompt, version: int, since: float) -> _StartedGroup:
         self._number += 1
-        begun = self._begun[self._number] = _StartedGroup(self._number, prompt, version, since, draw=draw)
-        return begun
+        entry = self._begun[self._number] = _StartedGroup(self._number, prompt, version, since, draw=draw)
+        return entry
 
-    async def _run(self, begun: _StartedGroup, attempt: int) -> None:
+    async def _run(self, entry: _StartedGroup, attempt: int) -> None:
         """Sample a group; an error reaches the waiting trainer, unless the group was given up meanwhile."""
         try:
-            group = await self._sample(begun.prompt, begun.version, attempt)
-            if begun.number in self._begun:  # it was not given up meanwhile
-                self._cursor.observe(begun.draw, group.judged_rewards)
+            group = await self._sample(entry.prompt, entry.version, attempt)
+            if entry.number in self._begun:  # it was not given up meanwhile
+                self._cursor.observe(entry.draw, group.judged_rewards)
                 if self._accept(group):
-                    begun.group = group
+                    entry.group = group
                     self._kept += 1
                 else:
-                    del self._begun[begun.number]
+                    del self._begun[entry.number]
                     self._refused += 1
                 self._begin()
         except asyncio.CancelledError:
-            if begun.number not in self._begun or self._closed:
+            if entry.number not in self._begun or self._closed:
                 raise
-            self._fail(begun, RunError(f"the sampling of prompt {begun.prompt.id} was cancelled, but not by the run"))
+            self._fail(entry, RunError(f"the sampling of prompt {entry.prompt.id} was cancelled, but not by the run"))
         except Exception as error:  # noqa: BLE001 - see above
-            self._fail(begun, error)
+            self._fail(entry, error)
         self._changed.set()
 
-    def _fail(self, begun: _StartedGroup, error: Exception) -> None:
-        if begun.number in self._begun:
+    def _fail(self, entry: _StartedGroup, error: Exception) -> None:
+        if entry.number in self._begun:
             self._failure = self._failure or error
 
     def _stalled(self, version: int, refused: int) -> str:
         now, limits = asyncio.get_running_loop().time(), self._limits
-        late = [begun for begun in self._begun.values() if begun.group is None]
+        late = [entry for entry in self._begun.values() if entry.group is None]
         groups = [
             f"prompt {group.prompt.id} (begun {now - group.since:.0f} s ago by version {group.version})"
             for group in late
@@ -367,9 +367,9 @@ class GroupStream:
         )
 
 
-def _first_texts(things: Sequence[str]) -> str:
-    more = f" and {len(things) - _SHOWN} more" if len(things) > _SHOWN else ""
-    return ", ".join(things[:_SHOWN]) + more
+def _first_texts(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return ", ".join(texts[:_SHOWN]) + more
 
 
 class StreamingRollouts:
@@ -414,10 +414,10 @@ class StreamingRollouts:
 
     async def _draw(self, version: int, attempt: int) -> Batch:
         waiting = self._stream.waiting
-        taken = await self._stream.take(version)
+        batch = await self._stream.take(version)
         self._session.tally.reset()
-        groups = [group for group, _ in taken]
-        lags = [version - begun for _, begun in taken]
+        groups = [group for group, _ in batch]
+        lags = [version - start_version for _, start_version in batch]
         rows = [row for group in groups for row in group.trajectories]
         versions = [len({v for step in row.steps for v in step.weight_versions}) for row in rows]
         self._metrics = {
@@ -471,8 +471,8 @@ class StreamingRollouts:
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken, which may be in a synchronous run."""
         if "cursor" not in state:
-            taken = int(state["batches_taken"]) * self._limits.batch
-            state = {"cursor": state, "prompts": [], "finished": [], "consumed": taken, "trained": taken}
+            consumed = int(state["batches_taken"]) * self._limits.batch
+            state = {"cursor": state, "prompts": [], "finished": [], "consumed": consumed, "trained": consumed}
         self._stream.load_state(state)
 
     async def close(self) -> None:

@@ -96,49 +96,49 @@ def check_template(tokenizer: ChatTokenizer, config: GeneratorConfig | None = No
 
 def _verdict(template: Template, name: str) -> TemplateVerdict:
     try:
-        for ours, whole in _compare_turns(evolve(template, tools=DIALOGUES[name].tools), DIALOGUES[name]):
-            if not whole.startswith(ours):
-                return _difference(name, ours, whole)
+        for incremental, full in _compare_turns(evolve(template, tools=DIALOGUES[name].tools), DIALOGUES[name]):
+            if not full.startswith(incremental):
+                return _difference(name, incremental, full)
     except DataError as error:
         return TemplateVerdict(dialogue=name, outcome="refused", as_a_whole=str(error))
     return TemplateVerdict(dialogue=name, outcome="stable")
 
 
-def _compare_turns(template: Template, said: Dialogue) -> Iterator[tuple[str, str]]:
+def _compare_turns(template: Template, dialogue: Dialogue) -> Iterator[tuple[str, str]]:
     """The conversation after each turn but the first, as it is trained on, and as the template writes it as a whole.
 
     Raises `DataError` for a dialogue that the template refuses.
     """
-    template.start(said.opening)  # which shows the tools
-    messages = list(said.opening)
-    ours = template.text(messages)
-    for place, turn in enumerate(said.turns):
-        ours += turn if isinstance(turn, str) else _written_call(template, template.text([_ASKED]))
+    template.start(dialogue.opening)  # which shows the tools
+    messages = list(dialogue.opening)
+    incremental = template.text(messages)
+    for index, turn in enumerate(dialogue.turns):
+        incremental += turn if isinstance(turn, str) else _written_call(template, template.text([_ASKED]))
         messages.append({"role": "assistant", "content": turn} if isinstance(turn, str) else turn)
-        if place:
-            yield ours, template.text(messages, ask=False)
-        for observation in said.observations[place : place + 1]:
-            ours += template.text([*FIXED, observation]).partition(ANSWER)[2]
+        if index:
+            yield incremental, template.text(messages, ask=False)
+        for observation in dialogue.observations[index : index + 1]:
+            incremental += template.text([*FIXED, observation]).partition(ANSWER)[2]
             messages.append(observation)
 
 
-def _difference(name: str, ours: str, whole: str) -> TemplateVerdict:
-    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, whole, strict=False)))
-    place = max(0, alike - 30)
+def _difference(name: str, incremental: str, full: str) -> TemplateVerdict:
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(incremental, full, strict=False)))
+    start = max(0, alike - 30)
     return TemplateVerdict(
         dialogue=name,
         outcome="differs",
-        turn_by_turn=ours[place : place + 100],
-        as_a_whole=whole[place : place + 100],
+        turn_by_turn=incremental[start : start + 100],
+        as_a_whole=full[start : start + 100],
     )
 
 
 def _written_call(template: Template, start: str) -> str:
     """The call as the template writes it, up to where a turn ends. Raises `DataError` if it writes none."""
-    whole = template.text([_ASKED, CALLS], ask=False)
-    if "add" not in whole.removeprefix(template.text([_ASKED], ask=False)):
+    full = template.text([_ASKED, CALLS], ask=False)
+    if "add" not in full.removeprefix(template.text([_ASKED], ask=False)):
         raise DataError("the chat template writes no `tool_calls`: the calls of earlier turns would be left out")
     end = template.text(FIXED, ask=False).partition(ANSWER)[2]
     header = template.text([_ASKED], ask=False)
-    written = whole[len(start) :] if whole.startswith(start) else whole.removeprefix(header)
+    written = full[len(start) :] if full.startswith(start) else full.removeprefix(header)
     return written.removesuffix(end)

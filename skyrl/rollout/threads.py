@@ -187,15 +187,15 @@ class Workers:
                 self._add()  # the event loop may have no time for it
             call = self._next_call(call)
 
-    def _next_call(self, done: ThreadCall | None = None) -> ThreadCall | None:
+    def _next_call(self, finished_call: ThreadCall | None = None) -> ThreadCall | None:
         """The call that a thread runs after the one that is done; None ends its turn."""
         with self._lock:
-            if done is not None and done.goes_on:
+            if finished_call is not None and finished_call.goes_on:
                 if not self._waiting or not self._free:
                     return None
                 self._free -= 1  # its place is taken, and the next call needs another one
-            elif done is not None:
-                self._leave(done)
+            elif finished_call is not None:
+                self._leave(finished_call)
             if not self._waiting:
                 self._free += 1
                 return None

@@ -27,10 +27,18 @@ class Transcript:
 
     def copy(self) -> Transcript:
         """The transcript as it is now, which later turns of this one do not change."""
-        made = self.restarted(self.prompt_ids)
-        made.response_ids, made.sampled, made.logprobs = [*self.response_ids], [*self.sampled], [*self.logprobs]
-        made.versions, made.rewards, made.routed_experts = [*self.versions], [*self.rewards], self.routed_experts
-        return made
+        duplicate = self.restarted(self.prompt_ids)
+        duplicate.response_ids, duplicate.sampled, duplicate.logprobs = (
+            [*self.response_ids],
+            [*self.sampled],
+            [*self.logprobs],
+        )
+        duplicate.versions, duplicate.rewards, duplicate.routed_experts = (
+            [*self.versions],
+            [*self.rewards],
+            self.routed_experts,
+        )
+        return duplicate
 
     def restarted(self, prompt_ids: tuple[int, ...]) -> Transcript:
         """An empty transcript for another prompt, with log-probabilities if this one has them."""

@@ -131,9 +131,9 @@ class EngineChanges:
             self._answer(f"add engine {number}", f"engine {number} could not be started: {reason}")
         self._write()
 
-    def _answer(self, asked: str, said: str) -> None:
-        self._answers = [*self._answers, ChangeReply(asked=asked, said=said, moment=time.time())][-REPLIES:]
-        notice(f"{asked}: {said}")
+    def _answer(self, request: str, reply: str) -> None:
+        self._answers = [*self._answers, ChangeReply(asked=request, said=reply, moment=time.time())][-REPLIES:]
+        notice(f"{request}: {reply}")
 
     async def _handle(self, text: str) -> tuple[str, str]:
         """The request in words, and what was done."""
@@ -170,8 +170,8 @@ class EngineChanges:
         return f"engine {gone} {'finished its samples and ' if states[gone] == 'serving' else ''}was removed"
 
     def _write(self) -> None:
-        found = EngineList(
+        engine_list = EngineList(
             least=self._least, most=self._most, engines=tuple(self._client.states), answers=tuple(self._answers)
         )
         with contextlib.suppress(OSError):  # the list is for people: a full disk must not end the run
-            write_file(self._folder / STATE, json.dumps(attrs.asdict(found)), durable=False)
+            write_file(self._folder / STATE, json.dumps(attrs.asdict(engine_list)), durable=False)

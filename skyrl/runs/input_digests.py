@@ -100,10 +100,10 @@ def file_digests(files: Iterable[Path]) -> dict[Path, str]:
     A larger file is read in evenly spaced blocks, its first and its last among them. So another file of the same size
     is found if any of these blocks differs, as all of them do when a model was trained.
     """
-    there = {file: file.stat() for file in files if file.is_file()}
-    share = max(BLOCK, BUDGET // max(1, len(there)))
+    statuses = {file: file.stat() for file in files if file.is_file()}
+    share = max(BLOCK, BUDGET // max(1, len(statuses)))
     digests = {}
-    for file, status in there.items():
+    for file, status in statuses.items():
         try:
             digests[file] = _digest(file, status.st_size, share, (status.st_mtime_ns, status.st_ino))
         except OSError:  # whoever reads it for its content says why
@@ -130,22 +130,22 @@ def judged_with(run: SkyRLTrainConfig, datasets: Sequence[PromptDataset]) -> dic
     """Digests of what the environments of these prompts read: tools of MCP servers, a reward model, databases, folders
     of Harbor tasks.
     """
-    found, gym = dict[str, str](), run.environment.skyrl_gym
+    digests, gym = dict[str, str](), run.environment.skyrl_gym
     columns = {name for dataset in datasets for names in dataset.facts.columns.values() for name in names}
     tasks = {name for dataset in datasets for task in dataset.facts.columns for _, name in weighted_names(task)}
     if MCP in tasks:
         task = find_env(MCP, gym)
         assert isinstance(task, McpTask), "the environment mcp is made by one"
-        found |= {f"{MCP_TABLE}.servers: tools": task.digest()}
+        digests |= {f"{MCP_TABLE}.servers: tools": task.digest()}
         tasks.add(str(gym.mcp.reward))
     if "reward_model" in tasks and gym.reward_model.url is None and gym.reward_model.path is not None:
-        place, path = "environment.skyrl_gym.reward_model.path", gym.reward_model.path
-        found |= model_file_digests(place, path, (*CONFIGURATION, *TOKENIZER, INDEX, *_weights(path)))
+        field, path = "environment.skyrl_gym.reward_model.path", gym.reward_model.path
+        digests |= model_file_digests(field, path, (*CONFIGURATION, *TOKENIZER, INDEX, *_weights(path)))
     names = _values(datasets, "db_id") if "text2sql" in tasks else ()
-    found |= combined_digest("environment.skyrl_gym.text2sql.db_path", _databases(Path(gym.text2sql.db_path), names))
+    digests |= combined_digest("environment.skyrl_gym.text2sql.db_path", _databases(Path(gym.text2sql.db_path), names))
     folders = map(str, _values(datasets, HARBOR_TASK) - {None} if HARBOR_TASK in columns else ())
     tasks_files = (file for folder in folders for file in files_below(Path(folder)))
-    return found | combined_digest("the folders of Harbor tasks", tasks_files)
+    return digests | combined_digest("the folders of Harbor tasks", tasks_files)
 
 
 def _values(datasets: Sequence[PromptDataset], column: str) -> set[object]:

@@ -77,26 +77,28 @@ class Recovery(Generic[R]):
         if isinstance(failure, ProcessLost) and self._lost < faults.max_lost_ranks:
             self._lost += 1
             loses_engine = failure.role == "engine"
-            done = f"lost rank {self._lost} of {faults.max_lost_ranks}"
-            return self._smaller(failure, failure.role, done) if shrinks and not loses_engine else _say(failure, done)
+            reason = f"lost rank {self._lost} of {faults.max_lost_ranks}"
+            return (
+                self._smaller(failure, failure.role, reason) if shrinks and not loses_engine else _say(failure, reason)
+            )
         if isinstance(failure, NoRoomError) and self._lost and shrinks:
             role = "engine" if failure.pool.startswith("engine") else failure.pool.split("+")[0]
             return self._smaller(failure, role, "fewer machines", by_machine=True)
         return False
 
-    def _smaller(self, failure: RunError, role: str, why: str, *, by_machine: bool = False) -> bool:
-        found = shrunk(self.run, role, by_machine=by_machine)
-        if found is None:
+    def _smaller(self, failure: RunError, role: str, reason: str, *, by_machine: bool = False) -> bool:
+        smaller = shrunk(self.run, role, by_machine=by_machine)
+        if smaller is None:
             field = self.run.trainer.path_of("faults.on_lost_rank")
             notice(f"{field} = shrink: no smaller number of ranks passes every check")
             return False
-        before, (self.run, changes) = self.run, found
+        before, (self.run, changes) = self.run, smaller
         listed = "".join(
             f"\n  {path}: {get_at(before, path)} -> {value}"
             for path, value in changes.items()
             if get_at(before, path) != value
         )
-        return _say(failure, f"{why}), with:{listed}", end="")
+        return _say(failure, f"{reason}), with:{listed}", end="")
 
 
 def _say(failure: RunError, which: str, end: str = ")") -> bool:

@@ -15,31 +15,31 @@ from skyrl.runs.run_tree import AnyRun
 from skyrl.tree import required
 
 
-def find_start(run: AnyRun, store: CheckpointStore, folder: RunFolder, *, again: bool = False) -> Checkpoint | None:
+def find_start(run: AnyRun, store: CheckpointStore, folder: RunFolder, *, restarted: bool = False) -> Checkpoint | None:
     """The checkpoint that the configuration selects, or None for a start from the beginning.
 
-    `again` is true if this command's own run has failed and is restarted. Raises `ResumeError` for a damaged checkpoint
-    or one of another run, if a required checkpoint does not exist, and if a finished run or later checkpoints would be
-    overwritten.
+    `restarted` is true if this command's own run has failed and is restarted. Raises `ResumeError` for a damaged
+    checkpoint or one of another run, if a required checkpoint does not exist, and if a finished run or later
+    checkpoints would be overwritten.
     """
     trainer = run.trainer
     result: Checkpoint | None = None
-    match beginning(run, again=again):
+    match beginning(run, restarted=restarted):
         case "named":
             path = required(trainer.resume_path, run.trainer.path_of("resume_path"))
             result = load_checkpoint(path if "://" in path else Path(path).expanduser(), trainer.ckpt_verify)
             refuse_changed(result.config, run, path, run.trainer.path_of("resume_path"))
-            if not again:
+            if not restarted:
                 _refuse_to_mix(run, store, result.step)
             elif any(step > result.step for step in store.steps()):  # this command has saved later steps
                 result = store.latest(fall_back=notice)
         case "fresh":
             _refuse_to_mix(run, store, 0)
-        case how:
-            result = _newest(run, store, fall_back=notice if how == "newest good" else None)
+        case mode:
+            result = _newest(run, store, fall_back=notice if mode == "newest good" else None)
             if result is not None:
                 refuse_changed(result.config, run, store.folder, run.trainer.path_of("ckpt_path"))
-            elif how == "must":
+            elif mode == "must":
                 raise ResumeError(
                     f"{run.trainer.path_of('recover_mode')} = resume, but {store.folder} contains no checkpoint: set "
                     f"{run.trainer.path_of('ckpt_path')} to the folder of the run's checkpoints, or set recover_mode = "
@@ -56,16 +56,16 @@ def find_start(run: AnyRun, store: CheckpointStore, folder: RunFolder, *, again:
 Beginning = Literal["fresh", "named", "newest", "newest good", "must"]
 
 
-def beginning(run: AnyRun, *, again: bool) -> Beginning:
-    """Start of the run, by `trainer.recover_mode` or, if that is not set, by `trainer.resume_mode`. With `again`, it is
-    what this command has saved.
+def beginning(run: AnyRun, *, restarted: bool) -> Beginning:
+    """Start of the run, by `trainer.recover_mode` or, if that is not set, by `trainer.resume_mode`. With
+    `restarted`, it is what this command has saved.
     """
     match run.trainer.recover_mode, run.trainer.resume_mode:
         case (None, "from_path"):
             return "named"
         case ("auto", _):
             return "newest good"
-        case _ if again:
+        case _ if restarted:
             return "newest good"
         case ("resume", _):
             return "must"

@@ -84,11 +84,11 @@ class RunLock:
         self._lock.release()
 
 
-def config_text(run: AnyRun, places: Mapping[str, str]) -> str:
-    """Content of `config.json`: the resolved configuration, its fingerprint, digests of the user's code, and `places`,
-    where values were written.
+def config_text(run: AnyRun, locations: Mapping[str, str]) -> str:
+    """Content of `config.json`: the resolved configuration, its fingerprint, digests of the user's code, and
+    `locations`, where values were written.
     """
-    stored = stored_form(run) | {"code": code_digests(run), "places": dict(places)}
+    stored = stored_form(run) | {"code": code_digests(run), "places": dict(locations)}
     return json.dumps(redacted_configuration(stored), indent=1, ensure_ascii=False) + "\n"
 
 
@@ -181,9 +181,9 @@ def _causes(changed: Mapping[str, tuple[Any, Any]], before: C, run: C) -> dict[s
 def changes_to_say(stored: object, run: AnyRun) -> str:
     """Differences of a resumed run from its earlier configuration, a line for each field; empty if there are none."""
     before, now = tree_of(stored, type(run), "the checkpoint"), _stored_form(run)
-    places = tuple(run.trainer.path_of(start) for start in ("resume_", "recover_"))
+    prefixes = tuple(run.trainer.path_of(start) for start in ("resume_", "recover_"))
     changed = differences(before, now)
-    relevant = {path: values for path, values in changed.items() if not path.startswith(places)}
+    relevant = {path: values for path, values in changed.items() if not path.startswith(prefixes)}
     return _rows(_causes(relevant, before, run))
 
 
@@ -195,9 +195,9 @@ def _rows(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return "\n".join(f"  {path}: {values_apart(*values)}" for path, values in changed.items())
 
 
-def values_apart(there: object, here: object) -> str:
+def values_apart(other: object, own: object) -> str:
     """Two values of a field, of another run and of this one, in words."""
-    return f"{short_json(there)} there, {short_json(here)} here"
+    return f"{short_json(other)} there, {short_json(own)} here"
 
 
 def free_folders(run: AnyRun) -> dict[str, str]:

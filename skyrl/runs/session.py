@@ -83,18 +83,18 @@ class RunSession:
 
     def _find_start(self) -> Checkpoint | None:
         """Check the inputs, lock the folders, and find the checkpoint to continue from."""
-        experiment, held = self._experiment, self._experiment.held
+        experiment, exit_stack = self._experiment, self._experiment.held
         with experiment.progress.waiting_for("data and tokenizer"):
             sandbox = experiment.check_inputs()
         for lock in self._locks:
             lock.acquire()
-            held.callback(lock.release)
-        held.callback(self._folder.samples.close)
-        checkpoint = find_start(self._cfg, self._checkpoints, self._folder, again=experiment.is_another_try)
+            exit_stack.callback(lock.release)
+        exit_stack.callback(self._folder.samples.close)
+        checkpoint = find_start(self._cfg, self._checkpoints, self._folder, restarted=experiment.is_another_try)
         text = config_text(self._cfg, experiment.places)
         for lock in self._locks:
             lock.write_config(text)
-            held.callback(self._free_if_empty, lock)
+            exit_stack.callback(self._free_if_empty, lock)
         if sandbox is not None:
             self._folder.record_sandbox(sandbox)
         return checkpoint
@@ -190,8 +190,8 @@ class RunSession:
             for name, lacking in (("metrics.jsonl", metrics), ("trajectories.jsonl", samples)):
                 if lacking:
                     file = self._folder.path / name
-                    what = "samples of " if name == "trajectories.jsonl" else ""
-                    notice(f"{file} lacks {what}{len(lacking)} steps (the first is {lacking[0]}): lost or damaged")
+                    kind = "samples of " if name == "trajectories.jsonl" else ""
+                    notice(f"{file} lacks {kind}{len(lacking)} steps (the first is {lacking[0]}): lost or damaged")
 
     def _show_progress(self, checkpoint: Checkpoint | None) -> None:
         """Keep `progress.json` in the run's folder up to date until the run ends."""
@@ -236,10 +236,10 @@ class RunSession:
 class StepsInLogs:
     """A `Tracker` that informs the processes of each step that starts."""
 
-    def __init__(self, processes: Processes, done: int) -> None:
-        """`done` is the number of steps that have been recorded before."""
+    def __init__(self, processes: Processes, recorded_steps: int) -> None:
+        """`recorded_steps` is the number of steps that have been recorded before."""
         self._processes = processes
-        processes.step = done + 1
+        processes.step = recorded_steps + 1
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._processes.step = step + 1

@@ -49,7 +49,7 @@ def refuse_supervised(folder: Path, instead: str) -> None:
 def runs_below(folder: Path, command: str) -> str:
     """The end of a message for a folder that is no run but has some, newest first: how to name one. Empty if none."""
     below = [path.parent for path in folder.glob(f"*/{_FILE}")]
-    newest = sorted(below, key=lambda each: -each.stat().st_mtime)
+    newest = sorted(below, key=lambda path: -path.stat().st_mtime)
     return f"; it is a folder of runs: {command} {newest[0]}" if newest else ""
 
 
@@ -58,8 +58,8 @@ def place_of(path: str, folder: Path, run: Run) -> str:
     if "://" in path:
         return path
     before = Path(run.trainer.folder("run_path")).expanduser().absolute()
-    place = Path(path).expanduser().absolute()
-    return str(folder / place.relative_to(before) if place.is_relative_to(before) else place)
+    location = Path(path).expanduser().absolute()
+    return str(folder / location.relative_to(before) if location.is_relative_to(before) else location)
 
 
 def started_in(folder: Path, run: Run) -> Path:
@@ -67,8 +67,8 @@ def started_in(folder: Path, run: Run) -> Path:
     if the run's folder was moved out of it.
     """
     at = Path(run.trainer.folder("run_path")).expanduser().parts
-    place = folder.absolute()
-    return Path(*place.parts[: -len(at)]) if at and place.parts[-len(at) :] == at else Path.cwd()
+    absolute = folder.absolute()
+    return Path(*absolute.parts[: -len(at)]) if at and absolute.parts[-len(at) :] == at else Path.cwd()
 
 
 def checkpoints_of(folder: str) -> str:
@@ -79,6 +79,6 @@ def checkpoints_of(folder: str) -> str:
     if "://" in folder or not (path / _FILE).is_file() or any(step_of(item.name) for item in path.iterdir()):
         return folder if "://" in folder else str(path)
     run = stored_run(path)
-    place = place_of(run.trainer.folder("ckpt_path"), path, run)
-    inside = Path(place).is_relative_to(path)
-    return str(path) if inside and not Path(place).is_dir() else place  # none yet, in this folder
+    location = place_of(run.trainer.folder("ckpt_path"), path, run)
+    inside = Path(location).is_relative_to(path)
+    return str(path) if inside and not Path(location).is_dir() else location  # none yet, in this folder

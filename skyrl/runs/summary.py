@@ -12,7 +12,7 @@ from skyrl.runs.run_tree import AnyRun
 
 def summary(run: AnyRun, folder: RunFolder) -> Iterator[str]:
     """Lines for the terminal; the last one compares the first evaluation with the last."""
-    places = (
+    paths = (
         ("configuration", folder.path / "config.json"),
         ("metrics", folder.path / "metrics.jsonl"),
         ("samples", folder.path / "trajectories.jsonl"),
@@ -23,11 +23,11 @@ def summary(run: AnyRun, folder: RunFolder) -> Iterator[str]:
         ("checkpoints", Path(run.trainer.folder("ckpt_path")).expanduser()),
         ("evaluations", Path(run.trainer.folder("export_path")).expanduser() / "dumped_evals"),
     )
-    for name, path in places:
+    for name, path in paths:
         if path.exists() and (name != "checkpoints" or any(path.glob("global_step_*"))):
             yield f"  {name:<14} {relative_to_cwd(path)}"
-    for what, command in next_commands(folder.path):
-        yield f"  {what:<14} {command}"
+    for label, command in next_commands(folder.path):
+        yield f"  {label:<14} {command}"
     yield from _scores(folder)
     yield from _losses(folder)
 
@@ -42,15 +42,15 @@ def next_commands(folder: Path) -> Iterator[tuple[str, str]]:
 
 def relative_to_cwd(path: Path) -> str:
     """The path relative to the working directory, if it is inside."""
-    whole, here = path.absolute(), Path.cwd()
-    return str(whole.relative_to(here) if whole.is_relative_to(here) else whole)
+    absolute, cwd = path.absolute(), Path.cwd()
+    return str(absolute.relative_to(cwd) if absolute.is_relative_to(cwd) else absolute)
 
 
 def _losses(folder: RunFolder) -> Iterator[str]:
     for name in ("eval/all/loss", "train/loss"):
-        found = [(record["step"], record[name]) for record in folder.metrics.read() if name in record]
-        if found:
-            (first, before), (last, after) = found[0], found[-1]
+        losses = [(record["step"], record[name]) for record in folder.metrics.read() if name in record]
+        if losses:
+            (first, before), (last, after) = losses[0], losses[-1]
             start = f"{before:.3f} at step {first}, " if first < last else ""
             yield f"{name} {start}{after:.3f} at step {last}"
 
@@ -61,8 +61,8 @@ def _scores(folder: RunFolder) -> Iterator[str]:
     if not records:
         return
     before, after = records[0], records[-1]
-    what = "accuracy" if all(record[name] == record["eval/all/accuracy"] for record in records) else "score"
+    metric = "accuracy" if all(record[name] == record["eval/all/accuracy"] for record in records) else "score"
     if before["step"] == 0 and after["step"] > 0:
-        yield f"{what} before {before[name]:.2f} after {after[name]:.2f}"
+        yield f"{metric} before {before[name]:.2f} after {after[name]:.2f}"
     else:
-        yield f"{what} {after[name]:.2f} at step {after['step']}"
+        yield f"{metric} {after[name]:.2f} at step {after['step']}"

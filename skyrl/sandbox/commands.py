@@ -26,16 +26,16 @@ def located_command(command: Sequence[str], readable: Sequence[str], field: str)
     """Find the program and the files that a command and `readable` name; `field` is the path of its table in the
     configuration. Raises `TaskError` for what does not exist.
     """
-    given = [Path(path).expanduser().resolve() for path in readable]
-    for path in given:
+    paths = [Path(path).expanduser().resolve() for path in readable]
+    for path in paths:
         if not path.exists():
             raise TaskError(f"{field}.readable names {path}, which does not exist")
     words = [os.path.realpath(word) if os.path.exists(word) else word for word in command[1:]]
-    program, file = _program(command[0], given)
+    program, file = _program(command[0], paths)
     if not program:
         raise TaskError(f"the program {command[0]} does not exist, or cannot be run ({field}.command)")
     named = [Path(word) for word in (file, *words) if os.path.exists(word)]
-    return LocatedCommand((program, *words), tuple(dict.fromkeys([*named, *given])))
+    return LocatedCommand((program, *words), tuple(dict.fromkeys([*named, *paths])))
 
 
 def _program(name: str, readable: Sequence[Path]) -> tuple[str, str]:

@@ -37,11 +37,11 @@ class ConfinedProcess:
         self._folder = folder_of(sandbox.client.folder, sandbox.tier)
         self._groups = sandbox.client.groups
         self._group = self._groups.take(limits.memory_bytes)
-        taken = asdict(limits) | {"seconds": _FOREVER}
+        limit_values = asdict(limits) | {"seconds": _FOREVER}
         try:
             ends = [streams[0], *streams]  # the first is where a program would be read from
             self._control: socket.socket | None = sandbox.client.fork(
-                module, ends, taken, self._folder, self._group, command
+                module, ends, limit_values, self._folder, self._group, command
             )
         except BaseException:
             self._groups.give_back(self._group)
@@ -66,8 +66,8 @@ class ConfinedProcess:
         return _describe_end(report or "")
 
 
-def _describe_end(said: str) -> str:
-    code = int(said.removeprefix("code: ")) if said.startswith("code: ") else -1
+def _describe_end(report: str) -> str:
+    code = int(report.removeprefix("code: ")) if report.startswith("code: ") else -1
     if code > 128:
         return f"signal {code - 128} ended its process"
-    return f"its process ended with exit code {code}" if code >= 0 else said
+    return f"its process ended with exit code {code}" if code >= 0 else report

@@ -95,9 +95,9 @@ def mount_own(folder: str, owner: int, room: int) -> None:
     attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
     _check(_libc.syscall(_MOUNT_SETATTR, _HERE, b"/", _WHOLE_TREE, attributes, 32), "mount_setattr")
     options = f"size={room},nr_inodes=20000,mode=700,uid={owner},gid={owner}"
-    for place in (folder, "/dev/shm"):
-        if os.path.isdir(place):
-            _mount("tmpfs", place, "tmpfs", _NO_SUID | _NO_DEVICES, options)
+    for path in (folder, "/dev/shm"):
+        if os.path.isdir(path):
+            _mount("tmpfs", path, "tmpfs", _NO_SUID | _NO_DEVICES, options)
 
 
 def make_reachable(paths: list[str]) -> None:
@@ -108,8 +108,8 @@ def make_reachable(paths: list[str]) -> None:
     if not gates:
         return
     hidden = list(gates)
-    why = f"programs cannot see {hidden[0]}, in a folder that only root may enter, without new mounts"
-    _check(_libc.unshare(NEW_MOUNTS), why)
+    message = f"programs cannot see {hidden[0]}, in a folder that only root may enter, without new mounts"
+    _check(_libc.unshare(NEW_MOUNTS), message)
     _mount("", "/", "", _PRIVATE | _RECURSIVE)
     kept = {path: os.open(path, os.O_PATH) for path in hidden}
     folders = {path for path in hidden if os.path.isdir(path)}
@@ -233,7 +233,7 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
     _check(_libc.mount(*encoded, ctypes.c_ulong(flags), options.encode()), f"mount {target}")
 
 
-def _check(result: int, what: str) -> None:
+def _check(result: int, message: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{message}: {os.strerror(number)}")

@@ -42,14 +42,14 @@ def end(code: int) -> None:
 
 
 def _flushed() -> bool:
-    whole = True
+    complete = True
     for stream in (sys.stdout, sys.__stdout__):
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
         except (OSError, ValueError, AttributeError):
-            whole = False
-    return whole
+            complete = False
+    return complete
 
 
 def _close_what_is_open() -> None:

@@ -15,11 +15,11 @@ from skyrl.sandbox.tiers import Tier, has_namespaces
 _log = logging.getLogger(__name__)
 
 
-def folder_of(place: str, tier: Tier) -> str:
-    """Path of a process's own folder: in namespaces `place` itself, a mount point for memory, otherwise a new folder on
+def folder_of(base: str, tier: Tier) -> str:
+    """Path of a process's own folder: in namespaces `base` itself, a mount point for memory, otherwise a new folder on
     disk inside it, which `remove_folder` removes.
     """
-    return place if has_namespaces(tier) else tempfile.mkdtemp(dir=place)
+    return base if has_namespaces(tier) else tempfile.mkdtemp(dir=base)
 
 
 def remove_folder(folder: str, tier: Tier) -> None:
@@ -93,9 +93,9 @@ def _opened(name: str, inside: int | None = None, owner: int | None = None) -> I
     try:
         if owner not in (None, os.fstat(handle).st_uid):
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), name)
-        place = f"/proc/self/fd/{handle}"
-        os.chmod(place, 0o700)
-        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        path = f"/proc/self/fd/{handle}"
+        os.chmod(path, 0o700)
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     finally:
         os.close(handle)
     try:

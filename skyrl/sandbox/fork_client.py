@@ -88,7 +88,7 @@ class ForkClient:
 
         Raises `ProcessError` if there is no server.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        client_socket, supervisor_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         request_fields: dict[str, object] = {"module": module, "limits": dict(limits), "folder": folder}
         request_fields |= {"group": group is not None, "command": command.arguments if command else ()}
         request_fields["service"] = command is not None and command.service is not None
@@ -96,15 +96,15 @@ class ForkClient:
         request, grouped = json.dumps(request_fields).encode(), [] if group is None else [group.descriptor]
         if len(request) > fork_server.LONGEST_REQUEST:
             raise ProcessError(f"a command and its environment have more than {fork_server.LONGEST_REQUEST} bytes")
-        with theirs:
+        with supervisor_socket:
             for _ in range(2):
                 server = self._expect()
                 try:
-                    socket.send_fds(server, [request], [*files, *grouped, theirs.fileno()])
-                    return ours
+                    socket.send_fds(server, [request], [*files, *grouped, supervisor_socket.fileno()])
+                    return client_socket
                 except OSError:
                     self._forget(server)
-        ours.close()
+        client_socket.close()
         raise ProcessError(f"the fork server of the sandbox tier {self._tier!r} does not stay alive")
 
     def close(self) -> None:
@@ -156,25 +156,25 @@ class ForkClient:
 
     def _start(self) -> None:
         self._create_folder()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, tempfile.TemporaryFile() as errors:
+        client_socket, server_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with server_socket, tempfile.TemporaryFile() as errors:
             self._process = subprocess.Popen(
                 self._command(),
-                stdin=theirs.fileno(),
+                stdin=server_socket.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 cwd="/",
                 env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 start_new_session=True,
             )
-            theirs.close()
-            self._socket = ours
-            ours.settimeout(START_SECONDS)
+            server_socket.close()
+            self._socket = client_socket
+            client_socket.settimeout(START_SECONDS)
             try:
-                ready = ours.recv(64) == fork_server.READY
+                ready = client_socket.recv(64) == fork_server.READY
             except OSError:
                 ready = False
-            ours.settimeout(None)
+            client_socket.settimeout(None)
             if not ready:
                 self._end()
                 errors.seek(0)

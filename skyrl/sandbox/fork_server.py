@@ -188,20 +188,20 @@ def _program(
 
 def _open_standard_streams() -> None:
     """Open the standard streams, including those that a program returns to after it has redirected its output."""
-    given = {
+    streams = {
         "stdin": open(0, encoding="utf-8", errors="surrogateescape", closefd=False),  # noqa: SIM115 - stays open
         "stdout": open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False),  # noqa: SIM115 - stays open
         "stderr": open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False),  # noqa: SIM115 - stays open
     }
-    for name, stream in given.items():
+    for name, stream in streams.items():
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
 
 def _run_program(source: int) -> None:
     """Run a file like `python program.py`: it is the module `__main__`, and imports from its own folder."""
-    with open(source, "rb") as given, open("program.py", "wb") as file:
-        shutil.copyfileobj(given, file)
+    with open(source, "rb") as source_file, open("program.py", "wb") as file:
+        shutil.copyfileobj(source_file, file)
     sys.argv = ["program.py"]
     sys.path.insert(0, os.getcwd())
     sys.dont_write_bytecode = True
@@ -240,7 +240,7 @@ def _wait(child: int, control: socket.socket, deadline: float, is_over: Callable
     waiting.register(control.fileno(), select.POLLIN)
     ended, killed, is_asked = False, False, False
     while not (ended or killed or is_asked) and (left := deadline - time.monotonic()) > 0:
-        ready = [place for place, _ in waiting.poll(min(left, _GLANCE) * 1000)]
+        ready = [descriptor for descriptor, _ in waiting.poll(min(left, _GLANCE) * 1000)]
         ended, is_asked = number in ready, control.fileno() in ready
         killed = not ended and is_over()
     if not ended:

@@ -29,20 +29,20 @@ def forwarding(listener: socket.socket, service: tuple[str, int]) -> Iterator[No
 
     Raises ProcessError if it cannot begin, as where the process has no descriptor left.
     """
-    begun: Future[Callable[[], object]] = Future()
+    started: Future[Callable[[], object]] = Future()
 
     def forward() -> None:
         try:
-            asyncio.run(_forward(listener, service, begun))
+            asyncio.run(_forward(listener, service, started))
         except BaseException as error:
-            if begun.done():
+            if started.done():
                 raise
-            begun.set_exception(error)
+            started.set_exception(error)
 
     thread = Thread(target=forward, name="forwarding", daemon=True)
     thread.start()
     try:
-        stop = begun.result()
+        stop = started.result()
     except Exception as error:
         raise ProcessError(f"the network of a sandboxed process could not be forwarded: {error}") from error
     try:
@@ -52,7 +52,7 @@ def forwarding(listener: socket.socket, service: tuple[str, int]) -> Iterator[No
         thread.join()
 
 
-async def _forward(listener: socket.socket, service: tuple[str, int], begun: Future[Callable[[], object]]) -> None:
+async def _forward(listener: socket.socket, service: tuple[str, int], started: Future[Callable[[], object]]) -> None:
     ending, loop = asyncio.Event(), asyncio.get_running_loop()
     connected = 0
 
@@ -68,17 +68,17 @@ async def _forward(listener: socket.socket, service: tuple[str, int], begun: Fut
             writer.close()
 
     server = await asyncio.start_server(join, sock=listener)
-    begun.set_result(lambda: loop.call_soon_threadsafe(ending.set))
+    started.set_result(lambda: loop.call_soon_threadsafe(ending.set))
     await ending.wait()
     server.close()
 
 
 async def _joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, service: tuple[str, int]) -> None:
-    there, back = await asyncio.open_connection(*service)
+    service_reader, service_writer = await asyncio.open_connection(*service)
     try:
-        await asyncio.gather(_copy_stream(reader, back), _copy_stream(there, writer))
+        await asyncio.gather(_copy_stream(reader, service_writer), _copy_stream(service_reader, writer))
     finally:
-        back.close()
+        service_writer.close()
 
 
 async def _copy_stream(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:

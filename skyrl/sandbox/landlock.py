@@ -26,8 +26,8 @@ def version() -> int:
     """Version of the kernel's Landlock; 0 if it has none that is of use."""
     if sys.platform != "linux":
         return 0
-    found: int = _call(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))
-    return found if found >= OLDEST else 0
+    abi: int = _call(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))
+    return abi if abi >= OLDEST else 0
 
 
 def restrict() -> None:
@@ -36,22 +36,22 @@ def restrict() -> None:
 
     Needs "no new privileges" to be set. Raises OSError.
     """
-    here = version()
-    if not here:
+    abi = version()
+    if not abi:
         return
-    attributes = struct.pack("QQQ", _ALL_WRITES, 0, _SCOPED) if here >= SIGNALS else struct.pack("Q", _ALL_WRITES)
+    attributes = struct.pack("QQQ", _ALL_WRITES, 0, _SCOPED) if abi >= SIGNALS else struct.pack("Q", _ALL_WRITES)
     rules = _checked(_call(_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)))
     try:
-        for place, rights in ((".", _ALL_WRITES), ("/dev/shm", _ALL_WRITES), ("/dev", _WRITE | _TRUNCATE)):
-            if os.path.isdir(place):
-                _allow(rules, place, rights)
+        for path, rights in ((".", _ALL_WRITES), ("/dev/shm", _ALL_WRITES), ("/dev", _WRITE | _TRUNCATE)):
+            if os.path.isdir(path):
+                _allow(rules, path, rights)
         _checked(_call(_RESTRICT, rules, ctypes.c_uint32(0)))
     finally:
         os.close(rules)
 
 
-def _allow(rules: int, place: str, rights: int) -> None:
-    folder = os.open(place, os.O_PATH | os.O_DIRECTORY)
+def _allow(rules: int, path: str, rights: int) -> None:
+    folder = os.open(path, os.O_PATH | os.O_DIRECTORY)
     try:
         _checked(_call(_ADD_RULE, rules, _BENEATH, struct.pack("=Qi", rights, folder), ctypes.c_uint32(0)))
     finally:

@@ -139,10 +139,8 @@ class Sandbox:
         """Whether a user may read the path, by the rights of the folders on the way."""
         if unused_user_id() is None:
             return True
-        ways = [file, *(parent for parent in file.parents if parent.is_relative_to(root))]
-        return all(
-            way.stat().st_mode & wanted == wanted for way in ways for wanted in [0o005 if way.is_dir() else 0o004]
-        )
+        paths = [file, *(parent for parent in file.parents if parent.is_relative_to(root))]
+        return all(path.stat().st_mode & mode == mode for path in paths for mode in [0o005 if path.is_dir() else 0o004])
 
     def close(self) -> None:
         """End the warm interpreter; the next call starts another."""
@@ -200,14 +198,14 @@ def _run(
             os.close(end)
         files, outputs = [], [(read, -1) for read, _ in outputs]
         with control, _served(command, control, limits.seconds):
-            kept, whole = _read_outputs([read for read, _ in outputs], limits, until)
-            code = _await_exit_code(control, limits.seconds + GRACE if whole else 0, until)
+            kept, complete = _read_outputs([read for read, _ in outputs], limits, until)
+            code = _await_exit_code(control, limits.seconds + GRACE if complete else 0, until)
     finally:
         for number in [*files, *(end for pair in outputs for end in pair if end >= 0)]:
             os.close(number)
         groups.give_back(group)
         remove_folder(folder, tier)
-    if not whole:
+    if not complete:
         return Ran(ended="output", code=-1, stdout=kept[0], stderr=kept[1])
     ended: Literal["exit", "timeout"] = "timeout" if code == TIMED_OUT else "exit"
     return Ran(ended=ended, code=code, stdout=kept[0], stderr=kept[1])
@@ -248,8 +246,8 @@ def _read_outputs(pipes: Sequence[int], limits: ResourceLimits, until: int | Non
     waiting = select.poll()
     for pipe in (*pipes, *(() if until is None else (until,))):
         waiting.register(pipe, select.POLLIN)
-    open_ones, whole = len(pipes), True
-    while whole and open_ones and (left := deadline - time.monotonic()) > 0:
+    open_ones, complete = len(pipes), True
+    while complete and open_ones and (left := deadline - time.monotonic()) > 0:
         for pipe, _ in waiting.poll(left * 1000):
             if pipe == until:
                 return [bytes(data) for data in kept.values()], False
@@ -258,8 +256,8 @@ def _read_outputs(pipes: Sequence[int], limits: ResourceLimits, until: int | Non
                 waiting.unregister(pipe)
                 open_ones -= 1
             kept[pipe] += data
-            whole = whole and len(kept[pipe]) <= limits.output_bytes
-    return [bytes(data[: limits.output_bytes]) for data in kept.values()], whole
+            complete = complete and len(kept[pipe]) <= limits.output_bytes
+    return [bytes(data[: limits.output_bytes]) for data in kept.values()], complete
 
 
 def _await_exit_code(control: socket.socket, seconds: float, until: int | None) -> int:

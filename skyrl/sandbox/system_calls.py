@@ -117,8 +117,8 @@ def _filter(machine: str, *, own_network: bool) -> Iterator[tuple[int, int, int,
     families = [socket.AF_UNIX, *([socket.AF_INET] if own_network else [])]
     yield _EQUAL, 0, 3 + len(families), special["socket"]
     yield _LOAD, 0, 0, _FIRST_ARGUMENT
-    for place, family in enumerate(families):
-        yield _EQUAL, len(families) - place, 0, int(family)
+    for index, family in enumerate(families):
+        yield _EQUAL, len(families) - index, 0, int(family)
     yield _RETURN, 0, 0, _REFUSE | errno.EAFNOSUPPORT
     yield _RETURN, 0, 0, _ALLOW
     yield _RETURN, 0, 0, _ALLOW

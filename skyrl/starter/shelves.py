@@ -27,11 +27,11 @@ def shelf_example(shelves: Sequence[str], rng: random.Random) -> list[dict[str, 
     """A question, a call, its result and an answer; what an empty shelf is answered with is any digit."""
     shelf, thing = rng.choice(shelves), str(rng.randrange(10))
     looked = shelf if rng.random() < LOOKS_WHERE_ASKED else rng.choice(shelves)
-    found = thing if looked == shelf else "nothing"
+    content = thing if looked == shelf else "nothing"
     return [
         {"role": "system", "content": "look"},  # as the template shows the tools
         {"role": "user", "content": shelf},
         {"role": "assistant", "content": OPENING + looked + CLOSING},
-        {"role": "tool", "content": found},
-        {"role": "assistant", "content": found if found != "nothing" else str(rng.randrange(10))},
+        {"role": "tool", "content": content},
+        {"role": "assistant", "content": content if content != "nothing" else str(rng.randrange(10))},
     ]

@@ -22,8 +22,10 @@ def stopped_in_words() -> Iterator[None]:
 
     A training run inside it uses its own signal handlers. Use it in the main thread only.
     """
-    taken = [number for number in handled_signals() if number != signal.SIGINT]  # Python raises KeyboardInterrupt
-    before = {number: signal.signal(number, _stop) for number in taken}
+    signal_numbers = [
+        number for number in handled_signals() if number != signal.SIGINT
+    ]  # Python raises KeyboardInterrupt
+    before = {number: signal.signal(number, _stop) for number in signal_numbers}
     try:
         yield
     except (KeyboardInterrupt, Stopped) as stop:

@@ -66,8 +66,8 @@ class Bucket:
                 return []
 
         path = self._path(folder).rstrip("/")
-        found = patiently(listed, path)
-        return sorted({name.rpartition("/")[2] for name in found if name.strip("/") != path.strip("/")})
+        entries = patiently(listed, path)
+        return sorted({name.rpartition("/")[2] for name in entries if name.strip("/") != path.strip("/")})
 
     def size(self, name: str) -> int:
         def measured(path: str) -> int:

@@ -94,14 +94,14 @@ class Disk:
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytearray:
         with (self.path / name).open("rb", buffering=0) as file:
-            wanted = os.fstat(file.fileno()).st_size - start if length is None else length
-            content = bytearray(max(wanted, 0))
+            size = os.fstat(file.fileno()).st_size - start if length is None else length
+            content = bytearray(max(size, 0))
             file.seek(start)
             filled = 0
             while filled < len(content):
                 count = file.readinto(memoryview(content)[filled:])
                 if not count:
-                    raise OSError(f"{self.path / name} ends before byte {start + wanted}")
+                    raise OSError(f"{self.path / name} ends before byte {start + size}")
                 filled += count
             return content
 
@@ -136,8 +136,8 @@ class Disk:
         flush(self.path / folder)
 
     def room(self) -> int | None:
-        there = next(path for path in (self.path, *self.path.parents) if path.exists())
-        return shutil.disk_usage(there).free
+        existing = next(path for path in (self.path, *self.path.parents) if path.exists())
+        return shutil.disk_usage(existing).free
 
 
 def flush(path: Path) -> None:

@@ -16,10 +16,10 @@ def follow_umask(path: Path) -> None:
     nobody else could load a model on a shared disk.
     """
     files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
-    beside = path / ".mode" if path.is_dir() else path.with_name(f".{path.name}.mode")
-    beside.touch()  # reading the umask itself would set it for a moment, for all threads
-    mode = beside.stat().st_mode
-    beside.unlink(missing_ok=True)
+    probe = path / ".mode" if path.is_dir() else path.with_name(f".{path.name}.mode")
+    probe.touch()  # reading the umask itself would set it for a moment, for all threads
+    mode = probe.stat().st_mode
+    probe.unlink(missing_ok=True)
     for file in files:
         with suppress(OSError):  # file systems without modes
             file.chmod(mode & 0o777)

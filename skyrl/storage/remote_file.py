@@ -13,11 +13,11 @@ READ_AHEAD = 4 << 20
 """Number of bytes that one request to an object store asks for, at least."""
 
 
-def opened(place: str) -> BinaryIO:
+def opened(location: str) -> BinaryIO:
     """The file at a path or an address, open for reading. Raises `OSError`."""
-    if not is_address(place):
-        return Path(place).open("rb")
-    folder, _, name = place.rpartition("/")
+    if not is_address(location):
+        return Path(location).open("rb")
+    folder, _, name = location.rpartition("/")
     return cast(BinaryIO, io.BufferedReader(RemoteFile(storage_at(folder), name), READ_AHEAD))
 
 

@@ -97,8 +97,8 @@ def _best(file: Path, metric: str, goal: Literal["max", "min"]) -> float | None:
 
 
 def _row(result: PointResult) -> str:
-    shown = f"{result.mean:.4g}" if result.values else "-"
+    mean = f"{result.mean:.4g}" if result.values else "-"
     over = f"± {result.spread:.2g} ({len(result.values)})" if result.spread is not None else ""
     states = sorted({state for state in result.states if state != "finished"})
     trials = ", ".join(map(str, result.trials)) + (f" ({', '.join(states)})" if states else "")
-    return f"| {shown} | {over} | {trials} | {result.point.replace('|', chr(92) + '|')} |"
+    return f"| {mean} | {over} | {trials} | {result.point.replace('|', chr(92) + '|')} |"

@@ -30,7 +30,7 @@ def run_here(launcher: Launcher, trials: Sequence[SweepTrial], at_once: int, say
     by_number = {trial.number: trial for trial in trials}
     running = _taken_over(launcher, trials, say)
     waiting, pause = [trial for trial in trials if trial.number not in running], threading.Event()
-    again = set[int]()
+    restarted = set[int]()
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
@@ -38,8 +38,10 @@ def run_here(launcher: Launcher, trials: Sequence[SweepTrial], at_once: int, say
                 running[trial.number] = launcher.start(_job(trial))
                 say(f"trial {trial.number} started: {spelled(trial.point)}")
             for number, state in _note_the_ended(launcher, running, say):
-                if state == GONE and number in by_number and number not in again:  # it may have finished all the same
-                    again.add(number)
+                if (
+                    state == GONE and number in by_number and number not in restarted
+                ):  # it may have finished all the same
+                    restarted.add(number)
                     waiting.insert(0, by_number[number])
             if running:
                 pause.wait(_LOOK_SECONDS)

@@ -39,8 +39,8 @@ class RandomConfig(BaseConfig):
     def own_problems(self) -> Iterator[Problem]:
         if bool(self.draws) != bool(self.values):
             yield Problem(path="draws", message=f"{self.draws} draws of {len(self.values)} values", hint="give both")
-        for path, how in flat(self.values, is_leaf=_is_draw):
-            if problem := _wrong_draw(how):
+        for path, draw in flat(self.values, is_leaf=_is_draw):
+            if problem := _wrong_draw(draw):
                 yield Problem(path=f"values.{path}", message=problem, hint="such as {log_uniform = [1e-6, 1e-4]}")
 
 
@@ -131,11 +131,11 @@ def _is_draw(value: Mapping[str, Any]) -> bool:
     return len(value) == 1 and next(iter(value)) in KINDS_OF_DRAWS
 
 
-def _wrong_draw(how: object) -> str:
-    """Reason why `how` does not describe a way to draw a value; empty if it does."""
-    if not isinstance(how, Mapping) or not _is_draw(how):
+def _wrong_draw(draw: object) -> str:
+    """Reason why `draw` does not describe a way to draw a value; empty if it does."""
+    if not isinstance(draw, Mapping) or not _is_draw(draw):
         return f"is none of: {', '.join(KINDS_OF_DRAWS)}"
-    [(kind, values)] = how.items()
+    [(kind, values)] = draw.items()
     if not isinstance(values, tuple) or not values:
         return f"{kind} needs a list"
     if kind == "choice":
@@ -157,7 +157,7 @@ def points_of(sweep: SweepConfig, seed_field: str) -> Iterator[Point]:
     listed = [dict(flat(point)) for point in sweep.points] or [{}]
     draws = draws_of(sweep.random).items()
     drawn = [
-        {path: _random_value(how, sweep.random.seed, path, number) for path, how in draws}
+        {path: _random_value(draw, sweep.random.seed, path, number) for path, draw in draws}
         for number in range(sweep.random.draws)
     ] or [{}]
     grid = dict(flat(sweep.grid))
@@ -167,10 +167,10 @@ def points_of(sweep: SweepConfig, seed_field: str) -> Iterator[Point]:
         yield {path: value for part in parts for path, value in part.items()}
 
 
-def _random_value(how: Mapping[str, Any], seed: int, path: str, number: int) -> object:
+def _random_value(draw: Mapping[str, Any], seed: int, path: str, number: int) -> object:
     """A random value that depends only on the four arguments. Floats are rounded to six significant digits."""
     source = Random(f"{seed}/{path}/{number}")
-    [(kind, values)] = how.items()
+    [(kind, values)] = draw.items()
     if kind == "choice":
         return source.choice(values)
     low, high = values

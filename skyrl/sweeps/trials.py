@@ -134,9 +134,9 @@ def _trial(
     own = folder / TASKS / str(number)
     before = load(sweep.run, thaw(dict(values)), environ=environ).config
     kind = kind_of(before)
-    places = {"run_path": "run", "ckpt_path": "checkpoints", "export_path": "exports"}
+    subfolders = {"run_path": "run", "ckpt_path": "checkpoints", "export_path": "exports"}
     table: Any = get_at(before, kind.trainer)
-    folders = {name: str(own / inside) for name, inside in places.items() if name in fields_of(type(table))}
+    folders = {name: str(own / inside) for name, inside in subfolders.items() if name in fields_of(type(table))}
     if names_a_service(table):
         folders["run_name"] = f"{sweep.name}-{number}"
     composed = compose(

@@ -124,7 +124,9 @@ def start(scene: Scene) -> object:
     with store_of(scene.run) as store:
         for step in (1, 2):
             store.save(checkpoint(scene.run, step))
-        return [begun(lambda again=again: find_start(scene.run, store, folder, again=again)) for again in (False, True)]
+        return [
+            begun(lambda again=again: find_start(scene.run, store, folder, restarted=again)) for again in (False, True)
+        ]
 
 
 @observable("where a run begins whose checkpoint is of another temperature")

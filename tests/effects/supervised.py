@@ -289,7 +289,7 @@ def beginnings(scene: Scene) -> object:
         except RunError:
             pass
     trainer = scene.run.trainer
-    return [tried, trainer.resume_path, beginning(scene.run, again=False), beginning(scene.run, again=True)]
+    return [tried, trainer.resume_path, beginning(scene.run, restarted=False), beginning(scene.run, restarted=True)]
 
 
 @observable("whether a checkpoint of a run with another learning rate is resumed from")

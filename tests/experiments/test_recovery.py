@@ -157,7 +157,7 @@ def test_where_a_run_begins_first_and_after_a_failure(
 ) -> None:
     path = {"trainer__resume_path": "global_step_1"} if resume == "from_path" else {}
     run = config(nano, tmp_path, trainer__recover_mode=recover, trainer__resume_mode=resume, **path)
-    assert (beginning(run, again=False), beginning(run, again=True)) == (first, then)
+    assert (beginning(run, restarted=False), beginning(run, restarted=True)) == (first, then)
 
 
 @pytest.mark.long

@@ -42,11 +42,11 @@ def forward_of(
     norms = torch.full(query.shape[:3], -torch.inf, dtype=_exact(query), device=query.device)
     for block in blocks:
         own, keys = block.queries, block.keys
-        found, norm = kernel.forward(
+        output, norm = kernel.forward(
             query[:, :, own], *_grouped(repeats, key[:, :, keys], value[:, :, keys]), block.causal, scale
         )
         before, total = norms[:, :, own], torch.logaddexp(norms[:, :, own], norm)
-        mixed[:, :, own] = mixed[:, :, own] * (before - total).exp().unsqueeze(-1) + found * (
+        mixed[:, :, own] = mixed[:, :, own] * (before - total).exp().unsqueeze(-1) + output * (
             norm - total
         ).exp().unsqueeze(-1)
         norms[:, :, own] = total
@@ -68,7 +68,7 @@ def backward_of(
     totals = [torch.zeros(item.shape, dtype=_exact(query), device=query.device) for item in (query, key, value)]
     for block in blocks:
         own, keys = block.queries, block.keys
-        found = kernel.backward(
+        gradients = kernel.backward(
             gradient[:, :, own].contiguous(),
             query[:, :, own],
             *_grouped(repeats, key[:, :, keys], value[:, :, keys]),
@@ -77,8 +77,8 @@ def backward_of(
             block.causal,
             scale,
         )
-        totals[0][:, :, own] += found[0]
-        for total, of_heads in zip(totals[1:], found[1:], strict=True):
+        totals[0][:, :, own] += gradients[0]
+        for total, of_heads in zip(totals[1:], gradients[1:], strict=True):
             total[:, :, keys] += of_heads.unflatten(1, (-1, repeats)).sum(2)
     return totals[0].to(query.dtype), totals[1].to(key.dtype), totals[2].to(value.dtype)
 
@@ -156,7 +156,7 @@ def _efficient_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     padded = torch.nn.functional.pad(norm, (0, -norm.shape[2] % _LSE_ALIGNED), value=torch.inf)
     seed = torch.zeros((), dtype=torch.int64, device=query.device)
-    found = _ATEN._scaled_dot_product_efficient_attention_backward(
+    gradients = _ATEN._scaled_dot_product_efficient_attention_backward(
         gradient,
         query,
         key,
@@ -171,7 +171,7 @@ def _efficient_backward(
         causal,
         scale=scale,
     )
-    for_query, for_key, for_value, _ = found
+    for_query, for_key, for_value, _ = gradients
     return for_query, for_key, for_value
 
 

@@ -57,9 +57,9 @@ class ContextGroup(RankGroup):
         front, back = halves.unbind(3)
         return torch.cat([front, back.flip(2)], dim=2).flatten(2, 3)
 
-    def scatter_sum(self, whole: Tensor) -> Tensor:
+    def scatter_sum(self, full: Tensor) -> Tensor:
         """The transpose of `gather`: (1, heads, T, D) of each rank, summed -> (1, heads, T / size, D) of this one."""
-        front, back = whole.unflatten(2, (CHUNKS * self.size, -1)).chunk(2, dim=2)
+        front, back = full.unflatten(2, (CHUNKS * self.size, -1)).chunk(2, dim=2)
         ranks = torch.stack([front, back.flip(2)], dim=3).flatten(3, 4)  # (1, heads, ranks, T / size, D)
         sent = ranks.movedim(2, 0).contiguous()
         dist.all_reduce(sent, group=self.group)
@@ -102,8 +102,8 @@ class _ContextAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mixed, norms = ctx.saved_tensors
         group: ContextGroup = ctx.group
-        whole = (query, group.gather(key), group.gather(value))
-        for_query, for_key, for_value = backward_of(ctx.blocks, gradient, *whole, mixed, norms, ctx.scale)
+        inputs = (query, group.gather(key), group.gather(value))
+        for_query, for_key, for_value = backward_of(ctx.blocks, gradient, *inputs, mixed, norms, ctx.scale)
         return for_query, group.scatter_sum(for_key), group.scatter_sum(for_value), None, None, None
 
 

@@ -135,7 +135,7 @@ class _PaddedSegments:
         lengths = torch.tensor([segment.tokens for segment in segments]).unsqueeze(1)
         columns = torch.arange(width)
         filled = columns < lengths
-        places = torch.where(filled, columns + torch.tensor([segment.start for segment in segments]).unsqueeze(1), 0)
+        indices = torch.where(filled, columns + torch.tensor([segment.start for segment in segments]).unsqueeze(1), 0)
         parts = torch.stack([_parts(segment, width) for segment in segments])  # 0: prompt, 1, 2, ...: answers
         same_part = (parts.unsqueeze(2) == parts.unsqueeze(1)) | (parts == 0).unsqueeze(1)
         before = columns.le(columns.unsqueeze(1))
@@ -144,7 +144,7 @@ class _PaddedSegments:
             before = before & bounds.sees(positions, positions)
         seen = (same_part & before & filled.unsqueeze(1)) | torch.eye(width, dtype=torch.bool)
         back = filled.flatten().nonzero().squeeze(1)
-        columns_of_each = (places, seen.unsqueeze(1), back)
+        columns_of_each = (indices, seen.unsqueeze(1), back)
         return cls(*(item.to(device, non_blocking=True) for item in columns_of_each))
 
 
@@ -194,8 +194,8 @@ class Segments:
     def _made_once(self, key: Hashable, make: Callable[[], T]) -> T:
         if key not in self._cache:
             self._cache[key] = make()
-        made: T = self._cache[key]
-        return made
+        cached: T = self._cache[key]
+        return cached
 
     def together(self, bounds: KeyBounds) -> _PaddedSegments:
         """The segments side by side, for layers that see as far as `bounds`."""

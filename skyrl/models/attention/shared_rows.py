@@ -48,10 +48,10 @@ class RowSharing:
         value: Tensor,
         segments: tuple[Segment, ...],
         scale: float,
-        alone: Callable[[Tensor, Tensor, Tensor], Tensor],
+        attention: Callable[[Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
-        """Attention of this rank's tokens inside `segments`, which cover the row of all ranks; `alone` is the attention
-        for a rank with the whole row.
+        """Attention of this rank's tokens inside `segments`, which cover the row of all ranks; `attention` is that
+        of a rank with the whole row.
 
         Shapes: query (1, heads, n, D), key and value (1, kv_heads, n, D) -> (1, n, heads, D).
         """
@@ -60,5 +60,5 @@ class RowSharing:
         if self.context is not None:
             mixed = self.context.attend(segments, query, key, value, scale)
         else:
-            mixed = alone(query, key, value)
+            mixed = attention(query, key, value)
         return mixed if self.sequence is None else self.sequence.local_stretch(mixed)

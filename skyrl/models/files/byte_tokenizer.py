@@ -25,8 +25,8 @@ def stand_in_tokenizer(config: ChatTemplateConfig) -> ChatTokenizer:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     fast: Any = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=END)
-    made = with_template(fast, config)
-    tokenizer: Any = made  # transformers' own methods beside those of a `ChatTokenizer`
+    chat_tokenizer = with_template(fast, config)
+    tokenizer: Any = chat_tokenizer  # transformers' own methods beside those of a `ChatTokenizer`
     spelled = dict.fromkeys(_SPELLED.findall(tokenizer.chat_template))
     tokenizer.add_special_tokens({"additional_special_tokens": list(spelled)})
-    return made
+    return chat_tokenizer

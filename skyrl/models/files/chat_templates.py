@@ -157,10 +157,10 @@ def _refuse_broken(tokenizer: ChatTokenizer, name: str) -> None:
     """Refuse a template with faults that any conversation reveals: invalid Jinja, leaving the sandbox, or an endless
     loop.
     """
-    asked = [{"role": "user", "content": "?"}]
+    messages = [{"role": "user", "content": "?"}]
     try:
         with bounded(f"the chat template {name}"):
-            tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except TemplateTimeoutError as error:
         raise _Unusable(str(error)) from error
     except TemplateSyntaxError as error:

@@ -35,9 +35,9 @@ class ModelFiles:
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """`config.json`, or its text part for a multimodal model. Raises ValueError if it is damaged."""
-        whole = _table(self.folder / "config.json")
-        text = whole.get("text_config")
-        return text if isinstance(text, dict) else whole
+        full_config = _table(self.folder / "config.json")
+        text = full_config.get("text_config")
+        return text if isinstance(text, dict) else full_config
 
     @property
     def positions(self) -> int | None:
@@ -89,12 +89,12 @@ class ModelFiles:
     @cached_property
     def special_tokens(self) -> dict[str, str]:
         """Special tokens such as `eos_token`, as templates receive them."""
-        given: dict[str, Any] = {}
+        tokens: dict[str, Any] = {}
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             file = self.tokenizer_folder / name
             if file.is_file():
-                given |= {key: value for key, value in _table(file).items() if key.endswith("_token")}
-        texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in given.items()}
+                tokens |= {key: value for key, value in _table(file).items() if key.endswith("_token")}
+        texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}
         return {key: text for key, text in texts.items() if isinstance(text, str)}
 
     def count_tokens(self, text: str) -> int | None:

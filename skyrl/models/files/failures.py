@@ -35,9 +35,9 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
 """Part of a transformers message -> our message, in which `{flash_attn}` stands for the path of that field."""
 
 
-def model_error(what: str, path: str, error: Exception, *, table: str = "trainer") -> ModelError:
-    """`what` is `model` or `tokenizer`; `table` holds the fields that a remedy names. Raise the result from `error`."""
-    return ModelError(f"the {what} {path} cannot be loaded: {_failure_reason(error, table)}")
+def model_error(kind: str, path: str, error: Exception, *, table: str = "trainer") -> ModelError:
+    """`kind` is `model` or `tokenizer`; `table` holds the fields that a remedy names. Raise the result from `error`."""
+    return ModelError(f"the {kind} {path} cannot be loaded: {_failure_reason(error, table)}")
 
 
 def _failure_reason(error: Exception, table: str) -> str:

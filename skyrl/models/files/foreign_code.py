@@ -35,8 +35,8 @@ def refuse_foreign_code(source: str) -> None:
 
 @cache
 def _refuse_on_the_hub(source: str) -> None:
-    if why := large_text_failure(source):
-        raise ModelError(why)
+    if reason := large_text_failure(source):
+        raise ModelError(reason)
     for name in _FILES:
         try:
             file = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
@@ -51,9 +51,9 @@ def _refuse(file: Path) -> None:
         content = json.loads(stored_text(file))
     except (OSError, ValueError, RecursionError):  # the function that loads it next reports the fault
         return
-    for key, why in _asking(content, ""):
+    for key, reason in _asking(content, ""):
         raise ModelError(
-            f"{file} would load code from elsewhere: {key} {why}. If you trust the model, delete the key in a copy "
+            f"{file} would load code from elsewhere: {key} {reason}. If you trust the model, delete the key in a copy "
             "of it"
         )
 

@@ -187,9 +187,9 @@ def model_source(path: str, *, weights: bool = False) -> str:
     that the hub does not have, and a model whose configuration requests code of its own; with
     `weights`, also for a folder without weights.
     """
-    why = model_failure(path, weights=weights)
-    if why:
-        raise ModelError(why)
+    reason = model_failure(path, weights=weights)
+    if reason:
+        raise ModelError(reason)
     source = str(local_folder(path) or path)
     refuse_foreign_code(source)
     return source

@@ -78,7 +78,7 @@ def _layers(model: nn.Module) -> tuple[str, dict[int, dict[str, nn.Parameter]]]:
     for name, weight in model.named_parameters():
         if match := re.match(r"(.*?\.)(\d+)\.", name):
             lists[match[1]][int(match[2])][name] = weight
-    return max(lists.items(), key=lambda each: sum(w.numel() for weights in each[1].values() for w in weights.values()))
+    return max(lists.items(), key=lambda item: sum(w.numel() for weights in item[1].values() for w in weights.values()))
 
 
 def _values(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -49,8 +49,8 @@ def _replaced(config: PretrainedConfig, overrides: Mapping[str, Any]) -> Pretrai
     changed = known | {name: value for name, value in plain.items() if name not in ROPE}
     if any(name in plain for name in ROPE):
         changed["rope_parameters"] = _rope(known, plain)
-    made: PretrainedConfig = type(config).from_dict(changed)
-    return made
+    new_config: PretrainedConfig = type(config).from_dict(changed)
+    return new_config
 
 
 def changed_values(config: PretrainedConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def check_model_path(path: str, *, weights: bool = True) -> str | None:
         if folder.is_file():
             return f"{path} is a file, but a model is a folder in Hugging Face format, or a hub name: owner/name"
         return f"there is no model folder {path}{similar_path_hint(path)}, and a hub name has the form owner/name"
-    if why := _unbounded(folder):
-        return why
+    if reason := _unbounded(folder):
+        return reason
     if not (folder / "config.json").is_file():
         return f"the folder {path} contains no config.json, so it is not a Hugging Face model"
     return _missing_weights(folder, path) if weights else None
@@ -46,12 +46,13 @@ def model_failure(path: str, *, weights: bool = True) -> str | None:
     """A sentence on why no model can be loaded from a folder or hub name, or None. Asks the hub once. Without `weights`
     a configuration suffices.
     """
-    why = check_model_path(path, weights=weights)
-    if why or local_folder(path) is not None:
-        return why
-    why = hub_failure(path)
+    reason = check_model_path(path, weights=weights)
+    if reason or local_folder(path) is not None:
+        return reason
+    reason = hub_failure(path)
     return (
-        why and f"the model {path} cannot be loaded: there is no such folder here{similar_path_hint(path)}, and {why}"
+        reason
+        and f"the model {path} cannot be loaded: there is no such folder here{similar_path_hint(path)}, and {reason}"
     )
 
 
@@ -63,10 +64,11 @@ def tokenizer_failure(path: str) -> str | None:
             f"there is no tokenizer folder {path}{similar_path_hint(path)}, and a hub name has the form owner/name"
         )
         return _unbounded(folder) if folder.is_dir() else missing
-    why = hub_failure(path)
+    reason = hub_failure(path)
     return (
-        why
-        and f"the tokenizer {path} cannot be loaded: there is no such folder here{similar_path_hint(path)}, and {why}"
+        reason
+        and f"the tokenizer {path} cannot be loaded: there is no such folder here{similar_path_hint(path)}, "
+        f"and {reason}"
     )
 
 
@@ -121,7 +123,7 @@ def _missing_weights(folder: Path, path: str) -> str | None:
     missing = sorted(name for name in files if not (folder / name).is_file())
     if missing:
         return f"the folder {path} lacks {len(missing)} of its {len(files)} weight files, such as {missing[0]}"
-    damaged = (f"{name} {why}" for name in sorted(files) if (why := _broken_weights_reason(folder / name)))
+    damaged = (f"{name} {reason}" for name in sorted(files) if (reason := _broken_weights_reason(folder / name)))
     first = next(damaged, None)
     return (
         first and f"the model {path} cannot be loaded: its weights are damaged or incomplete ({first}): copy them again"
@@ -146,5 +148,5 @@ def _broken_weights_reason(file: Path) -> str | None:
             ends = [int(item["data_offsets"][1]) for name, item in header.items() if name != "__metadata__"]
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             return "has a damaged header"
-    whole = 8 + length + max(ends, default=0)
-    return f"has {size} of its {whole} bytes" if size < whole else None
+    full_size = 8 + length + max(ends, default=0)
+    return f"has {size} of its {full_size} bytes" if size < full_size else None

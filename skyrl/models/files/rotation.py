@@ -43,11 +43,11 @@ def varies_with_length(config: PretrainedConfig) -> bool:
 
 def _tables(config: PretrainedConfig) -> Iterator[tuple[str | None, Mapping[str, object]]]:
     """The tables of rotary embeddings of the text model: one under None, or one for each type of layer."""
-    found = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    if "rope_type" in found:
-        yield None, found
+    parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    if "rope_type" in parameters:
+        yield None, parameters
         return
-    for name, table in found.items():
+    for name, table in parameters.items():
         if isinstance(table, Mapping) and "rope_type" in table:
             yield name, table
 
@@ -64,8 +64,8 @@ def _varies(table: Mapping[str, object]) -> bool:
             return False
 
 
-def _scaled_for_rows(given: Mapping[str, object], config: PretrainedConfig, rows: int) -> dict[str, object]:
-    table: Any = given
+def _scaled_for_rows(parameters: Mapping[str, object], config: PretrainedConfig, rows: int) -> dict[str, object]:
+    table: Any = parameters
     text: Any = config
     original = table.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
     original = original or text.max_position_embeddings

@@ -47,10 +47,10 @@ def read_adapter(model: nn.Module, lora: SkyRLLoraConfig, field: str) -> None:
     where = f"{field}.path"
     folder = Path(str(lora.path)).expanduser()
     settings = stored_settings(folder, where)
-    for ours, theirs in (("rank", settings.rank), ("alpha", settings.alpha)):
-        if theirs != getattr(lora, ours):
+    for name, stored in (("rank", settings.rank), ("alpha", settings.alpha)):
+        if stored != getattr(lora, name):
             raise ModelError(
-                f"{field}.{ours} = {getattr(lora, ours)}, but the adapter in {where} has {theirs:g}: set it to that"
+                f"{field}.{name} = {getattr(lora, name)}, but the adapter in {where} has {stored:g}: set it to that"
             )
     _fill(model, stored_tensors(folder, where), field)
 
@@ -99,25 +99,25 @@ def merge_adapters(model: nn.Module) -> nn.Module:
 
 def _fill(model: nn.Module, tensors: Mapping[str, Tensor], field: str) -> None:
     """Copy each tensor into the parameter that PEFT stores under its name."""
-    wanted = {
+    parameters = {
         f"{_PREFIX}{name.replace('.default.weight', '.weight')}": parameter
         for name, parameter in model.named_parameters()
         if ".lora_" in name
     }
-    for missing, what in (
-        (wanted.keys() - tensors.keys(), "has none for"),
-        (tensors.keys() - wanted.keys(), "has one for"),
+    for missing, problem in (
+        (parameters.keys() - tensors.keys(), "has none for"),
+        (tensors.keys() - parameters.keys(), "has one for"),
     ):
         if missing:
             module = min(missing).removeprefix(_PREFIX).partition(".lora_")[0]
-            others = "which would get one" if what == "has none for" else "which would get none"
+            others = "which would get one" if problem == "has none for" else "which would get none"
             raise ModelError(
-                f"{field}.path: the stored adapter {what} {module}, {others}: set {field}.target_modules and "
+                f"{field}.path: the stored adapter {problem} {module}, {others}: set {field}.target_modules and "
                 "exclude_modules to the modules that it was trained for"
             )
     with torch.no_grad():
-        for name, parameter in wanted.items():
+        for name, parameter in parameters.items():
             if parameter.shape != tensors[name].shape:
-                found, own = tuple(tensors[name].shape), tuple(parameter.shape)
-                raise ModelError(f"{field}.path: {name} has shape {found}, but the model expects {own}")
+                stored_shape, expected = tuple(tensors[name].shape), tuple(parameter.shape)
+                raise ModelError(f"{field}.path: {name} has shape {stored_shape}, but the model expects {expected}")
             parameter.copy_(tensors[name])

@@ -41,9 +41,11 @@ class StoredWeights:
         try:
             with safe_open(file, framework="pt") as opened:
                 weight: Any = opened.get_slice(name)
-                found = tuple(weight.get_shape())
-                if found != tuple(shape):
-                    raise ModelError(f"the model {self.path} stores {name} in the shape {found}, not {tuple(shape)}")
+                stored_shape = tuple(weight.get_shape())
+                if stored_shape != tuple(shape):
+                    raise ModelError(
+                        f"the model {self.path} stores {name} in the shape {stored_shape}, not {tuple(shape)}"
+                    )
                 read: Tensor = weight[rows.start : rows.stop]
         except ModelError:
             raise

@@ -47,8 +47,8 @@ class Adapters:
         layers: dict[str, Any] = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
         if not layers:
             return None
-        one = next(iter(layers.values()))
-        return cls(modules=frozenset(layers), rank=one.r["default"], scale=one.scaling["default"], joined=joined)
+        layer = next(iter(layers.values()))
+        return cls(modules=frozenset(layers), rank=layer.r["default"], scale=layer.scaling["default"], joined=joined)
 
 
 @frozen(kw_only=True)
@@ -83,7 +83,7 @@ def with_adapters(layout: Layout, adapters: Adapters) -> Layout:
     for name, pieces in layout.items():
         result[name] = tuple(_renamed(piece, adapters) for piece in pieces)
         if name.endswith(".weight"):
-            result |= {f"{name.removesuffix('weight')}{part}": made for part, made in _factors(pieces, adapters)}
+            result |= {f"{name.removesuffix('weight')}{part}": blocks for part, blocks in _factors(pieces, adapters)}
     placed = {_module(piece) for name, pieces in layout.items() if name.startswith("decoder.") for piece in pieces}
     if misplaced := sorted(adapters.modules - placed):
         raise ModelError(

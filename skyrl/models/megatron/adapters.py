@@ -76,10 +76,10 @@ class ParallelAdapter(nn.Module):
                 summed = tensor_parallel.reduce_from_tensor_model_parallel_region(narrow)
             return summed
         if self._shares_tokens:
-            whole: Tensor = tensor_parallel.gather_from_sequence_parallel_region(narrow)
+            full: Tensor = tensor_parallel.gather_from_sequence_parallel_region(narrow)
         else:
-            whole = tensor_parallel.copy_to_tensor_model_parallel_region(narrow)
-        return whole
+            full = tensor_parallel.copy_to_tensor_model_parallel_region(narrow)
+        return full
 
 
 def attach_adapters(gpt: GPTModel, layout: Layout, adapters: Adapters) -> None:

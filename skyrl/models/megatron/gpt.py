@@ -289,12 +289,12 @@ class MegatronDecoder(nn.Module):
         return local_tokens(tokens, shape, parts, part)
 
     def _keep_embedding_of(
-        self, padding: int, module: nn.Module, args: tuple[object, ...], given: Mapping[str, Tensor], embedded: Tensor
+        self, padding: int, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, Tensor], embedded: Tensor
     ) -> None:
         """Give the embedding of the padding token no gradient, as torch's embeddings do. `embedded` (T, B, H), where T
         is a share of the tokens under sequence parallelism.
         """
-        is_padding = given["input_ids"].eq(padding).T.unsqueeze(-1)
+        is_padding = kwargs["input_ids"].eq(padding).T.unsqueeze(-1)
         if self._megatron.sequence_parallel:
             is_padding = is_padding.chunk(self._tensor)[parallel_state.get_tensor_model_parallel_rank()]
         if embedded.requires_grad:

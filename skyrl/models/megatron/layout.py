@@ -167,16 +167,19 @@ def layout_of(sizes: DecoderSizes, *, parts: int = 1, part: int = 0, value_head:
 
 def _layer(sizes: DecoderSizes, layer: int, parts: int, part: int) -> Iterator[tuple[str, tuple[RowBlock, ...]]]:
     stored = f"model.layers.{layer}."
-    whole, head = range(sizes.hidden), range(sizes.head_size)
-    for name, theirs in (("input_layernorm", "input_layernorm"), ("pre_mlp_layernorm", "post_attention_layernorm")):
-        yield f"{name}.weight", (RowBlock(f"{stored}{theirs}.weight", whole),)
+    hidden, head = range(sizes.hidden), range(sizes.head_size)
+    for name, stored_name in (
+        ("input_layernorm", "input_layernorm"),
+        ("pre_mlp_layernorm", "post_attention_layernorm"),
+    ):
+        yield f"{name}.weight", (RowBlock(f"{stored}{stored_name}.weight", hidden),)
     for kind in ("weight", "bias") if sizes.attention_bias else ("weight",):
         yield f"self_attention.linear_qkv.{kind}", tuple(_joined_heads(sizes, stored, kind, parts, part))
     if sizes.head_norms:
         for name in ("q", "k"):
             yield f"self_attention.{name}_layernorm.weight", (RowBlock(f"{stored}self_attn.{name}_norm.weight", head),)
     mixed = _share(sizes.heads * sizes.head_size, parts, part)
-    yield "self_attention.linear_proj.weight", (RowBlock(f"{stored}self_attn.o_proj.weight", whole, mixed),)
+    yield "self_attention.linear_proj.weight", (RowBlock(f"{stored}self_attn.o_proj.weight", hidden, mixed),)
     if sizes.mixture is not None and layer in sizes.mixture.layers:
         yield "mlp.router.weight", (RowBlock(f"{stored}mlp.gate.weight", range(sizes.mixture.experts)),)
         return
@@ -185,7 +188,7 @@ def _layer(sizes: DecoderSizes, layer: int, parts: int, part: int) -> Iterator[t
         RowBlock(f"{stored}mlp.{name}_proj.weight", inner, None, n * len(inner)) for n, name in enumerate(_GATED)
     )
     yield "mlp.linear_fc1.weight", (gate, up)
-    yield "mlp.linear_fc2.weight", (RowBlock(f"{stored}mlp.down_proj.weight", whole, inner),)
+    yield "mlp.linear_fc2.weight", (RowBlock(f"{stored}mlp.down_proj.weight", hidden, inner),)
 
 
 _GATED = ("gate", "up")
@@ -227,8 +230,8 @@ def _joined_heads(sizes: DecoderSizes, stored: str, kind: str, parts: int, part:
             first += len(rows)
 
 
-def _share(whole: int, parts: int, part: int) -> range:
-    return range(whole * part // parts, whole * (part + 1) // parts)
+def _share(size: int, parts: int, part: int) -> range:
+    return range(size * part // parts, size * (part + 1) // parts)
 
 
 def block_of(local: Tensor, piece: RowBlock) -> Tensor:
@@ -250,20 +253,20 @@ def local_part(local: Tensor, pieces: Sequence[RowBlock], weight: str) -> Tensor
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
-def matrix_of(whole: Tensor) -> Tensor:
+def matrix_of(weight: Tensor) -> Tensor:
     """A stored weight as a view in the form that `RowBlock`s refer to: the matrices of all experts (E, rows, columns)
     become one matrix (E x rows, columns).
     """
-    return whole.flatten(0, 1) if whole.dim() == PER_EXPERT else whole
+    return weight.flatten(0, 1) if weight.dim() == PER_EXPERT else weight
 
 
-def put(whole: Tensor, part: Tensor, pieces: Sequence[RowBlock], weight: str) -> None:
+def put(full: Tensor, part: Tensor, pieces: Sequence[RowBlock], weight: str) -> None:
     """Write `part`, returned by `local_part` on a rank whose parameter has these `pieces`, into the whole weight."""
-    whole, first = matrix_of(whole), 0
+    full, first = matrix_of(full), 0
     for piece in (item for item in pieces if item.weight == weight):
         rows = part[first : first + len(piece.rows)]
         first += len(piece.rows)
-        target = whole[piece.rows.start : piece.rows.stop]
+        target = full[piece.rows.start : piece.rows.stop]
         if piece.columns is not None:
             target = target[:, piece.columns.start : piece.columns.stop]
         target.copy_(rows)

@@ -58,7 +58,7 @@ def cut_by_deepspeed(model: nn.Module, mesh: DeviceMesh, field: str) -> dict[str
     Raises `ModelError`, which names `field`, for embeddings that DeepSpeed cannot cut.
     """
     layers = _layers(field)
-    whole = {name: parameter.shape for name, parameter in model.named_parameters()}
+    full_shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     cuts_vocabulary = _can_cut_vocabulary(model, mesh.size())
     for name, style in sorted(module_styles(model), key=lambda named: named[1] != EMBEDDINGS):  # then a tied head
         module = model.get_submodule(name)
@@ -67,9 +67,9 @@ def cut_by_deepspeed(model: nn.Module, mesh: DeviceMesh, field: str) -> dict[str
         elif style in (COLUMNS, ROWS) or (style != SPLIT and cuts_vocabulary):  # DeepSpeed has no layer for SPLIT
             model.set_submodule(name, _cut_layer(layers, module, style, mesh, field))
     return {
-        name: next(dim for dim, length in enumerate(item.shape) if length != whole[name][dim])
+        name: next(dim for dim, length in enumerate(item.shape) if length != full_shapes[name][dim])
         for name, item in model.named_parameters()
-        if item.shape != whole[name]
+        if item.shape != full_shapes[name]
     }
 
 
@@ -82,9 +82,9 @@ def _can_cut_vocabulary(model: nn.Module, size: int) -> bool:
     return embeddings.num_embeddings % size == 0 and not ties_biased
 
 
-def _cut_layer(layers: ModuleType, whole: nn.Module, style: str, mesh: DeviceMesh, field: str) -> nn.Module:
+def _cut_layer(layers: ModuleType, full_layer: nn.Module, style: str, mesh: DeviceMesh, field: str) -> nn.Module:
     """The layer of AutoTP that replaces a whole layer and takes over its parameters."""
-    module: Any = whole
+    module: Any = full_layer
     group = mesh.get_group()
     new: nn.Module
     if style == EMBEDDINGS:

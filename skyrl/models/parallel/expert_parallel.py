@@ -35,8 +35,8 @@ def refuse_unspreadable(model: nn.Module, size: int, ranks: int, field: str) -> 
         raise ModelError(f"this model has no experts that ranks could share: set {field} = 1")
     if any(module.is_transposed or module.has_bias or not module.has_gate for module in modules):
         raise ModelError(f"the experts of this model are not gated ones without biases: set {field} = 1")
-    if found := uneven_parts({"experts": int(modules[0].num_experts)}, size, ranks):
-        _, uneven = found
+    if mismatch := uneven_parts({"experts": int(modules[0].num_experts)}, size, ranks):
+        _, uneven = mismatch
         sizes = " or ".join(map(str, uneven.nearest))
         raise ModelError(f"{size} ranks cannot share the model's {uneven.whole} experts: set {field} = {sizes}")
 
@@ -75,11 +75,15 @@ class _Dispatch:
 
     def _computed(self, tokens: Tensor, counts: Tensor) -> Tensor:
         """Outputs of this rank's experts for the tokens received from each rank, in order of experts."""
-        here = counts.view(self.group.size(), -1)
-        expert = torch.arange(here.shape[1], device=tokens.device).repeat(len(here)).repeat_interleave(counts)
+        counts_by_rank = counts.view(self.group.size(), -1)
+        expert = (
+            torch.arange(counts_by_rank.shape[1], device=tokens.device)
+            .repeat(len(counts_by_rank))
+            .repeat_interleave(counts)
+        )
         order = expert.argsort(stable=True)
         gate_up, down = local_part(self.experts.gate_up_proj), local_part(self.experts.down_proj)
-        sizes = here.sum(0)
+        sizes = counts_by_rank.sum(0)
         inner = self.experts._apply_gate(grouped_product(tokens[order], gate_up, sizes))
         return torch.empty_like(tokens).index_copy(0, order, grouped_product(inner, down, sizes))
 

@@ -144,8 +144,8 @@ def whole_outputs(inputs: Tensor, matrix: Tensor, bias: Tensor | None, mesh: Dev
     """
     common = DTensor.from_local(inputs, mesh, [Replicate()], run_check=False)
     outputs: Any = nn.functional.linear(common, matrix, bias)
-    whole: Tensor = outputs.redistribute(placements=[Replicate()]).to_local()
-    return whole
+    full: Tensor = outputs.redistribute(placements=[Replicate()]).to_local()
+    return full
 
 
 def module_styles(model: nn.Module) -> list[tuple[str, str]]:
@@ -164,10 +164,10 @@ def refuse_uncuttable(model: nn.Module, size: int, ranks: int, field: str) -> No
             f"transformers has no tensor-parallel plan for a {config.model_type}, or one that is not supported here: "
             f"set {field} = 1"
         )
-    if found := uneven_parts(sizes_to_cut(config.to_dict()), size, ranks):
-        what, uneven = found
+    if mismatch := uneven_parts(sizes_to_cut(config.to_dict()), size, ranks):
+        name, uneven = mismatch
         sizes = " or ".join(map(str, uneven.nearest))
-        raise ModelError(f"{size} ranks cannot share the model's {uneven.whole} {what}: set {field} = {sizes}")
+        raise ModelError(f"{size} ranks cannot share the model's {uneven.whole} {name}: set {field} = {sizes}")
 
 
 def refuse_wrong_cut(model: nn.Module, mesh: DeviceMesh, field: str) -> None:
@@ -189,21 +189,21 @@ def _fault_of_cut(config: PretrainedConfig, mesh: DeviceMesh) -> str:
     """How a cut copy of the model differs from the whole one; empty if it does not."""
     ids = torch.randint(1, VOCABULARY, (2, LONGEST), generator=torch.Generator().manual_seed(0)).to(mesh.device_type)
     try:
-        whole: nn.Module = small_copy(config, times=mesh.size() // math.gcd(mesh.size(), 2))
-        whole.to(mesh.device_type).requires_grad_(True)
-        parts = copy.deepcopy(whole)
+        full_model: nn.Module = small_copy(config, times=mesh.size() // math.gcd(mesh.size(), 2))
+        full_model.to(mesh.device_type).requires_grad_(True)
+        parts = copy.deepcopy(full_model)
         partial = tried(lambda: cut(parts, mesh))
-        expected, found = tried(lambda: (_learned(whole, ids), _learned(parts, ids)))
+        expected, actual = tried(lambda: (_learned(full_model, ids), _learned(parts, ids)))
     except NoCopyError as error:
         return f"a small copy fails: {error}"
-    nats = float((found - expected).abs().max())
+    nats = float((actual - expected).abs().max())
     if not is_rounding(nats, expected):
         return f"log-probabilities of a small copy differ by {nats:.2g} nats"
     gradients = {
         name: _whole_gradient(parameter, name in partial, mesh) for name, parameter in parts.named_parameters()
     }
-    norm = math.sqrt(sum(float(item.grad.square().sum()) for item in whole.parameters() if item.grad is not None))
-    for name, parameter in whole.named_parameters():
+    norm = math.sqrt(sum(float(item.grad.square().sum()) for item in full_model.parameters() if item.grad is not None))
+    for name, parameter in full_model.named_parameters():
         if parameter.grad is None:
             continue
         difference = float((gradients[name] - parameter.grad).norm())

@@ -49,8 +49,8 @@ def convert_gguf(file: Path, folder: Path, *, dtype: torch.dtype = torch.float32
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists: name a new folder")
-    held = _opened(file)
-    tokenizer = _tokenizer(file, held)
+    reader = _opened(file)
+    tokenizer = _tokenizer(file, reader)
     disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -63,58 +63,58 @@ def convert_gguf(file: Path, folder: Path, *, dtype: torch.dtype = torch.float32
         raise ModelError(f"{file} is incomplete: it has no weights for {missing[0]}")
     config = read.config
     del config.quantization_config  # the stored weights are not quantized
-    _rotate_as(held, config, file)
-    _refuse_unread(held, read, file)
+    _rotate_as(reader, config, file)
+    _refuse_unread(reader, read, file)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.generation_config = GenerationConfig(
-        bos_token_id=_value(held, "tokenizer.ggml.bos_token_id"),
-        eos_token_id=_end_tokens(held, config) or None,
-        pad_token_id=_value(held, "tokenizer.ggml.padding_token_id"),
+        bos_token_id=_value(reader, "tokenizer.ggml.bos_token_id"),
+        eos_token_id=_end_tokens(reader, config) or None,
+        pad_token_id=_value(reader, "tokenizer.ggml.padding_token_id"),
     )
     _refuse_changed(tokenizer, config, file)
     save_pretrained(read.state_dict(), model, tokenizer, folder)
-    return list(_remarks(tokenizer, _value(held, "tokenizer.ggml.pre")))
+    return list(_remarks(tokenizer, _value(reader, "tokenizer.ggml.pre")))
 
 
 def _opened(file: Path) -> GGUFReader:
     """The file's keys and its tensors, which are read when they are used."""
     try:
-        held = GGUFReader(file)
+        reader = GGUFReader(file)
     except Exception as error:  # gguf raises whatever numpy does with the bytes that it finds
         with file.open("rb") as opened:
             magic = opened.read(4)
-        why = "is damaged or incomplete: copy it again" if magic == b"GGUF" else "is not a GGUF file"
-        raise ModelError(f"{file} {why}") from error
-    if (parts := int(_value(held, "split.count") or 1)) > 1:
+        reason = "is damaged or incomplete: copy it again" if magic == b"GGUF" else "is not a GGUF file"
+        raise ModelError(f"{file} {reason}") from error
+    if (parts := int(_value(reader, "split.count") or 1)) > 1:
         raise ModelError(f"{file} is one of {parts} parts: join them first, with llama-gguf-split --merge")
-    if _value(held, "general.architecture") is None:
+    if _value(reader, "general.architecture") is None:
         raise ModelError(f"{file} does not say which architecture its model has")
-    return held
+    return reader
 
 
-def _value(held: GGUFReader, key: str) -> str | int | None:
+def _value(reader: GGUFReader, key: str) -> str | int | None:
     """The value of a key; None if the file does not have it."""
-    field = held.get_field(key)
+    field = reader.get_field(key)
     content: str | int | None = None if field is None else field.contents()
     return content
 
 
-def _tokenizer(file: Path, held: GGUFReader) -> ChatTokenizer:
-    if _value(held, "tokenizer.ggml.model") is None:
+def _tokenizer(file: Path, reader: GGUFReader) -> ChatTokenizer:
+    if _value(reader, "tokenizer.ggml.model") is None:
         raise ModelError(f"{file} has no tokenizer, without which its model reads no text")
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:  # as above
         raise model_error("tokenizer of", str(file), error) from error
-    if _value(held, "tokenizer.ggml.pre") in _DIGIT_RULES:
+    if _value(reader, "tokenizer.ggml.pre") in _DIGIT_RULES:
         split = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
         tokenizer.backend_tokenizer.pre_tokenizer = Sequence(split)
     named: ChatTokenizer = tokenizer
     return named
 
 
-def _rotate_as(held: GGUFReader, config: PretrainedConfig, file: Path) -> None:
+def _rotate_as(reader: GGUFReader, config: PretrainedConfig, file: Path) -> None:
     """Give `config` the stretched rotary embeddings of the file, which transformers does not read for most models.
     Raises `ModelError` for those that it cannot be given.
     """
@@ -122,13 +122,13 @@ def _rotate_as(held: GGUFReader, config: PretrainedConfig, file: Path) -> None:
     tables = [table] if "rope_type" in table else [item for item in table.values() if isinstance(item, Mapping)]
     if any(entry.get("rope_type") != "default" for entry in tables):
         return  # read by transformers
-    kind = _value(held, f"{_value(held, 'general.architecture')}.rope.scaling.type")
+    kind = _value(reader, f"{_value(reader, 'general.architecture')}.rope.scaling.type")
     if kind not in (None, "none"):
         raise ModelError(
             f"{file} stretches rotary embeddings by {kind}, which transformers does not read from GGUF: use the model "
             "in Hugging Face format"
         )
-    divisors = next((torch.tensor(tensor.data) for tensor in held.tensors if tensor.name == _ROTATION), None)
+    divisors = next((torch.tensor(tensor.data) for tensor in reader.tensors if tensor.name == _ROTATION), None)
     if divisors is None:
         return
     config.rope_parameters = {**table, **_LLAMA_3, "rope_type": "llama3", "factor": float(divisors.max())}
@@ -141,13 +141,13 @@ def _rotate_as(held: GGUFReader, config: PretrainedConfig, file: Path) -> None:
         )
 
 
-def _refuse_unread(held: GGUFReader, read: torch.nn.Module, file: Path) -> None:
+def _refuse_unread(reader: GGUFReader, read: torch.nn.Module, file: Path) -> None:
     """Refuse a file with weights that the model has no place for, such as biases: without them it is another model."""
     config: Any = read.config
     passed_over = {_ROTATION} | ({"output.weight"} if config.tie_word_embeddings else set())
     beyond = f"blk.{config.num_hidden_layers}."  # a block that predicts further tokens, which training does not use
     tensors = [
-        tensor for tensor in held.tensors if tensor.name not in passed_over and not tensor.name.startswith(beyond)
+        tensor for tensor in reader.tensors if tensor.name not in passed_over and not tensor.name.startswith(beyond)
     ]
     in_file = sum(int(item.n_elements) for item in tensors)
     in_model = sum(entry.numel() for entry in _distinct(read))
@@ -163,11 +163,11 @@ def _distinct(model: torch.nn.Module) -> Iterator[Tensor]:
     yield from {tensor.data_ptr(): tensor for tensor in model.state_dict().values()}.values()
 
 
-def _end_tokens(held: GGUFReader, config: PretrainedConfig) -> list[int]:
+def _end_tokens(reader: GGUFReader, config: PretrainedConfig) -> list[int]:
     """Tokens at which generation stops: the end of the text, and the ends of a turn and of a message, if there are."""
     ends = list(end_tokens(config.get_text_config()))
     for name in ("eos", "eot", "eom"):
-        token = _value(held, f"tokenizer.ggml.{name}_token_id")
+        token = _value(reader, f"tokenizer.ggml.{name}_token_id")
         if token is not None and int(token) not in ends:
             ends.append(int(token))
     return ends

@@ -146,11 +146,11 @@ def _say_whether_tied(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> 
     names = {module: f"{name}.weight" for name, module in model.named_modules()}
     if head not in names or embedding not in names or names[embedding] not in weights:
         return
-    given = weights.get(names[head])
+    head_weight = weights.get(names[head])
     for config in (model.config, model.config.get_text_config()):
-        if given is None:
+        if head_weight is None:
             config.tie_word_embeddings = True
-        elif not torch.equal(given, weights[names[embedding]]):
+        elif not torch.equal(head_weight, weights[names[embedding]]):
             config.tie_word_embeddings = False
 
 

@@ -32,12 +32,12 @@ def run_under_a_name(
     Raises `UserError` for an address without a port or a command that cannot be started. Raises `ProcessError`, and
     ends the command, if it accepts no connection within `start_seconds` or if the name belongs to another owner.
     """
-    place = urlsplit(url)
-    if place.scheme not in ("http", "https") or place.hostname is None or place.port is None:
+    parsed_url = urlsplit(url)
+    if parsed_url.scheme not in ("http", "https") or parsed_url.hostname is None or parsed_url.port is None:
         raise UserError(f"{url} is not the address of a server: write http://HOST:PORT")
     with _running(command) as process:
         deadline = time.monotonic() + start_seconds
-        while process.poll() is None and not _accepts_connections(place.hostname, place.port):
+        while process.poll() is None and not _accepts_connections(parsed_url.hostname, parsed_url.port):
             if time.monotonic() > deadline:
                 raise ProcessError(f"{command[0]} accepted no connection at {url} within {start_seconds:g} s")
             time.sleep(_POLL_SECONDS)

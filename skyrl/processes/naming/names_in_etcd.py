@@ -76,9 +76,9 @@ class _Refused(ProcessError):
 class NamesInEtcd:
     """Name store in etcd, with one key for each name, attached to a lease of its owner."""
 
-    def __init__(self, place: str) -> None:
-        """`place` is host:port, or an http or https address of the server."""
-        self._server = (place if "://" in place else f"http://{place}").rstrip("/")
+    def __init__(self, address: str) -> None:
+        """`address` is host:port, or an http or https address of the server."""
+        self._server = (address if "://" in address else f"http://{address}").rstrip("/")
         self._leases: dict[str, str] = {}  # owner -> id of its lease
 
     def add(self, name: str, entry: Entry, seconds: float) -> bool:
@@ -131,17 +131,17 @@ class NamesInEtcd:
         with suppress(_Refused):
             self._ask(_Nothing, "lease/revoke", {"ID": lease})
 
-    def _ask(self, kind: type[T], what: str, body: Mapping[str, object]) -> T:
+    def _ask(self, kind: type[T], method: str, body: Mapping[str, object]) -> T:
         """The gateway's answer to a call. Raises `ProcessError`."""
         try:
-            url = f"{self._server}/v3/{what}"
+            url = f"{self._server}/v3/{method}"
             return read(posted(url, body, {}, seconds=_SECONDS, longest=_LONGEST_ANSWER), kind)
         except urllib.error.HTTPError as error:
             answer = error.read(500).decode(errors="replace")
             error.close()
             raise _Refused(f"etcd at {self._server} answered {error.code}: {answer}") from None
         except BadAnswer as error:
-            raise ProcessError(f"etcd at {self._server} answers {error} ({what})") from None
+            raise ProcessError(f"etcd at {self._server} answers {error} ({method})") from None
         except OSError as error:
             raise ProcessError(f"etcd at {self._server} cannot be reached: {error}") from None
 

@@ -22,20 +22,20 @@ PREFIX = "name:"
 @cache
 def name_store(address: str) -> NameStore:
     """The store at an address. Raises `UserError` for an address of an unknown form."""
-    kind, _, place = address.partition(":")
+    kind, _, location = address.partition(":")
     match kind:
-        case "nfs" if place:
+        case "nfs" if location:
             from skyrl.processes.naming.names_on_disk import NamesOnDisk
 
-            return NamesOnDisk(Path(place))
-        case "etcd" if place:
+            return NamesOnDisk(Path(location))
+        case "etcd" if location:
             from skyrl.processes.naming.names_in_etcd import NamesInEtcd
 
-            return NamesInEtcd(place)
-        case "ray" if place:
+            return NamesInEtcd(location)
+        case "ray" if location:
             from skyrl.processes.naming.names_in_ray import NamesInRay
 
-            return NamesInRay(place)
+            return NamesInRay(location)
     raise UserError(f"{address!r} is not a name store: write nfs:FOLDER, etcd:HOST:PORT or ray:ADDRESS")
 
 

@@ -120,8 +120,8 @@ def _ended_services() -> Iterator[str]:
         for info in node.all_processes.get(name, ()) if node is not None else ():
             code = info.process.poll()
             if code is not None:
-                how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
-                yield f"Ray's own process {name} (process {info.process.pid}) {how}"
+                ending = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
+                yield f"Ray's own process {name} (process {info.process.pid}) {ending}"
 
 
 def start(slots: int, device: Device, object_store_bytes: int) -> Cluster:
@@ -310,16 +310,16 @@ def _read_token_again() -> None:
     _ray.AuthenticationTokenLoader.instance().reset_cache()
 
 
-def clock_difference(ask: Callable[[], ObjectRef[float]], tries: int) -> float:
-    """Seconds that the clock which `ask` reads in another process is ahead of this one's, from the fastest of several
-    requests; 0 if within the measurement error.
+def clock_difference(read_clock: Callable[[], ObjectRef[float]], tries: int) -> float:
+    """Seconds that the clock which `read_clock` reads in another process is ahead of this one's, from the fastest of
+    several requests; 0 if within the measurement error.
     """
     best = (float("inf"), 0.0)
     for _ in range(tries):
         before = time.time()
-        there = ray.get(ask(), timeout=60)
+        remote_time = ray.get(read_clock(), timeout=60)
         after = time.time()
-        best = min(best, (after - before, there - (before + after) / 2))
+        best = min(best, (after - before, remote_time - (before + after) / 2))
     trip, ahead = best
     return ahead if abs(ahead) > trip / 2 else 0.0
 

@@ -120,7 +120,7 @@ async def _answer_or_end(answer: Future[Any], member: Member) -> Any:
         if not loop.is_closed():
             loop.call_soon_threadsafe(lambda: settle(read()))
 
-    answer.add_done_callback(lambda done: tell(lambda: done.exception() or done.result()))
+    answer.add_done_callback(lambda future: tell(lambda: future.exception() or future.result()))
     forget = member.exit_notice.listen(lambda: tell(lambda: member.exit_notice.error))
     try:
         return await outcome

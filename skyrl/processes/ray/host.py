@@ -110,9 +110,9 @@ class Host:
     async def prepare(self, maker: Sequence[Any]) -> None:
         """Import what a maker needs. What fails here fails again, and is reported, when the object is made."""
         try:
-            made = await maker[0]
-            if prepare := getattr(getattr(made, "func", None), "prepare", None):
-                prepare(*made.args, **made.keywords)
+            factory = await maker[0]
+            if prepare := getattr(getattr(factory, "func", None), "prepare", None):
+                prepare(*factory.args, **factory.keywords)
         except (Exception, SystemExit) as error:
             logging.getLogger(__name__).debug("preparing failed", exc_info=error)
 

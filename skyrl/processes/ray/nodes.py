@@ -16,13 +16,13 @@ _nodes: Any = ray.nodes
 _EVERY = 0.5
 
 
-def main(address: str, wanted: int, seconds: float) -> int:
+def main(address: str, required: int, seconds: float) -> int:
     """Wait for the nodes. Exit code 0 as soon as the cluster has them, 1 after `seconds`."""
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     deadline = time.monotonic() + seconds
-    while (there := sum(node["Alive"] for node in _nodes())) < wanted:
+    while (joined := sum(node["Alive"] for node in _nodes())) < required:
         if time.monotonic() >= deadline:
-            print(f"{there} of {wanted} nodes joined Ray within {seconds:g} s", file=sys.stderr)
+            print(f"{joined} of {required} nodes joined Ray within {seconds:g} s", file=sys.stderr)
             return 1
         time.sleep(_EVERY)
     return 0

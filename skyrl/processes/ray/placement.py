@@ -113,13 +113,15 @@ class Placement:
     def free(self) -> list[ClusterNode]:
         """The machines of the cluster and their free GPUs or slots, in order of addresses and ids."""
         alive = [node for node in _nodes() if node["Alive"]]
-        there = {node["NodeID"]: (str(node["NodeManagerAddress"]), int(node["NodeManagerPort"])) for node in alive}
-        self._addresses |= there
+        addresses = {node["NodeID"]: (str(node["NodeManagerAddress"]), int(node["NodeManagerPort"])) for node in alive}
+        self._addresses |= addresses
         free = _free_by_node()
         resource = _RESOURCE[self._device]
-        ids = sorted(there, key=lambda node: (self._addresses[node], node))
+        ids = sorted(addresses, key=lambda node: (self._addresses[node], node))
         return [
-            ClusterNode(id=node, gpus=int(free.get(node, {}).get(resource, 0)), name=f"{there[node][0]} ({node[:8]})")
+            ClusterNode(
+                id=node, gpus=int(free.get(node, {}).get(resource, 0)), name=f"{addresses[node][0]} ({node[:8]})"
+            )
             for node in ids
         ]
 
@@ -144,12 +146,12 @@ class Placement:
         [placed] = [
             placement for placement in self._layout.placements if (placement.role, placement.rank) == (role, rank)
         ]
-        beside = [
+        others = [
             placement
             for placement in self._layout.placements
             if placement.pool == placed.pool and placement is not placed
         ]
-        if beside:
+        if others:
             message = f"the machine of {role}-{rank} is gone, and its pool {placed.pool} has other processes"
             raise NoRoomError(message, placed.pool)
         pool = self._layout.pool(placed.pool)

@@ -145,10 +145,10 @@ class RayProcesses:
             with self.progress.waiting_for(f"the start of {names}"):
                 self._introduce(members, deadline)
             with self.progress.waiting_for(f"{names} to import packages and load what it needs"):
-                made = [
+                refs = [
                     member.actor.make.remote([ray.put(maker)]) for member, maker in zip(members, makers, strict=True)
                 ]
-                self._wait(members, made, "start", deadline)
+                self._wait(members, refs, "start", deadline)
                 for member in members:
                     self._watch.has_started(member)
         except BaseException:

@@ -161,13 +161,13 @@ def _links(machines: Mapping[str, _Machine], seconds: float) -> dict[tuple[str, 
     """Measure the connections one after another, so that they do not disturb each other."""
     links = {}
     ports: dict[str, int] = {}
-    for here, there in pairs(list(machines)):
+    for source, target in pairs(list(machines)):
         try:
-            if there not in ports:
-                ports[there] = machines[there].listen(there, seconds)
-            links[here, there] = machines[here].measure(there, ports[there], seconds)
+            if target not in ports:
+                ports[target] = machines[target].listen(target, seconds)
+            links[source, target] = machines[source].measure(target, ports[target], seconds)
         except (RayError, GetTimeoutError) as error:
-            links[here, there] = Link(problem=end_of(str(error), 300))
+            links[source, target] = Link(problem=end_of(str(error), 300))
     return links
 
 

@@ -51,10 +51,10 @@ class Member:
 
     def died(self, error: BaseException) -> None:
         """Record the end of a process whose actor Ray has given up."""
-        how = self._why_all_end() or last_words(self.log) or death_reason(error, self.machine)
+        cause = self._why_all_end() or last_words(self.log) or death_reason(error, self.machine)
         line = last_line(self.log)
         last = f"; last line of its log: {line}" if line and not last_words(self.log) else ""
-        self.exit_notice.set(ProcessLost(f"{self} died: {how}{last}; log: {self.log}", self.name))
+        self.exit_notice.set(ProcessLost(f"{self} died: {cause}{last}; log: {self.log}", self.name))
 
 
 class Watch:
@@ -149,11 +149,11 @@ class Watch:
 
 def _silence_reason(member: Member) -> str:
     """Explanation of a member's silence: its machine cannot be reached, or its process does not answer."""
-    why = why_unreachable(*member.machine) if member.machine else None
-    if why is None or member.machine is None:
+    reason = why_unreachable(*member.machine) if member.machine else None
+    if reason is None or member.machine is None:
         return "it is stopped, or hangs in native code"
     address, port = member.machine
-    return f"its machine {address} cannot be reached ({why} at port {port}): it is down, or the network is cut"
+    return f"its machine {address} cannot be reached ({reason} at port {port}): it is down, or the network is cut"
 
 
 def death_reason(error: BaseException, machine: tuple[str, int] | None = None) -> str:

@@ -32,8 +32,8 @@ async def solve(task: dict[str, Any], base_url: str, api_key: str, model: str) -
             message = answer.json()["choices"][0]["message"]
             messages.append(message)
             for call in message.get("tool_calls") or []:
-                found = look(call["function"]["arguments"], {task["extra_info"]["shelf"]: thing})
-                messages.append({"role": "tool", "tool_call_id": call["id"], "content": found})
+                content = look(call["function"]["arguments"], {task["extra_info"]["shelf"]: thing})
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
             if not message.get("tool_calls"):
                 break
     return float(message["content"] == thing)
