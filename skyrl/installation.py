@@ -44,9 +44,9 @@ def installed() -> Distribution | None:
 
     for name in (DISTRIBUTION, FORMER):
         with suppress(metadata.PackageNotFoundError):
-            found = metadata.distribution(name)
-            if any(point.value == _COMMAND for point in found.entry_points):
-                return found
+            distribution = metadata.distribution(name)
+            if any(point.value == _COMMAND for point in distribution.entry_points):
+                return distribution
     return None
 
 
@@ -71,16 +71,16 @@ def _names() -> Iterator[str]:
                         yield name.partition("-")[0].replace("_", "-").lower()
 
 
-def _installer(found: Distribution | None) -> str:
-    return "uv pip" if found and (found.read_text("INSTALLER") or "").strip() == "uv" else "pip"
+def _installer(distribution: Distribution | None) -> str:
+    return "uv pip" if distribution and (distribution.read_text("INSTALLER") or "").strip() == "uv" else "pip"
 
 
-def _requirement(found: Distribution | None, extras: str) -> str:
+def _requirement(distribution: Distribution | None, extras: str) -> str:
     """The requirement that the command installs, quoted for the shell."""
     from urllib.parse import unquote, urlsplit
 
     extras = f"[{extras}]" if extras else ""
-    origin = _origin(found)
+    origin = _origin(distribution)
     url, checkout = origin.get("url", ""), Path(__file__).parents[1]
     if not url and (checkout / "pyproject.toml").is_file():
         return f"-e {shlex.quote(f'{checkout}{extras}')}"
@@ -94,11 +94,11 @@ def _requirement(found: Distribution | None, extras: str) -> str:
     return shlex.quote(f"{DISTRIBUTION}{extras}" + (f" @ {url}" if url else ""))
 
 
-def _origin(found: Distribution | None) -> dict[str, Any]:
+def _origin(distribution: Distribution | None) -> dict[str, Any]:
     """The content of `direct_url.json`, which installers leave for everything that is not from an index."""
     import json
 
     with suppress(ValueError):
-        origin: dict[str, Any] = json.loads((found and found.read_text("direct_url.json")) or "{}")
+        origin: dict[str, Any] = json.loads((distribution and distribution.read_text("direct_url.json")) or "{}")
         return origin
     return {}

@@ -109,7 +109,7 @@ class AdapterShelf(Generic[T]):
                     await asyncio.shield(bringing)
                 except asyncio.CancelledError:  # the load is finished all the same: what is loaded stays known
                     bringing.add_done_callback(
-                        lambda done: None if done.cancelled() or done.exception() else self._release(entry)
+                        lambda future: None if future.cancelled() or future.exception() else self._release(entry)
                     )
                     raise
             else:

@@ -70,9 +70,9 @@ def apply_adapter(model: nn.Module, adapter: Adapter) -> None:
     updates = _received_updates(adapter)
     attach(model, updates)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    held = dict(zip(layers, of_layers(list(layers.values())), strict=True))
+    layer_updates = dict(zip(layers, of_layers(list(layers.values())), strict=True))
     for part in ("a", "b"):
-        parts = {name: (getattr(held[name], part), getattr(update, part)) for name, update in updates.items()}
+        parts = {name: (getattr(layer_updates[name], part), getattr(update, part)) for name, update in updates.items()}
         refuse_not_loaded(parts)
 
 

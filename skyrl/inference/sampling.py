@@ -135,8 +135,8 @@ def scored(logits: Tensor, tokens: Tensor, top: int = 1) -> tuple[Tensor, Tensor
     if top > 1:
         return token_logprobs(logits, tokens, temperature=1.0), *likeliest(logits.float(), top)
     first = logits.argmax(-1)
-    theirs = token_logprobs(logits, first, temperature=1.0)
-    return token_logprobs(logits, tokens, temperature=1.0), first.unsqueeze(1), theirs.unsqueeze(1)
+    first_logprobs = token_logprobs(logits, first, temperature=1.0)
+    return token_logprobs(logits, tokens, temperature=1.0), first.unsqueeze(1), first_logprobs.unsqueeze(1)
 
 
 def likeliest(scores: Tensor, top: int) -> tuple[Tensor, Tensor]:
@@ -208,9 +208,9 @@ def draw(scores: Tensor, uniform: Tensor) -> Tensor:
     probabilities, vocabulary = scores.softmax(-1), scores.shape[-1]
     if vocabulary <= _LARGE:
         return _first_exceeding(*_running(probabilities, uniform)).squeeze(1)
-    whole = vocabulary // _BLOCK * _BLOCK
-    sums = probabilities[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1, dtype=torch.float64)
-    rest = probabilities[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)
+    aligned_size = vocabulary // _BLOCK * _BLOCK
+    sums = probabilities[:, :aligned_size].unflatten(1, (-1, _BLOCK)).sum(-1, dtype=torch.float64)
+    rest = probabilities[:, aligned_size:].sum(-1, keepdim=True, dtype=torch.float64)
     blocks = torch.cat((sums, rest), 1)
     cumulative, target = _running(blocks, uniform)
     block = _first_exceeding(cumulative, target)

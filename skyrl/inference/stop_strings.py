@@ -54,8 +54,8 @@ def text_of(tokenizer: ChatTokenizer, token_ids: Sequence[int], stopped_by: Sequ
 
 def _first_stop_end(text: str, stops: Sequence[str], after: int) -> int | None:
     """End position of the first stop string that ends beyond `after` characters."""
-    places = [(text.find(stop, max(0, after + 1 - len(stop))), len(stop)) for stop in stops]
-    return min((start + length for start, length in places if start >= 0), default=None)
+    matches = [(text.find(stop, max(0, after + 1 - len(stop))), len(stop)) for stop in stops]
+    return min((start + length for start, length in matches if start >= 0), default=None)
 
 
 def _length(tokenizer: ChatTokenizer, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> int:

@@ -18,17 +18,17 @@ def replace_weights(model: nn.Module, incoming: IncomingWeights) -> None:
     agree. Raises `WeightSyncError`, with the old weights untouched, if a name is missing, unknown or sent twice, a
     shape differs, or a tensor is lost or changed in transit; also if the parameters are not those that arrived.
     """
-    held: dict[str, Tensor] = model.state_dict(keep_vars=True)
-    tied = _names_of_each(held)
-    _refuse([*_unusable(held, incoming.weights), *_missing(tied, {info.name for info in incoming.weights})])
+    state: dict[str, Tensor] = model.state_dict(keep_vars=True)
+    tied = _names_of_each(state)
+    _refuse([*_unusable(state, incoming.weights), *_missing(tied, {info.name for info in incoming.weights})])
     with incoming.open() as weights:
         # A tensor that comes from another process is only valid until the next one arrives.
         received = {name: tensor if isinstance(incoming, Shared) else tensor.clone() for name, tensor in weights}
     _refuse([*_missing(tied, received), *_contradictions(tied, received)])
     with torch.no_grad():
         for name, tensor in received.items():
-            held[name].copy_(tensor)
-        refuse_not_loaded({name: (held[name], tensor) for name, tensor in received.items()})
+            state[name].copy_(tensor)
+        refuse_not_loaded({name: (state[name], tensor) for name, tensor in received.items()})
 
 
 def refuse_beside_adapters(names: Collection[str]) -> None:
@@ -43,35 +43,35 @@ def refuse_not_loaded(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Raises `WeightSyncError` unless each first tensor, as a model holds it, is the second of the same shape, as it
     arrived, rounded to the model's type. The host waits for a GPU once.
     """
-    flags = [_differs(held, arrived.to(held)) for held, arrived in pairs.values()]
+    flags = [_differs(current, arrived.to(current)) for current, arrived in pairs.values()]
     wrong = [name for name, differs in zip(pairs, torch.stack(flags).tolist(), strict=True) if differs] if flags else []
     if wrong:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise WeightSyncError(f"{wrong[0]}{more} arrived and is not what the model holds after it was loaded")
 
 
-def _differs(held: Tensor, arrived: Tensor) -> Tensor:
+def _differs(current: Tensor, arrived: Tensor) -> Tensor:
     """() bool on the device of the tensors."""
-    return (held != arrived).any() if held.is_cuda else torch.tensor(not torch.equal(held, arrived))
+    return (current != arrived).any() if current.is_cuda else torch.tensor(not torch.equal(current, arrived))
 
 
-def _names_of_each(held: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
+def _names_of_each(state: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
     """All names of each tensor; a tied one has several."""
     names: dict[int, list[str]] = {}
-    for name, tensor in held.items():
+    for name, tensor in state.items():
         names.setdefault(id(tensor), []).append(name)
     return tuple(map(tuple, names.values()))
 
 
-def _unusable(held: Mapping[str, Tensor], announced: Iterable[WeightInfo]) -> Iterable[str]:
+def _unusable(state: Mapping[str, Tensor], announced: Iterable[WeightInfo]) -> Iterable[str]:
     seen: set[str] = set()
     for info in announced:
         if info.name in seen:
             yield f"{info.name} is sent twice"
-        elif info.name not in held:
+        elif info.name not in state:
             yield f"{info.name} is not a weight of this model"
-        elif info.shape != tuple(held[info.name].shape):
-            yield f"{info.name} has shape {info.shape}, this model's has {tuple(held[info.name].shape)}"
+        elif info.shape != tuple(state[info.name].shape):
+            yield f"{info.name} has shape {info.shape}, this model's has {tuple(state[info.name].shape)}"
         seen.add(info.name)
 
 

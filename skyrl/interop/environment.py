@@ -38,10 +38,10 @@ def read_environment(value: object, key: str) -> Read:
         return Read([item.value for item in items], refused)
     if not isinstance(value, str) or "$" not in value:
         return Read(value)
-    whole = _OMEGACONF.fullmatch(value)
-    if whole and whole[2] is not None:
-        return Read(yaml_value(whole[2].strip()))
-    if (name := _name(whole or _SHELL.fullmatch(value))) and name != "HOME":
+    full_match = _OMEGACONF.fullmatch(value)
+    if full_match and full_match[2] is not None:
+        return Read(yaml_value(full_match[2].strip()))
+    if (name := _name(full_match or _SHELL.fullmatch(value))) and name != "HOME":
         return Read(f"env:{name}")
     text = _OMEGACONF.sub(lambda match: _inside(match, value), value)
     left = _LEFT.search(text)
@@ -66,8 +66,8 @@ def _inside(match: re.Match[str], text: str) -> str:
 def _reason(left: str) -> str:
     if left == "$(":
         return "only a shell can evaluate $(...): replace it with its value"
-    if found := _OMEGACONF.match(left) or _SHELL_START.match(left):
-        name = found[1]
+    if match := _OMEGACONF.match(left) or _SHELL_START.match(left):
+        name = match[1]
         return (
             f"{name} is set outside of the file, and env:{name} works only as a whole value: replace it with its value"
         )

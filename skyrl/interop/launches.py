@@ -40,14 +40,14 @@ RUNS = ProgramFacts()
 """A program whose settings are converted."""
 
 
-def unconverted(why: str) -> ProgramFacts:
+def unconverted(reason: str) -> ProgramFacts:
     """A program that trains something that is not converted."""
-    return ProgramFacts(refused=why)
+    return ProgramFacts(refused=reason)
 
 
-def aside(what: str) -> ProgramFacts:
+def aside(description: str) -> ProgramFacts:
     """A program that trains nothing."""
-    return ProgramFacts(aside=what)
+    return ProgramFacts(aside=description)
 
 
 @frozen(kw_only=True)
@@ -122,10 +122,10 @@ class RunCommand:
         return "", self
 
     def _unread(self, word: str) -> Line:
-        why = (
+        reason = (
             "no setting, so it was not read" if is_known(word) else "only a shell can evaluate it: write its words out"
         )
-        return Line(outcome="refused", source=shown(word) or "''", why=f"line {self.line}: {why}")
+        return Line(outcome="refused", source=shown(word) or "''", why=f"line {self.line}: {reason}")
 
     def finished(self, conversion: Conversion) -> Conversion:
         """The conversion of this command, which tells what was assumed and what was not read."""
@@ -150,10 +150,10 @@ def launch_of(text: str, where: str, system: PeerPrograms, number: int | None = 
     is none, if there are several and none is chosen, and for a program that cannot be converted.
     """
     script = read_script(text, where)
-    found = _distinct([launch for command in script.commands if (launch := _launch(command, script, system))])
-    runs = [launch for launch in found if launch.known is None or not launch.known.aside]
+    launches = _distinct([launch for command in script.commands if (launch := _launch(command, script, system))])
+    runs = [launch for launch in launches if launch.known is None or not launch.known.aside]
     if not runs:
-        raise ConfigError([_no_command_problem(script, found, where, system)], title=_TITLE)
+        raise ConfigError([_no_command_problem(script, launches, where, system)], title=_TITLE)
     if number is None and len(runs) > 1:
         message = f"starts {len(runs)} different runs: choose one with --command N"
         rows = [
@@ -206,8 +206,8 @@ def _launch(command: ScriptCommand, script: Script, system: PeerPrograms) -> Run
 
 def _separate_command_line(command: ScriptCommand) -> Line:
     """The report line of a setting that begins a command of its own."""
-    why = f"line {command.line}: no backslash ends the line before it, so Bash passes it to no program"
-    return Line(outcome="refused", source=command.texts[0].partition("=")[0], why=why)
+    reason = f"line {command.line}: no backslash ends the line before it, so Bash passes it to no program"
+    return Line(outcome="refused", source=command.texts[0].partition("=")[0], why=reason)
 
 
 def _program(words: Sequence[str], system: PeerPrograms) -> tuple[int, str]:
@@ -235,25 +235,25 @@ def _program(words: Sequence[str], system: PeerPrograms) -> tuple[int, str]:
 
 def _distinct(launches: Sequence[RunCommand]) -> list[RunCommand]:
     """The launches without those that repeat another: the same program with the same words."""
-    found: dict[tuple[str, tuple[str, ...]], RunCommand] = {}
+    unique: dict[tuple[str, tuple[str, ...]], RunCommand] = {}
     for launch in launches:
-        found.setdefault((launch.program, (*launch.before, "", *launch.words)), launch)
-    return list(found.values())
+        unique.setdefault((launch.program, (*launch.before, "", *launch.words)), launch)
+    return list(unique.values())
 
 
 def _briefly(launch: RunCommand, others: Sequence[RunCommand]) -> str:
     """The program and the words that not all of the others have."""
-    told = " ".join(
+    summary = " ".join(
         [launch.program, *(shown(word) for word in launch.words if any(word not in other.words for other in others))]
     )
-    return told if len(told) <= 100 else told[:97] + "..."
+    return summary if len(summary) <= 100 else summary[:97] + "..."
 
 
-def _no_command_problem(script: Script, found: Sequence[RunCommand], where: str, system: PeerPrograms) -> Problem:
+def _no_command_problem(script: Script, launches: Sequence[RunCommand], where: str, system: PeerPrograms) -> Problem:
     """Why a script has no command to convert."""
-    for first in found:
-        what = first.known.aside if first.known else ""
-        return Problem(path=where, message=f"line {first.line} starts {first.program}: {what}")
+    for first in launches:
+        description = first.known.aside if first.known else ""
+        return Problem(path=where, message=f"line {first.line} starts {first.program}: {description}")
     started = [(command.line, word) for command in script.commands for word in command.texts if _SCRIPT.fullmatch(word)]
     started += list(script.sourced)
     named = "; ".join(dict.fromkeys(f"line {line} starts {word}" for line, word in started[:_MOST_ROWS]))

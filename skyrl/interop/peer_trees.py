@@ -34,18 +34,18 @@ class PeerTree:
 @cache
 def peer_trees(system: str, kind: str) -> tuple[PeerTree, ...]:
     """The trees of a kind of run, oldest version first; none if there is no such system or kind."""
-    found = [PeerTree(**json.loads(path.read_text("utf-8"))) for path in _TREES.glob(f"{system}-{kind}-*.json")]
-    return tuple(sorted(found, key=lambda tree: [int(part) for part in tree.version.split(".")]))
+    trees = [PeerTree(**json.loads(path.read_text("utf-8"))) for path in _TREES.glob(f"{system}-{kind}-*.json")]
+    return tuple(sorted(trees, key=lambda tree: [int(part) for part in tree.version.split(".")]))
 
 
 @cache
 def settings_by_system() -> Mapping[str, frozenset[str]]:
     """All settings that a system has in any version and kind of run, by the name of the system."""
-    found: dict[str, set[str]] = {}
+    keys_by_system: dict[str, set[str]] = {}
     for path in _TREES.glob("*.json"):
         tree = json.loads(path.read_text("utf-8"))
-        found.setdefault(tree["system"], set()).update(tree["defaults"])
-    return {system: frozenset(keys) for system, keys in found.items()}
+        keys_by_system.setdefault(tree["system"], set()).update(tree["defaults"])
+    return {system: frozenset(keys) for system, keys in keys_by_system.items()}
 
 
 def versions_with(trees: Iterable[PeerTree], keys: Iterable[str]) -> list[str]:

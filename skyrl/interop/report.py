@@ -199,6 +199,6 @@ def _percent(share: float) -> str:
 
 def _row(line: Line) -> str:
     value = "" if line.outcome in ("renamed", "kept") else f" = {display_value(masked(line.value, line.source))}"
-    there = f"  ->  {', '.join(line.targets)}" if line.targets and line.outcome == "renamed" else ""
-    row = f"{line.source}{value}{there}" + (f"  ({line.why})" if line.why else "")
+    targets = f"  ->  {', '.join(line.targets)}" if line.targets and line.outcome == "renamed" else ""
+    row = f"{line.source}{value}{targets}" + (f"  ({line.why})" if line.why else "")
     return "".join(letter if letter.isprintable() else " " for letter in row)

@@ -95,8 +95,8 @@ class System:
         return evolve(translation, note=f"a copy of {copy_of}") if translation and copy_of else translation
 
     def _translate(self, key: str, value: object, values: Values) -> Translation | None:
-        if why := why_idle(key, values, self.switches):
-            return redundant(why)
+        if reason := why_idle(key, values, self.switches):
+            return redundant(reason)
         *patterns, independent = self._patterns
         for table, table_patterns in zip(self.dependent, patterns, strict=True):
             for convert in _entries(table, table_patterns, key):
@@ -113,12 +113,12 @@ def _entries(table: Mapping[str, T], patterns: tuple[str, ...], key: str) -> Ite
 
 
 def convert_settings(
-    system: System, given: Values, writing: Writing, copies: Mapping[str, str] | None = None
+    system: System, settings: Values, writing: Writing, copies: Mapping[str, str] | None = None
 ) -> Conversion:
     """Convert the flat settings of a file to our tables. `copies` maps each copied setting to its original."""
-    omitted = system.defaults(given)
-    values = {**omitted, **given}
-    for key, value in {**given, **omitted}.items():
+    omitted = system.defaults(settings)
+    values = {**omitted, **settings}
+    for key, value in {**settings, **omitted}.items():
         read = system.read(key, value, values)
         translation = refused(read.refused) if read.refused else None
         if translation is None:
@@ -126,13 +126,13 @@ def convert_settings(
         apply(writing, key, _display_value(value), translation or refused(system.unknown(key, writing)))
     for name, path, value in system.implied(values):
         writing.write(name, path, value)
-    converted = writing.finish(lambda run: tuple(system.other_defaults(given, run)))
+    converted = writing.finish(lambda run: tuple(system.other_defaults(settings, run)))
     return evolve(
         converted,
         lines=tuple(
-            line for line in converted.lines if line.source in given or (system.reports_defaults and line.is_refused)
+            line for line in converted.lines if line.source in settings or (system.reports_defaults and line.is_refused)
         ),
-        defaults=tuple(line for line in converted.lines if line.source not in given and line.targets),
+        defaults=tuple(line for line in converted.lines if line.source not in settings and line.targets),
     )
 
 

@@ -56,9 +56,9 @@ returns None if the next entry decides.
 """
 
 
-def redundant(why: str) -> Translation:
+def redundant(reason: str) -> Translation:
     """Outcome of a setting for which nothing has to be written."""
-    return Translation(redundant=why)
+    return Translation(redundant=reason)
 
 
 def unsupported(capability: str) -> Translation:
@@ -66,9 +66,9 @@ def unsupported(capability: str) -> Translation:
     return Translation(unsupported=capability)
 
 
-def refused(why: str) -> Translation:
+def refused(reason: str) -> Translation:
     """Outcome of a setting whose value is not valid, or has no equivalent here."""
-    return Translation(refused=why)
+    return Translation(refused=reason)
 
 
 def translate(entry: Entry, value: object) -> Translation:
@@ -169,10 +169,10 @@ class UnexpectedValue(Exception):
 
 def real(value: object) -> float:
     """The number, which may be written as text. Raises `UnexpectedValue` for anything else."""
-    found = number(value)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not isfinite(found):
+    result = number(value)
+    if isinstance(result, bool) or not isinstance(result, int | float) or not isfinite(result):
         raise UnexpectedValue("expected a number")
-    return found
+    return result
 
 
 def table(value: object) -> Mapping[str, Any]:

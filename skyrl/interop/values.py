@@ -126,8 +126,8 @@ class References:
         """
         if isinstance(value, list):
             return [self._text(item) if isinstance(item, str) else item for item in value]
-        if whole := _whole_reference(value):
-            return self._resolve(whole[1], value)
+        if match := _whole_reference(value):
+            return self._resolve(match[1], value)
         return self._text(value) if isinstance(value, str) else value
 
     def _text(self, text: str) -> str:

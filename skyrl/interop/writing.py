@@ -159,9 +159,9 @@ def apply(writing: Writing, key: str, value: object, translation: Translation) -
         "not yet": translation.unsupported,
         "needless": translation.redundant,
     }
-    for outcome, why in reasons.items():
-        if why:
-            writing.note(Line(outcome=outcome, source=key, value=value, why=why))
+    for outcome, reason in reasons.items():
+        if reason:
+            writing.note(Line(outcome=outcome, source=key, value=value, why=reason))
             return
     written: list[str] = []
     for path, ours in translation.writes.items():
@@ -172,8 +172,8 @@ def apply(writing: Writing, key: str, value: object, translation: Translation) -
             return
         written += paths
     for path, ours in translation.cluster.items():
-        if why := writing.cluster.write(key, path, with_dollars(ours)):
-            writing.note(Line(outcome="refused", source=key, value=value, why=why))
+        if reason := writing.cluster.write(key, path, with_dollars(ours)):
+            writing.note(Line(outcome="refused", source=key, value=value, why=reason))
             return
         written.append(f"{CLUSTER_FILE}:{path}")
     written += [translation.command] if translation.command else []

@@ -182,11 +182,11 @@ def absent(folder: Path) -> list[Path]:
     return [item for item in (folder, *folder.parents) if not item.exists()]
 
 
-def withdraw(folder: Path, made: Sequence[Path]) -> None:
-    """Remove the folder of something that was not started, and those that were `made` for it, if they are empty."""
+def withdraw(folder: Path, new_folders: Sequence[Path]) -> None:
+    """Remove the folder of something that was not started, and the `new_folders` made for it, if they are empty."""
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):  # something else is in one of them by now
-        for item in made:
+        for item in new_folders:
             item.rmdir()
 
 

@@ -56,12 +56,12 @@ class LocalLauncher:
         report = launch.state()
         supervisors = [process for process in (launch.id, str(report.get("process"))) if lives(process)]
         run = str(report.get("run"))
-        alone = [run] if not supervisors and lives(run) else []
-        for process in supervisors[:1] or alone:
+        orphans = [run] if not supervisors and lives(run) else []
+        for process in supervisors[:1] or orphans:
             kill = signal.SIGQUIT if supervisors else signal.SIGKILL
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(process.partition(":")[0]), kill if now else signal.SIGTERM)
-        if not supervisors and not alone:
+        if not supervisors and not orphans:
             return f"{launch.name} has ended already."
         return f"{launch.name} was ended." if now else f"{launch.name} is saving a checkpoint and will then end."
 

@@ -54,15 +54,15 @@ class JobNode:
     """File whose appearance asks the run to save and stop."""
 
     @classmethod
-    def of(cls, folder: Path, ask: Path | None, environ: Mapping[str, str]) -> JobNode:
+    def of(cls, folder: Path, stop_file: Path | None, environ: Mapping[str, str]) -> JobNode:
         """The node as described by Slurm's variables; without Slurm, the only node."""
-        job, again = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_RESTART_COUNT", "0")
+        job, restarts = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_RESTART_COUNT", "0")
         return cls(
             folder=folder,
-            ask=ask,
+            ask=stop_file,
             rank=int(environ.get("SLURM_PROCID", "0")),
             nodes=int(environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NTASKS", "1")),
-            start=f"{job}-{again}",
+            start=f"{job}-{restarts}",
             name=environ.get("SLURMD_NODENAME", ""),
         )
 
@@ -118,8 +118,8 @@ def run_on_ray(
         while node.names.get(HEAD) == published:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.wait(_LOOK_SECONDS)
-                here = node.name or socket.gethostname()
-                raise ProcessError(f"Ray ended on {here} with exit code {worker.returncode}: see {_log(node)}")
+                host = node.name or socket.gethostname()
+                raise ProcessError(f"Ray ended on {host} with exit code {worker.returncode}: see {_log(node)}")
     return 0
 
 
@@ -183,9 +183,9 @@ def _log(node: JobNode) -> Path:
 def _wait_for_nodes(address: str, nodes: int, environ: Mapping[str, str]) -> None:
     """Wait until every node of the job has joined, because a run that does not fit on Ray is refused at once."""
     command = [sys.executable, "-m", "skyrl.processes.ray.nodes", address, str(nodes), str(_START_SECONDS)]
-    done = subprocess.run(command, env=dict(environ), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ProcessError(f"Ray at {address}: {(done.stderr.strip().splitlines() or ['no answer'])[-1]}")
+    result = subprocess.run(command, env=dict(environ), capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise ProcessError(f"Ray at {address}: {(result.stderr.strip().splitlines() or ['no answer'])[-1]}")
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

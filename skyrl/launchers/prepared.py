@@ -46,11 +46,11 @@ def need_of(run: RunConfig, per_node: int | None = None) -> Need:
     machine = per_node or max(GPUS_OF_A_MACHINE, *(pool.gpus_per_node for pool in laid.pools), 1)
     nodes = [ClusterNode(id=str(number), gpus=machine) for number in range(sum(pool.nodes for pool in laid.pools))]
     try:
-        taken = {node for nodes_of_pool in assign(laid, nodes).values() for node in nodes_of_pool}
+        used_nodes = {node for nodes_of_pool in assign(laid, nodes).values() for node in nodes_of_pool}
     except NoRoom as error:
         message = f"{error.pool.name} needs {error.pool.gpus_per_node} GPUs on one node, and a node has {machine}"
         raise UserError(f"{message}: see gpus_per_node of the cluster") from None
-    count = max(1, len(taken))
+    count = max(1, len(used_nodes))
     return Need(nodes=count, per_node=per_node or (machine if count > 1 else max(1, laid.gpus)))
 
 
@@ -77,8 +77,8 @@ class Prepared:
         self._target, self._cluster = target, cluster
         device = kind_of(chosen_root(files, overrides)).path("device")
         self.is_taken_for_cuda = target != "local" and _is_open(device, files, overrides, environ)
-        taken = [f"{device}=cuda"] if self.is_taken_for_cuda else []
-        composed = compose(files, [*overrides, *taken], strict=strict, environ=environ, also=lambda _: also)
+        device_overrides = [f"{device}=cuda"] if self.is_taken_for_cuda else []
+        composed = compose(files, [*overrides, *device_overrides], strict=strict, environ=environ, also=lambda _: also)
         self.run: Any = composed.config
         """The configuration, resolved as far as this machine can tell."""
         self._warnings = composed.warnings

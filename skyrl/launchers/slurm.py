@@ -37,17 +37,17 @@ _WORDS = {
 def slurm_command(words: Sequence[str]) -> str:
     """Output of a command of Slurm. Raises `UserError` if Slurm is missing, `ProcessError` if it refuses."""
     try:
-        done = subprocess.run(list(words), capture_output=True, text=True, timeout=_SECONDS, check=False)
+        result = subprocess.run(list(words), capture_output=True, text=True, timeout=_SECONDS, check=False)
     except FileNotFoundError:
         raise UserError(f"{words[0]} is not installed here: run this on a login node of the Slurm cluster") from None
     except subprocess.TimeoutExpired:
         raise ProcessError(f"{words[0]} gave no answer within {_SECONDS:g} s: is slurmctld running?") from None
-    if done.returncode:
-        text = done.stderr.strip() or done.stdout.strip()
+    if result.returncode:
+        text = result.stderr.strip() or result.stdout.strip()
         lines = (line.strip().removeprefix(f"{words[0]}: ").removeprefix("error: ") for line in text.splitlines())
         message = "; ".join(line for line in lines if line)
-        raise ProcessError(f"{words[0]}: {message or f'exit code {done.returncode}'}")
-    return done.stdout
+        raise ProcessError(f"{words[0]}: {message or f'exit code {result.returncode}'}")
+    return result.stdout
 
 
 class SlurmLauncher:
@@ -96,8 +96,8 @@ class SlurmLauncher:
 
     def _forgotten(self, launch: Launch) -> str:
         try:
-            shown = self._command(["scontrol", "show", "job", "-o", launch.id])
-            states = re.findall(r"\bJobState=(\w+)", shown)
+            output = self._command(["scontrol", "show", "job", "-o", launch.id])
+            states = re.findall(r"\bJobState=(\w+)", output)
         except ProcessError:
             states = []
         reported = [launch.state(task).get("state", "") for task in launch.tasks or (None,)]

@@ -26,10 +26,12 @@ _LOOK_SECONDS = 0.5
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def supervise(command: Sequence[str], folder: Path, environment: Mapping[str, str], ask: Path | None = None) -> int:
+def supervise(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], stop_file: Path | None = None
+) -> int:
     """Run a command to its end and return its exit code; its state is written to `state.json` in `folder`.
 
-    With `ask`, a scheduler delivers its signals to the command itself, which also gets SIGTERM when the file `ask`
+    With `stop_file`, a scheduler delivers its signals to the command itself, which also gets SIGTERM when this file
     appears. Without it, only the first signal to stop is passed on to the command, which runs in a new session: a
     second signal would end the run before it has saved. SIGQUIT kills it.
 
@@ -39,13 +41,13 @@ def supervise(command: Sequence[str], folder: Path, environment: Mapping[str, st
     unfinished.unlink(missing_ok=True)
     facts = {"host": socket.gethostname(), "pid": own, "process": process_id(own), "began": time.time()}
     write_state(folder, state="starting", **facts)
-    receiver = _Receiver(passes_on=ask is None)
+    receiver = _Receiver(passes_on=stop_file is None)
     with receiver.hearing():
         child = subprocess.Popen(command, env={**environment, UNFINISHED: str(unfinished)}, start_new_session=True)
         receiver.starts(child.pid)
         facts["run"] = process_id(child.pid)
         write_state(folder, state="running", **facts)
-        with _watching(ask, receiver):
+        with _watching(stop_file, receiver):
             code = child.wait()
     code = 128 - code if code < 0 else code
     if code == 0 and unfinished.exists():
@@ -99,8 +101,8 @@ class _Receiver:
 
 
 @contextlib.contextmanager
-def _watching(ask: Path | None, receiver: _Receiver) -> Iterator[None]:
-    """Context in which the command is stopped when the file `ask` appears."""
+def _watching(stop_file: Path | None, receiver: _Receiver) -> Iterator[None]:
+    """Context in which the command is stopped when the file `stop_file` appears."""
     ended = threading.Event()
 
     def watch(file: Path) -> None:
@@ -109,8 +111,8 @@ def _watching(ask: Path | None, receiver: _Receiver) -> Iterator[None]:
                 receiver.stop()
                 return
 
-    thread = threading.Thread(target=watch, args=(ask,), name="skyrl-ask", daemon=True)
-    if ask is not None:
+    thread = threading.Thread(target=watch, args=(stop_file,), name="skyrl-ask", daemon=True)
+    if stop_file is not None:
         thread.start()
     try:
         yield

@@ -74,19 +74,19 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     Each backward pass in the block adds its gradients to those of the model's own parameters, in their own type. Tied
     parameters share one copy. In its own type, the model stays as it is.
     """
-    held = [
+    slots = [
         (module, name, parameter)
         for module in model.modules()
         for name, parameter in module._parameters.items()
         if parameter is not None and parameter.is_floating_point() and parameter.dtype is not dtype
     ]
-    copies = _copies({id(parameter): parameter for _, _, parameter in held}, dtype)
+    copies = _copies({id(parameter): parameter for _, _, parameter in slots}, dtype)
     try:
-        for module, name, parameter in held:
+        for module, name, parameter in slots:
             module._parameters[name] = copies[id(parameter)]
         yield
     finally:
-        for module, name, parameter in held:
+        for module, name, parameter in slots:
             module._parameters[name] = parameter
 
 

@@ -54,10 +54,10 @@ class TeacherLoss:
         if len(carried) == 1:
             [(name, rows)] = carried.items()
             return [self._whole(name, hidden, weight, layout.local(rows.values))]
-        found = torch.zeros(len(hidden), device=hidden.device)
-        for name, (places, states) in _states_by_teacher(carried, layout).items():
-            found = found.index_copy(0, places, self._whole(name, hidden[places], weight, states))
-        return [found]
+        divergence = torch.zeros(len(hidden), device=hidden.device)
+        for name, (positions, states) in _states_by_teacher(carried, layout).items():
+            divergence = divergence.index_copy(0, positions, self._whole(name, hidden[positions], weight, states))
+        return [divergence]
 
     def columns_of_logits(self, logits: Tensor, batch: TrainingBatch, layout: RowLayout) -> list[Tensor]:
         """`columns` from a table of logits (n, V), for models whose logits are no plain product. Rows must carry
@@ -84,9 +84,11 @@ class TeacherLoss:
         self._on_device.clear()
 
     def _divergence_at_tokens(self, logs: Tensor, ids: Tensor, batch: TrainingBatch, layout: RowLayout) -> list[Tensor]:
-        settings, wanted = self._settings, layout.local(batch.extras[TEACHER_LOGPROBS].values)
+        settings, teacher_logprobs = self._settings, layout.local(batch.extras[TEACHER_LOGPROBS].values)
         return list(
-            topk_divergence(logs, wanted, ids, beta=settings.beta, tail=settings.tail, min_logprob=settings.min_logprob)
+            topk_divergence(
+                logs, teacher_logprobs, ids, beta=settings.beta, tail=settings.tail, min_logprob=settings.min_logprob
+            )
         )
 
     def _matrix(self, name: str, weight: Tensor) -> Tensor:
@@ -100,9 +102,9 @@ class TeacherLoss:
 
     def _whole(self, name: str, hidden: Tensor, weight: Tensor, states: Tensor) -> Tensor:
         """(n,) in nats: the divergence of whole distributions from those of a teacher with hidden states (n, H_t)."""
-        theirs, states = self._matrix(name, weight).to(hidden.dtype), states.to(hidden.dtype)
+        teacher_weight, states = self._matrix(name, weight).to(hidden.dtype), states.to(hidden.dtype)
         beta, temperature = self._settings.beta, self._settings.temperature
-        return linear_divergence(hidden, weight, states, theirs, beta=beta, temperature=temperature)
+        return linear_divergence(hidden, weight, states, teacher_weight, beta=beta, temperature=temperature)
 
 
 def _ids(batch: TrainingBatch, layout: RowLayout, vocabulary: int) -> Tensor:
@@ -121,13 +123,13 @@ def _states_by_teacher(carried: Mapping[str, RowTensors], layout: RowLayout) -> 
     tokens = counts.sum(0)
     teacher_of = counts.argmax(0).repeat_interleave(tokens)
     device = next(iter(carried.values())).values.device
-    found = {}
+    states_by_teacher = {}
     for number, (name, states) in enumerate(carried.items()):
         entry = (teacher_of == number).long().cumsum(0) - 1  # of each token, among those of this teacher
         entry = layout.local(to_device(torch.where(teacher_of == number, entry, -1), device))
-        places = (entry >= 0).nonzero().squeeze(1)
-        found[name] = (places, states.values[entry[places]])
-    return found
+        positions = (entry >= 0).nonzero().squeeze(1)
+        states_by_teacher[name] = (positions, states.values[entry[positions]])
+    return states_by_teacher
 
 
 def stored_output_matrix(meta_model: nn.Module, stored: StoredWeights) -> Tensor:

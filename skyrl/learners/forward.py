@@ -192,23 +192,23 @@ def _outputs(columns: Tensor, micro: MicroBatch, *, learns: bool, teachers: Teac
     computed from.
     """
     batch = micro.rows
-    found, *others = columns.unbind(1)
-    outputs = Outputs(values=batch.place(found))
+    logprobs, *others = columns.unbind(1)
+    outputs = Outputs(values=batch.place(logprobs))
     if learns:
         entropy, *others = others
-        outputs = _measured(outputs, found, entropy, micro)
+        outputs = _measured(outputs, logprobs, entropy, micro)
     if teachers is None:
         return outputs
     cost, numbers = teachers.cost(others)
     return attrs.evolve(outputs, token_costs=batch.place(cost), numbers=outputs.numbers | numbers)
 
 
-def _measured(outputs: Outputs, found: Tensor, entropy: Tensor, micro: MicroBatch) -> Outputs:
+def _measured(outputs: Outputs, logprobs: Tensor, entropy: Tensor, micro: MicroBatch) -> Outputs:
     """The outputs with entropy, and the distance between log-probabilities (N,) and the engine's, in nats."""
     batch = micro.rows
     numbers, sums = {"policy_entropy": entropy.detach()}, {}
     if batch.rollout_logprobs is not None:
-        distance = (found.detach() - batch.pick(batch.rollout_logprobs)).abs()
+        distance = (logprobs.detach() - batch.pick(batch.rollout_logprobs)).abs()
         numbers["rollout_train_logprobs_abs_diff"] = distance
         if batch.engines is not None:
             sums = by_engine(distance, batch.pick(batch.engines), micro.engines)
@@ -243,8 +243,10 @@ def read_token_logprobs(
     """(N, 2, count + K) float32, at all selected tokens: ids, all of which float32 holds, and log-probabilities of the
     `count` likeliest tokens, followed by those of the K tokens that rows carry as `STUDENT_IDS`.
     """
-    layout, given = micro.layout, micro.rows.extras.get(STUDENT_IDS)
-    also = layout.local(micro.rows.pick(micro.rows.input_ids)[:, None][:, :0] if given is None else given.values).long()
+    layout, student_ids = micro.layout, micro.rows.extras.get(STUDENT_IDS)
+    also = layout.local(
+        micro.rows.pick(micro.rows.input_ids)[:, None][:, :0] if student_ids is None else student_ids.values
+    ).long()
 
     def table(ids: Tensor, logprobs: Tensor, others: Tensor) -> Tensor:
         return torch.stack([torch.cat([ids, also], -1).float(), torch.cat([logprobs, others], -1)], 1)
@@ -261,9 +263,9 @@ def read_token_logprobs(
     return layout.join(table(ids, values, logs.gather(-1, also)))
 
 
-def _columns(*found: Tensor | None) -> Tensor:
+def _columns(*columns: Tensor | None) -> Tensor:
     """Stacks columns: (n,) each -> (n, columns)."""
-    return torch.stack([result for result in found if result is not None], dim=1)
+    return torch.stack([column for column in columns if column is not None], dim=1)
 
 
 def read_values(model: nn.Module, micro: MicroBatch, options: ForwardOptions) -> Outputs:
@@ -293,8 +295,8 @@ def probe_forward(
     """
     vocabulary = model.get_input_embeddings().num_embeddings
     ids = torch.arange(1, 15, device=device) * 7919 % vocabulary
-    alone = _logits(model, ids[5:])
-    if _differ(_logits(model, ids[5:-2]), alone[:-2]):
+    expected = _logits(model, ids[5:])
+    if _differ(_logits(model, ids[5:-2]), expected[:-2]):
         raise ModelError("this model's output at a token depends on later tokens: it is not a causal language model")
     options = ForwardOptions(
         pack=pack,
@@ -307,7 +309,7 @@ def probe_forward(
     if not pack:
         return attrs.evolve(options, plain_head=has_plain_head(model, device))
     layout = options.layout(_probe(ids, (5, 9))).to(device)
-    if _differ(layout.join(layout.pick(options.answer(model, layout)))[-9:], alone):
+    if _differ(layout.join(layout.pick(options.answer(model, layout)))[-9:], expected):
         raise ModelError(
             f"rows of this model attend to each other when they are packed into one: set {packing_field} = false"
         )

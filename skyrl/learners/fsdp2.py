@@ -253,14 +253,14 @@ class Fsdp2(DataParallel):
 
     def _move(self, device: torch.device, *, model: bool, optimizer: bool) -> int:
         moved = 0
-        done: dict[int, Tensor] = {}  # a tied weight occurs twice
+        moved_tensors: dict[int, Tensor] = {}  # a tied weight occurs twice
 
         def move(tensor: Tensor) -> Tensor:
             nonlocal moved
-            if id(tensor) not in done:
-                done[id(tensor)], count = self._mover.move(tensor, device)
+            if id(tensor) not in moved_tensors:
+                moved_tensors[id(tensor)], count = self._mover.move(tensor, device)
                 moved += count
-            return done[id(tensor)]
+            return moved_tensors[id(tensor)]
 
         if self._stored_on_host or self._mover.is_host(self._device):
             return 0
@@ -330,12 +330,12 @@ def _wait_for(weight: Tensor) -> Tensor:
 def prefetched(items: Iterable[T], bytes_of: Callable[[T], int], limit: int) -> Iterator[T]:
     """The items in order, taken from `items` ahead of their use as long as they need at most `limit` bytes together."""
     waiting: deque[T] = deque()
-    held = 0
+    waiting_bytes = 0
     for item in items:
         waiting.append(item)
-        held += bytes_of(item)
-        while held > limit:
+        waiting_bytes += bytes_of(item)
+        while waiting_bytes > limit:
             first = waiting.popleft()
-            held -= bytes_of(first)
+            waiting_bytes -= bytes_of(first)
             yield first
     yield from waiting

@@ -80,8 +80,8 @@ class Muon(Optimizer):
         buffer.lerp_(matrix.grad, 1 - self._momentum)
         update = matrix.grad.lerp(buffer, self._momentum)
         matrix.mul_(1 - group["lr"] * group["weight_decay"])
-        whole = update.full_tensor() if isinstance(update, DTensor) else update
-        add_into(matrix, _orthogonal_step(whole, group["lr"]))
+        full_update = update.full_tensor() if isinstance(update, DTensor) else update
+        add_into(matrix, _orthogonal_step(full_update, group["lr"]))
 
 
 def _orthogonal_step(update: Tensor, lr: float) -> Tensor:

@@ -125,8 +125,8 @@ class Ranks:
 
     def _group(self, groups: Tensor) -> dist.ProcessGroup:
         """The process group of this rank, where each row of `groups` lists the ranks of a group."""
-        made = dist.new_subgroups_by_enumeration(groups.tolist(), timeout=timedelta(seconds=self.timeout))
-        group: dist.ProcessGroup = made[0]
+        result = dist.new_subgroups_by_enumeration(groups.tolist(), timeout=timedelta(seconds=self.timeout))
+        group: dist.ProcessGroup = result[0]
         return group
 
     def _divided(self, by: int, name: str) -> int:

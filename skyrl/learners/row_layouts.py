@@ -45,9 +45,9 @@ class RowLayout:
         """(N, ...) of all selected tokens -> (n, ...) of the tokens that this rank reads."""
         return values if self.stretch is None else values[self.stretch.own]
 
-    def join(self, found: Tensor) -> Tensor:
+    def join(self, values: Tensor) -> Tensor:
         """(n, ...) of the tokens that this rank reads -> (N, ...) of all selected tokens, joined from all ranks."""
-        return found if self.stretch is None else self.stretch.join(found)
+        return values if self.stretch is None else self.stretch.join(values)
 
     def to(self, device: torch.device) -> Self:
         """The layout of a batch on another device; the host does not wait for it."""
@@ -163,11 +163,11 @@ def _routed(batch: TrainingBatch, place_of: Tensor, tokens: int) -> RoutedTokens
     """The tokens of a batch for routers; `place_of` (B, L) is each token's index among the `tokens` of the input."""
     columns = torch.arange(batch.input_ids.shape[1])
     rows, columns = (columns < batch.lengths.unsqueeze(1)).nonzero(as_tuple=True)
-    places, replayed = place_of[rows, columns], None
+    positions, replayed = place_of[rows, columns], None
     if batch.routed_experts is not None:
         replayed = batch.routed_experts.new_full((tokens, *batch.routed_experts.shape[2:]), -1)
-        replayed[places] = batch.routed_experts[rows, columns]
-    return RoutedTokens(lengths=batch.lengths, rows=rows, places=places, replayed=replayed)
+        replayed[positions] = batch.routed_experts[rows, columns]
+    return RoutedTokens(lengths=batch.lengths, rows=rows, places=positions, replayed=replayed)
 
 
 @attrs.frozen(kw_only=True)
@@ -194,9 +194,9 @@ class _Unit:
 def _units(batch: TrainingBatch, share_prompts: bool) -> Iterator[_Unit]:
     """Units of neighbouring rows of one group, if they have answers and the same prompt; else one unit per row."""
     lengths = batch.lengths.tolist()
-    alone = [_Unit(rows=(row,), prompt=length, answers=()) for row, length in enumerate(lengths)]
+    single_units = [_Unit(rows=(row,), prompt=length, answers=()) for row, length in enumerate(lengths)]
     if not share_prompts or batch.answer_lengths is None:
-        yield from alone
+        yield from single_units
         return
     answers, groups = batch.answer_lengths.tolist(), batch.groups.tolist()
     for _, members in groupby(range(len(batch)), key=groups.__getitem__):
@@ -205,7 +205,7 @@ def _units(batch: TrainingBatch, share_prompts: bool) -> Iterator[_Unit]:
         if len(rows) > 1 and len(prompts) == 1 and _share_prompt(batch, rows, min(prompts)):
             yield _Unit(rows=rows, prompt=min(prompts), answers=tuple(answers[row] for row in rows))
         else:
-            yield from (alone[row] for row in rows)
+            yield from (single_units[row] for row in rows)
 
 
 def _share_prompt(batch: TrainingBatch, rows: tuple[int, ...], length: int) -> bool:

@@ -118,10 +118,10 @@ def differences(
         yield _difference(case, name, packs, shares)
 
 
-def _reason(config: PretrainedConfig, found: RowDifference, faults: list[str]) -> str:
-    name = "torch's own" if found.attention == SEGMENTS else found.attention
-    layout = "packed" if found.pack else "unpacked"
-    prompts = " without shared prompts" if found.pack and not found.share_prompts else ""
+def _reason(config: PretrainedConfig, difference: RowDifference, faults: list[str]) -> str:
+    name = "torch's own" if difference.attention == SEGMENTS else difference.attention
+    layout = "packed" if difference.pack else "unpacked"
+    prompts = " without shared prompts" if difference.pack and not difference.share_prompts else ""
     return f"{config.model_type}: rows run {layout}{prompts}, with attention {name}: {faults[0]}"
 
 
@@ -151,16 +151,18 @@ def _copy(case: _RowCase) -> tuple[PreTrainedModel, TrainingBatch, Tensor]:
     """The small copy, rows, and log-probabilities (tokens, V) of the selected tokens of each row alone."""
     batch, model = probe_rows(), small_copy(case.config)
     rows = [ids[:length] for ids, length in zip(batch.input_ids, batch.lengths.tolist(), strict=True)]
-    alone = [_score_alone(model, ids)[mask[1 : len(ids)]] for ids, mask in zip(rows, batch.loss_mask, strict=True)]
+    row_logprobs = [
+        _score_alone(model, ids)[mask[1 : len(ids)]] for ids, mask in zip(rows, batch.loss_mask, strict=True)
+    ]
     longest = int(batch.lengths.argmax())
     earlier = _score_alone(model, rows[longest][: LONGEST // 2])[batch.loss_mask[longest, 1 : LONGEST // 2]]
-    expected = alone[longest][: len(earlier)]
+    expected = row_logprobs[longest][: len(earlier)]
     if not is_rounding(float((expected - earlier).abs().max()), expected):
         raise ModelError(
             f"the output of a {case.config.model_type} model at a token depends on later tokens, as transformers "
             "computes it: it is not a causal language model"
         )
-    return model, batch, torch.cat(alone)
+    return model, batch, torch.cat(row_logprobs)
 
 
 def _score_alone(model: PreTrainedModel, ids: Tensor) -> Tensor:
@@ -172,7 +174,7 @@ def _score_alone(model: PreTrainedModel, ids: Tensor) -> Tensor:
 @torch.no_grad()
 def _difference(case: _RowCase, attention: str, pack: bool, share_prompts: bool) -> RowDifference:
     this: dict[str, Any] = {"attention": attention, "pack": pack, "share_prompts": share_prompts}
-    model, batch, alone = _copy(case)
+    model, batch, expected = _copy(case)
     register()
     with suppress(ValueError):  # a model that has one attention only; for others transformers only warns
         model.set_attn_implementation(attention)
@@ -182,11 +184,11 @@ def _difference(case: _RowCase, attention: str, pack: bool, share_prompts: bool)
     rows = "packed rows with shared prompts" if share_prompts else "packed rows" if pack else f"rows by {name}"
     layout = packed(batch, segmented=attention == SEGMENTS, share_prompts=share_prompts) if pack else padded(batch)
     try:
-        found = tried(lambda: log_probabilities(layout.pick(model(**layout.inputs, use_cache=False).logits)))
+        logprobs = tried(lambda: log_probabilities(layout.pick(model(**layout.inputs, use_cache=False).logits)))
     except NoCopyError as error:
         return RowDifference(**this, fault=f"{rows} fail ({error})")
-    nats = float((found - alone).abs().max())
-    if is_rounding(nats, alone):
+    nats = float((logprobs - expected).abs().max())
+    if is_rounding(nats, expected):
         return RowDifference(**this, nats=nats)
     return RowDifference(
         **this, nats=nats, fault=f"{rows} differ from each row alone by {nats:.2g} nats in a small copy"

@@ -96,10 +96,10 @@ class StepSettings:
         """A context in which an optimizer's groups of parameters have these settings."""
         before = [dict(group) for group in groups]
         for group in groups:
-            wanted = {"lr": self.lr, "betas": self.betas, "eps": self.eps}
+            settings = {"lr": self.lr, "betas": self.betas, "eps": self.eps}
             if group.get("decays", group.get("wd_mult", 1.0)):
-                wanted["weight_decay"] = self.weight_decay
-            group.update({name: value for name, value in wanted.items() if value is not None and name in group})
+                settings["weight_decay"] = self.weight_decay
+            group.update({name: value for name, value in settings.items() if value is not None and name in group})
         try:
             yield
         finally:
@@ -141,10 +141,10 @@ class Shape:
             return 1.0
         assert self.total is not None
         length = self.total - self.warmup if self.decay is None else min(self.decay, self.total - self.warmup)
-        done = min(1.0, max(0.0, (step - (self.total - length)) / max(length, 1)))
+        progress = min(1.0, max(0.0, (step - (self.total - length)) / max(length, 1)))
         if "cosine" in self.name:
-            done = (1 - math.cos(math.pi * done)) / 2
-        return self.least + (1 - self.least) * (1 - done)
+            progress = (1 - math.cos(math.pi * progress)) / 2
+        return self.least + (1 - self.least) * (1 - progress)
 
 
 def learning_rate_schedule(
@@ -181,8 +181,8 @@ def learning_rate_schedule(
         return LambdaLR(optimizer, partial(_step_by_unit, shape, per))
     from transformers import get_scheduler  # imports peft and accelerate
 
-    made: LambdaLR = get_scheduler(config.scheduler, optimizer, num_warmup_steps=warmup, num_training_steps=total)
-    return made if per == 1 else LambdaLR(optimizer, partial(_step_by_unit, made.lr_lambdas[0], per))
+    scheduler: LambdaLR = get_scheduler(config.scheduler, optimizer, num_warmup_steps=warmup, num_training_steps=total)
+    return scheduler if per == 1 else LambdaLR(optimizer, partial(_step_by_unit, scheduler.lr_lambdas[0], per))
 
 
 def _step_by_unit(shape: Callable[[int], float], per: int, optimizer_step: int) -> float:

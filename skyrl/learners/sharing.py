@@ -55,7 +55,7 @@ def piece_of(name: str, tensor: Tensor, *, copy: int = 0) -> TensorShard | None:
         return TensorShard.whole(name, tensor) if copy == 0 and is_first else None
     replicated = zip(tensor.placements, tensor.device_mesh.get_coordinate() or (), strict=True)
     is_cut = TENSOR in (tensor.device_mesh.mesh_dim_names or ())
-    if any(placement.is_replicate() and mine for placement, mine in replicated) or (copy and not is_cut):
+    if any(placement.is_replicate() and coordinate for placement, coordinate in replicated) or (copy and not is_cut):
         return None
     first, numbers = _rows(tensor)
     if not numbers.numel():
@@ -71,9 +71,9 @@ def read_into(target: Tensor, source: TensorSource, name: str) -> None:
         return
     rows, *columns = local_region(target)
     width = math.prod(target.shape[1:])
-    found = source.read(name, rows.start * width, (rows.stop - rows.start) * width)
-    found = found.view(rows.stop - rows.start, *target.shape[1:])
-    target.to_local().copy_(found[(slice(None), *columns)])
+    values = source.read(name, rows.start * width, (rows.stop - rows.start) * width)
+    values = values.view(rows.stop - rows.start, *target.shape[1:])
+    target.to_local().copy_(values[(slice(None), *columns)])
 
 
 def local_region(tensor: DTensor) -> tuple[slice, ...]:
@@ -85,13 +85,13 @@ def local_region(tensor: DTensor) -> tuple[slice, ...]:
     region = [slice(0, length) for length in tensor.shape]
     mesh = tensor.device_mesh
     cuts = zip(tensor.placements, mesh.shape, mesh.get_coordinate() or (), strict=True)
-    for placement, parts, mine in reversed(list(cuts)):
+    for placement, parts, coordinate in reversed(list(cuts)):
         dimension = getattr(placement, "dim", None)
         if dimension is not None:
-            whole = region[dimension]
-            length = -(-(whole.stop - whole.start) // parts)
-            first = min(whole.start + length * mine, whole.stop)
-            region[dimension] = slice(first, min(first + length, whole.stop))
+            extent = region[dimension]
+            length = -(-(extent.stop - extent.start) // parts)
+            first = min(extent.start + length * coordinate, extent.stop)
+            region[dimension] = slice(first, min(first + length, extent.stop))
     return tuple(region)
 
 
@@ -107,21 +107,21 @@ def _rows(tensor: DTensor) -> tuple[int, Tensor]:
     return region[0].start + local_region(rows)[0].start, rows.to_local()
 
 
-def check_complete(source: TensorSource, wanted: Mapping[str, Tensor]) -> list[str]:
+def check_complete(source: TensorSource, weights: Mapping[str, Tensor]) -> list[str]:
     """Names of all stored tensors. Raises `ResumeError` if the state belongs to another model.
 
-    `wanted` are the weights by name; their shapes are the shapes of the whole tensors.
+    `weights` are those of the model by name; their shapes are the shapes of the whole tensors.
     """
     shapes = source.shapes
-    for name, weight in wanted.items():
-        found = shapes.get(f"model.{name}")
-        if found != tuple(weight.shape):
-            had = "nothing" if found is None else f"shape {tuple(found)}"
+    for name, weight in weights.items():
+        shape = shapes.get(f"model.{name}")
+        if shape != tuple(weight.shape):
+            had = "nothing" if shape is None else f"shape {tuple(shape)}"
             raise ResumeError(
                 f"the stored state belongs to another model: for {name}, of shape {tuple(weight.shape)}, it holds {had}"
             )
     for parameter in slots_of(list(shapes)):
-        if parameter not in wanted:
+        if parameter not in weights:
             raise ResumeError(f"the stored state belongs to another model: it has optimizer state of {parameter!r}")
     return list(shapes)
 

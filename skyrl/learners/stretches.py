@@ -36,10 +36,10 @@ class Stretch:
         own = (readers == group.rank).nonzero().squeeze(1)
         return cls(group=group, own=own, most=most, places=readers * most + number)
 
-    def join(self, found: Tensor) -> Tensor:
+    def join(self, values: Tensor) -> Tensor:
         """(n, ...) of this rank's tokens -> (N, ...) of all. Collective: every rank must call it, also with n = 0."""
-        missing = found.new_zeros((self.most - len(found), *found.shape[1:]))
-        return self.group.gather(torch.cat([found, missing]))[self.places]
+        padding = values.new_zeros((self.most - len(values), *values.shape[1:]))
+        return self.group.gather(torch.cat([values, padding]))[self.places]
 
     def to(self, device: torch.device) -> Self:
         """The stretch on another device; the host does not wait for the copy."""

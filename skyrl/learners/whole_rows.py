@@ -39,22 +39,22 @@ def whole_rows(stretches: Sequence[Sequence[Tensor]], options: ForwardOptions) -
         return _padded(stretches)
     shares = options.segmented and options.share_prompts
     ids, positions, chosen, segments, starts = [], [], [], list[Segment](), [0]
-    place = 0
+    offset = 0
     for stretch in stretches:
         for shared, rows in _units(stretch, shares):
             answers = tuple(len(row) - shared for row in rows) if len(rows) > 1 else ()
-            segments.append(Segment(place, shared, answers))
+            segments.append(Segment(offset, shared, answers))
             ids.append(rows[0][:shared])
             positions.append(torch.arange(shared))
-            beginning = torch.arange(place, place + shared)
-            place += shared
+            beginning = torch.arange(offset, offset + shared)
+            offset += shared
             for row in rows:
-                after = place + len(row) - shared
+                after = offset + len(row) - shared
                 ids.append(row[shared:])
                 positions.append(torch.arange(shared, len(row)))
-                chosen += [beginning, torch.arange(place, after)]
-                place = after
-        starts.append(place)
+                chosen += [beginning, torch.arange(offset, after)]
+                offset = after
+        starts.append(offset)
     inputs: dict[str, Any] = {
         "input_ids": torch.cat(ids).unsqueeze(0),
         "position_ids": torch.cat(positions).unsqueeze(0),
@@ -62,7 +62,7 @@ def whole_rows(stretches: Sequence[Sequence[Tensor]], options: ForwardOptions) -
     if options.segmented:
         inputs["segments"] = Segments(tuple(segments), torch.device("cpu"))
     elif options.lengths_given:
-        bounds = torch.tensor([*(segment.start for segment in segments), place], dtype=torch.int32)
+        bounds = torch.tensor([*(segment.start for segment in segments), offset], dtype=torch.int32)
         longest = max(segment.tokens for segment in segments)
         inputs |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
     return WholeRows(layout=RowLayout(inputs=inputs, chosen=torch.cat(chosen)), starts=tuple(starts))

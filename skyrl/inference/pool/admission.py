@@ -62,7 +62,7 @@ class Admission:
     def enter(self, number: int, engine: InferenceEngine) -> Served:
         """Take an engine into service."""
         served = Served(number, engine, ConcurrencyLimit(self._most))
-        self.serving = sorted([*self.serving, served], key=lambda each: each.number)
+        self.serving = sorted([*self.serving, served], key=lambda member: member.number)
         return served
 
     def leave(self, served: Served) -> None:
@@ -107,7 +107,7 @@ class Admission:
         if no other serves.
         """
         others = [item for item in self.serving if item is not served]
-        least = min(others, key=lambda each: each.samples / each.limit.value, default=None)
+        least = min(others, key=lambda candidate: candidate.samples / candidate.limit.value, default=None)
         if least is not None:
             least.samples += len(request.keys)
         return least
@@ -143,7 +143,7 @@ class Admission:
         """
         if not self.serving:
             return None
-        least = min(self.serving, key=lambda each: each.samples / each.limit.value)
+        least = min(self.serving, key=lambda candidate: candidate.samples / candidate.limit.value)
         mean = sum(item.samples for item in self.serving) / len(self.serving)
         for served in self._engines_with_prefix(request) if len(self.serving) > 1 else ():
             samples = served.samples + len(request.keys)
@@ -155,7 +155,7 @@ class Admission:
     def _engines_with_prefix(self, request: GenerationRequest) -> Iterator[Served]:
         """Engines in service that have a prefix of the request cached: that of the conversation, then others."""
         before = self._conversations.engine_of(request)
-        holders = sorted(self._prefixes.engines_of(request.prompt_ids), key=lambda each: each.samples)
+        holders = sorted(self._prefixes.engines_of(request.prompt_ids), key=lambda candidate: candidate.samples)
         return (item for item in (before, *holders) if item is not None and item in self.serving)
 
     def _ask_for_load(self, served: Served, answers: int) -> None:

@@ -237,10 +237,10 @@ class InferenceEngineClient:
         """One sample of the request, from another engine; it is added to `others`. Raises `ProcessError` if there is no
         other.
         """
-        one = evolve(request, keys=(request.keys[index],))
-        while (other := self._admission.least_loaded_other(served, one)) is not None:
+        single_request = evolve(request, keys=(request.keys[index],))
+        while (other := self._admission.least_loaded_other(served, single_request)) is not None:
             _log.info("engine %d does not answer well: engine %d draws the sample, too", served.number, other.number)
-            if drawn := await self._draw_from(other, one):
+            if drawn := await self._draw_from(other, single_request):
                 others.append(evolve(drawn[0], engine=other.number))
                 return others[-1]
         raise ProcessError("no other inference engine is in service")
@@ -277,14 +277,14 @@ class InferenceEngineClient:
         return are_new
 
     async def _admit_ready(self) -> bool:
-        taken = self._restarts.take() if self._restarts else []
-        for number, engine in taken:
+        engines = self._restarts.take() if self._restarts else []
+        for number, engine in engines:
             served = self._join(number, engine)
             try:
                 await engine.pause(self._in_flight)
             except ProcessError as error:
                 self._lose(served, error)
-        return bool(taken)
+        return bool(engines)
 
     def _join(self, number: int, engine: InferenceEngine) -> Served:
         others = (item for item in self._all if item is not engine)

@@ -113,13 +113,13 @@ class EngineRestarts:
 
     def take(self) -> list[tuple[int, InferenceEngine]]:
         """Number and engine of each one that is ready. The caller owns them from now on."""
-        taken, self._ready = self._ready, []
-        return taken
+        ready, self._ready = self._ready, []
+        return ready
 
     def take_not_started(self) -> list[tuple[int, str]]:
         """Number and reason of each added engine that could not be started, since the last call."""
-        taken, self._not_started = self._not_started, []
-        return taken
+        not_started, self._not_started = self._not_started, []
+        return not_started
 
     async def close(self) -> None:
         """Cancel starts in progress, and close engines that were not taken into service."""

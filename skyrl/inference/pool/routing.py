@@ -108,12 +108,12 @@ class ConcurrencyLimit:
     def adapt(self, load: EngineLoad, in_flight: int) -> None:
         """Adapt the limit to a report of the engine's load, taken with `in_flight` samples of this run on it."""
         waiting, self._queued = min(load.waiting, self._queued), load.waiting
-        given = min(self.value, in_flight)
+        in_use = min(self.value, in_flight)
         if waiting:
-            self.value = max(self.floor, given - waiting)
+            self.value = max(self.floor, in_use - waiting)
             self._queued = 0
         elif load.cache_use is not None and load.cache_use > _FULL:
-            self.value = max(self.floor, int(0.9 * given))
+            self.value = max(self.floor, int(0.9 * in_use))
         elif in_flight >= self.value:
             self.value = min(self.ceiling, self.value + self.floor)
 

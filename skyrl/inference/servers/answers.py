@@ -135,10 +135,10 @@ def _refuse_shape(drawn: DrawnSample, requested: RequestedSample) -> None:
 
 
 def _refuse_logprobs(drawn: DrawnSample, key: SampleKey) -> None:
-    for place, value in enumerate(drawn.logprobs):
+    for index, value in enumerate(drawn.logprobs):
         if not math.isfinite(value) or value < LEAST_LOGPROB:
             raise NotFinite(
-                f"with {value:g} for a log-probability: the model's logits after {place} sampled tokens of prompt "
+                f"with {value:g} for a log-probability: the model's logits after {index} sampled tokens of prompt "
                 f"{key.prompt_id!r}, sample {key.sample_index}, are not finite"
             )
         if value > _ROUNDING:
@@ -158,15 +158,15 @@ def _versions(drawn: DrawnSample, requested: RequestedSample) -> tuple[int, ...]
     versions = tuple(map(version_number, drawn.versions))
     strange = [version for version in versions if version not in requested.versions]
     if strange:
-        held = " or ".join(map(str, sorted(requested.versions)))
-        raise OtherWeights(f"with a token drawn by weights of version {strange[0]}, where it was given {held}")
+        expected = " or ".join(map(str, sorted(requested.versions)))
+        raise OtherWeights(f"with a token drawn by weights of version {strange[0]}, where it was given {expected}")
     return versions
 
 
-def mapping(value: object, what: str) -> Mapping[str, Any]:
+def mapping(value: object, description: str) -> Mapping[str, Any]:
     """The value, if it is a JSON object. Raises `BadAnswer`."""
     if not isinstance(value, dict):
-        raise BadAnswer(f"with {display_value(value)} for {what}")
+        raise BadAnswer(f"with {display_value(value)} for {description}")
     return value
 
 

@@ -208,7 +208,7 @@ class Connection:
             await client.aclose()
 
     async def _ask(self, path: str, seconds: float, attempts: int, once: Callable[[], Awaitable[T]]) -> T:
-        why, failed, misread = "it did not answer", 0, 0
+        reason, failed, misread = "it did not answer", 0, 0
         limit = asyncio.timeout(None if self._suspended else seconds)
         try:
             async with limit:
@@ -217,17 +217,17 @@ class Connection:
                     try:
                         return await once()
                     except _Failure as failure:
-                        why, failed, misread = failure.why, failed + 1, misread + failure.misread
+                        reason, failed, misread = failure.why, failed + 1, misread + failure.misread
                         if failed == attempts or misread == ATTEMPTS:
                             break
                         await asyncio.sleep(max(failure.wait, _pause(failed - 1)))
         except TimeoutError:
             raise ProcessError(
-                f"the inference server {self.url} did not complete {path} within {seconds:g} s: {why}"
+                f"the inference server {self.url} did not complete {path} within {seconds:g} s: {reason}"
             ) from None
         finally:
             self._limits.pop(limit, None)
-        raise ProcessError(f"the inference server {self.url} failed {failed} times at {path}: {why}")
+        raise ProcessError(f"the inference server {self.url} failed {failed} times at {path}: {reason}")
 
     @asynccontextmanager
     async def _send(

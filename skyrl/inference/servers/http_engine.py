@@ -192,10 +192,10 @@ class HttpEngine:
             refuse_foreign(incoming, self._expected.matrices)
         else:
             refuse_unfit(self._expected, incoming)
-        held = await self._call_server(self._server.version())
-        if held != self._weight_version:
+        server_version = await self._call_server(self._server.version())
+        if server_version != self._weight_version:
             raise WeightSyncError(
-                f"the inference server {self._server.url} reports weights of version {held} at "
+                f"the inference server {self._server.url} reports weights of version {server_version} at "
                 f"{self._server.version_route}, and this run gave it version {self._weight_version}: does another run "
                 "use it?"
             )
@@ -253,8 +253,8 @@ class HttpEngine:
                 async with asyncio.timeout(CLOSING_SECONDS):
                     await self._server.resume()
         except (ProcessError, UserError, TimeoutError) as error:
-            why = str(error) or f"it did not answer within {CLOSING_SECONDS:g} s"
-            _log.warning("the inference server %s was left paused: %s", self._server.url, why)
+            reason = str(error) or f"it did not answer within {CLOSING_SECONDS:g} s"
+            _log.warning("the inference server %s was left paused: %s", self._server.url, reason)
         finally:
             self._gate.open()
             await self._gate.shut()

@@ -117,19 +117,19 @@ class ScoringServer:
         """Scores of the tokens after the first. Raises `ProcessError` if the server does not answer in time, or in as
         many `attempts`, and `RunError` for an answer that lacks a token or has a number that is not finite.
         """
-        ask = self._asked_sglang if self._protocol == "sglang" else self._asked_vllm
+        request_scores = self._asked_sglang if self._protocol == "sglang" else self._asked_vllm
         try:
-            places = await ask(tokens, top, attempts)
+            scores = await request_scores(tokens, top, attempts)
         except ServerRefusal:
             raise
         except ProcessError as error:
             raise ProcessError(
                 f"the teacher at {self.url} does not answer: {error}. Start it again, and then the run, which resumes"
             ) from error
-        if len(places) != len(tokens) - 1:
-            raise RunError(f"the teacher at {self.url} scored {len(places)} of {len(tokens) - 1} tokens")
-        logprobs = np.array([own for own, _ in places], np.float32)
-        best = [sorted(likely.items(), key=lambda item: (-item[1], item[0]))[:top] for _, likely in places]
+        if len(scores) != len(tokens) - 1:
+            raise RunError(f"the teacher at {self.url} scored {len(scores)} of {len(tokens) - 1} tokens")
+        logprobs = np.array([own for own, _ in scores], np.float32)
+        best = [sorted(table.items(), key=lambda item: (-item[1], item[0]))[:top] for _, table in scores]
         if any(len(entry) != top for entry in best):
             raise RunError(f"the teacher at {self.url} reports fewer than {top} likely tokens at a place")
         ids = np.array([[token for token, _ in element] for element in best], np.int64).reshape(len(best), top)
@@ -165,13 +165,13 @@ class ScoringServer:
         )
         if len(answer.choices) != 1:
             raise RunError(f"the teacher at {self.url} gives {len(answer.choices)} answers to one row")
-        found = []
-        for token, place in zip(tokens[1:], answer.choices[0].prompt_logprobs[1:], strict=False):
-            likely = _table(place)
-            if token not in likely:
+        scores = []
+        for token, logprobs in zip(tokens[1:], answer.choices[0].prompt_logprobs[1:], strict=False):
+            table = _table(logprobs)
+            if token not in table:
                 raise RunError(f"the teacher at {self.url} reports no log-probability of token {token}")
-            found.append((likely[token], likely))
-        return found
+            scores.append((table[token], table))
+        return scores
 
     async def _asked_sglang(
         self, tokens: Sequence[int], top: int, attempts: int
@@ -185,14 +185,14 @@ class ScoringServer:
         }
         answer = await self._connection.read(_Generated, "/generate", body, seconds=self._timeout, attempts=attempts)
         meta = answer.meta_info
-        likely = meta.input_top_logprobs or (None,) * len(tokens)
-        pairs = zip(meta.input_token_logprobs[1:], likely[1:], strict=False)
+        top_logprobs = meta.input_top_logprobs or (None,) * len(tokens)
+        pairs = zip(meta.input_token_logprobs[1:], top_logprobs[1:], strict=False)
         return [(_number(own[0]), {int(_number(e[1])): _number(e[0]) for e in tops or ()}) for own, tops in pairs]
 
 
-def _table(place: object) -> dict[int, float]:
+def _table(logprobs: object) -> dict[int, float]:
     """Token -> log-probability, of vLLM's table of one place."""
-    entries = place.items() if isinstance(place, Mapping) else ()
+    entries = logprobs.items() if isinstance(logprobs, Mapping) else ()
     return {
         int(token): _number(item.get("logprob"))
         for token, item in entries

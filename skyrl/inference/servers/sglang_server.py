@@ -230,14 +230,14 @@ class SGLangServer(Dialect):
     async def _info(self, kind: type[T], name: str) -> T:
         return await self._either(lambda path: self._control.read(kind, path, seconds=self.deadlines.call), name)
 
-    async def _either(self, ask: Callable[[str], Awaitable[T]], name: str) -> T:
+    async def _either(self, request: Callable[[str], Awaitable[T]], name: str) -> T:
         """The answer of the route of this name, or of its older one if the server does not have it."""
         try:
-            return await ask(f"/{name}")
+            return await request(f"/{name}")
         except ServerRefusal as error:
             if error.status != 404:
                 raise
-            return await ask(f"/get_{name}")
+            return await request(f"/get_{name}")
 
     async def _request_update(self, path: str, body: Mapping[str, object]) -> _UpdateOutcome:
         """The outcome of a request that changes weights, and is not repeated."""

@@ -76,11 +76,11 @@ class Parts:
         self._reported = _Reported(requested)
 
     def add(self, event: object) -> None:
-        given = dict(mapping(event, "a part of an answer"))
-        choices = given.pop("choices", None)
+        fields = dict(mapping(event, "a part of an answer"))
+        choices = fields.pop("choices", None)
         if not isinstance(choices, list) or len(choices) > 1:
             raise BadAnswer("with a part that does not have exactly one choice")
-        _continue(self.whole, given)
+        _continue(self.whole, fields)
         for choice in choices:  # a part with token counts has none
             part = mapping(choice, "a choice")
             self._reported.report(ids(part.get("token_ids") or []))
@@ -108,14 +108,14 @@ class Growing:
         self._reported.report(so_far[self._reported.count :])
 
 
-def _continue(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
+def _continue(answer: dict[str, Any], part: Mapping[str, Any]) -> None:
     """Add a part to the answer before it."""
     for name, value in part.items():
-        before = whole.get(name)
+        before = answer.get(name)
         if isinstance(value, Mapping):
-            whole[name] = into = before if isinstance(before, dict) else {}
+            answer[name] = into = before if isinstance(before, dict) else {}
             _continue(into, value)
         elif isinstance(value, list):
-            whole[name] = [*(before if isinstance(before, list) else ()), *value]
-        elif value is not None or name not in whole:
-            whole[name] = value
+            answer[name] = [*(before if isinstance(before, list) else ()), *value]
+        elif value is not None or name not in answer:
+            answer[name] = value

@@ -184,11 +184,11 @@ class VLLMServer(Dialect):
             await self._control.wait_for_first(ListedModels, "/v1/models", seconds=self.deadlines.start)
         ).data or ()
         self.has_answered = True
-        wanted = self._configured_model
-        if not models or (wanted and wanted not in [model.id for model in models]):
-            called = wanted or "anything"
+        configured_name = self._configured_model
+        if not models or (configured_name and configured_name not in [model.id for model in models]):
+            called = configured_name or "anything"
             raise UserError(f"the inference server {self.url} lists no model called {called} at /v1/models")
-        model = next((model for model in models if model.id == wanted), models[0])
+        model = next((model for model in models if model.id == configured_name), models[0])
         self._model = model.id
         longest = model.max_model_len
         is_versioned = await self._is_versioned()
@@ -419,14 +419,14 @@ def _write_second_names(incoming: Folder, expected: ExpectedWeights) -> None:
     """Adds a file with the second names of tied weights: on a CPU, vLLM would compute a head that is not among the
     files with the packed copy of the old one.
     """
-    wanted: dict[str, list[str]] = {}
+    second_names: dict[str, list[str]] = {}
     for second, name in expected.tied.items():
-        wanted.setdefault(name, []).append(second)
-    if not wanted:
+        second_names.setdefault(name, []).append(second)
+    if not second_names:
         return
     with incoming.open() as weights:
-        again = {second: tensor.clone() for name, tensor in weights for second in wanted.get(name, ())}
+        copies = {second: tensor.clone() for name, tensor in weights for second in second_names.get(name, ())}
     target = Path(incoming.path) / "second-names.safetensors"
     part = target.with_suffix(f".{id(incoming)}.part")
-    save_tensors(again, part)
+    save_tensors(copies, part)
     part.replace(target)

@@ -178,12 +178,14 @@ class CausalLM:
         self._keep_common(prompts, number)
         prefixes = [self.kept.find(prompt, number) for prompt in prompts]
         self.kept.reused += sum(len(prefix.ids) for prefix in prefixes if prefix is not None)
-        done: dict[int, Prefix] = {}
+        computed_prefixes: dict[int, Prefix] = {}
         padded_pass = self._fused is None
         most = _UNPADDED_ON_CUDA if self.device.type == "cuda" and not padded_pass else _PREFILL_TOKENS
         for bucket in _length_groups([len(prompt) for prompt in prompts], prefixes, most=most, padded=padded_pass):
-            done.update(zip(bucket, self._computed([(prompts[i], prefixes[i]) for i in bucket]), strict=True))
-        return [done[i] for i in range(len(prompts))]
+            computed_prefixes.update(
+                zip(bucket, self._computed([(prompts[i], prefixes[i]) for i in bucket]), strict=True)
+            )
+        return [computed_prefixes[i] for i in range(len(prompts))]
 
     def score(self, prompt: Sequence[int], adapter: Updates | None = None, *, top: int = 1) -> Prefix:
         """Computes a prompt whole, with its scores and the `top` likeliest tokens at each place."""

@@ -57,22 +57,22 @@ class DecodeBatch:
         finite, and any error of the model; the batch must then be discarded.
         """
         if leaving:
-            self._keep([place for place, row in enumerate(self.rows) if row.job not in leaving])
+            self._keep([index for index, row in enumerate(self.rows) if row.job not in leaving])
         if joining:
             self._admit(joining)
-        done = self._retire()
-        while not done and self.rows and not interrupted():
+        finished_jobs = self._retire()
+        while not finished_jobs and self.rows and not interrupted():
             self._step()
-            done = self._retire()
-        return done
+            finished_jobs = self._retire()
+        return finished_jobs
 
     @torch.inference_mode()
     def interrupt(self) -> None:
         """Returns every row's tokens so far to its job, and drops the rows."""
-        places = list(range(len(self.rows)))
-        for place, drawn in zip(places, self._sampled_tokens(places), strict=True):
-            row = self.rows[place]
-            row.job.begun[row.index] = self._completion(place, drawn, eos=False, stopped=False)
+        indices = list(range(len(self.rows)))
+        for index, drawn in zip(indices, self._sampled_tokens(indices), strict=True):
+            row = self.rows[index]
+            row.job.begun[row.index] = self._completion(index, drawn, eos=False, stopped=False)
         self._keep([])
 
     def set_weights_version(self, version: int) -> None:
@@ -116,34 +116,34 @@ class DecodeBatch:
         """
         prefixes: dict[int, Prefix] = {}
         others: dict[Updates | None, list[int]] = {}
-        for place, (job, ids) in enumerate(starts):
+        for index, (job, ids) in enumerate(starts):
             if job.scores_prompt and job.prompt_scores is None:
-                prefixes[place] = self._model.score(ids, job.adapter, top=max(job.prompt_top_logprobs, 1))
-                job.prompt_scores = _prompt_scores(job, prefixes[place])
+                prefixes[index] = self._model.score(ids, job.adapter, top=max(job.prompt_top_logprobs, 1))
+                job.prompt_scores = _prompt_scores(job, prefixes[index])
             else:
-                others.setdefault(job.adapter, []).append(place)
-        for adapter, places in others.items():
+                others.setdefault(job.adapter, []).append(index)
+        for adapter, indices in others.items():
             prefixes.update(
-                zip(places, self._model.prefill([starts[place][1] for place in places], adapter), strict=True)
+                zip(indices, self._model.prefill([starts[index][1] for index in indices], adapter), strict=True)
             )
-        return [prefixes[place] for place in range(len(starts))]
+        return [prefixes[index] for index in range(len(starts))]
 
     def _remember_begun(self, joined: int) -> None:
         """Restore log-probabilities, versions and experts of the tokens that interrupted rows had drawn. The tokens
         themselves were prefilled with the prompt.
         """
-        for place, row in enumerate(self.rows[joined:], start=joined):
-            begun = row.job.begun.pop(row.index, None)
-            if begun is not None:
-                if begun.top_logprobs is not None:
-                    top = begun.top_logprobs
+        for index, row in enumerate(self.rows[joined:], start=joined):
+            partial = row.job.begun.pop(row.index, None)
+            if partial is not None:
+                if partial.top_logprobs is not None:
+                    top = partial.top_logprobs
                     row.top = list(zip(top.token_ids.tolist(), top.logprobs.tolist(), strict=True))
-                columns = slice(row.first, row.first + len(begun.token_ids))
-                self._cache.logprobs[place, 0, columns] = self._cache.logprobs.new_tensor(begun.logprobs)
-                self._cache.versions[place, 0, columns] = self._cache.versions.new_tensor(begun.weight_versions)
-                if begun.routed_experts is not None and self._cache.experts is not None:
-                    earlier = slice(row.start, row.start + len(begun.routed_experts))
-                    self._cache.experts[place, 0, earlier] = restored_choices(begun.routed_experts).to(
+                columns = slice(row.first, row.first + len(partial.token_ids))
+                self._cache.logprobs[index, 0, columns] = self._cache.logprobs.new_tensor(partial.logprobs)
+                self._cache.versions[index, 0, columns] = self._cache.versions.new_tensor(partial.weight_versions)
+                if partial.routed_experts is not None and self._cache.experts is not None:
+                    earlier = slice(row.start, row.start + len(partial.routed_experts))
+                    self._cache.experts[index, 0, earlier] = restored_choices(partial.routed_experts).to(
                         self._cache.experts.device
                     )
 
@@ -157,15 +157,15 @@ class DecodeBatch:
 
     def _report(self, joined: int) -> None:
         """Report the newest token of the rows from `joined` on to jobs with an `on_tokens` callback."""
-        places = [place for place in self._reported if place >= joined]
-        if not places:
+        indices = [index for index in self._reported if index >= joined]
+        if not indices:
             return
         end = self._cache.window.end
-        for place, token in zip(places, self._cache.tokens[places, 0, end].tolist(), strict=True):
-            row = self.rows[place]
+        for index, token in zip(indices, self._cache.tokens[indices, 0, end].tolist(), strict=True):
+            row = self.rows[index]
             assert row.job.on_tokens is not None
-            index = row.job.first_index + row.index
-            row.job.on_tokens(NewTokens(index=index, start=end - row.first, token_ids=(token,)))
+            sample_index = row.job.first_index + row.index
+            row.job.on_tokens(NewTokens(index=sample_index, start=end - row.first, token_ids=(token,)))
 
     def _reserve(self, count: int, *, before: int, ahead: int) -> None:
         shift = self._cache.reserve(count, before=before, ahead=max(ahead, self._last + 1 - self._cache.window.end))
@@ -190,14 +190,14 @@ class DecodeBatch:
 
     def _keep_likeliest(self, logits: Tensor, joined: int, rows: DecodedRows) -> None:
         """Adds the likeliest tokens of this step to the rows from `joined` on whose jobs report them."""
-        places = [place for place, row in enumerate(self.rows[joined:]) if row.job.top_logprobs]
-        if not places:
+        indices = [index for index, row in enumerate(self.rows[joined:]) if row.job.top_logprobs]
+        if not indices:
             return
-        most = max(self.rows[joined + place].job.top_logprobs for place in places)
-        settings = rows.settings if len(places) == len(rows.starts) else rows.at(places).settings
-        tokens, logprobs = likeliest(tempered(logits[places], settings), most)
-        for place, ids, scores in zip(places, tokens.tolist(), logprobs.tolist(), strict=True):
-            row = self.rows[joined + place]
+        most = max(self.rows[joined + index].job.top_logprobs for index in indices)
+        settings = rows.settings if len(indices) == len(rows.starts) else rows.at(indices).settings
+        tokens, logprobs = likeliest(tempered(logits[indices], settings), most)
+        for index, ids, scores in zip(indices, tokens.tolist(), logprobs.tolist(), strict=True):
+            row = self.rows[joined + index]
             row.top.append((ids[: row.job.top_logprobs], scores[: row.job.top_logprobs]))
 
     def _penalised(self, logits: Tensor, joined: int, rows: DecodedRows) -> Tensor:
@@ -221,45 +221,45 @@ class DecodeBatch:
         flags = torch.stack((~logprobs.isfinite(), ended, self._tensors.lasts <= end))
         if not stopped and not bool(flags.any()):
             return []
-        non_finite, eos, at_limit = ({place for place, is_set in enumerate(row) if is_set} for row in flags.tolist())
+        non_finite, eos, at_limit = ({index for index, is_set in enumerate(row) if is_set} for row in flags.tolist())
         self._refuse_non_finite(non_finite)
         left = eos | stopped | at_limit
         leaving = sorted(left)
-        for place, drawn in zip(leaving, self._sampled_tokens(leaving), strict=True):
-            row = self.rows[place]
+        for index, drawn in zip(leaving, self._sampled_tokens(leaving), strict=True):
+            row = self.rows[index]
             if self._model.kept.most_bytes and self._model.kept.keeps_answers and row.version == self._weight_version:
-                computed = self._cache.computed(place, row.start)
+                computed = self._cache.computed(index, row.start)
                 adapter = 0 if row.job.adapter is None else row.job.adapter.number
                 self._model.kept.keep(*computed, adapter=adapter, copied=self._cache.copies_computed)
-            completion = self._completion(place, drawn, eos=place in eos, stopped=place in stopped)
+            completion = self._completion(index, drawn, eos=index in eos, stopped=index in stopped)
             row.job.completions[row.index] = completion
-        jobs = {self.rows[place].job: None for place in leaving}
-        self._keep([place for place in range(len(self.rows)) if place not in left])
+        jobs = {self.rows[index].job: None for index in leaving}
+        self._keep([index for index in range(len(self.rows)) if index not in left])
         return [job for job in jobs if job.done]
 
     def _rows_at_stop(self) -> set[int]:
         """Places of the rows whose newest token completed a stop string."""
         if not self._watched:
             return set()
-        end, depth = self._cache.window.end + 1, max(self.rows[place].tail for place in self._watched)
+        end, depth = self._cache.window.end + 1, max(self.rows[index].tail for index in self._watched)
         recent = self._cache.tokens[self._watched, 0, max(end - depth, 0) : end].tolist()
         stopped = set()
-        for place, ids in zip(self._watched, recent, strict=True):
-            row = self.rows[place]
+        for index, ids in zip(self._watched, recent, strict=True):
+            row = self.rows[index]
             newest, stops = ids[-min(row.tail, end - row.first) :], row.job.sampling.stop or ()
             least = row.job.sampling.min_new_tokens
             if end - row.first > least and stop_strings.completed(
                 self._tokenizer, newest, stops, others_stand=least > 0
             ):
-                stopped.add(place)
+                stopped.add(index)
         return stopped
 
-    def _sampled_tokens(self, places: list[int]) -> list[tuple[list[int], list[float], list[int]]]:
+    def _sampled_tokens(self, indices: list[int]) -> list[tuple[list[int], list[float], list[int]]]:
         """Tokens, log-probabilities and versions of weights that the rows at these places have drawn."""
-        rows, cache, end = [self.rows[place] for place in places], self._cache, self._cache.window.end + 1
+        rows, cache, end = [self.rows[index] for index in indices], self._cache, self._cache.window.end + 1
         begin = min((row.first for row in rows), default=end)
         tokens, logprobs, versions = (
-            stored[places, 0, begin:end].tolist() for stored in (cache.tokens, cache.logprobs, cache.versions)
+            stored[indices, 0, begin:end].tolist() for stored in (cache.tokens, cache.logprobs, cache.versions)
         )
         firsts = [row.first - begin for row in rows]
         return [
@@ -268,9 +268,9 @@ class DecodeBatch:
         ]
 
     def _completion(
-        self, place: int, drawn: tuple[list[int], list[float], list[int]], *, eos: bool, stopped: bool
+        self, index: int, drawn: tuple[list[int], list[float], list[int]], *, eos: bool, stopped: bool
     ) -> Completion:
-        row, (ids, logprobs, versions) = self.rows[place], drawn
+        row, (ids, logprobs, versions) = self.rows[index], drawn
         return Completion(
             token_ids=tuple(ids),
             text=stop_strings.text_of(
@@ -282,31 +282,31 @@ class DecodeBatch:
             logprobs=tuple(logprobs),
             weight_versions=tuple(versions),
             stop_reason="stop" if eos or stopped else "length",
-            routed_experts=self._routed_experts(place),
+            routed_experts=self._routed_experts(index),
             prompt_scores=row.job.prompt_scores,
             top_logprobs=_top(row.top, row.job.top_logprobs) if row.job.top_logprobs else None,
         )
 
-    def _routed_experts(self, place: int) -> RoutedExperts | None:
+    def _routed_experts(self, index: int) -> RoutedExperts | None:
         """Experts of all tokens of a row but the newest; None if they are not recorded."""
         cache, choices = self._cache, self._model.choices
         if choices is None or cache.experts is None:
             return None
-        return choices.packed(cache.experts[place, 0, self.rows[place].start : cache.window.end])
+        return choices.packed(cache.experts[index, 0, self.rows[index].start : cache.window.end])
 
-    def _refuse_non_finite(self, places: Collection[int]) -> None:
-        if not places:
+    def _refuse_non_finite(self, indices: Collection[int]) -> None:
+        if not indices:
             return
-        row = self.rows[min(places)]
+        row = self.rows[min(indices)]
         key, drawn = row.job.keys[row.index], self._cache.window.end - row.first
         raise NonFiniteError(
             f"prompt {key.prompt_id!r}, sample {key.sample_index}: the model's logits after {drawn} sampled tokens are "
             f"not finite (weights of version {self._weight_version})"
         )
 
-    def _keep(self, places: list[int]) -> None:
-        order = self._cache.keep(places)
-        self.rows = [self.rows[place] for place in order]
+    def _keep(self, indices: list[int]) -> None:
+        order = self._cache.keep(indices)
+        self.rows = [self.rows[index] for index in order]
         if not self.rows:
             self._cache = self._model.new_cache()
         self._describe_rows(self._tensors.at(order))
@@ -319,28 +319,30 @@ class DecodeBatch:
         self._tensors = tensors or DecodedRows.of(self.rows, self._model.device, self._eos_ids)
         self._ragged = len(starts) > 1
         self._last = max((row.last for row in self.rows), default=0)
-        self._watched = [place for place, row in enumerate(self.rows) if row.tail]
-        self._reported = [place for place, row in enumerate(self.rows) if row.job.on_tokens is not None]
+        self._watched = [index for index, row in enumerate(self.rows) if row.tail]
+        self._reported = [index for index, row in enumerate(self.rows) if row.job.on_tokens is not None]
         self._cache.window.start = min(starts, default=0)
         self._mix = self._model.mix([row.job.adapter for row in self.rows], self._mix)
 
 
 def _prompt_scores(job: Job, prefix: Prefix) -> PromptScores:
     """Scores of a job's prompt. Raises `NonFiniteError` if one is not finite."""
-    logprobs, tokens, theirs = (part.tolist() for part in prefix.scores or ())
+    logprobs, tokens, top_logprobs = (part.tolist() for part in prefix.scores or ())
     if not all(map(math.isfinite, logprobs)):
         raise NonFiniteError(f"prompt {job.keys[0].prompt_id!r}: the model's logits in it are not finite")
     return PromptScores(
         logprobs=tuple(logprobs),
         likeliest=tuple(token[0] for token in tokens),
-        likeliest_logprobs=tuple(their[0] for their in theirs),
-        top=_top(list(zip(tokens, theirs, strict=True)), job.prompt_top_logprobs) if job.prompt_top_logprobs else None,
+        likeliest_logprobs=tuple(scores[0] for scores in top_logprobs),
+        top=_top(list(zip(tokens, top_logprobs, strict=True)), job.prompt_top_logprobs)
+        if job.prompt_top_logprobs
+        else None,
     )
 
 
-def _top(places: Sequence[tuple[list[int], list[float]]], width: int) -> TopLogprobs:
+def _top(entries: Sequence[tuple[list[int], list[float]]], width: int) -> TopLogprobs:
     """The likeliest tokens at each place, and their log-probabilities, as arrays of this width."""
     return TopLogprobs(
-        token_ids=np.array([ids for ids, _ in places], dtype=np.int32).reshape(len(places), width),
-        logprobs=np.array([scores for _, scores in places], dtype=np.float32).reshape(len(places), width),
+        token_ids=np.array([ids for ids, _ in entries], dtype=np.int32).reshape(len(entries), width),
+        logprobs=np.array([scores for _, scores in entries], dtype=np.float32).reshape(len(entries), width),
     )

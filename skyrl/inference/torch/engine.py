@@ -286,14 +286,14 @@ def load_torch_engine(
     `dtype` is torch's name of the type (`float32`), or `int8` for bfloat16 with projections in eight bits. `attention`
     is transformers' name (`sdpa`), `device` is `cpu` or `cuda`. With `float32_head`, logits are computed in float32.
     """
-    held = torch.bfloat16 if dtype == "int8" else getattr(torch, dtype)
+    weights_dtype = torch.bfloat16 if dtype == "int8" else getattr(torch, dtype)
     config = load_config(path, overrides)
     support = sampling_support(config, attention)
     if support.reason:
         _log.warning("engine: %s samples with attention %s: %s", config.model_type, support.attention, support.reason)
     model = load_causal_lm(
         path,
-        dtype=held,
+        dtype=weights_dtype,
         attention=support.attention,
         device=torch.device(device),
         overrides=overrides,

@@ -165,7 +165,7 @@ class FusedDecoder:
         lengths = [len(tokens) for tokens in new]
         ids = torch.tensor([[token for tokens in new for token in tokens]], device=device)
         positions = torch.tensor(
-            [place for past, length in zip(pasts, lengths, strict=True) for place in range(past, past + length)],
+            [position for past, length in zip(pasts, lengths, strict=True) for position in range(past, past + length)],
             device=device,
         )
         ends = torch.tensor(lengths, device=device).cumsum(0)
@@ -174,9 +174,9 @@ class FusedDecoder:
         last, layers = self._computed(ids, positions, attend(lengths, kept, device), ends - 1)
         logits = self._logits(last)[: len(ends)]
         split = [tuple(part.transpose(0, 1).split(lengths, dim=1) for part in layer) for layer in layers]
-        for place, past in enumerate(kept):
-            own = tuple((keys[place], values[place]) for keys, values in split)
-            yield Prefix(layers=own if past is None else _continued(past.layers, own), logits=logits[place])
+        for index, past in enumerate(kept):
+            own = tuple((keys[index], values[index]) for keys, values in split)
+            yield Prefix(layers=own if past is None else _continued(past.layers, own), logits=logits[index])
 
     def score(self, prompt: Sequence[int], block: int, *, top: int = 1) -> Prefix:
         """Computes a prompt with its scores and the `top` likeliest tokens; logits of at most `block` tokens are in
@@ -184,9 +184,9 @@ class FusedDecoder:
         """
         self._prepare()
         ids = torch.tensor([prompt], device=self._norm.device)
-        places = torch.arange(len(prompt), device=ids.device)
+        positions = torch.arange(len(prompt), device=ids.device)
         attend = _span_by_span([len(prompt)], [None], ids.device)
-        x, layers = self._computed(ids, places, attend, places)
+        x, layers = self._computed(ids, positions, attend, positions)
         blocks = (self._logits(filled(part))[: len(part)] for part in x[: len(prompt)].split(block))
         logits, scores = scored_blocks(blocks, ids[0], top)
         own = tuple((keys.transpose(0, 1), values.transpose(0, 1)) for keys, values in layers)
@@ -292,10 +292,10 @@ class FusedDecoder:
         if it is on the same device: CUDA graphs read it there.
         """
         current = torch.cat([query.expand(self._heads, -1), key.expand(self._kv_heads, -1)])
-        held = self._head_norms.setdefault(number, current)
-        if held.device != current.device or held.dtype != current.dtype:
-            held = self._head_norms[number] = current
-        return held.copy_(current)
+        buffer = self._head_norms.setdefault(number, current)
+        if buffer.device != current.device or buffer.dtype != current.dtype:
+            buffer = self._head_norms[number] = current
+        return buffer.copy_(current)
 
     def _projection(self, *layers: nn.Linear) -> Projection:
         return self._sided(Quantized(*layers) if self._int8 else projections.projection(*layers), *layers)
@@ -306,11 +306,11 @@ class FusedDecoder:
 
 def scored_blocks(blocks: Iterable[Tensor], ids: Tensor, top: int) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
     """The logits after the last token, (V,), and the scores of the prompt `ids`, from its logits, block by block."""
-    parts, done = [], 0
+    parts, offset = [], 0
     for logits in blocks:
-        following = ids[done + 1 : done + 1 + len(logits)]
+        following = ids[offset + 1 : offset + 1 + len(logits)]
         parts.append(scored(logits[: len(following)], following, top))
-        done += len(logits)
+        offset += len(logits)
     first, second, third = (torch.cat(item) for item in zip(*parts, strict=True))
     return logits[-1], (first, second, third)
 
@@ -318,9 +318,9 @@ def scored_blocks(blocks: Iterable[Tensor], ids: Tensor, top: int) -> tuple[Tens
 def _spans(lengths: Sequence[int], kept: Sequence[CachedPrefix | None]) -> Iterator[_Span]:
     """Groups adjacent sequences of equal length; a sequence that continues a kept prefix has its own span."""
     begin, waiting = 0, 0
-    for place, (length, past) in enumerate(zip(lengths, kept, strict=True)):
+    for index, (length, past) in enumerate(zip(lengths, kept, strict=True)):
         waiting += 1
-        follows = place + 1 < len(lengths) and kept[place + 1] is None and lengths[place + 1] == length
+        follows = index + 1 < len(lengths) and kept[index + 1] is None and lengths[index + 1] == length
         if past is None and follows:
             continue
         yield _Span(begin=begin, count=waiting, length=length, past=() if past is None else past.layers)

@@ -171,13 +171,13 @@ class RowCache(Cache):
     def keep(self, rows: Sequence[int]) -> list[int]:
         """Drops all rows except `rows` (ascending). Returns the previous index of the row at each index."""
         kept, tail = set(rows), [row for row in rows if row >= len(rows)]
-        order = [place if place in kept else tail.pop() for place in range(len(rows))]
-        moves = [(place, row) for place, row in enumerate(order) if place != row]
+        order = [index if index in kept else tail.pop() for index in range(len(rows))]
+        moves = [(index, row) for index, row in enumerate(order) if index != row]
         if moves:
-            places, moved = torch.tensor(moves, device=self.tokens.device).unbind(1)
+            targets, sources = torch.tensor(moves, device=self.tokens.device).unbind(1)
             for tensor in self._storages():
                 live = tensor[:, :, self.window.start : self.window.end + 1]
-                live[places] = live[moved]
+                live[targets] = live[sources]
         self.window.rows = len(rows)
         return order
 

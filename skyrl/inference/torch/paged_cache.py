@@ -91,15 +91,15 @@ class PagePool:
             return old
         room = self._room()
         if self._tables:
-            units, width, wanted = 1, self._doubled(total), min(2 * later, self._rows * _units(total) + 1)
+            units, width, target_pages = 1, self._doubled(total), min(2 * later, self._rows * _units(total) + 1)
         else:
-            units, width, wanted = self._doubled(total), 1, min(2 * later, self._rows + 1)
-            units = units if wanted * units <= room else self._doubled(now)
+            units, width, target_pages = self._doubled(total), 1, min(2 * later, self._rows + 1)
+            units = units if target_pages * units <= room else self._doubled(now)
         if old is not None:
             units, width = max(units, old.page // PAGE), max(width, old.table.shape[1])
-            wanted, room = max(wanted, old.pages), max(room, units * old.pages * 3 // 2)
+            target_pages, room = max(target_pages, old.pages), max(room, units * old.pages * 3 // 2)
         try:
-            grown = self._grown(old, max(pages, min(wanted, room // units)), units * PAGE, width)
+            grown = self._grown(old, max(pages, min(target_pages, room // units)), units * PAGE, width)
         except torch.OutOfMemoryError:
             grown = self._grown(old, pages, units * PAGE, width)
         self.storage = grown
@@ -202,9 +202,9 @@ class PagedCache(RowCache):
     def keep(self, rows: Sequence[int]) -> list[int]:
         """Drops all rows except `rows` (ascending). Returns the previous index of the row at each index."""
         order, before = super().keep(rows), len(self._rows)
-        for place in set(range(before)).difference(rows):
-            self._free += self._rows[place].pages
-        self._rows = [self._rows[place] for place in order]
+        for index in set(range(before)).difference(rows):
+            self._free += self._rows[index].pages
+        self._rows = [self._rows[index] for index in order]
         storage = self._pool.storage
         if storage is not None and before:
             previous = torch.tensor(order, dtype=torch.int64, device=self._pool.device)
@@ -215,25 +215,25 @@ class PagedCache(RowCache):
 
     def _extend(self) -> PageStorage:
         """Gives each row pages for its tokens so far and the next ones, and enters them in the table."""
-        end, held = self.window.end, sum(len(row.pages) for row in self._rows)
+        end, used_pages = self.window.end, sum(len(row.pages) for row in self._rows)
         needs = [min(end + _AHEAD - row.start, row.total) for row in self._rows]
         counts = [max(self._pool.pages_for(need), len(row.pages)) for need, row in zip(needs, self._rows, strict=True)]
         totals = [row.total for row in self._rows]
         later = 1 + sum(map(self._pool.pages_for, totals))
         storage = self._pool.fit(self, now=max(needs), total=max(totals), pages=1 + sum(counts), later=later)
-        if held == 0:  # whatever an earlier cache left there
+        if used_pages == 0:  # whatever an earlier cache left there
             storage.table.zero_()
             storage.positions.zero_()
             self._free = []
-        self._free += range(1 + held + len(self._free), storage.pages)
+        self._free += range(1 + used_pages + len(self._free), storage.pages)
         entries = []
-        for place, (row, count) in enumerate(zip(self._rows, counts, strict=True)):
+        for index, (row, count) in enumerate(zip(self._rows, counts, strict=True)):
             for column in range(len(row.pages), count):
                 row.pages.append(self._free.pop())
-                entries.append((place, column, row.pages[-1]))
+                entries.append((index, column, row.pages[-1]))
         if entries:
-            places, columns, pages = torch.tensor(entries, device=self._pool.device).unbind(1)
-            storage.table[places, columns] = pages.int()
+            rows, columns, pages = torch.tensor(entries, device=self._pool.device).unbind(1)
+            storage.table[rows, columns] = pages.int()
         self._until = min(row.start + len(row.pages) * storage.page for row in self._rows)
         return storage
 

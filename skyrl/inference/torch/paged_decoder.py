@@ -80,8 +80,8 @@ class PagedDecoder:
         """One step of the first `rows` rows, padding included; nothing in it depends on a value on the host."""
         positions, page = storage.positions[:rows], storage.page
         pages = RowPages.of(storage.table[:rows], positions, page)
-        place = positions // page
-        slots = pages.table.gather(1, place.unsqueeze(1)).squeeze(1) * page + positions % page
+        page_index = positions // page
+        slots = pages.table.gather(1, page_index.unsqueeze(1)).squeeze(1) * page + positions % page
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             kept = storage.states[layer]

@@ -123,4 +123,4 @@ def common_length(one: Ids, other: Ids) -> int:
     shorter = min(len(one), len(other))
     if one[:shorter] == other[:shorter]:
         return shorter
-    return next(place for place in range(shorter) if one[place] != other[place])
+    return next(index for index in range(shorter) if one[index] != other[index])

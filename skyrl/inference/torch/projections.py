@@ -242,10 +242,10 @@ def _joined(parameters: Sequence[Tensor]) -> Tensor:
     """
     if (adjacent := _adjacent(parameters)) is not None:
         return adjacent
-    whole = torch.cat([parameter.data for parameter in parameters])
-    for parameter, part in zip(parameters, whole.split([len(parameter) for parameter in parameters]), strict=True):
+    combined = torch.cat([parameter.data for parameter in parameters])
+    for parameter, part in zip(parameters, combined.split([len(parameter) for parameter in parameters]), strict=True):
         parameter.data = part
-    return whole
+    return combined
 
 
 def _adjacent(parameters: Sequence[Tensor]) -> Tensor | None:

@@ -143,9 +143,9 @@ class DecodedRows:
             settings=RowSettings.of([row.job.sampling for row in rows], device),
         )
 
-    def at(self, places: Sequence[int]) -> DecodedRows:
+    def at(self, indices: Sequence[int]) -> DecodedRows:
         """The tensors of the rows at these places, in this order."""
-        chosen = torch.tensor(places, dtype=torch.int64, device=self.starts.device)
+        chosen = torch.tensor(indices, dtype=torch.int64, device=self.starts.device)
         return evolve(_index_rows(self, chosen), settings=_index_rows(self.settings, chosen))
 
 
@@ -160,10 +160,10 @@ def _index_rows(rows: T, chosen: Tensor) -> T:
 
 def _ends(rows: Sequence[Row], device: torch.device, eos_ids: Sequence[int]) -> Tensor:
     """Tokens that end each row, (R, K), see `DecodedRows.ends`."""
-    each = [
+    end_ids = [
         [*(eos_ids if row.job.end_ids is None else row.job.end_ids), *(row.job.sampling.stop_token_ids or ())]
         for row in rows
     ]
-    width = max(map(len, each), default=0)
-    padded = [ends + (ends[:1] or [-1]) * (width - len(ends)) for ends in each]
+    width = max(map(len, end_ids), default=0)
+    padded = [ends + (ends[:1] or [-1]) * (width - len(ends)) for ends in end_ids]
     return torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(rows), width)

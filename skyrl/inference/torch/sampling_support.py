@@ -84,12 +84,14 @@ def _fault(case: _SamplingCase, attention: str) -> str:
     draws = torch.Generator().manual_seed(0)
     rows = [torch.randint(1, VOCABULARY, (tokens + LONGEST - max(_PROMPTS),), generator=draws) for tokens in _PROMPTS]
     with torch.no_grad():
-        alone = [log_probabilities(tried(partial(truth, ids.unsqueeze(0), use_cache=False)).logits[0]) for ids in rows]
+        reference = [
+            log_probabilities(tried(partial(truth, ids.unsqueeze(0), use_cache=False)).logits[0]) for ids in rows
+        ]
     try:
         sampled = tried(lambda: _sampled(CausalLM(model), [ids.tolist() for ids in rows]))
     except NoCopyError as error:
         return f"with attention {attention}, a small copy fails ({error})"
-    expected = torch.stack([item[prompt - 1 :] for item, prompt in zip(alone, _PROMPTS, strict=True)])
+    expected = torch.stack([item[prompt - 1 :] for item, prompt in zip(reference, _PROMPTS, strict=True)])
     nats = float((sampled - expected).abs().max())
     if is_rounding(nats, expected):
         return ""

@@ -131,14 +131,14 @@ class Scheduler:
         try:
             leaving, joining = self._leaving(), self._joining()
             self._running += joining
-            done = await asyncio.get_running_loop().run_in_executor(
+            finished_jobs = await asyncio.get_running_loop().run_in_executor(
                 self._thread, self._advance, batch, leaving, joining
             )
         except Exception as error:  # noqa: BLE001 - any error must reach the waiting callers
             self._start_over(error)
             return
         self._running = [job for job in self._running if not job.done]
-        for job in done:
+        for job in finished_jobs:
             future = self._futures.get(job)
             if future is not None and not future.done():
                 future.set_result(None)

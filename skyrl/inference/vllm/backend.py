@@ -114,8 +114,8 @@ class Backend(ABC):
         """
         await self._ask("reset_mm_cache")
         await self._ask("reset_encoder_cache")
-        again = self._in_flight == "recompute"
-        if self._in_flight != "keep" and not await self._ask("reset_prefix_cache", again):
+        reset_running = self._in_flight == "recompute"
+        if self._in_flight != "keep" and not await self._ask("reset_prefix_cache", reset_running):
             return False
         await self._ask(self._sets_version, str(version))
         return True

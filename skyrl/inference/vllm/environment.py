@@ -58,12 +58,12 @@ def set_variables(config: InferenceEngineConfig, device: str) -> Path | None:
     socket's path has at most 107 characters, so the folder is in the private folder of the run's cluster, or in the
     system's folder of temporary files.
     """
-    wanted, folder = variables(config, device), None
+    env, folder = variables(config, device), None
     if config.async_engine or not config.vllm_v1_disable_multiproc:
         folder = Path(tempfile.mkdtemp(prefix=f"skyrl-vllm-{os.getpid()}-", dir=os.environ.get(PRIVATE)))
         os.environ |= {_HOST: str(os.getpid()), _FOLDER: str(folder)}
-        wanted["VLLM_RPC_BASE_PATH"] = str(folder)
-    _set(wanted)
+        env["VLLM_RPC_BASE_PATH"] = str(folder)
+    _set(env)
     return folder
 
 
@@ -76,11 +76,11 @@ def import_ahead(config: InferenceEngineConfig, device: str) -> None:
         importlib.import_module(module)
 
 
-def _set(wanted: Mapping[str, str]) -> None:
+def _set(env: Mapping[str, str]) -> None:
     """Sets variables that the user has not set, and removes those that were set here and are not wanted any more."""
-    for name in _SET_HERE - wanted.keys():
+    for name in _SET_HERE - env.keys():
         os.environ.pop(name, None)
-    for name, value in wanted.items():
+    for name, value in env.items():
         if name not in os.environ or name in _SET_HERE:
             os.environ[name] = value
             _SET_HERE.add(name)

@@ -148,13 +148,13 @@ def refuse_unfit(expected: ExpectedWeights, incoming: IncomingWeights) -> None:
     missing = dict(expected.infos)
     for info in incoming.weights:
         first = expected.tied.get(info.name, info.name)
-        held = missing.pop(first, None)
+        expected_info = missing.pop(first, None)
         if first not in expected.infos:
             problems.append(f"{info.name} is not a weight of this model")
-        elif held is None:
+        elif expected_info is None:
             problems.append(f"{info.name} is sent twice")
-        elif info.shape != held.shape:
-            problems.append(f"{info.name} has shape {info.shape}, this model's has {held.shape}")
+        elif info.shape != expected_info.shape:
+            problems.append(f"{info.name} has shape {info.shape}, this model's has {expected_info.shape}")
     problems += [f"{name} is missing" for name in missing]
     if problems:
         raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {summarize_problems(problems)}")

@@ -39,11 +39,11 @@ class ReadBack(TorchDispatchMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         """Executes an operation, and notes it if it copies into a parameter."""
-        done = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.copy_.default and args[0].untyped_storage().data_ptr() in self._held:
-            place, content = args[0], args[1]
-            self._copies.append((self._names[-1], place, digest_word(content.to(place).expand_as(place))))
-        return done
+            target, content = args[0], args[1]
+            self._copies.append((self._names[-1], target, digest_word(content.to(target).expand_as(target))))
+        return result
 
     def record(self, weights: Iterable[tuple[str, Tensor]]) -> Weights:
         """The weights, while it is noted which of them the model takes."""
@@ -57,7 +57,7 @@ class ReadBack(TorchDispatchMode):
         lost = (name for name in self._names if name not in copied and name not in may_go_nowhere)
         problems = [f"{name} was taken by vLLM and is in none of its parameters" for name in lost]
         if self._copies:
-            now = torch.stack([digest_word(place) for _, place, _ in self._copies]).tolist()
+            now = torch.stack([digest_word(target) for _, target, _ in self._copies]).tolist()
             then = torch.stack([word for _, _, word in self._copies]).tolist()
             pairs = zip(self._copies, now, then, strict=True)
             changed = dict.fromkeys(name for (name, _, _), after, before in pairs if after != before)

@@ -106,9 +106,9 @@ def completion(
     if ids and output.logprobs is not None:
         logprobs = tuple(map(float, output.logprobs.logprobs))[:: top + 1]  # of each drawn token, then of the likeliest
     if not all(map(math.isfinite, logprobs)):
-        place = next(place for place, value in enumerate(logprobs) if not math.isfinite(value))
+        index = next(index for index, value in enumerate(logprobs) if not math.isfinite(value))
         raise NonFiniteError(
-            f"prompt {key.prompt_id!r}, sample {key.sample_index}: the model's logits after {place} sampled tokens are "
+            f"prompt {key.prompt_id!r}, sample {key.sample_index}: the model's logits after {index} sampled tokens are "
             "not finite"
         )
     if output.finish_reason not in ("stop", "length"):
@@ -142,14 +142,14 @@ def prompt_scores(prompt: Sequence[int], logprobs: Sequence[Mapping[int, Any] | 
     """
     if len(logprobs) != len(prompt):
         raise RunError(f"vLLM scored {len(logprobs)} tokens of a prompt of {len(prompt)}")
-    places = [{token: float(item.logprob) for token, item in (place or {}).items()} for place in list(logprobs)[1:]]
-    ordered = [sorted(place, key=lambda token: -place[token]) for place in places]
+    tables = [{token: float(item.logprob) for token, item in (entry or {}).items()} for entry in list(logprobs)[1:]]
+    ordered = [sorted(table, key=lambda token: -table[token]) for table in tables]
     best = [tokens[0] for tokens in ordered]
     scores = PromptScores(
-        logprobs=tuple(place[token] for token, place in zip(prompt[1:], places, strict=True)),
+        logprobs=tuple(table[token] for token, table in zip(prompt[1:], tables, strict=True)),
         likeliest=tuple(best),
-        likeliest_logprobs=tuple(place[token] for token, place in zip(best, places, strict=True)),
-        top=_likeliest_of_prompt(ordered, places, top) if top else None,
+        likeliest_logprobs=tuple(table[token] for token, table in zip(best, tables, strict=True)),
+        top=_likeliest_of_prompt(ordered, tables, top) if top else None,
     )
     if not all(map(math.isfinite, scores.logprobs)):
         raise NonFiniteError("the model's logits in a prompt are not finite")
@@ -157,10 +157,10 @@ def prompt_scores(prompt: Sequence[int], logprobs: Sequence[Mapping[int, Any] | 
 
 
 def _likeliest_of_prompt(
-    ordered: Sequence[Sequence[int]], places: Sequence[Mapping[int, float]], top: int
+    ordered: Sequence[Sequence[int]], tables: Sequence[Mapping[int, float]], top: int
 ) -> TopLogprobs:
     kept = [tokens[:top] for tokens in ordered]
-    logprobs = [[place[token] for token in tokens] for tokens, place in zip(kept, places, strict=True)]
+    logprobs = [[table[token] for token in tokens] for tokens, table in zip(kept, tables, strict=True)]
     return TopLogprobs(
         token_ids=np.array(kept, dtype=np.int32).reshape(len(kept), top),
         logprobs=np.array(logprobs, dtype=np.float32).reshape(len(kept), top),

@@ -90,7 +90,7 @@ class WeightReceiver:
         tied weight to its first.
         """
         received = from_plain(incoming) if isinstance(incoming, Mapping) else incoming
-        place = self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.rank
+        worker_index = self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.rank
         reason = in_place_obstacle(self)
         if reason and not getattr(self, "skyrl_told", False):
             self.skyrl_told = True
@@ -106,7 +106,7 @@ class WeightReceiver:
 
         try:
             with read_back or nullcontext():
-                self._skyrl_receive(received, place, named, in_place=in_place)
+                self._skyrl_receive(received, worker_index, named, in_place=in_place)
             if read_back:
                 read_back.compare(may_go_nowhere=tied)
                 self.skyrl_read_back = True
@@ -117,13 +117,13 @@ class WeightReceiver:
         return acknowledgement(received)
 
     def _skyrl_receive(
-        self, received: IncomingWeights, place: int, named: Callable[[Weights], Weights], *, in_place: bool
+        self, received: IncomingWeights, worker_index: int, named: Callable[[Weights], Weights], *, in_place: bool
     ) -> None:
         if isinstance(received, Native):
             with without_reloading() if in_place else nullcontext():
-                vllm_native.receive(self, place, received, named)
+                vllm_native.receive(self, worker_index, received, named)
             return
-        with for_worker(received, place).open() as weights:
+        with for_worker(received, worker_index).open() as weights:
             if in_place:
                 load_in_place(self, named(weights))
             else:
@@ -194,9 +194,9 @@ def report_tempered_logprobs(sampler: Sampler, drawable: Drawable | None = None)
     draw = sampler.sample
 
     def sample(logits: Tensor, metadata: Any, logprobs_mode_override: str | None = None) -> tuple[Tensor, Any]:
-        wanted = metadata.max_num_logprobs is not None
+        needs_logprobs = metadata.max_num_logprobs is not None
         scores = (
-            tempered_logprobs(logits, metadata.temperature) if wanted else None
+            tempered_logprobs(logits, metadata.temperature) if needs_logprobs else None
         )  # before `draw`, which overwrites logits
         if drawable is not None:
             drawable.leave(logits)
@@ -221,8 +221,8 @@ def gather_without_ranks(sampler: Sampler) -> None:
             gathered: tuple[Tensor, ...] = gather(logprobs.log_softmax(-1), num_logprobs, token_ids)
             return gathered
         drawn = token_ids.unsqueeze(-1)
-        made: tuple[Tensor, ...] = kind(drawn.int(), logprobs.gather(-1, drawn), torch.zeros_like(token_ids))
-        return made
+        tensors: tuple[Tensor, ...] = kind(drawn.int(), logprobs.gather(-1, drawn), torch.zeros_like(token_ids))
+        return tensors
 
     sampler.gather_logprobs = gather_logprobs
 

@@ -108,8 +108,8 @@ def backend(key: str, value: object, values: Values) -> Translation | None:
         return unsupported(f"unsupported backend: {error}")
     if part.is_engine is not (owner == "rollout"):
         kinds = ("a training backend", "an inference engine")
-        why = f"{part.learner} is {kinds[part.is_engine]}, but {owner} needs {kinds[owner == 'rollout']}"
-        return refused(why)
+        reason = f"{part.learner} is {kinds[part.is_engine]}, but {owner} needs {kinds[owner == 'rollout']}"
+        return refused(reason)
     if owner == "rollout":
         return Translation(writes=engines(part, shares=_is_colocated("rollout", values)))
     return _learner(owner, part, values)
@@ -122,8 +122,8 @@ def _learner(owner: str, part: Part, values: Values) -> Translation:
     model = MODELS.get(owner)
     if model is None:
         return unsupported("models other than policy, reference and critic")
-    if why := _missing_pipeline(part):
-        return unsupported(why)
+    if reason := _missing_pipeline(part):
+        return unsupported(reason)
     fields = by_deepspeed(_drop_default_degrees(learner_fields(part, model, per_node(values))), values)
     if owner != "actor" and not _is_colocated(owner, values):
         fields["trainer.placement.colocate_policy_ref"] = False
@@ -186,8 +186,8 @@ def allocation(text: str, values: Values, models: tuple[Model, ...]) -> Translat
     missing = [model for model in models if parts.learner(*ROLES[model]) is None]
     if missing:
         return unsupported(f"an allocation without a part for {' and '.join(missing)}")
-    if why := next(filter(None, map(_missing_pipeline, parts.learners)), ""):
-        return unsupported(why)
+    if reason := next(filter(None, map(_missing_pipeline, parts.learners)), ""):
+        return unsupported(reason)
     fields = by_deepspeed(_drop_default_degrees(fields_of(parts, per_node(values), models)), values)
     return Translation(writes=fields)
 

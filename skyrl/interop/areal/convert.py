@@ -145,7 +145,7 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment", *, keep_eng
         defaults=left_out,
         reports_defaults=True,
         implied=_implied,
-        other_defaults=lambda given, run: other_defaults(given, run, OTHERS if is_kept else {}),
+        other_defaults=lambda settings, run: other_defaults(settings, run, OTHERS if is_kept else {}),
         read=read_areal,
     )
     writing = Writing(where)
@@ -187,8 +187,8 @@ def _limit(key: str, value: object, values: Values) -> Translation | None:
     name = key.rpartition(".")[2]
     if name not in ONE_LIMIT or key.startswith(("teacher.", "train_dataset.", "valid_")):
         return None
-    given = [number(value) for key, value in values.items() if key.endswith(f".{name}") and value is not None]
-    limits = [limit for limit in given if isinstance(limit, int | float)]
+    numbers = [number(value) for key, value in values.items() if key.endswith(f".{name}") and value is not None]
+    limits = [limit for limit in numbers if isinstance(limit, int | float)]
     if not limits:
         return redundant("not set")
     note = "the largest of several values in the file" if len({*limits}) > 1 else ""

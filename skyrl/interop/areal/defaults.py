@@ -146,8 +146,8 @@ def _lengths(values: Values, max_tokens: int) -> dict[str, Any]:
     if isinstance(longest, int):
         return {"gconfig.max_tokens": max_tokens} if longest + answer > max_tokens else {}
     limits = (values.get(key) for key in ("gconfig.max_tokens", "sglang.context_length", "vllm.max_model_len"))
-    whole = min([_CONTEXT, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
-    return {"train_dataset.max_length": whole - answer} if whole > answer else {}
+    context_length = min([_CONTEXT, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
+    return {"train_dataset.max_length": context_length - answer} if context_length > answer else {}
 
 
 def splits_evenly(values: Values) -> bool:
@@ -160,11 +160,11 @@ def other_defaults(values: Values, run: Any, more: Mapping[str, tuple[Any, str, 
     """Settings from `OTHERS` and `more` that a complete experiment omits, that do not change training, and whose
     default differs here.
     """
-    for key, (theirs, path, same) in {**OTHERS, **more}.items() if is_whole(values) else ():
+    for key, (default, path, same) in {**OTHERS, **more}.items() if is_whole(values) else ():
         group = key.removesuffix("steps")
         ours = get_at(run, path)
         if not any(name.startswith(group) for name in values) and ours != same:
-            yield OtherDefault(source=key, theirs=theirs, path=path, ours=ours)
+            yield OtherDefault(source=key, theirs=default, path=path, ours=ours)
     key, path = "actor.ppo_n_minibatches", "trainer.policy_mini_batch_size"
     if is_whole(values) and key not in values and not splits_evenly(values):
         yield OtherDefault(source=key, theirs=MINI_BATCHES, path=path, ours=get_at(run, path))

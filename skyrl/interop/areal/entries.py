@@ -47,43 +47,45 @@ def kl(value: object, estimator: object = "k1") -> Translation:
     )
 
 
-def optimizer_keys(theirs: str, ours: str, cpu_offload: str) -> dict[str, Entry]:
-    """Entries for the optimizer table `theirs`, which corresponds to ours at `ours`; both prefixes end with a dot."""
+def optimizer_keys(source: str, target: str, cpu_offload: str) -> dict[str, Entry]:
+    """Entries for the optimizer table `source`, which corresponds to ours at `target`; both prefixes end with a dot."""
     usual = fixed("adam", "adamw", does="AdamW is the default optimizer", otherwise="other optimizers")
 
     def scheduler(value: object) -> Translation:
         names = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
         if word(value, names) not in names:
             return refused(f"unknown schedule {value!r}; AReaL supports: {', '.join(names)}")
-        return Translation(writes={f"{ours}scheduler": names[str(value)]})
+        return Translation(writes={f"{target}scheduler": names[str(value)]})
 
     def warmup(value: object) -> Translation:  # AReaL gives it as a share of the training steps
         share = number(value)
         if share == 0:
-            return Translation(writes={f"{ours}num_warmup_steps": 0})
-        return Translation(writes={f"{ours}warmup_steps_proportion": share, f"{ours}schedule_unit": "training_step"})
+            return Translation(writes={f"{target}num_warmup_steps": 0})
+        return Translation(
+            writes={f"{target}warmup_steps_proportion": share, f"{target}schedule_unit": "training_step"}
+        )
 
     def warmup_steps(value: object) -> Translation:
         if value is None:
             return redundant("set by warmup_steps_proportion")
-        return Translation(writes={f"{ours}num_warmup_steps": value, f"{ours}schedule_unit": "training_step"})
+        return Translation(writes={f"{target}num_warmup_steps": value, f"{target}schedule_unit": "training_step"})
 
     return {
-        f"{theirs}type": lambda value: (
-            Translation(writes={f"{ours}optimizer": "sgd"}) if value == "sgd" else usual(value)
+        f"{source}type": lambda value: (
+            Translation(writes={f"{target}optimizer": "sgd"}) if value == "sgd" else usual(value)
         ),
-        f"{theirs}lr": numeric(f"{ours}lr"),
-        f"{theirs}weight_decay": numeric(f"{ours}weight_decay"),
-        f"{theirs}beta1": numeric(f"{ours}adam_betas.0"),
-        f"{theirs}beta2": numeric(f"{ours}adam_betas.1"),
-        f"{theirs}eps": numeric(f"{ours}adam_eps"),
-        f"{theirs}lr_scheduler_type": scheduler,
-        f"{theirs}gradient_clipping": numeric(f"{ours}max_grad_norm"),
-        f"{theirs}warmup_steps_proportion": warmup,
-        f"{theirs}warmup_steps": warmup_steps,
-        f"{theirs}offload": cpu_offload,
-        f"{theirs}min_lr_ratio": numeric(f"{ours}min_lr_ratio"),
-        **{f"{theirs}{name}": redundant("no effect: loss scaling applies only to float16") for name in LOSS_SCALING},
+        f"{source}lr": numeric(f"{target}lr"),
+        f"{source}weight_decay": numeric(f"{target}weight_decay"),
+        f"{source}beta1": numeric(f"{target}adam_betas.0"),
+        f"{source}beta2": numeric(f"{target}adam_betas.1"),
+        f"{source}eps": numeric(f"{target}adam_eps"),
+        f"{source}lr_scheduler_type": scheduler,
+        f"{source}gradient_clipping": numeric(f"{target}max_grad_norm"),
+        f"{source}warmup_steps_proportion": warmup,
+        f"{source}warmup_steps": warmup_steps,
+        f"{source}offload": cpu_offload,
+        f"{source}min_lr_ratio": numeric(f"{target}min_lr_ratio"),
+        **{f"{source}{name}": redundant("no effect: loss scaling applies only to float16") for name in LOSS_SCALING},
     }
 
 
@@ -150,8 +152,8 @@ def checkpoints(path: str) -> Dependent:
 
 def device(values: Values) -> str:
     """The device of a run: a file for CPUs asks for no GPU."""
-    asked = [value for key, value in values.items() if key.endswith((".n_gpus_per_node", ".scheduling_spec[0].gpu"))]
-    return "cpu" if 0 in asked and not any(asked) else "cuda"
+    gpus = [value for key, value in values.items() if key.endswith((".n_gpus_per_node", ".scheduling_spec[0].gpu"))]
+    return "cpu" if 0 in gpus and not any(gpus) else "cuda"
 
 
 def read_areal(key: str, value: Any, values: Values) -> Read:

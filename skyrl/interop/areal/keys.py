@@ -89,8 +89,8 @@ KEYS: dict[str, Entry] = {
         "critic.optimizer.", "trainer.critic.optimizer_config.", "trainer.critic.fsdp_config.cpu_offload"
     ),
     **{
-        f"{theirs}.init_from_scratch": switch(f"trainer.{ours}.model.init_from_scratch", off=_LOADED)
-        for theirs, ours in (("actor", "policy"), ("ref", "ref"), ("critic", "critic"))
+        f"{source}.init_from_scratch": switch(f"trainer.{target}.model.init_from_scratch", off=_LOADED)
+        for source, target in (("actor", "policy"), ("ref", "ref"), ("critic", "critic"))
     },
     "*.init_from_scratch": fixed(False, does=_LOADED, otherwise="random initialization of other models"),
     "*.disable_dropout": redundant("dropout is off in models that are not trained"),

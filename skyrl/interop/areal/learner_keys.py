@@ -47,8 +47,8 @@ def precision(key: str, value: object, values: Values) -> Translation:
     """Convert the compute dtype: `actor.dtype`, of which the other models have copies."""
     if value in HALF and not trains_in_halves("actor", values):
         return unsupported(_HALF_IN_MEGATRON)
-    there = ["actor", *(["ref"] if has_reference(values) else []), *(["critic"] if "critic.path" in values else [])]
-    return computed_in(value, "trainer.bf16", [f"trainer.{MODELS[model]}.fsdp_config." for model in there])
+    models = ["actor", *(["ref"] if has_reference(values) else []), *(["critic"] if "critic.path" in values else [])]
+    return computed_in(value, "trainer.bf16", [f"trainer.{MODELS[model]}.fsdp_config." for model in models])
 
 
 def computed_in(value: object, bf16: str, tables: Iterable[str]) -> Translation:
@@ -92,18 +92,18 @@ def _modules(path: str) -> Entry:
     return lambda value: Translation(writes={path: "all-linear" if value in (["all-linear"], [], None) else value})
 
 
-def _model_entries(theirs: str, ours: str) -> dict[str, Entry]:
+def _model_entries(source: str, target: str) -> dict[str, Entry]:
     """Entries for FSDP and the adapter of one model."""
-    fsdp, lora = f"trainer.{ours}.fsdp_config.", f"trainer.{ours}.model.lora."
+    fsdp, lora = f"trainer.{target}.fsdp_config.", f"trainer.{target}.model.lora."
     wrapped = "wrap_policy.transformer_layer_cls_to_wrap"
     return {
-        f"{theirs}.fsdp.offload_params": f"{fsdp}cpu_offload",
-        f"{theirs}.fsdp.{wrapped}": f"{fsdp}{wrapped}",
-        f"{theirs}.fsdp.wrap_policy": missing("a value for a whole table; set its fields instead"),
-        f"{theirs}.peft_type": fixed("lora", does="adapters are always LoRA", otherwise="adapters other than LoRA"),
-        f"{theirs}.lora_rank": f"{lora}rank",
-        f"{theirs}.lora_alpha": f"{lora}alpha",
-        f"{theirs}.target_modules": _modules(f"{lora}target_modules"),
+        f"{source}.fsdp.offload_params": f"{fsdp}cpu_offload",
+        f"{source}.fsdp.{wrapped}": f"{fsdp}{wrapped}",
+        f"{source}.fsdp.wrap_policy": missing("a value for a whole table; set its fields instead"),
+        f"{source}.peft_type": fixed("lora", does="adapters are always LoRA", otherwise="adapters other than LoRA"),
+        f"{source}.lora_rank": f"{lora}rank",
+        f"{source}.lora_alpha": f"{lora}alpha",
+        f"{source}.target_modules": _modules(f"{lora}target_modules"),
     }
 
 
@@ -223,7 +223,7 @@ LEARNER_KEYS: dict[str, Entry] = {
         else redundant("weights are transferred from GPU to GPU")
     ),
     # models
-    **{key: entry for theirs, ours in MODELS.items() for key, entry in _model_entries(theirs, ours).items()},
+    **{key: entry for source, target in MODELS.items() for key, entry in _model_entries(source, target).items()},
     "*.fsdp.memory_efficient_load": redundant("each rank holds only its shard of the weights"),
     "*.fsdp.per_layer_optim_step": missing(
         "per-layer optimizer steps on the GPU with the optimizer state on the host", False

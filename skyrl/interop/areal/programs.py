@@ -109,7 +109,7 @@ def read_launch(name: str, number: int | None) -> tuple[dict[str, Any], RunComma
 
 def remarks_of(launch: RunCommand) -> list[str]:
     """Remarks on the program and the launcher of a run, for what its settings do not say."""
-    own = next((what for part, what in _OWN_WORKFLOW.items() if part in launch.program.split(".")), "")
+    own = next((description for part, description in _OWN_WORKFLOW.items() if part in launch.program.split(".")), "")
     remarks = [f"{launch.program} {own}. That part has to be written here."] if own else []
     launcher = next((word.rpartition(".")[2] for word in launch.before if word.startswith("areal.")), "")
     return [*remarks, f"The launcher is `skyrl launch {launcher}` here."] if launcher else remarks
@@ -119,9 +119,9 @@ def refuse_images(keys: Mapping[str, Any], where: str) -> None:
     """Raise `ConfigError` for a run whose rows have images."""
     model = str(keys.get("actor.path", keys.get("model.path")))
     rows = str(keys.get("train_dataset.path"))
-    found = [model] if reads_images(model) else [rows for item in IMAGE_ROWS if item in rows]
-    if found:
-        message = f"trains on rows with images ({found[0]}), which skyrl does not do yet"
+    sources = [model] if reads_images(model) else [rows for item in IMAGE_ROWS if item in rows]
+    if sources:
+        message = f"trains on rows with images ({sources[0]}), which skyrl does not do yet"
         raise ConfigError([Problem(path=where, message=message)], title="Nothing was converted")
 
 
@@ -140,9 +140,9 @@ def _find_config(file: str, script: str, launch: RunCommand) -> str:
         problem = f"line {launch.line} gives {file or 'no file'} after --config: convert the YAML file itself"
     else:
         folders = [Path(), *Path(script).absolute().parents]
-        here = next((path for folder in folders if (path := folder / Path(file).expanduser()).is_file()), None)
-        if here is not None:
-            return str(here)
+        config_path = next((path for folder in folders if (path := folder / Path(file).expanduser()).is_file()), None)
+        if config_path is not None:
+            return str(config_path)
         problem = (
             f"line {launch.line} names {file}, which is neither here nor beside the script nor in a folder around it"
         )

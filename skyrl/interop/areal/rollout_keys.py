@@ -34,27 +34,27 @@ def _count_from_one(steps: object) -> object:
     return [step + 1 for step in steps if isinstance(step, int)] if isinstance(steps, list) else steps
 
 
-def _sampling(theirs: str, ours: str) -> dict[str, Entry]:
+def _sampling(source: str, target: str) -> dict[str, Entry]:
     """Entries for one table of AReaL's `GenerationHyperparameters`."""
     return {
-        f"{theirs}.max_new_tokens": f"{ours}max_generate_length",
-        f"{theirs}.min_new_tokens": f"{ours}min_new_tokens",
-        f"{theirs}.max_tokens": f"{ours}max_tokens",
-        f"{theirs}.greedy": f"{ours}greedy",
-        f"{theirs}.temperature": numeric(f"{ours}temperature"),
-        f"{theirs}.top_p": numeric(f"{ours}top_p"),
-        f"{theirs}.top_k": top_k(f"{ours}top_k"),
-        f"{theirs}.stop": f"{ours}stop",
-        f"{theirs}.stop_token_ids": f"{ours}stop_token_ids",
-        f"{theirs}.frequency_penalty": numeric(f"{ours}frequency_penalty"),
-        f"{theirs}.ignore_eos": when_on(f"{ours}additional_kwargs", {"ignore_eos": True}),
-        f"{theirs}.skip_special_tokens": missing("special tokens in response texts", True),
-        f"{theirs}.use_beam_search": missing("beam search", False),
-        f"{theirs}.lora_name": redundant(_ADAPTERS),
-        f"{theirs}.seed": missing("one sampling seed for all requests"),
-        f"{theirs}.drop_incomplete_group": missing("dropping the groups of prompts with a failed sample", False),
-        f"{theirs}.reward_normalization": missing("rewards normalized within the rollout of a group", False),
-        f"{theirs}._OPENAI_UNSUPPORTED_ARGS": missing("an internal constant of AReaL"),
+        f"{source}.max_new_tokens": f"{target}max_generate_length",
+        f"{source}.min_new_tokens": f"{target}min_new_tokens",
+        f"{source}.max_tokens": f"{target}max_tokens",
+        f"{source}.greedy": f"{target}greedy",
+        f"{source}.temperature": numeric(f"{target}temperature"),
+        f"{source}.top_p": numeric(f"{target}top_p"),
+        f"{source}.top_k": top_k(f"{target}top_k"),
+        f"{source}.stop": f"{target}stop",
+        f"{source}.stop_token_ids": f"{target}stop_token_ids",
+        f"{source}.frequency_penalty": numeric(f"{target}frequency_penalty"),
+        f"{source}.ignore_eos": when_on(f"{target}additional_kwargs", {"ignore_eos": True}),
+        f"{source}.skip_special_tokens": missing("special tokens in response texts", True),
+        f"{source}.use_beam_search": missing("beam search", False),
+        f"{source}.lora_name": redundant(_ADAPTERS),
+        f"{source}.seed": missing("one sampling seed for all requests"),
+        f"{source}.drop_incomplete_group": missing("dropping the groups of prompts with a failed sample", False),
+        f"{source}.reward_normalization": missing("rewards normalized within the rollout of a group", False),
+        f"{source}._OPENAI_UNSUPPORTED_ARGS": missing("an internal constant of AReaL"),
     }
 
 

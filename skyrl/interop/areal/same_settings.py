@@ -28,10 +28,10 @@ def intervals(paths: Mapping[str, str]) -> dict[str, Dependent]:
 
     def converts(prefix: str, path: str) -> Dependent:
         def become(key: str, value: Any, values: Values) -> Translation:
-            given = {unit: values[prefix + unit] for unit in _UNITS if values.get(prefix + unit) is not None}
-            if value is None and given:
+            numbers = {unit: values[prefix + unit] for unit in _UNITS if values.get(prefix + unit) is not None}
+            if value is None and numbers:
                 return redundant("not set")
-            parts = [_UNITS[unit](number) for unit, number in given.items()]
+            parts = [_UNITS[unit](number) for unit, number in numbers.items()]
             return Translation(writes={path: -1 if not parts else parts[0] if len(parts) == 1 else parts})
 
         return become
@@ -71,6 +71,6 @@ def why_unknown(key: str, writing: Writing) -> str:
         return "an AReaL setting that this converter does not convert"
     if len(writing.lines) >= _LINES_WITH_SUGGESTIONS:
         return _UNKNOWN
-    beside = [name for name in known_names() if name.partition(".")[0] == key.partition(".")[0]]
-    meant = nearest(key, beside or known_names())
+    siblings = [name for name in known_names() if name.partition(".")[0] == key.partition(".")[0]]
+    meant = nearest(key, siblings or known_names())
     return _UNKNOWN + (f"; did you mean {meant}?" if meant else "")

@@ -20,7 +20,7 @@ OTHERS: Mapping[str, tuple[Any, str, Any]] = {
     "sglang.disable_cuda_graph": (False, ENGINE + "enforce_eager", False),
     "sglang.mem_fraction_static": (0.9, ENGINE + "gpu_memory_utilization", 0.9),
     "sglang.chunked_prefill_size": (-1, ENGINE + "enable_chunked_prefill", False),
-    **{f"sglang.{name}": (theirs, f"{ENGINE}engine_init_kwargs.{name}", theirs) for name, theirs in (
+    **{f"sglang.{name}": (default, f"{ENGINE}engine_init_kwargs.{name}", default) for name, default in (
         ("attention_backend", "fa3"), ("max_prefill_tokens", 32768), ("schedule_policy", "lpm"),
     )},
 }  # fmt: skip

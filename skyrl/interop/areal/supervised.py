@@ -93,15 +93,15 @@ def is_preference(values: Values) -> bool:
     return values.get(_TYPE) == "dpo" or "actor.beta" in values or "actor.loss_type" in values
 
 
-def convert_supervised(given: Values, originals: Mapping[str, str], where: str) -> Conversion:
+def convert_supervised(settings: Values, originals: Mapping[str, str], where: str) -> Conversion:
     """Convert settings whose references are resolved; `originals` maps each copied key to its original."""
-    has_actor = any(key.startswith("actor.") for key in given)
-    prefers = is_preference(given)
-    names = {"model." + key.removeprefix("actor.") if key.startswith("actor.") else key: key for key in given}
-    values = {key: given[name] for key, name in names.items()}
+    has_actor = any(key.startswith("actor.") for key in settings)
+    prefers = is_preference(settings)
+    names = {"model." + key.removeprefix("actor.") if key.startswith("actor.") else key: key for key in settings}
+    values = {key: settings[name] for key, name in names.items()}
     is_reward = values.get(_TYPE) == "rw" or (values.get(_TYPE) != "sft" and values.get("model.is_critic") is True)
     rows = "dpo" if prefers else "rw" if is_reward else "sft"
-    root, theirs = _ROOTS[rows]
+    root, areal_class = _ROOTS[rows]
     system = System(
         keys=KEYS | (_OF_PAIRS if prefers else {}),
         dependent=(_DEPENDENT | _kind(rows) | (_REFERENCE if prefers else {}), _SAME),
@@ -111,7 +111,7 @@ def convert_supervised(given: Values, originals: Mapping[str, str], where: str) 
         read=read_areal,
     )
     writing = Writing(where, root)
-    notice = version_notice(given, theirs)
+    notice = version_notice(settings, areal_class)
     conversion = evolve(convert_settings(system, values, writing, originals), notice=notice)
     if not has_actor:
         return conversion

@@ -22,11 +22,11 @@ def tracker(key: str, value: object, values: Values, ours: str) -> Translation |
 
     `ours` is the path of the table that contains `logger`, ending in a dot; empty for the top level.
     """
-    place = next((place for place in _PLACES if key.startswith(place)), "")
-    service, _, name = key.removeprefix(place).partition(".")
+    prefix = next((prefix for prefix in _PLACES if key.startswith(prefix)), "")
+    service, _, name = key.removeprefix(prefix).partition(".")
     if service not in ("wandb", "swanlab", "tensorboard") or not name:
         return None
-    services = _enabled_services(place, values)
+    services = _enabled_services(prefix, values)
     if (service, name) in (("wandb", "mode"), ("swanlab", "mode"), ("tensorboard", "path")):
         return _choice(service, value, services, ours)
     if service not in services:
@@ -34,11 +34,11 @@ def tracker(key: str, value: object, values: Values, ours: str) -> Translation |
     return _setting(service, name, value, values, ours)
 
 
-def _enabled_services(place: str, values: Values) -> list[str]:
+def _enabled_services(prefix: str, values: Values) -> list[str]:
     """The services that the file turns on."""
-    modes = {service: values.get(f"{place}{service}.mode") for service in _ONLINE}
+    modes = {service: values.get(f"{prefix}{service}.mode") for service in _ONLINE}
     services = [service for service, mode in modes.items() if mode in (_OFFLINE, *_ONLINE[service], *_KEPT[service])]
-    return services + ["tensorboard"] * bool(values.get(f"{place}tensorboard.path"))
+    return services + ["tensorboard"] * bool(values.get(f"{prefix}tensorboard.path"))
 
 
 def _choice(service: str, value: object, services: list[str], ours: str) -> Translation:
@@ -62,8 +62,8 @@ def _setting(service: str, name: str, value: object, values: Values, ours: str) 
     if value in (None, "", [], {}):
         return redundant("not set")
     if name in _NAMES:
-        theirs, path = _NAMES[name]
-        return _name(value, values.get(theirs), f"{ours}{path}")
+        source, path = _NAMES[name]
+        return _name(value, values.get(source), f"{ours}{path}")
     if name in ("wandb_api_key", "api_key"):
         return refused(f"configurations store no API keys: set the environment variable {service.upper()}_API_KEY")
     if name == "id_suffix":

@@ -70,10 +70,10 @@ def _loss(value: object) -> Translation:
 
 
 def _weights_by(value: object) -> Translation:
-    ways = {"filesystem": "disk", "nccl": "nccl"}
-    if value not in ways:
+    backends = {"filesystem": "disk", "nccl": "nccl"}
+    if value not in backends:
         return unsupported(f"weight transfer by {value}")
-    return Translation(writes={ENGINE + "weight_sync_backend": ways[str(value)]})
+    return Translation(writes={ENGINE + "weight_sync_backend": backends[str(value)]})
 
 
 def _context(value: object) -> Translation:
@@ -92,13 +92,13 @@ def _experts(value: object) -> Translation:
 
 def _source(table: str) -> dict[str, Entry]:
     """Settings of the sources in a list of tables."""
-    each = table + "[[]*]."  # a pattern of keys such as table[0].name
+    prefix = table + "[[]*]."  # a pattern of keys such as table[0].name
     return {
-        each + "env.taskset.id": refused(_VERIFIERS),
-        each + "env.*": redundant("part of the environment of verifiers"),
-        each + "serve.*": redundant("part of the environment of verifiers"),
-        each + "name": redundant("the column data_source of rows names their source"),
-        each + "*": unsupported("a setting of one source"),
+        prefix + "env.taskset.id": refused(_VERIFIERS),
+        prefix + "env.*": redundant("part of the environment of verifiers"),
+        prefix + "serve.*": redundant("part of the environment of verifiers"),
+        prefix + "name": redundant("the column data_source of rows names their source"),
+        prefix + "*": unsupported("a setting of one source"),
     }
 
 
@@ -249,5 +249,5 @@ def url_of(value: object) -> str:
 
 def rate(value: object, of: object) -> float:
     """A learning rate as a share of another one."""
-    part, whole = number(value), number(of)
-    return part / whole if isinstance(part, int | float) and isinstance(whole, int | float) and whole else 0.0
+    part, total = number(value), number(of)
+    return part / total if isinstance(part, int | float) and isinstance(total, int | float) and total else 0.0

@@ -53,21 +53,21 @@ def teacher(key: str, value: object, values: Values) -> Translation | None:
 
 def of_source(key: str, value: object, values: Values) -> Translation | None:
     """Convert a setting of the algorithm of one source."""
-    found = _OF_SOURCE.fullmatch(key)
-    if found is None:
+    match = _OF_SOURCE.fullmatch(key)
+    if match is None:
         return None
     if not has_teachers(values):
         return unsupported("an algorithm for each source, other than a teacher for each of them (opd)")
-    if found[2] == "type":
+    if match[2] == "type":
         return Translation(writes=_ALONE, note=_DRIFT)
-    if found[2] == "teacher.base_url":
+    if match[2] == "teacher.base_url":
         return redundant("written as trainer.teacher.endpoint.sources")
-    return _server_setting(found[2].removeprefix("teacher."), value)
+    return _server_setting(match[2].removeprefix("teacher."), value)
 
 
 def has_teachers(values: Values) -> bool:
     """Whether every source has a teacher of its own."""
-    numbers = {found[1] for key in values if (found := re.match(r"orchestrator\.train\.source\[(\d+)\]", key))}
+    numbers = {match[1] for key in values if (match := re.match(r"orchestrator\.train\.source\[(\d+)\]", key))}
     return bool(numbers) and all(
         values.get(f"orchestrator.train.source[{number}].algo.type") == "opd" for number in numbers
     )
@@ -77,9 +77,9 @@ def teachers_by_source(values: Values) -> dict[str, str]:
     """Name of each source with a teacher of its own -> address of the teacher's server."""
     result = {}
     for key, value in values.items():
-        found = _OF_SOURCE.fullmatch(key)
-        if found and found[2] == "teacher.base_url":
-            source = f"orchestrator.train.source[{found[1]}]."
+        match = _OF_SOURCE.fullmatch(key)
+        if match and match[2] == "teacher.base_url":
+            source = f"orchestrator.train.source[{match[1]}]."
             name = values.get(source + "name") or values.get(source + "env.taskset.id")
             result[str(name)] = url_of(value)
     return result
@@ -89,8 +89,8 @@ def hint_by_default(values: Values) -> dict[str, str]:
     """Defaults of prime-rl for what a self-distilled policy reads."""
     if values.get(_ALGO + "type") != "opsd":
         return {}
-    given = {"demo_key": "demonstration", "template": _TEMPLATE}
-    return {_ALGO + name: value for name, value in given.items() if _ALGO + name not in values}
+    defaults = {"demo_key": "demonstration", "template": _TEMPLATE}
+    return {_ALGO + name: value for name, value in defaults.items() if _ALGO + name not in values}
 
 
 def _server_setting(setting: str, value: object) -> Translation:
@@ -110,9 +110,9 @@ def _template(value: object) -> Translation:
     text = str(value)
     if text.count("{demonstration}") != 1:
         return refused("a text with {demonstration}, once")
-    here = text.replace("{demonstration}", "{hint}") + "\n\n{prompt}"
+    template = text.replace("{demonstration}", "{hint}") + "\n\n{prompt}"
     return Translation(
-        writes={_OURS + "hint.template": here},
+        writes={_OURS + "hint.template": template},
         note="before the question, in the user's message; there in a system message",
     )
 

@@ -78,10 +78,10 @@ def _evaluate(node: ast.expr, value_of: Callable[[str], str], depth: int) -> int
             one, other = _evaluate(left, value_of, depth), _evaluate(right, value_of, depth)
             return None if one is None or other is None else int(_COMPARISONS[type(op)](one, other))
         case ast.BoolOp(op=op, values=values):
-            found = [_evaluate(item, value_of, depth) for item in values]
-            if None in found:
+            results = [_evaluate(item, value_of, depth) for item in values]
+            if None in results:
                 return None
-            return int(all(found) if isinstance(op, ast.And) else any(found))
+            return int(all(results) if isinstance(op, ast.And) else any(results))
     return None
 
 

@@ -35,8 +35,8 @@ def holds(expression: str, words: Words, *, is_double: bool) -> bool | None:
     fields = raw if is_double else [known(field, words, word) for word in raw for field in words.fields(word)]
     test = _Test(fields, words, is_double)
     try:
-        found = test.either()
-        return found if test.position == len(test.words) else None
+        result = test.either()
+        return result if test.position == len(test.words) else None
     except (_Malformed, ValueError, RecursionError):
         return None
 
@@ -58,18 +58,18 @@ class _Test:
     position: int = 0
 
     def either(self) -> bool | None:
-        found = self._both()
+        result = self._both()
         while self._accept("||" if self.is_double else "-o"):
             other = self._both()
-            found = True if found or other else None if found is None or other is None else False
-        return found
+            result = True if result or other else None if result is None or other is None else False
+        return result
 
     def _both(self) -> bool | None:
-        found = self._primary()
+        result = self._primary()
         while self._accept("&&" if self.is_double else "-a"):
             other = self._primary()
-            found = False if found is False or other is False else None if found is None or other is None else True
-        return found
+            result = False if result is False or other is False else None if result is None or other is None else True
+        return result
 
     def _accept(self, word: str) -> bool:
         if self.position < len(self.words) and self.words[self.position] == word:
@@ -85,13 +85,13 @@ class _Test:
         if left >= 3 and (operator in _TEXTS or operator in _NUMBERS or operator in _FILES):
             return self._binary(operator)
         if left > 1 and self._accept("!"):
-            found = self._primary()
-            return None if found is None else not found
+            result = self._primary()
+            return None if result is None else not result
         if (left > 1 and self._accept("(")) or (left > 1 and self._accept("\\(")):
-            found = self.either()
+            result = self.either()
             if not self._accept(")") and not self._accept("\\)"):
                 raise _Malformed
-            return found
+            return result
         word = self.words[self.position]
         self.position += 1
         if re.fullmatch(r"-[a-zA-Z]", word) and left > 1 and operator not in ("&&", "||", ")"):

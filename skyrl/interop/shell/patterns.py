@@ -33,7 +33,7 @@ def regular(pattern: str, *, greedy: bool = True) -> str:
         elif letter == "?":
             parts.append(".")
         elif group:
-            inside = re.sub(r"\[:(\w+):\]", lambda found: _NAMED.get(found[1], ""), group[0][1:-1])
+            inside = re.sub(r"\[:(\w+):\]", lambda match: _NAMED.get(match[1], ""), group[0][1:-1])
             parts.append("[" + re.sub(r"^[!^]", "^", inside).replace("[", r"\[") + "]")
             position = group.end() - 1
         else:
@@ -66,13 +66,13 @@ def _items(inside: str) -> list[str]:
         commas += [at] if inside[at] == "," and not depth else []
     if commas:
         return [inside[one + 1 : other] for one, other in pairwise([-1, *commas, len(inside)])]
-    found = _SEQUENCE.fullmatch(inside)
-    if found is None:
+    match = _SEQUENCE.fullmatch(inside)
+    if match is None:
         return []
-    if found[4]:
-        one, other = ord(found[4]), ord(found[5])
-        return [chr(item) for item in range(one, other + (1 if one <= other else -1), 1 if one <= other else -1)]
-    one, other = int(found[1]), int(found[2])
-    step = abs(int(found[3] or 1)) or 1
-    numbers = range(one, other + 1, step) if one <= other else range(one, other - 1, -step)
+    if match[4]:
+        first, last = ord(match[4]), ord(match[5])
+        return [chr(item) for item in range(first, last + (1 if first <= last else -1), 1 if first <= last else -1)]
+    first, last = int(match[1]), int(match[2])
+    step = abs(int(match[3] or 1)) or 1
+    numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
     return [str(number) for number in numbers[:_MOST]]

@@ -89,7 +89,7 @@ def read_script(text: str, name: str = "script") -> Script:
     the grammar is not installed.
     """
     text = without_marks(text).replace("\r\n", "\n").replace("\0", "")
-    text = _COMMENT.sub(lambda found: " " * len(found[0]), text)
+    text = _COMMENT.sub(lambda match: " " * len(match[0]), text)
     text = re.sub(r"\\\s*\Z", "\n", text)  # a line that continues on none
     tree = _parsed(text, name)
     if broken := _broken(tree):
@@ -145,7 +145,7 @@ def _broken(node: Node) -> Node | None:
         return node
     if not node.has_error or node.type in _WORDS:
         return None
-    return next((found for child in node.children if (found := _broken(child))), None)
+    return next((part for child in node.children if (part := _broken(child))), None)
 
 
 def _disguised(text: str) -> str:
@@ -153,8 +153,8 @@ def _disguised(text: str) -> str:
     characters up in C's table of 256 (`isalnum`), and crashes at higher ones (tree-sitter-bash 0.25).
     """
 
-    def letters(found: re.Match[str]) -> str:
-        return "".join(chr(base + (ord(found[0]) >> shift & 63)) for base, shift in _LETTERS)
+    def letters(match: re.Match[str]) -> str:
+        return "".join(chr(base + (ord(match[0]) >> shift & 63)) for base, shift in _LETTERS)
 
     return _BEYOND_ASCII.sub(letters, text)
 
@@ -162,8 +162,8 @@ def _disguised(text: str) -> str:
 def _plain_text(source: bytes | None) -> str:
     """The text of a part of the tree, without disguise."""
 
-    def character(found: re.Match[str]) -> str:
-        return chr(sum(ord(letter) - base << shift for letter, (base, shift) in zip(found[0], _LETTERS, strict=True)))
+    def character(match: re.Match[str]) -> str:
+        return chr(sum(ord(letter) - base << shift for letter, (base, shift) in zip(match[0], _LETTERS, strict=True)))
 
     return _DISGUISE.sub(character, (source or b"").decode("utf-8", "replace"))
 
@@ -270,8 +270,8 @@ class _Shell:
         return node.type == "test_command" or first in (["["], ["test"], ["grep"], ["command"], ["which"], ["type"])
 
     def _negated(self, node: Node) -> Status:
-        found = self.run_all(node.children)
-        return None if found is None else int(found == 0)
+        status = self.run_all(node.children)
+        return None if status is None else int(status == 0)
 
     def _group(self, node: Node) -> Status:
         if node.children and node.children[0].type == "((":
@@ -323,13 +323,13 @@ class _Shell:
         (condition, body), rest = clauses[0], clauses[1:]
         if not condition:
             return self.run_all(body) if body else 0
-        found = self.run_all(condition)
-        if found is None:
+        status = self.run_all(condition)
+        if status is None:
             return self._either(
                 node, condition[0], [lambda shell: shell.run_all(body), lambda shell: shell._branches(node, rest)]
             )
         self.status = 0
-        return (self.run_all(body) if body else 0) if found == 0 else self._branches(node, rest)
+        return (self.run_all(body) if body else 0) if status == 0 else self._branches(node, rest)
 
     def _either(self, node: Node, condition: Node, branches: Sequence[Callable[[_Shell], Status] | None]) -> Status:
         """Follow every branch of a condition that cannot be decided: what differs afterwards is unknown. A branch that
@@ -346,8 +346,8 @@ class _Shell:
                 if branch is not None:
                     branch(shell)
                 ended.append(shell)
-            except _Leaves as how:
-                left.append(how)
+            except _Leaves as jump:
+                left.append(jump)
         if not ended:
             raise left[0]
         if left:
@@ -360,10 +360,10 @@ class _Shell:
     def _merge(self, shells: list[_Shell], line: int) -> None:
         names = {name for shell in shells for name in shell.variables.values}
         for name in sorted(names):
-            found = [shell.variables.values.get(name, "") for shell in shells]
+            values = [shell.variables.values.get(name, "") for shell in shells]
             is_set = [name in shell.variables.values for shell in shells]
-            if all(result == found[0] for result in found) and all(is_set):
-                self.variables.values[name] = found[0]
+            if all(value == values[0] for value in values) and all(is_set):
+                self.variables.values[name] = values[0]
                 continue
             self.variables.values[name] = unknown(f"$({name} of line {line})")
         self.functions |= {name: body for shell in shells for name, body in shell.functions.items()}
@@ -436,8 +436,8 @@ class _Shell:
         is_until = node.children[0].type == "until"
 
         def goes_on(shell: _Shell) -> Status:
-            found = shell.run_all(condition)
-            return int(found == 0) if is_until and found is not None else found
+            status = shell.run_all(condition)
+            return int(status == 0) if is_until and status is not None else status
 
         return self._rounds(node, body, goes_on, lambda shell: None)
 
@@ -451,10 +451,10 @@ class _Shell:
         """Run a loop while `goes_on` has the status 0. One that waits for something outside is run once."""
         before, count = self.variables.copy(), len(self.commands)
         for _ in range(_MOST_ROUNDS):
-            found = goes_on(self)
-            if found is None:
+            status = goes_on(self)
+            if status is None:
                 return self._run_body_once(node, body, [])
-            if found != 0 or self._round(body):
+            if status != 0 or self._round(body):
                 self.status = 0
                 return 0
             after(self)
@@ -466,12 +466,12 @@ class _Shell:
         """Run the body of a loop once. Returns whether the loop ends."""
         try:
             self.run_all(body)
-        except _Leaves as how:
-            if how.how not in ("break", "continue"):
+        except _Leaves as jump:
+            if jump.how not in ("break", "continue"):
                 raise
-            if how.levels > 1:
-                raise _Leaves(how.how, how.line, how.levels - 1) from None
-            return how.how == "break"
+            if jump.levels > 1:
+                raise _Leaves(jump.how, jump.line, jump.levels - 1) from None
+            return jump.how == "break"
         return False
 
     def _run_body_once(self, node: Node, body: list[Node], names: list[str]) -> Status:
@@ -526,8 +526,8 @@ class _Shell:
         self._depth += 1
         try:
             return self.run(self.functions[name])
-        except _Leaves as how:
-            if how.how != "return":
+        except _Leaves as jump:
+            if jump.how != "return":
                 raise
             return self.status
         finally:
@@ -673,8 +673,8 @@ class _Shell:
         if assignments and ends[assignments[-1].id]:
             nodes = nodes[_adjacent(assignments[-1]) :]
         words = [field for raw in _raw_words([*nodes, *extra]) for field in self.words.fields(raw)]
-        given = [child.children[-1] for child in node.children if child.type == "herestring_redirect"]
-        self.input = self.words.text(_source(given[0])) if given else None
+        herestrings = [child.children[-1] for child in node.children if child.type == "herestring_redirect"]
+        self.input = self.words.text(_source(herestrings[0])) if herestrings else None
         if not words:
             for element in assignments:
                 self._assignment(element, ends[element.id])
@@ -770,16 +770,16 @@ class _Shell:
 
     def _test(self, node: Node, words: list[str]) -> Status:
         source = _source(node).partition("test")[2]
-        found = holds(source, self.words, is_double=False)
-        return None if found is None else int(not found)
+        result = holds(source, self.words, is_double=False)
+        return None if result is None else int(not result)
 
     def _brackets(self, node: Node) -> Status:
         source = _source(node)
         is_double = source.startswith("[[")
         if source.startswith("(("):
             return self._sum(source[2:-2])
-        found = holds(source[2:-2] if is_double else source[1:-1], self.words, is_double=is_double)
-        return None if found is None else int(not found)
+        result = holds(source[2:-2] if is_double else source[1:-1], self.words, is_double=is_double)
+        return None if result is None else int(not result)
 
     def _let(self, node: Node, words: list[str]) -> Status:
         status: Status = None
@@ -811,11 +811,11 @@ class _Shell:
         finally:
             self._depth_of_text -= 1
 
-    def _leave(self, how: str, node: Node, words: list[str]) -> Status:
+    def _leave(self, kind: str, node: Node, words: list[str]) -> Status:
         number = words[0] if words else ""
         if number.isdecimal():
             self.status = int(number)
-        raise _Leaves(how, self.line, int(number) if number.isdecimal() and how in ("break", "continue") else 1)
+        raise _Leaves(kind, self.line, int(number) if number.isdecimal() and kind in ("break", "continue") else 1)
 
     def _run_read(self, node: Node, words: list[str]) -> Status:
         """`read` and `mapfile`: the words of `<<< "text"`; what comes from elsewhere is unknown."""
@@ -884,8 +884,8 @@ class _Shell:
             return 0
         numbers = [int(word) for word in words]
         start, step, end = ([1, 1, *numbers], [numbers[0], 1, numbers[-1]], numbers)[len(numbers) - 1]
-        found = range(start, end + (1 if step > 0 else -1), step) if step else range(0)
-        self._writes("".join(f"{result}\n" for result in found[: 10 * _MOST_ROUNDS]), node)
+        sequence = range(start, end + (1 if step > 0 else -1), step) if step else range(0)
+        self._writes("".join(f"{number}\n" for number in sequence[: 10 * _MOST_ROUNDS]), node)
         return 0
 
     def _options(self, node: Node, words: list[str]) -> Status:
@@ -983,11 +983,11 @@ def _raw_words(nodes: Sequence[Node]) -> list[str]:
 
 def _text_between(before: Node | None, node: Node) -> str:
     """The text between two parts of a command, without continued lines; a space if something else is there."""
-    whole = node.parent
-    if before is None or whole is None or before.parent != whole or before.next_sibling != node:
+    parent = node.parent
+    if before is None or parent is None or before.parent != parent or before.next_sibling != node:
         return " "
-    start, end = before.end_byte - whole.start_byte, node.start_byte - whole.start_byte
-    return _plain_text((whole.text or b"")[start:end]).replace("\\\n", "")
+    start, end = before.end_byte - parent.start_byte, node.start_byte - parent.start_byte
+    return _plain_text((parent.text or b"")[start:end]).replace("\\\n", "")
 
 
 def _trailing_text(node: Node) -> str:
@@ -996,8 +996,8 @@ def _trailing_text(node: Node) -> str:
     while root.parent is not None:
         root = root.parent
     rest = _plain_text((root.text or b"")[node.end_byte : node.end_byte + 100])
-    found = re.match(r"(?:[ \t]*\\[ \t])+|[ \t]+-(?=[ \t]+<)", rest)
-    return found[0] if found else ""
+    match = re.match(r"(?:[ \t]*\\[ \t])+|[ \t]+-(?=[ \t]+<)", rest)
+    return match[0] if match else ""
 
 
 def _text_of_shell(words: list[str]) -> str | None:

@@ -45,8 +45,8 @@ def end_of_quote(text: str, start: int) -> int:
 
 def end_of_ansi(text: str, start: int) -> int:
     """Position after the text of `$'...'`, whose first quote is at `start`."""
-    found = _ANSI.match(text, start)
-    return found.end() if found else len(text)
+    match = _ANSI.match(text, start)
+    return match.end() if match else len(text)
 
 
 def outside_quotes(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
@@ -67,7 +67,7 @@ def outside_quotes(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
 
 def unquoted(word: str, letters: str) -> list[int]:
     """Positions of certain characters outside of quotes and expansions."""
-    found: list[int] = []
+    positions: list[int] = []
     until = 0
     for position, item in outside_quotes(word):
         if position < until:
@@ -75,10 +75,10 @@ def unquoted(word: str, letters: str) -> list[int]:
         if item == "$" and word[position + 1 : position + 2] in ("{", "("):
             until = closing(word, position + 1)
             if until < 0:
-                return found
+                return positions
         elif item in letters:
-            found.append(position)
-    return found
+            positions.append(position)
+    return positions
 
 
 def split_words(text: str) -> list[str]:

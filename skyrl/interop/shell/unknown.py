@@ -51,15 +51,15 @@ def with_dollars(value: object) -> object:
 
 def separated(text: str) -> list[str]:
     """The parts of the text between spaces, apart from those in the source of an unknown part."""
-    rest = iter([found[0] for found in UNKNOWN.finditer(text)])
+    rest = iter([match[0] for match in UNKNOWN.finditer(text)])
     parts = re.findall(r"[^ \t\n]+", UNKNOWN.sub(_OPEN, text))
     return ["".join(next(rest) if letter == _OPEN else letter for letter in part) for part in parts]
 
 
 def outside(text: str) -> list[str] | None:
     """Variables that the text takes from outside of the script; None if a part of it is unknown for another reason."""
-    found = [_OUTSIDE.fullmatch(source) for source in UNKNOWN.findall(text)]
-    return [str(result[1]) for result in found if result] if all(found) else None
+    matches = [_OUTSIDE.fullmatch(source) for source in UNKNOWN.findall(text)]
+    return [str(match[1]) for match in matches if match] if all(matches) else None
 
 
 def without_marks(text: str) -> str:

@@ -73,8 +73,8 @@ class Variables:
         value = self.values.get(name)
         if isinstance(value, dict):
             return list(value.values())
-        found = self.get(name)
-        return [] if found is None else [found]
+        text = self.get(name)
+        return [] if text is None else [text]
 
     def set(self, name: str, value: str, *, adds: bool = False) -> None:
         """Set a variable. Raises `TooLong`."""

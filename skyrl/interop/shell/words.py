@@ -74,9 +74,9 @@ class Words:
 
     def _split(self, word: str) -> list[str]:
         name = re.fullmatch(r"\$(?:\{(\w+)\}|(\w+))", word)
-        found = self.variables.get(name[1] or name[2]) if name else None
-        lone = outside(found) if found else None
-        if lone and found == unknown(f"${lone[0]}"):  # a list of options that the caller may give
+        value = self.variables.get(name[1] or name[2]) if name else None
+        lone = outside(value) if value else None
+        if lone and value == unknown(f"${lone[0]}"):  # a list of options that the caller may give
             self.variables.assume_unset(lone[0], "no words")
             return []
         fields: list[str] = []
@@ -204,12 +204,12 @@ class Words:
 
     def _number(self, name: str) -> str:
         """The text of a variable in a sum, empty for one that is not set."""
-        found = self.variables.get(name)
-        if found is not None and (names := outside(found)):
+        value = self.variables.get(name)
+        if value is not None and (names := outside(value)):
             for alias in names:
                 self.variables.assume_unset(alias, "0")
-            found = self.variables.get(name)
-        return "" if found is None else found
+            value = self.variables.get(name)
+        return "" if value is None else value
 
     def _expand_name(self, name: str, in_double: bool) -> list[_Piece]:
         if name in "@*":
@@ -218,8 +218,8 @@ class Words:
             return [self._value(str(len(self.variables.arguments)), in_double)]
         if name in "$":
             return [self._value(unknown("$($$)"), in_double)]
-        found = self.variables.get(name)
-        return [self._value("" if found is None else found, in_double)]
+        value = self.variables.get(name)
+        return [self._value("" if value is None else value, in_double)]
 
     def _expand_items(self, items: list[str], apart: bool, in_double: bool) -> list[_Piece]:
         """Pieces of all items: separate words as `"${A[@]}"`, or one text."""
@@ -242,18 +242,18 @@ class Words:
             return self._indirect(name[0], index, rest, in_double) or unchanged
         if index in ("@", "*"):
             return self._expand_array(name[0], index, rest, in_double, counts=counts) or unchanged
-        found = self._item(name[0], index) if index else self.variables.get(name[0])
+        value = self._item(name[0], index) if index else self.variables.get(name[0])
         if name[0] == "#":
-            found = str(len(self.variables.arguments))
+            value = str(len(self.variables.arguments))
         if counts:
-            return [self._value(str(len(found or "")), in_double)] if is_known(found or "") else unchanged
+            return [self._value(str(len(value or "")), in_double)] if is_known(value or "") else unchanged
         if default := _DEFAULT.match(rest):
-            return self._default(name[0], index, found, default[0], rest[default.end() :], in_double)
+            return self._default(name[0], index, value, default[0], rest[default.end() :], in_double)
         if not rest:
-            return [self._value("" if found is None else found, in_double)]
-        if found is not None and not is_known(found):
+            return [self._value("" if value is None else value, in_double)]
+        if value is not None and not is_known(value):
             return unchanged
-        changed = self._changed(found or "", rest)
+        changed = self._changed(value or "", rest)
         return unchanged if changed is None else [self._value(changed, in_double)]
 
     def _item(self, name: str, index: str) -> str | None:
@@ -318,22 +318,22 @@ class Words:
         ]
 
     def _default(
-        self, name: str, index: str, found: str | None, form: str, operand: str, in_double: bool
+        self, name: str, index: str, current: str | None, form: str, operand: str, in_double: bool
     ) -> list[_Piece]:
         """`${NAME:-default}` and the forms with `=`, `+` and `?`. A variable from outside is assumed to be unset."""
-        names = outside(found) if found else None
+        names = outside(current) if current else None
         if names == [name] and self.variables.is_outside(name):
             self.variables.assume_unset(name, "" if form[-1] in "+?" else shown(self.text(operand)))
-            found = None
-        elif found is not None and re.fullmatch(r"\d", name) and outside(found) is None and not is_known(found):
+            current = None
+        elif current is not None and re.fullmatch(r"\d", name) and outside(current) is None and not is_known(current):
             self.variables.assume_unset(f"${name}", shown(self.text(operand)))
-            found = None
-        is_set = found is not None and (not form.startswith(":") or found != "")
+            current = None
+        is_set = current is not None and (not form.startswith(":") or current != "")
         if form[-1] == "+":
             return self._operand(operand, in_double) if is_set else [self._value("", in_double)]
         if is_set or form[-1] == "?":
             needed = unknown(f"${{{name}}}") if form[-1] == "?" and not is_set else ""
-            return [self._value(found if is_set and found is not None else needed, in_double)]
+            return [self._value(current if is_set and current is not None else needed, in_double)]
         if form[-1] == "=":
             value = (
                 self.text(operand) if not in_double else "".join(p.text for p in self._scanned(operand, in_double=True))
@@ -378,10 +378,10 @@ class Words:
         expression = re.compile(regular(pattern))
         ends = range(len(text) + 1)
         if form[0] == "#":
-            found = [at for at in ends if expression.fullmatch(text[:at])]
-            return text if not found else text[found[-1 if form == "##" else 0] :]
-        found = [at for at in ends if expression.fullmatch(text[at:])]
-        return text if not found else text[: found[0 if form == "%%" else -1]]
+            positions = [at for at in ends if expression.fullmatch(text[:at])]
+            return text if not positions else text[positions[-1 if form == "##" else 0] :]
+        positions = [at for at in ends if expression.fullmatch(text[at:])]
+        return text if not positions else text[: positions[0 if form == "%%" else -1]]
 
     def _replaced(self, text: str, form: str, rest: str) -> str | None:
         parts = _around_slash(rest)
@@ -392,7 +392,7 @@ class Words:
             return {"/#": replacement + text, "/%": text + replacement}.get(form, text)
         expression = regular(pattern)
         expression = {"/#": r"\A" + expression, "/%": expression + r"\Z"}.get(form, expression)
-        return re.sub(expression, lambda found: replacement, text, count=0 if form == "//" else 1)
+        return re.sub(expression, lambda match: replacement, text, count=0 if form == "//" else 1)
 
     def _slice(self, form: str) -> tuple[int, int | None] | None:
         """Start and length of `:1:2`."""
@@ -412,8 +412,8 @@ def _around_slash(rest: str) -> tuple[str, str]:
 def _ansi(text: str) -> str:
     """Text of `$'...'`."""
 
-    def one(found: re.Match[str]) -> str:
-        escape = found[1]
+    def one(match: re.Match[str]) -> str:
+        escape = match[1]
         if escape[0] == "x":
             return chr(int(escape[1:], 16))
         if escape[0] in "01234567":

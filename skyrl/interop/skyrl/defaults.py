@@ -55,23 +55,23 @@ _MOSTLY = 0.9
 def tree_of(kind: str, keys: Iterable[str]) -> PeerTree:
     """The newest tree that has the most of a file's settings."""
     trees = peer_trees("skyrl", kind)
-    found = versions_with(trees, keys)
-    return next((tree for tree in reversed(trees) if tree.version in found), trees[-1])
+    versions = versions_with(trees, keys)
+    return next((tree for tree in reversed(trees) if tree.version in versions), trees[-1])
 
 
 def version_notice(kind: str, keys: Iterable[str]) -> str:
     """A sentence that names the version of SkyRL that a file is of; empty if its settings do not tell."""
     keys, trees = list(keys), peer_trees("skyrl", kind)
-    found = versions_with(trees, keys)
+    versions = versions_with(trees, keys)
     known = len({*keys} & tree_of(kind, keys).defaults.keys())
-    if not found or len(found) == len(trees) or known < _MOSTLY * len(keys):
+    if not versions or len(versions) == len(trees) or known < _MOSTLY * len(keys):
         return ""
-    return f"The settings are those of SkyRL {' or '.join(found)}."
+    return f"The settings are those of SkyRL {' or '.join(versions)}."
 
 
-def defaults_of_classes(given: Iterable[str]) -> dict[str, Any]:
+def defaults_of_classes(settings: Iterable[str]) -> dict[str, Any]:
     """Settings that a file omits in tables that it has, and SkyRL's values of them, where they differ here."""
-    keys = {*given}
+    keys = {*settings}
     if keys & _OLD_NAMES:
         return {}
     return {
@@ -83,23 +83,25 @@ def defaults_of_classes(given: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def other_defaults(writing: Writing, kind: str, given: Mapping[str, Any], convert: Convert) -> Iterable[OtherDefault]:
-    """Settings that a file omits, that act in the finished run, and whose default differs in it. `given` are the
-    settings that are not omitted.
+def other_defaults(
+    writing: Writing, kind: str, settings: Mapping[str, Any], convert: Convert
+) -> Iterable[OtherDefault]:
+    """Settings that a file omits, that act in the finished run, and whose default differs in it. `settings` are
+    those that are not omitted.
     """
-    tree = tree_of(kind, given)
-    values = {**tree.defaults, **given}
-    theirs = Writing(writing.where, writing.root)
+    tree = tree_of(kind, settings)
+    values = {**tree.defaults, **settings}
+    reference = Writing(writing.where, writing.root)
     for key in _candidates(kind, tree.version, convert):
-        if key not in given:
-            convert(theirs, key, tree.defaults[key], values)
-    wanted = theirs.unresolved()
-    for line in theirs.lines:
+        if key not in settings:
+            convert(reference, key, tree.defaults[key], values)
+    expected = reference.unresolved()
+    for line in reference.lines:
         for path in line.targets:
             if path in writing.written or not has_effect(writing.resolved, path):
                 continue
             ours = stored_value(get_at(writing.resolved, path))
-            if ours != stored_value(get_at(wanted, path)):
+            if ours != stored_value(get_at(expected, path)):
                 yield OtherDefault(source=line.source, theirs=tree.defaults[line.source], path=path, ours=ours)
                 break
 
@@ -110,18 +112,18 @@ def _candidates(kind: str, version: str, convert: Convert) -> tuple[str, ...]:
     [tree] = [tree for tree in peer_trees("skyrl", kind) if tree.version == version]
     values = {**tree.defaults, **_EVERYTHING_ON[kind]}
     root = _ROOTS[kind]
-    theirs, ours = Writing("", root), root()
+    reference, ours = Writing("", root), root()
     for key, value in tree.defaults.items():
-        convert(theirs, key, value, values)
-    wanted = theirs.unresolved()
+        convert(reference, key, value, values)
+    expected = reference.unresolved()
     derived = {rule.writes for rule in kind_of(ours).rules}
     return tuple(
         line.source
-        for line in theirs.lines
+        for line in reference.lines
         if not line.source.endswith(_SAME)
         and any(
-            (theirs_value := stored_value(get_at(wanted, path))) is not None
-            and (path in derived or stored_value(get_at(ours, path)) != theirs_value)
+            (expected_value := stored_value(get_at(expected, path))) is not None
+            and (path in derived or stored_value(get_at(ours, path)) != expected_value)
             for path in line.targets
         )
     )

@@ -51,8 +51,8 @@ def settings_of(program: str) -> Program | None:
     return next((known for name, known in PROGRAMS.items() if f".{program}".endswith(f".{name}")), None)
 
 
-def _replaced(why: str) -> Convert:
-    return lambda value, values: redundant(why)
+def _replaced(reason: str) -> Convert:
+    return lambda value, values: redundant(reason)
 
 
 def _when_distilling(become: Translation) -> Convert:

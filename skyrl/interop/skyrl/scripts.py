@@ -51,9 +51,9 @@ def convert_skyrl(name: str, *, number: int | None = None) -> Conversion:
 
 def _refuse_images(overrides: Iterable[str], name: str, line: int) -> None:
     """Raise `ConfigError` for supervised training of a model that reads images, whose rows have some."""
-    given = dict(override.partition("=")[::2] for override in overrides)
-    model = given.get("model.path", "")
-    if reads_images(model) and given.get("language_model_only", "") != "true":
+    settings = dict(override.partition("=")[::2] for override in overrides)
+    model = settings.get("model.path", "")
+    if reads_images(model) and settings.get("language_model_only", "") != "true":
         message = f"line {line} trains {model} on rows with images, which skyrl does not do yet"
         raise ConfigError([Problem(path=name, message=message)], title="Nothing was converted")
 
@@ -110,25 +110,25 @@ def _taken_away(override: _Override) -> Line:
 
 
 def _finished(
-    writing: Writing, given: Mapping[str, Any], implied: Mapping[str, Any] = MappingProxyType({})
+    writing: Writing, settings: Mapping[str, Any], implied: Mapping[str, Any] = MappingProxyType({})
 ) -> Conversion:
-    """Finish the conversion of the settings `given`, beside those that the program implies. SkyRL computes on GPUs, so
+    """Finish the conversion of the `settings`, beside those that the program implies. SkyRL computes on GPUs, so
     a configuration that names no device gets `cuda`.
     """
-    values = {**implied, **given}
+    values = {**implied, **settings}
     if "trainer.device" not in values and values:
         writing.write("trainer.device", "trainer.device", "cuda")
     tables = {path.rpartition(".")[0] for path in implied}
     written = {
         path: defaults_of_class
-        for path, defaults_of_class in defaults_of_classes(given).items()
+        for path, defaults_of_class in defaults_of_classes(settings).items()
         if path.rpartition(".")[0] not in tables
     }
     for path, value in written.items():
         writing.write(path, path, value)
     converted = writing.finish(lambda run: tuple(other_defaults(writing, "rl", values, _convert)) if values else ())
     lines = (Line(outcome="kept", source=path, value=value, targets=(path,)) for path, value in written.items())
-    return evolve(converted, notice=version_notice("rl", given), defaults=tuple(lines))
+    return evolve(converted, notice=version_notice("rl", settings), defaults=tuple(lines))
 
 
 def _convert(writing: Writing, key: str, value: object, values: Mapping[str, Any]) -> None:

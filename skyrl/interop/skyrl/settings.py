@@ -45,8 +45,8 @@ def convert_one(
     if read.refused:
         writing.note(Line(outcome="refused", source=key, value=value, why=read.refused))
         return
-    if why := _idle_reason(key, value, others or {}):
-        writing.note(Line(outcome="needless", source=key, value=value, why=why))
+    if reason := _idle_reason(key, value, others or {}):
+        writing.note(Line(outcome="needless", source=key, value=value, why=reason))
         return
     if newer := RL.translated(key, read.value, others or {}):
         apply(writing, key, value, newer)
@@ -55,23 +55,23 @@ def convert_one(
     paths, problems = writing.write(key, _EXAMPLES.get(key, key), read.value)
     errors = [problem for problem in problems if problem.severity == "error"]
     if errors and text and not isinstance(value, str | list | dict):  # `run_name=1e5`: a text that looks like a number
-        again, text_problems = writing.write(key, key, text, text=True)
-        if again:
+        new_paths, text_problems = writing.write(key, key, text, text=True)
+        if new_paths:
             writing.undo_problems(errors)
-            paths, problems, errors = again, text_problems, []
+            paths, problems, errors = new_paths, text_problems, []
     if errors and value is None and text == "":  # SkyRL reads null, which counts as false for a boolean
-        again, _ = writing.write(key, key, False)
-        if again and isinstance(default_at(writing.root, again[0]), bool):
+        new_paths, _ = writing.write(key, key, False)
+        if new_paths and isinstance(default_at(writing.root, new_paths[0]), bool):
             writing.undo_problems(errors)
-            paths, problems, errors = again, [Problem(path=key, message="", hint=_NULL)], []
+            paths, problems, errors = new_paths, [Problem(path=key, message="", hint=_NULL)], []
     if errors:
         writing.note(refusal(key, value, errors, text, added=added))
     elif not paths:
         writing.note(Line(outcome="needless", source=key, value=value, why=problems[0].hint if problems else ""))
     else:
         outcome = "renamed" if any(path.partition(".")[0] and not _is_inside(path, key) for path in paths) else "kept"
-        why = "; ".join(problem.hint for problem in problems if problem.hint)
-        writing.note(Line(outcome=outcome, source=key, value=value, targets=paths, why=why))  # type: ignore[arg-type]  # a Literal
+        reason = "; ".join(problem.hint for problem in problems if problem.hint)
+        writing.note(Line(outcome=outcome, source=key, value=value, targets=paths, why=reason))  # type: ignore[arg-type]  # a Literal
 
 
 def _idle_reason(key: str, value: object, others: Mapping[str, object]) -> str:
@@ -90,8 +90,8 @@ def refusal(key: str, value: object, errors: list[Problem], text: str | None = N
     reason = "; ".join("; ".join(filter(None, (problem.message, problem.hint))) for problem in errors)
     is_unknown = any(problem.code == "unknown field" for problem in errors)
     is_later = any(problem.code == "not implemented" for problem in errors)
-    why = f"{reason}; {_OWN_FIELD}" if is_unknown and (added or not errors[0].hint) else reason
-    return Line(outcome="not yet" if is_later else "refused", source=key, value=value, why=why)
+    full_reason = f"{reason}; {_OWN_FIELD}" if is_unknown and (added or not errors[0].hint) else reason
+    return Line(outcome="not yet" if is_later else "refused", source=key, value=value, why=full_reason)
 
 
 def _is_inside(path: str, key: str) -> bool:

@@ -116,8 +116,8 @@ def convert_sft(values: Mapping[str, Any], where: str) -> Conversion:
 def convert_settings(settings: Sequence[tuple[str, Any] | Line], where: str) -> Conversion:
     """Convert settings in order, where the last value of a key wins; `Line` items were already refused."""
     writing = Writing(where, SFTConfig)
-    given = [setting for setting in settings if not isinstance(setting, Line)]
-    known = {key: read_environment(value, key).value for key, value in given}
+    pairs = [setting for setting in settings if not isinstance(setting, Line)]
+    known = {key: read_environment(value, key).value for key, value in pairs}
     for item in settings:
         if isinstance(item, Line):
             writing.note(item)
@@ -142,12 +142,12 @@ def _left_out(values: Mapping[str, Any]) -> dict[str, Any]:
     defaults.
     """
     tree = tree_of("sft", values).defaults
-    found = {key: tree[key] for key in _LEARNING if key not in values}
+    defaults = {key: tree[key] for key in _LEARNING if key not in values}
     if _STRATEGY not in values and any(key.startswith("megatron_config.") for key in values):
-        found[_STRATEGY] = tree[_STRATEGY]
+        defaults[_STRATEGY] = tree[_STRATEGY]
     if not values.get("dummy_run_full_ctx") and all(values.get(key) is None for key in _SOURCES):
-        found["train_datasets"] = [f"{_DATASET}:{values.get('dataset_split') or _SPLIT}"]
-    return found
+        defaults["train_datasets"] = [f"{_DATASET}:{values.get('dataset_split') or _SPLIT}"]
+    return defaults
 
 
 def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) -> None:
@@ -199,8 +199,8 @@ def _sources(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
         return redundant("not set")
     path = _PATHS.get(key, key)
     names = value if isinstance(value, list) else [value]
-    given = values.get((_ONE_NAME | _NAMES)[key])
-    splits = given if isinstance(given, list) else [given] * (1 if key in _ONE_NAME else len(names))
+    split_value = values.get((_ONE_NAME | _NAMES)[key])
+    splits = split_value if isinstance(split_value, list) else [split_value] * (1 if key in _ONE_NAME else len(names))
     if len(splits) != len(names):
         return refused(f"{len(names)} datasets, but {len(splits)} splits")
     return Translation(

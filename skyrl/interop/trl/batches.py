@@ -72,8 +72,8 @@ def _batch(key: str, value: object, values: Values) -> Translation:
     group = count(values.get("num_generations"), default=8)
     if not batches(values):
         drawn, used = samples_per_batch(values), samples_per_update(values)
-        why = f"{drawn} samples per generation and {used} per optimizer step are not whole groups of {group}"
-        return refused(f"{why}; here both are counted in prompts")
+        reason = f"{drawn} samples per generation and {used} per optimizer step are not whole groups of {group}"
+        return refused(f"{reason}; here both are counted in prompts")
     if key == "per_device_train_batch_size":
         return Translation(writes={**batches(values), "trainer.micro_train_batch_size_per_gpu": value})
     return redundant("trainer.train_batch_size and trainer.policy_mini_batch_size are derived from it")

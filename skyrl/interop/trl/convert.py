@@ -83,8 +83,8 @@ def convert_trl(name: str, *, number: int | None = None, kind: str | None = None
     and `kind` is the trainer (grpo, sft, dpo, distillation, ...) where the file does not name it. Raises `ConfigError`
     if the file cannot be read, or trains something else.
     """
-    keys, launch, found = settings_of(name, number, kind)
-    converted = convert_keys(keys, name, kind=found)
+    keys, launch, trainer = settings_of(name, number, kind)
+    converted = convert_keys(keys, name, kind=trainer)
     return launch.finished(converted) if launch else converted
 
 

@@ -81,17 +81,17 @@ def _rewards(key: str, value: object, values: Values) -> Translation:
     if is_off(value):
         return redundant("not set: environment.env_class decides")
     names = [str(name) for name in (value if isinstance(value, list) else [value])]
-    found = {name: _reward(name) for name in names}
-    if unnamed := [name for name, path in found.items() if not path]:
+    paths = {name: _reward(name) for name in names}
+    if unnamed := [name for name, path in paths.items() if not path]:
         return unsupported(
             f"reward {', '.join(unnamed)}, which has no import path: write it as a function in a file, and set "
             "environment.env_class to FILE.py:NAME, or to reward_model"
         )
     weights = values.get("reward_weights")
     several = len(names) > 1 or (not is_off(weights) and weights != [1.0])
-    packages = [package for package in ("trl", "open_r1") if any(path.startswith(package) for path in found.values())]
+    packages = [package for package in ("trl", "open_r1") if any(path.startswith(package) for path in paths.values())]
     return Translation(
-        writes={"environment.env_class": [*found.values()] if several else found[names[0]]},
+        writes={"environment.env_class": [*paths.values()] if several else paths[names[0]]},
         note=f"requires the package {' and '.join(packages)}" if packages else "",
     )
 
@@ -124,15 +124,15 @@ def _mixture(key: str, value: object, values: Values) -> Translation:
         return redundant("not set")
     if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
         raise UnexpectedValue("expected a list of tables")
-    found = []
+    datasets = []
     for item in value:
         rest = {name for name, setting in item.items() if setting is not None} - {*_OF_A_DATASET}
         rest -= {"weight"} if item.get("weight") in (1, 1.0) else set()
         names = [item.get("path") or item.get("id"), item.get("name") or item.get("config"), item.get("split", "train")]
         if rest or not names[0]:
             return unsupported(f"{', '.join(sorted(map(str, rest))) or 'no path'} of a dataset in a mixture")
-        found.append(":".join(str(name) for name in names if name))
-    return Translation(writes={"data.train_data": found})
+        datasets.append(":".join(str(name) for name in names if name))
+    return Translation(writes={"data.train_data": datasets})
 
 
 def _dataset(key: str, value: object, values: Values) -> Translation:

@@ -91,10 +91,10 @@ def resume(path: str, never: str) -> Entry:
 
 def _model_arguments(value: object) -> Translation:
     """Convert arguments of `from_pretrained`; the dtype is set by trainer.bf16."""
-    given = table(value)
-    rest = {*given} - {"torch_dtype", "dtype", "use_cache"}
-    if rest == {"attn_implementation"} and given["attn_implementation"] in ("sdpa", "eager", "flash_attention_2"):
-        return Translation(writes={"trainer.attention": given["attn_implementation"]})
+    arguments = table(value)
+    rest = {*arguments} - {"torch_dtype", "dtype", "use_cache"}
+    if rest == {"attn_implementation"} and arguments["attn_implementation"] in ("sdpa", "eager", "flash_attention_2"):
+        return Translation(writes={"trainer.attention": arguments["attn_implementation"]})
     return (
         unsupported(f"model arguments {', '.join(sorted(map(str, rest)))}")
         if rest

@@ -42,7 +42,7 @@ _REFUSED: dict[str, str] = {
 
 _KINDS: dict[str, ProgramFacts] = {
     **dict.fromkeys(CONVERTED, RUNS),
-    **{kind: unconverted(why) for kind, why in _REFUSED.items()},
+    **{kind: unconverted(reason) for kind, reason in _REFUSED.items()},
 }
 """Subcommand of `trl`, and name of its script -> whether its runs are converted."""
 
@@ -117,16 +117,16 @@ def settings_of(
     the file cannot be read, or is for a trainer that is not converted.
     """
     if Path(name).suffix.lower() == ".py":
-        found, own = _read_program(text_of(name), name, kind)
-        return found, None, own
+        settings, own = _read_program(text_of(name), name, kind)
+        return settings, None, own
     if is_script(name):
-        found, launch = _read_command_line(text_of(name), name, number)
+        settings, launch = _read_command_line(text_of(name), name, number)
         own = _kind_of(launch.program)
         if own and kind and own != kind:
             raise _refusal(name, f"line {launch.line} starts {launch.program}, which trains {own}, not {kind}")
-        return found, launch, own or kind or _recognised(found, name)
-    found = flat_file(name, of="trl")
-    return found, None, kind or _recognised(found, name)
+        return settings, launch, own or kind or _recognised(settings, name)
+    settings = flat_file(name, of="trl")
+    return settings, None, kind or _recognised(settings, name)
 
 
 def _kind_of(program: str) -> str:
@@ -139,9 +139,9 @@ def _refusal(name: str, message: str, hint: str = "") -> ConfigError:
     return ConfigError([Problem(path=name, message=message, hint=hint)], title=_TITLE)
 
 
-def _recognised(found: Mapping[str, Any], name: str) -> str:
+def _recognised(settings: Mapping[str, Any], name: str) -> str:
     """The trainer that arguments are for, by those that only it has. Raises `ConfigError` if they do not tell."""
-    trainers = trainers_with(key.partition(".")[0] for key in found)
+    trainers = trainers_with(key.partition(".")[0] for key in settings)
     if {*trainers} <= {"grpo", "rloo"}:
         return trainers[0]  # with rloo alike: the one that most files are for, as the report says
     if len(trainers) == 1:
@@ -224,18 +224,18 @@ class _Constants:
     def arguments_of(self, call: ast.Call) -> dict[str, Any]:
         """The settings that a call gives; none for a call of anything else."""
         name = _called_name(call)
-        given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+        arguments = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
         if name in _CLASSES or name in _ARGUMENTS:
             rest = {
                 f"**{ast.unparse(item.value)}": ProgramValue(ast.unparse(item.value))
                 for item in call.keywords
                 if item.arg is None
             }
-            return {key: self.value(node) for key, node in given.items()} | rest
+            return {key: self.value(node) for key, node in arguments.items()} | rest
         if name == "LoraConfig":
-            written = {_OF_LORA.get(key, f"lora_{key}"): self.value(node) for key, node in given.items()}
+            written = {_OF_LORA.get(key, f"lora_{key}"): self.value(node) for key, node in arguments.items()}
             return {"use_peft": True} | _DEFAULTS_OF_LORA | written
-        return dict(self._trainer_settings(given)) if name in _TRAINERS else {}
+        return dict(self._trainer_settings(arguments)) if name in _TRAINERS else {}
 
     def value(self, node: ast.expr, depth: int = 0) -> Any:
         """The value of an expression of constants; `ProgramValue` for any other."""
@@ -262,8 +262,8 @@ class _Constants:
         except (ValueError, TypeError, SyntaxError, RecursionError):
             return ProgramValue(ast.unparse(node))
 
-    def _trainer_settings(self, given: Mapping[str, ast.expr]) -> Iterator[tuple[str, Any]]:
-        for key, node in given.items():
+    def _trainer_settings(self, arguments: Mapping[str, ast.expr]) -> Iterator[tuple[str, Any]]:
+        for key, node in arguments.items():
             if key in _TRAINER:
                 yield _TRAINER[key], self.value(node)
             elif key in _DATASETS:
@@ -301,27 +301,27 @@ _LAUNCHER = PeerPrograms(name="TRL", programs=_KNOWN, is_setting=_is_argument, c
 
 def _read_command_line(text: str, name: str, number: int | None) -> tuple[dict[str, Any], RunCommand]:
     launch = launch_of(text, name, _LAUNCHER, number)
-    found = dict(_flags(launch.texts)) | _processes([*launch.before, *launch.texts])
-    found = _file_beside(found.pop("config", None), name) | found
-    return found, launch.without(_stray(launch.words))
+    settings = dict(_flags(launch.texts)) | _processes([*launch.before, *launch.texts])
+    settings = _file_beside(settings.pop("config", None), name) | settings
+    return settings, launch.without(_stray(launch.words))
 
 
 def _stray(words: Sequence[str]) -> list[str]:
     """Words that belong to no option: before the first one, and after `--name=value`."""
-    found: list[str] = []
+    stray_words: list[str] = []
     takes_values = False
     for word in words:
         if word.startswith("--"):
             takes_values = "=" not in word
         elif not takes_values:
-            found.append(word)
-    return found
+            stray_words.append(word)
+    return stray_words
 
 
 def _file_beside(config: object, script: str) -> dict[str, Any]:
     """The settings of the file that a command names with `--config`, if the file exists."""
-    places = [Path(str(config)), Path(script).parent / str(config)]
-    file = next((place for place in places if isinstance(config, str) and place.is_file()), None)
+    candidates = [Path(str(config)), Path(script).parent / str(config)]
+    file = next((candidate for candidate in candidates if isinstance(config, str) and candidate.is_file()), None)
     return flat_file(str(file), of="trl") if file else {"config": config} if config else {}
 
 

@@ -126,30 +126,32 @@ def convert_verl(name: str, *, number: int | None = None) -> Conversion:
     based_on, launch = launch.option("--config-name", "-cn")
     _, launch = launch.option("--config-path", "-cp")
     overrides, launch = launch.split(lambda word: _OVERRIDE.fullmatch(word) is not None)
-    given = dict(map(_setting, overrides))
+    settings = dict(map(_setting, overrides))
     written = [word for command in launch.script.commands for word in command.texts]
     images = next((word for word in written if word.lstrip("+").startswith(_IMAGES) and word[-1] != "="), "")
-    _refuse_images(name, f"line {launch.line} trains", images or _reading_model(given))
+    _refuse_images(name, f"line {launch.line} trains", images or _reading_model(settings))
     base = based_on.removesuffix(".yaml")
     if launch.program.endswith(_SUPERVISED):
-        keys, _ = without_references(_resolved(given))
+        keys, _ = without_references(_resolved(settings))
         is_old = launch.program.endswith("fsdp_sft_trainer")
         gpus = None if launch.program.endswith("_ray") else with_torchrun(launch.before)
         conversion = convert_supervised(keys, name, gpus=gpus, is_old=is_old)
         return launch.finished(evolve(conversion, notice=_version(keys, "sft")))
-    return launch.finished(convert_keys(given, name, based_on=base, program=launch.program))
+    return launch.finished(convert_keys(settings, name, based_on=base, program=launch.program))
 
 
-def _reading_model(given: Values) -> str:
+def _reading_model(settings: Values) -> str:
     """The model, if it reads images; empty otherwise."""
-    models = [str(given.get(key)) for key in ("actor_rollout_ref.model.path", "model.path", "model.partial_pretrain")]
+    models = [
+        str(settings.get(key)) for key in ("actor_rollout_ref.model.path", "model.path", "model.partial_pretrain")
+    ]
     return next(filter(reads_images, models), "")
 
 
-def _refuse_images(name: str, what: str, images: str) -> None:
+def _refuse_images(name: str, prefix: str, images: str) -> None:
     """Raise `ConfigError` for rows with images, of which only the text would be trained on."""
     if images:
-        message = f"{what} on rows with images or sound ({images}), which skyrl does not do yet"
+        message = f"{prefix} on rows with images or sound ({images}), which skyrl does not do yet"
         raise ConfigError([Problem(path=name, message=message)], title="Nothing was converted")
 
 
@@ -171,7 +173,7 @@ def convert_keys(
             f"The script also uses the settings of {based_on}.yaml, which it does not contain: convert that file, too.",
         )
     added = next((added for name, added in _ADDED.items() if f".{program}".endswith(f".{name}")), {})
-    system = evolve(_VERL, defaults=lambda given: _left_out({**added, **given}, given))
+    system = evolve(_VERL, defaults=lambda settings: _left_out({**added, **settings}, settings))
     mode = mode_of({**added, **values})
     notice = _version(keys, mode if mode in ("fully_async", "one_step_off") else strategy_of(values))
     return evolve(convert_settings(system, values, Writing(where)), notice=notice, remarks=remarks)
@@ -180,10 +182,10 @@ def convert_keys(
 def _version(keys: Iterable[str], kind: str) -> str:
     """The version of verl that the settings are of, if they tell the known versions apart."""
     trees = peer_trees("verl", kind)
-    known, found = [tree.version for tree in trees], versions_with(trees, keys)
-    if not found or len(found) == len(known):
+    known, versions = [tree.version for tree in trees], versions_with(trees, keys)
+    if not versions or len(versions) == len(known):
         return ""
-    return f"The settings are those of verl {' and '.join(found)} (known here: {', '.join(known)})."
+    return f"The settings are those of verl {' and '.join(versions)} (known here: {', '.join(known)})."
 
 
 def _resolved(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,7 +222,7 @@ def _names_a_table(value: object, values: Values) -> bool:
     return bool(name) and any(key.startswith(name + ".") for key in values)
 
 
-def _left_out(values: Values, given: Values) -> dict[str, Any]:
+def _left_out(values: Values, settings: Values) -> dict[str, Any]:
     """verl's defaults on which a complete experiment relies; `values` have those of its program, too."""
     if "actor_rollout_ref.model.path" not in values:
         return {}
@@ -228,7 +230,7 @@ def _left_out(values: Values, given: Values) -> dict[str, Any]:
     asynchronous = V1[mode] | {THRESHOLD: DEFAULT_THRESHOLD} if mode in V1 else {}
     critic = {**_WITH_A_CRITIC, "critic.ppo_mini_batch_size": values.get(_MINI, 256)}
     defaults = _ALWAYS | asynchronous | (critic if has_critic(_ALWAYS | dict(values)) else {}) | dict(values)
-    return {key: value for key, value in defaults.items() if key not in given}
+    return {key: value for key, value in defaults.items() if key not in settings}
 
 
 _VERL = System(

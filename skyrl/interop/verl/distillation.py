@@ -36,9 +36,9 @@ def distillation(key: str, value: object, values: Values) -> Translation:
         mode = _LOSS + "loss_mode"
         unwritten = Translation() if mode in values else _loss("k3", values)  # verl's default
         return unwritten if unwritten.unsupported else redundant("there is a teacher where its path is set")
-    found = _TEACHER.fullmatch(key)
-    if found is not None:
-        return _convert_teacher(key, found[1], found[2], value, values)
+    teacher_match = _TEACHER.fullmatch(key)
+    if teacher_match is not None:
+        return _convert_teacher(key, teacher_match[1], teacher_match[2], value, values)
     of_distributions = values.get(_LOSS + "loss_mode") == "forward_kl_topk"
     match key.removeprefix(_LOSS):
         case "loss_mode":
@@ -121,9 +121,9 @@ def _loss(value: object, values: Values) -> Translation:
     if value == "forward_kl_topk" and not by_gradient:
         writes: dict[str, Any] = {"type": "loss", "beta": 0.0, "top_k": values.get(_LOSS + "topk", 32), "tail": False}
         return Translation(writes={_OURS + name: setting for name, setting in writes.items()})
-    how = " in the policy gradient" if by_gradient else ""
+    suffix = " in the policy gradient" if by_gradient else ""
     return unsupported(
-        f"distillation by the estimate {value}{how}: k1 with use_policy_gradient and forward_kl_topk without it are "
+        f"distillation by the estimate {value}{suffix}: k1 with use_policy_gradient and forward_kl_topk without it are "
         "converted"
     )
 

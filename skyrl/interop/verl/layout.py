@@ -220,7 +220,7 @@ def _fsdp_only(name: str) -> Dependent:
 
 def _dtype(name: str) -> Dependent:
     """Convert a dtype of FSDP, which is written only where it differs from our default."""
-    usual, why = {
+    usual, reason = {
         "param_dtype": (("bf16", "bfloat16"), "set by trainer.bf16"),
         "reduce_dtype": (("fp32", "float32"), "gradients are summed in float32"),
         "buffer_dtype": (("fp32", "float32"), "buffers are float32"),
@@ -230,7 +230,7 @@ def _dtype(name: str) -> Dependent:
         if name == "reduce_dtype" and key.startswith(_REF):
             return redundant("the reference model has no gradients")
         if value is None or value in usual:
-            return redundant(why)
+            return redundant(reason)
         return _fsdp_only(f"fsdp_config.mixed_precision.{name}")(key, value, values)
 
     return become

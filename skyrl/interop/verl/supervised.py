@@ -92,14 +92,14 @@ def is_supervised(values: Iterable[str]) -> bool:
 
 
 def convert_supervised(
-    given: Values, where: str, *, gpus: tuple[int, int] | None = None, is_old: bool = False
+    settings: Values, where: str, *, gpus: tuple[int, int] | None = None, is_old: bool = False
 ) -> Conversion:
     """Convert settings whose references are resolved. `gpus` are the nodes and the processes of each that `torchrun`
     starts; None: the file says it. `is_old`: they are those of `fsdp_sft_trainer`.
     """
-    is_old = is_old or any(key.startswith(_OLD) for key in given)
-    names = {_renamed(key): key for key in given}
-    values = {key: given[name] for key, name in names.items()}
+    is_old = is_old or any(key.startswith(_OLD) for key in settings)
+    names = {_renamed(key): key for key in settings}
+    values = {key: settings[name] for key, name in names.items()}
     system = System(
         keys=_KEYS,
         dependent=(dict.fromkeys(_OF_ENGINES, _unused_engine), _DEPENDENT),
@@ -352,11 +352,11 @@ def with_torchrun(words: Iterable[str]) -> tuple[int, int] | None:
     """Nodes, and processes of each, that a launcher before the program starts; None if there is none, or if it says
     neither.
     """
-    given: dict[str, str] = {}
+    options: dict[str, str] = {}
     remaining = iter(words)
     for option in remaining:
         name, equals, text = option.lstrip("-").replace("_", "-").partition("=")
         if option.startswith("--") and name in ("nnodes", "nproc-per-node"):
-            given[name] = text if equals else next(remaining, "")
-    numbers: Mapping[str, int] = {name: int(text) for name, text in given.items() if text.isdecimal()}
+            options[name] = text if equals else next(remaining, "")
+    numbers: Mapping[str, int] = {name: int(text) for name, text in options.items() if text.isdecimal()}
     return (numbers.get("nnodes", 1), numbers.get("nproc-per-node", 1)) if numbers else None

@@ -34,7 +34,7 @@ class BufferMemory:
 
     def come_back(self) -> int:
         """Restore weights from the host, and gradients as zeros. Returns the bytes allocated."""
-        taken = 0
+        allocated = 0
         for buffer in self._buffers():
             for tensor in (buffer.param_data, buffer.grad_data):
                 if tensor is None or tensor.untyped_storage().size():
@@ -42,8 +42,8 @@ class BufferMemory:
                 tensor.untyped_storage().resize_(tensor.nbytes)
                 kept = self._on_host.pop(id(tensor), None)
                 tensor.zero_() if kept is None else tensor.copy_(kept)
-                taken += tensor.nbytes
-        return taken
+                allocated += tensor.nbytes
+        return allocated
 
     def _buffers(self) -> Iterator[Any]:
         yield from self._ddp.buffers

@@ -44,9 +44,9 @@ class _Stretch:
     main: Tensor
     state: dict[str, Any]
 
-    def of(self, whole: Tensor) -> Tensor:
+    def of(self, full: Tensor) -> Tensor:
         """This rank's numbers of a tensor with the layout of the parameter."""
-        return whole.flatten()[self.start : self.start + self.main.numel()].view(self.main.shape)
+        return full.flatten()[self.start : self.start + self.main.numel()].view(self.main.shape)
 
 
 @frozen(kw_only=True, eq=False)
@@ -96,9 +96,9 @@ class MegatronState:
     def _stage_of(self) -> dict[str, int]:
         """Stored weight -> the first pipeline stage that has it."""
         group = parallel_state.get_pipeline_model_parallel_group()
-        held: list[list[str]] = [[] for _ in range(group.size())]
-        dist.all_gather_object(held, list(self._parameter_of), group=group)
-        return {name: stage for stage, names in reversed(list(enumerate(held))) for name in names}
+        names_by_stage: list[list[str]] = [[] for _ in range(group.size())]
+        dist.all_gather_object(names_by_stage, list(self._parameter_of), group=group)
+        return {name: stage for stage, names in reversed(list(enumerate(names_by_stage))) for name in names}
 
     def load_weights(self, source: ModelSource) -> None:
         """Fill every parameter from the stored model, of which each rank reads its own rows. A model with random
@@ -139,12 +139,12 @@ class MegatronState:
             if group.rank() == stage:
                 parameter = self._parameters[self._parameter_of[name]]
                 local = self._master(parameter) if dtype is None else parameter.detach().to(dtype)
-                whole = self._whole(name, local)
+                full = self._whole(name, local)
             else:
-                whole = torch.empty(like.shape, dtype=dtype or torch.float32, device=self._device)
+                full = torch.empty(like.shape, dtype=dtype or torch.float32, device=self._device)
             if group.size() > 1:
-                dist.broadcast(whole, dist.get_global_rank(group, stage), group=group)
-            yield name, whole
+                dist.broadcast(full, dist.get_global_rank(group, stage), group=group)
+            yield name, full
 
     def tensor_shards(self) -> Iterator[TensorShard]:
         """This rank's stretch of each tensor of its stage; the ranks of the stage have equal stretches."""
@@ -221,7 +221,7 @@ class MegatronState:
     def _whole(self, weight: str, local: Tensor) -> Tensor:
         """A whole stored tensor, assembled from the parameters, or their state, of all ranks that hold parts of it."""
         name = self._parameter_of[weight]
-        whole = torch.empty(self.shapes[weight].shape, dtype=local.dtype, device=local.device)
+        full = torch.empty(self.shapes[weight].shape, dtype=local.dtype, device=local.device)
         cut = self._cut(name)
         own = local_part(local, self._pieces(name), weight).contiguous()
         most = max(sum(len(item.rows) for item in layout[name] if item.weight == weight) for layout in cut.layouts)
@@ -231,15 +231,15 @@ class MegatronState:
         if len(cut.layouts) > 1:
             dist.all_gather(received, sent, group=cut.group)
         for layout, part in zip(cut.layouts, received, strict=True):
-            put(whole, part, layout[name], weight)
-        return whole
+            put(full, part, layout[name], weight)
+        return full
 
-    def _local_shard(self, name: str, whole: Tensor) -> Iterator[TensorShard]:
-        flat = whole.flatten()
+    def _local_shard(self, name: str, full: Tensor) -> Iterator[TensorShard]:
+        flat = full.flatten()
         size = -(-flat.numel() // self._copies)
         own = flat[size * self._number : size * (self._number + 1)]
         if own.numel():
-            yield TensorShard(name=name, shape=tuple(whole.shape), start=size * self._number, numbers=own)
+            yield TensorShard(name=name, shape=tuple(full.shape), start=size * self._number, numbers=own)
 
     @property
     def _copies(self) -> int:
@@ -278,9 +278,9 @@ class MegatronState:
         learns = self._optimizer is not None and parameter.requires_grad
         for inner in self._optimizer.chained_optimizers if learns else ():
             if hasattr(inner, "model_param_gbuf_map"):
-                place = inner.model_param_group_index_map.get(parameter)
-                if place is not None:
-                    group, number = place
+                position = inner.model_param_group_index_map.get(parameter)
+                if position is not None:
+                    group, number = position
                     main = inner.optimizer.param_groups[group]["params"][number]
                     start = inner._get_model_param_range_map(parameter)["param"].start
                     return _Stretch(start, main, inner.optimizer.state[main])

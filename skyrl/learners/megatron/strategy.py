@@ -76,11 +76,13 @@ class Megatron:
             raise ModelError(f"this model has no experts that ranks could share: set {field} = 1")
         for name, sizes_of_parts in parts.items():
             size = degrees[name]
-            if found := uneven_parts(sizes_of_parts, size, context.ranks.size):
-                what, uneven = found
+            if problem := uneven_parts(sizes_of_parts, size, context.ranks.size):
+                part_name, uneven = problem
                 field = f"{table}.{name}_parallel_size"
                 sizes = " or ".join(map(str, uneven.nearest))
-                raise ModelError(f"{size} ranks cannot share the model's {uneven.whole} {what}: set {field} = {sizes}")
+                raise ModelError(
+                    f"{size} ranks cannot share the model's {uneven.whole} {part_name}: set {field} = {sizes}"
+                )
 
     def _build(self, source: ModelSource, context: StrategyContext) -> None:
         self._ranks, self._device, self._mover = context.ranks, context.device, context.mover
@@ -209,19 +211,19 @@ class Megatron:
 
     def forward(self, micro_batches: Sequence[MicroBatch], read: Callable[[Any, MicroBatch], T]) -> list[T]:
         """`read(model, micro_batch)` of each micro-batch on the last stage; an empty list on the others."""
-        found: list[T] = []
+        results: list[T] = []
 
         def step(micro: MicroBatch) -> Tensor:
             if not self.model.is_last:
                 return self._hidden(micro)
-            found.append(read(self.model, micro))
+            results.append(read(self.model, micro))
             return torch.zeros((), device=self._device)
 
         self._settle()
         self.model.eval()
         with torch.no_grad():
             self._run(micro_batches, step, forward_only=True)
-        return found
+        return results
 
     def accumulate(
         self,

@@ -86,7 +86,7 @@ class ScorerGroup(Generic[W_co]):
         return attrs.evolve(table, values=table.values[:, 0].long()), attrs.evolve(table, values=table.values[:, 1])
 
     def _results_by_row(self, batch: TrainingBatch, results: Sequence[RowTensors]) -> RowTensors:
-        return RowTensors.of([row for found in self._reported(results) for row in found.rows()][: len(batch)])
+        return RowTensors.of([row for result in self._reported(results) for row in result.rows()][: len(batch)])
 
     def _shares(self, batch: TrainingBatch) -> list[TrainingBatch]:
         """The rows of each rank, which are the rows of its replica."""

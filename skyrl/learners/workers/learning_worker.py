@@ -305,8 +305,8 @@ class LearningWorker(ModelWorker):
 
     def shapes(self, adapter: bool = False) -> list[tuple[str, tuple[int, ...]]]:
         """Name and shape of every weight that `stream` yields, in order; with `adapter`, of the adapter only."""
-        held = iter(self.strategy.named_shapes().items())
-        shapes = adapter_alone(held) if adapter else merged_shapes(held)
+        weights = iter(self.strategy.named_shapes().items())
+        shapes = adapter_alone(weights) if adapter else merged_shapes(weights)
         return [(name, tuple(item.shape)) for name, item in shapes]
 
     async def export_weights(
@@ -344,10 +344,10 @@ class LearningWorker(ModelWorker):
         self._refuse_waiting_gradients("leave the device")
         return await super().offload(model=model, optimizer=optimizer)
 
-    def _refuse_waiting_gradients(self, what: str) -> None:
+    def _refuse_waiting_gradients(self, action: str) -> None:
         """Raises `RunError` if gradients of a `forward_backward` would be lost."""
         if self._passes:
-            raise RunError(f"the {self._title} cannot {what}: gradients wait for it, call optimizer_step first")
+            raise RunError(f"the {self._title} cannot {action}: gradients wait for it, call optimizer_step first")
 
     def load_state(self, source: TensorSource, numbers: Mapping[str, Any]) -> None:
         """Load a staged state; see `ModelWorker.load_state`. Gradients that wait for a step are dropped."""

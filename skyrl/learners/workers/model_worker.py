@@ -122,11 +122,11 @@ class ModelWorker:
         if batch.micro_batches is None:
             [batch] = self._budget.plan([batch])
         cut = list(micro_batches(batch, self._forward_rows))
-        found = self.strategy.forward([self._options.prepare(micro) for _, micro in cut], self._score)
+        outputs = self.strategy.forward([self._options.prepare(micro) for _, micro in cut], self._score)
         scored = torch.zeros(batch.input_ids.shape)
         if not self.ranks.reports:
             return scored[:0]
-        for (index, _), values in zip(cut, to_host(found), strict=True):
+        for (index, _), values in zip(cut, to_host(outputs), strict=True):
             scored[index, : values.shape[1]] = values
         return scored
 
@@ -234,13 +234,13 @@ class ModelWorker:
         if batch.micro_batches is None:
             [batch] = self._budget.plan([batch])
         cut = list(micro_batches(batch, self._forward_rows))
-        found = self.strategy.forward([self._options.prepare(micro) for _, micro in cut], read)
+        outputs = self.strategy.forward([self._options.prepare(micro) for _, micro in cut], read)
         if not self.ranks.reports:
             return RowTensors(values=torch.zeros(0), counts=torch.zeros(0, dtype=torch.int64))
         rows: dict[int, Tensor] = {}
-        for (index, micro), states in zip(cut, to_host(found), strict=True):
-            each = states.split(micro.loss_mask.sum(1).tolist())
-            rows |= zip(index.tolist(), each, strict=True)
+        for (index, micro), states in zip(cut, to_host(outputs), strict=True):
+            row_states = states.split(micro.loss_mask.sum(1).tolist())
+            rows |= zip(index.tolist(), row_states, strict=True)
         return RowTensors.of([rows[row] for row in range(len(batch))])
 
     def _forward(self, model: nn.Module, micro: MicroBatch) -> Outputs:

@@ -139,13 +139,13 @@ class PreferenceObjective(Objective):
         shorter = torch.minimum(chosen_tokens, rejected_tokens).unsqueeze(1)
 
         def sums(values: Tensor) -> list[Tensor]:
-            found = []
+            totals = []
             for side, mask in zip(self._sides(values), masks, strict=True):
                 weights = mask.float()
                 if self.ld_alpha is not None:
                     weights = torch.where(mask.cumsum(1) > shorter, self.ld_alpha * weights, weights)
-                found.append((side * weights).sum(1))
-            return found
+                totals.append((side * weights).sum(1))
+            return totals
 
         chosen, rejected = sums(logprobs)
         ref_chosen, ref_rejected = sums(
@@ -196,7 +196,7 @@ class PreferenceObjective(Objective):
     def _sides(self, values: Tensor) -> list[Tensor]:
         """(B, ...) -> (pairs, ...) of the better and of the worse answers of all pairs."""
         items = self._group_by_item(values)
-        return [items[:, places].flatten(0, 1) for places in self._places(values)]
+        return [items[:, indices].flatten(0, 1) for indices in self._places(values)]
 
     def _places(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Places in an item of the better and of the worse answer of each pair."""

@@ -97,15 +97,15 @@ class PolicyWorker(LearningWorker):
         teacher = trainer.teacher
         taught = teacher.local_paths or teacher.endpoint.url or teacher.endpoint.sources or distillation.self_teacher
         distills = bool(taught) and distillation.type == "loss"
-        whole = distills and distillation.top_k is None
+        compares_all = distills and distillation.top_k is None
         itself = (TEACHER_HIDDEN,) if distillation.self_teacher else ()
-        of_teachers = hidden_of_teachers(teacher) if whole and not itself else {}
+        of_teachers = hidden_of_teachers(teacher) if compares_all and not itself else {}
         matrices = {name: _output_matrix(trainer, teacher.of(path)) for path, name in of_teachers.items()}
         self._teachers = TeacherLoss(distillation, matrices, of_policy=itself) if distills else None
         read = _log_probabilities(trainer, compile_it=_compiles_logits(trainer, policy), teachers=self._teachers)
         source = causal_lm(trainer, policy)
         super().__init__(trainer, policy, source, read, num_training_steps, updates, ranks=ranks, mover=mover)
-        if whole and not self._options.plain_head:
+        if compares_all and not self._options.plain_head:
             raise no_plain_head("the policy")
         if compiles_layers(trainer, policy):
             compile_layers(self.model)  # after the passes that probe it, in another type
@@ -151,12 +151,12 @@ class SFTWorker(TextWorker):
     ) -> None:
         """Loads `run.model`, and of the teacher the output matrix, if all tokens are compared."""
         distillation, teachers = run.distillation, None
-        whole = distillation.has_teacher and distillation.compares_all
+        compares_all = distillation.has_teacher and distillation.compares_all
         if distillation.has_teacher:
-            matrices = {TEACHER_HIDDEN: _output_matrix(run, teacher_section(run))} if whole else {}
+            matrices = {TEACHER_HIDDEN: _output_matrix(run, teacher_section(run))} if compares_all else {}
             teachers = TeacherLoss(distillation, matrices)
         super().__init__(run, num_training_steps, ranks=ranks, mover=mover, teachers=teachers)
-        if whole and not self._options.plain_head:
+        if compares_all and not self._options.plain_head:
             raise no_plain_head("the model")
 
 
@@ -247,8 +247,8 @@ def causal_lm(run: RunBasics, section: ShardedModelConfig) -> ModelSource:
 
     def on_device(loaded: nn.Module) -> nn.Module:
         """The model with the kernels that its device has for its layers."""
-        whole = section.tensor_parallel_size == 1 and not facts_of(run).own_modules
-        if run.use_liger_kernel and run.device == "cuda" and whole and not compiles_layers(run, section):
+        is_fusible = section.tensor_parallel_size == 1 and not facts_of(run).own_modules
+        if run.use_liger_kernel and run.device == "cuda" and is_fusible and not compiles_layers(run, section):
             dtype = getattr(torch, required(run.compute_dtype, run.path_of("compute_dtype")))
             fuse_layers(loaded, torch.device("cuda"), dtype, field=run.path_of("use_liger_kernel"))
         return loaded

@@ -44,8 +44,8 @@ def engine_config(
         "wall_clock_breakdown": config.wall_clock_breakdown,
     }
     if config.communication_data_type is not None:
-        wanted = config.communication_data_type
-        settings["communication_data_type"] = SHORT_NAMES.get(wanted, wanted)
+        dtype = config.communication_data_type
+        settings["communication_data_type"] = SHORT_NAMES.get(dtype, dtype)
     return settings
 
 

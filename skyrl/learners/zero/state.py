@@ -158,19 +158,19 @@ class ZeroState:
         if numbers is not None and numbers.numel():
             yield TensorShard(name=key, shape=tuple(shape), start=start, numbers=numbers)
 
-    def _even_share(self, name: str, whole: Tensor) -> Iterator[TensorShard]:
+    def _even_share(self, name: str, full: Tensor) -> Iterator[TensorShard]:
         """This rank's equal share of a tensor that all ranks have."""
-        size = -(-whole.numel() // self._ranks.size)
+        size = -(-full.numel() // self._ranks.size)
         start = size * self._ranks.rank
-        numbers = whole.view(-1)[start : start + size]
+        numbers = full.view(-1)[start : start + size]
         if numbers.numel():
-            yield TensorShard(name=name, shape=tuple(whole.shape), start=start, numbers=numbers)
+            yield TensorShard(name=name, shape=tuple(full.shape), start=start, numbers=numbers)
 
     def _stretch(self, weight: Any, slot: str | None) -> tuple[int, Tensor | None]:
         """Start of this rank's stretch of a weight or slot, and its numbers."""
         if self._stage < 3:
-            held = weight._hp_mapping
-            return (0, None) if held is None else (held.lp_fragment_address.start, held.get_hp_fragment(slot))
+            mapping = weight._hp_mapping
+            return (0, None) if mapping is None else (mapping.lp_fragment_address.start, mapping.get_hp_fragment(slot))
         utils = self._deepspeed.utils
         if slot is None:
             numbers = utils.safe_get_local_fp32_param(weight)
