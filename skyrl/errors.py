@@ -285,13 +285,13 @@ def problem_table(problems: Iterable[Problem], title: str) -> list[ProblemLine]:
     columns = [_columns(row) for row in rows]
     path_width = min(max(len(path) for path, _ in columns), 60)
     message_width = min(
-        max((len(row.message) for row, (_, place) in zip(rows, columns, strict=True) if place), default=0), 72
+        max((len(row.message) for row, (_, location) in zip(rows, columns, strict=True) if location), default=0), 72
     )
     lines: list[ProblemLine] = [(("title", printable(f"{title} ({count}):")),)]
-    for row, (path, place) in zip(rows, columns, strict=True):
+    for row, (path, location) in zip(rows, columns, strict=True):
         message = f"{printable(row.message):<{message_width}}  "
         lines.append(
-            (("path", f"  {printable(path):<{path_width}}  "), ("message", message), ("place", printable(place)))
+            (("path", f"  {printable(path):<{path_width}}  "), ("message", message), ("place", printable(location)))
         )
         lines += [(("path", f"  {'':<{path_width}}  "), ("hint", printable(line))) for line in row.hint.splitlines()]
     return lines

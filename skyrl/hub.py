@@ -77,8 +77,8 @@ def cached_folder(name: str, kind: Kind = "model") -> Path | None:
     from huggingface_hub import constants, try_to_load_from_cache
 
     if kind == "model":
-        found = try_to_load_from_cache(name, "config.json")
-        return Path(found).parent if isinstance(found, str) else None
+        config_file = try_to_load_from_cache(name, "config.json")
+        return Path(config_file).parent if isinstance(config_file, str) else None
     owner, _, rest = name.partition("/")
     datasets = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets"
     copies = (Path(constants.HF_HUB_CACHE) / f"datasets--{owner}--{rest}", Path(datasets) / f"{owner}___{rest.lower()}")
@@ -113,12 +113,12 @@ def _describe_error(error: Exception) -> str:
     return _unreachable(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
 
-def _unreachable(why: str) -> str:
+def _unreachable(reason: str) -> str:
     from huggingface_hub import constants
 
     return (
-        f"the hub cannot be reached to fetch it ({constants.ENDPOINT}: {why}). Download it first, set HF_ENDPOINT to a "
-        "mirror, or set HF_HUB_OFFLINE = 1 if the cache has a copy"
+        f"the hub cannot be reached to fetch it ({constants.ENDPOINT}: {reason}). Download it first, set HF_ENDPOINT "
+        "to a mirror, or set HF_HUB_OFFLINE = 1 if the cache has a copy"
     )
 
 
@@ -126,12 +126,12 @@ def similar_path_hint(path: str) -> str:
     """A suggestion for a path that does not exist, in brackets: a similar name in its folder, or what the folder holds.
     Empty if the folder does not exist either.
     """
-    place = Path(path).expanduser()
+    expanded_path = Path(path).expanduser()
     try:
-        names = sorted(item.name for item in place.parent.iterdir() if not item.name.startswith("."))
+        names = sorted(item.name for item in expanded_path.parent.iterdir() if not item.name.startswith("."))
     except OSError:
         return ""
-    if near := nearest(place.name, names):
-        return f" (did you mean {place.parent / near}?)"
-    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-    return f" ({place.parent} contains {shown or 'nothing'})"
+    if near := nearest(expanded_path.name, names):
+        return f" (did you mean {expanded_path.parent / near}?)"
+    listing = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    return f" ({expanded_path.parent} contains {listing or 'nothing'})"

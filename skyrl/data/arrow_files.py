@@ -43,24 +43,24 @@ class ArrowTable:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def row(self, place: int, columns: tuple[str, ...]) -> dict[str, Any]:
-        """The row at this place: of a list, its values as a numpy array. `columns` are the names to read."""
-        number = bisect.bisect_right(self._ends, place)
+    def row(self, index: int, columns: tuple[str, ...]) -> dict[str, Any]:
+        """The row at this index: of a list, its values as a numpy array. `columns` are the names to read."""
+        number = bisect.bisect_right(self._ends, index)
         file, batch = self._batches[number]
-        inside = place - (self._ends[number - 1] if number else 0)
+        inside = index - (self._ends[number - 1] if number else 0)
         values = {name: _value(batch.column(name)[inside]) for name in columns}
         file.count(sum(AROUND + value.nbytes for value in values.values() if isinstance(value, np.ndarray)))
         return values
 
     def slices(self, count: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """All rows in order, at most `count` at a time, after the place of the first of them."""
-        place = 0
+        offset = 0
         for file, batch in self._batches:
             for begin in range(0, batch.num_rows, count):
                 part = batch.slice(begin, count)
-                yield place + begin, part
+                yield offset + begin, part
                 file.count(AROUND + part.nbytes)
-            place += batch.num_rows
+            offset += batch.num_rows
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """All rows in order, as Python objects."""

@@ -44,9 +44,9 @@ def _children(value: object) -> list[Any]:
 class Expansion:
     """Counts the bytes to which a compressed file expands."""
 
-    def __init__(self, place: str, size: int) -> None:
-        """`place` is its path or address, `size` its number of bytes."""
-        self._path = place
+    def __init__(self, location: str, size: int) -> None:
+        """`location` is its path or address, `size` its number of bytes."""
+        self._path = location
         self._left = FREE_BYTES + LARGEST_RATIO * size
 
     def take(self, size: int) -> None:
@@ -79,7 +79,7 @@ def _elements(column: pa.Array) -> int:
 
     kind = column.type
     if pa.types.is_struct(kind):
-        inside = [column.field(place) for place in range(kind.num_fields)]
+        inside = [column.field(index) for index in range(kind.num_fields)]
     elif pa.types.is_fixed_size_list(kind):
         inside = [column.values.slice(column.offset * kind.list_size, len(column) * kind.list_size)]
     elif pa.types.is_map(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):

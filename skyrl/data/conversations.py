@@ -28,20 +28,22 @@ MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 """Names of columns, and types of message parts, that are not text."""
 
 
-def messages_of(given: object, key: str) -> list[Message]:
+def messages_of(messages: object, key: str) -> list[Message]:
     """The messages of one column. Raises `DataError` if it is not a conversation, or not all text."""
-    given = from_json(given, key) if isinstance(given, str) and given.lstrip().startswith("[") else given
-    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
-        raise DataError(f"{key} is {short(given)}, not a list of messages such as {{'role': 'user', 'content': ...}}")
-    return [_message(value, key) for value in given]
+    messages = from_json(messages, key) if isinstance(messages, str) and messages.lstrip().startswith("[") else messages
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise DataError(
+            f"{key} is {short(messages)}, not a list of messages such as {{'role': 'user', 'content': ...}}"
+        )
+    return [_message(value, key) for value in messages]
 
 
-def tools_of(given: Any, key: str) -> Sequence[Any] | None:
+def tools_of(tools: Any, key: str) -> Sequence[Any] | None:
     """The tools of one column, a list or its JSON text; None if there are none. Raises `DataError`."""
-    given = from_json(given, key) if isinstance(given, str) and given else given
-    if given and not isinstance(given, Sequence):
-        raise DataError(f"{key} is {short(given)}, not a list of tools")
-    return given or None
+    tools = from_json(tools, key) if isinstance(tools, str) and tools else tools
+    if tools and not isinstance(tools, Sequence):
+        raise DataError(f"{key} is {short(tools)}, not a list of tools")
+    return tools or None
 
 
 def with_system(messages: list[Message], system: object) -> list[Message]:
@@ -75,17 +77,17 @@ def from_json(text: str, key: str) -> Any:
         raise DataError(f"{key} is not JSON: {error}") from None
 
 
-def _message(given: object, key: str) -> Message:
-    if isinstance(given, Mapping) and "role" not in given and isinstance(given.get("from"), str):
-        given = _sharegpt_message(given, key)
-    if not isinstance(given, Mapping) or not isinstance(given.get("role"), str):
-        raise DataError(f"the message {short(given)} in {key} has no role")
-    message = {name: value for name, value in given.items() if value is not None}
+def _message(turn: object, key: str) -> Message:
+    if isinstance(turn, Mapping) and "role" not in turn and isinstance(turn.get("from"), str):
+        turn = _sharegpt_message(turn, key)
+    if not isinstance(turn, Mapping) or not isinstance(turn.get("role"), str):
+        raise DataError(f"the message {short(turn)} in {key} has no role")
+    message = {name: value for name, value in turn.items() if value is not None}
     if isinstance(message.get("content"), list | tuple):
         message["content"] = "".join(_text_of(part, key) for part in message["content"])
     says_otherwise = message.get("tool_calls") or split_thoughts({**message, "content": ""})[0]
     if not isinstance(message.get("content", "" if says_otherwise else None), str):
-        raise DataError(f"the message {short(given)} in {key} has no text as its content")
+        raise DataError(f"the message {short(turn)} in {key} has no text as its content")
     return message
 
 
@@ -98,13 +100,13 @@ def _text_of(part: object, key: str) -> str:
     return text
 
 
-def _sharegpt_message(given: Mapping[str, Any], key: str) -> Message:
-    role = SHAREGPT_ROLES.get(given["from"])
+def _sharegpt_message(turn: Mapping[str, Any], key: str) -> Message:
+    role = SHAREGPT_ROLES.get(turn["from"])
     if role is None:
-        raise DataError(f"a turn in {key} is from {given['from']!r}; known: {', '.join(SHAREGPT_ROLES)}")
-    rest = {name: value for name, value in given.items() if name not in ("from", "value")}
-    if given["from"] == "function_call":
-        calls = from_json(str(given.get("value")), key)
+        raise DataError(f"a turn in {key} is from {turn['from']!r}; known: {', '.join(SHAREGPT_ROLES)}")
+    rest = {name: value for name, value in turn.items() if name not in ("from", "value")}
+    if turn["from"] == "function_call":
+        calls = from_json(str(turn.get("value")), key)
         calls = calls if isinstance(calls, list) else [calls]
         return {"role": role, "content": "", "tool_calls": [{"type": "function", "function": c} for c in calls], **rest}
-    return {"role": role, "content": given.get("value"), **rest}
+    return {"role": role, "content": turn.get("value"), **rest}

@@ -25,26 +25,26 @@ class CustomSampler(Sampler):
         self._name, self._count = name, len(rows)
         make = import_object(name)
         try:
-            made = make(rows, **arguments)
+            sampler = make(rows, **arguments)
         except Exception as error:
             raise UserError(
                 f"the sampler {name}, called with the rows and sampler_kwargs, raised {summary(error)}"
             ) from error
-        if not isinstance(made, Sampler) and not hasattr(made, "__iter__"):
+        if not isinstance(sampler, Sampler) and not hasattr(sampler, "__iter__"):
             raise UserError(
-                f"the sampler {name} is a {type(made).__name__}, which is neither a skyrl.data.samplers.Sampler nor "
+                f"the sampler {name} is a {type(sampler).__name__}, which is neither a skyrl.data.samplers.Sampler nor "
                 "something whose iterator yields numbers of rows"
             )
-        self._own = made if isinstance(made, Sampler) else Iterated(made)
+        self._own = sampler if isinstance(sampler, Sampler) else Iterated(sampler)
 
     def draw(self, count: int, step: int) -> Sequence[int]:
         """Raises `RunError` unless the sampler gives `count` numbers of rows."""
         drawn = self._call_user(lambda: list(self._own.draw(count, step)), "draw")
         wrong = [row for row in drawn if not isinstance(row, int | np.integer) or not 0 <= row < self._count]
         if wrong or len(drawn) != count:
-            found = f"the row {wrong[0]!r}" if wrong else f"{len(drawn)} rows"
+            description = f"the row {wrong[0]!r}" if wrong else f"{len(drawn)} rows"
             raise RunError(
-                f"the sampler {self._name} drew {found} for step {step}; a batch needs {count} numbers from 0 to "
+                f"the sampler {self._name} drew {description} for step {step}; a batch needs {count} numbers from 0 to "
                 f"{self._count - 1}"
             )
         return [int(row) for row in drawn]

@@ -88,11 +88,11 @@ def data_files(source: str) -> tuple[DataFile, ...]:
 
     A pattern has `*` and `?` for any characters, and on a disk `**` for any folders.
     """
-    found = _remote(source) if is_remote(source) else _local(source)
-    if not found:
-        what = f"; files of rows end in {', '.join(FILES)}" if "*" in source or is_remote(source) else ""
-        raise DataError(f"there is no data file {(source if what else str(Path(source).expanduser()))[:500]}{what}")
-    return tuple(map(DataFile, found))
+    paths = _remote(source) if is_remote(source) else _local(source)
+    if not paths:
+        hint = f"; files of rows end in {', '.join(FILES)}" if "*" in source or is_remote(source) else ""
+        raise DataError(f"there is no data file {(source if hint else str(Path(source).expanduser()))[:500]}{hint}")
+    return tuple(map(DataFile, paths))
 
 
 def _local(source: str) -> Sequence[str]:

@@ -43,8 +43,8 @@ def streamed_dataset(source: str) -> IterableDataset:
         return _dataset(source).to_iterable_dataset()
     datasets = _library(source)
     try:
-        place = str(folder) if folder.is_dir() else name
-        return datasets.load_dataset(place, configuration, split=split or SPLIT, streaming=True)
+        path = str(folder) if folder.is_dir() else name
+        return datasets.load_dataset(path, configuration, split=split or SPLIT, streaming=True)
     except Exception as error:  # errors of the library, of its readers, and of the network
         raise DataError(f"the dataset {source} cannot be loaded: {error}") from error
 
@@ -68,10 +68,11 @@ def dataset_failure(source: str) -> str | None:
             f"{source} is neither a .parquet, .arrow, .jsonl, .json or .csv file nor a folder nor a hub dataset "
             f"(owner/name or owner/name:split){similar_path_hint(name)}"
         )
-    why = hub_failure(name, "dataset")
+    reason = hub_failure(name, "dataset")
     return (
-        why
-        and f"the dataset {source} cannot be loaded: there is no such folder here{similar_path_hint(name)}, and {why}"
+        reason
+        and f"the dataset {source} cannot be loaded: there is no such folder here{similar_path_hint(name)}, and "
+        f"{reason}"
     )
 
 
@@ -84,8 +85,8 @@ def _dataset(source: str) -> Dataset:
         if (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file():
             rows = _slice(datasets.load_from_disk(str(folder)), split)
         else:
-            place = str(folder) if folder.is_dir() else name
-            rows = datasets.load_dataset(place, configuration, split=split or SPLIT)
+            path = str(folder) if folder.is_dir() else name
+            rows = datasets.load_dataset(path, configuration, split=split or SPLIT)
     except Exception as error:  # errors of the library, of its readers, and of the network
         raise DataError(f"the dataset {source} cannot be loaded: {error}") from error
     return rows
@@ -93,13 +94,13 @@ def _dataset(source: str) -> Dataset:
 
 def _library(source: str) -> ModuleType:
     """Hugging Face's library, for a source that exists. Raises `DataError`."""
-    if why := dataset_failure(source):
-        raise DataError(why)
+    if reason := dataset_failure(source):
+        raise DataError(reason)
     try:
         import datasets
     except ImportError:
-        how = install_command("data")
-        raise DataError(f"{source} is a dataset of Hugging Face: reading it needs `{how}`") from None
+        command = install_command("data")
+        raise DataError(f"{source} is a dataset of Hugging Face: reading it needs `{command}`") from None
     library: ModuleType = datasets
     return library
 
@@ -111,13 +112,13 @@ def _slice(stored: Dataset | DatasetDict, split: str | None) -> Dataset:
     several = isinstance(stored, datasets.DatasetDict)
     if split is None and not several:
         return stored
-    wanted = split or SPLIT
-    base = wanted.partition("[")[0]
+    spec = split or SPLIT
+    base = spec.partition("[")[0]
     result = stored.get(base) if several else stored
     names = list(stored) if several else [str(stored.split or SPLIT)]
     if result is None or base not in names:
         raise ValueError(f"there is no split {base!r}; it has {', '.join(names)}")
-    (part,) = datasets.ReadInstruction.from_spec(wanted).to_absolute({base: len(result)})
+    (part,) = datasets.ReadInstruction.from_spec(spec).to_absolute({base: len(result)})
     return result.select(range(part.from_ or 0, len(result) if part.to is None else part.to))
 
 

@@ -60,7 +60,7 @@ def labelled_reader(
     return RowReader(run, tuple(sources), max_length, read, lambda row: None, count_empty(masks))
 
 
-def _label(given: object, key: str) -> bool:
-    if given in (True, False):  # and so 1 and 0
-        return bool(given)
-    raise DataError(f"{key} is {short(given)}, not true or false: whether the answer is good")
+def _label(value: object, key: str) -> bool:
+    if value in (True, False):  # and so 1 and 0
+        return bool(value)
+    raise DataError(f"{key} is {short(value)}, not true or false: whether the answer is good")

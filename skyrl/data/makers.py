@@ -53,8 +53,8 @@ MAKERS: Mapping[str, Maker] = {
 """Name of a data set -> how it is made."""
 
 
-def make_files(name: str, folder: Path, given: Sequence[str]) -> dict[str, int]:
-    """Write each part of a data set to `folder`, and return the number of rows of each file. `given` are sources in
+def make_files(name: str, folder: Path, overrides: Sequence[str]) -> dict[str, int]:
+    """Write each part of a data set to `folder`, and return the number of rows of each file. `overrides` are sources in
     place of the default ones, as `part=source`. Raises `UserError` for an unknown name or part, and `DataError`.
     """
     maker = MAKERS.get(name)
@@ -63,7 +63,7 @@ def make_files(name: str, folder: Path, given: Sequence[str]) -> dict[str, int]:
         meant = f" (did you mean {near}?)" if near else ""
         raise UserError(f"there is no maker of {name!r}{meant}; available: {', '.join(MAKERS)}")
     sources = dict(maker.sources)
-    for value in given:
+    for value in overrides:
         part, equals, source = value.partition("=")
         if not equals or not source or part not in sources:
             raise UserError(f"--source {value}: write one of {', '.join(f'{known}=SOURCE' for known in sources)}")

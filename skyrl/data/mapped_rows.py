@@ -30,29 +30,29 @@ ReadRow = Callable[[dict[str, Any], str], SupervisedRow]
 class MappedRows(RowsOnAccess[SupervisedRow]):
     """Rows of Arrow tables, each read on access. Only their places are in memory: 8 bytes per row."""
 
-    def __init__(self, tables: Sequence[ArrowTable], places: Sequence[NDArray[np.int64]], read: ReadRow) -> None:
-        """`places` are those of the rows that are used in each table; `read` makes a row of what is there."""
-        self._tables, self._places, self._read = list(tables), list(places), read
-        self._ends = np.cumsum([len(place) for place in places])
+    def __init__(self, tables: Sequence[ArrowTable], indices: Sequence[NDArray[np.int64]], read: ReadRow) -> None:
+        """`indices` are those of the rows that are used in each table; `read` makes a row of what is there."""
+        self._tables, self._places, self._read = list(tables), list(indices), read
+        self._ends = np.cumsum([len(part) for part in indices])
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def read_row(self, place: int) -> SupervisedRow:
-        number = int(np.searchsorted(self._ends, place, side="right"))
+    def read_row(self, index: int) -> SupervisedRow:
+        number = int(np.searchsorted(self._ends, index, side="right"))
         start = int(self._ends[number - 1]) if number else 0
-        inside = int(self._places[number][place - start])
+        inside = int(self._places[number][index - start])
         return self._read(row_of_tokens(self._tables[number], inside), f"{number}:{inside}")
 
 
-def row_of_tokens(table: ArrowTable, place: int) -> dict[str, Any]:
+def row_of_tokens(table: ArrowTable, index: int) -> dict[str, Any]:
     """The columns of one row that hold tokens and masks."""
-    return table.row(place, tuple(name for name in COLUMNS if name in table.columns))
+    return table.row(index, tuple(name for name in COLUMNS if name in table.columns))
 
 
-def rows_of_tokens(table: ArrowTable, places: range) -> Iterator[dict[str, Any]]:
-    """The same of the rows at these places."""
-    return (row_of_tokens(table, place) for place in places)
+def rows_of_tokens(table: ArrowTable, indices: range) -> Iterator[dict[str, Any]]:
+    """The same of the rows at these indices."""
+    return (row_of_tokens(table, index) for index in indices)
 
 
 @frozen(eq=False)

@@ -100,11 +100,11 @@ def pass_of_source(seed: int, source: int, number: int, size: int) -> Indices:
     return np.random.default_rng([seed, source, number, 1]).permutation(size)
 
 
-def apportioned(whole: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Split `whole` in proportion to the weights, by largest remainders; on ties, earlier parts come first."""
-    exact = [whole * weight / sum(weights) for weight in weights]
+def apportioned(total: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Split `total` in proportion to the weights, by largest remainders; on ties, earlier parts come first."""
+    exact = [total * weight / sum(weights) for weight in weights]
     parts = [int(part) for part in exact]
-    by_remainder = sorted(range(len(parts)), key=lambda place: parts[place] - exact[place])
-    for place in by_remainder[: whole - sum(parts)]:
-        parts[place] += 1
+    by_remainder = sorted(range(len(parts)), key=lambda i: parts[i] - exact[i])
+    for index in by_remainder[: total - sum(parts)]:
+        parts[index] += 1
     return tuple(parts)

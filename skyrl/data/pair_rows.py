@@ -67,17 +67,17 @@ class AnswerForms:
         refuse_media(row)
         chats = answers_of(row, self._run)
         prompt = min(common_messages(chats[0], other) for other in chats[1:])
-        found = [self._tokens(chat, prompt, row) for chat in chats]
-        refuse_equal([ids for ids, _ in found], self._run, np.array_equal)  # texts may differ, and their tokens not
+        sequences = [self._tokens(chat, prompt, row) for chat in chats]
+        refuse_equal([ids for ids, _ in sequences], self._run, np.array_equal)  # texts may differ, and their tokens not
         _refuse_other_prompts(chats, prompt)
-        return found
+        return sequences
 
     def _tokens(self, chat: list[Message], prompt: int, row: Row) -> tuple[Ids, Mask]:
         run = self._run
-        marked: list[Message] = [{**message, "weight": float(place >= prompt)} for place, message in enumerate(chat)]
-        whole = with_system(marked, row.get(run.system_key))
+        marked: list[Message] = [{**message, "weight": float(index >= prompt)} for index, message in enumerate(chat)]
+        messages = with_system(marked, row.get(run.system_key))
         tools = tools_of(row.get(run.tools_key), run.tools_key)
-        ids, mask = self.masks(whole, tools, allow_dropped=bool(row.get(ALLOW_DROPPED)))
+        ids, mask = self.masks(messages, tools, allow_dropped=bool(row.get(ALLOW_DROPPED)))
         mask[:1] = False  # nothing predicts the first token
         if not mask.any():
             raise DataError("an answer has no token")
@@ -101,4 +101,4 @@ def _refuse_other_prompts(chats: Sequence[Sequence[Message]], common: int) -> No
 def common_messages(one: Sequence[Message], other: Sequence[Message]) -> int:
     """Number of messages that both chats begin with, at most one less than the shorter has."""
     count = min(len(one), len(other)) - 1
-    return next((place for place in range(count) if one[place] != other[place]), count)
+    return next((index for index in range(count) if one[index] != other[index]), count)

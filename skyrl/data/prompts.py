@@ -69,8 +69,8 @@ class PromptDataset:
         """sha256 of everything that training depends on: see `content_hash`. With several sources, it includes their
         sizes.
         """
-        whole = self.facts.content
-        return whole if len(self.sizes) == 1 else sha256(f"{whole} {self.sizes}".encode()).hexdigest()
+        digest = self.facts.content
+        return digest if len(self.sizes) == 1 else sha256(f"{digest} {self.sizes}".encode()).hexdigest()
 
 
 @seldom_collected()
@@ -98,10 +98,10 @@ def load_prompts(
     """
     template = Template(tokenizer=tokenizer, arguments=chat_template_kwargs or {})
     read = _Reader(tokenizer, template, rendered, env_class, columns or Columns(), refuses)
-    found = _Selection(read, tuple(sources), max_prompt_length, skip_bad_rows)
+    selection = _Selection(read, tuple(sources), max_prompt_length, skip_bad_rows)
     if store is None:
-        return PromptDataset(prompts=tuple(found.prompts()), **found.about())
-    stored = stored_prompts(store.folder(sources, tokenizer), found.prompts(), found.about)
+        return PromptDataset(prompts=tuple(selection.prompts()), **selection.about())
+    stored = stored_prompts(store.folder(sources, tokenizer), selection.prompts(), selection.about)
     return PromptDataset(**asdict(stored, recurse=False))
 
 
@@ -123,15 +123,15 @@ class _Selection:
         for number, source in enumerate(self.sources):
             before = len(self._bad)
             self._sizes.append(0)
-            for found in self.read.prompts(source, number):
-                if isinstance(found, BadRow):
-                    self._bad.append(found.reason)
-                elif len(found.token_ids) > self.max_prompt_length:
+            for prompt in self.read.prompts(source, number):
+                if isinstance(prompt, BadRow):
+                    self._bad.append(prompt.reason)
+                elif len(prompt.token_ids) > self.max_prompt_length:
                     self._too_long += 1
                 else:
                     self._sizes[-1] += 1
-                    self._facts.add(found)
-                    yield found
+                    self._facts.add(prompt)
+                    yield prompt
             if self._bad[before:] and not self.skip_bad_rows:
                 raise DataError(_stopped_by(self._bad[before:]))
         if not any(self._sizes):
@@ -177,21 +177,23 @@ class StreamedPrompts:
         """A prompt, however long it is, or `BadRow` for each row of a source. Raises `DataError` for the source."""
         return self._read.prompts(source, 0, rows)
 
-    def of_row(self, row: Row, source: str, place: int) -> Prompt | BadRow:
+    def of_row(self, row: Row, source: str, index: int) -> Prompt | BadRow:
         """The same for the row of this number."""
-        [found] = self._read.block([(place, row)], source, 0)
-        return found
+        [prompt] = self._read.block([(index, row)], source, 0)
+        return prompt
 
-    def __call__(self, given: StreamedRow) -> tuple[Prompt | None, str]:
+    def __call__(self, streamed_row: StreamedRow) -> tuple[Prompt | None, str]:
         """The prompt; or None, and why the row is left out: `rows_too_long` or `rows_bad`. Raises `DataError`."""
-        [found] = self._read.block([(given.place, given.row)], given.part.name, given.part.source)
-        if isinstance(found, BadRow):
+        [prompt] = self._read.block(
+            [(streamed_row.place, streamed_row.row)], streamed_row.part.name, streamed_row.part.source
+        )
+        if isinstance(prompt, BadRow):
             if not self._skip_bad_rows:
-                raise DataError(_stopped_by([found.reason]))
+                raise DataError(_stopped_by([prompt.reason]))
             return None, "rows_bad"
-        if len(found.token_ids) > self._max_prompt_length:
+        if len(prompt.token_ids) > self._max_prompt_length:
             return None, "rows_too_long"
-        return evolve(found, id=f"{given.part.prefix}{given.place}"), ""
+        return evolve(prompt, id=f"{streamed_row.part.prefix}{streamed_row.place}"), ""
 
 
 @frozen
@@ -226,83 +228,83 @@ class _Reader:
         """The same for a few rows, each with its place in the source."""
         rows: dict[int, tuple[Row, _Chat]] = {}
         bad: dict[int, BadRow] = {}
-        for place, row in placed:
+        for index, row in placed:
             try:
-                rows[place] = self._chat(row, place, source)
+                rows[index] = self._chat(row, index, source)
             except DataError as error:
-                bad[place] = BadRow(str(error))
-        ids = self._tokenize({place: chat for place, (_, chat) in rows.items()}, source)
-        for place, _ in placed:
-            tokens = bad.get(place) or ids[place]
+                bad[index] = BadRow(str(error))
+        ids = self._tokenize({i: chat for i, (_, chat) in rows.items()}, source)
+        for index, _ in placed:
+            tokens = bad.get(index) or ids[index]
             if isinstance(tokens, BadRow):
                 yield tokens
             else:
-                yield self._prompt(*rows[place], tokens, f"{number}:{place}")
+                yield self._prompt(*rows[index], tokens, f"{number}:{index}")
 
-    def _chat(self, row: Row | BadRow, place: int, source: str) -> tuple[Row, _Chat]:
+    def _chat(self, row: Row | BadRow, index: int, source: str) -> tuple[Row, _Chat]:
         if isinstance(row, BadRow):
             raise DataError(row.reason)
-        whole = answered(row, place, source, self.columns)
-        task = whole.get("env_class") or self.env_class
+        full_row = answered(row, index, source, self.columns)
+        task = full_row.get("env_class") or self.env_class
         if not isinstance(task, str):
-            raise DataError(f"{place_of(source, place)} names no env_class, and environment.env_class gives no default")
-        if self.refuses and (reason := self.refuses(task, extras_of(whole, self.columns))):
-            raise DataError(f"{place_of(source, place)} {reason}")
-        messages = chat_of(whole, place, source, self.columns)
+            raise DataError(f"{place_of(source, index)} names no env_class, and environment.env_class gives no default")
+        if self.refuses and (reason := self.refuses(task, extras_of(full_row, self.columns))):
+            raise DataError(f"{place_of(source, index)} {reason}")
+        messages = chat_of(full_row, index, source, self.columns)
         if is_table(source):
             messages = tuple(map(without_nulls, messages))
         if not self.rendered:
-            return whole, _Chat(messages)
-        allowed = bool(whole.get(ALLOW_DROPPED))
+            return full_row, _Chat(messages)
+        allowed = bool(full_row.get(ALLOW_DROPPED))
         try:
             if not allowed:
-                refuse_media({key: value for key, value in whole.items() if not isinstance(value, str)})
-            return whole, _Chat(messages, tools_in(whole, source), allowed)
+                refuse_media({key: value for key, value in full_row.items() if not isinstance(value, str)})
+            return full_row, _Chat(messages, tools_in(full_row, source), allowed)
         except DataError as error:
-            raise DataError(f"{place_of(source, place)}: {error}") from error
+            raise DataError(f"{place_of(source, index)}: {error}") from error
 
     def _tokenize(self, chats: Mapping[int, _Chat], source: str) -> dict[int, list[int] | BadRow]:
         """The tokens of each chat, or why it is bad."""
-        made: dict[int, list[int] | BadRow] = {}
+        bad_rows: dict[int, list[int] | BadRow] = {}
         texts: dict[int, str] = {}
         with bounded(template_name(self.tokenizer), len(chats)):
             texts |= self._texts_together(chats)
-            for place, chat in chats.items():
-                if place in texts:
+            for index, chat in chats.items():
+                if index in texts:
                     continue
                 try:
-                    texts[place] = self._text(chat)
+                    texts[index] = self._text(chat)
                 except DataError as error:
-                    made[place] = BadRow(f"{place_of(source, place)}: {error}")
-        return made | self._encode(texts, source)
+                    bad_rows[index] = BadRow(f"{place_of(source, index)}: {error}")
+        return bad_rows | self._encode(texts, source)
 
     def _texts_together(self, chats: Mapping[int, _Chat]) -> dict[int, str]:
         """The texts of chats that can be rendered in one call; none of them if the template refuses one."""
-        places = [place for place, chat in chats.items() if self.rendered and not chat.tools]
+        indices = [index for index, chat in chats.items() if self.rendered and not chat.tools]
         try:
-            texts = self.template.prompts([chats[place].messages for place in places])
+            texts = self.template.prompts([chats[index].messages for index in indices])
         except DataError:
             return {}
-        return {place: text for place, text in zip(places, texts, strict=True) if text is not None}
+        return {index: text for index, text in zip(indices, texts, strict=True) if text is not None}
 
     def _text(self, chat: _Chat) -> str:
         if not self.rendered:
             return self.template.text(chat.messages)
-        shown = evolve(self.template, tools=chat.tools) if chat.tools else self.template
-        return shown.prompt(chat.messages, allow_dropped=chat.allow_dropped)
+        template = evolve(self.template, tools=chat.tools) if chat.tools else self.template
+        return template.prompt(chat.messages, allow_dropped=chat.allow_dropped)
 
     def _encode(self, texts: Mapping[int, str], source: str) -> dict[int, list[int] | BadRow]:
         """Tokenize all texts at once, which is faster; one by one if the tokenizer refuses one of them."""
         try:
             return dict(zip(texts, encoded(self.tokenizer, [*texts.values()]), strict=True))
         except Exception:  # noqa: BLE001 - tokenizers raise whatever they like for a text that is not Unicode
-            return {place: self._tokenize_text(text, place, source) for place, text in texts.items()}
+            return {index: self._tokenize_text(text, index, source) for index, text in texts.items()}
 
-    def _tokenize_text(self, text: str, place: int, source: str) -> list[int] | BadRow:
+    def _tokenize_text(self, text: str, index: int, source: str) -> list[int] | BadRow:
         try:
             return text_tokens(self.tokenizer, text)
         except Exception as error:  # noqa: BLE001 - as above
-            return BadRow(f"{place_of(source, place)}: the tokenizer refuses the prompt: {error}")
+            return BadRow(f"{place_of(source, index)}: the tokenizer refuses the prompt: {error}")
 
     def _prompt(self, row: Row, chat: _Chat, token_ids: Sequence[int], row_id: str) -> Prompt:
         return Prompt(
@@ -328,12 +330,12 @@ def tools_in(row: Row, source: str) -> tuple[Mapping[str, Any], ...]:
     Anything else in this column, such as a list of names, is for the environment alone. Raises `DataError` for a text
     that begins as a list and is not JSON.
     """
-    given = row.get("tools")
-    if isinstance(given, str) and given.lstrip().startswith("["):
-        given = from_json(given, "tools")
-    if not isinstance(given, list | tuple) or not all(map(tool_name, given)):
+    tools = row.get("tools")
+    if isinstance(tools, str) and tools.lstrip().startswith("["):
+        tools = from_json(tools, "tools")
+    if not isinstance(tools, list | tuple) or not all(map(tool_name, tools)):
         return ()
-    return tuple(without_nulls(given) if is_table(source) else given)
+    return tuple(without_nulls(tools) if is_table(source) else tools)
 
 
 NO_SOURCE = "default"

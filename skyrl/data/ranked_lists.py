@@ -35,11 +35,13 @@ def answers_of(row: Row, run: PreferenceConfig) -> list[list[Message]]:
         refuse_equal(chats, run)
         return chats
     ranked = _ranked(row, run)
-    wanted = [ranked[0], ranked[-1]] if run.num_answers == 2 else ranked
-    if len(wanted) > run.num_answers:
-        raise DataError(f"{run.answers_key} has {len(wanted)} answers, and num_answers is {run.num_answers}")
-    told = {**row, run.prompt_key: _turns(row.get(run.prompt_key))}
-    chats = [preference_chat({**told, run.answers_key: item}, run.answers_key, run.prompt_key) for item in wanted]
+    answers = [ranked[0], ranked[-1]] if run.num_answers == 2 else ranked
+    if len(answers) > run.num_answers:
+        raise DataError(f"{run.answers_key} has {len(answers)} answers, and num_answers is {run.num_answers}")
+    parsed_row = {**row, run.prompt_key: _turns(row.get(run.prompt_key))}
+    chats = [
+        preference_chat({**parsed_row, run.answers_key: item}, run.answers_key, run.prompt_key) for item in answers
+    ]
     refuse_equal(chats, run)
     return chats
 
@@ -54,16 +56,16 @@ def refuse_equal(answers: Sequence[T], run: PreferenceConfig, are_equal: Callabl
 
 def _ranked(row: Row, run: PreferenceConfig) -> list[object]:
     """The answers of a list from the best to the worst. Raises `DataError` if their order is not known."""
-    given = row[run.answers_key]
-    if not _is_list(given) or len(given) < 2:
-        raise DataError(f"{run.answers_key} is {short(given)}, not a list of two or more answers")
-    answers, numbers, key = list(given), row.get(run.ranks_key), run.ranks_key
+    value = row[run.answers_key]
+    if not _is_list(value) or len(value) < 2:
+        raise DataError(f"{run.answers_key} is {short(value)}, not a list of two or more answers")
+    answers, numbers, key = list(value), row.get(run.ranks_key), run.ranks_key
     if all(isinstance(answer, Mapping) and "answer" in answer for answer in answers):
         numbers = [entry.get("rank") for entry in answers] if numbers is None else numbers
         answers = [answer["answer"] for answer in answers]
-    for place, item in enumerate(answers):
+    for index, item in enumerate(answers):
         if isinstance(item, Mapping):
-            raise DataError(f"answer {place} in {run.answers_key} has no text under answer: {short(item)}")
+            raise DataError(f"answer {index} in {run.answers_key} has no text under answer: {short(item)}")
     falls = numbers is None or (_is_list(numbers) and all(number is None for number in numbers))
     if falls:
         numbers, key = row.get(run.scores_key), run.scores_key
@@ -74,12 +76,12 @@ def _ranked(row: Row, run: PreferenceConfig) -> list[object]:
         )
     if not all(type(number) in (int, float) and number == number for number in numbers):
         raise DataError(f"{key} is {short(numbers)}, not a list of numbers")
-    order = sorted(range(len(answers)), key=lambda place: -numbers[place] if falls else numbers[place])
+    order = sorted(range(len(answers)), key=lambda i: -numbers[i] if falls else numbers[i])
     compared = [order[0], order[-1]] if run.num_answers == 2 else order
     for one, other in pairwise(compared):
         if numbers[one] == numbers[other]:
             raise DataError(f"answers {one} and {other} are both {numbers[one]:g} in {key}: neither is better")
-    return [answers[place] for place in order]
+    return [answers[i] for i in order]
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
@@ -91,5 +93,8 @@ def _turns(prompt: object) -> object:
     if not isinstance(prompt, str) or not _TURN.match(prompt):
         return prompt
     _, *parts = _TURN.split(prompt)
-    turns = [{"role": _ROLES[who], "content": said.strip()} for who, said in zip(parts[::2], parts[1::2], strict=True)]
+    turns = [
+        {"role": _ROLES[speaker], "content": text.strip()}
+        for speaker, text in zip(parts[::2], parts[1::2], strict=True)
+    ]
     return turns if turns[-1]["content"] else turns[:-1]

@@ -31,12 +31,12 @@ def read_reasoning_rows(source: str) -> tuple[Mapping[str, Any], ...]:
     """
     if reason := refusal(source):
         raise DataError(reason)
-    wanted = task_rows(source)
+    request = task_rows(source)
     python = [sys.executable, "-P", "-m", "skyrl.data.reasoning_rows"]
     paths = os.pathsep.join(path for path in sys.path if path)
     drawn = subprocess.run(
         python,
-        input=json.dumps(asdict(wanted)),
+        input=json.dumps(asdict(request)),
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": paths},
@@ -46,35 +46,35 @@ def read_reasoning_rows(source: str) -> tuple[Mapping[str, Any], ...]:
         reason = (drawn.stderr.strip().splitlines() or ["its process ended"])[-1].removeprefix("DataError: ")
         raise DataError(f"{source}: reasoning-gym draws no rows: {reason[:500]}")
     rows = tuple(map(json.loads, drawn.stdout.splitlines()))
-    if len(rows) < wanted.rows:
+    if len(rows) < request.rows:
         raise DataError(
-            f"{source}: the first {wanted.settings['size']} rows of {wanted.task} have "
-            f"{wanted.skip + len(rows) if rows else f'at most {wanted.skip}'} different questions, and "
-            f"{wanted.skip + wanted.rows} are needed: lower train_rows or eval_rows, or widen the task's settings"
+            f"{source}: the first {request.settings['size']} rows of {request.task} have "
+            f"{request.skip + len(rows) if rows else f'at most {request.skip}'} different questions, and "
+            f"{request.skip + request.rows} are needed: lower train_rows or eval_rows, or widen the task's settings"
         )
     return rows
 
 
-def _rows(wanted: TaskRows) -> Iterator[Mapping[str, Any]]:
+def _rows(request: TaskRows) -> Iterator[Mapping[str, Any]]:
     """Draw the rows, with the package."""
     from reasoning_gym.factory import create_dataset
     from reasoning_gym.utils import SYSTEM_PROMPTS
 
-    first = [] if wanted.system_prompt is None else [("system", SYSTEM_PROMPTS[wanted.system_prompt].strip())]
-    stream = create_dataset(wanted.task, **wanted.settings)
-    for place, entry in enumerate(islice(_different(stream), wanted.skip, None)):
-        if place == 0 and _is_right(stream, _WRONG, entry):  # game_of_life_halting, in 0.1.25
+    first = [] if request.system_prompt is None else [("system", SYSTEM_PROMPTS[request.system_prompt].strip())]
+    stream = create_dataset(request.task, **request.settings)
+    for index, entry in enumerate(islice(_different(stream), request.skip, None)):
+        if index == 0 and _is_right(stream, _WRONG, entry):  # game_of_life_halting, in 0.1.25
             raise DataError(
-                f"{wanted.task} cannot be learned: its score_answer gives {_WRONG!r} the score of a right answer"
+                f"{request.task} cannot be learned: its score_answer gives {_WRONG!r} the score of a right answer"
             )
         chat = [*first, ("user", entry["question"])]
         truth = {} if entry["answer"] is None else {"reward_spec": {"method": "rule", "ground_truth": entry["answer"]}}
         yield {
             "prompt": [{"role": role, "content": content} for role, content in chat],
-            **({"env_class": ENVIRONMENT} if wanted.names_environment else {}),
-            "data_source": wanted.task,
+            **({"env_class": ENVIRONMENT} if request.names_environment else {}),
+            "data_source": request.task,
             **truth,
-            ENVIRONMENT: {"task": wanted.task, "settings": wanted.settings, "entry": repr(_literal(entry))},
+            ENVIRONMENT: {"task": request.task, "settings": request.settings, "entry": repr(_literal(entry))},
         }
 
 
@@ -88,8 +88,8 @@ def _is_right(stream: Any, answer: str, entry: Mapping[str, Any]) -> bool:
 def _different(stream: Any) -> Iterator[Mapping[str, Any]]:
     """The entries of a stream whose question is new."""
     seen: set[str] = set()
-    for place in range(stream.config.size):
-        entry = stream[place]
+    for index in range(stream.config.size):
+        entry = stream[index]
         if entry["question"] not in seen:
             seen.add(entry["question"])
             yield entry
@@ -111,9 +111,9 @@ def _literal(value: Any) -> Any:
 
 def main() -> None:
     """Print the rows that standard input asks for, one in a line."""
-    wanted = TaskRows(**json.load(sys.stdin))
+    request = TaskRows(**json.load(sys.stdin))
     rows, sys.stdout = sys.stdout, sys.stderr  # what a task prints is not a row
-    for row in islice(_rows(wanted), wanted.rows):
+    for row in islice(_rows(request), request.rows):
         rows.write(json.dumps(row) + "\n")
 
 

@@ -38,11 +38,11 @@ class ReferencedRows(RowsOnAccess[R]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def read_row(self, place: int) -> R:
-        start = int(self._ends[place - 1]) if place else 0
-        found = np.array(self._logprobs[start : int(self._ends[place])], dtype=np.float32)
-        row: R = self._rows[place]
-        return attrs.evolve(row, ref_logprobs=found)
+    def read_row(self, index: int) -> R:
+        start = int(self._ends[index - 1]) if index else 0
+        logprobs = np.array(self._logprobs[start : int(self._ends[index])], dtype=np.float32)
+        row: R = self._rows[index]
+        return attrs.evolve(row, ref_logprobs=logprobs)
 
 
 def logprobs_file(folder: Path, fingerprint: str, reference: Iterable[object]) -> Path:
@@ -56,12 +56,12 @@ def is_stored(file: Path) -> bool:
     return file.exists()
 
 
-def store_logprobs(file: Path, found: Sequence[NDArray[np.float32]]) -> None:
+def store_logprobs(file: Path, logprobs: Sequence[NDArray[np.float32]]) -> None:
     """Write the log-probabilities of all rows, whole or not at all. Raises `DataError` if they cannot be written."""
     scratch = file.with_suffix(f".{os.getpid()}.new")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        np.concatenate(found).astype(_TYPE).tofile(scratch)
+        np.concatenate(logprobs).astype(_TYPE).tofile(scratch)
         scratch.replace(file)
     except OSError as error:
         scratch.unlink(missing_ok=True)

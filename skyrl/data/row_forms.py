@@ -123,10 +123,10 @@ class SupervisedForms:
 
     def _prefix_tokens(self) -> list[int]:
         """Tokens that the tokenizer puts before a text, such as a beginning-of-sequence token."""
-        alone = self._tokenizer.encode("a", add_special_tokens=False)
-        whole = self._tokenizer.encode("a")
-        result = [place for place in range(len(whole)) if whole[place : place + len(alone)] == alone]
-        return list(whole[: result[0]]) if result else []
+        text_ids = self._tokenizer.encode("a", add_special_tokens=False)
+        full_ids = self._tokenizer.encode("a")
+        result = [index for index in range(len(full_ids)) if full_ids[index : index + len(text_ids)] == text_ids]
+        return list(full_ids[: result[0]]) if result else []
 
 
 class PreferenceForms:
@@ -182,8 +182,8 @@ def _is_whole(chat: list[Message], before: list[Message], key: str, prompt_key: 
     if not before or chat[0].get("role") == "assistant":
         return not before
     prompt = [item for item in before if item.get("role") != "system"]
-    held = [entry for entry in chat if entry.get("role") != "system"][: len(prompt)]
-    if [_role_and_text(element) for element in held] != [_role_and_text(item) for item in prompt]:
+    prefix = [entry for entry in chat if entry.get("role") != "system"][: len(prompt)]
+    if [_role_and_text(element) for element in prefix] != [_role_and_text(item) for item in prompt]:
         raise DataError(
             f"{key} begins with a message of {chat[0].get('role')}, and not with the {prompt_key} of the row "
             f"({short(prompt[0].get('content') if prompt else None)}): give answers to the prompt, or whole chats"
@@ -195,15 +195,15 @@ def _role_and_text(message: Message) -> tuple[Any, str]:
     return message.get("role"), str(message.get("content")).strip()
 
 
-def _margin(given: Any, key: str) -> float:
-    if given is None or given == "":
+def _margin(value: Any, key: str) -> float:
+    if value is None or value == "":
         return 0.0
     try:
-        margin = float(given)
+        margin = float(value)
     except (TypeError, ValueError):
         margin = float("nan")
     if not 0 <= margin < float("inf"):
-        raise DataError(f"{key} is {short(given)}, not a number from 0: by how much the better chat should score more")
+        raise DataError(f"{key} is {short(value)}, not a number from 0: by how much the better chat should score more")
     return margin
 
 
@@ -251,26 +251,26 @@ def tokenized_row(row: Row, vocabulary: int) -> tuple[Ids, Mask]:
     return ids[attended], learned[attended]
 
 
-def _zeros_and_ones(ids: Ids, given: object, name: str) -> Mask:
-    mask = _parallel_column(ids, given, name)
+def _zeros_and_ones(ids: Ids, values: object, name: str) -> Mask:
+    mask = _parallel_column(ids, values, name)
     if not ((mask == 0) | (mask == 1)).all():
         raise DataError(f"{name} has other numbers than 0 and 1")
     return mask.astype(np.bool_)
 
 
-def _parallel_column(ids: Ids, given: object, name: str) -> Ids:
-    result = _whole_numbers(given, name)
+def _parallel_column(ids: Ids, values: object, name: str) -> Ids:
+    result = _whole_numbers(values, name)
     if result.shape != ids.shape:
         raise DataError(f"{len(ids)} input_ids have {len(result)} {name}")
     return result
 
 
-def _whole_numbers(given: object, name: str) -> Ids:
+def _whole_numbers(values: object, name: str) -> Ids:
     """The value as a flat array of whole numbers. Raises `DataError` for anything else: nothing is rounded."""
     try:
-        result = np.asarray(given)
+        result = np.asarray(values)
     except ValueError:  # lists of different lengths
         result = np.empty((0, 0))
     if result.ndim != 1 or not (len(result) == 0 or result.dtype.kind in "iub"):
-        raise DataError(f"{name} is {short(given)}, not a list of whole numbers")
+        raise DataError(f"{name} is {short(values)}, not a list of whole numbers")
     return result.astype(np.int64)

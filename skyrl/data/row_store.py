@@ -56,19 +56,19 @@ class StoredRows(RowsOnAccess[R]):
     def __len__(self) -> int:
         return len(self._index)
 
-    def read_row(self, place: int) -> R:
-        start = int(self._index[place - 1, 0]) if place else 0
-        stop, source, number = (int(item) for item in self._index[place])
+    def read_row(self, index: int) -> R:
+        start = int(self._index[index - 1, 0]) if index else 0
+        stop, source, number = (int(item) for item in self._index[index])
         return self._read(f"{source}:{number}", os.pread(self._file, stop - start, start))
 
     def by_id(self, row_id: str) -> R:
         """The row with this id. Raises `KeyError` if there is none."""
         source, number = map(int, row_id.split(":"))
         first, end = (int(np.searchsorted(self._index[:, 1], source, side)) for side in ("left", "right"))
-        place = first + int(np.searchsorted(self._index[first:end, 2], number))
-        if place == end or self._index[place, 2] != number:
+        position = first + int(np.searchsorted(self._index[first:end, 2], number))
+        if position == end or self._index[position, 2] != number:
             raise KeyError(row_id)
-        return self[place]
+        return self[position]
 
 
 def store_rows(folder: Path, rows: Iterable[tuple[str, bytes]]) -> str:

@@ -76,7 +76,7 @@ class _TaskStream(OpenSource):
         self._source = source
 
     def _rows(self) -> Iterator[Row | BadRow]:
-        return (row for place, row in enumerate(iterate_rows(self._source)) if place >= self._row)
+        return (row for index, row in enumerate(iterate_rows(self._source)) if index >= self._row)
 
 
 class _DatasetStream(OpenSource):
@@ -130,8 +130,8 @@ def parts_of(sources: Sequence[str], columns: Columns | None = None) -> tuple[Pa
             kinds = ColumnKinds()
             for file in files[:: -(-len(files) // _COMPARED)] if several else ():
                 kinds.add(file)
-            for place, file in enumerate(files):
-                prefix = f"{number}:{place}/" if several else f"{number}:"
+            for index, file in enumerate(files):
+                prefix = f"{number}:{index}/" if several else f"{number}:"
                 parts.append(Part(number, file.place, prefix, partial(_FileStream, file, columns)))
             continue
         tasks = source.startswith(SCHEME) or holds_tasks(Path(source).expanduser())
@@ -208,21 +208,21 @@ class RowStream:
     def _fill(self, begin: dict[str, Any]) -> None:
         """Read a buffer from this position on."""
         self._began, self._taken, self._rows = begin, 0, []
-        order, place, state = self._random(5, len(self._parts)), int(begin["part"]), begin
-        while place < len(order) and len(self._rows) < self._buffer:
-            part = self._parts[order[place]]
-            if self._open is None or self._open[0] != place:
+        order, position, state = self._random(5, len(self._parts)), int(begin["part"]), begin
+        while position < len(order) and len(self._rows) < self._buffer:
+            part = self._parts[order[position]]
+            if self._open is None or self._open[0] != position:
                 reading = part.read(state)
-                self._open = (place, reading, reading.rows())
+                self._open = (position, reading, reading.rows())
             _, reading, rows = self._open
             for number, row in rows:
                 self._rows.append(StreamedRow(part, number, row))
                 if len(self._rows) == self._buffer:
                     break
             else:
-                place, state, self._open = place + 1, {}, None
+                position, state, self._open = position + 1, {}, None
         inside = {} if self._open is None else self._open[1].state()
-        self._after = {"part": place, **inside}
+        self._after = {"part": position, **inside}
 
     def _shuffle(self) -> None:
         self._order = self._random(6, len(self._rows), max(self._window, 0))
@@ -231,7 +231,7 @@ class RowStream:
         if self._seed is None:
             return range(count)
         order = np.random.default_rng([self._seed, self.passes, *numbers, purpose]).permutation(count)
-        return [int(place) for place in order]
+        return [int(index) for index in order]
 
     def state(self) -> dict[str, object]:
         """The position, as a checkpoint stores it."""

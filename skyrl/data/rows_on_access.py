@@ -13,15 +13,15 @@ class RowsOnAccess(Sequence[R], Generic[R]):
     """Rows by place; a subclass defines their number, and how one of them is read."""
 
     @abstractmethod
-    def read_row(self, place: int) -> R:
-        """The row at a place, counted from 0, which exists."""
+    def read_row(self, index: int) -> R:
+        """The row at an index, counted from 0, which exists."""
 
     @overload
-    def __getitem__(self, place: int) -> R: ...
+    def __getitem__(self, index: int) -> R: ...
 
     @overload
-    def __getitem__(self, place: slice) -> tuple[R, ...]: ...
+    def __getitem__(self, index: slice) -> tuple[R, ...]: ...
 
-    def __getitem__(self, place: int | slice) -> R | tuple[R, ...]:
-        places = range(len(self))[place]
-        return self.read_row(places) if isinstance(places, int) else tuple(map(self.read_row, places))
+    def __getitem__(self, index: int | slice) -> R | tuple[R, ...]:
+        indices = range(len(self))[index]
+        return self.read_row(indices) if isinstance(indices, int) else tuple(map(self.read_row, indices))

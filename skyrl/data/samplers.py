@@ -95,8 +95,8 @@ class Permutation(Sampler):
 
     def draw(self, count: int, step: int) -> Sequence[int]:
         start = self._position(step)
-        places = (divmod(place, self._length) for place in range(start, start + count))
-        return [int(self._epoch(epoch)[place]) for epoch, place in places]
+        positions = (divmod(index, self._length) for index in range(start, start + count))
+        return [int(self._epoch(epoch)[position]) for epoch, position in positions]
 
 
 @frozen
@@ -161,7 +161,7 @@ def weighted(weights: Floats, count: int, draw: np.random.Generator) -> Sequence
     earliest = np.argpartition(arrivals, count)[:count] if count < len(usable) else np.arange(len(usable))
     first = usable[earliest[np.argsort(arrivals[earliest])]]
     more = draw.choice(usable, count - len(first), p=rates / rates.sum()) if len(first) < count else usable[:0]
-    return [int(place) for place in (*first, *more)]
+    return [int(index) for index in (*first, *more)]
 
 
 class TargetDifficulty(Sampler):
@@ -192,7 +192,7 @@ class TargetDifficulty(Sampler):
     def draw(self, count: int, step: int) -> Sequence[int]:
         mixed = np.random.default_rng([self._seed, step, 3]).permutation(len(self._difficulties))
         nearest = mixed[np.argsort(np.abs(self._difficulties[mixed] - self._target), kind="stable")]
-        return [int(nearest[place % len(nearest)]) for place in range(count)]
+        return [int(nearest[index % len(nearest)]) for index in range(count)]
 
     def observe(self, group: Scored) -> None:
         self._means.append(group.mean)
@@ -235,9 +235,9 @@ class Mixture(Sampler):
         return [self._next_row(int(source)) for source in sources]
 
     def _next_row(self, source: int) -> int:
-        number, place = divmod(self._drawn[source], self._sizes[source])
+        number, index = divmod(self._drawn[source], self._sizes[source])
         self._drawn[source] += 1
-        return sum(self._sizes[:source]) + int(pass_of_source(self._seed, source, number, self._sizes[source])[place])
+        return sum(self._sizes[:source]) + int(pass_of_source(self._seed, source, number, self._sizes[source])[index])
 
     def state_dict(self) -> dict[str, Any]:
         return {"drawn": [*self._drawn]}
@@ -340,8 +340,8 @@ class Iterated(Sampler):
     what it has drawn before.
     """
 
-    def __init__(self, made: Iterable[int]) -> None:
-        self._made = made
+    def __init__(self, iterable: Iterable[int]) -> None:
+        self._made = iterable
         self._rows: Iterator[int] = iter(())
         self._passes, self._taken = 0, 0
 

@@ -138,10 +138,10 @@ class ColumnKinds:
     def add(self, file: DataFile) -> None:
         """Add the columns of a file: those of its schema, or of its first row. Raises `DataError` for another kind."""
         for name, kind in _kinds(file):
-            before, place = self._seen.setdefault(name, (kind, file.place))
+            before, location = self._seen.setdefault(name, (kind, file.place))
             if before != kind:
                 raise DataError(
-                    f"the column {name} has values of the kind {kind} in {file.place}, and {before} in {place}: "
+                    f"the column {name} has values of the kind {kind} in {file.place}, and {before} in {location}: "
                     "write the files again with the same types, or name them as sources of their own"
                 )
 
@@ -188,10 +188,10 @@ def first_row(source: str, columns: Columns, *, skip: bool = False) -> Row:
     Raises `DataError` for a file that cannot be read, is empty, or lacks the columns, and for a bad row.
     """
     reason = f"{source} contains no rows"
-    for place, row in enumerate(iterate_rows(source, columns)):
+    for index, row in enumerate(iterate_rows(source, columns)):
         if not isinstance(row, BadRow):
             _refuse_missing(source, list(row), columns)
-            return answered(row, place, source, columns)
+            return answered(row, index, source, columns)
         reason = row.reason
         if not skip:
             break
@@ -245,15 +245,15 @@ def chat_of(row: Row, number: int, source: str, columns: Columns | None = None) 
             f"{place_of(source, number)}: {column} is {_short(prompt)}, not a list of messages such as "
             "{'role': 'user', 'content': ...}" + (_TEXT_HINT if isinstance(prompt, str) and prompt else "")
         )
-    given: list[Any] = [_fill_content(message) for message in prompt]
-    for message in given:
+    messages: list[Any] = [_fill_content(message) for message in prompt]
+    for message in messages:
         if not isinstance(message, Mapping) or not all(
             isinstance(message.get(key), str) for key in ("role", "content")
         ):
             raise DataError(
                 f"{place_of(source, number)}: the message {_short(message)} needs the texts 'role' and 'content'"
             )
-    return tuple({key: value for key, value in message.items() if value is not None} for message in given)
+    return tuple({key: value for key, value in message.items() if value is not None} for message in messages)
 
 
 _IS_CHAT = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
@@ -263,13 +263,13 @@ _IS_CHAT = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
 def _chat_in_text(text: str) -> object:
     """The chat whose JSON the text is; the text itself, if it is another one."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return text
     is_chat = (
-        isinstance(found, list) and found and all(isinstance(result, dict) and "role" in result for result in found)
+        isinstance(value, list) and value and all(isinstance(result, dict) and "role" in result for result in value)
     )
-    return found if is_chat else text
+    return value if is_chat else text
 
 
 def _fill_content(message: object) -> object:
@@ -316,29 +316,29 @@ def is_missing(value: object) -> bool:
 _NUMBER_WITH_COMMAS = re.compile(r"-?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")
 
 
-def _refuse_missing(source: str, there: Sequence[Any], columns: Columns) -> None:
-    wanted = {"prompt_column": columns.prompt} | ({"answer_column": columns.answer} if columns.answer else {})
-    for field, column in wanted.items():
-        if column not in there and not (field == "answer_column" and "reward_spec" in there):
+def _refuse_missing(source: str, names: Sequence[Any], columns: Columns) -> None:
+    required = {"prompt_column": columns.prompt} | ({"answer_column": columns.answer} if columns.answer else {})
+    for field, column in required.items():
+        if column not in names and not (field == "answer_column" and "reward_spec" in names):
             raise DataError(
-                f"{source} has no column {column!r}; its columns are {', '.join(map(str, there))} (data.{field} sets "
+                f"{source} has no column {column!r}; its columns are {', '.join(map(str, names))} (data.{field} sets "
                 "which one to use)"
             )
 
 
-def _read_parquet(given: DataFile, columns: Columns | None, start: int) -> Iterator[Row]:
+def _read_parquet(data_file: DataFile, columns: Columns | None, start: int) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    name, size = given.place, given.size()
+    name, size = data_file.place, data_file.size()
     try:
-        with pq.ParquetFile(given.path or given.open(), pre_buffer=False) as file:
+        with pq.ParquetFile(data_file.path or data_file.open(), pre_buffer=False) as file:
             if columns is not None:
                 _refuse_missing(name, file.schema_arrow.names, columns)
             groups = list(map(file.metadata.row_group, range(file.metadata.num_row_groups)))
             pages = Expansion(name, size)
             for group in groups:
-                values = sum(group.column(place).num_values for place in range(group.num_columns))
+                values = sum(group.column(index).num_values for index in range(group.num_columns))
                 pages.take(group.total_byte_size + ELEMENT_BYTES * values)
             ends = list(accumulate(group.num_rows for group in groups))
             first = bisect_right(ends, start)
@@ -353,14 +353,14 @@ def _read_parquet(given: DataFile, columns: Columns | None, start: int) -> Itera
         raise DataError(f"{name} cannot be read as parquet: {error}") from error
 
 
-def _parquet_schema(given: DataFile) -> pa.Schema:
+def _parquet_schema(file: DataFile) -> pa.Schema:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_schema(given.path or given.open())
+        return pq.read_schema(file.path or file.open())
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise DataError(f"{given.place} cannot be read as parquet: {error}") from error
+        raise DataError(f"{file.place} cannot be read as parquet: {error}") from error
 
 
 def _read_csv(file: DataFile) -> Iterator[Row | BadRow]:

@@ -58,14 +58,14 @@ def stored_distributions(row: Row, learned: int, vocabulary: int, *, at_most: in
     return LikelyTokens(ids=np.take_along_axis(ids, best, -1), logprobs=np.take_along_axis(logprobs, best, -1))
 
 
-def _table(given: object, name: str, kinds: str) -> NDArray[Any]:
+def _table(values: object, name: str, kinds: str) -> NDArray[Any]:
     """The value as a table of numbers. Raises `DataError` for anything else."""
     try:
-        result = np.array([list(value) for value in given])  # type: ignore[attr-defined]  # what has no items is refused below
+        result = np.array([list(value) for value in values])  # type: ignore[attr-defined]  # what has no items is refused below
     except (TypeError, ValueError):  # no lists, or lists of different lengths
         result = np.empty(0)
     if result.ndim != 2 or not result.size or result.dtype.kind not in kinds:
-        raise DataError(f"{name} is {short(given)}, not a list of equally long lists of numbers")
+        raise DataError(f"{name} is {short(values)}, not a list of equally long lists of numbers")
     return result.astype(np.int64) if result.dtype.kind in "iu" else result
 
 

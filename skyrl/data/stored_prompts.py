@@ -47,15 +47,15 @@ class StoredPrompts:
 
 
 def stored_prompts(
-    folder: RowFolder, prompts: Iterable[Prompt], found: Callable[[], Mapping[str, Any]]
+    folder: RowFolder, prompts: Iterable[Prompt], summarize: Callable[[], Mapping[str, Any]]
 ) -> StoredPrompts:
-    """The prompts of a folder, which `prompts` fills unless an earlier run has. `found` gives the other values of
+    """The prompts of a folder, which `prompts` fills unless an earlier run has. `summarize` gives the other values of
     `StoredPrompts` once `prompts` has ended.
     """
 
     def fill(scratch: Path) -> dict[str, Any]:
         store_rows(scratch, _serialized(prompts))
-        about = dict(found())
+        about = dict(summarize())
         return {**about, "facts": asdict(about["facts"])}
 
     about = folder.about() or folder.fill(fill)

@@ -51,9 +51,9 @@ class StreamCursor(Generic[T]):
             before = self._stream.passes
             row = self._stream.draw()
             self._ends += [self.batches_taken + 1] * (self._stream.passes - before)
-            made, reason = self._make(row)
-            if made is not None:
-                batch.append(made)
+            example, reason = self._make(row)
+            if example is not None:
+                batch.append(example)
                 last_use = self._stream.passes
                 continue
             self._left_out[reason] = self._left_out.get(reason, 0) + 1

@@ -124,30 +124,30 @@ def _mapped(
     Where all rows of a slice are as they should be, no row is looked at alone.
     """
     digest, tally, cuts = sha256(), reader.tally, reader.run.too_long == "truncate"
-    places = [array("q") for _ in tables]
+    indices = [array("q") for _ in tables]
     for number, table in enumerate(tables):
         tally.sizes.append(0)
         for first, batch in table.slices(CHECKED_TOGETHER):
             tokens = tokens_of(batch, vocabulary)
             fits = np.zeros(0, np.bool_) if tokens is None else tokens.lengths <= reader.max_length
             if tokens is None or (cuts and not fits.all()):
-                there = rows_of_tokens(table, range(first, first + len(batch)))
-                for row in reader.of_source(number, there, first):
+                batch_rows = rows_of_tokens(table, range(first, first + len(batch)))
+                for row in reader.of_source(number, batch_rows, first):
                     add_to_digest(digest, row.to_bytes())
-                    places[number].append(int(row.id.partition(":")[2]))
+                    indices[number].append(int(row.id.partition(":")[2]))
                 continue
             for data in compress(tokens.rows_as_bytes(), fits):
                 add_to_digest(digest, data)
-            places[number].extend((first + np.flatnonzero(fits)).tolist())
+            indices[number].extend((first + np.flatnonzero(fits)).tolist())
             tally.sizes[-1] += int(fits.sum())
             tally.too_long += int((~fits).sum())
     reader.finish()
 
-    def read(found: Row, row_id: str) -> SupervisedRow:
-        row = reader.read(found, row_id)
+    def read(raw_row: Row, row_id: str) -> SupervisedRow:
+        row = reader.read(raw_row, row_id)
         return row if row.length <= reader.max_length else reader.cut(row) or row
 
-    rows = MappedRows(tables, [np.asarray(place) for place in places], read)
+    rows = MappedRows(tables, [np.asarray(table_indices) for table_indices in indices], read)
     return TokenizedRows(rows=rows, tally=reader.tally, digest=digest.hexdigest())
 
 
@@ -163,11 +163,11 @@ def supervised_reader(
         weights[:1] = 0  # nothing predicts the first token
         if not weights.any():
             raise DataError("no token of it is learned")
-        made = SupervisedRow(id=row_id, token_ids=ids, weights=weights)
+        supervised_row = SupervisedRow(id=row_id, token_ids=ids, weights=weights)
         if not run.distillation.stored:
-            return made
+            return supervised_row
         teacher = stored_distributions(row, len(learned), len(tokenizer), at_most=run.distillation.top_k)
-        return evolve(made, teacher=_select_tokens(teacher, learned > 0))
+        return evolve(supervised_row, teacher=_select_tokens(teacher, learned > 0))
 
     def cut(row: SupervisedRow) -> SupervisedRow | None:
         weights = row.weights[:max_length]
@@ -191,8 +191,8 @@ def count_empty(masks: ChatMasks) -> Callable[[Tally], None]:
     return conclude
 
 
-def _select_tokens(teacher: LikelyTokens, places: Mask | slice) -> LikelyTokens:
-    return LikelyTokens(ids=teacher.ids[places], logprobs=teacher.logprobs[places])
+def _select_tokens(teacher: LikelyTokens, selection: Mask | slice) -> LikelyTokens:
+    return LikelyTokens(ids=teacher.ids[selection], logprobs=teacher.logprobs[selection])
 
 
 def load_preferences(
@@ -276,15 +276,15 @@ class RowReader(Generic[R]):
         """The rows that are trained on. `found_in` are those of each source, where they have been opened already.
         Raises `DataError` at the end if there was none.
         """
-        for number, there in enumerate(found_in or map(iterate_rows, self.sources)):
+        for number, source_rows in enumerate(found_in or map(iterate_rows, self.sources)):
             self.tally.sizes.append(0)
-            yield from self.of_source(number, there)
+            yield from self.of_source(number, source_rows)
         self.finish()
 
-    def of_source(self, number: int, there: Iterable[Row | BadRow], first: int = 0) -> Iterator[R]:
+    def of_source(self, number: int, rows: Iterable[Row | BadRow], first: int = 0) -> Iterator[R]:
         """The rows of a source that are trained on; `first` is the index of the first row in the source."""
-        for place, found in enumerate(there, first):
-            row = self._row(found, self.sources[number], number, place)
+        for index, raw_row in enumerate(rows, first):
+            row = self._row(raw_row, self.sources[number], number, index)
             short = self.shortened(row) if row is not None else None
             if short is not None:
                 self.tally.sizes[-1] += 1
@@ -297,15 +297,15 @@ class RowReader(Generic[R]):
         if not sum(tally.sizes):
             long = f"{tally.too_long} are longer than max_length = {self.max_length} tokens" if tally.too_long else ""
             bad = f"{len(tally.bad_rows)} are bad; the first: {tally.bad_rows[0]}" if tally.bad_rows else ""
-            why = ", and ".join(filter(None, (long, bad)))
-            raise DataError(f"no row of {', '.join(self.sources)} can be trained on: {why}")
+            reason = ", and ".join(filter(None, (long, bad)))
+            raise DataError(f"no row of {', '.join(self.sources)} can be trained on: {reason}")
 
-    def streamed(self, given: StreamedRow) -> tuple[R | None, str]:
+    def streamed(self, streamed_row: StreamedRow) -> tuple[R | None, str]:
         """A streamed row that is trained on; or None, and why it is left out: `rows_too_long` or `rows_bad`. Raises
         `DataError`.
         """
         self.tally.bad_rows.clear()  # they are counted by whoever asks
-        row = self._row(given.row, given.part.name, given.part.source, given.place)
+        row = self._row(streamed_row.row, streamed_row.part.name, streamed_row.part.source, streamed_row.place)
         if row is None:
             return None, "rows_bad"
         short = self.shortened(row)
@@ -315,33 +315,33 @@ class RowReader(Generic[R]):
         """Rows among the first `count` of a stream that are trained on. Raises `DataError`, also without any."""
         kept: list[R] = []
         for _ in range(count):
-            given = rows.draw()
+            streamed_row = rows.draw()
             if rows.passes:
                 break
-            made, _ = self.streamed(given)
-            kept += [] if made is None else [made]
+            row, _ = self.streamed(streamed_row)
+            kept += [] if row is None else [row]
         if not kept:
             raise DataError(f"none of the first {count} rows of {', '.join(self.sources)} can be trained on")
         tally = Tally(sizes=[len(kept)])
         self.conclude(tally)
         return TokenizedRows(rows=tuple(kept), tally=tally)
 
-    def _row(self, found: Row | BadRow, source: str, number: int, place: int) -> R | None:
+    def _row(self, raw_row: Row | BadRow, source: str, number: int, index: int) -> R | None:
         """The row as tokens; None for a bad row that may be skipped."""
         try:
-            if isinstance(found, BadRow):
-                raise DataError(found.reason)
-            return self.whole(found, source, f"{number}:{place}")
+            if isinstance(raw_row, BadRow):
+                raise DataError(raw_row.reason)
+            return self.whole(raw_row, source, f"{number}:{index}")
         except DataError as error:
-            reason = str(error) if isinstance(found, BadRow) else f"{place_of(source, place)}: {error}"
+            reason = str(error) if isinstance(raw_row, BadRow) else f"{place_of(source, index)}: {error}"
             if self.run.bad_rows == "stop":
                 raise DataError(f"{reason} (bad_rows = skip leaves such rows out, and counts them)") from error
             self.tally.bad_rows.append(reason)
             return None
 
-    def whole(self, found: Row, source: str, row_id: str) -> R:
+    def whole(self, raw_row: Row, source: str, row_id: str) -> R:
         """The row of a source as tokens, however long it is. Raises `DataError`."""
-        return self.read(without_nulls(found) if is_table(source) else found, row_id)
+        return self.read(without_nulls(raw_row) if is_table(source) else raw_row, row_id)
 
     def shortened(self, row: R) -> R | None:
         """The row; if it is too long, its beginning or None, as `too_long` says."""

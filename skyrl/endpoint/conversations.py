@@ -98,8 +98,8 @@ class Conversations:
             if before is not None:
                 before.after.append(turn)
             if history is not None and reply is not None:
-                whole = History((*history.messages, reply), history.tools, history.arguments)
-                self._by_history[_digests(whole)[-1]] = turn
+                new_history = History((*history.messages, reply), history.tools, history.arguments)
+                self._by_history[_digests(new_history)[-1]] = turn
 
     def end(self) -> None:
         """Stop recording: answers that are still being sampled are ignored. Thread-safe."""

@@ -94,12 +94,12 @@ class Fields:
             raise RequestError(f"{name} has to be a list of objects", param=name)
         return items
 
-    def refuse(self, name: str, why: str, *, harmless: Collection[object] = ()) -> None:
+    def refuse(self, name: str, reason: str, *, harmless: Collection[object] = ()) -> None:
         """Refuse a field that would change the answer and is not implemented, unless its value is `harmless`."""
         value = self.value(name, _ABSENT)
         if value is not _ABSENT and not any(value == item and type(value) is type(item) for item in harmless):
             raise RequestError(
-                f"{name} = {_short(value)} is not supported: {why}", param=name, code="unsupported_value"
+                f"{name} = {_short(value)} is not supported: {reason}", param=name, code="unsupported_value"
             )
 
     def ignore(self, *names: str) -> None:
@@ -114,10 +114,10 @@ class Fields:
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise RequestError(f"{_short(name)} is not a field of this request{hint}", param=name[:80])
 
-    def _typed(self, name: str, default: Any, kind: type[Any], what: str) -> Any:
+    def _typed(self, name: str, default: Any, kind: type[Any], description: str) -> Any:
         value = self.value(name, default)
         if value is not default and not isinstance(value, kind):
-            raise RequestError(f"{name} has to be {what}, not {_short(value)}", param=name)
+            raise RequestError(f"{name} has to be {description}, not {_short(value)}", param=name)
         return value
 
 

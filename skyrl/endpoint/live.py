@@ -50,7 +50,7 @@ class GrowingText:
     def piece(self) -> str:
         """New text that is final and was not returned before. A marker never begins inside text that was returned."""
         text, start = self._text, len(self._sent)
-        markers = [place for marker in self._markers if (place := text.find(marker, start)) >= 0]
+        markers = [position for marker in self._markers if (position := text.find(marker, start)) >= 0]
         end = (
             min(markers)
             if markers
@@ -60,11 +60,11 @@ class GrowingText:
         self._sent = text[:end]
         return text[start:end]
 
-    def rest(self, whole: str) -> str:
+    def rest(self, text: str) -> str:
         """The part of the whole text that was not returned yet. Raises `RequestError` if it begins differently."""
-        if not whole.startswith(self._sent):
+        if not text.startswith(self._sent):
             raise RequestError("the answer differs from the part that was already sent", status=500)
-        return whole[len(self._sent) :]
+        return text[len(self._sent) :]
 
 
 def _marker_prefix_length(text: str, marker: str) -> int:

@@ -63,21 +63,21 @@ def read_sampling(
     in a wire format, at least `shortest`, `stops` is the field with the stop texts. With `fixed`, only length and stops
     are taken from the request. Raises `RequestError`.
     """
-    wanted = {name: value for name, read in _READERS.items() if (value := read(body)) is not None}
+    requested = {name: value for name, read in _READERS.items() if (value := read(body)) is not None}
     body.refuse("presence_penalty", "the engines have frequency_penalty and repetition_penalty", harmless=(0, 0.0))
     body.refuse("logit_bias", "the engines do not support it", harmless=({},))
     seed = body.integer("seed", None, least=-(2**63), most=2**63 - 1)
     tokens = [body.integer(name, None, least=shortest, most=MOST_TOKENS) for name in lengths]
     stop, stop_ids = body.texts(stops), body.ids("stop_token_ids")
     longest = next((count for count in tokens if count is not None), ours.max_generate_length)
-    differing = {name: value for name, value in wanted.items() if value != getattr(ours, name)}
+    differing = {name: value for name, value in requested.items() if value != getattr(ours, name)}
     changes: dict[str, Any] = {"stop": stop or ours.stop, "stop_token_ids": stop_ids or ours.stop_token_ids}
     changes["logprobs"] = 0  # any request may ask for log-probabilities
     if fixed:
         longest = min(longest, ours.max_generate_length)
     else:
-        changes |= wanted | {"greedy": ours.greedy and "temperature" not in wanted}
+        changes |= requested | {"greedy": ours.greedy and "temperature" not in requested}
     changes["max_generate_length"] = max(longest, 1)  # the engines draw at least one token
     overruled = tuple(sorted(differing)) if fixed else ()
-    least = 0 if fixed else wanted.get("min_new_tokens", 0)
+    least = 0 if fixed else requested.get("min_new_tokens", 0)
     return RequestSampling(evolve(ours, **changes), model, None if fixed else seed, overruled, least)

@@ -73,7 +73,7 @@ class PlayedTrajectory:
         first = self._asked[digest]
         self._asked[digest] += count
         number = int.from_bytes(digest, "little") | 1  # 0 means a first turn
-        return tuple(evolve(self.sample, turn=number + 2 * 2**48 * place) for place in range(first, first + count))
+        return tuple(evolve(self.sample, turn=number + 2 * 2**48 * index) for index in range(first, first + count))
 
 
 class Trajectories:

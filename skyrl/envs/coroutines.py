@@ -49,9 +49,9 @@ def begin(value: Awaitable[T]) -> Future[tuple[T | None, BaseException | None]]:
 
 
 @contextmanager
-def noted(begun: list[Future[Any]]) -> Iterator[None]:
-    """Record in `begun` what this thread waits for in `settled`, so that another thread can cancel it."""
-    _caller.begun = begun
+def noted(futures: list[Future[Any]]) -> Iterator[None]:
+    """Record in `futures` what this thread waits for in `settled`, so that another thread can cancel it."""
+    _caller.begun = futures
     try:
         yield
     finally:

@@ -35,16 +35,16 @@ class _Episode:
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """The outcome of one call, in a JSON-compatible form."""
         try:
-            given = {"gave": self._call(**question)}
-            length = _length(given["gave"])
+            response = {"gave": self._call(**question)}
+            length = _length(response["gave"])
             if length > MOST:
                 return {"too_large": length}
-            json.dumps(given)
+            json.dumps(response)
         except SkipSample as error:
             return {"skipped": str(error)[:2000]}
         except BaseException as error:  # noqa: BLE001  # every exception is reported to the caller
             return {"raised": f"{type(error).__name__}: {error}"[:2000], "at": raised_at(error)}
-        return given
+        return response
 
     def _call(self, call: str, given: Any) -> object:
         if call == "find":
@@ -70,49 +70,49 @@ class _Episode:
                 return settled(closing())
 
 
-def _names_of(found: MakeEnv) -> dict[str, list[str]] | None:
+def _names_of(make: MakeEnv) -> dict[str, list[str]] | None:
     """Names of the row values that a reward function requires, and of those that it is not given; None for an
     environment. Raises `TaskError` for a group reward function: the samples of a prompt run in separate processes.
     """
-    if isinstance(found, GroupReward):
+    if isinstance(make, GroupReward):
         raise TaskError(
             "a reward function of groups sees all samples of a prompt, and cannot be isolated: set "
             "environment.skyrl_gym.isolate_user_env = false"
         )
-    if not isinstance(found, PlainReward):
+    if not isinstance(make, PlainReward):
         return None
-    return {"asks": list(asked_of_rows(found.function)), "taken": sorted(reserved_names(found.function))}
+    return {"asks": list(asked_of_rows(make.function)), "taken": sorted(reserved_names(make.function))}
 
 
-def _length(given: object) -> int:
+def _length(value: object) -> int:
     """Total number of characters of all texts in the value."""
-    if isinstance(given, Mapping | list):
-        return sum(map(_length, given.values() if isinstance(given, Mapping) else given))
-    return len(given) if isinstance(given, str) else 0
+    if isinstance(value, Mapping | list):
+        return sum(map(_length, value.values() if isinstance(value, Mapping) else value))
+    return len(value) if isinstance(value, str) else 0
 
 
-def _parse_start(given: object) -> dict[str, object] | str:
+def _parse_start(result: object) -> dict[str, object] | str:
     """Messages and information; anything else as a description, for the error message."""
-    if isinstance(given, tuple) and len(given) == 2:
-        return {"messages": [dict(message) for message in given[0]], "information": repr(given[1])[:2000]}
-    return repr(given)[:200]
+    if isinstance(result, tuple) and len(result) == 2:
+        return {"messages": [dict(message) for message in result[0]], "information": repr(result[1])[:2000]}
+    return repr(result)[:200]
 
 
 def _stepped(step: object) -> dict[str, object] | str:
     if not isinstance(step, EnvStep):
         return repr(step)[:200]
-    shown = _plain_messages(step.observations)
-    given: dict[str, object] = {
+    observations = _plain_messages(step.observations)
+    result: dict[str, object] = {
         "reward": _plain(step.reward),
         "done": bool(step.done),
-        "observations": shown,
+        "observations": observations,
         "answer": step.answer,
         "feedback": step.feedback,
     }
     parts: object = step.components
     if isinstance(parts, Mapping):
-        return given | {"components": {str(name): _plain(part) for name, part in parts.items()}}
-    return given | {"components": repr(parts)[:200]}
+        return result | {"components": {str(name): _plain(part) for name, part in parts.items()}}
+    return result | {"components": repr(parts)[:200]}
 
 
 def _plain(value: Any) -> float | str:
@@ -125,7 +125,7 @@ def _plain(value: Any) -> float | str:
         return repr(value)[:200]
 
 
-def _plain_messages(given: object) -> list[dict[str, str]] | str:
-    if isinstance(given, tuple | list) and all(isinstance(item, Mapping) for item in given):
-        return [dict(value) for value in given]
-    return repr(given)[:200]
+def _plain_messages(messages: object) -> list[dict[str, str]] | str:
+    if isinstance(messages, tuple | list) and all(isinstance(item, Mapping) for item in messages):
+        return [dict(value) for value in messages]
+    return repr(messages)[:200]

@@ -81,11 +81,11 @@ class GroupReward:
         columns = self.arguments(prompt, answers, extras)
         known = sampled or [Sampled() for _ in answers]
         columns |= trainer_arguments(self.function, known, {} if measured is None else measured)
-        given = settled(self.function(**columns))
-        given = given.tolist() if hasattr(given, "tolist") else given
-        if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != len(answers):
+        rewards = settled(self.function(**columns))
+        rewards = rewards.tolist() if hasattr(rewards, "tolist") else rewards
+        if not isinstance(rewards, Sequence) or isinstance(rewards, str) or len(rewards) != len(answers):
             raise TypeError(
                 f"a reward function of groups gives a list of {len(answers)} numbers for {len(answers)} answers, not "
-                f"{given!r:.100}"
+                f"{rewards!r:.100}"
             )
-        return given
+        return rewards

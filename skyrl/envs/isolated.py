@@ -45,24 +45,24 @@ class IsolatedEnv(ReadsSample):
             raise
 
     def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
-        given = self._ask("init", [dict(message) for message in prompt])
-        if not isinstance(given, Mapping):
-            raise TypeError(f"init() returned {given} instead of (messages, information)")
-        return tuple(given["messages"]), {"information": given["information"]}
+        result = self._ask("init", [dict(message) for message in prompt])
+        if not isinstance(result, Mapping):
+            raise TypeError(f"init() returned {result} instead of (messages, information)")
+        return tuple(result["messages"]), {"information": result["information"]}
 
     def tool_schemas(self) -> tuple[Mapping[str, Any], ...]:
         return tuple(self._ask("tool_schemas", None))
 
     def step(self, action: str) -> EnvStep:
         about = {"token_ids": list(self.sampled.token_ids), "version": self.sampled.version}
-        given = self._ask("step", {"action": action, "sampled": about})
-        if not isinstance(given, Mapping):
-            return given  # type: ignore[no-any-return]  # a description, which the caller refuses
-        return EnvStep(**given)
+        result = self._ask("step", {"action": action, "sampled": about})
+        if not isinstance(result, Mapping):
+            return result  # type: ignore[no-any-return]  # a description, which the caller refuses
+        return EnvStep(**result)
 
     def get_metrics(self) -> dict[str, float]:
-        given: dict[str, float] = self._ask("get_metrics", None)
-        return given
+        metrics: dict[str, float] = self._ask("get_metrics", None)
+        return metrics
 
     def close(self) -> None:
         """Abandon a call that is still running, and end its process."""
@@ -75,13 +75,13 @@ class IsolatedEnv(ReadsSample):
         finally:
             self._worker.close()
 
-    def _ask(self, call: str, given: object) -> Any:
+    def _ask(self, call: str, argument: object) -> Any:
         """Send a call and return its result. Raises `RewardError` if the environment raised, `WorkerEnded` if its
         process is gone.
         """
         try:
             with self._calling:
-                answer = self._worker.ask({"call": call, "given": given}, self._seconds)
+                answer = self._worker.ask({"call": call, "given": argument}, self._seconds)
         except WorkerEnded:
             self._ended = True
             raise

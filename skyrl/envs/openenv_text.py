@@ -89,7 +89,7 @@ class OpenEnvTextEnv(Env):
         self._client.close()
 
     def _message(self, observation: object) -> dict[str, str]:
-        shown = self._show(observation)
-        if not isinstance(shown, str):
-            raise TaskError(f"text() made {type(shown).__name__} of an observation of openenv, not text")
-        return {"role": "user", "content": shown}
+        text = self._show(observation)
+        if not isinstance(text, str):
+            raise TaskError(f"text() made {type(text).__name__} of an observation of openenv, not text")
+        return {"role": "user", "content": text}

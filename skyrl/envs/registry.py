@@ -176,14 +176,16 @@ def find_env(name: str, settings: SkyRLGymConfig | None = None) -> MakeEnv:
 
 def _several(parts: Sequence[tuple[float, str]], settings: SkyRLGymConfig | None) -> WeightedRewards:
     """Factory of the weighted sum of several rewards. Raises `TaskError`."""
-    shown = [name.rpartition(":")[2] for _, name in parts]
-    found = []
-    for (weight, name), short in zip(parts, shown, strict=True):
+    short_names = [name.rpartition(":")[2] for _, name in parts]
+    weighted_parts = []
+    for (weight, name), short in zip(parts, short_names, strict=True):
         make = find_env(name, settings)
         if isinstance(make, GroupReward):
             raise TaskError(f"{name} compares the answers of a group, and cannot be one of several rewards")
-        found.append(WeightedPart(name=short if shown.count(short) == 1 else name, weight=weight, make=make))
-    return WeightedRewards(tuple(found))
+        weighted_parts.append(
+            WeightedPart(name=short if short_names.count(short) == 1 else name, weight=weight, make=make)
+        )
+    return WeightedRewards(tuple(weighted_parts))
 
 
 def _mcp(gym: SkyRLGymConfig) -> McpTask:
@@ -261,8 +263,8 @@ def _maker(name: str, target: object) -> MakeEnv:
         return target
     if callable(target) and not isinstance(target, type):
         if _makes_environments(target):
-            made: MakeEnv = target
-            return made
+            make: MakeEnv = target
+            return make
         return GroupReward(target) if is_group_reward(target) else PlainReward(target)
     if isinstance(target, type) and is_of_skyrl_gym(target):
         return lambda extras: SkyRLGymTextEnv(extras, target)
@@ -304,8 +306,8 @@ def ignored_columns(make: MakeEnv, columns: Iterable[str]) -> tuple[str, ...]:
         case McpTask(reward=reward):
             return ignored_columns(reward, columns)
         case WeightedRewards(parts=parts):
-            given = [*columns]
-            return tuple(dict.fromkeys(name for part in parts for name in ignored_columns(part.make, given)))
+            column_names = [*columns]
+            return tuple(dict.fromkeys(name for part in parts for name in ignored_columns(part.make, column_names)))
         case _:
             return ()
     return tuple(sorted(names & {*columns}))

@@ -56,49 +56,49 @@ class RewardFunctionEnv(ReadsSample):
         answers, columns = arguments(self._function, action, self._prompt, self.extras)
         if signature_of(self._function) == "trl":
             columns |= trainer_arguments(self._function, [self.sampled], self._measured)
-        given = settled(self._function(*answers, **columns))
-        given = given.tolist() if hasattr(given, "tolist") else given  # an array or a tensor
+        result = settled(self._function(*answers, **columns))
+        result = result.tolist() if hasattr(result, "tolist") else result  # an array or a tensor
         components: dict[str, Any] = {}
         feedback: str | None = None
         match signature_of(self._function):
             case "trl":
-                if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 1:
+                if not isinstance(result, Sequence) or isinstance(result, str) or len(result) != 1:
                     raise TypeError(
-                        f"a TRL reward function gives a list with one number for each completion, not {given!r:.100}"
+                        f"a TRL reward function gives a list with one number for each completion, not {result!r:.100}"
                     )
-                if given[0] is None:
+                if result[0] is None:
                     raise SkipSample("the reward function gives None: it has no reward for this sample")
-                given = given[0]
-            case "verl" if isinstance(given, Mapping):
-                given = self._measure(given)
+                result = result[0]
+            case "verl" if isinstance(result, Mapping):
+                result = self._measure(result)
             case "openrlhf":
-                given = self._measure_openrlhf(given)
-            case "skyrl" if isinstance(given, Mapping) and "reward" in given:
-                components = {name: part for name, part in given.items() if name != "reward"}
+                result = self._measure_openrlhf(result)
+            case "skyrl" if isinstance(result, Mapping) and "reward" in result:
+                components = {name: part for name, part in result.items() if name != "reward"}
                 if isinstance(components.get("feedback"), str):
                     feedback = components.pop("feedback")
-                given = given["reward"]
-        return EnvStep(reward=given, done=True, answer=self._answer, feedback=feedback, components=components)
+                result = result["reward"]
+        return EnvStep(reward=result, done=True, answer=self._answer, feedback=feedback, components=components)
 
     def get_metrics(self) -> dict[str, float]:
         return self._measured
 
-    def _measure(self, given: Mapping[str, Any]) -> Any:
+    def _measure(self, result: Mapping[str, Any]) -> Any:
         """The score that the function returned; other numbers become metrics."""
-        numbers = {name: value for name, value in given.items() if isinstance(value, bool | int | float)}
+        numbers = {name: value for name, value in result.items() if isinstance(value, bool | int | float)}
         self._measured = {name: float(value) for name, value in numbers.items() if name != "score"}
-        self._answer = given["pred"] if isinstance(given.get("pred"), str) else None
-        return given["score"]
+        self._answer = result["pred"] if isinstance(result.get("pred"), str) else None
+        return result["score"]
 
-    def _measure_openrlhf(self, given: object) -> float:
+    def _measure_openrlhf(self, result: object) -> float:
         """The reward that a function of OpenRLHF returned; its score and its other numbers become metrics."""
-        if not isinstance(given, Mapping) or given.get("rewards") is None:
-            raise TypeError(f"an OpenRLHF reward function gives a dict with `rewards`, not {given!r:.100}")
-        logs = given.get("extra_logs") or {}
+        if not isinstance(result, Mapping) or result.get("rewards") is None:
+            raise TypeError(f"an OpenRLHF reward function gives a dict with `rewards`, not {result!r:.100}")
+        logs = result.get("extra_logs") or {}
         self._measured = {name: _single_number(name, value) for name, value in logs.items()}
-        if given.get("scores") is not None:
-            self._measured["score"] = _single_number("scores", given["scores"])
-        return _single_number("rewards", given["rewards"])
+        if result.get("scores") is not None:
+            self._measured["score"] = _single_number("scores", result["scores"])
+        return _single_number("rewards", result["rewards"])
 
 
 def _single_number(name: str, value: object) -> float:
@@ -141,8 +141,8 @@ def arguments(
             others = {"ground_truth": truth, "extra_info": extras.get("extra_info")}
             return (), {"data_source": extras.get("data_source"), "solution_str": answer, **others}
         case "openrlhf":
-            asked = "\n".join(str(message.get("content") or "") for message in prompt) + "\n"
-            return (), {"queries": [asked + answer], "prompts": [asked], "labels": [truth]}
+            prompt_text = "\n".join(str(message.get("content") or "") for message in prompt) + "\n"
+            return (), {"queries": [prompt_text + answer], "prompts": [prompt_text], "labels": [truth]}
         case _:
             columns.pop("data_source", None)
             return (answer,), {**columns, "ground_truth": truth}
@@ -237,17 +237,17 @@ def asked_of_rows(function: Callable[..., Any]) -> tuple[str, ...]:
     own = parameters[1:] if form == "skyrl" else parameters
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     required = (item.name for item in own if item.kind in kinds and item.default is inspect.Parameter.empty)
-    asked = tuple(name for name in required if name not in _ALWAYS_GIVEN[form])
-    return tuple("ground_truth" if form == "openrlhf" and name == "labels" else name for name in asked)
+    names = tuple(name for name in required if name not in _ALWAYS_GIVEN[form])
+    return tuple("ground_truth" if form == "openrlhf" and name == "labels" else name for name in names)
 
 
-def lacking(asked: Sequence[str], extras: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names in `asked`, from `asked_of_rows`, for which the row has no value."""
+def lacking(required: Sequence[str], extras: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names in `required`, from `asked_of_rows`, for which the row has no value."""
 
     def value(name: str) -> object:
         return ground_truth(extras) if name == "ground_truth" else extras.get(name)
 
-    return tuple(name for name in asked if value(name) is None)
+    return tuple(name for name in required if value(name) is None)
 
 
 def signature_of(function: Callable[..., Any]) -> Signature:

@@ -40,15 +40,15 @@ def ground_truths(extras: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(spec, Mapping):
             truths[f"{column}.ground_truth"] = spec.get("ground_truth")
     truths["ground_truth"] = extras.get("ground_truth")
-    return {place: truth for place, truth in truths.items() if not is_missing(truth)}
+    return {path: truth for path, truth in truths.items() if not is_missing(truth)}
 
 
 def differing(truths: Mapping[str, Any]) -> str | None:
     """Reason why a row with these ground truths is bad: two of them differ. Numbers equal their text."""
-    (place, first), *others = truths.items() or [("", None)]
+    (path, first), *others = truths.items() or [("", None)]
     for other, truth in others:
         if truth != first and str(truth).strip() != str(first).strip():
-            return f"has two ground truths: {place} = {first!r:.60} and {other} = {truth!r:.60}"
+            return f"has two ground truths: {path} = {first!r:.60} and {other} = {truth!r:.60}"
     return None
 
 
@@ -83,13 +83,13 @@ def between(text: str, opening: str, closing: str) -> Iterator[str]:
 
     Takes time linear in the text, whatever its content.
     """
-    place = 0
-    while (start := text.find(opening, place)) >= 0:
+    position = 0
+    while (start := text.find(opening, position)) >= 0:
         end = text.find(closing, start + len(opening))
         if end < 0:
             return
         yield text[start + len(opening) : end]
-        place = end + len(closing)
+        position = end + len(closing)
 
 
 def first_between(text: str, opening: str, closing: str) -> str | None:

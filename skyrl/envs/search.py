@@ -73,8 +73,8 @@ class SearchEnv(Env):
             read = None if answer is None else normalized(answer)
             return EnvStep(reward=score(self._said, self._targets), done=True, answer=read)
         query = first_between(action, "<search>", "</search>")
-        found = self._search(query) if query is not None else "Write a query between <search> and </search>."
-        observation = f"\n<information>{found}</information>\n"
+        results = self._search(query) if query is not None else "Write a query between <search> and </search>."
+        observation = f"\n<information>{results}</information>\n"
         return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": observation},))
 
     def get_metrics(self) -> dict[str, float]:
@@ -100,17 +100,17 @@ def ask_retriever(
     return answer
 
 
-def targets(given: str | Mapping[str, Any] | Iterable[object]) -> tuple[str, ...]:
+def targets(truth: str | Mapping[str, Any] | Iterable[object]) -> tuple[str, ...]:
     """The accepted answers of a row."""
-    result = given.get("target", ()) if isinstance(given, Mapping) else given
+    result = truth.get("target", ()) if isinstance(truth, Mapping) else truth
     return (result,) if isinstance(result, str) else tuple(str(item) for item in result)
 
 
-def score(said: str, right: Sequence[str]) -> float:
+def score(conversation: str, right: Sequence[str]) -> float:
     """1.0 if the last `<answer>` of a conversation matches one of the right answers exactly after normalisation, else
     0.0.
     """
-    answer = last_between(said, "<answer>", "</answer>")
+    answer = last_between(conversation, "<answer>", "</answer>")
     return float(answer is not None and normalized(answer) in {normalized(item) for item in right})
 
 

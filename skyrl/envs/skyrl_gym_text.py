@@ -38,22 +38,22 @@ class SkyRLGymTextEnv(Env):
 
     def step(self, action: str) -> EnvStep:
         """Judge one answer. Raises `TaskError` if the environment would replace the policy's text."""
-        given = settled(self._env.step(action))
-        if not isinstance(given, Mapping):
+        output = settled(self._env.step(action))
+        if not isinstance(output, Mapping):
             raise TypeError(
-                f"step() of {type(self._env).__name__} returned {given!r:.200}, not a BaseTextEnvStepOutput"
+                f"step() of {type(self._env).__name__} returned {output!r:.200}, not a BaseTextEnvStepOutput"
             )
-        replaced = given.get("postprocessed_action")
+        replaced = output.get("postprocessed_action")
         if replaced is not None and replaced != action:
             raise TaskError(
                 f"{type(self._env).__name__} replaces what the policy wrote (postprocessed_action), and what was not "
                 "sampled is not trained on: end turns with generator.sampling_params.stop instead"
             )
         return EnvStep(
-            reward=given["reward"],
-            done=bool(given["done"]),
-            observations=tuple(given["observations"]),
-            metadata=given.get("metadata") or {},
+            reward=output["reward"],
+            done=bool(output["done"]),
+            observations=tuple(output["observations"]),
+            metadata=output.get("metadata") or {},
         )
 
     def get_metrics(self) -> dict[str, float]:

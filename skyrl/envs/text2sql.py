@@ -109,25 +109,25 @@ def database(folder: Path, name: object) -> Path:
     """The file of the database that a row names. Raises `TaskError` if it is not found below `folder`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TaskError(f"text2sql needs the name of a database in the column db_id, not {name!r:.80}")
-    places = [folder / below / path for below in _FOLDERS for path in (f"{name}/{name}.sqlite", f"{name}.sqlite")]
-    for place in places:
-        if place.is_file():
-            return place.resolve()
+    candidates = [folder / below / path for below in _FOLDERS for path in (f"{name}/{name}.sqlite", f"{name}.sqlite")]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate.resolve()
     raise TaskError(f"text2sql: no database {name} below {folder} (environment.skyrl_gym.text2sql.db_path)")
 
 
-def solution(said: str) -> str | None:
+def solution(conversation: str) -> str | None:
     """The SQL query of a well-formed conversation, which ends with thoughts and one `<solution>` without other tags;
     else None.
     """
-    if len(said) > LONGEST_ANSWER or said.count("<solution>") != 1:
+    if len(conversation) > LONGEST_ANSWER or conversation.count("<solution>") != 1:
         return None
-    before, _, rest = said.partition("<solution>")
+    before, _, rest = conversation.partition("<solution>")
     if rest.count("</solution>") != 1:
         return None
     query = rest.partition("</solution>")[0]
-    thought = said.find("<think>")
-    if _TAGS.search(query) or thought < 0 or "</think>" not in said[thought:]:
+    thought = conversation.find("<think>")
+    if _TAGS.search(query) or thought < 0 or "</think>" not in conversation[thought:]:
         return None
     answers = before.split("</observation>")[1:]
     return query if all(answer.lstrip().lower().startswith("<think>") for answer in answers) else None

@@ -70,5 +70,5 @@ def search_tool(settings: SearchEnvConfig) -> Tool:
 
 def _texts(**described: str) -> dict[str, Any]:
     """A JSON schema of required text arguments, by name and description."""
-    properties = {name: {"type": "string", "description": said} for name, said in described.items()}
+    properties = {name: {"type": "string", "description": description} for name, description in described.items()}
     return {"type": "object", "properties": properties, "required": list(described), "additionalProperties": False}

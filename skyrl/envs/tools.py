@@ -105,8 +105,8 @@ class Tool:
     @property
     def schema(self) -> dict[str, Any]:
         """The tool's schema in the form that chat templates and OpenAI's protocol use."""
-        shown = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
-        return {"type": "function", "function": shown}
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
         """Reason why the tool refuses these arguments, or None."""
@@ -202,9 +202,11 @@ def _validator(schema: str) -> Draft202012Validator:
 
 
 @cache
-def _report_once(tool: str, place: str, kind: str) -> None:
+def _report_once(tool: str, location: str, kind: str) -> None:
     """Log, once for each tool, place and kind, an exception that the policy sees as the result of its call."""
-    _log.warning("the tool %s raised %s%s: the answer to the call says so", tool, kind, f" ({place})" if place else "")
+    _log.warning(
+        "the tool %s raised %s%s: the answer to the call says so", tool, kind, f" ({location})" if location else ""
+    )
 
 
 def _run(tool: Tool, arguments: Mapping[str, Any]) -> tuple[Any, BaseException | None] | None:

@@ -64,14 +64,14 @@ def messages_of(task: Task) -> tuple[Message, ...]:
     """The system prompt and the prompt of a task. Raises `TaskError` for messages that are not text."""
     data = task.data
     prompt = data.prompt if isinstance(data.prompt, list) else []
-    given = [{"role": item.role, "content": item.content} for item in prompt]
+    messages = [{"role": item.role, "content": item.content} for item in prompt]
     if isinstance(data.prompt, str):
-        given = [{"role": "user", "content": data.prompt}]
+        messages = [{"role": "user", "content": data.prompt}]
     if data.system_prompt is not None:
-        given = [{"role": "system", "content": data.system_prompt}, *given]
-    if not all(isinstance(message["content"], str) for message in given):
+        messages = [{"role": "system", "content": data.system_prompt}, *messages]
+    if not all(isinstance(message["content"], str) for message in messages):
         raise TaskError(f"the prompt of task {data.idx} of verifiers has parts that are not text")
-    return tuple(given)
+    return tuple(messages)
 
 
 def write_rows(tasks: Iterable[Any], path: str | Path) -> None:
@@ -89,8 +89,8 @@ def refuse_what_needs_a_runtime(task: Task) -> None:
     asking = [
         getattr(signal, "__name__", repr(signal))
         for signal in signals
-        if "runtime" in (given := inspect.signature(signal).parameters)
-        and given["runtime"].default is inspect.Parameter.empty
+        if "runtime" in (parameters := inspect.signature(signal).parameters)
+        and parameters["runtime"].default is inspect.Parameter.empty
     ]
     needs = ["a container"] if task.NEEDS_CONTAINER else []
     needs += ["tool servers"] if task.toolsets(task.config) else []
@@ -107,11 +107,11 @@ def _trace(task: Task, prompt: Sequence[Message], answer: str) -> Trace:
     conversation = [*prompt, {"role": "assistant", "content": answer}]
     nodes = [
         vf.MessageNode(
-            parent=place - 1 if place else None,
+            parent=index - 1 if index else None,
             message=of_role[message["role"]](content=message["content"]),
-            sampled=place == len(prompt),
+            sampled=index == len(prompt),
         )
-        for place, message in enumerate(conversation)
+        for index, message in enumerate(conversation)
     ]
     trace_task = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
     return vf.Trace(

@@ -85,8 +85,8 @@ class WeightedRewardsEnv(ReadsSample):
             feedback += [step.feedback] if step.feedback else []
         if not rewarded:
             raise SkipSample(skipped)
-        said = "\n".join(feedback) or None
-        return EnvStep(reward=total, done=True, answer=answer, feedback=said, components=components)
+        feedback_text = "\n".join(feedback) or None
+        return EnvStep(reward=total, done=True, answer=answer, feedback=feedback_text, components=components)
 
     def get_metrics(self) -> dict[str, float]:
         measured = [(part.name, settled(env.get_metrics())) for part, env in self._parts]

@@ -72,9 +72,9 @@ LOOPBACK: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo"}
 """Address for ranks on one machine, which no other machine can reach."""
 
 
-def start_processes(run: AnyRun, seats: Layout | None = None, *, again: bool = False) -> Processes:
+def start_processes(run: AnyRun, seats: Layout | None = None, *, retry: bool = False) -> Processes:
     """The executor of `placement.executor`; with `ray`, its cluster is ready when this returns. `seats` is the layout
-    of all processes; None: that of a training run. `again` is true if this command's own run has failed; the executor
+    of all processes; None: that of a training run. `retry` is true if this command's own run has failed; the executor
     may then wait for machines.
     """
     placement = run.trainer.placement
@@ -91,7 +91,7 @@ def start_processes(run: AnyRun, seats: Layout | None = None, *, again: bool = F
     return RayProcesses(
         seats or layout(kind_of(run).sizes(run)),
         deadlines=Deadlines(
-            room=waits_for_room(run) if again else 0.0,
+            room=waits_for_room(run) if retry else 0.0,
             start=placement.start_timeout_seconds,
             call=placement.call_timeout_seconds,
             heartbeat=placement.heartbeat_timeout_seconds,
@@ -239,9 +239,9 @@ def engine_restarts(
         if number in placed:
             return EngineProxy(await run_in_daemon_thread(partial(processes.restart, "engine", number, maker)))
         seat = layout_of_engine(engines, number, per_node)
-        found = EngineProxy(await run_in_daemon_thread(partial(processes.add, seat, maker)))
+        proxy = EngineProxy(await run_in_daemon_thread(partial(processes.add, seat, maker)))
         placed.add(number)
-        return found
+        return proxy
 
     return EngineRestarts(start, most=most, backoff=engine.engine_restart_backoff_seconds)
 
@@ -303,14 +303,14 @@ def weight_transport(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path
     if not (starts_engines(run) or joins_servers(run)):
         return _file_transport(engine.weight_sync_backend, where, dtype)
     if run.trainer.placement.executor == "in_process":
-        alone = "async_engine" in backend_of(engine).fields and engine.async_engine  # it computes in a child process
-        return FolderTransport(folder, dtype=dtype) if alone else SharedTransport()
+        in_child_process = "async_engine" in backend_of(engine).fields and engine.async_engine
+        return FolderTransport(folder, dtype=dtype) if in_child_process else SharedTransport()
     match engine.weight_sync_backend:
         case "disk" | "delta" as files:
             return _file_transport(files, where, dtype)
         case "nccl" | "gloo" as backend if BACKENDS[engine.backend].joins_update_groups:
-            workers, place = workers_of_an_engine(run), _transfer_rendezvous(run, rendezvous, workers=1)
-            return UpdateGroupTransport(place, backend=backend, workers=workers, dtype=dtype)
+            workers, transfer_rendezvous = workers_of_an_engine(run), _transfer_rendezvous(run, rendezvous, workers=1)
+            return UpdateGroupTransport(transfer_rendezvous, backend=backend, workers=workers, dtype=dtype)
         case "nccl":
             together = run.trainer.placement.colocate_all  # one GPU cannot be two members of an NCCL group
             return NativeTransport(
@@ -376,8 +376,8 @@ def longest_sequence(run: SkyRLTrainConfig) -> int:
     """Tokens in an engine's longest sequence: the length in its own options, or else the longest row of the run, at
     most the positions of the model.
     """
-    if given := given_length(run.generator.inference_engine):
-        return given
+    if length := given_length(run.generator.inference_engine):
+        return length
     path = required(run.trainer.policy.model.path, "trainer.policy.model.path")
-    wanted = required(run.trainer.longest_row, "trainer.longest_row")
-    return min(wanted, max_positions(path, engine_overrides(run)) or wanted)
+    longest_row = required(run.trainer.longest_row, "trainer.longest_row")
+    return min(longest_row, max_positions(path, engine_overrides(run)) or longest_row)

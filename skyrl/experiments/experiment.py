@@ -174,9 +174,9 @@ class BaseExp:
         """
         model, own = self.trained.model, self.cfg.trainer.tokenizer_path
         field = self.trained.path_of("model.path")
-        place = field if own is None else self.cfg.trainer.path_of("tokenizer_path")
+        tokenizer_field = field if own is None else self.cfg.trainer.path_of("tokenizer_path")
         result = model_digests(field, model, weights=bool(model.lora.rank))
-        return result | model_file_digests(place, own or self.model_path, TOKENIZER)
+        return result | model_file_digests(tokenizer_field, own or self.model_path, TOKENIZER)
 
     def get_tokenizer(self) -> ChatTokenizer:
         """The tokenizer of the model that is trained."""
@@ -185,7 +185,7 @@ class BaseExp:
 
     def get_processes(self) -> Processes:
         """Processes of the models."""
-        return start_processes(self.cfg, again=self.is_another_try)
+        return start_processes(self.cfg, retry=self.is_another_try)
 
     def prepare_processes(self, processes: Processes) -> None:
         """Does nothing. Override it to let processes that start later import their packages meanwhile."""
@@ -198,9 +198,9 @@ class BaseExp:
         """Trackers of metrics: the run folder, and those that the configuration names."""
         named = trackers_of(self.cfg.trainer, total_steps=self.total_steps, first_step=first_step)
         followers = [item for item in named if isinstance(item, Follower)]
-        here = [entry for entry in named if not isinstance(entry, Follower)]
+        trackers = [entry for entry in named if not isinstance(entry, Follower)]
         timeline = Timeline(self.folder.timeline, self.progress, self.cfg.trainer.profile_steps, first_step)
-        return WithLag([MetricsFile(self.folder.metrics), timeline, *here], followers)
+        return WithLag([MetricsFile(self.folder.metrics), timeline, *trackers], followers)
 
     def get_loop(self, tracker: Tracker) -> TrainingLoop:
         """The training loop in its initial state."""
@@ -214,8 +214,8 @@ class BaseExp:
     def get_callbacks(self) -> Callbacks:
         """The callbacks that the configuration names, then `more_callbacks`. Raises `ConfigError`."""
         trainer = self.cfg.trainer
-        found = callbacks_by_name(trainer.callbacks, self.more_callbacks, field=trainer.path_of("callbacks"))
-        return Callbacks(found, total_steps=self.total_steps, folder=self.folder.path, say=notice)
+        callbacks = callbacks_by_name(trainer.callbacks, self.more_callbacks, field=trainer.path_of("callbacks"))
+        return Callbacks(callbacks, total_steps=self.total_steps, folder=self.folder.path, say=notice)
 
     def report_alarm(self, raised: RaisedAlarm) -> None:
         """Report a raised alarm on the console and in the run's folder."""

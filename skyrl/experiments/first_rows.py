@@ -78,14 +78,14 @@ Judge = Callable[[Row, int, str], None]
 """Reads a row, given its number from 0 and the name of its source. Raises `DataError` for a bad one."""
 
 
-def count_rows(source: str, judge: Judge, *, whole: bool) -> CountedRows | None:
-    """The rows of a file or of a task of reasoning-gym; None if they cannot be counted quickly and `whole` does not ask
-    for it.
+def count_rows(source: str, judge: Judge, *, all_rows: bool) -> CountedRows | None:
+    """The rows of a file or of a task of reasoning-gym; None if they cannot be counted quickly and `all_rows` does not
+    ask for it.
 
     Raises `DataError` for a file that cannot be read.
     """
     path = Path(source).expanduser()
-    if not whole and not source.startswith(SCHEME) and os.path.getsize(path) > QUICK_BYTES:
+    if not all_rows and not source.startswith(SCHEME) and os.path.getsize(path) > QUICK_BYTES:
         return CountedRows(rows=_rows_of_parquet(path)) if path.suffix == ".parquet" else None
     rows, bad = 0, []
     for row in iterate_rows(source):
@@ -113,11 +113,11 @@ def prompts_of(run: SkyRLTrainConfig) -> Judge:
     """Whether a row is a prompt with an answer and a task."""
     columns = Columns(prompt=run.data.prompt_column, answer=run.data.answer_column)
 
-    def judge(row: Row, place: int, source: str) -> None:
-        whole = answered(row, place, source, columns)
-        chat_of(whole, place, source, columns)
-        if not isinstance(whole.get("env_class") or run.environment.task, str):
-            raise DataError(f"{source}, row {place} names no env_class, and environment.env_class gives no default")
+    def judge(row: Row, index: int, source: str) -> None:
+        full_row = answered(row, index, source, columns)
+        chat_of(full_row, index, source, columns)
+        if not isinstance(full_row.get("env_class") or run.environment.task, str):
+            raise DataError(f"{source}, row {index} names no env_class, and environment.env_class gives no default")
 
     return judge
 
@@ -125,7 +125,7 @@ def prompts_of(run: SkyRLTrainConfig) -> Judge:
 def supervised_rows_of(run: SupervisedConfig) -> Judge:
     """Whether a row is a chat with something to learn, or a pair of them. Rows of tokens and of plain text pass."""
 
-    def judge(row: Row, place: int, source: str) -> None:
+    def judge(row: Row, index: int, source: str) -> None:
         row = without_nulls(row) if is_table(source) else row
         try:
             refuse_media(row)
@@ -138,7 +138,7 @@ def supervised_rows_of(run: SupervisedConfig) -> Judge:
             elif reads_chats(run) and (chat := chat_in(row, run)) is not None:
                 message_weights(chat, all_messages=learns_all(run))
         except DataError as error:
-            raise DataError(f"{source}, row {place}: {error}") from error
+            raise DataError(f"{source}, row {index}: {error}") from error
 
     return judge
 
@@ -194,7 +194,7 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
         for field, source in _sources(run, training=training):
             try:
                 row = _read_first_row(run, field, source)
-                counted = count_rows(source, prompts_of(run), whole=judge)
+                counted = count_rows(source, prompts_of(run), all_rows=judge)
             except (DataError, OSError) as error:
                 yield Problem(path=field, message=str(error))
                 continue
@@ -203,7 +203,7 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
             if field == "data.train_data":
                 counts.append(counted)
             yield from _written_by_the_template(run, row)
-            yield from lacking_rows(run, field, source, whole=judge)
+            yield from lacking_rows(run, field, source, all_rows=judge)
             if row.env_class not in judged:
                 judged.add(row.env_class)
                 yield from _judged(run, row, call=judge)
@@ -214,9 +214,9 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
     return first_rows_are_prompts
 
 
-def supervised_rows_can_be_used(*, whole: bool) -> Check[SupervisedConfig]:
+def supervised_rows_can_be_used(*, all_rows: bool) -> Check[SupervisedConfig]:
     """The check that each file exists, that no row is bad, that the template takes the first one, and that there are
-    enough to fill a batch. With `whole`, files of any size are read whole.
+    enough to fill a batch. With `all_rows`, files of any size are read whole.
     """
 
     def rows_can_be_learned(run: SupervisedConfig) -> Iterator[Problem]:
@@ -224,11 +224,11 @@ def supervised_rows_can_be_used(*, whole: bool) -> Check[SupervisedConfig]:
         for field, sources in (("train_datasets", run.train_datasets), ("eval_datasets", run.eval_datasets)):
             for source in filter(_is_file, sources):
                 try:
-                    counted = count_rows(source, supervised_rows_of(run), whole=whole)
+                    counted = count_rows(source, supervised_rows_of(run), all_rows=all_rows)
                 except (DataError, OSError) as error:
                     yield Problem(path=field, message=str(error))
                     continue
-                if counted and (whole or not skips):  # the run itself reports the rows that it skips
+                if counted and (all_rows or not skips):  # the run itself reports the rows that it skips
                     yield from bad_rows(counted, field, "bad_rows = skip", skips=skips)
                 if field == "train_datasets":
                     counts.append(counted)
@@ -267,11 +267,11 @@ def _write_chat(chat: Sequence[Message], row: Row, run: SFTConfig) -> None:
         return
     tools = tools_of(row.get(run.tools_key), run.tools_key)
     variables = {**files.special_tokens, **({"tools": list(tools)} if tools else {}), **run.chat_template_kwargs}
-    whole = with_system(list(chat), row.get(run.system_key))
+    messages = with_system(list(chat), row.get(run.system_key))
     refusals = []
-    for spelling in spellings(whole):
+    for spelling in spellings(messages):
         try:
-            render_template(template, spelling.spell(whole), **variables)
+            render_template(template, spelling.spell(messages), **variables)
         except TemplateRefusal as error:
             refusals.append(error)
         else:
@@ -355,9 +355,9 @@ def _prompt_text(
     tools = with_tools(tools_in(row.extras, row.source), tools) if checked else ()
 
     def write(spelling: Spelling) -> str | None:
-        shown = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        tool_variables = {"tools": [dict(tool) for tool in tools]} if tools else {}
         try:
-            return render_template(template, spelling.spell(row.messages), **{**variables, **shown})
+            return render_template(template, spelling.spell(row.messages), **{**variables, **tool_variables})
         except TemplateRefusal as error:
             raise DataError(f"the chat template refuses the prompt: {error}") from error
 
@@ -425,11 +425,11 @@ def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
     try:
         signature.bind(*answers, **(dict.fromkeys(lacking(asked_by(make), row.extras)) | columns))
     except TypeError as error:
-        given = ", ".join(
+        argument_list = ", ".join(
             ["an answer", *(f"{column}=" for column in columns)] if answers else [f"{column}=" for column in columns]
         )
         message = f"{name_of(make, str(row.env_class))} cannot be called with row 0 of {row.source}: {error}"
-        yield Problem(path="environment.env_class", message=message, hint=f"it is called with {given}")
+        yield Problem(path="environment.env_class", message=message, hint=f"it is called with {argument_list}")
 
 
 _OF_AN_EMPTY_ANSWER = "a model may give an empty answer: return a reward for it, or raise skyrl.errors.SkipSample"
@@ -450,13 +450,13 @@ def _judge_problems(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iter
         ("", "an empty answer", _OF_AN_EMPTY_ANSWER),
         (spoken, f"the answer {spoken[:40]!r}", ""),
     ):
-        who = f"{row.env_class}, judging {named} to row 0 of {row.source},"
+        subject = f"{row.env_class}, judging {named} to row 0 of {row.source},"
         calls = EnvCalls(1, run.environment.skyrl_gym.step_timeout_seconds)
         try:
             with event_loop() as run_until_done:
-                given, _ = run_until_done(calls(who, _judgement(make, row, answer)))
-            for reward in given:
-                number(reward, f"{who} gave the reward")
+                rewards, _ = run_until_done(calls(subject, _judgement(make, row, answer)))
+            for reward in rewards:
+                number(reward, f"{subject} gave the reward")
         except EpisodeError as error:
             if isinstance(error.outcome, Failure):
                 hint = _OF_ITS_VALUE if error.outcome.kind in ("wrong_type", "not_finite") else hint or _OF_ANY_ANSWER

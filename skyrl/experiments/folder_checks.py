@@ -55,18 +55,18 @@ def folders_belong_to_run(run: AnyRun) -> Iterator[Problem]:
     changed since is reported at its place.
     """
     run = itself(run)
-    places = {field: (text, SIGNATURE) for field, text in _folders(run).items()}
+    folders = {field: (text, SIGNATURE) for field, text in _folders(run).items()}
     if (named := run.trainer.resume_path) and run.trainer.recover_mode is None and "://" not in named:
-        places[run.trainer.path_of("resume_path")] = (named, MANIFEST)
-    for field, (text, name) in places.items():
+        folders[run.trainer.path_of("resume_path")] = (named, MANIFEST)
+    for field, (text, name) in folders.items():
         try:
             folder = Path(text).expanduser()
             stored = stored_config(folder / name, field)
-            found = list(() if stored is None else _differing(run, stored, str(folder), field))
+            problems = list(() if stored is None else _differing(run, stored, str(folder), field))
         except (ResumeError, RuntimeError, ValueError) as error:
-            found = [Problem(path=field, message=str(error))]
-        yield from found
-        if found:  # the other folders are usually inside this one
+            problems = [Problem(path=field, message=str(error))]
+        yield from problems
+        if problems:  # the other folders are usually inside this one
             return
 
 

@@ -29,11 +29,11 @@ def missing_model(field: str, model: ModelConfig, tokenizer: str | None = None) 
         yield Problem(path=field, message="is empty", hint="name a folder or a model on the hub, or leave it out")
         return
     try:
-        why = model_failure(path, weights=not model.init_from_scratch) if path else None
+        reason = model_failure(path, weights=not model.init_from_scratch) if path else None
     except (OSError, RuntimeError, ValueError) as error:
-        why = f"{str(path)[:80]!r} is not a path here: {error}"
-    if why:
-        yield Problem(path=field, message=why)
+        reason = f"{str(path)[:80]!r} is not a path here: {error}"
+    if reason:
+        yield Problem(path=field, message=reason)
     elif path:
         files = model_files(path, tokenizer)
         damage = _unreadable(files) if files else None
@@ -43,9 +43,9 @@ def missing_model(field: str, model: ModelConfig, tokenizer: str | None = None) 
 
 def missing_tokenizer(field: str, path: str | None) -> Iterator[Problem]:
     """A separately configured tokenizer exists in a folder or on the hub."""
-    why = tokenizer_failure(path) if path else None
-    if why:
-        yield Problem(path=field, message=why)
+    reason = tokenizer_failure(path) if path else None
+    if reason:
+        yield Problem(path=field, message=reason)
 
 
 def models_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -91,12 +91,12 @@ def tensor_ranks_divide_matrices(run: RunConfig) -> Iterator[Problem]:
 
 def _unequal(run: RunConfig, role: Role, field: str, parts: Mapping[str, int], size: int) -> Iterator[Problem]:
     """The problem of `size` ranks that cannot have equal parts of a model."""
-    if found := uneven_parts(parts, size, role.ranks(run)):
-        what, uneven = found
+    if result := uneven_parts(parts, size, role.ranks(run)):
+        part, uneven = result
         path = role.section(run).model.path
         yield Problem(
             path=role.at(field),
-            message=f"{size} ranks cannot share the {uneven.whole} {what} of the model {path}",
+            message=f"{size} ranks cannot share the {uneven.whole} {part} of the model {path}",
             hint=f"nearest sizes that can: {' and '.join(map(str, uneven.nearest))}",
         )
 

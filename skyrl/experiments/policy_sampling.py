@@ -89,17 +89,17 @@ class PolicySampling(BaseExp):
         """Digests of what a resumed run reads again, with what sampling and judging read: validation rows, databases,
         tasks, a reward model.
         """
-        found, template = super().input_digests() | self.digests_beside_policy(), self.cfg.generator.chat_template
+        digests, template = super().input_digests() | self.digests_beside_policy(), self.cfg.generator.chat_template
         if template.source == "file" and template.name_or_path is not None:
             file = Path(template.name_or_path).expanduser()
-            found |= combined_digest("generator.chat_template.name_or_path", [file])
+            digests |= combined_digest("generator.chat_template.name_or_path", [file])
         if self.recorded:
             recording = self.recorded.recording.folder
-            return found | combined_digest("trainer.rollouts_from", files_below(recording))
+            return digests | combined_digest("trainer.rollouts_from", files_below(recording))
         if self.eval_dataset is not None:
-            found["data.val_data"] = self.eval_dataset.fingerprint
+            digests["data.val_data"] = self.eval_dataset.fingerprint
         datasets = [dataset for dataset in (self.train_dataset, self.eval_dataset) if dataset is not None]
-        return found | judged_with(self.cfg, datasets)
+        return digests | judged_with(self.cfg, datasets)
 
     def digests_beside_policy(self) -> dict[str, str]:
         """Digests of models beside the policy that a resumed run reads again: none."""

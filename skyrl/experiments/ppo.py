@@ -287,11 +287,11 @@ class BasePPOExp(PolicySampling):
         if not distills(self.cfg) or settings.source == "none" or trainer.num_dummy_steps:
             return None
         tables = [trainer.teacher.of(path) for path in trainer.teacher.local_paths]
-        found = [
+        limits = [
             max_positions(str(table.model.path), learner_overrides(trainer, table))
             for table in tables or (trainer.policy,)
         ]
-        positions = min((length for length in found if length is not None), default=None)
+        positions = min((length for length in limits if length is not None), default=None)
         arguments = self.cfg.generator.chat_template_kwargs
         return Hints(settings=settings, tokenizer=self.tokenizer, template_kwargs=arguments, positions=positions)
 
@@ -305,8 +305,8 @@ class BasePPOExp(PolicySampling):
         scorers = {"policy": self.policy, "ref": self.reference, "critic": self.critic, **self._teachers_by_turn()}
         models: dict[str, Movable] = {name: model for name, model in scorers.items() if model is not None}
         share = placement.colocate_all or (placement.colocate_policy_ref and len(models) > 1)
-        alone = placement.executor == "in_process" and self.cfg.trainer.device == "cuda"
-        if share and alone and is_room_for_all():
+        single_process = placement.executor == "in_process" and self.cfg.trainer.device == "cuda"
+        if share and single_process and is_room_for_all():
             _log.info("the GPU holds all models and the engine at once: nothing is moved between the steps' parts")
             return TimeSharing({}, None)
         return TimeSharing(

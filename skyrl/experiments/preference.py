@@ -76,7 +76,7 @@ def tried(name: str, loss: PairLoss, settings: PairSettings) -> None:
     numbers = -torch.arange(1.0, 13.0).square().view(4, 3) / 10
     tokens = torch.tensor([2, 3, 4])
 
-    def found(pairs: slice) -> Tensor:
+    def losses_of(pairs: slice) -> Tensor:
         chosen, rejected, ref_chosen, ref_rejected = (number[pairs] for number in numbers)
         return loss(
             Pairs(
@@ -91,15 +91,15 @@ def tried(name: str, loss: PairLoss, settings: PairSettings) -> None:
         )
 
     try:
-        whole, parts = found(slice(3)), [found(slice(place, place + 1)) for place in range(3)]
+        losses, parts = losses_of(slice(3)), [losses_of(slice(index, index + 1)) for index in range(3)]
     except Exception as error:  # the user's code may raise anything
         raise _refused(f"{name} fails with three pairs: {described(error)}") from error
-    shape = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
+    shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
     if shape != (3,):
         raise _refused(f"{name} gives {shape} for three pairs, not a tensor with a number for each")
-    if not torch.isfinite(whole).all():
-        raise _refused(f"{name} gives {whole.tolist()} for three pairs, and a loss has to be finite")
-    if not torch.allclose(whole, torch.cat(parts)):
+    if not torch.isfinite(losses).all():
+        raise _refused(f"{name} gives {losses.tolist()} for three pairs, and a loss has to be finite")
+    if not torch.allclose(losses, torch.cat(parts)):
         raise _refused(f"the loss of a pair by {name} depends on the other pairs of its micro-batch")
 
 

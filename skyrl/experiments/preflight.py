@@ -135,9 +135,9 @@ def the_callbacks_exist(run: AnyRun) -> Iterator[Problem]:
 # One setting of any kind of run.
 
 
-def missing_packages(wanted: Iterable[tuple[str, str, str]]) -> Iterator[Problem]:
+def missing_packages(requirements: Iterable[tuple[str, str, str]]) -> Iterator[Problem]:
     """Problems of packages that are not installed, given (the path that requires it, the package, the extra)."""
-    for field, package, extra in wanted:
+    for field, package, extra in requirements:
         if importlib.util.find_spec(package) is None:
             message = f"needs the package {package}, which is not installed"
             hint = install_command(extra) if extra else package_command(package)
@@ -148,11 +148,11 @@ def missing_data(field: str, sources: Iterable[str]) -> Iterator[Problem]:
     """Each source is an existing file or folder, a name on the hub, or a task of reasoning-gym."""
     for source in sources:
         try:
-            why = _missing(source)
+            reason = _missing(source)
         except DataError as error:
-            why = str(error)
-        if why:
-            yield Problem(path=field, message=why)
+            reason = str(error)
+        if reason:
+            yield Problem(path=field, message=reason)
 
 
 def _missing(source: str) -> str | None:
@@ -160,9 +160,9 @@ def _missing(source: str) -> str | None:
         return refusal(source)
     if is_remote(source):
         return None  # reading it asks the store
-    why = path_error(source)
-    if why or not has_files(source):
-        return why or dataset_failure(source)
+    reason = path_error(source)
+    if reason or not has_files(source):
+        return reason or dataset_failure(source)
     if "*" in source:
         data_files(source)
         return None
@@ -174,9 +174,9 @@ def missing_checkpoint(field: str, path: str, hint: str = "") -> Iterator[Proble
     """A checkpoint on a disk exists."""
     if "://" in path:
         return
-    why = path_error(path) or (None if Path(path).expanduser().is_dir() else f"there is no folder {path}")
-    if why:
-        yield Problem(path=field, message=why, hint=hint)
+    reason = path_error(path) or (None if Path(path).expanduser().is_dir() else f"there is no folder {path}")
+    if reason:
+        yield Problem(path=field, message=reason, hint=hint)
 
 
 def path_error(path: str) -> str | None:
@@ -221,16 +221,16 @@ def gpus_are_available(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if run.trainer.device != "cuda" or placement.ray_address is not None:
         return
     try:
-        wanted = layout(sizes_of(run)).gpus if on_ray(run) else 1
+        required_gpus = layout(sizes_of(run)).gpus if on_ray(run) else 1
     except ValueError:  # another check reports sizes that do not go together
         return
     gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    if gpus < wanted:
+    if gpus < required_gpus:
         cpu = 'set trainer.device = "auto" or "cpu"' + _if_built_without_cuda()
         elsewhere = "join a cluster with trainer.placement.ray_address, use fewer (see `skyrl plan`), or "
         yield Problem(
             path="trainer.placement.ray_address" if on_ray(run) else "trainer.device",
-            message=f"this run needs {counted(wanted, 'GPU')}, but this machine has {gpus or 'none'}",
+            message=f"this run needs {counted(required_gpus, 'GPU')}, but this machine has {gpus or 'none'}",
             hint=elsewhere + cpu if on_ray(run) else cpu,
         )
 
@@ -255,8 +255,8 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
     def the_judge_has_its_key(run: SkyRLTrainConfig) -> Iterator[Problem]:
         """OpenAI answers no request without a key; another service may."""
         gym = run.environment.skyrl_gym
-        asked = {"llm_as_a_judge": gym.llm_as_a_judge.base_url, "pairwise_judge": gym.pairwise_judge.base_url}
-        for judge in [name for name, url in asked.items() if url is None and name in run.environment.judges]:
+        base_urls = {"llm_as_a_judge": gym.llm_as_a_judge.base_url, "pairwise_judge": gym.pairwise_judge.base_url}
+        for judge in [name for name, url in base_urls.items() if url is None and name in run.environment.judges]:
             if not environ.get("OPENAI_API_KEY"):
                 path = f"environment.skyrl_gym.{judge}.base_url"
                 hint = "set the variable OPENAI_API_KEY, or choose another service that speaks OpenAI's protocol"
@@ -284,8 +284,8 @@ def a_compiler_is_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
 
     def compiles(run: SkyRLTrainConfig) -> Iterator[Problem]:
         names = (environ.get("CXX") or "g++", "c++", "clang++")
-        wanted = run.trainer.policy.use_torch_compile and run.trainer.device == "cpu"
-        if wanted and not any(shutil.which(name, path=environ.get("PATH")) for name in names):
+        compiles_on_cpu = run.trainer.policy.use_torch_compile and run.trainer.device == "cpu"
+        if compiles_on_cpu and not any(shutil.which(name, path=environ.get("PATH")) for name in names):
             yield Problem(
                 path="trainer.policy.use_torch_compile",
                 message="torch.compile calls a C++ compiler on a CPU, but there is none (CXX, g++, c++, clang++)",
@@ -384,11 +384,13 @@ def the_recording_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
     path = run.trainer.rollouts_from
     if path is None:
         return
-    why = path_error(path)
-    if not why and not (Path(path).expanduser() / "recording" / "about.json").is_file():
-        why = f"there is no recording in {path or 'an empty path'}: give the folder of a run with trainer.recording on"
-    if why:
-        yield Problem(path="trainer.rollouts_from", message=why)
+    reason = path_error(path)
+    if not reason and not (Path(path).expanduser() / "recording" / "about.json").is_file():
+        reason = (
+            f"there is no recording in {path or 'an empty path'}: give the folder of a run with trainer.recording on"
+        )
+    if reason:
+        yield Problem(path="trainer.rollouts_from", message=reason)
 
 
 def custom_algorithms_can_be_called(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -399,9 +401,9 @@ def custom_algorithms_can_be_called(run: SkyRLTrainConfig) -> Iterator[Problem]:
     from skyrl.training.advantage import advantage_estimator  # torch, for these alone
     from skyrl.training.objective import policy_loss
 
-    for made in (policy_loss, advantage_estimator):
+    for factory in (policy_loss, advantage_estimator):
         try:
-            made(algorithm)
+            factory(algorithm)
         except ConfigError as error:
             yield from error.problems
 
@@ -446,11 +448,11 @@ DOCTOR = (*_PREFLIGHT, the_sandbox_starts, first_rows_can_be_used(judge=True))
 
 def packages_are_there(run: SupervisedConfig) -> Iterator[Problem]:
     """Packages that the chosen strategy and executor import are installed."""
-    wanted = [("model.path", "torch", "train"), ("model.path", "transformers", "train")]
-    wanted += [("placement.executor", "ray", "ray")] if run.placement.executor == "ray" else []
+    requirements = [("model.path", "torch", "train"), ("model.path", "transformers", "train")]
+    requirements += [("placement.executor", "ray", "ray")] if run.placement.executor == "ray" else []
     package = facts_of(run).package
-    wanted += [("strategy", package, package)] if package else []
-    yield from missing_packages(wanted)
+    requirements += [("strategy", package, package)] if package else []
+    yield from missing_packages(requirements)
 
 
 def the_trackers_are_there(run: SupervisedConfig) -> Iterator[Problem]:
@@ -495,6 +497,6 @@ _SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
     the_callbacks_exist,
 )
 
-SUPERVISED_PREFLIGHT = (*_SUPERVISED_PREFLIGHT, supervised_rows_can_be_used(whole=False))
+SUPERVISED_PREFLIGHT = (*_SUPERVISED_PREFLIGHT, supervised_rows_can_be_used(all_rows=False))
 
-SUPERVISED_DOCTOR = (*_SUPERVISED_PREFLIGHT, supervised_rows_can_be_used(whole=True))
+SUPERVISED_DOCTOR = (*_SUPERVISED_PREFLIGHT, supervised_rows_can_be_used(all_rows=True))

@@ -74,20 +74,20 @@ def first_prompts(run: SkyRLTrainConfig, tokenizer: ChatTokenizer) -> PromptData
     """
     make = prompt_maker(run, tokenizer)
     stream = RowStream(parts_of(run.data.train_data, columns_of(run)), buffer=1, seed=None)
-    found: list[Prompt] = []
+    prompts: list[Prompt] = []
     for _ in range(EXAMINED):
         row = stream.draw()
         if stream.passes:
             break
         prompt, _ = make(row)
-        found += [] if prompt is None else [prompt]
-    if not found:
+        prompts += [] if prompt is None else [prompt]
+    if not prompts:
         raise DataError(
             f"none of the first {EXAMINED} rows of {', '.join(run.data.train_data)} is a prompt of at most "
             f"trainer.max_prompt_length = {run.trainer.max_prompt_length} tokens"
         )
-    facts = evolve(facts_of(found), longest=run.trainer.max_prompt_length)
-    return PromptDataset(prompts=tuple(found), facts=facts)
+    facts = evolve(facts_of(prompts), longest=run.trainer.max_prompt_length)
+    return PromptDataset(prompts=tuple(prompts), facts=facts)
 
 
 def prompt_maker(run: SkyRLTrainConfig, tokenizer: ChatTokenizer) -> StreamedPrompts:

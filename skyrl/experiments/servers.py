@@ -64,11 +64,11 @@ def _addresses(engine: InferenceEngineConfig, seconds: float) -> tuple[str | Non
     """
     deadline = time.monotonic() + seconds
 
-    def found(url: str) -> str:
+    def resolve(url: str) -> str:
         return awaited(url, max(0.0, deadline - time.monotonic()))
 
-    router = None if engine.external_proxy_url is None else found(engine.external_proxy_url)
-    urls = [found(url) for url in server_urls(engine)]
+    router = None if engine.external_proxy_url is None else resolve(engine.external_proxy_url)
+    urls = [resolve(url) for url in server_urls(engine)]
     for url in urls:
         named = [name for name, at in zip(server_urls(engine), urls, strict=True) if at == url]
         if len(named) > 1:

@@ -145,10 +145,10 @@ class SupervisedExp(BaseExp):
 
     def input_digests(self) -> dict[str, str]:
         """Digests of what a resumed run reads again, with the chat template and the rows to evaluate on."""
-        template, place = self.cfg.chat_template, "chat_template.name_or_path"
+        template, field = self.cfg.chat_template, "chat_template.name_or_path"
         is_file = template.source == "file" and template.name_or_path is not None
         result = super().input_digests()
-        result |= combined_digest(place, [Path(str(template.name_or_path)).expanduser()]) if is_file else {}
+        result |= combined_digest(field, [Path(str(template.name_or_path)).expanduser()]) if is_file else {}
         return result | {f"eval_datasets: {name}": rows.fingerprint for name, rows in self.eval_datasets.items()}
 
     def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
@@ -399,8 +399,8 @@ class SFTExp(SupervisedExp):
 
     def load_evaluated(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         """Rows to evaluate on, whose likelihood is measured, without a teacher."""
-        alone = evolve(self.cfg, distillation=SFTDistillationConfig())
-        return load_supervised(sources, self.tokenizer, alone, self.max_length)
+        cfg = evolve(self.cfg, distillation=SFTDistillationConfig())
+        return load_supervised(sources, self.tokenizer, cfg, self.max_length)
 
     def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
         return made_up_sequences(self.cfg, self.max_length, vocabulary)

@@ -124,6 +124,6 @@ def preflight(environ: Mapping[str, str], *, rewarded: bool) -> tuple[Check[SkyR
     `environ` has the keys of services.
     """
     model = (packages_for_sampling, models_exist, policy_has_chat_template, answers_fit("eval_sampling_params"))
-    asked = (tokens_of_servers_are_there(environ), *model, the_prompts_exist)
+    sampling_checks = (tokens_of_servers_are_there(environ), *model, the_prompts_exist)
     judges = (keys_are_there(environ), the_task_can_be_imported, first_rows_can_be_used(judge=False, training=False))
-    return (*asked, *judges) if rewarded else asked
+    return (*sampling_checks, *judges) if rewarded else sampling_checks

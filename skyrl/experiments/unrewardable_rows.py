@@ -50,8 +50,8 @@ def unrewardable_reason(run: SkyRLTrainConfig) -> Refuses:
         return make, asked_by(make), name_of(make, name)
 
     def refuses(task: str, extras: Mapping[str, Any]) -> str | None:
-        make, asked, name = task_of(task)
-        missing = lacking(asked, extras)
+        make, required, name = task_of(task)
+        missing = lacking(required, extras)
         if missing:
             return MissingColumn(f"has no {' and no '.join(missing)}, which {name} needs")
         if make is None:
@@ -108,31 +108,31 @@ def name_of(make: MakeEnv, task: str) -> str:
 _SHOWN = 3
 
 
-def lacking_rows(run: SkyRLTrainConfig, field: str, source: str, *, whole: bool) -> Iterator[Problem]:
+def lacking_rows(run: SkyRLTrainConfig, field: str, source: str, *, all_rows: bool) -> Iterator[Problem]:
     """Problem of the rows of a file that lack a value for their reward function: their number and the first ones.
 
-    Without `whole`, only the first row is examined, and nothing is reported if the run itself skips and counts bad
+    Without `all_rows`, only the first row is examined, and nothing is reported if the run itself skips and counts bad
     rows. Such rows end a run, unless bad rows are skipped and others remain.
     """
     skips, columns = run.data.bad_rows == "skip", Columns(prompt=run.data.prompt_column, answer=run.data.answer_column)
-    if skips and not whole:
+    if skips and not all_rows:
         return
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     rows, refuses = 0, unrewardable_reason(run)
     try:
-        for place, row in enumerate(iterate_rows(source, columns) if whole else islice(iterate_rows(source), 1)):
+        for index, row in enumerate(iterate_rows(source, columns) if all_rows else islice(iterate_rows(source), 1)):
             rows += 1
             if reason := _reason(run, row, columns, refuses):
-                found[place] = reason
+                reasons[index] = reason
     except (DataError, OSError):  # another check reports it
         return
-    if found:
-        first = next(iter(found.values()))
+    if reasons:
+        first = next(iter(reasons.values()))
         yield Problem(
             path=field,
-            message=_counted(source, found, rows) if whole else f"{source}, row 0 {found[0]}",
+            message=_counted(source, reasons, rows) if all_rows else f"{source}, row 0 {reasons[0]}",
             hint="; ".join([*([_REMEDY] if isinstance(first, MissingColumn) else []), *([] if skips else [_SKIPS])]),
-            severity="warning" if skips and len(found) < rows else "error",
+            severity="warning" if skips and len(reasons) < rows else "error",
         )
 
 
@@ -145,17 +145,17 @@ def _reason(run: SkyRLTrainConfig, row: Row | BadRow, columns: Columns, refuses:
     if isinstance(row, BadRow):
         return None
     try:
-        whole = answered(row, 0, "", columns)
+        full_row = answered(row, 0, "", columns)
     except DataError:
         return None
-    task = whole.get("env_class") or run.environment.task
-    return refuses(task, extras_of(whole, columns)) if isinstance(task, str) else None
+    task = full_row.get("env_class") or run.environment.task
+    return refuses(task, extras_of(full_row, columns)) if isinstance(task, str) else None
 
 
-def _counted(source: str, found: Mapping[int, str], rows: int) -> str:
-    places = [f"row {place}" for place in found]
-    shown = ", ".join(places[:_SHOWN]) + (", ..." if len(places) > _SHOWN else "")
+def _counted(source: str, reasons: Mapping[int, str], rows: int) -> str:
+    row_names = [f"row {index}" for index in reasons]
+    listing = ", ".join(row_names[:_SHOWN]) + (", ..." if len(row_names) > _SHOWN else "")
     return (
-        f"{len(found)} of {rows} rows of {source} lack what their reward needs ({shown}): {places[0]} "
-        f"{next(iter(found.values()))}"
+        f"{len(reasons)} of {rows} rows of {source} lack what their reward needs ({listing}): {row_names[0]} "
+        f"{next(iter(reasons.values()))}"
     )

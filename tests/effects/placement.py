@@ -54,7 +54,7 @@ def lost_ranks(scene: Scene) -> object:
         patch.setattr(recovery, "PAUSE", 0.0)
         with suppress(ProcessLost):
             for attempt in recovery.attempts(scene.run):
-                start_processes(attempt.run, again=attempt.is_another_try)
+                start_processes(attempt.run, retry=attempt.is_another_try)
                 with attempt:
                     raise ProcessLost("policy-1 died", "policy-1")
     return made

@@ -480,7 +480,7 @@ def test_a_first_chat_of_which_nothing_can_be_learned_is_named(
     source = supervised_run.write(tmp_path / "rows.jsonl", [row])
     settings = supervised_run.settings(nano, tmp_path, "sft", train_datasets=(source,), batch_size=1)
     run: Any = compose([], settings).config
-    found = [problem.message for problem in supervised_rows_can_be_used(whole=False)(run)]
+    found = [problem.message for problem in supervised_rows_can_be_used(all_rows=False)(run)]
     assert [f"{source}, {said}" in message for message in found] == ([True] if said else [])
 
 
@@ -489,7 +489,7 @@ def test_a_pair_of_one_answer_is_named_before_a_model_is_loaded(kind: str, nano:
     rows = [{"prompt": "q", "chosen": "x", "rejected": other} for other in ("y", "x")]
     source = supervised_run.write(tmp_path / "rows.jsonl", rows)
     run: Any = compose([], supervised_run.settings(nano, tmp_path, kind, train_datasets=(source,), batch_size=1)).config
-    [problem] = supervised_rows_can_be_used(whole=True)(run)
+    [problem] = supervised_rows_can_be_used(all_rows=True)(run)
     assert problem.message == f"{source}, row 1: chosen and rejected are the same"
 
 

@@ -44,8 +44,8 @@ class Endpoint:
         cannot be bound.
         """
         bound = listen(address.host, address.port, address.access.token, TOKEN_VARIABLE)
-        shown = f"[{address.host}]" if ":" in address.host else address.host
-        self.url = f"http://{shown}:{bound.getsockname()[1]}"
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        self.url = f"http://{host}:{bound.getsockname()[1]}"
         """Address of the server, such as `http://127.0.0.1:8000`; OpenAI's clients need `/v1` appended."""
         self.trajectories = Trajectories()
         self._engines = _HandOver(generate, asyncio.get_running_loop())
@@ -104,17 +104,17 @@ class _HandOver:
         with self._changing:
             if self._closed:
                 raise RunError("the engines have ended")
-            made = asyncio.run_coroutine_threadsafe(_awaited(call), self._loop)
-            self._calls.add(made)
+            future = asyncio.run_coroutine_threadsafe(_awaited(call), self._loop)
+            self._calls.add(future)
         try:
-            return await asyncio.wrap_future(made)
+            return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             if self._closed:
                 raise RunError("the engines have ended") from None
             raise
         finally:
             with self._changing:
-                self._calls.discard(made)
+                self._calls.discard(future)
 
     def close(self) -> None:
         """Cancel everything that is being sampled; call it on the loop of the engines."""

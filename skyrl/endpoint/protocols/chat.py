@@ -80,8 +80,8 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     calls_tools = may_call_tools(body.value("tool_choice", "auto"))
     tools = tools_of(body.objects("tools"))
     arguments = body.mapping("chat_template_kwargs")
-    if taken := [name for name in RESERVED if name in arguments]:
-        raise RequestError(f"chat_template_kwargs must not hold {', '.join(taken)}", param="chat_template_kwargs")
+    if reserved := [name for name in RESERVED if name in arguments]:
+        raise RequestError(f"chat_template_kwargs must not hold {', '.join(reserved)}", param="chat_template_kwargs")
     request = _ChatRequest(
         history=History(messages, tools if calls_tools else (), arguments),
         settings=evolve(settings, top_logprobs=top),
@@ -107,8 +107,8 @@ async def _logprobs(policy: Policy, answer: SampledMessage) -> Json:
     if top is not None:
         width, others = top.token_ids.shape[1], await policy.decoded(top.token_ids.ravel().tolist())
         likeliest = entries(others, top.logprobs.ravel().tolist())
-        for place, item in enumerate(content):
-            item["top_logprobs"] = likeliest[place * width : (place + 1) * width]
+        for index, item in enumerate(content):
+            item["top_logprobs"] = likeliest[index * width : (index + 1) * width]
     return {"content": content, "refusal": None}
 
 
@@ -117,12 +117,12 @@ async def _events(request: _ChatRequest, policy: Policy, trajectory: PlayedTraje
     live = LiveAnswers(policy, request.settings.sampling.stop or (), tools=bool(request.history.tools))
     sampling = sample_messages(request.history, request.settings, request.n, policy, trajectory, live)
     answering = asyncio.ensure_future(sampling)
-    head, begun = _head(request, "chat.completion.chunk"), set[int]()
+    head, started = _head(request, "chat.completion.chunk"), set[int]()
 
     def event(index: int, delta: dict[str, Any], finish: str | None = None, **more: object) -> Event:
-        role = {} if index in begun else {"role": "assistant", "content": ""}
-        ids = {"prompt_token_ids": list(live.prompt.ids)} if request.token_ids and not begun else {}
-        begun.add(index)
+        role = {} if index in started else {"role": "assistant", "content": ""}
+        ids = {"prompt_token_ids": list(live.prompt.ids)} if request.token_ids and not started else {}
+        started.add(index)
         choice = {"index": index, "delta": role | delta, "finish_reason": finish, "logprobs": None, **more}
         return Event({**head, "choices": [choice], **ids})
 
@@ -132,7 +132,9 @@ async def _events(request: _ChatRequest, policy: Policy, trajectory: PlayedTraje
     result = answering.result()
     for index, answer in enumerate(result.messages):
         if answer.calls:
-            yield event(index, {"tool_calls": [{"index": place, **call} for place, call in enumerate(_calls(answer))]})
+            yield event(
+                index, {"tool_calls": [{"index": call_index, **call} for call_index, call in enumerate(_calls(answer))]}
+            )
         logprobs = await _logprobs(policy, answer) if request.logprobs else None
         yield event(index, {}, _finish(answer), logprobs=logprobs, **(tokens_of(answer) if request.token_ids else {}))
     if request.usage_in_stream:

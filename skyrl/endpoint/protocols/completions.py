@@ -162,8 +162,8 @@ def _is_id(item: object) -> bool:
     return isinstance(item, int) and not isinstance(item, bool) and item >= 0
 
 
-async def _prompt(given: str | tuple[int, ...], policy: Policy, trajectory: PlayedTrajectory | None) -> PromptTokens:
-    return await (policy.text(given, trajectory) if isinstance(given, str) else policy.tokens(given, trajectory))
+async def _prompt(prompt: str | tuple[int, ...], policy: Policy, trajectory: PlayedTrajectory | None) -> PromptTokens:
+    return await (policy.text(prompt, trajectory) if isinstance(prompt, str) else policy.tokens(prompt, trajectory))
 
 
 async def _answers(
@@ -203,8 +203,8 @@ async def _choice(
     }
     ids, logprobs = ((), ()) if request.nothing_new else (drawn.token_ids, drawn.logprobs)
     if request.echo:
-        given = request.prompts[index // request.n]
-        text = given if isinstance(given, str) else await policy.run_with_tokenizer(_text, given)
+        raw_prompt = request.prompts[index // request.n]
+        text = raw_prompt if isinstance(raw_prompt, str) else await policy.run_with_tokenizer(_text, raw_prompt)
         choice["text"] = text + str(choice["text"])
     if request.logprobs:
         scores = drawn.prompt_scores if request.echo else None
@@ -219,13 +219,13 @@ async def _choice(
 
 def _prompt_logprobs(prompt: Sequence[int], scores: PromptScores) -> list[Json | None]:
     """For each token of the prompt but the first its log-probability and those of the likeliest tokens, by token id."""
-    places: list[dict[str, Json]] = [{} for _ in scores.logprobs]
+    entries: list[dict[str, Json]] = [{} for _ in scores.logprobs]
     if scores.top is not None:
-        for place, ids, values in zip(places, scores.top.token_ids, scores.top.logprobs, strict=True):
-            place.update({str(token): {"logprob": float(item)} for token, item in zip(ids, values, strict=True)})
-    for place, token, value in zip(places, prompt[1:], scores.logprobs, strict=True):
-        place[str(token)] = {"logprob": value}
-    return [None, *places]
+        for entry, ids, values in zip(entries, scores.top.token_ids, scores.top.logprobs, strict=True):
+            entry.update({str(token): {"logprob": float(item)} for token, item in zip(ids, values, strict=True)})
+    for entry, token, value in zip(entries, prompt[1:], scores.logprobs, strict=True):
+        entry[str(token)] = {"logprob": value}
+    return [None, *entries]
 
 
 def _text(tokenizer: ChatTokenizer, ids: Sequence[int]) -> str:
@@ -246,8 +246,8 @@ async def _logprobs(
     values = [None, *scores.logprobs, *logprobs]
     # The likeliest comes last: where both tokens have the same text, such as two parts of a character, its value stays.
     top: list[Json | None] = [
-        {text: own, likely: theirs}
-        for text, own, likely, theirs in zip(
+        {text: logprob, likeliest: likeliest_logprob}
+        for text, logprob, likeliest, likeliest_logprob in zip(
             texts[1 : len(prompt)], scores.logprobs, best, scores.likeliest_logprobs, strict=True
         )
     ]

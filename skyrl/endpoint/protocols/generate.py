@@ -62,18 +62,18 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     body.ignore(*_BOOKKEEPING)
     settings = Fields(body.mapping("sampling_params"))
     ours = policy.served.sampling if trajectory is None else trajectory.sampling
-    wanted = read_sampling(settings, ours, model, fixed=trajectory is not None, lengths=("max_tokens",))
+    request_sampling = read_sampling(settings, ours, model, fixed=trajectory is not None, lengths=("max_tokens",))
     count = settings.integer("n", 1, least=1, most=MOST_ANSWERS) or 1
-    why = "the engines return log-probabilities of sampled tokens only"
-    settings.refuse("logprobs", why, harmless=(0, 1))
-    if not policy.ends_by(wanted.sampling.stop_token_ids or ()):
+    reason = "the engines return log-probabilities of sampled tokens only"
+    settings.refuse("logprobs", reason, harmless=(0, 1))
+    if not policy.ends_by(request_sampling.sampling.stop_token_ids or ()):
         settings.refuse("ignore_eos", "an answer stops at the end of a sequence", harmless=(False,))
     settings.ignore("skip_special_tokens", "detokenize", "spaces_between_special_tokens", "ignore_eos")
     settings.ignore("flat_logprobs", "include_stop_str_in_output")
     settings.ignore("routed_experts_prompt_start")  # the token to begin at: this route returns no experts
     request = _GenerateRequest(
         ids=body.ids("token_ids"),
-        settings=wanted,
+        settings=request_sampling,
         n=count,
         stream=body.boolean("stream"),
         prompt_ids=body.boolean("return_token_ids"),

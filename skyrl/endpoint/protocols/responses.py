@@ -163,23 +163,23 @@ async def _events(request: _ResponsesRequest, policy: Policy, trajectory: Played
     live = LiveAnswers(policy, request.settings.sampling.stop or (), tools=bool(request.history.tools))
     sampling = sample_messages(request.history, request.settings, 1, policy, trajectory, live)
     answering = asyncio.ensure_future(sampling)
-    event, number, begun = _Numbered(), f"msg_{secrets.token_hex(12)}", False
+    event, number, started = _Numbered(), f"msg_{secrets.token_hex(12)}", False
     where = {"item_id": number, "output_index": 0, "content_index": 0}
     async with aclosing(live.pieces(answering, lambda result: [message.text for message in result.messages])) as pieces:
         async for _, piece in pieces:
-            if not begun:
+            if not started:
                 for opening in (*_begin(event, request), *_open_text(event, 0, number)):
                     yield opening
-                begun = True
+                started = True
             yield event("response.output_text.delta", **where, delta=piece, logprobs=[])
     result = answering.result()
     items = items_of(result.messages[0], number)
     response = _response(request, result, items, policy, trajectory)
-    if not begun:
+    if not started:
         for opening in _begin(event, request):
             yield opening
     for index, item in enumerate(items):
-        for closing in _closing(event, index, item, begun=begun and index == 0):
+        for closing in _closing(event, index, item, started=started and index == 0):
             yield closing
     yield event(f"response.{response['status']}", response=response)
 
@@ -189,28 +189,28 @@ def _begin(event: _Numbered, request: _ResponsesRequest) -> list[Event]:
     return [event("response.created", response=head), event("response.in_progress", response=head)]
 
 
-def _open_text(event: _Numbered, place: int, number: str) -> list[Event]:
+def _open_text(event: _Numbered, index: int, number: str) -> list[Event]:
     item = {"type": "message", "id": number, "role": "assistant", "status": "in_progress", "content": []}
     part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-    where = {"item_id": number, "output_index": place, "content_index": 0}
+    where = {"item_id": number, "output_index": index, "content_index": 0}
     return [
-        event("response.output_item.added", output_index=place, item=item),
+        event("response.output_item.added", output_index=index, item=item),
         event("response.content_part.added", **where, part=part),
     ]
 
 
-def _closing(event: _Numbered, place: int, item: Mapping[str, Any], *, begun: bool) -> list[Event]:
-    """The events that end an item, preceded by those that begin it unless it has `begun`."""
+def _closing(event: _Numbered, index: int, item: Mapping[str, Any], *, started: bool) -> list[Event]:
+    """The events that end an item, preceded by those that begin it unless it has `started`."""
     events: list[Event] = []
     if item["type"] == "message":
-        (part,), where = item["content"], {"item_id": item["id"], "output_index": place, "content_index": 0}
-        events += [] if begun else _open_text(event, place, item["id"])
+        (part,), where = item["content"], {"item_id": item["id"], "output_index": index, "content_index": 0}
+        events += [] if started else _open_text(event, index, item["id"])
         events.append(event("response.output_text.done", **where, text=part["text"], logprobs=[]))
         events.append(event("response.content_part.done", **where, part=part))
     else:
-        empty, given = {**item, "arguments": "", "status": "in_progress"}, item["arguments"]
-        where = {"item_id": item["id"], "output_index": place}
-        events.append(event("response.output_item.added", output_index=place, item=empty))
-        events.append(event("response.function_call_arguments.delta", **where, delta=given))
-        events.append(event("response.function_call_arguments.done", **where, name=item["name"], arguments=given))
-    return [*events, event("response.output_item.done", output_index=place, item=item)]
+        empty, arguments = {**item, "arguments": "", "status": "in_progress"}, item["arguments"]
+        where = {"item_id": item["id"], "output_index": index}
+        events.append(event("response.output_item.added", output_index=index, item=empty))
+        events.append(event("response.function_call_arguments.delta", **where, delta=arguments))
+        events.append(event("response.function_call_arguments.done", **where, name=item["name"], arguments=arguments))
+    return [*events, event("response.output_item.done", output_index=index, item=item)]

@@ -25,14 +25,14 @@ def main() -> None:
     answer_lines(_is_equal)
 
 
-def _is_equal(asked: Sequence[str]) -> bool:
+def _is_equal(expressions: Sequence[str]) -> bool:
     """Whether an answer and a ground truth are equal, and the answer has a value: it computes with no infinity, and is
     not equal to something else as well.
     """
-    ours, gold = map(_parsed, asked)
+    ours, gold = map(_parsed, expressions)
     if not (ours and gold and _equal(gold, ours)) or any(map(_computes_with_infinity, ours)):
         return False
-    other = _parsed(_changed(asked[1]))
+    other = _parsed(_changed(expressions[1]))
     return not _equal(other, ours) or _equal(gold, other)
 
 

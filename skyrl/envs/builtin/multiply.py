@@ -69,8 +69,8 @@ def last_boxed(text: str) -> str | None:
 def _closing(text: str, begin: int) -> int | None:
     """Position of the brace that closes the one before `begin`."""
     depth = 1
-    for place in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
+    for position in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
         if depth == 0:
-            return place
+            return position
     return None

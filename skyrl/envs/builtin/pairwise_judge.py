@@ -96,9 +96,9 @@ class PairwiseJudge:
             if reply.refused:
                 counts["judge_refusals"] += 1
                 return None
-            found = verdict(reply.text)
-            if found is not None:
-                return found
+            result = verdict(reply.text)
+            if result is not None:
+                return result
         counts["judge_unreadable"] += 1
         return None
 
@@ -115,8 +115,8 @@ def verdict(reply: str) -> Verdict | None:
     """The verdict of a reply that ends with exactly one verdict line; None for any other reply."""
     line = verdict_line(reply, "### Better")
     match = _VERDICT.fullmatch(line) if line else None
-    found: Any = match[1] if match else None
-    verdict: Verdict | None = found
+    label: Any = match[1] if match else None
+    verdict: Verdict | None = label
     return verdict
 
 

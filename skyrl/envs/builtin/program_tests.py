@@ -50,10 +50,10 @@ class ProgramTest:
             return False
 
 
-def tests_of(given: object, env: str) -> tuple[ProgramTest, ...]:
+def tests_of(ground_truth: object, env: str) -> tuple[ProgramTest, ...]:
     """The tests of a row, a list or its JSON. Raises `TaskError` for an invalid one."""
     try:
-        tests = json.loads(given) if isinstance(given, str) else given
+        tests = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
     except ValueError as error:
         raise TaskError(f"{env}: the tests under ground_truth are not JSON: {error}") from error
     if not isinstance(tests, list) or not 0 < len(tests) <= MOST_TESTS:
@@ -70,21 +70,21 @@ def tests_of(given: object, env: str) -> tuple[ProgramTest, ...]:
 
 def _test(test: Mapping[str, Any], named: str | None) -> ProgramTest:
     """One test of a row; `named` is the function of the first test. Raises `ValueError` that says what is wrong."""
-    given, wanted, name = test["input"], test["output"], test.get("fn_name")
+    test_input, expected, name = test["input"], test["output"], test.get("fn_name")
     if name is not None:
-        if not (isinstance(name, str) and name.isidentifier() and isinstance(given, list)):
+        if not (isinstance(name, str) and name.isidentifier() and isinstance(test_input, list)):
             raise ValueError("a test that calls a function needs its name under fn_name, and a list under input")
-        return ProgramTest(given="\n".join(map(json.dumps, given)), wanted=wanted, function=name)
+        return ProgramTest(given="\n".join(map(json.dumps, test_input)), wanted=expected, function=name)
     if test.get("testtype") == "functional":
         function = _function_of(test) or named
         if function is None or not function.isidentifier():
             raise ValueError("a test with testtype = functional needs the function's name under metadata.func_name")
-        if not isinstance(given, str) or not isinstance(wanted, str):
+        if not isinstance(test_input, str) or not isinstance(expected, str):
             raise ValueError("a test with testtype = functional has each argument, and the output, as JSON in a text")
-        for line in given.split("\n"):
+        for line in test_input.split("\n"):
             json.loads(line)  # a test that cannot be read is the row's mistake, not the program's
-        return ProgramTest(given=given, wanted=json.loads(wanted), function=function)
-    return ProgramTest(given=_text(given), wanted=_text(wanted))
+        return ProgramTest(given=test_input, wanted=json.loads(expected), function=function)
+    return ProgramTest(given=_text(test_input), wanted=_text(expected))
 
 
 def _function_of(test: Mapping[str, Any]) -> str | None:
@@ -98,51 +98,51 @@ def _function_of(test: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _text(given: object) -> str:
+def _text(value: object) -> str:
     """Standard input or output; a list is joined as lines."""
-    return "\n".join(map(str, given)) if isinstance(given, list) else str(given)
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def outputs_match(printed: str, wanted: str) -> bool:
+def outputs_match(printed: str, expected: str) -> bool:
     """Whether two outputs have equally many lines, not counting blank lines at both ends, with the same tokens in each,
     compared as text or as numbers.
     """
-    ours, theirs = printed.strip().split("\n"), wanted.strip().split("\n")
-    return len(ours) == len(theirs) and all(map(_lines_match, ours, theirs))
+    lines, expected_lines = printed.strip().split("\n"), expected.strip().split("\n")
+    return len(lines) == len(expected_lines) and all(map(_lines_match, lines, expected_lines))
 
 
-def _lines_match(ours: str, theirs: str) -> bool:
-    found, wanted = ours.split(), theirs.split()
-    return len(found) == len(wanted) and all(map(_tokens_match, found, wanted))
+def _lines_match(line: str, expected: str) -> bool:
+    tokens, expected_tokens = line.split(), expected.split()
+    return len(tokens) == len(expected_tokens) and all(map(_tokens_match, tokens, expected_tokens))
 
 
-def _tokens_match(found: str, wanted: str) -> bool:
-    if found == wanted:
+def _tokens_match(actual: str, expected: str) -> bool:
+    if actual == expected:
         return True
-    if not (_NUMBER.fullmatch(found) and _NUMBER.fullmatch(wanted)):
+    if not (_NUMBER.fullmatch(actual) and _NUMBER.fullmatch(expected)):
         return False
-    if "e" in wanted.lower() or wanted.partition(".")[2].strip("0"):
-        return _is_close(float(found), float(wanted))
-    return Decimal(found) == Decimal(wanted)
+    if "e" in expected.lower() or expected.partition(".")[2].strip("0"):
+        return _is_close(float(actual), float(expected))
+    return Decimal(actual) == Decimal(expected)
 
 
-def _is_close(found: float, wanted: float) -> bool:
-    return math.isclose(found, wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+def _is_close(actual: float, expected: float) -> bool:
+    return math.isclose(actual, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
 
-def values_match(found: object, wanted: object) -> bool:
+def values_match(actual: object, expected: object) -> bool:
     """Whether two JSON values are equal; numbers with a fraction may differ by `TOLERANCE`."""
-    if isinstance(wanted, list):
-        return isinstance(found, list) and len(found) == len(wanted) and all(map(values_match, found, wanted))
-    if isinstance(wanted, Mapping):
-        return isinstance(found, Mapping) and found.keys() == wanted.keys() and _values_match(found, wanted)
-    if isinstance(wanted, float) and isinstance(found, int | float) and not wanted.is_integer():
-        return _is_close(found, wanted)
-    if isinstance(found, bool) and not isinstance(wanted, bool):
+    if isinstance(expected, list):
+        return isinstance(actual, list) and len(actual) == len(expected) and all(map(values_match, actual, expected))
+    if isinstance(expected, Mapping):
+        return isinstance(actual, Mapping) and actual.keys() == expected.keys() and _values_match(actual, expected)
+    if isinstance(expected, float) and isinstance(actual, int | float) and not expected.is_integer():
+        return _is_close(actual, expected)
+    if isinstance(actual, bool) and not isinstance(expected, bool):
         return False  # in Python, True == 1
-    return bool(found == wanted)
+    return bool(actual == expected)
 
 
-def _values_match(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    names: Sequence[str] = list(wanted)
-    return all(values_match(found[name], wanted[name]) for name in names)
+def _values_match(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    names: Sequence[str] = list(expected)
+    return all(values_match(actual[name], expected[name]) for name in names)

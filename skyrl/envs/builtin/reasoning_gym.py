@@ -56,26 +56,26 @@ class ReasoningGymEnv(Env):
         """The score of an answer. One that the task cannot score gets 0 if the task can score an empty one; otherwise
         the answer is not to blame, and this raises `WorkerEnded` or `TaskError`.
         """
-        given = self._ask(answer)
-        if isinstance(given, WorkerEnded | str):
+        score = self._ask(answer)
+        if isinstance(score, WorkerEnded | str):
             control = self._ask("")
             if isinstance(control, WorkerEnded):
                 raise WorkerEnded(control.how, f"reasoning-gym, on {self._row['task']}, {control}")
             if isinstance(control, str):
                 raise TaskError(f"{self._row['task']} of reasoning-gym raised {control}")
-            self._unscorable, given = True, 0.0
-        return given
+            self._unscorable, score = True, 0.0
+        return score
 
     def _ask(self, answer: str) -> float | str | WorkerEnded:
         """The score, a description of what the task raised, or how its process ended."""
         worker = Worker(self._sandbox, _HOST, _LIMITS)
         try:
-            given = worker.ask([*(self._row[name] for name in ("task", "settings", "entry")), answer], SECONDS)
+            result = worker.ask([*(self._row[name] for name in ("task", "settings", "entry")), answer], SECONDS)
         except WorkerEnded as error:
             return error
         finally:
             worker.close()
-        return given if isinstance(given, str) else float(given)
+        return result if isinstance(result, str) else float(result)
 
 
 def answer_in(text: str) -> str:

@@ -13,7 +13,7 @@ from skyrl.sandbox.worker import answer_lines
 
 def main() -> None:
     """Answer each `[task, settings, entry, answer]` with the score, or with a description of what the task raised."""
-    answer_lines(lambda asked: _scored(*asked))
+    answer_lines(lambda question: _scored(*question))
 
 
 def _scored(task: str, settings: Mapping[str, Any], entry: str, answer: str) -> float | str:

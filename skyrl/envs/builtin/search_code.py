@@ -53,8 +53,8 @@ class SearchCodeEnv(Env):
         self._turns += 1
         self._said.append(action)
         if ("<solution>" in action and "</solution>" in action) or self._turns >= self._max_turns:
-            whole = "\n".join(self._said)
-            return EnvStep(reward=score(whole, self._ground_truth), done=True, answer=extracted(whole))
+            conversation = "\n".join(self._said)
+            return EnvStep(reward=score(conversation, self._ground_truth), done=True, answer=extracted(conversation))
         output = tokenizable(self._use(action))[:SHOWN_CHARACTERS] or "The program printed nothing."
         return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": output},))
 
@@ -64,12 +64,12 @@ class SearchCodeEnv(Env):
     def _use(self, action: str) -> str:
         """Output of the tool that the first call of the turn names."""
         call = first_between(action, "<tool>", "</tool>") or ""
-        name = min((item for item in TOOLS if f"<{item}>" in call), key=lambda each: call.find(f"<{each}>"), default="")
-        given = first_between(call, f"<{name}>", f"</{name}>")
-        if not name or given is None:
+        name = min((item for item in TOOLS if f"<{item}>" in call), key=lambda tool: call.find(f"<{tool}>"), default="")
+        argument = first_between(call, f"<{name}>", f"</{name}>")
+        if not name or argument is None:
             return NO_CALL
         if name == "python":
             self._counts["programs"] += 1
-            return str(self._python.run(given.strip())).strip()
+            return str(self._python.run(argument.strip())).strip()
         self._counts["searches"] += 1
-        return ask_retriever(self._settings, self._token, given.strip(), self._patience).value
+        return ask_retriever(self._settings, self._token, argument.strip(), self._patience).value

@@ -54,8 +54,8 @@ class McpTask:
 
     def digest(self) -> str:
         """Digest of what the policy is shown of the tools."""
-        shown = [tool.schema for item in self.offered() for tool in item.tools]
-        return sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
+        schemas = [tool.schema for item in self.offered() for tool in item.tools]
+        return sha256(json.dumps(schemas, sort_keys=True).encode()).hexdigest()
 
     def __call__(self, extras: Mapping[str, Any]) -> Env:
         return McpEnv(extras, self.reward(extras), self.offered(), self.settings.max_result_characters)
@@ -118,7 +118,7 @@ class McpEnv(ToolEnv, ReadsSample):
 
 @cache
 def _offered(settings: McpEnvConfig, tier: Tier | Literal["auto"]) -> tuple[ServerTools, ...]:
-    found: dict[str, McpServer] = {}
+    servers: dict[str, McpServer] = {}
     every = []
     for index, config in enumerate(settings.servers):
         server = McpServer(
@@ -131,25 +131,25 @@ def _offered(settings: McpEnvConfig, tier: Tier | Literal["auto"]) -> tuple[Serv
         chosen = _chosen(config, settled(server.offered()), server.place)
         tools = tuple(_tool(item, settings) for item in chosen)
         for tool in tools:
-            if other := found.get(tool.name):
+            if other := servers.get(tool.name):
                 raise TaskError(
                     f"the tool {tool.name} is offered by the MCP servers {other.config.shown} and {config.shown}: "
                     f"leave it out of {other.place}.tools or {server.place}.tools"
                 )
-            found[tool.name] = server
+            servers[tool.name] = server
         every.append(ServerTools(server, tools))
     return tuple(every)
 
 
-def _chosen(config: McpServerConfig, listed: tuple[McpTool, ...], place: str) -> list[McpTool]:
+def _chosen(config: McpServerConfig, listed: tuple[McpTool, ...], path: str) -> list[McpTool]:
     """The listed tools that the configuration names. Raises `TaskError` if there are none."""
     known = {tool.name: tool for tool in listed}
     if not known:
-        raise TaskError(f"the MCP server {config.shown} offers no tools ({place})")
+        raise TaskError(f"the MCP server {config.shown} offers no tools ({path})")
     for name in config.tools:
         if name not in known:
             raise TaskError(
-                f"{place}.tools names {name!r:.80}, which the MCP server {config.shown} does not offer. It offers "
+                f"{path}.tools names {name!r:.80}, which the MCP server {config.shown} does not offer. It offers "
                 f"{', '.join(known)}"
             )
     return [known[name] for name in config.tools or known]

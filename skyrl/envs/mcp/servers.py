@@ -220,8 +220,8 @@ class ServerSession:
                 self._opened.set_exception(_leaf(error))
                 self._opened.exception()  # is read by now, though `open` may have left
 
-    def _mark_lost(self, how: str) -> None:
-        self.lost = how
+    def _mark_lost(self, reason: str) -> None:
+        self.lost = reason
 
 
 class McpConnection:
@@ -287,7 +287,8 @@ class McpConnection:
 async def _run_with_deadline(seconds: float, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`. Raises `TimeoutError` at the deadline, without waiting for it to take its cancellation."""
     task = asyncio.create_task(work)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # is read, though nobody may wait for it
+    # Its exception is read, though nobody may wait for it.
+    task.add_done_callback(lambda future: future.cancelled() or future.exception())
     done, _ = await asyncio.wait([task], timeout=seconds)
     if not done:
         task.cancel()

@@ -38,16 +38,16 @@ async def over_standard_streams(
     `ended` is told how it ended, before the stream does. Lines of its output that are no messages are ignored. Raises
     `ProcessError`.
     """
-    (ours, theirs), (errors, their_errors) = socket.socketpair(), socket.socketpair()
-    with ours, errors:
-        with theirs, their_errors:
-            process = start((theirs.fileno(), theirs.fileno(), their_errors.fileno()))
+    (parent_socket, child_socket), (errors, child_errors) = socket.socketpair(), socket.socketpair()
+    with parent_socket, errors:
+        with child_socket, child_errors:
+            process = start((child_socket.fileno(), child_socket.fileno(), child_errors.fileno()))
         try:
-            reader, writer = await asyncio.open_connection(sock=ours, limit=most)
+            reader, writer = await asyncio.open_connection(sock=parent_socket, limit=most)
             error_reader, error_writer = await asyncio.open_connection(sock=errors)
             to_session, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
             write_stream, from_session = anyio.create_memory_object_stream[SessionMessage](0)
-            received, told = 0, bytearray()
+            received, error_output = 0, bytearray()
 
             async def read_messages() -> None:
                 nonlocal received
@@ -60,10 +60,10 @@ async def over_standard_streams(
                                 await to_session.send(SessionMessage(message))
                             elif received > most:
                                 break
-                        how = await _close_in_thread(process, _GRACE)
-                        last = told.decode(errors="replace").strip().rpartition("\n")[2][-SHOWN_ERRORS:]
+                        ending = await _close_in_thread(process, _GRACE)
+                        last = error_output.decode(errors="replace").strip().rpartition("\n")[2][-SHOWN_ERRORS:]
                         flooded = f"it sent more than {most} bytes at once" if received > most else ""
-                        ended(flooded or ": ".join(filter(None, (how, last))) or "it closed its output")
+                        ended(flooded or ": ".join(filter(None, (ending, last))) or "it closed its output")
 
             async def write_messages() -> None:
                 nonlocal received
@@ -76,7 +76,7 @@ async def over_standard_streams(
                             await writer.drain()
 
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_keep_end, error_reader, told)
+                tasks.start_soon(_keep_end, error_reader, error_output)
                 tasks.start_soon(read_messages)
                 tasks.start_soon(write_messages)
                 try:

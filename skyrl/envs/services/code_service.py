@@ -50,28 +50,28 @@ def code_app(sandbox: Sandbox, at_once: int, token: str | None = None, most: Res
     return service_app([post_route("/run", run), Route("/health", health)], token=token)
 
 
-def question_of(given: Mapping[str, object], most: ResourceLimits) -> tuple[str, bytes, ResourceLimits]:
+def question_of(body: Mapping[str, object], most: ResourceLimits) -> tuple[str, bytes, ResourceLimits]:
     """Program, standard input and limits of one request. Raises `RequestError`."""
-    program = given.get("program")
+    program = body.get("program")
     if not isinstance(program, str):
         raise RequestError("the body has to be an object with the text 'program'")
     try:
-        stdin = base64.b64decode(str(given.get("stdin", "")), validate=True)
+        stdin = base64.b64decode(str(body.get("stdin", "")), validate=True)
     except (binascii.Error, ValueError):
         raise RequestError("'stdin' has to be base64") from None
-    return program, stdin, _limits(given.get("limits", {}), most)
+    return program, stdin, _limits(body.get("limits", {}), most)
 
 
-def _limits(given: object, most: ResourceLimits) -> ResourceLimits:
-    if not isinstance(given, dict):
+def _limits(limits: object, most: ResourceLimits) -> ResourceLimits:
+    if not isinstance(limits, dict):
         raise RequestError("'limits' has to be an object")
     known = {field.name: field for field in attrs.fields(ResourceLimits)}
-    for name, value in given.items():
+    for name, value in limits.items():
         if name not in known:
             raise RequestError(f"there is no limit {name!r}; available: {', '.join(known)}")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= getattr(most, name):
             raise RequestError(f"the limit {name} has to be a number above 0 and up to {getattr(most, name)}")
-    plain = {name: value if name == "seconds" else int(value) for name, value in given.items()}
+    plain = {name: value if name == "seconds" else int(value) for name, value in limits.items()}
     return ResourceLimits(**plain)
 
 

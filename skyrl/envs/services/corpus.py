@@ -61,9 +61,9 @@ class SearchIndex:
         if not words:
             return ()
         scores = self._bm25.get_scores(words)
-        places = np.flatnonzero(scores > 0)
-        best = places[np.argsort(-scores[places], kind="stable")[:topk]]
-        return tuple(Hit(document=self._documents[place], score=float(scores[place])) for place in best)
+        matches = np.flatnonzero(scores > 0)
+        best = matches[np.argsort(-scores[matches], kind="stable")[:topk]]
+        return tuple(Hit(document=self._documents[index], score=float(scores[index])) for index in best)
 
 
 def read_corpus(path: Path) -> tuple[Document, ...]:

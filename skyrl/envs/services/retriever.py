@@ -40,15 +40,15 @@ class Question:
     return_scores: bool
 
     @classmethod
-    def of(cls, given: Mapping[str, object]) -> Question:
+    def of(cls, body: Mapping[str, object]) -> Question:
         """The search request in the object of an HTTP body. Raises `RequestError`."""
-        queries = given.get("queries", given.get("query"))
+        queries = body.get("queries", body.get("query"))
         queries = [queries] if isinstance(queries, str) else queries
         if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
             raise RequestError("'query' has to be a text, or 'queries' a list of texts")
         if len(queries) > MOST_QUERIES or any(len(query) > LONGEST_QUERY for query in queries):
             raise RequestError(f"at most {MOST_QUERIES} queries of {LONGEST_QUERY} characters")
-        topk, scores = given.get("topk", 3), given.get("return_scores", False)
+        topk, scores = body.get("topk", 3), body.get("return_scores", False)
         if not isinstance(topk, int) or isinstance(topk, bool) or not 1 <= topk <= MOST_DOCUMENTS:
             raise RequestError(f"'topk' has to be a whole number from 1 to {MOST_DOCUMENTS}")
         if not isinstance(scores, bool):

@@ -44,9 +44,9 @@ def reward_app(model: RewardModel, name: str, token: str | None = None) -> Starl
     return service_app([post_route("/score", score), Route("/health", health)], token=token)
 
 
-def chats_of(given: Mapping[str, object]) -> list[list[dict[str, Any]]]:
+def chats_of(body: Mapping[str, object]) -> list[list[dict[str, Any]]]:
     """Chats of one request. Raises `RequestError`."""
-    chats = given.get("chats")
+    chats = body.get("chats")
     if not isinstance(chats, list) or not chats or len(chats) > MOST_CHATS:
         raise RequestError(f"the body has to be an object with 'chats', a list of 1 to {MOST_CHATS} chats")
     for chat in chats:
@@ -55,5 +55,5 @@ def chats_of(given: Mapping[str, object]) -> list[list[dict[str, Any]]]:
     return chats
 
 
-def _is_message(given: object) -> bool:
-    return isinstance(given, dict) and all(isinstance(given.get(name), str) for name in ("role", "content"))
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
