@@ -94,8 +94,8 @@ class GMPOLoss:
     def __call__(self, inputs: LossInputs) -> Tensor:
         """(B, L): the loss of each token, unreduced."""
         log_ratio = inputs.logprobs - inputs.old_logprobs
-        held = torch.where(self._is_held(inputs), log_ratio.clamp(-self.log_clip_low, self.log_clip_high), log_ratio)
-        answer = torch.exp(masked_mean(held, inputs.mask, dim=1).clamp(max=10.0)).unsqueeze(1)
+        clamped = torch.where(self._is_held(inputs), log_ratio.clamp(-self.log_clip_low, self.log_clip_high), log_ratio)
+        answer = torch.exp(masked_mean(clamped, inputs.mask, dim=1).clamp(max=10.0)).unsqueeze(1)
         return -answer * inputs.advantages
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
@@ -127,8 +127,8 @@ class CISPOLoss:
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
         """Metrics (B, L) of each token, keyed by the names under which their means are logged."""
         ratio = self._ratio(inputs)
-        held = ratio.clamp(1 - self.cispo_eps_clip_low, 1 + self.cispo_eps_clip_high)
-        return {"clip_ratio": ratio != held, "cispo/ratio": ratio, "cispo/ratio_clamped_mean": held}
+        clamped = ratio.clamp(1 - self.cispo_eps_clip_low, 1 + self.cispo_eps_clip_high)
+        return {"clip_ratio": ratio != clamped, "cispo/ratio": ratio, "cispo/ratio_clamped_mean": clamped}
 
     def _ratio(self, inputs: LossInputs) -> Tensor:
         other = inputs.old_logprobs if self.cispo_anchor == "old" else inputs.rollout_logprobs

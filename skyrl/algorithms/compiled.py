@@ -55,11 +55,11 @@ def change_of_scores(
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps the function in `torch.compile`, for any number of tokens; it is compiled on the first call."""
     with _quiet():
-        made: Callable[..., Any] = torch.compile(function, dynamic=True)
+        compiled_function: Callable[..., Any] = torch.compile(function, dynamic=True)
 
     def call(*tensors: Any) -> Any:
         with _quiet():
-            return made(*tensors)
+            return compiled_function(*tensors)
 
     return call
 

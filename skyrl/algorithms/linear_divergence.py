@@ -44,10 +44,10 @@ def linear_divergence(
     part = VocabularyPart.of(weight) if isinstance(weight, DTensor) else VocabularyPart()
     own = weight.to_local() if isinstance(weight, DTensor) else weight
     shared = min(len(weight), len(teacher_weight))
-    theirs = teacher_weight[part.first : min(part.first + len(own), shared)]
+    teacher_rows = teacher_weight[part.first : min(part.first + len(own), shared)]
     apply: Any = _LinearDivergence.apply
-    found: Tensor = apply(hidden, own[: len(theirs)], teacher_hidden, theirs, beta, temperature, part)
-    return found
+    divergence: Tensor = apply(hidden, own[: len(teacher_rows)], teacher_hidden, teacher_rows, beta, temperature, part)
+    return divergence
 
 
 class _Saved(FunctionCtx):
@@ -80,13 +80,15 @@ class _LinearDivergence(torch.autograd.Function):
         divergence, means, norms, teacher_norms = torch.zeros(4, len(hidden), device=hidden.device).unbind()
         for rows in token_chunks(hidden, part.largest or len(weight)):
             scores, norms[rows] = _scored(hidden[rows], weight, temperature, part)
-            wanted, teacher_norms[rows] = _scored(teacher_hidden[rows], teacher_weight, temperature, part)
-            found = torch.empty(2, len(scores), device=scores.device)
+            teacher_scores, teacher_norms[rows] = _scored(teacher_hidden[rows], teacher_weight, temperature, part)
+            terms = torch.empty(2, len(scores), device=scores.device)
             for few in cache_blocks(scores):
                 logs = scores[few].sub_(norms[rows][few, None])
-                found[0, few], found[1, few] = _terms(logs, wanted[few].sub_(teacher_norms[rows][few, None]), beta)
-            divergence[rows], means[rows] = part.reduce(found)
-            del scores, wanted
+                terms[0, few], terms[1, few] = _terms(
+                    logs, teacher_scores[few].sub_(teacher_norms[rows][few, None]), beta
+                )
+            divergence[rows], means[rows] = part.reduce(terms)
+            del scores, teacher_scores
         ctx.save_for_backward(hidden, weight, teacher_hidden, teacher_weight, means, norms, teacher_norms)
         ctx.beta, ctx.temperature, ctx.part = beta, temperature, part
         return divergence
@@ -102,17 +104,19 @@ class _LinearDivergence(torch.autograd.Function):
         for_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if wanted_weight else None
         for rows in token_chunks(hidden, ctx.part.largest or len(weight)):
             scores = scores_of(hidden[rows], weight, ctx.temperature)
-            wanted = scores_of(teacher_hidden[rows], teacher_weight, ctx.temperature)
+            teacher_scores = scores_of(teacher_hidden[rows], teacher_weight, ctx.temperature)
             for few in cache_blocks(scores):
                 logs = scores[few].sub_(norms[rows][few, None])
-                slope = _change(logs, wanted[few].sub_(teacher_norms[rows][few, None]), means[rows][few], ctx.beta)
+                slope = _change(
+                    logs, teacher_scores[few].sub_(teacher_norms[rows][few, None]), means[rows][few], ctx.beta
+                )
                 torch.mul(slope, factor[rows][few, None] / ctx.temperature, out=scores[few])
             change = scores.to(hidden.dtype)
             if for_hidden is not None:
                 for_hidden[rows] = change @ weight
             if for_weight is not None:
                 add_product(for_weight, change, hidden[rows])
-            del scores, wanted, change
+            del scores, teacher_scores, change
         if for_hidden is not None:
             ctx.part.reduce(for_hidden)
         return for_hidden, None if for_weight is None else for_weight.to(weight.dtype), *[None] * 5
@@ -128,29 +132,29 @@ def _scored(hidden: Tensor, weight: Tensor, temperature: float, part: Vocabulary
     return scores, highest + part.reduce(total).log()
 
 
-def _terms(logs: Tensor, wanted: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+def _terms(logs: Tensor, teacher_logs: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """(C,): the divergence, and the mean of u under p, from log p and log q (C, V) of the tokens of one rank."""
     if beta == 0:
-        return _mean(wanted, wanted - logs), torch.zeros_like(logs[:, 0])
+        return _mean(teacher_logs, teacher_logs - logs), torch.zeros_like(logs[:, 0])
     if beta == 1:
-        found = _mean(logs, logs - wanted)
-        return found, found
-    mixture = _mixture(logs, wanted, beta)
+        divergence = _mean(logs, logs - teacher_logs)
+        return divergence, divergence
+    mixture = _mixture(logs, teacher_logs, beta)
     student = (1 - beta) * _mean(logs, logs - mixture)
-    return student + beta * _mean(wanted, wanted - mixture), student
+    return student + beta * _mean(teacher_logs, teacher_logs - mixture), student
 
 
-def _change(logs: Tensor, wanted: Tensor, means: Tensor, beta: float) -> Tensor:
+def _change(logs: Tensor, teacher_logs: Tensor, means: Tensor, beta: float) -> Tensor:
     """(C, V): derivative of the divergence by the student's scores."""
     if beta == 0:
-        return logs.exp() - wanted.exp()
-    slope = logs - wanted if beta == 1 else (logs - _mixture(logs, wanted, beta)).mul_(1 - beta)
+        return logs.exp() - teacher_logs.exp()
+    slope = logs - teacher_logs if beta == 1 else (logs - _mixture(logs, teacher_logs, beta)).mul_(1 - beta)
     return slope.sub_(means.unsqueeze(-1)).mul_(logs.exp())
 
 
-def _mixture(logs: Tensor, wanted: Tensor, beta: float) -> Tensor:
+def _mixture(logs: Tensor, teacher_logs: Tensor, beta: float) -> Tensor:
     """(C, V): log((1 - beta) p + beta q)."""
-    return torch.logaddexp(logs + math.log1p(-beta), wanted + math.log(beta))
+    return torch.logaddexp(logs + math.log1p(-beta), teacher_logs + math.log(beta))
 
 
 def _mean(logs: Tensor, values: Tensor) -> Tensor:

@@ -92,8 +92,8 @@ def linear_logprobs(
     if part or not _fits_plainly(hidden.shape[0] * weight.shape[0], hidden.device):
         apply: Any = _LinearLogprobs.apply
         own = weight.to_local() if isinstance(weight, DTensor) else weight
-        part, alone = part or VocabularyPart(), not (with_entropy and entropy_gradient)
-        logprobs, spread = apply(hidden, own, targets, temperature, with_entropy, part, compile_it, alone)
+        part, logprobs_alone = part or VocabularyPart(), not (with_entropy and entropy_gradient)
+        logprobs, spread = apply(hidden, own, targets, temperature, with_entropy, part, compile_it, logprobs_alone)
         if not with_entropy:
             return logprobs, None
         return logprobs, spread if entropy_gradient else spread.detach()
@@ -137,10 +137,10 @@ def collision_entropy(hidden: Tensor, weight: Tensor, *, temperature: float) -> 
     """
     part = VocabularyPart.of(weight) if isinstance(weight, DTensor) else VocabularyPart()
     own = weight.to_local() if isinstance(weight, DTensor) else weight
-    found = torch.empty(len(hidden), device=hidden.device)
+    entropies = torch.empty(len(hidden), device=hidden.device)
     for rows in token_chunks(hidden, part.largest or len(weight)):
-        found[rows] = _collision_entropy(scores_of(hidden[rows], own, temperature), part)
-    return found
+        entropies[rows] = _collision_entropy(scores_of(hidden[rows], own, temperature), part)
+    return entropies
 
 
 @torch.no_grad()
@@ -153,8 +153,8 @@ def _collision_entropy(scores: Tensor, part: VocabularyPart) -> Tensor:
     """(C,) from scores (C, tokens of this rank), which are overwritten."""
     weights = scores.sub_(part.reduce(scores.amax(-1), dist.ReduceOp.MAX).unsqueeze(-1)).exp_()
     total, squares = part.reduce(torch.stack([weights.sum(-1), weights.square().sum(-1)]))
-    found: Tensor = 2 * total.log() - squares.log()
-    return found
+    entropies: Tensor = 2 * total.log() - squares.log()
+    return entropies
 
 
 @cache
@@ -276,8 +276,8 @@ class VocabularyPart:
     def chosen(self, scores: Tensor, targets: Tensor) -> Tensor:
         """(C,) or (C, K): scores (C, tokens of this rank) at the targets, 0 where another rank has the target."""
         index, is_here = self._places(targets, scores.shape[1])
-        found = scores.gather(-1, index if index.dim() == 2 else index.unsqueeze(-1))
-        return (found if index.dim() == 2 else found.squeeze(-1)) * is_here
+        target_scores = scores.gather(-1, index if index.dim() == 2 else index.unsqueeze(-1))
+        return (target_scores if index.dim() == 2 else target_scores.squeeze(-1)) * is_here
 
     def add_at(self, scores: Tensor, targets: Tensor, values: Tensor) -> None:
         """Add values (C,) or (C, K) to scores at the targets that this rank has."""

@@ -59,8 +59,8 @@ class LossInputs:
 
     def __attrs_post_init__(self) -> None:
         """Raises ValueError, naming the tensor, if its shape differs from that of `logprobs`."""
-        given = attrs.asdict(self)
-        expect_same_shape(**{name: tensor for name, tensor in given.items() if tensor is not None})
+        fields = attrs.asdict(self)
+        expect_same_shape(**{name: tensor for name, tensor in fields.items() if tensor is not None})
 
     @classmethod
     def selected(cls, mask: Tensor, **tensors: Tensor) -> Self:

@@ -80,22 +80,22 @@ class Corrected:
     """Metrics by name, one number for each real token or each sequence that has one; their means are logged."""
 
 
-def correct(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, wanted: OffPolicyCorrection) -> Corrected:
-    """Applies the `wanted` corrections, one after the other. Raises ValueError if shapes differ."""
+def correct(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, correction: OffPolicyCorrection) -> Corrected:
+    """Applies the corrections, one after the other. Raises ValueError if shapes differ."""
     expect_same_shape(old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs, mask=mask)
     log_ratio = torch.where(mask, old_logprobs - rollout_logprobs, 0.0).detach()
     ratio = importance_ratio(log_ratio, torch.zeros_like(log_ratio))
     numbers = {"is_ratio": ratio[mask]}
     left = mask
-    if wanted.outlier_token:
-        left = left & ~_outliers(ratio, left, wanted.outlier_token, numbers)
-    if wanted.token_mask:
-        outside = wanted.token_mask.over(ratio) | wanted.token_mask.under(ratio)
+    if correction.outlier_token:
+        left = left & ~_outliers(ratio, left, correction.outlier_token, numbers)
+    if correction.token_mask:
+        outside = correction.token_mask.over(ratio) | correction.token_mask.under(ratio)
         numbers["token_mask_ratio"] = outside[left]
         left = left & ~outside
-    weights = _truncated(ratio, log_ratio, left, wanted, numbers)
-    if wanted.sequence_metric:
-        left = left & ~_sequences_out_of_bounds(log_ratio, left, wanted, numbers)
+    weights = _truncated(ratio, log_ratio, left, correction, numbers)
+    if correction.sequence_metric:
+        left = left & ~_sequences_out_of_bounds(log_ratio, left, correction, numbers)
     return Corrected(mask=left, weights=weights, numbers=numbers)
 
 
@@ -113,26 +113,26 @@ def _outliers(ratio: Tensor, mask: Tensor, bounds: Bounds, numbers: dict[str, Te
 
 
 def _truncated(
-    ratio: Tensor, log_ratio: Tensor, mask: Tensor, wanted: OffPolicyCorrection, numbers: dict[str, Tensor]
+    ratio: Tensor, log_ratio: Tensor, mask: Tensor, correction: OffPolicyCorrection, numbers: dict[str, Tensor]
 ) -> Tensor:
-    match wanted.tis:
+    match correction.tis:
         case None:
             return torch.ones_like(ratio)
         case "token":
-            numbers["tis_token_clip_high_ratio"] = (ratio > wanted.tis_cap)[mask]
+            numbers["tis_token_clip_high_ratio"] = (ratio > correction.tis_cap)[mask]
         case "sequence":
             ratio = sequence_ratios(log_ratio, mask, "product")
-            numbers["tis_seq_clip_high_ratio"] = (ratio > wanted.tis_cap).squeeze(1)[mask.any(1)]
-    return ratio.clamp(max=wanted.tis_cap).expand_as(mask)
+            numbers["tis_seq_clip_high_ratio"] = (ratio > correction.tis_cap).squeeze(1)[mask.any(1)]
+    return ratio.clamp(max=correction.tis_cap).expand_as(mask)
 
 
 def _sequences_out_of_bounds(
-    log_ratio: Tensor, mask: Tensor, wanted: OffPolicyCorrection, numbers: dict[str, Tensor]
+    log_ratio: Tensor, mask: Tensor, correction: OffPolicyCorrection, numbers: dict[str, Tensor]
 ) -> Tensor:
-    assert wanted.sequence_metric is not None
-    ratios = sequence_ratios(log_ratio, mask, wanted.sequence_metric).squeeze(1)
-    over, under = wanted.sequence_mask.over(ratios), wanted.sequence_mask.under(ratios)
-    name = {"geometric": "geo", "product": "product"}[wanted.sequence_metric]
+    assert correction.sequence_metric is not None
+    ratios = sequence_ratios(log_ratio, mask, correction.sequence_metric).squeeze(1)
+    over, under = correction.sequence_mask.over(ratios), correction.sequence_mask.under(ratios)
+    name = {"geometric": "geo", "product": "product"}[correction.sequence_metric]
     numbers |= _shares(f"{name}_sequence_mask", over, under, mask.any(1))
     return (over | under).unsqueeze(1)
 

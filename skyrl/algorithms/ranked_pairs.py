@@ -90,19 +90,21 @@ def ranked_pairs(rewards: Tensor, groups: Tensor, able: Tensor, *, choose: Choic
     `rewards` (N,), `groups` (N,) int64, `able` (N,) bool: answers that may be in a pair. `random` draws one pair of a
     group from `seed` and the `keys` (N,) int64 of its answers, so that it does not depend on other groups.
     """
-    found = [torch.empty(0, 2, dtype=torch.long)]
+    selected_pairs = [torch.empty(0, 2, dtype=torch.long)]
     for group in groups.unique().tolist():
         members = (able & (groups == group)).nonzero().squeeze(1)
         better, worse = (rewards[members].unsqueeze(1) > rewards[members]).nonzero(as_tuple=True)
         pairs = torch.stack([members[better], members[worse]], dim=1)
         if not len(pairs) or choose == "all":
-            found.append(pairs)
+            selected_pairs.append(pairs)
         elif choose == "random":
             drawn = torch.Generator().manual_seed((seed + int(keys[members].sum())) % 2**63)
-            found.append(pairs[torch.randint(len(pairs), (1,), generator=drawn)])
+            selected_pairs.append(pairs[torch.randint(len(pairs), (1,), generator=drawn)])
         else:
-            found.append(members[[int(rewards[members].argmax()), int(rewards[members].argmin())]].unsqueeze(0))
-    return torch.cat(found)
+            selected_pairs.append(
+                members[[int(rewards[members].argmax()), int(rewards[members].argmin())]].unsqueeze(0)
+            )
+    return torch.cat(selected_pairs)
 
 
 def ties(rewards: Tensor, groups: Tensor, able: Tensor) -> int:

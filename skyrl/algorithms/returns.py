@@ -48,10 +48,10 @@ def generalized_advantages(
         selected = mask[:, column]
         reward = rewards[:, column] + pending
         value = torch.where(selected, values[:, column], 0.0)
-        found = reward + gamma * next_value - value + gamma * lambd * running
-        running = torch.where(selected, found, running)
+        advantage = reward + gamma * next_value - value + gamma * lambd * running
+        running = torch.where(selected, advantage, running)
         next_value = torch.where(selected, value, next_value)
         pending = torch.where(selected, 0.0, reward)
-        advantages[:, column] = torch.where(selected, found, 0.0)
-        returns[:, column] = torch.where(selected, found + value, 0.0)
+        advantages[:, column] = torch.where(selected, advantage, 0.0)
+        returns[:, column] = torch.where(selected, advantage + value, 0.0)
     return advantages, returns

@@ -8,10 +8,10 @@ from torch import Tensor
 
 def expect_same_shape(**tensors: Tensor) -> None:
     """Raises ValueError, naming the tensor, unless all have the shape of the first."""
-    (first, wanted), *others = tensors.items()
+    (first, reference), *others = tensors.items()
     for name, tensor in others:
-        if tensor.shape != wanted.shape:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, {first} {tuple(wanted.shape)}")
+        if tensor.shape != reference.shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, {first} {tuple(reference.shape)}")
 
 
 def expect_finite(**tensors: Tensor) -> None:
@@ -19,5 +19,5 @@ def expect_finite(**tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         wrong = ~torch.isfinite(tensor)
         if wrong.any():
-            place = wrong.nonzero()[0].tolist()
-            raise ValueError(f"{name}{place} is {tensor[tuple(place)].item()}: only finite numbers can be compared")
+            index = wrong.nonzero()[0].tolist()
+            raise ValueError(f"{name}{index} is {tensor[tuple(index)].item()}: only finite numbers can be compared")

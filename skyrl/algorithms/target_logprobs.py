@@ -107,8 +107,8 @@ class _TargetLogprobs(torch.autograd.Function):
         for rows in ctx.chunks:
             scores, _ = _scores(hidden, weight, updates, rows, temperature)
             norms[rows.start : rows.stop] = _norms(scores, part)
-            found = part.reduce(part.chosen(scores, targets[rows.start : rows.stop]))
-            result[rows.start : rows.stop] = found - norms[rows.start : rows.stop]
+            target_scores = part.reduce(part.chosen(scores, targets[rows.start : rows.stop]))
+            result[rows.start : rows.stop] = target_scores - norms[rows.start : rows.stop]
             ctx.kept = scores if kept else None
         ctx.save_for_backward(hidden, weight, targets, norms)
         ctx.updates, ctx.temperature, ctx.part = updates, temperature, part
@@ -121,20 +121,20 @@ class _TargetLogprobs(torch.autograd.Function):
         for_hidden = torch.empty_like(hidden)
         for_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for rows in ctx.chunks:
-            place = slice(rows.start, rows.stop)
-            factors = of_logprobs[place]
+            chunk = slice(rows.start, rows.stop)
+            factors = of_logprobs[chunk]
             scores, inner = _scores(hidden, weight, ctx.updates, rows, ctx.temperature, ctx.kept)
-            change = scores.sub_(norms[place]).exp_().mul_(-factors.sum(-1, keepdim=True))
-            ctx.part.add_at(change, targets[place], factors)
+            change = scores.sub_(norms[chunk]).exp_().mul_(-factors.sum(-1, keepdim=True))
+            ctx.part.add_at(change, targets[chunk], factors)
             if ctx.temperature != 1.0:
                 change.div_(ctx.temperature)
             errors = change.to(hidden.dtype)
-            for_rows = for_hidden[place]
+            for_rows = for_hidden[chunk]
             torch.mm(errors, weight, out=for_rows)
             if for_weight is not None:
-                add_product(for_weight, errors.T, hidden[place], 1.0)
+                add_product(for_weight, errors.T, hidden[chunk], 1.0)
             for update, product in inner:
-                update.add_gradients(errors, hidden[place], product, for_rows)
+                update.add_gradients(errors, hidden[chunk], product, for_rows)
         ctx.kept = None
         ctx.part.reduce(for_hidden)
         of_weight = None if for_weight is None else for_weight.to(weight.dtype)

@@ -46,15 +46,19 @@ def topk_divergence(
     """
     expect_same_shape(logprobs=logprobs, teacher_logprobs=teacher_logprobs, ids=ids)
     present = ids != ABSENT
-    logs, wanted = (torch.where(present, entry.float(), _NOTHING) for entry in (logprobs, teacher_logprobs.detach()))
+    logs, teacher_logs = (
+        torch.where(present, entry.float(), _NOTHING) for entry in (logprobs, teacher_logprobs.detach())
+    )
     clamped = torch.zeros(len(ids), device=ids.device)
     if tail:
-        logs, wanted = _append_tail(logs), _append_tail(wanted)
+        logs, teacher_logs = _append_tail(logs), _append_tail(teacher_logs)
     if min_logprob is not None:
         low = present & (logs[:, : ids.shape[1]].detach() < min_logprob)
         clamped = low.sum(-1) / present.sum(-1).clamp(min=1)
-        logs, wanted = (torch.where(item == _NOTHING, item, item.clamp(min=min_logprob)) for item in (logs, wanted))
-    return _divergence(logs, wanted, beta), clamped
+        logs, teacher_logs = (
+            torch.where(item == _NOTHING, item, item.clamp(min=min_logprob)) for item in (logs, teacher_logs)
+        )
+    return _divergence(logs, teacher_logs, beta), clamped
 
 
 def tokens_of_both(ids: Tensor, others: Tensor) -> Tensor:
@@ -84,11 +88,11 @@ def _append_tail(logs: Tensor) -> Tensor:
     return torch.cat([logs, rest.log()], dim=-1)
 
 
-def _divergence(logs: Tensor, wanted: Tensor, beta: float) -> Tensor:
+def _divergence(logs: Tensor, teacher_logs: Tensor, beta: float) -> Tensor:
     if beta == 0:
-        return (wanted.exp() * (wanted - logs)).sum(-1)
+        return (teacher_logs.exp() * (teacher_logs - logs)).sum(-1)
     if beta == 1:
-        return (logs.exp() * (logs - wanted)).sum(-1)
-    mixture = torch.logaddexp(logs + math.log1p(-beta), wanted + math.log(beta))
+        return (logs.exp() * (logs - teacher_logs)).sum(-1)
+    mixture = torch.logaddexp(logs + math.log1p(-beta), teacher_logs + math.log(beta))
     to_student = (logs.exp() * (logs - mixture)).sum(-1)
-    return (1 - beta) * to_student + beta * (wanted.exp() * (wanted - mixture)).sum(-1)
+    return (1 - beta) * to_student + beta * (teacher_logs.exp() * (teacher_logs - mixture)).sum(-1)
