@@ -38,8 +38,8 @@ class RowTensors:
         """From one tensor (n, ...) for each row. Raises `ValueError` if they differ in type or in another size."""
         kinds = {(row.dtype, row.shape[1:]) for row in rows}
         if len(kinds) > 1:
-            shown = " and ".join(sorted(f"{dtype} (n, {', '.join(map(str, shape))})" for dtype, shape in kinds))
-            raise ValueError(f"rows of one batch carry different tensors: {shown}")
+            descriptions = " and ".join(sorted(f"{dtype} (n, {', '.join(map(str, shape))})" for dtype, shape in kinds))
+            raise ValueError(f"rows of one batch carry different tensors: {descriptions}")
         return cls(values=torch.cat(list(rows)), counts=torch.tensor([len(row) for row in rows]))
 
     def __len__(self) -> int:
@@ -65,9 +65,9 @@ class RowTensors:
         """
         if len(self) and int(self.counts.max()) > width:
             raise ValueError(f"a row carries {int(self.counts.max())} entries, and {width} are expected at most")
-        places = (torch.arange(width) < self.counts.unsqueeze(1)).flatten().nonzero().squeeze(1)
+        indices = (torch.arange(width) < self.counts.unsqueeze(1)).flatten().nonzero().squeeze(1)
         zeros = self.values.new_zeros(len(self) * width, *self.values.shape[1:])
-        placed: Tensor = zeros.index_copy(0, to_device(places, self.values.device), self.values)
+        placed: Tensor = zeros.index_copy(0, to_device(indices, self.values.device), self.values)
         return placed.view(len(self), width, *zeros.shape[1:])
 
     def to(self, device: torch.device | str) -> Self:
@@ -185,8 +185,8 @@ class TrainingBatch:
         field with one number per row.
         """
         for name, value in fields.items():
-            wanted = self.lengths.shape if name in PER_ROW else self.input_ids.shape
-            if name not in _OTHER_SHAPES and isinstance(value, Tensor) and value.shape != wanted:
+            expected_shape = self.lengths.shape if name in PER_ROW else self.input_ids.shape
+            if name not in _OTHER_SHAPES and isinstance(value, Tensor) and value.shape != expected_shape:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, the batch {tuple(self.input_ids.shape)}")
         filled: Mapping[str, Any] = fields
         return attrs.evolve(self, **filled)
@@ -203,14 +203,14 @@ class TrainingBatch:
         """(B,) float32: the return of each row, the sum of its rewards."""
         return self.rewards.sum(dim=1)
 
-    def over_trajectories(self, values: Tensor, how: Literal["sum", "amax"] = "sum") -> Tensor:
+    def over_trajectories(self, values: Tensor, reduce: Literal["sum", "amax"] = "sum") -> Tensor:
         """(B,) to (B,): sum or maximum of `values` over all rows of each row's trajectory; `values` unchanged if every
         row is a whole trajectory.
         """
         if self.trajectories is None:
             return values
-        found = torch.zeros(int(self.trajectories.max()) + 1, dtype=values.dtype, device=values.device)
-        return found.scatter_reduce(0, self.trajectories, values, how, include_self=False)[self.trajectories]
+        zeros = torch.zeros(int(self.trajectories.max()) + 1, dtype=values.dtype, device=values.device)
+        return zeros.scatter_reduce(0, self.trajectories, values, reduce, include_self=False)[self.trajectories]
 
     @property
     def ends(self) -> Tensor:
@@ -225,12 +225,12 @@ class TrainingBatch:
         """(B, L) -> (N,): the values at the selected tokens, row by row."""
         return values[self.loss_mask] if self.selected is None else values.flatten()[self.selected]
 
-    def place(self, found: Tensor) -> Tensor:
+    def place(self, values: Tensor) -> Tensor:
         """(N,) float32 of the selected tokens, row by row -> (B, L), 0 elsewhere. The inverse of `pick`."""
-        zeros = torch.zeros(self.input_ids.shape, device=found.device)
+        zeros = torch.zeros(self.input_ids.shape, device=values.device)
         if self.selected is None:
-            return zeros.masked_scatter(self.loss_mask, found)  # its gradient would make the host wait for the GPU
-        return zeros.flatten().index_copy(0, self.selected, found).view_as(zeros)
+            return zeros.masked_scatter(self.loss_mask, values)  # its gradient would make the host wait for the GPU
+        return zeros.flatten().index_copy(0, self.selected, values).view_as(zeros)
 
     def select(self, rows: Tensor) -> Self:
         """The rows at these indices (K,), in this order, padding trimmed to the longest of them."""

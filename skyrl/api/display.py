@@ -52,11 +52,11 @@ def _svg(curves: Sequence[tuple[str, str, Points]]) -> str:
     low, high = min(y for _, y in points), max(y for _, y in points)
     lines = []
     for _, colour, line in curves:
-        places = " ".join(
+        coordinates = " ".join(
             f"{_WIDTH * (x - left) / (right - left or 1):.1f},{_HEIGHT - _HEIGHT * (y - low) / (high - low or 1):.1f}"
             for x, y in line
         )
-        lines.append(f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+        lines.append(f'<polyline points="{coordinates}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
     named = ", ".join(f'<span style="color:{colour}">{escape(label)}</span>' for label, colour, _ in curves)
     return (
         f'<svg width="{_WIDTH}" height="{_HEIGHT}" viewBox="-4 -4 {_WIDTH + 8} {_HEIGHT + 8}" role="img">'

@@ -196,5 +196,5 @@ def load(folder: str | PathLike[str]) -> Run:
     Example:
         skyrl.load("runs/mine").to_pandas()["reward/avg_raw_reward"].plot()
     """
-    place = Path(folder).expanduser().absolute()
-    return Run(place, source_of_folder(place))
+    path = Path(folder).expanduser().absolute()
+    return Run(path, source_of_folder(path))

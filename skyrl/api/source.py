@@ -48,9 +48,9 @@ class Source:
 
         Raises `ConfigError` with every problem.
         """
-        found: Composed[AnyRun] = compose(self.files, self.assignments, also=also, environ=os.environ)
-        warn(found.warnings)
-        return found
+        composed: Composed[AnyRun] = compose(self.files, self.assignments, also=also, environ=os.environ)
+        warn(composed.warnings)
+        return composed
 
 
 def source_of(config: Config, overrides: Mapping[str, object]) -> Source:

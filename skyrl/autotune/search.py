@@ -171,11 +171,11 @@ def _arrangements(run: SkyRLTrainConfig, gpus: int) -> Iterator[tuple[Changes, i
 
 def _machines(run: SkyRLTrainConfig, gpus: int) -> dict[str, Any]:
     """Nodes and GPUs of each model."""
-    each = min(gpus, GPUS_OF_A_MACHINE)
+    gpus_per_node = min(gpus, GPUS_OF_A_MACHINE)
     return {
         f"{PLACEMENT}{model}_{name}": value
         for model in models_of(run)
-        for name, value in (("num_nodes", gpus // each), ("num_gpus_per_node", each))
+        for name, value in (("num_nodes", gpus // gpus_per_node), ("num_gpus_per_node", gpus_per_node))
     }
 
 
@@ -286,6 +286,6 @@ def _engines(shape: ModelShape, gpus: int) -> Iterator[Changes]:
             yield {f"{ENGINE}tensor_parallel_size": size, f"{ENGINE}num_engines": gpus // size}
 
 
-def _powers(whole: int, most: int = GPUS_OF_A_MACHINE) -> list[int]:
-    """Powers of two up to the smaller of `whole` and `most`."""
-    return [2**power for power in range(min(whole, most).bit_length())]
+def _powers(number: int, most: int = GPUS_OF_A_MACHINE) -> list[int]:
+    """Powers of two up to the smaller of `number` and `most`."""
+    return [2**power for power in range(min(number, most).bit_length())]
