@@ -74,9 +74,9 @@ def dropped(message: Message, text: str, *, thoughts: bool = True) -> list[Dropp
     of_role = [("content", rest)]
     if message.get("role") not in RESULTS and message.get("name"):  # a result belongs to its call, named or not
         of_role.append(("name", str(message["name"])))
-    for what, part in of_role:
+    for label, part in of_role:
         if not holds(text, part):
-            description = f"the {what} of a message of {message.get('role')} ({short(part)})"
+            description = f"the {label} of a message of {message.get('role')} ({short(part)})"
             missing.append(DroppedPart(description, of_role=True))
     for call in calls_of(message):
         name = str(call.get("name", ""))
@@ -122,27 +122,27 @@ def with_tools(
     return (*tools, *(tool for tool in others if tool_name(tool) not in names))
 
 
-def holds(text: str, said: str) -> bool:
+def holds(text: str, words: str) -> bool:
     """Whether `text` contains the words verbatim or in their JSON spelling, whether it changes their case or not."""
-    said = said.strip()
-    if said in text or any(json.dumps(said, ensure_ascii=plain)[1:-1] in text for plain in (False, True)):
+    words = words.strip()
+    if words in text or any(json.dumps(words, ensure_ascii=plain)[1:-1] in text for plain in (False, True)):
         return True
-    return said.casefold() in text.casefold()
+    return words.casefold() in text.casefold()
 
 
 def _holds_arguments(text: str, written: object) -> bool:
-    given = written
+    arguments = written
     if isinstance(written, str):
         try:
-            given = json.loads(written)
+            arguments = json.loads(written)
         except ValueError:
             return holds(text, written)
     forms = product(((", ", ": "), (",", ":")), (False, True))
-    if any(json.dumps(given, separators=between, ensure_ascii=plain) in text for between, plain in forms):
+    if any(json.dumps(arguments, separators=between, ensure_ascii=plain) in text for between, plain in forms):
         return True
-    if isinstance(given, Mapping | list) and given and repr(given) in text:
+    if isinstance(arguments, Mapping | list) and arguments and repr(arguments) in text:
         return False  # in Python's notation: the template expects a text
-    return all(holds(text, leaf) for leaf in _leaves(given))
+    return all(holds(text, leaf) for leaf in _leaves(arguments))
 
 
 def _leaves(value: object) -> Iterator[str]:

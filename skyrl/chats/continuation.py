@@ -35,14 +35,19 @@ class Continuation:
         self._template = Template(tokenizer=tokenizer, arguments=arguments)
 
     def tokens_after(
-        self, answer: Sequence[int], said: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, stopped: bool
+        self,
+        answer: Sequence[int],
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        stopped: bool,
     ) -> tuple[int, ...]:
-        """Tokens that follow the tokens of an `answer` when the conversation continues with the messages `said`.
+        """Tokens that follow the tokens of an `answer` when the conversation continues with the `messages`.
 
         `stopped`: the answer ended with a token or a stop text, not at its length limit. Raises `DataError` for a
         template that drops earlier answers.
         """
-        between = evolve(self._template, tools=tools).tokens_after(FIXED, ANSWER, said)
+        between = evolve(self._template, tools=tools).tokens_after(FIXED, ANSWER, messages)
         if between is None:
             raise DataError(
                 "the chat template leaves out an earlier answer, so a conversation cannot continue from sampled "

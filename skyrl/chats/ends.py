@@ -83,12 +83,14 @@ class TurnEnds:
     def of(cls, tokenizer: ChatTokenizer, arguments: Mapping[str, Any]) -> TurnEnds:
         """Find the turn ends of a tokenizer's template. Raises `DataError` if the template does not show an answer."""
         added = AddedTokens.of(tokenizer)
-        written = chat_text(tokenizer, [ASKED, ANSWERED], ask=False, **arguments)
-        _, found, tail = written.partition(ANSWER)
-        if not found:
+        written = chat_text(tokenizer, [ASKED, ANSWERED], generation_prompt=False, **arguments)
+        _, separator, tail = written.partition(ANSWER)
+        if not separator:
             raise DataError("the chat template does not show where an answer is: use another template")
         try:
-            longer = chat_text(tokenizer, [ASKED, ANSWERED, ASKED], ask=False, **arguments).partition(ANSWER)[2]
+            longer = chat_text(tokenizer, [ASKED, ANSWERED, ASKED], generation_prompt=False, **arguments).partition(
+                ANSWER
+            )[2]
         except DataError:  # it supports only one turn
             longer = tail
         common = tail if longer.startswith(tail.rstrip()) else added.common(tail, longer)

@@ -62,8 +62,8 @@ SEVERAL_ANSWERS = ("multi-turn", "tool result")
 
 def forms_page(tokenizer: ChatTokenizer, arguments: Mapping[str, Any] | None = None) -> str:
     """All forms as text, one after the other, each under its name."""
-    shown = shown_forms(tokenizer, arguments)
-    return "\n".join(f"===== {name}\n{text.rstrip()}\n" for name, text in shown)
+    forms = shown_forms(tokenizer, arguments)
+    return "\n".join(f"===== {name}\n{text.rstrip()}\n" for name, text in forms)
 
 
 def shown_forms(tokenizer: ChatTokenizer, arguments: Mapping[str, Any] | None = None) -> Iterator[tuple[str, str]]:

@@ -78,7 +78,7 @@ class ChatMasks:
             allow_dropped=allow_dropped,
         )
         self.behind_other_headers += not layout.behind_header
-        self.empty_answers += sum(is_empty(messages[place]) for place in learned)
+        self.empty_answers += sum(is_empty(messages[index]) for index in learned)
         return self._tokens(layout, weights)
 
     @property
@@ -89,9 +89,9 @@ class ChatMasks:
         return end, text_tokens(self._tokenizer, token)[-1] if token else None
 
     def _layouts(self, tools: Sequence[Any] | None, spelling: Spelling) -> Layouts:
-        shown = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        extra_arguments = {"tools": [dict(tool) for tool in tools]} if tools else {}
         as_given = spelling.thoughts == "given"
-        return Layouts(self._tokenizer, self._ends, {**self._arguments, **shown}, continues_thoughts=as_given)
+        return Layouts(self._tokenizer, self._ends, {**self._arguments, **extra_arguments}, continues_thoughts=as_given)
 
     @cached_property
     def _ends(self) -> TurnEnds:
@@ -112,14 +112,14 @@ class ChatMasks:
 
 def message_weights(messages: Sequence[Message], *, all_messages: bool = False) -> dict[int, float]:
     """Index of every learned message -> its weight. Raises `DataError` if there is none."""
-    answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
+    answers = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
     if not answers:
         raise DataError("no message is from the assistant, so there is nothing to train on")
     usual = answers if all_messages else answers[-1:]
-    weights = {place: _weight(messages[place], place in usual) for place in answers}
+    weights = {index: _weight(messages[index], index in usual) for index in answers}
     if not any(weights.values()):
         raise DataError("the weight of every assistant message is 0, so there is nothing to train on")
-    return {place: weight for place, weight in weights.items() if weight}
+    return {index: weight for index, weight in weights.items() if weight}
 
 
 def _weight(message: Message, usual: bool) -> float:
@@ -137,6 +137,6 @@ def _weight(message: Message, usual: bool) -> float:
 def _missing(messages: Sequence[Message], tools: Sequence[Any] | None, layout: ChatLayout) -> Iterator[DroppedPart]:
     """Parts of a chat that are missing in the text. Only learned messages need their thoughts, as usual for models."""
     learned = {span.place: layout.text[span.start : span.stop] for span in layout.spans}
-    for place, message in enumerate(messages):
-        yield from dropped(message, learned.get(place, layout.text), thoughts=place in learned)
+    for index, message in enumerate(messages):
+        yield from dropped(message, learned.get(index, layout.text), thoughts=index in learned)
     yield from dropped_tools(tools or (), layout.text)

@@ -64,19 +64,19 @@ class Spelled:
     def ids(self, text: str, before: str = "") -> tuple[int, ...]:
         """Tokens of a text that follows another one; each mark in it becomes the characters that it stands for."""
         ids: list[int] = []
-        for place, part in enumerate(self.marks.split(text)):
-            shown = self.texts[int(part)] if place % 2 else part
-            options = {"split_special_tokens": True} if place % 2 else {}
-            ids += continued_tokens(self.tokenizer, before, shown, **options)
-            before = (before + shown)[-CONTEXT:]
+        for index, part in enumerate(self.marks.split(text)):
+            piece = self.texts[int(part)] if index % 2 else part
+            options = {"split_special_tokens": True} if index % 2 else {}
+            ids += continued_tokens(self.tokenizer, before, piece, **options)
+            before = (before + piece)[-CONTEXT:]
         return tuple(ids)
 
     def plain(self, text: str, before: str = "") -> tuple[int, ...]:
         """Tokens of a text that follows another one, without recognising special tokens."""
         return tuple(continued_tokens(self.tokenizer, before, text, split_special_tokens=True))
 
-    def _mark(self, found: re.Match[str]) -> str:
-        return _MARK.format(self.texts.index(found[0]))
+    def _mark(self, match: re.Match[str]) -> str:
+        return _MARK.format(self.texts.index(match[0]))
 
 
 @frozen(kw_only=True)
@@ -100,10 +100,12 @@ class Template:
     def _default_spelled(self) -> Spelled:
         return Spelled.for_tokenizer(self.tokenizer)
 
-    def text(self, messages: Sequence[Message], *, ask: bool = True) -> str:
-        """A conversation as rendered by the template; `ask` adds the generation prompt. Raises `DataError`."""
-        shown = {"tools": [dict(tool) for tool in self.tools]} if self.tools else {}
-        return chat_text(self.tokenizer, messages, ask=ask, **{**self.arguments, **shown})
+    def text(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
+        """A conversation as rendered by the template, with or without the generation prompt. Raises `DataError`."""
+        extra_arguments = {"tools": [dict(tool) for tool in self.tools]} if self.tools else {}
+        return chat_text(
+            self.tokenizer, messages, generation_prompt=generation_prompt, **{**self.arguments, **extra_arguments}
+        )
 
     def prompt(self, messages: Sequence[Message], *, allow_dropped: bool = False) -> str:
         """The text that is sampled after: a conversation and the generation prompt, or the beginning of the answer if
@@ -112,19 +114,19 @@ class Template:
         The conversation is written in the spelling of which the template drops the least. Raises `DataError` for one of
         which it drops a part, unless `allow_dropped`; thoughts of earlier messages may be dropped, as usual for models.
         """
-        begun = len(messages) - 1 if begins_an_answer(messages) else None
-        if begun is not None and messages[-1].get("tool_calls"):
+        prefill_index = len(messages) - 1 if begins_an_answer(messages) else None
+        if prefill_index is not None and messages[-1].get("tool_calls"):
             raise DataError("the last message is a tool call of the assistant without its result: add the result")
 
         def write(spelling: Spelling) -> str:
-            return self._prompt_text(spelling.spell(messages), continues=begun is not None)
+            return self._prompt_text(spelling.spell(messages), continues=prefill_index is not None)
 
         def missing(text: str) -> Iterator[DroppedPart]:
-            parts = [dropped(message, text, thoughts=place == begun) for place, message in enumerate(messages)]
+            parts = [dropped(message, text, thoughts=index == prefill_index) for index, message in enumerate(messages)]
             tools = dropped_tools(self.tools, text)
             hidden, ignores_tools = ((), False) if tools or any(parts) else self._passed_over(messages)
-            for place, message in enumerate(messages):
-                yield from parts[place] or (dropped(message, "", thoughts=False)[:1] if place in hidden else ())
+            for index, message in enumerate(messages):
+                yield from parts[index] or (dropped(message, "", thoughts=False)[:1] if index in hidden else ())
             yield from dropped_tools(self.tools, "") if ignores_tools else tools
 
         return self._fullest(messages, write, missing=missing, text_of=str, allow_dropped=allow_dropped)
@@ -133,19 +135,19 @@ class Template:
         """The texts of `prompt`, rendered in one call, which is faster; None for each conversation that needs `prompt`:
         one that can be spelled in several ways, or of which the template drops a part. Raises `DataError`.
         """
-        plain = [place for place, messages in enumerate(chats) if all(map(_is_plain, messages))]
+        plain = [index for index, messages in enumerate(chats) if all(map(_is_plain, messages))]
         texts: list[str | None] = [None] * len(chats)
-        for place, text in zip(
+        for index, text in zip(
             plain, chat_texts(self.tokenizer, [chats[p] for p in plain], **self.arguments), strict=True
         ):
-            written = all(holds(text, message["content"]) for message in chats[place])
-            if written and not self._passed_over(chats[place])[0]:
-                texts[place] = text
+            written = all(holds(text, message["content"]) for message in chats[index])
+            if written and not self._passed_over(chats[index])[0]:
+                texts[index] = text
         return texts
 
     def _prompt_text(self, messages: Sequence[Message], *, continues: bool) -> str:
-        shown = evolve(self, arguments={**self.arguments, "continue_final_message": True}) if continues else self
-        return shown.text(messages, ask=not continues)
+        template = evolve(self, arguments={**self.arguments, "continue_final_message": True}) if continues else self
+        return template.text(messages, generation_prompt=not continues)
 
     def _passed_over(self, messages: Sequence[Message]) -> tuple[Sequence[int], bool]:
         """Indices of the messages that the template passes over, and whether it ignores the tools.
@@ -155,12 +157,12 @@ class Template:
         """
         form = (tuple((message["role"], *sorted(filter(message.get, message))) for message in messages), not self.tools)
         if form not in self._forms:
-            marks = {place: _MARK.format(place) for place, message in enumerate(messages) if message.get("content")}
-            marked = [{**message, "content": marks.get(place, "")} for place, message in enumerate(messages)]
+            marks = {index: _MARK.format(index) for index, message in enumerate(messages) if message.get("content")}
+            marked = [{**message, "content": marks.get(index, "")} for index, message in enumerate(messages)]
             continues = begins_an_answer(messages)
             try:
                 text = self._prompt_text(marked, continues=continues)
-                hidden = tuple(place for place, mark in marks.items() if not holds(text, mark))
+                hidden = tuple(index for index, mark in marks.items() if not holds(text, mark))
                 plain = evolve(self, tools=())._prompt_text(marked, continues=continues) if self.tools else ""
                 self._forms[form] = (hidden, plain == text)
             except DataError:  # the template reads contents, and refuses these
@@ -171,25 +173,25 @@ class Template:
         """The tokens that an episode begins with. Raises `DataError` as `prompt` does."""
         return tuple(text_tokens(self.tokenizer, self.prompt(messages, allow_dropped=allow_dropped)))
 
-    def history(self, prompt: Sequence[Message], said: Sequence[Message]) -> tuple[int, ...]:
+    def history(self, prompt: Sequence[Message], messages: Sequence[Message]) -> tuple[int, ...]:
         """The tokens of the whole conversation: the initial prompt and the messages since. Raises `DataError`, also if
         the template drops a message that is not the assistant's.
         """
-        marked = [*map(self.spelled.marked, said)]
+        marked = [*map(self.spelled.marked, messages)]
         text = self.text([*prompt, *marked])
         _refuse_dropped(marked, text)
         return self.spelled.ids(text)
 
     def tokens_after(
-        self, conversation: Sequence[Message], stem: str, said: Sequence[Message]
+        self, conversation: Sequence[Message], stem: str, messages: Sequence[Message]
     ) -> tuple[int, ...] | None:
-        """The tokens that the template writes after the text `stem` when the conversation continues with `said`; None
-        if the template drops that text. Raises `DataError`, also if the template drops a message of `said` that is not
-        the assistant's.
+        """The tokens that the template writes after the text `stem` when the conversation continues with `messages`;
+        None if the template drops that text. Raises `DataError`, also if the template drops one of them that is not the
+        assistant's.
         """
-        marked = [*map(self.spelled.marked, said)]
-        _, found, rest = self.text([*conversation, *marked]).partition(stem)
-        if not found:
+        marked = [*map(self.spelled.marked, messages)]
+        _, separator, rest = self.text([*conversation, *marked]).partition(stem)
+        if not separator:
             return None
         _refuse_dropped(marked, rest)
         return self.spelled.ids(rest, before=stem)

@@ -93,51 +93,51 @@ class Layouts:
         spans = (*earlier, AnswerSpan(learned[-1], final.start, final.stop))
         return ChatLayout(final.text, spans, final.ended, final.behind_header)
 
-    def text(self, messages: Sequence[Message], *, ask: bool = False) -> str:
-        """The conversation as rendered by the template; `ask` adds the generation prompt."""
-        return chat_text(self.tokenizer, messages, ask=ask, **self.arguments)
+    def text(self, messages: Sequence[Message], *, generation_prompt: bool = False) -> str:
+        """The conversation as rendered by the template, with or without the generation prompt."""
+        return chat_text(self.tokenizer, messages, generation_prompt=generation_prompt, **self.arguments)
 
-    def _earlier(self, messages: Sequence[Message], learned: Sequence[int], whole: str) -> Iterator[AnswerSpan]:
+    def _earlier(self, messages: Sequence[Message], learned: Sequence[int], full_text: str) -> Iterator[AnswerSpan]:
         before: tuple[int, int] | None = None  # index of the previous answer, and its end
-        for place in range(learned[-1] + 1):
-            if messages[place].get("role") != "assistant":
+        for index in range(learned[-1] + 1):
+            if messages[index].get("role") != "assistant":
                 continue
-            turn = self._locate_answer(messages, place, *before, whole) if before else None
-            turn = turn or self._turn(messages[: place + 1])
-            stays = whole.startswith(turn.text[: turn.stop])
-            if place in learned:
+            turn = self._locate_answer(messages, index, *before, full_text) if before else None
+            turn = turn or self._turn(messages[: index + 1])
+            stays = full_text.startswith(turn.text[: turn.stop])
+            if index in learned:
                 if not stays:
-                    raise _rewritten(place, turn, whole)
-                yield AnswerSpan(place, turn.start, self._end_between(messages, place, turn, whole))
-            before = (place, turn.stop) if stays else None
+                    raise _rewritten(index, turn, full_text)
+                yield AnswerSpan(index, turn.start, self._end_between(messages, index, turn, full_text))
+            before = (index, turn.stop) if stays else None
 
     def _turn(self, messages: Sequence[Message]) -> _AnswerTurn:
         """The text of the conversation, and the position of its last message."""
-        opening = self.text(messages[:-1], ask=True) if len(messages) > 1 else ""
-        whole = self.text(messages)
-        if opening and whole.startswith(opening):
+        opening = self.text(messages[:-1], generation_prompt=True) if len(messages) > 1 else ""
+        full_text = self.text(messages)
+        if opening and full_text.startswith(opening):
             start = len(opening)
         elif self.continues_thoughts and opening.rstrip().endswith(OPENED) and _has_thoughts(messages[-1]):
-            whole, start = opening + _behind_an_opened_thought(messages[-1]) + self.ends.tail, len(opening)
+            full_text, start = opening + _behind_an_opened_thought(messages[-1]) + self.ends.tail, len(opening)
         else:
-            start = self._content_start(messages, whole)
-        stop, ended = self.ends.place(whole)
+            start = self._content_start(messages, full_text)
+        stop, ended = self.ends.place(full_text)
         if stop < start:
             raise _hidden(len(messages) - 1)
-        return _AnswerTurn(whole, start, stop, ended, whole.startswith(opening))
+        return _AnswerTurn(full_text, start, stop, ended, full_text.startswith(opening))
 
-    def _content_start(self, messages: Sequence[Message], whole: str) -> int:
+    def _content_start(self, messages: Sequence[Message], full_text: str) -> int:
         """Position at which the content of the last message begins."""
         marked = [*messages[:-1], {**messages[-1], "content": ANSWER}]
-        before, found, _ = self.text(marked).partition(ANSWER)
-        if not found or not whole.startswith(before):
+        before, separator, _ = self.text(marked).partition(ANSWER)
+        if not separator or not full_text.startswith(before):
             raise _hidden(len(messages) - 1)
         return len(before)
 
     def _locate_answer(
-        self, messages: Sequence[Message], place: int, before: int, at: int, whole: str
+        self, messages: Sequence[Message], index: int, before: int, at: int, full_text: str
     ) -> _AnswerTurn | None:
-        """Locate the answer `place` in the whole text, given that the answer `before` ends at character `at`."""
+        """Locate the answer `index` in the whole text, given that the answer `before` ends at character `at`."""
         heads = [message for message in messages[:2] if message.get("role") in HEADS]
         users = [message for message in messages[len(heads) : before] if message.get("role") == "user"]
         opening = [*heads, *users[-1:], messages[before]]
@@ -145,28 +145,28 @@ class Layouts:
             return None  # the window is the whole conversation
         try:
             anchor = self.text(opening)
-            turn = self._turn([*opening, *messages[before + 1 : place + 1]])
+            turn = self._turn([*opening, *messages[before + 1 : index + 1]])
         except DataError:  # the template refuses the window as a conversation
             return None
         end, _ = self.ends.place(anchor)
-        shown = turn.start >= end and turn.text[:end] == anchor[:end]
-        if not shown or not whole.startswith(turn.text[end : turn.stop], at):
+        aligned = turn.start >= end and turn.text[:end] == anchor[:end]
+        if not aligned or not full_text.startswith(turn.text[end : turn.stop], at):
             return None
-        return _AnswerTurn(whole, turn.start - end + at, turn.stop - end + at, turn.ended)
+        return _AnswerTurn(full_text, turn.start - end + at, turn.stop - end + at, turn.ended)
 
-    def _end_between(self, messages: Sequence[Message], place: int, turn: _AnswerTurn, whole: str) -> int:
+    def _end_between(self, messages: Sequence[Message], index: int, turn: _AnswerTurn, full_text: str) -> int:
         """End of the turn. If the template writes nothing else there, the header of the next turn is included, unless
         it asks for another answer, which is given to the model and never sampled.
         """
         if turn.ended:
             return turn.stop
-        header = self.ends.added.leading(whole[turn.stop : turn.stop + 200])
+        header = self.ends.added.leading(full_text[turn.stop : turn.stop + 200])
         if not header:
             raise DataError(
-                f"the chat template writes nothing that ends message {place}, so it would be learned without an "
+                f"the chat template writes nothing that ends message {index}, so it would be learned without an "
                 "end: train only on the last message (train_on_what), or use another chat_template"
             )
-        asks = messages[place + 1].get("role") == "assistant" and header != self.ends.question
+        asks = messages[index + 1].get("role") == "assistant" and header != self.ends.question
         return turn.stop if asks else turn.stop + len(header)
 
 
@@ -184,18 +184,18 @@ def _behind_an_opened_thought(message: Message) -> str:
     return f"{thoughts.strip()}\n</think>\n\n{answer}"
 
 
-def _hidden(place: int) -> DataError:
+def _hidden(index: int) -> DataError:
     return DataError(
-        f"the chat template does not show where message {place} is: use another template (chat_template), or "
+        f"the chat template does not show where message {index} is: use another template (chat_template), or "
         "rows that are already tokenized"
     )
 
 
-def _rewritten(place: int, turn: _AnswerTurn, whole: str) -> DataError:
-    alike = next((i for i, (a, b) in enumerate(zip(turn.text, whole, strict=False)) if a != b), len(whole))
-    then, now = (text[max(0, alike - 10) : alike + 30] for text in (turn.text, whole))
+def _rewritten(index: int, turn: _AnswerTurn, full_text: str) -> DataError:
+    alike = next((i for i, (a, b) in enumerate(zip(turn.text, full_text, strict=False)) if a != b), len(full_text))
+    then, now = (text[max(0, alike - 10) : alike + 30] for text in (turn.text, full_text))
     return DataError(
-        f"the chat template writes message {place} differently once the conversation continues: {now!r} where the "
+        f"the chat template writes message {index} differently once the conversation continues: {now!r} where the "
         f"model would have sampled {then!r}. Train only on the last message (train_on_what = last_assistant_message), "
         "or use a template that keeps earlier messages unchanged (chat_template)"
     )

@@ -62,11 +62,11 @@ class Spelling:
     def _call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(call.get("function"), Mapping):
             return {**call, "function": self._call(call["function"])}
-        given = call.get("arguments")
-        if self.arguments == "object" and isinstance(given, str):
-            return {**call, "arguments": _parsed(given)}
-        if self.arguments == "text" and isinstance(given, Mapping):
-            return {**call, "arguments": json.dumps(given, ensure_ascii=False)}
+        arguments = call.get("arguments")
+        if self.arguments == "object" and isinstance(arguments, str):
+            return {**call, "arguments": _parsed(arguments)}
+        if self.arguments == "text" and isinstance(arguments, Mapping):
+            return {**call, "arguments": json.dumps(arguments, ensure_ascii=False)}
         return call
 
 
@@ -114,26 +114,28 @@ class FullestSpelling(Generic[T]):
         """
         possible = tuple(spellings(chat))
         best = self._best.get(possible)
-        found: dict[str, tuple[T, Spelling]] = {}
+        candidates: dict[str, tuple[T, Spelling]] = {}
         refusals: list[DataError] = []
         left_out: DataError | None = None
         for spelling in dict.fromkeys((best or possible[0], *possible)):
             try:
-                made = write(spelling)
+                rendering = write(spelling)
             except DataError as error:
                 refusals.append(error)
                 continue
-            parts = list(missing(made))
-            lacks = "content" if parts else "earlier thoughts" if _lacks_thoughts(chat, text_of(made)) else "nothing"
-            found.setdefault(lacks, (made, spelling))
+            parts = list(missing(rendering))
+            lacks = (
+                "content" if parts else "earlier thoughts" if _lacks_thoughts(chat, text_of(rendering)) else "nothing"
+            )
+            candidates.setdefault(lacks, (rendering, spelling))
             if parts:
                 left_out = left_out or leaves_out(parts)
             elif lacks == "nothing" or spelling == best:
                 break
         for lacks in ("nothing", "earlier thoughts", *(["content"] if allow_dropped else [])):
-            if lacks in found:
-                made, self._best[possible] = found[lacks]
-                return made
+            if lacks in candidates:
+                rendering, self._best[possible] = candidates[lacks]
+                return rendering
         raise left_out or refusals[0]
 
 

@@ -14,14 +14,19 @@ from skyrl.errors import DataError, TemplateTimeoutError, TextError
 Message = Mapping[str, Any]
 
 
-def chat_text(tokenizer: ChatTokenizer, messages: Sequence[Message], *, ask: bool, **arguments: object) -> str:
-    """The text of a conversation; `ask` adds the generation prompt. Raises `DataError` for any exception of the
+def chat_text(
+    tokenizer: ChatTokenizer, messages: Sequence[Message], *, generation_prompt: bool, **arguments: object
+) -> str:
+    """The text of a conversation, with or without the generation prompt. Raises `DataError` for any exception of the
     template, and `TemplateTimeoutError` if it does not finish.
     """
     try:
         with bounded(template_name(tokenizer)):
             text: str = tokenizer.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=ask, tokenize=False, **arguments
+                [dict(message) for message in messages],
+                add_generation_prompt=generation_prompt,
+                tokenize=False,
+                **arguments,
             )
     except TemplateTimeoutError:
         raise
@@ -89,12 +94,12 @@ def continued_tokens(tokenizer: ChatTokenizer, before: str, text: str, **options
     Tokenizers with SentencePiece's pipeline put a space before every text, which would be wrong in the middle of a
     conversation. After its context a text is tokenized without that space, unless a token joins the two.
     """
-    alone = text_tokens(tokenizer, text, **options)
+    tokens = text_tokens(tokenizer, text, **options)
     if not before or not text or not puts_a_space_first(tokenizer):
-        return alone
+        return tokens
     context = text_tokens(tokenizer, before[-CONTEXT:], **options)
     both = text_tokens(tokenizer, before[-CONTEXT:] + text, **options)
-    return both[len(context) :] if both[: len(context)] == context else alone
+    return both[len(context) :] if both[: len(context)] == context else tokens
 
 
 @lru_cache(maxsize=16)
@@ -103,5 +108,5 @@ def puts_a_space_first(tokenizer: ChatTokenizer) -> bool:
     does.
     """
     behind = text_tokens(tokenizer, "\na")
-    alone = text_tokens(tokenizer, "a")
-    return behind[len(behind) - len(alone) :] != alone
+    tokens = text_tokens(tokenizer, "a")
+    return behind[len(behind) - len(tokens) :] != tokens

@@ -41,21 +41,21 @@ def hermes(answer: str) -> tuple[Call, ...]:
 
 def _without_thoughts(answer: str) -> str:
     """The answer without its leading thoughts; empty if the thoughts do not end."""
-    _, ends, said = answer.partition(THOUGHT_ENDS)
+    _, ends, rest = answer.partition(THOUGHT_ENDS)
     if ends:
-        return said
+        return rest
     return "" if answer.lstrip().startswith(THOUGHT) else answer
 
 
 def _call(text: str) -> Call:
     try:
-        given = json.loads(text, parse_constant=_refuse)
+        call = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         return Call(unreadable=f"the call is not JSON: {error}")
-    name = given.get("name") if isinstance(given, dict) else None
+    name = call.get("name") if isinstance(call, dict) else None
     if not isinstance(name, str):
         return Call(unreadable='a call is an object such as {"name": "...", "arguments": {...}}')
-    arguments = given.get("arguments", {})
+    arguments = call.get("arguments", {})
     if not isinstance(arguments, dict):
         return Call(unreadable=f"the arguments of {name} have to be an object")
     return Call(name=name, arguments=arguments)

@@ -116,7 +116,7 @@ def _compare_turns(template: Template, dialogue: Dialogue) -> Iterator[tuple[str
         incremental += turn if isinstance(turn, str) else _written_call(template, template.text([_ASKED]))
         messages.append({"role": "assistant", "content": turn} if isinstance(turn, str) else turn)
         if index:
-            yield incremental, template.text(messages, ask=False)
+            yield incremental, template.text(messages, generation_prompt=False)
         for observation in dialogue.observations[index : index + 1]:
             incremental += template.text([*FIXED, observation]).partition(ANSWER)[2]
             messages.append(observation)
@@ -135,10 +135,10 @@ def _difference(name: str, incremental: str, full: str) -> TemplateVerdict:
 
 def _written_call(template: Template, start: str) -> str:
     """The call as the template writes it, up to where a turn ends. Raises `DataError` if it writes none."""
-    full = template.text([_ASKED, CALLS], ask=False)
-    if "add" not in full.removeprefix(template.text([_ASKED], ask=False)):
+    full = template.text([_ASKED, CALLS], generation_prompt=False)
+    if "add" not in full.removeprefix(template.text([_ASKED], generation_prompt=False)):
         raise DataError("the chat template writes no `tool_calls`: the calls of earlier turns would be left out")
-    end = template.text(FIXED, ask=False).partition(ANSWER)[2]
-    header = template.text([_ASKED], ask=False)
+    end = template.text(FIXED, generation_prompt=False).partition(ANSWER)[2]
+    header = template.text([_ASKED], generation_prompt=False)
     written = full[len(start) :] if full.startswith(start) else full.removeprefix(header)
     return written.removesuffix(end)

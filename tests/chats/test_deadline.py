@@ -40,7 +40,7 @@ def tokenizer(nano: Path) -> Any:
 def test_a_conversation_is_refused(tokenizer: Any, template: str) -> None:
     tokenizer.chat_template = template
     with pytest.raises(TemplateTimeoutError, match=r"^the chat template of .*model used 0\.2 s of processor time"):
-        chat_text(tokenizer, ASKED, ask=True)
+        chat_text(tokenizer, ASKED, generation_prompt=True)
 
 
 @without_end

@@ -130,9 +130,11 @@ def test_the_header_that_asks_for_an_answer_is_never_learned(name: str) -> None:
     for roles in ("uau", "uaa", "uaaua", "uaaa", "uauaa", "suaaua"):
         chat = [{"role": names[role], "content": f"word{place}"} for place, role in enumerate(roles)]
         if roles == "uau":
-            asked, given = (chat_text(tokenizer, chat[:1], ask=ask) for ask in (True, False))
+            asked, given = (
+                chat_text(tokenizer, chat[:1], generation_prompt=added_prompt) for added_prompt in (True, False)
+            )
             header = added.leading(asked.removeprefix(given).strip())
-            question = added.leading(chat_text(tokenizer, chat, ask=False).partition("word1")[2])
+            question = added.leading(chat_text(tokenizer, chat, generation_prompt=False).partition("word1")[2])
             continue
         try:
             found = learned(tokenizer, *ChatMasks(tokenizer, all_messages=True)(chat))

@@ -297,7 +297,7 @@ def _assert_exact(tokenizer: ChatTokenizer, chat: Sequence[Mapping[str, Any]], t
     first, last = int(mask.argmax()), len(mask) - int(mask[::-1].argmax())
     shown = {"tools": list(tools)} if tools else {}
     if not made.behind_other_headers:
-        assert tokenizer.decode(ids[:first]) == chat_text(tokenizer, chat[:-1], ask=True, **shown)
+        assert tokenizer.decode(ids[:first]) == chat_text(tokenizer, chat[:-1], generation_prompt=True, **shown)
     assert mask[first:last].all() and not tokenizer.decode(ids[last:], skip_special_tokens=True).strip()
     learned = tokenizer.decode(ids[first:last])
     said = chat[-1]["content"].partition("</think>")[2] or chat[-1]["content"]
