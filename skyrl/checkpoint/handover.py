@@ -29,13 +29,13 @@ class WeightFiles:
         Raises `OSError` if they cannot be written.
         """
         files: list[str] = []
-        held: list[TensorShard] = []
+        shards: list[TensorShard] = []
         for name, weight in weights:
-            held.append(TensorShard.whole(f"model.{name}", weight).copy_to_host())
-            if sum(shard.numbers.nbytes for shard in held) >= FILE_BYTES:
-                files.append(self._write(held, len(files)))
-                held = []
-        return (*files, *([self._write(held, len(files))] if held else ()))
+            shards.append(TensorShard.whole(f"model.{name}", weight).copy_to_host())
+            if sum(shard.numbers.nbytes for shard in shards) >= FILE_BYTES:
+                files.append(self._write(shards, len(files)))
+                shards = []
+        return (*files, *([self._write(shards, len(files))] if shards else ()))
 
-    def _write(self, held: list[TensorShard], number: int) -> str:
-        return write_shards(held, self.storage, self.folder, f"{number}.safetensors").name
+    def _write(self, shards: list[TensorShard], number: int) -> str:
+        return write_shards(shards, self.storage, self.folder, f"{number}.safetensors").name

@@ -119,8 +119,8 @@ def _manifest(body: dict[str, Any], folder: str, where: str) -> Manifest:
             raise ResumeError(f"{where} has format {body['format']}, but this version reads only up to {FORMAT}")
         check_body(body)
     except (ValueError, KeyError) as error:
-        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise ResumeError(f"{where} is not what a run writes: {why}") from None
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ResumeError(f"{where} is not what a run writes: {reason}") from None
     step = step_of(folder)
     if step is not None and step != body["step"]:
         raise ResumeError(

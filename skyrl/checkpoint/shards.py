@@ -137,14 +137,14 @@ class StoredTensors(Mapping[str, Tensor]):
 
         Raises `ResumeError` if a part of the tensor is in no file.
         """
-        shapes, places = self._index
+        shapes, segments = self._index
         count = math.prod(shapes[name]) - start if count is None else count
-        result = torch.empty(count, dtype=places[name][0].dtype)
+        result = torch.empty(count, dtype=segments[name][0].dtype)
         filled = 0
-        for place in places[name]:
-            first, last = max(start, place.start), min(start + count, place.start + place.count)
+        for segment in segments[name]:
+            first, last = max(start, segment.start), min(start + count, segment.start + segment.count)
             if first < last:
-                result[first - start : last - start] = self._numbers(place, first - place.start, last - first)
+                result[first - start : last - start] = self._numbers(segment, first - segment.start, last - first)
                 filled += last - first
         if filled != count:
             where = f"{self.storage.where}/{self.folder}"
@@ -169,31 +169,33 @@ class StoredTensors(Mapping[str, Tensor]):
     def __getstate__(self) -> dict[str, Any]:
         return {"storage": self.storage, "folder": self.folder, "files": self.files}
 
-    def _numbers(self, place: _Place, start: int, count: int) -> Tensor:
-        size = place.dtype.itemsize
-        content = self.storage.read(f"{self.folder}/{place.file}", place.offset + start * size, count * size)
-        return torch.frombuffer(content, dtype=place.dtype)
+    def _numbers(self, segment: _Place, start: int, count: int) -> Tensor:
+        size = segment.dtype.itemsize
+        content = self.storage.read(f"{self.folder}/{segment.file}", segment.offset + start * size, count * size)
+        return torch.frombuffer(content, dtype=segment.dtype)
 
     @cached_property
     def _index(self) -> tuple[dict[str, tuple[int, ...]], dict[str, list[_Place]]]:
         shapes: dict[str, tuple[int, ...]] = {}
-        places: dict[str, list[_Place]] = {}
+        segments: dict[str, list[_Place]] = {}
         for file in self.files:
-            for name, shape, place in self._places_in(file):
-                there = places.setdefault(name, [])
-                if shapes.setdefault(name, shape) != shape or any(row.dtype != place.dtype for row in there):
+            for name, shape, segment in self._places_in(file):
+                tensor_segments = segments.setdefault(name, [])
+                if shapes.setdefault(name, shape) != shape or any(
+                    row.dtype != segment.dtype for row in tensor_segments
+                ):
                     raise ResumeError(
                         f"{self._location(file)} is damaged: {name} has another shape or type in another file"
                     )
-                there.append(place)
+                tensor_segments.append(segment)
         for name, shape in shapes.items():
             total = math.prod(shape)
-            missing = total - sum(place.count for place in places[name])
+            missing = total - sum(segment.count for segment in segments[name])
             if missing > 0:  # raised before memory is allocated for the tensor
                 raise ResumeError(
                     f"{self._location()}: {name} lacks {missing} of {total} numbers, which are in none of its files"
                 )
-        return shapes, places
+        return shapes, segments
 
     def _location(self, file: str = "") -> str:
         return f"{self.storage.where}/{self.folder}/{file}".rstrip("/")
@@ -204,10 +206,10 @@ class StoredTensors(Mapping[str, Tensor]):
             room = self.storage.size(f"{self.folder}/{file}") - 8 - length
             index = json.loads(header["__metadata__"][_INDEX])
             for name, (shape, start) in index.items():
-                place = _place(file, 8 + length, header[name], start, room)
-                if not are_counts(shape) or place.start + place.count > math.prod(shape):
+                segment = _place(file, 8 + length, header[name], start, room)
+                if not are_counts(shape) or segment.start + segment.count > math.prod(shape):
                     raise ValueError(f"{name} is not part of a tensor of shape {shape}")
-                yield name, tuple(shape), place
+                yield name, tuple(shape), segment
         except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as error:
             raise ResumeError(f"{self._location(file)} cannot be read: {error}") from error
 

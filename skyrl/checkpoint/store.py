@@ -143,8 +143,8 @@ class CheckpointStore:
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, in ascending order, damaged ones included. Raises `ResumeError`."""
         try:
-            found = (STEP_FOLDER.fullmatch(name) for name in self.storage.names())
-            steps = sorted(int(name[1]) for name in found if name)
+            matches = (STEP_FOLDER.fullmatch(name) for name in self.storage.names())
+            steps = sorted(int(name[1]) for name in matches if name)
             if self.storage.moves:
                 return steps
             return [step for step in steps if FILE in self.storage.names(name_of(step))]
@@ -186,8 +186,8 @@ class CheckpointStore:
     def _clean_up(self, folder: str) -> None:
         """Delete unfinished checkpoints of killed processes, and folders whose deletion failed before."""
         for name in self.storage.names():
-            whole = self.storage.moves or not STEP_FOLDER.fullmatch(name) or FILE in self.storage.names(name)
-            if name.startswith((_UNFINISHED, _REMOVED)) or not whole:
+            complete = self.storage.moves or not STEP_FOLDER.fullmatch(name) or FILE in self.storage.names(name)
+            if name.startswith((_UNFINISHED, _REMOVED)) or not complete:
                 self._remove(name)
         if not self.storage.moves:
             self._delete(folder)
@@ -297,8 +297,8 @@ def file_of_rank(model: str, rank: int = 0, size: int = 1) -> str:
 
 def could_not_write(storage: Storage, where: str, error: Exception, need: int) -> str:
     """Message for a checkpoint that could not be written."""
-    why = getattr(error, "strerror", None) or str(error)
-    message = f"the checkpoint {where} cannot be written: {why}"
+    reason = getattr(error, "strerror", None) or str(error)
+    message = f"the checkpoint {where} cannot be written: {reason}"
     if need:
         with suppress(OSError):
             room = storage.room()
