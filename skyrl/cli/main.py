@@ -227,7 +227,7 @@ def _traceback() -> str:
     return traceback.format_exc()
 
 
-def _explain(why: str) -> None:
+def _explain(message: str) -> None:
     """Print the last message of the command; a full disk behind standard error does not change the exit code."""
     with contextlib.suppress(OSError):
-        click.echo(why, err=True)
+        click.echo(message, err=True)

@@ -48,7 +48,7 @@ class BashWords(BashComplete):
         line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
         words = split_arg_string(line)
         incomplete = words.pop() if words and not line[-1:].isspace() else ""
-        breaks = [place for place, letter in enumerate(incomplete) if letter in os.environ["COMP_WORDBREAKS"]]
+        breaks = [index for index, letter in enumerate(incomplete) if letter in os.environ["COMP_WORDBREAKS"]]
         self._typed = incomplete[: breaks[-1] + 1] if breaks else ""
         return words[1:], incomplete
 

@@ -44,10 +44,10 @@ def print_result(result: object, *, ok: bool = True, problems: Sequence[Problem]
     import attrs
 
     left_out = attrs.fields(Problem).value  # a refused value may be a secret
-    shown = [attrs.asdict(problem, filter=attrs.filters.exclude(left_out)) for problem in problems]
+    entries = [attrs.asdict(problem, filter=attrs.filters.exclude(left_out)) for problem in problems]
     name = click.get_current_context().command_path.partition(" ")[2]
-    whole = {"command": name, "ok": ok, "result": _finite(result), "problems": shown}
-    click.echo(json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False))
+    output = {"command": name, "ok": ok, "result": _finite(result), "problems": entries}
+    click.echo(json.dumps(output, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def print_usage_error(error: click.UsageError) -> None:

@@ -31,8 +31,8 @@ def fit(arguments: Sequence[str], gpus: int, answer_tokens: float | None) -> dic
         if refusal is not None:
             refusals.append(refusal)
             continue
-        why = reasons(run, proposal, known_shape_of, answer_tokens)
-        proposed.append({**_proposal_data(run, proposal), "reasons": why})
+        proposal_reasons = reasons(run, proposal, known_shape_of, answer_tokens)
+        proposed.append({**_proposal_data(run, proposal), "reasons": proposal_reasons})
         if len(proposed) == SHOWN:
             break
     if not proposed:
@@ -169,8 +169,8 @@ def _lines(number: int, proposal: Mapping[str, Any]) -> Iterator[str]:
         for name in ("generation", "scoring", "update", "transfer", "turns")
         if seconds[name] >= 0.05  # rounds to more than 0.0
     )
-    beside = "; sampling overlaps training" if seconds["overlaps"] else ""
-    yield f"{number}. {engines}: {seconds['step']:,.0f} s per step ({phases}{beside})"
+    overlap_note = "; sampling overlaps training" if seconds["overlaps"] else ""
+    yield f"{number}. {engines}: {seconds['step']:,.0f} s per step ({phases}{overlap_note})"
     most, memory, host = (size / GIB for size in (fullest["bytes"], proposal["gpu_bytes"], proposal["host_bytes"]))
     yield f"   fullest: {fullest['name']} of the {fullest['role']}, {most:.1f} of {memory:.1f} GiB"
     yield f"   host memory per GPU: up to {host:.1f} GiB"

@@ -44,8 +44,8 @@ def _rows(phases: Sequence[Mapping[str, Any]], unit: int, title: str) -> list[st
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(
-            cell.ljust(width) if place < 2 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if index < 2 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in table
     ]
@@ -57,8 +57,8 @@ def _verdict(memory: Mapping[str, Any]) -> list[str]:
     kind = memory["gpu_kind"]
     if memory["fits"] is None:
         return [] if kind else ["Set trainer.placement.gpu_kind to see whether it fits."]
-    usable, held = memory["usable_bytes"] / GIB, memory["sequences_in_cache"]
-    cache = "" if held is None else f" An engine's cache holds {held} full-length sequences at once."
+    usable, sequences = memory["usable_bytes"] / GIB, memory["sequences_in_cache"]
+    cache = "" if sequences is None else f" An engine's cache holds {sequences} full-length sequences at once."
     if memory["fits"]:
         return [f"It fits {kind}, of which {usable:.1f} GiB may be used.{cache}"]
     lines = [f"It does not fit {kind}, of which {usable:.1f} GiB may be used: {memory['why']}."]

@@ -51,10 +51,14 @@ def _seats(plan: Plan, slot: str) -> list[list[str]]:
 def _gpus_per_node(placements: Sequence[Mapping[str, Any]], nodes: Sequence[int]) -> str:
     """GPUs on each of the nodes: joined for ranks with one GPU, separate for larger ones."""
     if len(nodes) == 1:
-        each = [[gpu for _, gpu in placed["places"]] for placed in placements]
-        return _ranges([gpu for gpus in each for gpu in gpus]) if len(each[0]) == 1 else " | ".join(map(_ranges, each))
+        gpu_lists = [[gpu for _, gpu in placed["places"]] for placed in placements]
+        return (
+            _ranges([gpu for gpus in gpu_lists for gpu in gpus])
+            if len(gpu_lists[0]) == 1
+            else " | ".join(map(_ranges, gpu_lists))
+        )
     [placed, *_] = placements
-    parts = [_ranges([gpu for place, gpu in placed["places"] if place == node]) for node in nodes]
+    parts = [_ranges([gpu for gpu_node, gpu in placed["places"] if gpu_node == node]) for node in nodes]
     return parts[0] if len(set(parts)) == 1 else " + ".join(parts)
 
 
@@ -77,9 +81,11 @@ def _replicas(model: Mapping[str, Any]) -> str:
     `4 (expert 2)`, pairs of ranks hold different experts.
     """
     sizes = {name: model[f"{name}_parallel"] for name in ("pipeline", "context", "sequence", "tensor")}
-    whole = " x ".join([str(model["data_parallel"]), *(f"{name} {size}" for name, size in sizes.items() if size > 1)])
+    replicas = " x ".join(
+        [str(model["data_parallel"]), *(f"{name} {size}" for name, size in sizes.items() if size > 1)]
+    )
     experts = model["expert_parallel"]
-    return f"{whole} (expert {experts})" if experts > 1 else whole
+    return f"{replicas} (expert {experts})" if experts > 1 else replicas
 
 
 def _passes(model: Mapping[str, Any], count: str, size: str, noun: str, plural: str) -> str:

@@ -78,7 +78,7 @@ def simulate(
     restart_seconds: float | None,
     checkpoint_seconds: float | None,
     as_json: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Simulate the scheduler in virtual time; nothing is computed.
 
@@ -88,7 +88,7 @@ def simulate(
     from skyrl.tools.simulation import splits, summary
 
     config = compose_rl(arguments, "nothing is sampled, so there is no scheduler to simulate")
-    world = world_of(config, steps, **given)
+    world = world_of(config, steps, **options)
     outcome = run(world, steps)
     others: list[tuple[int, Outcome]] = []
     if split:
@@ -112,7 +112,7 @@ def simulate(
         )
 
 
-def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, **given: Any) -> World:
+def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, **options: Any) -> World:
     """The world to simulate: the configuration with the given durations, or with those measured in the run `like`.
     Raises `UserError` if a duration is missing.
     """
@@ -130,7 +130,7 @@ def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, 
             raise UserError(f"--like {like}: {file} has fewer than two training steps to measure")
         durations |= measurements
     names = {"answer_seconds": "answer", "env_seconds": "environment"}
-    durations |= {names.get(name, name): value for name, value in given.items() if value is not None}
+    durations |= {names.get(name, name): value for name, value in options.items() if value is not None}
     for name, option in (("answer", "--answer-seconds"), ("train_seconds", "--train-seconds")):
         if name not in durations:
             raise UserError(f"{option} is missing: pass it, or --like with a run to take the durations from")

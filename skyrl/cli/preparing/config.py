@@ -176,7 +176,7 @@ def _step(step: ValueOrigin, width: int) -> list[str]:
 
     lines = [f"  {step.place:<{width}}  {_spelled(step.value)}"]
     lines += textwrap.wrap(step.because, 96, initial_indent="      ", subsequent_indent="      ")
-    return [*lines, *(f"      from {path} = {_spelled(value)}  ({place})" for path, value, place in step.reads)]
+    return [*lines, *(f"      from {path} = {_spelled(value)}  ({location})" for path, value, location in step.reads)]
 
 
 def _spelled(value: object) -> str:
@@ -206,9 +206,9 @@ def diff(before: str, after: str, as_json: bool, written: bool) -> None:
     if not written:
         trees = [resolve_with_origins(loaded.config, loaded.origins)[0] for loaded in (one, other)]
     kinds = (trees[0].kind, trees[1].kind)
-    shown = [flatten(tree, leaf=public_value) for tree in trees]
+    flat_trees = [flatten(tree, leaf=public_value) for tree in trees]
     differing = differences(trees[0], trees[1]) if len(set(kinds)) == 1 else ("kind",)  # kinds have different fields
-    changes = {path: (shown[0].get(path), shown[1].get(path)) for path in differing}
+    changes = {path: (flat_trees[0].get(path), flat_trees[1].get(path)) for path in differing}
     changes |= changed_code(stored_digests(before), stored_digests(after))
     if as_json:
         rows = [{"path": path, "before": old, "after": new} for path, (old, new) in changes.items()]
@@ -389,8 +389,8 @@ def _write_converted(converted: Conversion, output: str | None, cluster: str | N
         return
     written = {Path(output): text + "\n"}
     if cluster:
-        how = f"# skyrl launch TARGET {output} --cluster {cluster}; docs/launching.md describes the fields.\n"
-        written[Path(cluster)] = how + dump(converted.cluster, "toml", ClusterConfig) + "\n"
+        header = f"# skyrl launch TARGET {output} --cluster {cluster}; docs/launching.md describes the fields.\n"
+        written[Path(cluster)] = header + dump(converted.cluster, "toml", ClusterConfig) + "\n"
     try:
         write_files(written)
     except OSError as error:

@@ -50,20 +50,20 @@ def inspect(arguments: tuple[str, ...], as_json: bool) -> None:
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the files.")
 @click.option(
     "--source",
-    "given",
+    "sources",
     metavar="PART=SOURCE",
     multiple=True,
     help="Rows of the same columns in place of those on the hub; may be repeated.",
 )
 @json_option
-def make(name: str, out: Path, given: tuple[str, ...], as_json: bool) -> None:
+def make(name: str, out: Path, sources: tuple[str, ...], as_json: bool) -> None:
     """Write a public data set as files of prompts: gsm8k.
 
     Its rows come from Hugging Face's hub, and are written in the form that its environment reads.
     """
     from skyrl.data.makers import make_files
 
-    sizes = make_files(name, out, given)
+    sizes = make_files(name, out, sources)
     if as_json:
         print_result({"files": sizes})
     else:
@@ -105,7 +105,7 @@ def split(arguments: tuple[str, ...], out: Path, share: float, seed: int, as_jso
 @ARGUMENTS
 @TRUST
 @click.option(
-    "--row", "place", default=0, show_default=True, type=click.IntRange(0), help="Number of the row, counted from 0."
+    "--row", "index", default=0, show_default=True, type=click.IntRange(0), help="Number of the row, counted from 0."
 )
 @click.option(
     "--source",
@@ -115,7 +115,7 @@ def split(arguments: tuple[str, ...], out: Path, share: float, seed: int, as_jso
     help="Number of the training source, counted from 0.",
 )
 @json_option
-def show(arguments: tuple[str, ...], place: int, source: int, as_json: bool) -> None:
+def show(arguments: tuple[str, ...], index: int, source: int, as_json: bool) -> None:
     """Print a row as the model gets it, with special tokens.
 
     The learned tokens are between ⟦ and ⟧. A weight in the loss other than 1 follows the bracket: ⟦Four.⟧*0.5.
@@ -123,8 +123,8 @@ def show(arguments: tuple[str, ...], place: int, source: int, as_json: bool) -> 
     run = compose_arguments(arguments).config
     from skyrl.tools.row_view import row_page
 
-    page = row_page(run, source, place)
+    page = row_page(run, source, index)
     if as_json:
-        print_result({"source": source, "row": place, "text": page})
+        print_result({"source": source, "row": index, "text": page})
     else:
         click.echo(page)

@@ -63,12 +63,12 @@ def doctor(arguments: tuple[str, ...], strict: bool, cluster: bool, timeout: flo
         click.echo(
             "Lengths of rows, data on the hub, weights and the resources of a cluster are checked when the run starts."
         )
-    found = examine(run, timeout, quiet=as_json) if cluster else []
+    findings = examine(run, timeout, quiet=as_json) if cluster else []
     if as_json:
-        print_result({"machine": facts, "cluster": [asdict(finding) for finding in found]}, ok=not found)
+        print_result({"machine": facts, "cluster": [asdict(finding) for finding in findings]}, ok=not findings)
     elif not cluster:
         click.echo(f"Next: skyrl run {shlex.join(arguments)}")
-    sys.exit(1 if found else 0)
+    sys.exit(1 if findings else 0)
 
 
 def machine_facts(run: RunConfig) -> Iterator[tuple[str, str]]:
@@ -83,9 +83,11 @@ def machine_facts(run: RunConfig) -> Iterator[tuple[str, str]]:
     sources, held_out = len(get_at(run, kind.data)), len(get_at(run, evaluation) or ())
     model = get_at(run, f"{kind.model}.path")
     processes = kind.trained.ranks(run)
-    alone = processes == 1 and trainer.placement.executor != "ray"
-    how = "in one process" if alone else f"by {trainer.strategy} in {counted(processes, 'process', 'processes')}"
-    yield "model", f"{model}, trained on {trainer.device} {how}"
+    single_process = processes == 1 and trainer.placement.executor != "ray"
+    execution = (
+        "in one process" if single_process else f"by {trainer.strategy} in {counted(processes, 'process', 'processes')}"
+    )
+    yield "model", f"{model}, trained on {trainer.device} {execution}"
     yield from _rows(run)
     if trainer.device == "cuda":
         yield "compute", f"{trainer.compute_dtype}, attention by {trainer.attention}"
@@ -159,9 +161,9 @@ def examine(run: AnyRun, seconds: float, *, quiet: bool = False) -> list[Cluster
         raise UserError(f"--cluster checks a running Ray cluster: set {field} = host:port")
     shared, readable = shared_folders(run), _models(run)
     result = survey(address, readable=readable, shared=list(shared), seconds=seconds, field=field)
-    here = facts_here([], [])
+    local_facts = facts_here([], [])
     unit = "GPU" if run.trainer.device == "cuda" else "slot"
-    problems = list(cluster_findings(result, here, shared, layout(kind_of(run).sizes(run)), unit))
+    problems = list(cluster_findings(result, local_facts, shared, layout(kind_of(run).sizes(run)), unit))
     if quiet:
         return problems
     for line in _aligned(["machine", "python", "torch", "ray", "clock", "free memory", "GPUs"], _machines(result)):

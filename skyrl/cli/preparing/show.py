@@ -58,8 +58,8 @@ def lines_with_origins(run: RunConfig, origins: Origins) -> str:
 
     rows = [(path, f"{path} = {json.dumps(value, ensure_ascii=False)}") for path, value in _flat(run).items()]
     placed = [(row, place_of(path, origins)) for path, row in rows]
-    width = min(max((len(row) for row, place in placed if place), default=0), 88)
-    return "\n".join(f"{row:<{width}}  # {place}" if place else row for row, place in placed)
+    width = min(max((len(row) for row, location in placed if location), default=0), 88)
+    return "\n".join(f"{row:<{width}}  # {location}" if location else row for row, location in placed)
 
 
 def derived_lines(run: RunConfig, origins: Origins) -> str:

@@ -143,8 +143,8 @@ def diff(one: str, other: str, as_json: bool) -> None:
         for model in dict.fromkeys([*first.models, *second.models])
     }
     if as_json:
-        whole: dict[str, object] = {**changes, "models": models}
-        print_result(whole)
+        output: dict[str, object] = {**changes, "models": models}
+        print_result(output)
         return
     for title, rows in changes.items():
         click.echo(f"{title}: {len(rows)} values differ")
@@ -155,8 +155,8 @@ def diff(one: str, other: str, as_json: bool) -> None:
         click.echo(f"{model}: {len(rows)} of {len(tensors)} tensors differ")
         for row in rows[:MOST]:
             same_shape = row["before"] == row["after"]
-            how = f"differs by at most {row['most']:.3g}" if same_shape else f"{row['before']} -> {row['after']}"
-            click.echo(f"  {row['name']}: {how}")
+            difference = f"differs by at most {row['most']:.3g}" if same_shape else f"{row['before']} -> {row['after']}"
+            click.echo(f"  {row['name']}: {difference}")
         if len(rows) > MOST:
             click.echo(f"  and {len(rows) - MOST} more")
 
@@ -192,17 +192,17 @@ def _open_store(folder: str) -> tuple[CheckpointStore, list[int]]:
     if step is not None:
         store = CheckpointStore(_checkpoint_path(folder).rpartition("/")[0])
         try:
-            there = store.storage.names(name_of(step))
+            files = store.storage.names(name_of(step))
         except OSError as error:
             raise ResumeError(f"{folder} cannot be read: {error}") from error
-        if not there:
+        if not files:
             raise ResumeError(f"there is no checkpoint folder {folder}")
         return store, [step]
-    place = checkpoints_of(folder)
-    store = CheckpointStore(place)
+    location = checkpoints_of(folder)
+    store = CheckpointStore(location)
     steps = store.steps()
-    if not steps and "://" not in place and not Path(place).is_dir():
-        raise ResumeError(f"there is no folder {place}")
+    if not steps and "://" not in location and not Path(location).is_dir():
+        raise ResumeError(f"there is no folder {location}")
     return store, steps
 
 

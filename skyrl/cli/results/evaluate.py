@@ -41,11 +41,11 @@ def evaluate(target: str, arguments: tuple[str, ...], step: int | None, to: Path
     model = find_target(target, step)
     files, overrides = split_words(arguments)
     if not files and pair_run_of(model) is not None:
-        found, file = evaluate_pairs(model, overrides, to)
+        evaluation, file = evaluate_pairs(model, overrides, to)
         if as_json:
-            print_result(found)
+            print_result(evaluation)
             return
-        click.echo("\n".join([*pair_table(found), f"results in {file}"]))
+        click.echo("\n".join([*pair_table(evaluation), f"results in {file}"]))
         return
     with prepared(model, files, overrides, rewarded=True, to=to, warn=warn) as (sampling, folder):
         from skyrl.tools.evaluating import evaluate as run

@@ -45,15 +45,15 @@ def replay(run: Path, steps: range, checkpoints: Path | None, trust: bool) -> No
     set_torch_environment()
     from skyrl.tools.replay import Replay
 
-    again = Replay(run, checkpoints=checkpoints, import_stored=trust)
-    start = again.start_for(steps.start)
+    replayer = Replay(run, checkpoints=checkpoints, import_stored=trust)
+    start = replayer.start_for(steps.start)
     click.echo(f"from {f'the checkpoint of step {start}' if start else 'the model that the run started from'}")
-    for other in again.other_versions():
+    for other in replayer.other_versions():
         click.echo(f"differs from the recording, which may change the last bits: {other}")
-    for replayed in again.run(steps):
-        step, found = replayed.computed.step, replayed.differences
-        if found:
-            click.echo(f"step {step} differs, first in {_spelled(found, 'recorded', 'now')}")
+    for replayed in replayer.run(steps):
+        step, differences = replayed.computed.step, replayed.differences
+        if differences:
+            click.echo(f"step {step} differs, first in {_spelled(differences, 'recorded', 'now')}")
             raise click.exceptions.Exit(1)
         updates, weights = replayed.computed.updates, replayed.computed.weights
         norms = ", ".join(f"{update.learner} {update.metrics['grad_norm']:.9g}" for update in updates)

@@ -39,8 +39,8 @@ def view(run: Path, port: int, index: Path | None) -> None:
         from skyrl.runs.stored_runs import refuse_supervised, runs_below
 
         refuse_supervised(run, f"skyrl report {run} shows its curves")
-        why = runs_below(run, "skyrl view") or ": runs that sample write it in their first step"
-        raise UserError(f"{run} has no trajectories.jsonl{why}")
+        hint = runs_below(run, "skyrl view") or ": runs that sample write it in their first step"
+        raise UserError(f"{run} has no trajectories.jsonl{hint}")
     from skyrl.processes.service import listen, serve
     from skyrl.tracking.token_file import FOLDER, TokenFiles
     from skyrl.viewer.pages import Pages
@@ -48,10 +48,10 @@ def view(run: Path, port: int, index: Path | None) -> None:
     from skyrl.viewer.server import RunFollower, view_app
     from skyrl.viewer.service_pages import ServiceFollower, ServicePages
 
-    with ExitStack() as held:
-        bound = held.enter_context(listen(_HOST, port, None, ""))
+    with ExitStack() as stack:
+        bound = stack.enter_context(listen(_HOST, port, None, ""))
         if index is None:  # in a temporary folder if that of the run is not writable
-            folder = run if os.access(run, os.W_OK) else Path(held.enter_context(tempfile.TemporaryDirectory()))
+            folder = run if os.access(run, os.W_OK) else Path(stack.enter_context(tempfile.TemporaryDirectory()))
             index = folder / "trajectories.index"
         samples_index = SampleIndex(samples, index)
         if is_service:
@@ -62,7 +62,7 @@ def view(run: Path, port: int, index: Path | None) -> None:
             follower = RunFollower(samples_index, pages.metrics, run)
         follower.look()  # so that the first page has something to show
         follower.start()
-        held.callback(follower.close)
+        stack.callback(follower.close)
         key = secrets.token_urlsafe(16)
         click.echo(f"{run} at http://{_HOST}:{bound.getsockname()[1]}/?key={key} (Ctrl-C to stop)")
         serve(view_app(pages, follower, key), bound)

@@ -53,8 +53,8 @@ def watch(run: Path, once: bool, as_json: bool) -> None:
             state = follow(run, click.echo, ended)
         click.echo(f"{run}: {state}")
         if state == "finished":
-            for what, command in next_commands(run):
-                click.echo(f"  {what:<14} {command}")
+            for purpose, command in next_commands(run):
+                click.echo(f"  {purpose:<14} {command}")
 
 
 def _watch_service(folder: Path, status: Mapping[str, Any], *, once: bool, as_json: bool) -> None:
@@ -64,14 +64,14 @@ def _watch_service(folder: Path, status: Mapping[str, Any], *, once: bool, as_js
     if as_json:
         print_result(dict(status))
         return
-    shown: list[str] = []
+    previous: list[str] = []
     with suppress(KeyboardInterrupt):
         while True:
             lines = list(status_lines(status))
-            if lines != shown:
+            if lines != previous:
                 click.echo("\n".join(lines))
             if once:
                 return
-            shown = lines
+            previous = lines
             time.sleep(1.0)
             status = service_status(folder) or status

@@ -127,5 +127,5 @@ def _listening(host: str, port: int, variable: str, route: str) -> Iterator[tupl
 
     token = api_key(variable)
     with listen(host, port, token, variable) as bound:
-        shown = f"[{host}]" if ":" in host else host
-        yield bound, f"http://{shown}:{bound.getsockname()[1]}/{route}", token
+        url_host = f"[{host}]" if ":" in host else host
+        yield bound, f"http://{url_host}:{bound.getsockname()[1]}/{route}", token

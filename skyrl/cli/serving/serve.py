@@ -66,20 +66,20 @@ def serve(
 def _adapters(named: Sequence[str]) -> dict[str, str]:
     """Name -> folder of each adapter. Raises `UserError` for a missing folder, and for a name that is given twice."""
     adapters: dict[str, str] = {}
-    for given in named:
-        name, equals, folder = given.partition("=")
+    for argument in named:
+        name, equals, folder = argument.partition("=")
         if not (name and equals and folder):
-            raise UserError(f"--adapter {given}: give a name and a folder, as in --adapter math=runs/math/adapter")
+            raise UserError(f"--adapter {argument}: give a name and a folder, as in --adapter math=runs/math/adapter")
         if name in adapters:
             raise UserError(f"--adapter {name}: two adapters have this name")
-        place = Path(folder).expanduser()
+        path = Path(folder).expanduser()
         chosen = next(
-            (candidate for candidate in (place, place / "adapter") if (candidate / "adapter_config.json").is_file()),
+            (candidate for candidate in (path, path / "adapter") if (candidate / "adapter_config.json").is_file()),
             None,
         )
         if chosen is None:
             raise UserError(
-                f"--adapter {name}: {place} contains no adapter: give a folder with PEFT's adapter_config.json"
+                f"--adapter {name}: {path} contains no adapter: give a folder with PEFT's adapter_config.json"
             )
         adapters[name] = str(chosen.absolute())
     return adapters

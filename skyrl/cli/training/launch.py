@@ -101,16 +101,16 @@ def _start(
         click.echo(prepared.shown(name, after, cluster.python or sys.executable), nl=False)
         return
     parent = Path(cluster.folder).absolute()
-    made = absent(parent)
+    new_folders = absent(parent)
     folder = new_folder(parent, name)
     try:
         started = launcher_of(target, prepared.cluster).start(prepared.job(name, folder, after))
     except SkyRLError:  # nothing was submitted, or no reply came: such a job ends because its folder is missing
-        withdraw(folder, made)
+        withdraw(folder, new_folders)
         raise
-    shown = shortest_path(started.folder)
-    click.echo(f"{started.name} was started: {target} {started.id}, in {shown}")
-    click.echo(f"  skyrl launch status {shown}\n  skyrl launch logs -f {shown}\n  skyrl launch stop {shown}")
+    path = shortest_path(started.folder)
+    click.echo(f"{started.name} was started: {target} {started.id}, in {path}")
+    click.echo(f"  skyrl launch status {path}\n  skyrl launch logs -f {path}\n  skyrl launch stop {path}")
 
 
 @launch.command(epilog=examples("skyrl launch status", "skyrl launch status launches/mine"))
@@ -194,12 +194,12 @@ def node(
 
     from skyrl.launchers.node import JobNode, RayShare, run_alone, run_on_ray
 
-    here = JobNode.of(folder.absolute(), ask, os.environ)
+    job_node = JobNode.of(folder.absolute(), ask, os.environ)
     command = [sys.executable, "-m", "skyrl.cli", *words]
     if on_ray:
         share = RayShare(gpus=gpus, slots=slots, interface=interface)
-        sys.exit(run_on_ray(command, here, share, address_field, os.environ))
-    sys.exit(run_alone(command, here, os.environ))
+        sys.exit(run_on_ray(command, job_node, share, address_field, os.environ))
+    sys.exit(run_alone(command, job_node, os.environ))
 
 
 def read_cluster(file: str | None, settings: tuple[str, ...]) -> ClusterConfig:
@@ -233,5 +233,5 @@ def _find_launch(name: str, cluster: ClusterConfig) -> Launch:
 
 def shortest_path(folder: Path) -> str:
     """The path as short as it can be written here."""
-    here = Path.cwd()
-    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+    cwd = Path.cwd()
+    return str(folder.relative_to(cwd) if folder.is_relative_to(cwd) else folder)

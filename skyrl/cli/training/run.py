@@ -71,8 +71,8 @@ def run(arguments: tuple[str, ...], strict: bool, new: bool) -> None:
         faulthandler.enable(sys.__stderr__)
     kind = kind_of(composed.config)
     if any(origin.kind == "rule" for origin in composed.origins.get(kind.path("logger"), ())):
-        why = next(lack for lack, _ in lacks_of("wandb", mode=composed.config.trainer.trackers.wandb.mode))
-        click.echo(f"Metrics go to the console: {why} (the default of {kind.path('logger')} is wandb).", err=True)
+        reason = next(lack for lack, _ in lacks_of("wandb", mode=composed.config.trainer.trackers.wandb.mode))
+        click.echo(f"Metrics go to the console: {reason} (the default of {kind.path('logger')} is wandb).", err=True)
     with _log_slow_command("the import of the modules that the run uses"), lasting_imports():
         make = experiment_class(composed.config)
     for attempt in attempts(composed.config):
@@ -101,11 +101,11 @@ def _free_folder_arguments(arguments: tuple[str, ...]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _log_slow_command(what: str) -> Iterator[None]:
+def _log_slow_command(activity: str) -> Iterator[None]:
     """Context for a wait before the run starts: progress is shown if it takes long."""
     from skyrl.processes.progress import Progress
     from skyrl.processes.wait_reporter import WaitReporter
 
     progress = Progress()
-    with WaitReporter(progress, functools.partial(click.echo, err=True)), progress.waiting_for(what):
+    with WaitReporter(progress, functools.partial(click.echo, err=True)), progress.waiting_for(activity):
         yield

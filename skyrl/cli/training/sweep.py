@@ -66,14 +66,14 @@ def sweep(
         return
     chosen = list(waiting(trials, retry=retry))
     if not only_report and chosen:
-        made = absent(trials.folder)
+        new_folders = absent(trials.folder)
         trials.write()
         try:
             if not _train(target, plan, trials, chosen, at_once or plan.at_once, read_cluster(cluster_file, settings)):
                 return
         except SkyRLError:
-            if made and not any(trials.folder.rglob(RECORD)):
-                withdraw(trials.folder, made[1:])
+            if new_folders and not any(trials.folder.rglob(RECORD)):
+                withdraw(trials.folder, new_folders[1:])
             raise
     _compare(plan, trials, as_json=as_json)
 
