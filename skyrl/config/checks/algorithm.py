@@ -74,13 +74,13 @@ def pairs_replace_advantages(run: SkyRLTrainConfig) -> Iterator[Problem]:
             hint="leave it out: online_dpo.beta is the strength of the tie to the reference",
         )
     itself = distills(run) and not has_teacher(run)
-    for path, what, exists in (
+    for path, role, exists in (
         ("trainer.critic.model.path", "critic", has_critic(run)),
         ("trainer.teacher.model.path", "teacher", has_teacher(run)),
         (_ALGORITHM + "distillation.self_teacher", "teacher", itself),
     ):
         if exists:
-            message = f"{name} reads nothing of a {what}"
+            message = f"{name} reads nothing of a {role}"
             yield Problem(path=path, message=message, hint="leave it out, or use another loss")
     if run.generator.n_samples_per_prompt == 1:
         yield Problem(
@@ -175,13 +175,13 @@ def advantages_are_normalized_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def corrections_suit_loss(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Losses that choose tokens by covariance take no correction, and losses weighted against the engine need none."""
     algorithm = run.trainer.algorithm
-    loss, wanted = algorithm.policy_loss_type, algorithm.off_policy_correction
+    loss, correction = algorithm.policy_loss_type, algorithm.off_policy_correction
     facts = loss_facts(algorithm)
-    if not facts.takes_corrections and (wanted.tis_ratio_type or wanted.sequence_mask_metric):
-        field = "tis_ratio_type" if wanted.tis_ratio_type else "sequence_mask_metric"
+    if not facts.takes_corrections and (correction.tis_ratio_type or correction.sequence_mask_metric):
+        field = "tis_ratio_type" if correction.tis_ratio_type else "sequence_mask_metric"
         message = f"{loss} selects tokens across all sequences, which corrections of single sequences distort"
         yield Problem(path=_CORRECTION + field, message=message, hint="leave the correction out, or use another loss")
-    if facts.reads_rollout_logprobs and wanted.tis_ratio_type:
+    if facts.reads_rollout_logprobs and correction.tis_ratio_type:
         yield Problem(
             path=_CORRECTION + "tis_ratio_type",
             message=f"{loss} already corrects for the engine's probabilities, which would then count twice",
@@ -207,10 +207,10 @@ def correction_needs_both_logprobs(run: SkyRLTrainConfig) -> Iterator[Problem]:
         return
     facts, compares = loss_facts(algorithm), asks_for_correction(algorithm.off_policy_correction)
     if compares or (facts.reads_old_logprobs and facts.reads_rollout_logprobs):
-        what = "off_policy_correction" if compares else f"the loss {algorithm.policy_loss_type}"
+        subject = "off_policy_correction" if compares else f"the loss {algorithm.policy_loss_type}"
         yield Problem(
             path=_ALGORITHM + "old_logprobs",
-            message=f"{what} compares pi_old with the engine's probabilities, but here both are the same",
+            message=f"{subject} compares pi_old with the engine's probabilities, but here both are the same",
             hint="set it to learner, or leave the correction out",
         )
 

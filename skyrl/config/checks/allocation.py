@@ -12,10 +12,10 @@ from skyrl.errors import Problem
 
 def allocation_matches_fields(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A field that is written as well as the allocation has the allocation's value."""
-    for path, (written, wanted) in contradictions(run).items():
+    for path, (written, expected) in contradictions(run).items():
         yield Problem(
             path=path,
-            message=f"{written!r}, but {PATH} = {run.trainer.placement.allocation} sets it to {wanted!r}",
+            message=f"{written!r}, but {PATH} = {run.trainer.placement.allocation} sets it to {expected!r}",
             hint="leave one of them out",
         )
 

@@ -173,8 +173,8 @@ def reasoning_tasks_are_valid(run: SkyRLTrainConfig) -> Iterator[Problem]:
             yield Problem(path=f"{table}.{task}.{name}", message="a task has no such setting here", hint=hint)
         if is_installed() and not fixed:
             for name, reason in task_problems(task, own):
-                place = f"{table}.{task}" if settings else "environment.env_class"
-                yield Problem(path=f"{place}.{name}" if name else place, message=reason)
+                path = f"{table}.{task}" if settings else "environment.env_class"
+                yield Problem(path=f"{path}.{name}" if name else path, message=reason)
 
 
 def data_sources_are_distinct(run: SkyRLTrainConfig) -> Iterator[Problem]:

@@ -36,9 +36,9 @@ def nccl_needs_cuda(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def nccl_needs_engine_support(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """NCCL transfers need an engine that implements them."""
     engine = run.generator.inference_engine
-    able, wanted = backend_of(engine), engine.weight_sync_backend
+    able, transport = backend_of(engine), engine.weight_sync_backend
     on_gpus = on_ray(run) and run.trainer.device != "cpu" and able.is_started_by_the_run
-    if on_gpus and wanted == "nccl" and wanted not in able.transports:
+    if on_gpus and transport == "nccl" and transport not in able.transports:
         others = backends_that(lambda backend: "nccl" in backend.transports)
         yield Problem(
             path=f"{_ENGINE}.weight_sync_backend",
@@ -53,16 +53,16 @@ def servers_support_weight_transport(run: SkyRLTrainConfig) -> Iterator[Problem]
     """
     engine = run.generator.inference_engine
     able = backend_of(engine).transports
-    ways = (*(way for way in able if on_ray(run) or way not in GROUP_TRANSPORTS), "none")
+    choices = (*(transport for transport in able if on_ray(run) or transport not in GROUP_TRANSPORTS), "none")
     travels = on_ray(run) and engine.weight_sync_backend != "nccl"  # else the check of nccl says more
-    if samples(run) and (travels or not starts_engines(run)) and engine.weight_sync_backend not in ways:
+    if samples(run) and (travels or not starts_engines(run)) and engine.weight_sync_backend not in choices:
         known = engine.weight_sync_backend in able
         of_ray = " from a learner that is not on Ray" if known else ""
         or_ray = ", or set trainer.placement.executor = ray" if known else ""
         yield Problem(
             path=f"{_ENGINE}.weight_sync_backend",
             message=f"{engine.weight_sync_backend} does not reach {_whom(run)}{of_ray}",
-            hint=f"leave it out: it is derived; possible values: {', '.join(ways)}{or_ray}",
+            hint=f"leave it out: it is derived; possible values: {', '.join(choices)}{or_ray}",
         )
 
 

@@ -114,8 +114,8 @@ def lora_modules_are_listed(run: RunConfig, model: Role) -> Iterator[Problem]:
         if _PLAIN_NAME.fullmatch(value):
             message = f"{value!r} is a regular expression for a module's full name, but matches no module"
             yield Problem(path=path, message=message, hint=f'for every module of that name, write ["{value}"]')
-        elif why := _regex_error(value):
-            message = f"{value!r} is not a regular expression: {why}"
+        elif error := _regex_error(value):
+            message = f"{value!r} is not a regular expression: {error}"
             yield Problem(path=path, message=message, hint="such as .*_proj, or a list of names")
 
 

@@ -110,16 +110,16 @@ def colocated_engines_use_all_gpus(run: SkyRLTrainConfig) -> Iterator[Problem]:
     engines = engines_of(run)
     if engines is None or not on_ray(run) or not run.trainer.placement.colocate_all:
         return
-    grid, taken = grid_of(run, "policy"), engines.number * engines.gpus
-    if grid.ranks == taken:
+    grid, engine_gpus = grid_of(run, "policy"), engines.number * engines.gpus
+    if grid.ranks == engine_gpus:
         return
     fitting, rest = divmod(grid.ranks, engines.gpus)
     fix = f"set it to {fitting}" if not rest else f"give the policy a multiple of {engines.gpus} GPUs"
     yield Problem(
         path=f"{_ENGINE}.num_engines",
         message=f"{counted(engines.number, 'engine')} of {counted(engines.gpus, 'GPU')} (tensor {engines.tensor} x "
-        f"pipeline {engines.pipeline} x data {engines.data}) take{'s' if engines.number == 1 else ''} {taken}, and the "
-        f"policy has {grid.ranks} ({counted(grid.nodes, 'node')} of {grid.gpus_per_node}); with "
+        f"pipeline {engines.pipeline} x data {engines.data}) take{'s' if engines.number == 1 else ''} {engine_gpus}, "
+        f"and the policy has {grid.ranks} ({counted(grid.nodes, 'node')} of {grid.gpus_per_node}); with "
         "trainer.placement.colocate_all they share them",
         hint=f"{fix}, or give the engines GPUs of their own: trainer.placement.colocate_all = false",
     )
@@ -225,7 +225,7 @@ def mp_engine_has_one_node(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def _require_one(path: str, number: int, what: str) -> Iterator[Problem]:
+def _require_one(path: str, number: int, subject: str) -> Iterator[Problem]:
     if number != 1:
         hint = "set trainer.placement.executor = ray, or 1 here"
-        yield Problem(path=path, message=f"{number} {what} not fit into one process", hint=hint)
+        yield Problem(path=path, message=f"{number} {subject} not fit into one process", hint=hint)

@@ -70,10 +70,12 @@ def divergences_suit_losses(run: PreferenceConfig) -> Iterator[Problem]:
 
 def losses_read_the_same_rows(run: PreferenceConfig) -> Iterator[Problem]:
     """A row is a pair or a single answer, and the KL term of kto needs answers of other rows."""
-    alone = [name for name, facts in zip(run.loss_type, run.facts, strict=True) if facts.unpaired]
-    if alone and len(run.loss_type) > 1:
-        message = f"{join_choices(alone, 'and')} {'are' if len(alone) > 1 else 'is'} for single answers with labels"
-        yield Problem(path="loss_type", message=message, hint=f"set it to {alone[0]} alone, or leave it out")
+    unpaired = [name for name, facts in zip(run.loss_type, run.facts, strict=True) if facts.unpaired]
+    if unpaired and len(run.loss_type) > 1:
+        message = (
+            f"{join_choices(unpaired, 'and')} {'are' if len(unpaired) > 1 else 'is'} for single answers with labels"
+        )
+        yield Problem(path="loss_type", message=message, hint=f"set it to {unpaired[0]} alone, or leave it out")
     if "kto" in run.loss_type and run.batch_size == 1:
         message = "kto compares the answers of a batch with each other's prompts, and 1 has no other"
         yield Problem(path="batch_size", message=message, hint="choose 2 or more, such as 32")

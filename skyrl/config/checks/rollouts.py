@@ -203,12 +203,12 @@ def rope_excludes_engine_arguments(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def sequence_fits_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """An engine limited to shorter sequences would silently cut answers off."""
     engine = run.generator.inference_engine
-    given = given_length(engine)
-    longest = run.trainer.longest_row if given is None else given
+    engine_length = given_length(engine)
+    longest = run.trainer.longest_row if engine_length is None else engine_length
     prompt, answer = run.generator.max_input_length, run.generator.sampling_params.max_generate_length
     if longest is not None and prompt is not None and longest < prompt + answer:
         yield Problem(
-            path="trainer.longest_row" if given is None else f"{_ENGINE_KWARGS}.{length_option(engine)}",
+            path="trainer.longest_row" if engine_length is None else f"{_ENGINE_KWARGS}.{length_option(engine)}",
             message=f"{longest} tokens are fewer than the longest input and answer, {prompt} + {answer}",
             hint=f"raise it to {prompt + answer}, or lower generator.sampling_params.max_generate_length",
             severity="warning",

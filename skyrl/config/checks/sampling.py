@@ -76,10 +76,10 @@ def input_length_covers_prompt(run: SkyRLTrainConfig) -> Iterator[Problem]:
     turns = max(run.generator.max_turns, 2 if run.environment.agent.plays else 1)
     if longest is None or longest == prompt or (turns > 1 and longest > prompt):
         return
-    wanted = "equal to" if turns == 1 else "at least"
+    relation = "equal to" if turns == 1 else "at least"
     yield Problem(
         path="generator.max_input_length",
-        message=f"{longest} is not {wanted} trainer.max_prompt_length = {prompt} (max_turns = {turns})",
+        message=f"{longest} is not {relation} trainer.max_prompt_length = {prompt} (max_turns = {turns})",
         hint="leave it out in single-turn runs, where it is derived (~generator.max_input_length drops that of a file)"
         if turns == 1
         else "raise it to the longest conversation before an answer, or lower trainer.max_prompt_length",

@@ -12,12 +12,12 @@ from skyrl.errors import Problem
 def teacher_is_one(run: SFTConfig) -> Iterator[Problem]:
     """A row is taught by one teacher."""
     settings = run.distillation
-    given = {
+    teachers = {
         "distillation.stored": settings.stored,
         "distillation.teacher_path": settings.teacher_path,
         "distillation.endpoint.url": settings.endpoint.url,
     }
-    first, *others = [*(path for path, value in given.items() if value), ""]
+    first, *others = [*(path for path, value in teachers.items() if value), ""]
     for path in others[:-1]:
         yield Problem(path=path, message=f"there is a teacher in {first}, too", hint="leave one of them out")
 

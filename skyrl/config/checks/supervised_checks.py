@@ -78,15 +78,15 @@ def curriculum_can_draw(run: SupervisedConfig) -> Iterator[Problem]:
 
 def evaluation_names_are_distinct(run: SupervisedConfig) -> Iterator[Problem]:
     """Two evaluation sets with the same name would overwrite each other's metrics."""
-    given = run.eval_dataset_names
-    if given is not None and len(given) != len(run.eval_datasets):
-        message = f"{len(given)} names for {len(run.eval_datasets)} eval_datasets"
+    eval_names = run.eval_dataset_names
+    if eval_names is not None and len(eval_names) != len(run.eval_datasets):
+        message = f"{len(eval_names)} names for {len(run.eval_datasets)} eval_datasets"
         yield Problem(path="eval_dataset_names", message=message, hint="give each set one, or leave them out")
         return
     names = evaluation_names(run)
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        path = "eval_datasets" if given is None else "eval_dataset_names"
+        path = "eval_datasets" if eval_names is None else "eval_dataset_names"
         hint = "name them in eval_dataset_names"
         yield Problem(path=path, message=f"several sets are called {', '.join(twice)} in metrics", hint=hint)
 

@@ -92,6 +92,6 @@ def refused_file_name(text: str) -> str | None:
 
 
 def _instead_of(text: str) -> str:
-    whole = _VARIABLE.fullmatch(text)
-    example = f"env:{whole[1]}" if whole else "env:NAME"
+    match = _VARIABLE.fullmatch(text)
+    example = f"env:{match[1]}" if match else "env:NAME"
     return f'write the text itself, or take the whole value from a variable: "{example}"'

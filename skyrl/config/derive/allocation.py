@@ -80,10 +80,10 @@ def engine_fields(part: Part) -> dict[str, Any]:
 
 def learner_fields(part: Part, model: Model, gpus_of_a_machine: int = GPUS_OF_A_MACHINE) -> dict[str, Any]:
     """The fields of a model that learns or scores: its GPUs, and how they share it."""
-    each = min(part.gpus, gpus_of_a_machine)
+    gpus_per_node = min(part.gpus, gpus_of_a_machine)
     fields: dict[str, Any] = {
-        f"trainer.placement.{model}_num_nodes": -(-part.gpus // each),
-        f"trainer.placement.{model}_num_gpus_per_node": each,
+        f"trainer.placement.{model}_num_nodes": -(-part.gpus // gpus_per_node),
+        f"trainer.placement.{model}_num_gpus_per_node": gpus_per_node,
     }
     if model == "policy":
         fields["trainer.strategy"] = _STRATEGIES[part.learner]
@@ -99,9 +99,9 @@ def learner_fields(part: Part, model: Model, gpus_of_a_machine: int = GPUS_OF_A_
 def contradictions(run: SkyRLTrainConfig) -> dict[str, tuple[Any, Any]]:
     """Paths -> the written value and the allocation's value, where they differ."""
     allocation = allocation_of(run)
-    wanted = {} if allocation is None else stands_for(allocation)
-    found = {path: (get_at(run, path), value) for path, value in wanted.items()}
-    return {path: pair for path, pair in found.items() if pair[0] != pair[1]}
+    expected = {} if allocation is None else stands_for(allocation)
+    pairs = {path: (get_at(run, path), value) for path, value in expected.items()}
+    return {path: pair for path, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _rule_for(path: str) -> Rule[SkyRLTrainConfig]:
@@ -112,9 +112,9 @@ def _rule_for(path: str) -> Rule[SkyRLTrainConfig]:
         allocation = allocation_of(run)
         return default if allocation is None else stands_for(allocation).get(path, default)
 
-    made: Callable[[Callable[[SkyRLTrainConfig], Any]], Rule[SkyRLTrainConfig]]
-    made = rule(writes=path, reads=(PATH,), unset=default, placeholder=False)
-    return made(the_allocation_says_so)
+    decorator: Callable[[Callable[[SkyRLTrainConfig], Any]], Rule[SkyRLTrainConfig]]
+    decorator = rule(writes=path, reads=(PATH,), unset=default, placeholder=False)
+    return decorator(the_allocation_says_so)
 
 
 def _paths() -> tuple[str, ...]:

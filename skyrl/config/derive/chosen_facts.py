@@ -63,7 +63,7 @@ def _peer_estimator_facts(own: object) -> EstimatorFacts:
         return OWN_ESTIMATOR
     names = _names(own)
     return EstimatorFacts(
-        fields=tuple(field for field, asked in _READ.items() if asked & names or "config" in names),
+        fields=tuple(field for field, parameters in _READ.items() if parameters & names or "config" in names),
         is_group_relative="index" in names,
         compares_with_greedy="reward_baselines" in names,
         reads_values="values" in names,

@@ -209,8 +209,8 @@ def engine_dtype(engine: InferenceEngineConfig, learners: str) -> str:
     """Type in which the engine computes, as torch writes it, beside a learner that computes in `learners`."""
     if not backend_of(engine).has_the_learners_dtype:
         return _LONG_DTYPES.get(engine.model_dtype, engine.model_dtype)
-    wanted = engine.rollout_dtype or learners
-    return _LONG_DTYPES.get(wanted, wanted)
+    dtype = engine.rollout_dtype or learners
+    return _LONG_DTYPES.get(dtype, dtype)
 
 
 def weight_dtype(engine: InferenceEngineConfig, learners: str) -> str:

@@ -127,8 +127,8 @@ def length_option(engine: InferenceEngineConfig) -> str:
 
 def given_length(engine: InferenceEngineConfig) -> int | None:
     """Maximum sequence length in tokens that `engine_init_kwargs` sets; None: the length that the run needs."""
-    given = engine.engine_init_kwargs.get(length_option(engine))
-    return given if type(given) is int else None
+    length = engine.engine_init_kwargs.get(length_option(engine))
+    return length if type(length) is int else None
 
 
 def refused_options(engine: InferenceEngineConfig) -> Iterator[Problem]:

@@ -58,8 +58,8 @@ def bf16_needs_cuda(run: RunBasics) -> str:
 @rule(writes="attention", reads=("flash_attn", "device"), asks_machine=True)
 def attention_follows_installed_kernels(run: RunBasics) -> str:
     """Torch's own attention serves where FlashAttention has no kernel (a CPU) or its package is not installed."""
-    wanted = run.flash_attn and run.device == "cuda"
-    return "flash_attention_2" if wanted and has_flash_attention() else "sdpa"
+    requested = run.flash_attn and run.device == "cuda"
+    return "flash_attention_2" if requested and has_flash_attention() else "sdpa"
 
 
 @rule(writes="use_liger_kernel", reads=("device",), asks_machine=True)

@@ -48,7 +48,11 @@ def weight_transport_follows_engine_device(run: SkyRLTrainConfig) -> str:
     if not able.is_started_by_the_run:
         return "disk"
     on_gpus = run.trainer.device == "cuda"
-    return next(way for way in ("nccl", "gloo", "disk") if way in able.transports and (on_gpus or way != "nccl"))
+    return next(
+        transport
+        for transport in ("nccl", "gloo", "disk")
+        if transport in able.transports and (on_gpus or transport != "nccl")
+    )
 
 
 @rule(
@@ -82,10 +86,10 @@ def executor_follows_process_count(run: SkyRLTrainConfig) -> str:
     that forms a group with them needs its own process.
     """
     engine = run.generator.inference_engine
-    alone = all(grid_of(run, model).ranks == 1 for model in models_of(run))
+    single_ranks = all(grid_of(run, model).ranks == 1 for model in models_of(run))
     embedded = not starts_engines(run) or (backend_of(engine).is_embedded and engine.num_engines == 1)
     grouped = samples(run) and not starts_engines(run) and engine.weight_sync_backend in GROUP_TRANSPORTS
-    return "in_process" if embedded and alone and not grouped else "ray"
+    return "in_process" if embedded and single_ranks and not grouped else "ray"
 
 
 _REASONING = (

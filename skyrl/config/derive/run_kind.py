@@ -83,20 +83,20 @@ class RunKind:
 
     def experiment_class(self) -> type[object]:
         """The experiment class, imported by this call."""
-        found: type[object] = built_in(self.experiment)
-        return found
+        cls: type[object] = built_in(self.experiment)
+        return cls
 
     def row_reader(self) -> Callable[..., Any]:
         """The function that makes a reader of its rows, imported by this call."""
-        found: Callable[..., Any] = built_in(self.reader)
-        return found
+        reader: Callable[..., Any] = built_in(self.reader)
+        return reader
 
     def preflight_checks(self) -> tuple[Check[Any], ...]:
         """The checks of the machine, imported by this call."""
-        found: tuple[Check[Any], ...] = built_in(self.preflight)
-        return found
+        checks: tuple[Check[Any], ...] = built_in(self.preflight)
+        return checks
 
     def doctor_checks(self) -> tuple[Check[Any], ...]:
         """The checks of `skyrl doctor`, imported by this call."""
-        found: tuple[Check[Any], ...] = built_in(self.doctor)
-        return found
+        checks: tuple[Check[Any], ...] = built_in(self.doctor)
+        return checks

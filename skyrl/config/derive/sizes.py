@@ -121,8 +121,8 @@ def sends_adapters_alone(run: SkyRLTrainConfig) -> bool:
     gives_up = engine.rollout_dtype == "int8" or (run.trainer.placement.colocate_all and able.sleeps)
     asynchronous = run.trainer.fully_async
     changes = able.samples_keep_adapters and asynchronous.enabled and asynchronous.interrupt_generation
-    whole = gives_up or changes or model.init_from_scratch
-    return bool(samples(run) and model.lora.rank and able.adapters) and not whole
+    full_weights = gives_up or changes or model.init_from_scratch
+    return bool(samples(run) and model.lora.rank and able.adapters) and not full_weights
 
 
 def joins_servers(run: SkyRLTrainConfig) -> bool:
@@ -134,8 +134,8 @@ def joins_servers(run: SkyRLTrainConfig) -> bool:
 def workers_of_an_engine(run: SkyRLTrainConfig) -> int:
     """Number of processes of one engine that receive weights: those that the run starts, or those of each server."""
     engine, started = run.generator.inference_engine, engines_of(run)
-    whole = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
-    return whole if started is None else started.gpus
+    workers = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
+    return workers if started is None else started.gpus
 
 
 def sends_adapter_files(run: SkyRLTrainConfig) -> bool:
@@ -189,7 +189,7 @@ def work_of(run: SkyRLTrainConfig, model: Model) -> Work:
     `max_importance_ratio` it scores every mini-batch before its update, too.
     """
     trainer, learns = run.trainer, model in trained_models(run)
-    whole = work(
+    share = work(
         prompts=trainer.train_batch_size,
         samples=run.generator.n_samples_per_prompt,
         scored=scored_answers(run),
@@ -199,9 +199,9 @@ def work_of(run: SkyRLTrainConfig, model: Model) -> Work:
         micro=trainer.micro_train_batch_size_per_gpu,
         passes=trainer.update_epochs_per_batch,
     )
-    times = scorings(trainer, whole.optimizer_steps) if model == "policy" else 1
-    rows, passes = whole.rows_scored * times, whole.scoring_micro_batches * times
-    return attrs.evolve(whole, rows_scored=rows, scoring_micro_batches=passes)
+    times = scorings(trainer, share.optimizer_steps) if model == "policy" else 1
+    rows, passes = share.rows_scored * times, share.scoring_micro_batches * times
+    return attrs.evolve(share, rows_scored=rows, scoring_micro_batches=passes)
 
 
 def sizes_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Sizes:

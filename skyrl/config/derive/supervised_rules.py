@@ -22,8 +22,8 @@ REWARD = _model(name="policy", scores=True, stored_as="critic")
 @rule(writes="placement.executor", reads=("placement.num_nodes", "placement.num_gpus_per_node"), unset="auto")
 def one_rank_needs_one_process(run: SupervisedConfig) -> str:
     """One rank runs in one process; several ranks need Ray."""
-    alone = run.placement.num_nodes * run.placement.num_gpus_per_node == 1
-    return "in_process" if alone else "ray"
+    single_process = run.placement.num_nodes * run.placement.num_gpus_per_node == 1
+    return "in_process" if single_process else "ray"
 
 
 @rule(writes="ckpt_path", reads=("run_path", "run_name"))

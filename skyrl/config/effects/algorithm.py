@@ -112,8 +112,8 @@ _RUN_CONDITIONS = _BOUNDS | dict.fromkeys(_ADVANTAGE_FIELDS, _reads_advantages)
 
 
 def _add_run_condition(effect: Effect) -> Effect:
-    whole, bound = effect.below("trainer.algorithm"), _RUN_CONDITIONS.get(effect.path)
-    return whole if bound is None else Effect(whole.path, whole.condition & bound)
+    nested, bound = effect.below("trainer.algorithm"), _RUN_CONDITIONS.get(effect.path)
+    return nested if bound is None else Effect(nested.path, nested.condition & bound)
 
 
 _BY_ALGORITHM_ALONE: tuple[Effect, ...] = (

@@ -155,8 +155,8 @@ def gpu_memory(run: SkyRLTrainConfig) -> int | None:
     return None if kind is None else GPU_KINDS[kind].memory
 
 
-def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape, beside: int = 0) -> LearnerRank:
-    """One rank of a model, as the memory estimate describes it; `beside` are the bytes of further teachers there."""
+def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape, teacher_bytes: int = 0) -> LearnerRank:
+    """One rank of a model, as the memory estimate describes it; `teacher_bytes` are those of further teachers there."""
     trainer, section = run.trainer, getattr(run.trainer, model)
     learns, zero = model in trained_models(run), section.deepspeed_config.zero_optimization
     facts, ranks, degrees = facts_of(trainer), grid_of(run, model).ranks, degrees_of(run, model)
@@ -184,7 +184,7 @@ def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape, beside: i
         rests_on_host=facts.table == "fsdp_config" and section.fsdp_config.cpu_offload and ranks > 1,
         keeps_gathered=section.fsdp_config.reshard_after_forward is False,
         keeps_gradients=not _takes_turns(run),
-        beside=beside,
+        beside=teacher_bytes,
         zero=_zero(zero) if facts.table == "deepspeed_config" else None,
         megatron=_megatron(run, model) if facts.table == "megatron_config" else None,
     )
@@ -224,8 +224,8 @@ def _learners(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Mapping[Model, 
             return None
         every = [sizes for path in paths_of(run, model) if (sizes := shape_of_model(path)) is not None]
         weights = sum(total(rest_of(learner_of(run, model, table))) for table in every) if len(every) > 1 else 0
-        beside = weights - total(rest_of(learner_of(run, model, shape))) if weights else 0
-        learners[model] = learner_of(run, model, shape, beside)
+        teacher_bytes = weights - total(rest_of(learner_of(run, model, shape))) if weights else 0
+        learners[model] = learner_of(run, model, shape, teacher_bytes)
     return learners
 
 
@@ -241,7 +241,7 @@ def _phases(run: SkyRLTrainConfig, learners: Mapping[Model, LearnerRank], matric
     if engine is not None:
         yield _generation(run, engine, learners)
     for model, learner in learners.items():
-        beside = added(
+        coresident = added(
             _coresident_bytes(run, model, learners, engine), {"parameters": matrices if model == "policy" else 0}
         )
         waiting = sum(total(rest_of(other)) for name, other in learners.items() if name != model)
@@ -250,7 +250,7 @@ def _phases(run: SkyRLTrainConfig, learners: Mapping[Model, LearnerRank], matric
             if name == "transfer" and model != "policy":
                 continue
             awake = _awake(run, engine) if name == "transfer" else {}
-            parts = _resident_bytes(run, learner, name, added(parts, beside, awake))
+            parts = _resident_bytes(run, learner, name, added(parts, coresident, awake))
             host = on_host(learner) + (waiting + _resting_teachers(learner) if _takes_turns(run) else 0)
             yield Phase(name=name, role=model, parts=parts, host=host, settings=_settings(run, model, name, parts))
 
@@ -259,12 +259,12 @@ def _generation(run: SkyRLTrainConfig, engine: Serving, learners: Mapping[Model,
     own = serving_memory(engine)
     shares = run.trainer.placement.colocate_all and on_ray(run)
     rests = [rest_of(item) for item in learners.values()]
-    here = [] if shares or on_ray(run) else rests
+    coresident = [] if shares or on_ray(run) else rests
     contexts = CONTEXT * ((len(rests) if shares else 0) + 1) if run.trainer.device == "cuda" else 0
     return Phase(
         name="generation",
         role="engine",
-        parts=added(own, {"overhead": contexts}, *here),
+        parts=added(own, {"overhead": contexts}, *coresident),
         host=sum(map(total, rests)) if shares else 0,
         settings=("generator.inference_engine.gpu_memory_utilization", "generator.inference_engine.max_num_seqs")
         if engine.budget is not None
@@ -303,21 +303,21 @@ def _resident_bytes(run: SkyRLTrainConfig, learner: LearnerRank, name: str, part
     """Bytes on the GPU, without state kept on the host because models take turns or because the configuration offloads
     it.
     """
-    found = dict(parts)
+    resident = dict(parts)
     state = rest_of(learner)
     if learner.rests_on_host:
         for part, count in state.items():
-            found[part] -= count
+            resident[part] -= count
     if _takes_turns(run):
-        found["parameters"] -= _resting_teachers(learner)
+        resident["parameters"] -= _resting_teachers(learner)
     zero = learner.zero
     if zero is not None and (zero.offloads_optimizer or (_takes_turns(run) and name != "update")):
-        found["optimizer"] = max(0, found.get("optimizer", 0) - state.get("optimizer", 0))
+        resident["optimizer"] = max(0, resident.get("optimizer", 0) - state.get("optimizer", 0))
     if zero is None and not learner.rests_on_host and _takes_turns(run) and name != "update":
-        found["optimizer"] = max(0, found.get("optimizer", 0) - state.get("optimizer", 0))
+        resident["optimizer"] = max(0, resident.get("optimizer", 0) - state.get("optimizer", 0))
     if zero is not None and zero.stage == 3 and zero.offloads_parameters:
-        found["parameters"] -= state["parameters"]
-    return found
+        resident["parameters"] -= state["parameters"]
+    return resident
 
 
 def _resting_teachers(learner: LearnerRank) -> int:

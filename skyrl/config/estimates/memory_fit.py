@@ -50,10 +50,10 @@ class MemoryVerdict:
 
 def verdict_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> MemoryVerdict | None:
     """The verdict on a resolved run; None if it names no kind of GPU, or a model's sizes are unknown."""
-    found = judged(run, shape_of_model)
-    if found is None or found.fits:
-        return found
-    return evolve(found, nearest=_nearest(itself(run), shape_of_model))
+    verdict = judged(run, shape_of_model)
+    if verdict is None or verdict.fits:
+        return verdict
+    return evolve(verdict, nearest=_nearest(itself(run), shape_of_model))
 
 
 def judged(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> MemoryVerdict | None:
@@ -116,15 +116,15 @@ def _least(change: Changes) -> Changes:
     """The change in its strongest form: one row, half of a GPU for an engine."""
     strongest = {"gpu_memory_utilization": 0.5, "size_per_gpu": 1}
     return {
-        path: next((value for end, value in strongest.items() if path.endswith(end)), found)
-        for path, found in change.items()
+        path: next((value for end, value in strongest.items() if path.endswith(end)), original)
+        for path, original in change.items()
         if "parallel" not in path and not path.endswith(("num_engines", "cpu_offload"))
     }
 
 
 def _fits(run: SkyRLTrainConfig, changes: Changes, shape_of_model: ShapeOf) -> bool:
-    found = judged(with_changes(run, changes), shape_of_model)
-    return found is not None and found.fits
+    verdict = judged(with_changes(run, changes), shape_of_model)
+    return verdict is not None and verdict.fits
 
 
 def _changes(run: SkyRLTrainConfig) -> Iterator[Changes]:

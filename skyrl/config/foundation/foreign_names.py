@@ -26,7 +26,7 @@ def names_elsewhere(root: type[object], path: Path) -> tuple[str, list[str]]:
     Settings match from their last name on, so that `trainer.lora.r` is PEFT's `r`. Of several, those count that have
     the most names in common, then those nearest to the path, then those that most systems agree on.
     """
-    found = Counter[tuple[int, int, tuple[str, ...]]]()
+    candidates = Counter[tuple[int, int, tuple[str, ...]]]()
     systems: dict[tuple[str, ...], dict[str, str]] = {}
     leaves = frozenset(leaf for leaf, _ in leaf_paths(root))
     for system, names, paths in _settings():
@@ -34,12 +34,12 @@ def names_elsewhere(root: type[object], path: Path) -> tuple[str, list[str]]:
         alike = _common_end(path, names)
         if alike and len(ours) == len(paths):
             near = max(len(_words(path[:-1]) & _words(entry.split(".")[:-1])) for entry in ours)
-            found[alike, near, ours] += 1
+            candidates[alike, near, ours] += 1
             systems.setdefault(ours, {}).setdefault(system, ".".join(names[-alike:]))
-    if not found:
+    if not candidates:
         return "", []
-    best = max((alike, near, votes) for (alike, near, _), votes in found.items())
-    chosen = [ours for (alike, near, ours), votes in found.items() if (alike, near, votes) == best]
+    best = max((alike, near, votes) for (alike, near, _), votes in candidates.items())
+    chosen = [ours for (alike, near, ours), votes in candidates.items() if (alike, near, votes) == best]
     meant = list(dict.fromkeys(_sibling_field(path, our, leaves) for ours in chosen for our in ours))
     if len(meant) > _MOST:
         return "", []
@@ -53,12 +53,12 @@ def names_elsewhere(root: type[object], path: Path) -> tuple[str, list[str]]:
 
 def value_elsewhere(field: str, value: str) -> str:
     """A sentence for a value of a field that only other systems have; empty if none is known to have it."""
-    wanted = tuple(f"{field}={value.lower().replace('-', '_')}".split("."))
+    target = tuple(f"{field}={value.lower().replace('-', '_')}".split("."))
     for system, names, assignments in _settings():
-        if names == wanted:
+        if names == target:
             ours = [assignment.replace("=", " = ") for assignment in assignments]
-            alone = ours[0].removeprefix(f"{field} = ") if len(ours) == 1 else ""
-            return f"use {alone or _join_words(ours, 'and')} instead ({value} of {system})"
+            bare_value = ours[0].removeprefix(f"{field} = ") if len(ours) == 1 else ""
+            return f"use {bare_value or _join_words(ours, 'and')} instead ({value} of {system})"
     return ""
 
 
@@ -82,8 +82,8 @@ def _field_of_kind(path: str, leaves: Collection[str]) -> str:
 
 def _sibling_field(path: Path, ours: str, leaves: Collection[str]) -> str:
     """The field called like ours in the table that the path is in, such as that of another model; else ours."""
-    here = dotted((*path[:-1], ours.rpartition(".")[2]))
-    return here if here in leaves else ours
+    sibling = dotted((*path[:-1], ours.rpartition(".")[2]))
+    return sibling if sibling in leaves else ours
 
 
 def _common_end(path: Path, names: Path) -> int:

@@ -38,8 +38,8 @@ class Imported:
     def __init__(self, name: str) -> None:
         """Raises `UserError`."""
         self._name = absolute(name)
-        found = import_object(name)
-        self.object = found() if isinstance(found, type) else found
+        target = import_object(name)
+        self.object = target() if isinstance(target, type) else target
 
     def __call__(self, *inputs: object, **named: object) -> Any:
         return self.object(*inputs, **named)

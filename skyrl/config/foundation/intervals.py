@@ -36,17 +36,17 @@ class ParsedInterval:
 
 def read_interval(value: Interval) -> ParsedInterval:
     """The interval described by the field. Raises ValueError for text that is no interval, and for a repeated unit."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for part in value if isinstance(value, tuple) else (value,):
         kind, number = _part(part)
-        if kind in found:
+        if kind in numbers:
             raise ValueError(f"two intervals in {kind}")
         if number > 0:
-            found[kind] = number
+            numbers[kind] = number
     return ParsedInterval(
-        steps=int(found["steps"]) if "steps" in found else None,
-        epochs=int(found["epochs"]) if "epochs" in found else None,
-        seconds=found.get("seconds"),
+        steps=int(numbers["steps"]) if "steps" in numbers else None,
+        epochs=int(numbers["epochs"]) if "epochs" in numbers else None,
+        seconds=numbers.get("seconds"),
     )
 
 

@@ -20,10 +20,12 @@ def with_paths_beside(problem: Problem, run: RunConfig) -> Problem:
     if problem.hint or not file.is_file() or folder.resolve() == Path.cwd():
         return problem
     missing = (text for text in _texts(run, problem.path) if not (os.path.isabs(text) or os.path.exists(text)))
-    there = next((folder / text for text in missing if (folder / text).exists()), None)
-    if there is None:
+    existing_path = next((folder / text for text in missing if (folder / text).exists()), None)
+    if existing_path is None:
         return problem
-    return evolve(problem, hint=f"{there} exists: run the command in {folder}; paths start at the working directory")
+    return evolve(
+        problem, hint=f"{existing_path} exists: run the command in {folder}; paths start at the working directory"
+    )
 
 
 def _texts(run: RunConfig, path: str) -> Iterator[str]:

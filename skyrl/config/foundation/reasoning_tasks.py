@@ -61,15 +61,15 @@ class TaskRows:
 def task_rows(source: str) -> TaskRows:
     """The rows that a source names. Raises `DataError` for a parameter with a wrong value."""
     task, _, query = source.removeprefix(SCHEME).partition("?")
-    given = {name: _value(text) for name, text in parse_qsl(query, keep_blank_values=True)}
-    own = {name: given.pop(name, default) for name, default in _OWN.items()}
+    parameters = {name: _value(text) for name, text in parse_qsl(query, keep_blank_values=True)}
+    own = {name: parameters.pop(name, default) for name, default in _OWN.items()}
     for name in ("skip", "rows"):
         if not isinstance(own[name], int) or own[name] < (name == "rows"):
             raise DataError(f"{source}: {name} is {own[name]!r}, not a number of rows")
     if not isinstance(own["names_environment"], bool):
         raise DataError(f"{source}: names_environment is {own['names_environment']!r}, not true or false")
     size = 4 * (own["skip"] + own["rows"])
-    return TaskRows(task=task, settings={"seed": 0, "size": size, **given}, **own)
+    return TaskRows(task=task, settings={"seed": 0, "size": size, **parameters}, **own)
 
 
 def _text(value: object) -> str:
@@ -103,8 +103,8 @@ def task_problems(task: str, settings: Mapping[str, Any]) -> Iterator[tuple[str,
     tasks = [name for name in DATASETS if name != "composite"]
     if task not in tasks:
         near = nearest(task, tasks)
-        found = f"did you mean {near}?" if near else f"its tasks are {', '.join(sorted(tasks))}"
-        yield "", f"reasoning-gym has no task {task!r}; {found}"
+        suggestion = f"did you mean {near}?" if near else f"its tasks are {', '.join(sorted(tasks))}"
+        yield "", f"reasoning-gym has no task {task!r}; {suggestion}"
         return
     kind = DATASETS[task][1]
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
@@ -121,9 +121,9 @@ def task_problems(task: str, settings: Mapping[str, Any]) -> Iterator[tuple[str,
     if wrong:
         return
     try:
-        made = kind(**thaw(settings))
-        if hasattr(made, "validate"):
-            made.validate()
+        config = kind(**thaw(settings))
+        if hasattr(config, "validate"):
+            config.validate()
     except Exception as error:  # noqa: BLE001 - tasks assert, compare and call whatever they are given
         reason = str(error) or type(error).__name__
         named = [name for name in settings if name in reason]
@@ -155,9 +155,9 @@ def refusal(source: str) -> str | None:
     """The reason why a source has no rows, in a sentence; None if no reason is found. Raises `DataError` as `task_rows`
     does.
     """
-    wanted = task_rows(source)
+    rows = task_rows(source)
     if not is_installed():
         return f"{source}: {missing_package_message()}"
-    reasons = (reason for _, reason in task_problems(wanted.task, wanted.settings))
-    reason = next(reasons, None) or prompt_refusal(wanted.system_prompt)
+    reasons = (reason for _, reason in task_problems(rows.task, rows.settings))
+    reason = next(reasons, None) or prompt_refusal(rows.system_prompt)
     return reason and f"{source}: {reason}"

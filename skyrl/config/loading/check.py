@@ -25,10 +25,10 @@ def check(config: RunConfig, origins: Origins | None = None, broken: Collection[
     `origins` tell what was written; without them, values that differ from the default count as written. `broken` are
     paths whose written values could not be used: nothing that reads them is checked.
     """
-    found = find_problems(config, kind_of(config).checks, origins or {}, broken)
+    problems = find_problems(config, kind_of(config).checks, origins or {}, broken)
     of_any_kind = (_masked_secret_problems, text_problems, _folders_of_another_run)
     more = (problem for check_all in of_any_kind for problem in check_all(config, origins or {}, broken))
-    return [*found, *more, *without_effect(config, origins, broken)]
+    return [*problems, *more, *without_effect(config, origins, broken)]
 
 
 def without_effect(run: RunConfig, origins: Origins | None, broken: Collection[str] = ()) -> list[Problem]:

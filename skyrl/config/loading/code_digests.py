@@ -35,16 +35,16 @@ def code_digests(run: RunConfig) -> dict[str, str]:
     folder or package. A file that cannot be read has no digest: importing it reports why. What is defined in the
     program or notebook that runs has the digest of its own source.
     """
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for field in IMPORTED:
         for name in imported_by(value_at(run, field)):
             if name.startswith(OF_PROGRAM):
                 source = source_of_program(name)
-                found[f"{field}: {name}"] = sha256(source.encode()).hexdigest() if source else ""
+                digests[f"{field}: {name}"] = sha256(source.encode()).hexdigest() if source else ""
                 continue
             root, files = _sources(name.rpartition(":")[0])
-            found |= {f"{field}: {file.relative_to(root).as_posix()}": _digest(file) for file in files}
-    return found
+            digests |= {f"{field}: {file.relative_to(root).as_posix()}": _digest(file) for file in files}
+    return digests
 
 
 def unimported_code(run: RunConfig) -> Iterator[Problem]:
@@ -52,8 +52,8 @@ def unimported_code(run: RunConfig) -> Iterator[Problem]:
     for field in IMPORTED:
         for name in imported_by(value_at(run, field)):
             file = source_file(name.rpartition(":")[0])
-            found = f"it is in {file}" if file else "no file of it was found from this working directory"
-            yield Problem(path=field, message=f"not checked: {name} is not imported; {found}", severity="warning")
+            location = f"it is in {file}" if file else "no file of it was found from this working directory"
+            yield Problem(path=field, message=f"not checked: {name} is not imported; {location}", severity="warning")
 
 
 def stored_digests(name: str) -> dict[str, str]:
@@ -80,13 +80,13 @@ def _sources(where: str) -> tuple[Path, list[Path]]:
         return Path(), []
     package = None if where.endswith(".py") else where.partition(".")[0]
     root = first.parents[where.count(".") + (first.name == "__init__.py")] if package else first.parent
-    found, waiting = [first], [first]
-    while waiting and len(found) < _MOST:
+    files, waiting = [first], [first]
+    while waiting and len(files) < _MOST:
         file = waiting.pop()
-        new = [item for item in _imports(file, root, package) if item not in found]
-        found += dict.fromkeys(new)
+        new = [item for item in _imports(file, root, package) if item not in files]
+        files += dict.fromkeys(new)
         waiting += dict.fromkeys(new)
-    return root, sorted(found)
+    return root, sorted(files)
 
 
 def source_file(where: str) -> Path | None:
@@ -101,8 +101,10 @@ def _file_of_module(name: str) -> Path | None:
     spec = PathFinder.find_spec(top, [*sys.path, os.getcwd()])
     if spec is None or spec.origin is None:
         return None
-    place = Path(spec.origin).parent.joinpath(*rest) if rest else Path(spec.origin).with_suffix("")
-    return next((item for item in (place.with_suffix(".py"), place / "__init__.py") if item.is_file()), None)
+    module_path = Path(spec.origin).parent.joinpath(*rest) if rest else Path(spec.origin).with_suffix("")
+    return next(
+        (item for item in (module_path.with_suffix(".py"), module_path / "__init__.py") if item.is_file()), None
+    )
 
 
 def _imports(file: Path, root: Path, package: str | None) -> Iterator[Path]:
@@ -122,8 +124,8 @@ def _imports(file: Path, root: Path, package: str | None) -> Iterator[Path]:
             case _:
                 continue
         for base, module in modules:
-            place = base.joinpath(*module.split("."))
-            for item in (place.with_suffix(".py"), place / "__init__.py"):
+            module_path = base.joinpath(*module.split("."))
+            for item in (module_path.with_suffix(".py"), module_path / "__init__.py"):
                 inside = item.is_relative_to(root / package if package else root)
                 if module and inside and item.is_file():
                     yield item

@@ -165,11 +165,11 @@ def _chain(path: str, names: Path, depth: int, run: RunConfig, origins: Origins)
 
 
 def _checks_of(path: str, run: RunConfig) -> list[tuple[str, str]]:
-    found = []
+    checks = []
     for check in kind_of(run).checks:
         if touches([path], paths_read(check, run)):
-            found.append((getattr(check, "__name__", ""), " ".join((check.__doc__ or "").split())))
-    return found
+            checks.append((getattr(check, "__name__", ""), " ".join((check.__doc__ or "").split())))
+    return checks
 
 
 def _printable(value: object, keys: Path = ()) -> object:

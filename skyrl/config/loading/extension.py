@@ -42,8 +42,10 @@ def make_config(
     """
     if algorithm_cls is not None:
         trainer_cls = _subclass_with_tables(trainer_cls or TrainerConfig, (("algorithm", algorithm_cls),))
-    given = {"data": data_cls, "trainer": trainer_cls, "generator": generator_cls, "environment": environment_cls}
-    return _subclass_with_tables(SkyRLTrainConfig, tuple((name, cls) for name, cls in given.items() if cls is not None))
+    tables = {"data": data_cls, "trainer": trainer_cls, "generator": generator_cls, "environment": environment_cls}
+    return _subclass_with_tables(
+        SkyRLTrainConfig, tuple((name, cls) for name, cls in tables.items() if cls is not None)
+    )
 
 
 def _subclass_with_tables(base: type[C], tables: Tables) -> type[C]:
@@ -64,10 +66,10 @@ def _make(base: type[C], tables: Tables) -> type[C]:
             raise TypeError(f"{cls.__name__} lacks the decorator @frozen: its own fields would be ignored")
     name = f"{base.__name__}With" + "And".join(cls.__name__ for _, cls in tables)
     body = {"__doc__": base.__doc__, "__annotations__": dict(tables)} | {table: cls() for table, cls in tables}
-    made = frozen(cast("type[C]", type(name, (base,), body)))
-    _RECIPES[made] = (_recipe(base), tuple((table, _recipe(cls)) for table, cls in tables))
-    copyreg.pickle(made, _taken_apart)  # no module holds the class, so its pickles carry its recipe
-    return made
+    subclass = frozen(cast("type[C]", type(name, (base,), body)))
+    _RECIPES[subclass] = (_recipe(base), tuple((table, _recipe(cls)) for table, cls in tables))
+    copyreg.pickle(subclass, _taken_apart)  # no module holds the class, so its pickles carry its recipe
+    return subclass
 
 
 def _recipe(cls: type[Any]) -> Recipe:

@@ -110,9 +110,9 @@ def compose(
         if refused := [problem for problem in stored if not may_run(config, problem.path, origins)]:
             raise ConfigError(_sort_by_place([*builder.problems, *refused]))
     further = also(kind_of(config)) if also else ()
-    found = [*builder.problems, *check(config, origins, broken), *find_problems(config, further, origins, broken)]
-    warnings = tuple(_sort_by_place(problem for problem in found if problem.severity == "warning"))
-    errors = found if strict else [problem for problem in found if problem.severity == "error"]
+    problems = [*builder.problems, *check(config, origins, broken), *find_problems(config, further, origins, broken)]
+    warnings = tuple(_sort_by_place(problem for problem in problems if problem.severity == "warning"))
+    errors = problems if strict else [problem for problem in problems if problem.severity == "error"]
     if errors:
         from skyrl.config.foundation.path_advice import with_paths_beside
 
@@ -129,8 +129,8 @@ def _builder(
     files: Files, overrides: Overrides, root: type[C] | None, environ: Mapping[str, str] | None
 ) -> TreeBuilder[C]:
     layers = _layers(files, overrides)
-    said = _kind_of(layers)
-    chosen: type[Any] = root or _root_meant(said, layers)
+    kind = _kind_of(layers)
+    chosen: type[Any] = root or _root_meant(kind, layers)
     context = ReadContext(
         environ=environ,
         presets=PRESETS,
@@ -142,12 +142,12 @@ def _builder(
     builder: TreeBuilder[C] = TreeBuilder(chosen(), context)
     for layer in _join_split_arguments(layers, chosen):
         _take(builder, layer, chosen)
-    if root is None and said in tuple(KINDS):  # the last one counts, whichever kind the files before it are of
+    if root is None and kind in tuple(KINDS):  # the last one counts, whichever kind the files before it are of
         builder.problems = [
             problem for problem in builder.problems if problem.path != "kind" or problem.value not in tuple(KINDS)
         ]
     builder.problems = [_suggest_our_value(_explain_wrong_kind(item, chosen)) for item in builder.problems]
-    if root is None and said is None and chosen is not SkyRLTrainConfig:
+    if root is None and kind is None and chosen is not SkyRLTrainConfig:
         names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))
         message = f"is missing, so this is read as a reinforcement-learning run, which has no {names}"
         builder.problems.append(
@@ -269,14 +269,14 @@ def _kind_of(layers: Sequence[_Layer]) -> str | None:
     """The last `kind` written in any layer; None if there is none."""
     kind = None
     for assignment in (item for layer in layers for item in layer.assignments):
-        found = assignment.value
-        if assignment.path == () and isinstance(found, Mapping):
-            stored = found.get("config")
-            found = (stored if isinstance(stored, Mapping) and "fingerprint" in found else found).get("kind")
+        value = assignment.value
+        if assignment.path == () and isinstance(value, Mapping):
+            stored = value.get("config")
+            value = (stored if isinstance(stored, Mapping) and "fingerprint" in value else value).get("kind")
         elif assignment.path != ("kind",):
             continue
-        if found is not None:
-            kind = str(found).strip().strip('"')
+        if value is not None:
+            kind = str(value).strip().strip('"')
     return kind
 
 
@@ -298,11 +298,11 @@ def _top_names(layers: Sequence[_Layer]) -> tuple[str, ...]:
     """Tables and fields of the root that are written in any layer."""
     names: dict[str, None] = {}
     for assignment in (item for layer in layers for item in layer.assignments):
-        found = assignment.value
+        value = assignment.value
         if assignment.path:
             names[assignment.path[0]] = None
-        elif isinstance(found, Mapping) and "fingerprint" not in found:
-            names |= dict.fromkeys(str(name).partition(".")[0] for name in found)
+        elif isinstance(value, Mapping) and "fingerprint" not in value:
+            names |= dict.fromkeys(str(name).partition(".")[0] for name in value)
     return tuple(names)
 
 
@@ -368,10 +368,10 @@ def _sort_by_place(problems: Iterable[Problem]) -> list[Problem]:
     return sorted(problems, key=lambda problem: _sort_key(problem.place))
 
 
-def _sort_key(place: str) -> tuple[int, str, int]:
-    place = re.sub(r" \(env:\w+\)$", "", place)
-    if argument := re.fullmatch(r"argument ([0-9]+)", place):
+def _sort_key(location: str) -> tuple[int, str, int]:
+    location = re.sub(r" \(env:\w+\)$", "", location)
+    if argument := re.fullmatch(r"argument ([0-9]+)", location):
         return (1, "", int(argument[1]))
-    if line := re.fullmatch(r"(.*):([0-9]+)", place, re.DOTALL):
+    if line := re.fullmatch(r"(.*):([0-9]+)", location, re.DOTALL):
         return (0, line[1], int(line[2]))
-    return (2, place, 0)
+    return (2, location, 0)

@@ -41,8 +41,8 @@ def _moved(old: str, new: str, since: str, **more: Any) -> Migration:
     return Migration(old=old, new=new, since=since, **more)
 
 
-def _removed_field(old: str, since: str, why: str, *harmless: object) -> Migration:
-    return Migration(old=old, since=since, why=why, harmless=harmless)
+def _removed_field(old: str, since: str, reason: str, *harmless: object) -> Migration:
+    return Migration(old=old, since=since, why=reason, harmless=harmless)
 
 
 def _model_migrations() -> tuple[Migration, ...]:
@@ -113,7 +113,8 @@ MIGRATIONS: tuple[Migration, ...] = (
     *(_moved(f"trainer.{model}.megatron_config.moe_enable_routing_replay", f"trainer.{model}.moe_enable_routing_replay",
              "") for model in ("policy", "ref")),
     _moved(f"{_ENGINE}.delta_weight_sync.sync_dir", f"{_ENGINE}.weight_sync_path", ""),
-    *(Migration(old=f"{_ENGINE}.delta_weight_sync.{name}", needless=True, why=why) for name, why in _DELTAS.items()),
+    *(Migration(old=f"{_ENGINE}.delta_weight_sync.{name}", needless=True, why=reason)
+      for name, reason in _DELTAS.items()),
     _removed_field(f"{_ENGINE}.delta_weight_sync", "", "its fields are those of the engines: weight_sync_path", None),
     *(Migration(old=f"trainer.{model}.language_model_only", needless=True, why=_LANGUAGE)
       for model in ("policy", "ref")),

@@ -48,22 +48,22 @@ def refuse_other_files(name: str) -> None:
     """Raise `ConfigError` for a folder or a file that holds a model, rows, or a script, judging by its name and its
     first bytes.
     """
-    found = _model_at(name) or _rows_in(name)
-    if found is None and (text := _script_in(name)):
-        found = _program_message(name, _program_of_script(text), "script")
-        found = found or _script(name)
-    _refuse(name, found)
+    refusal = _model_at(name) or _rows_in(name)
+    if refusal is None and (text := _script_in(name)):
+        refusal = _program_message(name, _program_of_script(text), "script")
+        refusal = refusal or _script(name)
+    _refuse(name, refusal)
 
 
 def refuse_other_sources(name: str, of: str | None = "") -> None:
     """Raise `ConfigError` for files that cannot be converted: a model, rows, or a script of a program other than `of`,
     which is a name in `skyrl config convert --from`, or None for all that are converted.
     """
-    found = _model_at(name, is_run=False) or _rows_in(name)
-    if found is None and (text := _script_in(name)):
+    refusal = _model_at(name, is_run=False) or _rows_in(name)
+    if refusal is None and (text := _script_in(name)):
         program = _program_of_script(text)
-        found = None if _is_of(program, of) else _program_message(name, program, "script")
-    _refuse(name, found)
+        refusal = None if _is_of(program, of) else _program_message(name, program, "script")
+    _refuse(name, refusal)
 
 
 def refuse_other_tables(name: str, tables: object, *, of: str | None = "") -> None:
@@ -79,9 +79,9 @@ def refuse_other_tables(name: str, tables: object, *, of: str | None = "") -> No
         _refuse(name, _recognise_tables(name, tables, of))
 
 
-def _refuse(name: str, found: tuple[str, str] | None) -> None:
-    if found:
-        message, hint = found
+def _refuse(name: str, refusal: tuple[str, str] | None) -> None:
+    if refusal:
+        message, hint = refusal
         raise ConfigError([Problem(path=name, message=message, hint=hint)], title=_TITLE)
 
 
@@ -100,16 +100,16 @@ def _program_of_script(text: str) -> str:
 
 
 def _program_message(
-    name: str, program: str, what: str, converted: Mapping[str, str] = _CONVERTED
+    name: str, program: str, kind: str, converted: Mapping[str, str] = _CONVERTED
 ) -> tuple[str, str] | None:
     """The message and the hint for a file of another program."""
     if not program:
         return None
     article = "an" if program[0] in "AO" else "a"
-    message = f"this is {article} {program} {what}"
+    message = f"this is {article} {program} {kind}"
     if program in converted:
         return message, f"skyrl config convert {name} --from {converted[program]} --to run.toml"
-    hint = _OF_PRIME_RL if program == "prime-rl" and what == "script" else _BY_HAND
+    hint = _OF_PRIME_RL if program == "prime-rl" and kind == "script" else _BY_HAND
     return f"{message}, which skyrl does not convert", hint
 
 
@@ -117,8 +117,8 @@ def _table_locations(program: str, tables: Mapping[Any, Any]) -> str:
     """Where the tables of a supervised file of prime-rl are here; empty for any other file."""
     if program != "prime-rl" or "data" not in tables or _is_rl_of_prime_rl(tables):
         return ""
-    found = [f"{name} is {' and '.join(paths)}" for name, paths in TABLES_OF_SUPERVISED.items() if name in tables]
-    return f'kind = "sft", in which {"; ".join(found)}. ' if found else ""
+    locations = [f"{name} is {' and '.join(paths)}" for name, paths in TABLES_OF_SUPERVISED.items() if name in tables]
+    return f'kind = "sft", in which {"; ".join(locations)}. ' if locations else ""
 
 
 def _is_rl_of_prime_rl(tables: Iterable[object]) -> bool:
@@ -150,9 +150,9 @@ def _model_at(name: str, *, is_run: bool = True) -> tuple[str, str] | None:
     return None
 
 
-def _model(folder: str, what: str) -> tuple[str, str]:
+def _model(folder: str, kind: str) -> tuple[str, str]:
     return (
-        f"this is a model {what}, not a configuration",
+        f"this is a model {kind}, not a configuration",
         f"give it as trainer.policy.model.path={folder} (model.path={folder} in supervised runs)",
     )
 
@@ -193,8 +193,8 @@ def _recognise_tables(name: str, tables: Mapping[Any, Any], of: str | None) -> t
         return "this is a task for SkyPilot", "give the configuration that the task starts"
     program = _program_of_tables(top)
     converted = _CONVERTED_TABLES if _is_rl_of_prime_rl(top) else _CONVERTED
-    found = None if _is_of(program, of, converted) else _program_message(name, program, "configuration", converted)
-    return found and (found[0], _table_locations(program, tables) + found[1])
+    refusal = None if _is_of(program, of, converted) else _program_message(name, program, "configuration", converted)
+    return refusal and (refusal[0], _table_locations(program, tables) + refusal[1])
 
 
 def _is_ours(tables: Mapping[Any, Any]) -> bool:

@@ -97,10 +97,10 @@ def reference_section(run: RunConfig, path: str) -> str:
             cls = type(table.values)
             sentence, _ = suggestion(type(run), cls, names, depth, names_elsewhere)
             raise ConfigError([Problem(path=path, message="no such field", hint=sentence)], title=_NOTHING)
-        here = ".".join(names[: depth + 1])
-        if here in table.fields():
-            return "\n".join(_field(table, here, type(run), ()))
-        table = next(inner for inner in table.inner() if inner.path == here)
+        prefix = ".".join(names[: depth + 1])
+        if prefix in table.fields():
+            return "\n".join(_field(table, prefix, type(run), ()))
+        table = next(inner for inner in table.inner() if inner.path == prefix)
     return "\n".join(section(item, type(run)) for item in (table, *table.inner()))
 
 

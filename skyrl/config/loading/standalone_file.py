@@ -26,7 +26,7 @@ def kept_text(written: RunConfig, origins: Origins) -> str:
     """
     import tomli_w
 
-    tables, shown = (kept_tables(written, origins, leaf) for leaf in (stored_value, public_value))
+    tables, public_tables = (kept_tables(written, origins, leaf) for leaf in (stored_value, public_value))
     problems = [
         Problem(
             path=dotted(path),
@@ -34,7 +34,7 @@ def kept_text(written: RunConfig, origins: Origins) -> str:
             hint='write "env:NAME" as the whole value, and set that variable where the run starts',
             place=place_of(dotted(path), origins),
         )
-        for path in _differing(tables, shown)
+        for path in _differing(tables, public_tables)
     ]
     if problems:
         raise ConfigError(problems, title="This run cannot be handed on")
@@ -58,16 +58,16 @@ def _variables(origins: Origins) -> Iterator[tuple[tuple[str, ...], str]]:
     """Paths whose values come from environment variables, each with the variable: a leaf, or a table of which no other
     place gave a part.
     """
-    given: dict[tuple[str, ...], str] = {}
+    variables: dict[tuple[str, ...], str] = {}
     others: set[tuple[str, ...]] = set()
     for path, chain in origins.items():
         names, origin = split_path(path), chain[-1]
         if origin.kind == "environment":
             names = names[: len(names) - len(origin.path)]  # the variable has a table with the names after these
-            if given.setdefault(names, origin.where) != origin.where:
+            if variables.setdefault(names, origin.where) != origin.where:
                 others.add(names)
         others |= {names[:depth] for depth in range(1, len(names))}
-    yield from ((names, variable) for names, variable in given.items() if names not in others)
+    yield from ((names, variable) for names, variable in variables.items() if names not in others)
 
 
 def put(tables: dict[str, object], names: Sequence[str], value: object) -> None:
@@ -86,8 +86,8 @@ def _secret_references(value: object) -> object:
         return {key: _secret_references(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_secret_references(item) for item in value]
-    found = SHOWN.fullmatch(value) if isinstance(value, str) else None
-    return f"env:{found[1]}" if found else value
+    match = SHOWN.fullmatch(value) if isinstance(value, str) else None
+    return f"env:{match[1]}" if match else value
 
 
 def _differing(one: object, other: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -68,9 +68,9 @@ def as_layer(assignment: Assignment, root: type[RunConfig]) -> Assignment:
     tables = sparse(run, root(), leave_out)
     rules = kind_of(root).rules
     origins = taken_as_written(rules, leave_out)
-    again, _, _ = resolve_with_origins(_underive(run, leave_out), origins, leaf_by_leaf=True)
+    rederived, _, _ = resolve_with_origins(_underive(run, leave_out), origins, leaf_by_leaf=True)
     for rule in rules:  # a written default that a rule would change is written explicitly
-        if not rule.placeholder and get_at(again, rule.writes) != get_at(run, rule.writes):
+        if not rule.placeholder and get_at(rederived, rule.writes) != get_at(run, rule.writes):
             put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))
     return attrs.evolve(inside, value=tables)
 

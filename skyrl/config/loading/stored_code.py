@@ -41,13 +41,13 @@ _CLUSTERS = ("trainer.placement.ray_address", "placement.ray_address")
 
 def code_that_is_only_stored(run: RunConfig, origins: Origins) -> Iterator[Problem]:
     """Import paths and other code that would run when the run starts, and that only a stored configuration names."""
-    for path, value, why in named_code(run):
+    for path, value, danger in named_code(run):
         if any(chain[-1].is_stored for known, chain in origins.items() if f"{known}.".startswith(f"{path}.")):
             words = value if isinstance(value, str) else json.dumps(value)
             yield Problem(
                 path=path,
                 message=f"{words} is code that only the stored run names, and that runs only if you name it, too: "
-                f"{why}",
+                f"{danger}",
                 hint=f"if you trust it, pass --trust, or name it in this command, too: {path}={shlex.quote(words)}",
                 place=place_of(path, origins),
             )

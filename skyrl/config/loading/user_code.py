@@ -40,12 +40,12 @@ def record_code(run: RunConfig, folders: Iterable[str]) -> None:
     """Remember the code of a run that starts, for configurations stored in these folders. A state folder that cannot be
     written is left alone: the code then has to be named again.
     """
-    found = {
+    code_lines = {
         line for folder in folders if "://" not in folder for field in IMPORTED if (line := _line(run, field, folder))
     }
     with suppress(OSError, RuntimeError):
         file = _file()
-        if new := found - _lines():
+        if new := code_lines - _lines():
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with file.open("a", encoding="ascii") as lines:
                 lines.write("".join(f"{line}\n" for line in sorted(new)))
@@ -74,8 +74,8 @@ def _line(run: RunConfig, field: str, folder: str) -> str | None:
     digests = {file: digest for file, digest in code_digests(run).items() if file.startswith(f"{field}: ")}
     if not all(digests.values()):
         return None
-    place = str(Path(folder).expanduser().resolve())
-    facts = [place, os.getcwd(), field, value_at(run, field), digests]
+    path = str(Path(folder).expanduser().resolve())
+    facts = [path, os.getcwd(), field, value_at(run, field), digests]
     return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -91,6 +91,6 @@ def _lines() -> set[str]:
 
 
 def _file() -> Path:
-    given = os.environ.get("XDG_STATE_HOME", "")
-    state = Path(given) if os.path.isabs(given) else Path.home() / ".local" / "state"
+    state_home = os.environ.get("XDG_STATE_HOME", "")
+    state = Path(state_home) if os.path.isabs(state_home) else Path.home() / ".local" / "state"
     return state / "skyrl" / "code_of_runs"

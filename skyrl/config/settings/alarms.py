@@ -131,16 +131,16 @@ def alarms_of(written: Sequence[AlarmConfig], *, defaults: bool) -> tuple[AlarmC
     """All alarms of a run: the default ones if `defaults` is true, changed by written ones of the same name, then the
     other written ones. Alarms that are off are left out.
     """
-    found = {name: alarm.config for name, alarm in DEFAULT_ALARMS.items()} if defaults else {}
+    alarms = {name: alarm.config for name, alarm in DEFAULT_ALARMS.items()} if defaults else {}
     for alarm in written:
         name = alarm.name or alarm.metric
         known = DEFAULT_ALARMS.get(name)
-        found[name] = _changed(known.config, alarm) if known else attrs.evolve(alarm, name=name)
-    return tuple(alarm for alarm in found.values() if alarm.action != "off")
+        alarms[name] = _changed(known.config, alarm) if known else attrs.evolve(alarm, name=name)
+    return tuple(alarm for alarm in alarms.values() if alarm.action != "off")
 
 
 def _changed(default: AlarmConfig, written: AlarmConfig) -> AlarmConfig:
     """The default alarm with the written fields whose values differ from the defaults of `AlarmConfig`."""
     plain = {name: attribute.default for name, attribute in fields_of(AlarmConfig).items()}
-    given = {name: getattr(written, name) for name in plain if getattr(written, name) != plain[name]}
-    return attrs.evolve(default, **given)
+    changes = {name: getattr(written, name) for name in plain if getattr(written, name) != plain[name]}
+    return attrs.evolve(default, **changes)

@@ -314,5 +314,5 @@ def asks_for_correction(correction: OffPolicyCorrectionConfig) -> bool:
         correction.token_mask_is_threshold_low,
         correction.token_mask_is_threshold_high,
     )
-    asked = correction.tis_ratio_type or correction.sequence_mask_metric
-    return asked is not None or any(bound is not None for bound in bounds)
+    method = correction.tis_ratio_type or correction.sequence_mask_metric
+    return method is not None or any(bound is not None for bound in bounds)

@@ -76,11 +76,11 @@ class Registry:
             return None
         may_import = may_import and follows("all")
         try:
-            found: Any = self._own.get(name) or (import_class(name) if may_import and is_import_path(name) else None)
+            cls: Any = self._own.get(name) or (import_class(name) if may_import and is_import_path(name) else None)
         except ConfigError:
             return None
-        is_usable = is_config(found) and any("__call__" in vars(base) for base in found.__mro__)
-        return found if is_usable else None
+        is_usable = is_config(cls) and any("__call__" in vars(base) for base in cls.__mro__)
+        return cls if is_usable else None
 
     def object(self, name: str, settings: Any) -> Any:
         """The object that the user's own name stands for.
@@ -90,12 +90,12 @@ class Registry:
         """
         if not isinstance(settings, Mapping):
             return settings
-        made = self._instantiate(name, settings)
-        if not callable(made):
+        instance = self._instantiate(name, settings)
+        if not callable(instance):
             raise ConfigError(
                 [Problem(path=self.field, message=f"{name} is not a valid {self.kind}: it has no __call__")]
             )
-        return made
+        return instance
 
     def declaring(self, name: str, settings: Any) -> Any:
         """The object whose attributes declare facts: an instance with its settings, or the class or function itself.
@@ -110,41 +110,41 @@ class Registry:
             return None
 
     def _instantiate(self, name: str, settings: Mapping[str, Any]) -> Any:
-        found = self._look_up(name)
-        if is_config(found):
-            return structure(settings, found)
+        target = self._look_up(name)
+        if is_config(target):
+            return structure(settings, target)
         if settings:
             hint = "make it a class, decorated with skyrl.tree.frozen, whose fields are the settings"
             raise ConfigError([Problem(path=self.table, message=f"{name} takes no settings", hint=hint)])
         try:
             if name not in self._own:
                 return Imported(name)
-            return found() if isinstance(found, type) else found
+            return target() if isinstance(target, type) else target
         except TypeError as error:
             message = f"{name} cannot be created without arguments: {error}"
             raise ConfigError([Problem(path=self.field, message=message)]) from error
 
     def _look_up(self, name: str) -> Any:
-        found = self._own.get(name) or self._imported(name)
+        target = self._own.get(name) or self._imported(name)
         try:
-            form_of(found, self.forms)
+            form_of(target, self.forms)
         except ValueError as error:
             raise ConfigError([Problem(path=self.field, message=str(error))]) from error
-        return found
+        return target
 
     def _imported(self, name: str) -> Any:
         if not is_import_path(name):
             raise ConfigError([Problem(path=self.field, message=f"no {self.kind} {name!r}")])
         try:
-            found = import_object(name)
+            target = import_object(name)
             import_class(name)  # refuses a class without its decorator
         except (ConfigError, UserError) as error:
             message = error.problems[0].message if isinstance(error, ConfigError) else str(error)
             raise ConfigError([Problem(path=self.field, message=message, hint=_SPELLING)]) from error
-        if not callable(found):
+        if not callable(target):
             message = f"{name} is not a class or function"
             raise ConfigError([Problem(path=self.field, message=message, hint=_SPELLING)])
-        return found
+        return target
 
 
 PolicyLossRegistry = Registry(
