@@ -93,8 +93,8 @@ def seconds(folder: Path) -> float:
 def simulated(words: list[str], like: Path, steps: int) -> float:
     """The simulator's seconds for as many steps, from the durations of the run in turns."""
     command = [sys.executable, "-m", "skyrl.cli", "simulate", TOML, *words, "--like", str(like / "run")]
-    output = subprocess.run([*command, "--steps", str(steps), "--json"], check=True, capture_output=True, text=True)
-    return round(float(json.loads(output.stdout)["result"]["seconds"]), 2)
+    process = subprocess.run([*command, "--steps", str(steps), "--json"], check=True, capture_output=True, text=True)
+    return round(float(json.loads(process.stdout)["result"]["seconds"]), 2)
 
 
 if __name__ == "__main__":
