@@ -36,24 +36,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train with slow environments in turns and asynchronously.")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--staleness", type=int, default=4)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         (root / "slow.py").write_text(SLOW, encoding="utf-8")
-        ahead = {"trainer.fully_async.enabled": "true", "trainer.fully_async.max_staleness_steps": asked.staleness}
-        in_turns = run(root / "in_turns", root / "slow.py", asked.steps, {})
-        at_once = run(root / "at_once", root / "slow.py", asked.steps, ahead)
+        ahead = {"trainer.fully_async.enabled": "true", "trainer.fully_async.max_staleness_steps": args.staleness}
+        in_turns = run(root / "in_turns", root / "slow.py", args.steps, {})
+        at_once = run(root / "at_once", root / "slow.py", args.steps, ahead)
         measured = {"in_turns": seconds(root / "in_turns"), "asynchronous": seconds(root / "at_once")}
         predicted = {
-            name: simulated(words, root / "in_turns", asked.steps - 1)
+            name: simulated(words, root / "in_turns", args.steps - 1)
             for name, words in (("in_turns", in_turns), ("asynchronous", at_once))
         }
     print(
         json.dumps(
             {
                 "benchmark": "asynchrony",
-                "steps": asked.steps,
-                "staleness": asked.staleness,
+                "steps": args.steps,
+                "staleness": args.staleness,
                 "seconds": measured,
                 "ratio": round(measured["asynchronous"] / measured["in_turns"], 3),
                 "simulated": predicted,
@@ -93,8 +93,8 @@ def seconds(folder: Path) -> float:
 def simulated(words: list[str], like: Path, steps: int) -> float:
     """The simulator's seconds for as many steps, from the durations of the run in turns."""
     command = [sys.executable, "-m", "skyrl.cli", "simulate", TOML, *words, "--like", str(like / "run")]
-    said = subprocess.run([*command, "--steps", str(steps), "--json"], check=True, capture_output=True, text=True)
-    return round(float(json.loads(said.stdout)["result"]["seconds"]), 2)
+    process = subprocess.run([*command, "--steps", str(steps), "--json"], check=True, capture_output=True, text=True)
+    return round(float(json.loads(process.stdout)["result"]["seconds"]), 2)
 
 
 if __name__ == "__main__":

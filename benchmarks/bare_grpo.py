@@ -68,8 +68,8 @@ def rows_of(base: Path, tokenizer: Any, seed: int) -> Iterator[list[Row]]:
         texts = [tokenizer.apply_chat_template(r["prompt"], tokenize=False, add_generation_prompt=True) for r in chosen]
         ids = tokenizer(texts, add_special_tokens=False).input_ids
         yield [
-            Row(ids=tuple(each), answer=row["reward_spec"]["ground_truth"])
-            for each, row in zip(ids, chosen, strict=True)
+            Row(ids=tuple(token_ids), answer=row["reward_spec"]["ground_truth"])
+            for token_ids, row in zip(ids, chosen, strict=True)
         ]
 
 
@@ -86,12 +86,12 @@ def sample(model: Any, prompts: Sequence[Sequence[int]], eos: int) -> list[Tenso
         input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
     ).logits
     cache.batch_repeat_interleave(SAMPLES)
-    logits, mask, lengths = (each.repeat_interleave(SAMPLES, 0) for each in (logits, mask, lengths))
-    taken = torch.full((len(logits), NEW_TOKENS), eos)
+    logits, mask, lengths = (tensor.repeat_interleave(SAMPLES, 0) for tensor in (logits, mask, lengths))
+    tokens = torch.full((len(logits), NEW_TOKENS), eos)
     live = torch.arange(len(logits))
     for column in range(NEW_TOKENS):
         drawn = torch.softmax(logits[:, -1], -1).div_(torch.empty_like(logits[:, -1]).exponential_()).argmax(-1)
-        taken[live, column] = drawn
+        tokens[live, column] = drawn
         going = (drawn != eos).nonzero().squeeze(1)
         if column == NEW_TOKENS - 1 or not len(going):
             break
@@ -105,8 +105,8 @@ def sample(model: Any, prompts: Sequence[Sequence[int]], eos: int) -> list[Tenso
             position_ids=lengths + column,
             past_key_values=cache,
         ).logits
-    ends = torch.where((taken == eos).any(1), (taken == eos).int().argmax(1) + 1, NEW_TOKENS)
-    return [row[:end] for row, end in zip(taken, ends.tolist(), strict=True)]
+    ends = torch.where((tokens == eos).any(1), (tokens == eos).int().argmax(1) + 1, NEW_TOKENS)
+    return [row[:end] for row, end in zip(tokens, ends.tolist(), strict=True)]
 
 
 def update(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Tensor], rewards: Tensor) -> None:
@@ -129,13 +129,13 @@ def logprobs_of(model: Any, prompts: Sequence[Tensor], answers: Sequence[Sequenc
     """Log-probability of each token of the answers to each prompt, one after the other; a prompt is computed once."""
     layouts = [layout(len(prompt), own) for prompt, own in zip(prompts, answers, strict=True)]
     ids = pad_sequence([torch.cat([p, *own]) for p, own in zip(prompts, answers, strict=True)], batch_first=True)
-    positions, parts = (pad_sequence([each[n] for each in layouts], batch_first=True) for n in (0, 1))
+    positions, parts = (pad_sequence([row_layout[n] for row_layout in layouts], batch_first=True) for n in (0, 1))
     before = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
     seen = ((parts.unsqueeze(2) == parts.unsqueeze(1)) | (parts == 0).unsqueeze(1)) & before
     hidden = model.model(
         input_ids=ids, position_ids=positions, attention_mask=seen.unsqueeze(1), use_cache=False
     ).last_hidden_state
-    predicting = torch.cat([row * ids.shape[1] + each[2] for row, each in enumerate(layouts)])
+    predicting = torch.cat([row * ids.shape[1] + row_layout[2] for row, row_layout in enumerate(layouts)])
     logprobs = torch.log_softmax(model.lm_head(hidden.flatten(0, 1)[predicting]), -1)
     targets = torch.cat([token for own in answers for token in own])
     return logprobs.gather(1, targets.unsqueeze(1)).squeeze(1)
@@ -148,7 +148,7 @@ def layout(prompt: int, answers: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tens
     sizes = torch.tensor([prompt, *map(len, answers)])
     starts = sizes.cumsum(0) - sizes
     parts = torch.arange(len(sizes)).repeat_interleave(sizes)
-    places = torch.arange(len(parts))
-    positions = torch.where(parts == 0, places, places - starts[parts] + prompt)
-    predicting = torch.where(places == starts[parts], prompt - 1, places - 1)
+    indices = torch.arange(len(parts))
+    positions = torch.where(parts == 0, indices, indices - starts[parts] + prompt)
+    predicting = torch.where(indices == starts[parts], prompt - 1, indices - 1)
     return positions, parts, predicting[prompt:]

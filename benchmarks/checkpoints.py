@@ -57,17 +57,17 @@ def trained(out: Path, steps: int, interval: int) -> dict[str, float]:
 
 def runs(steps: int, rounds: int) -> dict[str, float]:
     """With checkpoints against without, in turns; the best round of each counts."""
-    found: dict[int, list[dict[str, float]]] = {20: [], -1: []}
+    results_by_interval: dict[int, list[dict[str, float]]] = {20: [], -1: []}
     size = 0
     for _ in range(rounds):
-        for interval, results in found.items():
+        for interval, results in results_by_interval.items():
             with tempfile.TemporaryDirectory() as folder:
                 results.append(trained(Path(folder), steps, interval))
                 store = CheckpointStore(Path(folder) / "checkpoints")
                 size = max([size, *(store.manifest(step).size for step in store.steps())])
     best = {
         interval: {name: min(result[name] for result in results) for name in results[0]}
-        for interval, results in found.items()
+        for interval, results in results_by_interval.items()
     }
     return {
         "steps": steps,
@@ -84,18 +84,18 @@ def digests(megabytes: int) -> dict[str, float]:
     numbers = torch.arange(megabytes * 250_000, dtype=torch.int32)
     arrays: list[Any] = [part.view(torch.uint8).numpy() for part in (numbers, *numbers.split(1_000_000))]
     views: list[memoryview] = [memoryview(array) for array in arrays]
-    whole, *chunks = views
+    full_view, *chunks = views
     with tempfile.TemporaryDirectory() as folder:
         disk = Disk(Path(folder))
         disk.write("state", chunks)
-        assert digest_of(chunks) == digest_of(disk.chunks("state")) == xxhash.xxh3_128_hexdigest(whole)
-        ways: dict[str, Any] = {
-            "xxhash": lambda: xxhash.xxh3_128_hexdigest(whole),
+        assert digest_of(chunks) == digest_of(disk.chunks("state")) == xxhash.xxh3_128_hexdigest(full_view)
+        functions: dict[str, Any] = {
+            "xxhash": lambda: xxhash.xxh3_128_hexdigest(full_view),
             "pieces": lambda: digest_of(chunks),
             "xxhash_file": lambda: xxhash.xxh3_128_hexdigest((Path(folder) / "state").read_bytes()),
             "file": lambda: digest_of(disk.chunks("state")),
         }
-        speeds = {name: max(_speed(way, len(whole)) for _ in range(5)) for name, way in ways.items()}
+        speeds = {name: max(_speed(function, len(full_view)) for _ in range(5)) for name, function in functions.items()}
     return {
         **{f"{name}_gb_per_s": round(speed / 1e9, 2) for name, speed in speeds.items()},
         "pieces_to_xxhash": round(speeds["pieces"] / speeds["xxhash"], 3),
@@ -103,9 +103,9 @@ def digests(megabytes: int) -> dict[str, float]:
     }
 
 
-def _speed(way: Any, size: int) -> float:
+def _speed(function: Any, size: int) -> float:
     start = time.process_time()
-    way()
+    function()
     return size / (time.process_time() - start)
 
 
@@ -114,8 +114,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what checkpoints cost.")
     for name, default in (("steps", 40), ("rounds", 2), ("megabytes", 256)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    asked = parser.parse_args()
-    print(json.dumps({"digest": digests(asked.megabytes), "run": runs(asked.steps, asked.rounds)}))
+    args = parser.parse_args()
+    print(json.dumps({"digest": digests(args.megabytes), "run": runs(args.steps, args.rounds)}))
 
 
 if __name__ == "__main__":

@@ -36,17 +36,19 @@ def main() -> None:
     other, rounds = Path(sys.argv[1]).absolute(), int((sys.argv[2:] or ["3"])[0])
     for command in SHORT:
         runs = [(numbers(command, other), numbers(command, ROOT)) for _ in range(rounds)]
-        before, after = ([each[side] for each in runs] for side in (0, 1))
+        before, after = ([pair[side] for pair in runs] for side in (0, 1))
         if not all(before):
             print(f"{command[0]}: the other checkout cannot run it")
             continue
         for name in after[0]:
-            report(f"{command[0]} {name}", [each.get(name) for each in before], [each.get(name) for each in after])
+            report(
+                f"{command[0]} {name}", [result.get(name) for result in before], [result.get(name) for result in after]
+            )
 
 
 def report(name: str, before: Sequence[float | None], after: Sequence[float | None]) -> None:
     """Print the change of a number that both sides have, where it is large enough."""
-    old, new = ([each for each in side if each is not None] for side in (before, after))
+    old, new = ([value for value in side if value is not None] for side in (before, after))
     if not old or not new or not median(old):
         return
     change = median(new) / median(old) - 1

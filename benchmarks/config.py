@@ -142,12 +142,12 @@ def take_turns(commands: Mapping[str, list[str]], rounds: int, folder: str) -> d
 def warm_ms(work: Callable[[], Any], repeats: int = 200) -> float:
     """CPU milliseconds: the least of many times."""
     work()
-    taken = []
+    seconds = []
     for _ in range(repeats):
         start = time.process_time()
         work()
-        taken.append(time.process_time() - start)
-    return 1e3 * min(taken)
+        seconds.append(time.process_time() - start)
+    return 1e3 * min(seconds)
 
 
 def plain_attrs() -> str:

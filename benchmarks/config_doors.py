@@ -61,10 +61,10 @@ def repeated(piece: Callable[[int], str], start: str = "", end: str = "", most: 
     """`piece(0)`, `piece(1)` and so on, as many as a file has room for."""
     pieces, length = [start], len(start) + len(end)
     for number in range(most):
-        length += len(each := piece(number))
+        length += len(text := piece(number))
         if length > ROOM:
             break
-        pieces.append(each)
+        pieces.append(text)
     return "".join([*pieces, end])
 
 
@@ -80,8 +80,8 @@ def hostile() -> Iterator[tuple[str, str | list[str]]]:
     yield "json deep", "[" * ROOM
     for word in ("data.train_data+=a", "data.train_data+=['a','b']", "trainer.seed=1", "trainer.sead=1", FREE + "1"):
         yield f"argv {word}", [word] * MOST_OVERRIDES
-    whole = "data.train_data=[" + "'a'," * 4_000 + "]"
-    yield "argv items", [whole, *(f"data.train_data.{n % 4_000}=b" for n in range(MOST_OVERRIDES - 1))]
+    assignment = "data.train_data=[" + "'a'," * 4_000 + "]"
+    yield "argv items", [assignment, *(f"data.train_data.{n % 4_000}=b" for n in range(MOST_OVERRIDES - 1))]
 
 
 def tables() -> Iterator[tuple[str, str]]:

@@ -73,7 +73,10 @@ def dataclass_tree() -> str:
     lines = ["from dataclasses import dataclass, field", "from typing import Any, Dict, List, Optional", ""]
     for cls in dict.fromkeys(classes(SkyRLTrainConfig)):
         lines += ["", "@dataclass", f"class {cls.__name__}:"]
-        lines += [f"    {name}: {simple(each.type)} = {default(each.default)}" for name, each in fields_of(cls).items()]
+        lines += [
+            f"    {name}: {simple(attribute.type)} = {default(attribute.default)}"
+            for name, attribute in fields_of(cls).items()
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -83,9 +86,9 @@ def pydantic_tree() -> str:
     for cls in dict.fromkeys(classes(SkyRLTrainConfig)):
         lines += ["", f"class {cls.__name__}(BaseModel):"]
         lines.append("    model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())")
-        for name, each in fields_of(cls).items():
-            value = default(each.default).replace("field(default_factory", "Field(default_factory")
-            lines.append(f"    {name}: {simple(each.type)} = {value}")
+        for name, attribute in fields_of(cls).items():
+            value = default(attribute.default).replace("field(default_factory", "Field(default_factory")
+            lines.append(f"    {name}: {simple(attribute.type)} = {value}")
     return "\n".join(lines) + "\n"
 
 
@@ -104,7 +107,7 @@ def simple(kind: Any) -> str:
     if nested is not None:
         return f"Optional[{nested.__name__}]" if is_union(kind) else nested.__name__
     if get_origin(kind) is Literal:
-        return "str" if all(isinstance(each, str) for each in get_args(kind)) else "Any"
+        return "str" if all(isinstance(argument, str) for argument in get_args(kind)) else "Any"
     if is_union(kind):
         arms = [arm for arm in get_args(kind) if arm is not type(None)]
         inner = simple(arms[0]) if len(arms) == 1 else "Any"

@@ -55,14 +55,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--samplers", nargs="+", default=["permutation", *SETTINGS])
     parser.add_argument("--table", type=Path, metavar="LINES", help="of runs that are over")
-    asked = parser.parse_args()
-    if asked.table:
-        print(table([json.loads(line) for line in asked.table.read_text(encoding="utf-8").splitlines()]))
+    args = parser.parse_args()
+    if args.table:
+        print(table([json.loads(line) for line in args.table.read_text(encoding="utf-8").splitlines()]))
         return
-    for seed in asked.seeds:
-        for sampler in asked.samplers:
+    for seed in args.seeds:
+        for sampler in args.samplers:
             with tempfile.TemporaryDirectory() as folder:
-                print(json.dumps(run(Path(folder), sampler, asked.rows, asked.steps, seed)), flush=True)
+                print(json.dumps(run(Path(folder), sampler, args.rows, args.steps, seed)), flush=True)
 
 
 def sorted_or_not(completion: str, ground_truth: str, kind: str, **others: Any) -> float:
@@ -112,19 +112,19 @@ def run(folder: Path, sampler: str, rows: int, steps: int, seed: int) -> dict[st
     }
     words = [f"{path}={value}" for path, value in changes.items()]
     command = [sys.executable, "-m", "skyrl.cli", "run", TOML, *words]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr[-2000:])
+    process = subprocess.run(command, check=False, capture_output=True, text=True)
+    if process.returncode:
+        raise SystemExit(process.stderr[-2000:])
     lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
-    reached = [each["trainer/global_step"] for each in records[1:] if each.get("eval/all/avg_score", 0) >= ENOUGH]
+    reached = [record["trainer/global_step"] for record in records[1:] if record.get("eval/all/avg_score", 0) >= ENOUGH]
     return {
         "benchmark": "curriculum",
         "sampler": sampler,
         "seed": seed,
         "steps_to_0.8": int(reached[0]) if reached else None,
         **without_signal(folder / "run"),
-        "scores": [round(each["eval/all/avg_score"], 3) for each in records if "eval/all/avg_score" in each],
+        "scores": [round(record["eval/all/avg_score"], 3) for record in records if "eval/all/avg_score" in record],
     }
 
 
@@ -140,7 +140,7 @@ def without_signal(run: Path) -> dict[str, float | None]:
     for step, task in sorted(rewards):
         first.setdefault(task, step)
     flat = {drawn: len(set(own)) == 1 for drawn, own in rewards.items()}
-    of_seen = [each for (step, task), each in flat.items() if first[task] < step]
+    of_seen = [is_flat for (step, task), is_flat in flat.items() if first[task] < step]
     return {
         "groups_without_signal": round(fmean(flat.values()), 3),
         "of_seen_tasks": round(fmean(of_seen), 3) if of_seen else None,
@@ -151,13 +151,13 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     """The runs as Markdown: a line for each sampler, with a value for each seed."""
     titles = ("sampler", "groups without signal, by seed", "of tasks drawn before", "step at 0.8")
     rows = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    for sampler in dict.fromkeys(each["sampler"] for each in runs):
-        own = sorted((each for each in runs if each["sampler"] == sampler), key=lambda each: each["seed"])
+    for sampler in dict.fromkeys(run["sampler"] for run in runs):
+        own = sorted((run for run in runs if run["sampler"] == sampler), key=lambda run: run["seed"])
         shares = [
-            ", ".join("none" if each[name] is None else f"{each[name]:.2f}" for each in own)
+            ", ".join("none" if run[name] is None else f"{run[name]:.2f}" for run in own)
             for name in ("groups_without_signal", "of_seen_tasks")
         ]
-        steps = ", ".join(str(each["steps_to_0.8"] or "never") for each in own)
+        steps = ", ".join(str(run["steps_to_0.8"] or "never") for run in own)
         rows.append(f"| {' | '.join((sampler, *shares, steps))} |")
     return "\n".join(rows)
 

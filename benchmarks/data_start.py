@@ -49,21 +49,21 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1000, 1_000_000])
     parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), default=list(WAYS))
     parser.add_argument("--start", nargs=3, metavar=("KIND", "WAY", "FOLDER"), help="of one process")
-    asked = parser.parse_args()
-    if asked.start:
-        print(json.dumps(start(asked.start[0], asked.start[1], Path(asked.start[2]))))
+    args = parser.parse_args()
+    if args.start:
+        print(json.dumps(start(args.start[0], args.start[1], Path(args.start[2]))))
         return
-    for rows in asked.rows:
+    for rows in args.rows:
         with tempfile.TemporaryDirectory() as folder:
-            for kind in asked.kinds:
-                write_rows(Path(folder), kind, rows, asked.ways)
-                for way in asked.ways:
-                    for name in WAYS[way] if kind == "sft" or way != "mapped" else ():
-                        figures = in_a_process(kind, way, folder)
+            for kind in args.kinds:
+                write_rows(Path(folder), kind, rows, args.ways)
+                for mode in args.ways:
+                    for name in WAYS[mode] if kind == "sft" or mode != "mapped" else ():
+                        figures = in_a_process(kind, mode, folder)
                         print(json.dumps({"kind": kind, "rows": rows, "start": name, **figures}), flush=True)
 
 
-def write_rows(folder: Path, kind: str, count: int, ways: Sequence[str]) -> None:
+def write_rows(folder: Path, kind: str, count: int, modes: Sequence[str]) -> None:
     """Rows of words such as `hgdbha`, which are to be sorted: in a parquet file, and those of SFT as tokens, too."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -76,7 +76,7 @@ def write_rows(folder: Path, kind: str, count: int, ways: Sequence[str]) -> None
             size = min(AT_A_TIME, count - begin)
             words = ["".join(draw.choices("abcdefgh", k=draw.randint(3, 7))) for _ in range(size)]
             tables = {"parquet": pa.Table.from_pylist(list(map(make, words)))}
-            if kind == "sft" and "mapped" in ways:
+            if kind == "sft" and "mapped" in modes:
                 tables["arrow"] = tokens(words)
             for form, table in tables.items():
                 if form not in writers:
@@ -93,8 +93,8 @@ def prompt(word: str) -> dict[str, Any]:
 
 def chat(word: str) -> dict[str, Any]:
     """One row of SFT."""
-    said = {"user": f"sort: {word}", "assistant": "".join(sorted(word))}
-    return {"messages": [{"role": role, "content": text} for role, text in said.items()]}
+    texts = {"user": f"sort: {word}", "assistant": "".join(sorted(word))}
+    return {"messages": [{"role": role, "content": text} for role, text in texts.items()]}
 
 
 def tokens(words: Sequence[str]) -> pa.Table:
@@ -102,26 +102,26 @@ def tokens(words: Sequence[str]) -> pa.Table:
     import pyarrow as pa
 
     ids = [[*map(ord, f"{word}{''.join(sorted(word))}")] for word in words]
-    masks = [[place * 2 >= len(row) for place in range(len(row))] for row in ids]
+    masks = [[index * 2 >= len(row) for index in range(len(row))] for row in ids]
     columns = {"input_ids": pa.array(ids, pa.list_(pa.int32())), "loss_mask": pa.array(masks, pa.list_(pa.bool_()))}
     return pa.table(columns)
 
 
-def in_a_process(kind: str, way: str, folder: str) -> dict[str, Any]:
+def in_a_process(kind: str, mode: str, folder: str) -> dict[str, Any]:
     """The figures of a start."""
-    command: Sequence[str] = [sys.executable, "-m", "benchmarks.data_start", "--start", kind, way, folder]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    command: Sequence[str] = [sys.executable, "-m", "benchmarks.data_start", "--start", kind, mode, folder]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    figures: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     return figures
 
 
-def start(kind: str, way: str, folder: Path) -> dict[str, Any]:
+def start(kind: str, mode: str, folder: Path) -> dict[str, Any]:
     """Start in this process."""
-    file = folder / f"{kind}.{'arrow' if way == 'mapped' else 'parquet'}"
+    file = folder / f"{kind}.{'arrow' if mode == 'mapped' else 'parquet'}"
     changes: dict[str, Any] = {
-        "streaming": way == "streamed",
-        "tokenized_path": str(folder / f"tokens-{kind}") if way == "stored" else None,
+        "streaming": mode == "streamed",
+        "tokenized_path": str(folder / f"tokens-{kind}") if mode == "stored" else None,
     }
     cursor: Any = cursor_of_prompts(file, changes) if kind == "rl" else cursor_of_rows(file, changes)
     cursor.take()

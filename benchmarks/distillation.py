@@ -45,48 +45,48 @@ def main() -> None:
     parser.add_argument("--teacher", type=Path, default=TEACHER, help="folder of the run that trained it (%(default)s)")
     parser.add_argument("--set", nargs="*", default=[], metavar="path=value", help="for every run")
     parser.add_argument("--table", type=Path, metavar="LINES", help="of runs that are over")
-    asked = parser.parse_args()
-    if asked.table:
-        print(table([json.loads(line) for line in asked.table.read_text(encoding="utf-8").splitlines()]))
+    args = parser.parse_args()
+    if args.table:
+        print(table([json.loads(line) for line in args.table.read_text(encoding="utf-8").splitlines()]))
         return
-    wanted = SHARE * scores_of(asked.teacher)[-1][1]
-    for seed in asked.seeds:
-        for side in asked.sides:
+    threshold = SHARE * scores_of(args.teacher)[-1][1]
+    for seed in args.seeds:
+        for side in args.sides:
             with tempfile.TemporaryDirectory() as folder:
-                line = run(Path(folder), side, seed, asked, wanted)
+                line = run(Path(folder), side, seed, args, threshold)
             print(json.dumps(line), flush=True)
 
 
-def run(folder: Path, side: str, seed: int, asked: argparse.Namespace, wanted: float) -> dict[str, Any]:
-    """One training, which ends when an evaluation has reached `wanted`, and what its metrics say."""
+def run(folder: Path, side: str, seed: int, args: argparse.Namespace, threshold: float) -> dict[str, Any]:
+    """One training, which ends when an evaluation has reached `threshold`, and what its metrics say."""
     files, own = SIDES[side]
     changes: dict[str, object] = {
         **own,
-        "trainer.max_training_steps": asked.steps,
-        "trainer.eval_interval": asked.every,
+        "trainer.max_training_steps": args.steps,
+        "trainer.eval_interval": args.every,
         "trainer.seed": seed,
         "trainer.ckpt_interval": -1,
         "trainer.alarms": json.dumps(
-            [{"metric": "eval/all/avg_score", "threshold": wanted, "window": 1, "action": "stop"}]
+            [{"metric": "eval/all/avg_score", "threshold": threshold, "window": 1, "action": "stop"}]
         ),
         **{f"trainer.{name}_path": folder / name for name in ("run", "ckpt", "export")},
     }
     if side == "teacher":
-        changes["trainer.teacher.model.path"] = asked.teacher / "model"
-    words = [*(f"{path}={value}" for path, value in changes.items()), *asked.set]
-    done = subprocess.run(
+        changes["trainer.teacher.model.path"] = args.teacher / "model"
+    words = [*(f"{path}={value}" for path, value in changes.items()), *args.set]
+    process = subprocess.run(
         [sys.executable, "-m", "skyrl.cli", "run", *files, *words], check=False, capture_output=True, text=True
     )
-    if done.returncode:
-        raise SystemExit(done.stderr[-2000:])
+    if process.returncode:
+        raise SystemExit(process.stderr[-2000:])
     scores = scores_of(folder / "run")
     return {
         "benchmark": "distillation",
         "side": side,
         "seed": seed,
-        "set": asked.set,
-        "wanted": round(wanted, 3),
-        "step": next((step for step, score in scores if step and score >= wanted), None),
+        "set": args.set,
+        "wanted": round(threshold, 3),
+        "step": next((step for step, score in scores if step and score >= threshold), None),
         "scores": [(step, round(score, 3)) for step, score in scores],
     }
 
@@ -94,15 +94,17 @@ def run(folder: Path, side: str, seed: int, asked: argparse.Namespace, wanted: f
 def scores_of(folder: Path) -> list[tuple[int, float]]:
     """Step and accuracy of each evaluation of a run."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    return [(int(each["step"]), float(each["eval/all/avg_score"])) for each in lines if "eval/all/avg_score" in each]
+    return [
+        (int(record["step"]), float(record["eval/all/avg_score"])) for record in lines if "eval/all/avg_score" in record
+    ]
 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
     """The runs as Markdown: a line for each side, with a value for each seed."""
-    seeds = sorted({each["seed"] for each in runs})
+    seeds = sorted({run["seed"] for run in runs})
     rows = [f"| from | {' | '.join(f'seed {seed}' for seed in seeds)} |", "|---" * (len(seeds) + 1) + "|"]
-    for side in dict.fromkeys(each["side"] for each in runs):
-        own = {each["seed"]: each["step"] or "never" for each in runs if each["side"] == side}
+    for side in dict.fromkeys(run["side"] for run in runs):
+        own = {run["seed"]: run["step"] or "never" for run in runs if run["side"] == side}
         rows.append(f"| {side} | {' | '.join(str(own.get(seed, '')) for seed in seeds)} |")
     return "\n".join(rows)
 

@@ -86,13 +86,13 @@ class Driver:
     def __init__(self, samples: int, tokens: int, kept: int, folder: Path, tokenizer: Any) -> None:
         self._kept = kept
         lora, engines = SkyRLLoraConfig(), [Instant(tokens)]
-        made: Any = engines
+        client_engines: Any = engines
         self._generator = SkyRLGymGenerator(
             "model",
             lora,
             GeneratorConfig(),
             SkyRLGymConfig(),
-            InferenceEngineClient(made, tokenizer, "model", lora, InferenceEngineConfig()),
+            InferenceEngineClient(client_engines, tokenizer, "model", lora, InferenceEngineConfig()),
             tokenizer,
         )
         self._prompts = [
@@ -121,9 +121,11 @@ class Driver:
 
     def _write(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
         self._lines.extend(
-            sample_record(step, number, each.group, one, lambda ids: str(self._tokenizer.decode(list(ids))))
-            for number, each in enumerate(kept_groups(step, groups, self._kept))
-            for one in each.trajectories
+            sample_record(
+                step, number, kept_group.group, trajectory, lambda ids: str(self._tokenizer.decode(list(ids)))
+            )
+            for number, kept_group in enumerate(kept_groups(step, groups, self._kept))
+            for trajectory in kept_group.trajectories
         )
 
     def _timed(self, name: str, work: Callable[[], R]) -> R:
@@ -140,8 +142,8 @@ def run(samples: int, tokens: int, steps: int, kept: int, tokenizer: Any) -> dic
         for step in range(steps):
             driver.step(step)
             resident.append(_resident_mb())
-    taken = {name: round(1000 * seconds / samples / steps, 4) for name, seconds in driver.seconds.items()}
-    return {"milliseconds_a_sample": taken, "growth_mb": round(resident[-1] - resident[min(1, steps - 1)])}
+    milliseconds = {name: round(1000 * seconds / samples / steps, 4) for name, seconds in driver.seconds.items()}
+    return {"milliseconds_a_sample": milliseconds, "growth_mb": round(resident[-1] - resident[min(1, steps - 1)])}
 
 
 def _resident_mb() -> float:
@@ -156,26 +158,26 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--kept", type=int, default=-1)
     parser.add_argument("samples", type=int, nargs="*", default=[2048, 8192])
-    given = parser.parse_args()
+    args = parser.parse_args()
     register("judged", Judged)
     tokenizer = load_tokenizer(str(Path(__file__).parents[1] / "runs" / "quickstart-base" / "model"))
-    short = run(given.samples[0], SHORT, given.steps, given.kept, tokenizer)
-    found = {samples: run(samples, given.tokens, given.steps, given.kept, tokenizer) for samples in given.samples}
-    fixed, whole = (_sum(each) for each in (short, found[given.samples[0]]))
-    sampling = [_sum(each, ("rollouts", "collections")) for each in found.values()]
-    per_token = (whole - fixed) / (given.tokens - SHORT)
+    short = run(args.samples[0], SHORT, args.steps, args.kept, tokenizer)
+    results = {samples: run(samples, args.tokens, args.steps, args.kept, tokenizer) for samples in args.samples}
+    fixed, total = (_sum(result) for result in (short, results[args.samples[0]]))
+    sampling = [_sum(result, ("rollouts", "collections")) for result in results.values()]
+    per_token = (total - fixed) / (args.tokens - SHORT)
     print(
         json.dumps(
             {
                 "benchmark": "driver",
-                "tokens": given.tokens,
-                "steps": given.steps,
-                "kept": given.kept,
+                "tokens": args.tokens,
+                "steps": args.steps,
+                "kept": args.kept,
                 "milliseconds_a_sample": round(fixed - SHORT * per_token, 4),
                 "microseconds_a_token": round(1000 * per_token, 4),
                 "flat": round(max(sampling) / min(sampling), 2),
                 "short": short,
-                "samples": found,
+                "samples": results,
             }
         )
     )
@@ -183,8 +185,8 @@ def main() -> None:
 
 def _sum(result: dict[str, Any], phases: Sequence[str] = ()) -> float:
     """Milliseconds a sample of these phases, or of all."""
-    taken: dict[str, float] = result["milliseconds_a_sample"]
-    return sum(taken[name] for name in phases or taken)
+    milliseconds: dict[str, float] = result["milliseconds_a_sample"]
+    return sum(milliseconds[name] for name in phases or milliseconds)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class Load:
 
 async def client(http: httpx.AsyncClient, until: float, load: Load) -> None:
     """Ask again and again."""
-    while (begun := time.perf_counter()) < until:
+    while (start := time.perf_counter()) < until:
         try:
             answer = await http.post("/v1/chat/completions", json=BODY)
         except httpx.HTTPError as error:
@@ -51,7 +51,7 @@ async def client(http: httpx.AsyncClient, until: float, load: Load) -> None:
             continue
         load.statuses[str(answer.status_code)] += 1
         if answer.status_code == 200:
-            load.seconds.append(time.perf_counter() - begun)
+            load.seconds.append(time.perf_counter() - start)
         else:
             await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
 
@@ -76,14 +76,14 @@ async def measure(url: str, pid: int, clients: int, seconds: float) -> dict[str,
         watching = asyncio.create_task(watch(process, until))
         await asyncio.gather(*(client(http, until, load) for _ in range(clients)))
         largest, now = await watching, process.cpu_times()
-    taken = sorted(load.seconds)
+    latencies = sorted(load.seconds)
     return {
         "clients": clients,
         "seconds": seconds,
         "answers": dict(load.statuses),
-        "p50_seconds": round(taken[len(taken) // 2], 3),
-        "p99_seconds": round(taken[int(len(taken) * 0.99)], 3),
-        "cpu_seconds_per_answer": round((now.user + now.system - used.user - used.system) / len(taken), 4),
+        "p50_seconds": round(latencies[len(latencies) // 2], 3),
+        "p99_seconds": round(latencies[int(len(latencies) * 0.99)], 3),
+        "cpu_seconds_per_answer": round((now.user + now.system - used.user - used.system) / len(latencies), 4),
         "rss_mb_before": before >> 20,
         "rss_mb_largest": largest >> 20,
     }

@@ -104,7 +104,7 @@ def play(case: Case, turn: Turn) -> None:
         assert sum(map(len, answers)) * case.turns == case.useful
         if case.turns > 1:
             added = tuple(range(number, number + ANSWERED))
-            prompts = [said + answer + added for said, answer in zip(prompts, answers, strict=True)]
+            prompts = [prompt + answer + added for prompt, answer in zip(prompts, answers, strict=True)]
 
 
 def model(size: str, dtype: str) -> Any:
@@ -128,11 +128,11 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")))
 
 
-def of_engine(made: Callable[[bool], TorchEngine]) -> Turn:
-    """All requests at once, as a rollout makes them; `made` gets whether a prompt may continue an answer."""
+def of_engine(factory: Callable[[bool], TorchEngine]) -> Turn:
+    """All requests at once, as a rollout makes them; `factory` gets whether a prompt may continue an answer."""
 
     async def everything(case: Case, prompts: Sequence[Sample], turn: int) -> list[Sample]:
-        engine = made(case.turns > 1)
+        engine = factory(case.turns > 1)
         answers = await asyncio.gather(*(engine.generate(request(case, prompts, i, turn)) for i in range(len(prompts))))
         return [sample.token_ids for group in answers for sample in group]
 
@@ -154,9 +154,9 @@ def of_generate(reference: Any) -> Turn:
         ids = torch.tensor(prompts).repeat_interleave(case.samples, dim=0)
         config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=max(case.lengths), pad_token_id=0)
         with torch.inference_mode():
-            made = reference.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+            output = reference.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
         lengths = [length for length in case.lengths for _ in range(case.samples)]
-        rows = made[:, ids.shape[1] :].tolist()
+        rows = output[:, ids.shape[1] :].tolist()
         return [tuple(row[:length]) for row, length in zip(rows, lengths, strict=True)]
 
     return turn
@@ -177,8 +177,8 @@ def of_vllm(folder: str, dtype: str) -> Turn:
             Settings(n=case.samples, temperature=1.0, max_tokens=length, ignore_eos=True, logprobs=0, detokenize=False)
             for length in case.lengths
         ]
-        asked: Any = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        answers = engine.generate(asked, settings, use_tqdm=False)
+        inputs: Any = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        answers = engine.generate(inputs, settings, use_tqdm=False)
         return [tuple(sample.token_ids) for answer in answers for sample in answer.outputs]
 
     return turn
@@ -225,9 +225,9 @@ def serve(folder: str, dtype: str) -> None:
 
 def cpu_seconds(run: Callable[[], None]) -> float:
     """CPU time of this process."""
-    begun = time.process_time()
+    start = time.process_time()
     run()
-    return time.process_time() - begun
+    return time.process_time() - start
 
 
 def rates(name: str, case: Case, sides: Mapping[str, Side], rounds: int) -> dict[str, float]:
@@ -281,19 +281,19 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=cases(), default=list(cases()))
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--serve", nargs=2, metavar=("FOLDER", "DTYPE"), help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    if asked.serve:
-        serve(*asked.serve)
+    if args.serve:
+        serve(*args.serve)
         return
-    sizes, dtypes = (["3M"], DTYPES[:1]) if asked.short else (list(SIZES), DTYPES)
-    rounds, vllm = asked.rounds or (1 if asked.short else 3), not asked.short and find_spec("vllm") is not None
+    sizes, dtypes = (["3M"], DTYPES[:1]) if args.short else (list(SIZES), DTYPES)
+    rounds, vllm = args.rounds or (1 if args.short else 3), not args.short and find_spec("vllm") is not None
     result: dict[str, Any] = {"benchmark": "generation", "unit": "tokens per CPU-second", "rounds": rounds}
     for size in sizes:
-        wanted = {name: case for name, case in cases().items() if case.size == size and name in asked.only}
-        for dtype in dtypes if wanted else ():
+        selected = {name: case for name, case in cases().items() if case.size == size and name in args.only}
+        for dtype in dtypes if selected else ():
             with sides_of(size, dtype, vllm=vllm) as sides:
-                for name, case in wanted.items():
+                for name, case in selected.items():
                     result.setdefault(name, {})[dtype] = compared(rates(name, case, sides, rounds))
     print(json.dumps(result))
 

@@ -55,9 +55,9 @@ def make_models(folder: Path) -> tuple[Path, Path]:
     make_model(student)
     shape = AutoConfig.from_pretrained(student)
     shape.vocab_size = WORDS
-    for seed, place in enumerate((student, teacher)):
+    for seed, model_folder in enumerate((student, teacher)):
         torch.manual_seed(seed)
-        AutoModelForCausalLM.from_config(shape).save_pretrained(place)
+        AutoModelForCausalLM.from_config(shape).save_pretrained(model_folder)
     AutoTokenizer.from_pretrained(student).save_pretrained(teacher)
     return student, teacher
 

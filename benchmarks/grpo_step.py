@@ -50,21 +50,23 @@ def main() -> None:
     parser.add_argument("--against", type=Path)
     parser.add_argument("steps", type=int, nargs="?", default=20)
     parser.add_argument("seeds", type=int, nargs="*", default=[0])
-    given = parser.parse_args()
-    sources = dict.fromkeys(given.sides.split(","), CODE) | ({"against": given.against} if given.against else {})
-    rounds = [one_seed(sources, given.steps, seed) for seed in given.seeds]
+    args = parser.parse_args()
+    sources = dict.fromkeys(args.sides.split(","), CODE) | ({"against": args.against} if args.against else {})
+    rounds = [one_seed(sources, args.steps, seed) for seed in args.seeds]
     others = [side for side in sources if side != "skyrl"]
-    found = {
+    summary = {
         "benchmark": "grpo_step",
-        "steps": given.steps,
-        "seeds": given.seeds,
-        **{side: [each[side] for each in rounds] for side in sources},
-        "ratios": {side: round(median(over_ours(each, side, "cpu_seconds") for each in rounds), 2) for side in others},
+        "steps": args.steps,
+        "seeds": args.seeds,
+        **{side: [result[side] for result in rounds] for side in sources},
+        "ratios": {
+            side: round(median(over_ours(result, side, "cpu_seconds") for result in rounds), 2) for side in others
+        },
         "memory_ratios": {
-            side: round(median(1 / over_ours(each, side, "peak_mb") for each in rounds), 2) for side in others
+            side: round(median(1 / over_ours(result, side, "peak_mb") for result in rounds), 2) for side in others
         },
     }
-    print(json.dumps(found))
+    print(json.dumps(summary))
 
 
 def over_ours(results: Mapping[str, Mapping[str, float]], side: str, name: str) -> float:
@@ -111,22 +113,22 @@ class Side:
     def result(self) -> dict[str, Any]:
         """Medians of what it reported."""
         self._process.communicate()
-        counted = [each["cpu"] for each in self._steps[WARM_UP:]]
-        rewards = [each["reward"] for each in self._steps]
+        counted = [step["cpu"] for step in self._steps[WARM_UP:]]
+        rewards = [step["reward"] for step in self._steps]
         enough = (n for n in range(5, len(rewards) + 1) if sum(rewards[n - 5 : n]) >= 4.0)
         return {
             "cpu_seconds": round(median(counted), 3),
             "to_0.8": next(enough, None),
             "last_reward": round(rewards[-1], 3),
-            "peak_mb": round(max(each["peak_mb"] for each in self._steps)),
+            "peak_mb": round(max(step["peak_mb"] for step in self._steps)),
             **({"phases": self._phases()} if "phases" in self._steps[0] else {}),
         }
 
     def _phases(self) -> dict[str, float]:
         """Median CPU-seconds of each phase of a step."""
-        counted = [each["phases"] for each in self._steps[WARM_UP:]]
-        names = dict.fromkeys(name for each in counted for name in each)
-        return {name: round(median(each.get(name, 0.0) for each in counted), 4) for name in names}
+        counted = [step["phases"] for step in self._steps[WARM_UP:]]
+        names = dict.fromkeys(name for step in counted for name in step)
+        return {name: round(median(phases.get(name, 0.0) for phases in counted), 4) for name in names}
 
 
 class Turns:
@@ -146,8 +148,8 @@ class Turns:
     def report(self, reward: float, **more: object) -> None:
         """The step that ends here."""
         ended, peak = self._used()
-        taken = {"cpu": ended - self._began, "reward": reward, "peak_mb": peak, **more}
-        self._out.write(json.dumps(taken) + "\n")
+        record = {"cpu": ended - self._began, "reward": reward, "peak_mb": peak, **more}
+        self._out.write(json.dumps(record) + "\n")
         self._out.flush()
 
 
@@ -167,9 +169,9 @@ class UsedByAll:
         import psutil
 
         began = time.process_time()
-        here = psutil.Process()
-        seconds, memory = began - self._looking, here.memory_info().rss
-        for process in here.children(recursive=True):
+        own_process = psutil.Process()
+        seconds, memory = began - self._looking, own_process.memory_info().rss
+        for process in own_process.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 seconds, memory = seconds + sum(process.cpu_times()[:2]), memory + process.memory_info().rss
         self._looking += time.process_time() - began
@@ -314,9 +316,9 @@ def run_trl(steps: int, seed: int, folder: Path) -> None:
 
     def sorted_exactly(completions: Sequence[Any], ground_truth: Sequence[str], **_: Any) -> list[float | None]:
         right = zip(completions, ground_truth, strict=True)
-        found: list[float | None] = [float(said[0]["content"].strip() == word) for said, word in right]
-        rewards[0] = found.count(1.0) / len(found)
-        return found
+        scores: list[float | None] = [float(completion[0]["content"].strip() == word) for completion, word in right]
+        rewards[0] = scores.count(1.0) / len(scores)
+        return scores
 
     rows = pyarrow.parquet.read_table(BASE / "train.parquet").to_pylist()
     data = [{"prompt": row["prompt"], "ground_truth": row["reward_spec"]["ground_truth"]} for row in rows]

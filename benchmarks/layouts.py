@@ -53,11 +53,11 @@ LAYOUTS: Mapping[str, Mapping[str, Any]] = {
 def setting(changes: Mapping[str, Any]) -> Measured:
     """The same rows for all ranks together, however many share them."""
     shared = changes.get("policy.tensor_parallel_size", 1)
-    whole = {"compute_dtype": "bfloat16", "train_batch_size": 8, "policy_mini_batch_size": 8}
-    return Measured(model=LARGE, changes=whole | dict(changes), ranks=RANKS, rows=ROWS * shared)
+    defaults = {"compute_dtype": "bfloat16", "train_batch_size": 8, "policy_mini_batch_size": 8}
+    return Measured(model=LARGE, changes=defaults | dict(changes), ranks=RANKS, rows=ROWS * shared)
 
 
-def trained(given: Measured, folder: str, ranks: Any) -> float:
+def trained(case: Measured, folder: str, ranks: Any) -> float:
     """Seconds of scoring and one update on this rank, after a first one."""
     from skyrl.learners.schedule import StepSettings
     from skyrl.learners.workers.learning_worker import weighed
@@ -65,9 +65,9 @@ def trained(given: Measured, folder: str, ranks: Any) -> float:
     from skyrl.learners.workers.roles import PolicyWorker
     from skyrl.training.objective import policy_objective
 
-    trainer = trainer_of(given, folder)
+    trainer = trainer_of(case, folder)
     worker, objective = PolicyWorker(trainer, ranks=ranks), policy_objective(trainer.algorithm)
-    [batch] = token_budget(trainer).plan([weighed(objective, batch_of(given))])
+    [batch] = token_budget(trainer).plan([weighed(objective, batch_of(case))])
     for _ in range(2):
         started = time.perf_counter()
         asyncio.run(worker.score(batch))
@@ -78,7 +78,7 @@ def trained(given: Measured, folder: str, ranks: Any) -> float:
     return seconds
 
 
-def speeds(given: Measured, folder: str, ranks: Any) -> dict[str, float]:
+def speeds(case: Measured, folder: str, ranks: Any) -> dict[str, float]:
     """Rates of this rank while all do the same: operations and bytes a second, and seconds of one token in a layer.
     Bytes are those of one layer's weights, gathered in 16 bits, and of its gradients, summed in 32. The latency is that
     of a collective between products, where it waits for the slowest rank.
@@ -88,17 +88,19 @@ def speeds(given: Measured, folder: str, ranks: Any) -> dict[str, float]:
     from transformers import AutoModelForCausalLM
 
     ranks.join(torch.device("cpu"))
-    hidden, inner = given.model["hidden_size"], given.model["intermediate_size"]
+    hidden, inner = case.model["hidden_size"], case.model["intermediate_size"]
     left, right = torch.randn(2048, hidden, dtype=torch.bfloat16), torch.randn(hidden, inner, dtype=torch.bfloat16)
     one, four = torch.zeros(1), torch.zeros(RANKS)
     products = _seconds(lambda: left @ right, times=50)
     together = _seconds(lambda: (left @ right, dist.all_gather_into_tensor(four, one)), times=50)
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    part = torch.zeros(sum(each.numel() for each in model.model.layers[0].parameters()) // RANKS, dtype=torch.bfloat16)
-    whole, sums = torch.zeros(len(part) * RANKS, dtype=torch.bfloat16), torch.zeros(len(part))
+    part = torch.zeros(
+        sum(parameter.numel() for parameter in model.model.layers[0].parameters()) // RANKS, dtype=torch.bfloat16
+    )
+    gathered, sums = torch.zeros(len(part) * RANKS, dtype=torch.bfloat16), torch.zeros(len(part))
     gradients = torch.zeros(len(part) * RANKS)
-    gathering = _seconds(lambda: dist.all_gather_into_tensor(whole, part))
+    gathering = _seconds(lambda: dist.all_gather_into_tensor(gathered, part))
     summing = _seconds(lambda: dist.reduce_scatter_tensor(sums, gradients))
     sent = (GATHERED * part.nbytes + sums.nbytes) * (RANKS - 1)
 
@@ -110,7 +112,7 @@ def speeds(given: Measured, folder: str, ranks: Any) -> dict[str, float]:
         "flops": 2 * len(left) * hidden * inner / products,
         "link": sent / (GATHERED * gathering + summing),
         "latency": together - products,
-        "launches": passes / PASSES / given.model["num_hidden_layers"],
+        "launches": passes / PASSES / case.model["num_hidden_layers"],
     }
 
 
@@ -144,11 +146,11 @@ def main() -> None:
     took: dict[str, list[float]] = {name: [] for name in LAYOUTS}
     with tempfile.TemporaryDirectory() as folder:
         save_model(LARGE, Path(folder))
-        each = on_ranks(setting(ALL), folder, speeds)
+        by_rank = on_ranks(setting(ALL), folder, speeds)
         for _ in range(rounds):
             for name, changes in LAYOUTS.items():
                 took[name].append(max(on_ranks(setting(changes), folder, trained)))
-    speed: dict[str, Any] = {name: median(rank[name] for rank in each) for name in each[0]}
+    speed: dict[str, Any] = {name: median(rank[name] for rank in by_rank) for name in by_rank[0]}
     links = dict.fromkeys(("bandwidth", "node_link", "host_link"), speed["link"])
     guesses = predicted(Rates(**(speed | links), overlaps=False, gpus_per_node=RANKS))
     measured = {name: median(values) for name, values in took.items()}

@@ -33,7 +33,7 @@ FITS = {"cpu": 6 * 2**30, "cuda": 20 * 2**30}
 WAYS = ("naive", "checkpointed", "fused")
 
 
-def run(way: str, tokens: int, device: str) -> dict[str, float]:
+def run(method: str, tokens: int, device: str) -> dict[str, float]:
     """Once, in this process."""
     import torch
     from torch.utils.checkpoint import checkpoint
@@ -50,16 +50,16 @@ def run(way: str, tokens: int, device: str) -> dict[str, float]:
         return torch.log_softmax((hidden @ weight.T).float(), -1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
     def logprobs() -> Any:
-        if way == "naive":
+        if method == "naive":
             return table(hidden, targets)
-        if way == "fused":
+        if method == "fused":
             return linear_logprobs(hidden, weight, targets, temperature=1.0)[0]
-        if way == "liger":
+        if method == "liger":
             from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
             return -LigerFusedLinearCrossEntropyLoss(reduction="sum")(weight, hidden, targets)
         parts = zip(hidden.split(256), targets.split(256), strict=True)
-        return torch.cat([checkpoint(table, each, own, use_reentrant=False) for each, own in parts])
+        return torch.cat([checkpoint(table, chunk, own, use_reentrant=False) for chunk, own in parts])
 
     (torch.randn(64, 64, device=device) @ torch.randn(64, 64, device=device)).sum().item()  # the library is loaded
     if device == "cuda":
@@ -96,9 +96,9 @@ def _now(device: str) -> float:
     return time.perf_counter()
 
 
-def measure(way: str, tokens: int, device: str) -> dict[str, float]:
+def measure(method: str, tokens: int, device: str) -> dict[str, float]:
     """In a process of its own; small counts twice, of which the faster counts."""
-    command = [sys.executable, __file__, way, str(tokens), device]
+    command = [sys.executable, __file__, method, str(tokens), device]
     repeats = 2 if tokens < 4096 else 1
     results = [json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(repeats)]
     best: dict[str, float] = min(results, key=lambda result: float(result["seconds"]))
@@ -107,32 +107,40 @@ def measure(way: str, tokens: int, device: str) -> dict[str, float]:
 
 def main(device: str) -> None:
     """Prints the line."""
-    found: dict[int, dict[str, dict[str, Any]]] = {}
+    results: dict[int, dict[str, dict[str, Any]]] = {}
     installed = ("liger",) if device == "cuda" and importlib.util.find_spec("liger_kernel") else ()
     for tokens in COUNTS[device]:
-        ways = [way for way in (*WAYS, *installed) if way != "naive" or 3 * 4 * tokens * VOCABULARY < FITS[device]]
-        found[tokens] = {way: measure(way, tokens, device) for way in ways}
-        if "naive" not in ways:
+        methods = [
+            method for method in (*WAYS, *installed) if method != "naive" or 3 * 4 * tokens * VOCABULARY < FITS[device]
+        ]
+        results[tokens] = {method: measure(method, tokens, device) for method in methods}
+        if "naive" not in methods:
             largest = max(
-                count for count in found if not found[count].get("naive", {"extrapolated": 1}).get("extrapolated")
+                count for count in results if not results[count].get("naive", {"extrapolated": 1}).get("extrapolated")
             )
             scale = tokens / largest
-            known = found[largest]["naive"]
-            found[tokens]["naive"] = {"extrapolated": True} | {
+            known = results[largest]["naive"]
+            results[tokens]["naive"] = {"extrapolated": True} | {
                 name: known[name] * scale for name in ("seconds", "bytes")
             }
     ratios = {
         str(tokens): {
-            "peak_of_naive": round(ways["fused"]["bytes"] / ways["naive"]["bytes"], 3),
-            "time_of_naive": round(ways["fused"]["seconds"] / ways["naive"]["seconds"], 2),
-            "peak_of_checkpointed": round(ways["fused"]["bytes"] / ways["checkpointed"]["bytes"], 3),
-            "time_of_checkpointed": round(ways["fused"]["seconds"] / ways["checkpointed"]["seconds"], 2),
-            **({"time_of_liger": ways["fused"]["seconds"] / ways["liger"]["seconds"]} if "liger" in ways else {}),
-            "naive": "extrapolated" if ways["naive"].get("extrapolated") else "measured",
+            "peak_of_naive": round(measurements["fused"]["bytes"] / measurements["naive"]["bytes"], 3),
+            "time_of_naive": round(measurements["fused"]["seconds"] / measurements["naive"]["seconds"], 2),
+            "peak_of_checkpointed": round(measurements["fused"]["bytes"] / measurements["checkpointed"]["bytes"], 3),
+            "time_of_checkpointed": round(
+                measurements["fused"]["seconds"] / measurements["checkpointed"]["seconds"], 2
+            ),
+            **(
+                {"time_of_liger": measurements["fused"]["seconds"] / measurements["liger"]["seconds"]}
+                if "liger" in measurements
+                else {}
+            ),
+            "naive": "extrapolated" if measurements["naive"].get("extrapolated") else "measured",
         }
-        for tokens, ways in found.items()
+        for tokens, measurements in results.items()
     }
-    print(json.dumps({"benchmark": "linear_logprobs", "vocabulary": VOCABULARY, "ratios": ratios, "raw": found}))
+    print(json.dumps({"benchmark": "linear_logprobs", "vocabulary": VOCABULARY, "ratios": ratios, "raw": results}))
 
 
 if __name__ == "__main__":

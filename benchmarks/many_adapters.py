@@ -64,51 +64,51 @@ def bank_on(model: Path) -> ModelBank:
 def requests(clients: int, rows: int) -> list[PassRequest]:
     """A pass of each client over `rows` rows."""
     random = np.random.default_rng(0)
-    made = []
+    passes = []
     for number in range(clients):
         ids = random.integers(0, VOCABULARY, (rows, TOKENS + 1))
         ones = np.ones(TOKENS, np.float32)
         data = [Datum(tokens=row[:-1], inputs={"target_tokens": row[1:], "weights": ones}) for row in ids]
-        made.append(PassRequest(model_id=str(number), data=data, loss="cross_entropy"))
-    return made
+        passes.append(PassRequest(model_id=str(number), data=data, loss="cross_entropy"))
+    return passes
 
 
-def seconds(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def seconds(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """CPU-seconds of the best round of each way, which take turns."""
-    taken: dict[str, list[float]] = {name: [] for name in ways}
+    times: dict[str, list[float]] = {name: [] for name in functions}
     for number in range(rounds + 1):
-        for name, way in ways.items():
+        for name, function in functions.items():
             start = time.process_time()
-            way()
+            function()
             if number:  # the first one warms up
-                taken[name].append(time.process_time() - start)
-    return {name: round(min(each), 4) for name, each in taken.items()}
+                times[name].append(time.process_time() - start)
+    return {name: round(min(values), 4) for name, values in times.items()}
 
 
-def compared(bank: ModelBank, given: list[PassRequest], rounds: int) -> dict[str, float]:
+def compared(bank: ModelBank, requests: list[PassRequest], rounds: int) -> dict[str, float]:
     """Both ways and their ratio."""
 
     def pass_and_step(some: list[PassRequest]) -> None:
         for outcome in bank.passes(some):
             if isinstance(outcome, Exception):
                 raise outcome
-        for each in some:
-            bank.optimizer_step(each.model_id, STEP)
+        for request in some:
+            bank.optimizer_step(request.model_id, STEP)
 
     def one_after_the_other() -> None:
-        for each in given:
-            pass_and_step([each])
+        for request in requests:
+            pass_and_step([request])
 
-    ways = {"together": lambda: pass_and_step(given), "one_after_the_other": one_after_the_other}
-    found = seconds(ways, rounds)
-    return found | {"ratio": round(found["one_after_the_other"] / found["together"], 2)}
+    functions = {"together": lambda: pass_and_step(requests), "one_after_the_other": one_after_the_other}
+    result = seconds(functions, rounds)
+    return result | {"ratio": round(result["one_after_the_other"] / result["together"], 2)}
 
 
 def gflops() -> float:
     """Rate of a product of a full pass with a feed-forward matrix, in 10^9 operations a second."""
     x, weight = torch.randn(FULL, 256), torch.randn(704, 256)
-    taken = seconds({"product": lambda: [torch.nn.functional.linear(x, weight) for _ in range(50)]}, 3)
-    return round(50 * 2 * x.numel() * 704 / taken["product"] / 1e9, 1)
+    best = seconds({"product": lambda: [torch.nn.functional.linear(x, weight) for _ in range(50)]}, 3)
+    return round(50 * 2 * x.numel() * 704 / best["product"] / 1e9, 1)
 
 
 def main(clients: int = 8, rounds: int = 5) -> None:

@@ -89,16 +89,16 @@ SETTINGS: Mapping[str, Measured] = {
 def main(names: list[str]) -> None:
     """Print a row as soon as it is measured, then everything as JSON."""
     print(f"{'megabytes, measured / estimated':32}" + "".join(f"{phase:>26}" for phase in PHASES))
-    found = {}
+    ratios = {}
     for name in names or SETTINGS:
         peaks, guesses = measured(SETTINGS[name]), estimated(SETTINGS[name])
-        found[name] = {phase: round(guesses[phase] / peaks[phase], 3) for phase in PHASES}
+        ratios[name] = {phase: round(guesses[phase] / peaks[phase], 3) for phase in PHASES}
         cells = (
-            f"{peaks[phase] / 1e6:>9.1f} /{guesses[phase] / 1e6:>7.1f} ({found[name][phase] - 1:+.0%})"
+            f"{peaks[phase] / 1e6:>9.1f} /{guesses[phase] / 1e6:>7.1f} ({ratios[name][phase] - 1:+.0%})"
             for phase in PHASES
         )
         print(f"{name:32}" + "".join(f"{cell:>26}" for cell in cells), flush=True)
-    print(json.dumps({"benchmark": "memory", "estimated_over_measured": found}))
+    print(json.dumps({"benchmark": "memory", "estimated_over_measured": ratios}))
 
 
 if __name__ == "__main__":

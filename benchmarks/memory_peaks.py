@@ -65,8 +65,8 @@ def measured(setting: Measured) -> dict[str, int]:
     """Phase -> bytes at the peak of the rank that had most: `rest`, `scoring`, `update`, `transfer`."""
     with tempfile.TemporaryDirectory() as folder:
         save_model(setting.model, Path(folder))
-        found = on_ranks(setting, folder, _phases)
-    return {phase: max(each[phase] for each in found) for phase in found[0]}
+        peaks = on_ranks(setting, folder, _phases)
+    return {phase: max(rank_peaks[phase] for rank_peaks in peaks) for phase in peaks[0]}
 
 
 def save_model(values: Mapping[str, Any], folder: Path) -> None:
@@ -87,11 +87,11 @@ def on_ranks(setting: Measured, folder: str, work: Work[R]) -> list[R]:
     with Rendezvous(timeout=PATIENCE) as meeting:
         pipes = []
         for ranks in meeting.ranks("measured", setting.ranks):
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_serve, args=(setting, folder, work, ranks, theirs), daemon=True)
+            parent_end, child_end = context.Pipe(duplex=False)
+            process = context.Process(target=_serve, args=(setting, folder, work, ranks, child_end), daemon=True)
             process.start()
-            theirs.close()
-            pipes.append((process, ours))
+            child_end.close()
+            pipes.append((process, parent_end))
         return [_answer(process, pipe) for process, pipe in pipes]
 
 
@@ -99,9 +99,9 @@ def _answer(process: Any, pipe: Any) -> Any:
     if not pipe.poll(PATIENCE):
         process.kill()
         raise TimeoutError(f"a rank gave no answer within {PATIENCE:g} s")
-    found = pipe.recv()
+    answer = pipe.recv()
     process.join()
-    return found
+    return answer
 
 
 def _serve(setting: Measured, folder: str, work: Work[R], ranks: Any, pipe: Connection) -> None:
@@ -232,10 +232,10 @@ def _resting() -> int:
     gc.collect()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about looking at objects that it keeps for old names
-        found = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
-    tensors = found + [each.grad for each in found if each.is_leaf and each.grad is not None]
-    local = (each._local_tensor if isinstance(each, DTensor) else each for each in tensors)
-    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in local}.values())
+        live_tensors = [obj for obj in gc.get_objects() if isinstance(obj, torch.Tensor)]
+    tensors = live_tensors + [tensor.grad for tensor in live_tensors if tensor.is_leaf and tensor.grad is not None]
+    local = (tensor._local_tensor if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in local}.values())
 
 
 def _peaks(profiler: Any, rested: int) -> dict[str, int]:
@@ -245,15 +245,15 @@ def _peaks(profiler: Any, rested: int) -> dict[str, int]:
     evenly over the phase.
     """
     events = list(profiler.profiler.kineto_results.events())
-    changes = sorted((each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]")
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     times = [when for when, _ in changes]
-    found = {"rest": rested}
-    for each in events:
-        if each.name().startswith(_MARK):
-            start, end = each.start_ns(), each.start_ns() + each.duration_ns()
+    peaks = {"rest": rested}
+    for event in events:
+        if event.name().startswith(_MARK):
+            start, end = event.start_ns(), event.start_ns() + event.duration_ns()
             inside = changes[bisect_right(times, start) : bisect_right(times, end)]
-            found[each.name().removeprefix(_MARK)] = rested + _highest([change for _, change in inside])
-    return {phase: found[phase] for phase in PHASES}
+            peaks[event.name().removeprefix(_MARK)] = rested + _highest([change for _, change in inside])
+    return {phase: peaks[phase] for phase in PHASES}
 
 
 def _highest(changes: list[int]) -> int:

@@ -72,34 +72,34 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40)
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("values", nargs="*")
-    given = parser.parse_args()
-    files = [each for each in given.values if "=" not in each] or [QUICK_START]
-    changes = [*CHANGES, f"trainer.max_training_steps={given.steps}", *(each for each in given.values if "=" in each)]
+    args = parser.parse_args()
+    files = [value for value in args.values if "=" not in value] or [QUICK_START]
+    changes = [*CHANGES, f"trainer.max_training_steps={args.steps}", *(value for value in args.values if "=" in value)]
     with tempfile.TemporaryDirectory() as folder:
         config = compose(files, [*changes, f"trainer.run_path={folder}/run"], SkyRLTrainConfig).config
-        versions = trained(config, given.prompts)
-    drawn, rows = random.Random(0), range(given.prompts)
-    sets = [sorted(drawn.sample(rows, min(given.rows, len(rows)))) for _ in range(given.sets)]
+        versions = trained(config, args.prompts)
+    drawn, rows = random.Random(0), range(args.prompts)
+    sets = [sorted(drawn.sample(rows, min(args.rows, len(rows)))) for _ in range(args.sets)]
     right, stopped = [], []
     for some in sets:
         right += list(judged(versions, some))
         stopped += list(found(versions, some))
-    late = sum(each["versions"] > each["told"] for each in stopped if each["told"])
+    late = sum(stop["versions"] > stop["told"] for stop in stopped if stop["told"])
     print(
         json.dumps(
             {
                 "benchmark": "parity",
                 "versions": len(versions) - 1,
-                "tokens": sum(len(answer.learner) for answer in versions[0].answers) * given.rows // given.prompts,
+                "tokens": sum(len(answer.learner) for answer in versions[0].answers) * args.rows // args.prompts,
                 "right_engine_judged": len(right),
                 "falsely_refused": right.count(Verdict.STAYS),
                 "stopped_engines": len(stopped),
-                "refused": sum(each["versions"] > 0 for each in stopped),
+                "refused": sum(stop["versions"] > 0 for stop in stopped),
                 "refused_later_than_told": late,
-                "called_right": sum(each["called_right"] for each in stopped),
-                **quantiles("versions_lost", [each["versions"] for each in stopped if each["versions"] > 0]),
-                **quantiles("moved", [each["moved"] for each in stopped if each["versions"] > 0]),
-                **quantiles("noise", [mean([answer.distance for answer in each.answers]) for each in versions]),
+                "called_right": sum(stop["called_right"] for stop in stopped),
+                **quantiles("versions_lost", [stop["versions"] for stop in stopped if stop["versions"] > 0]),
+                **quantiles("moved", [stop["moved"] for stop in stopped if stop["versions"] > 0]),
+                **quantiles("noise", [mean([answer.distance for answer in version.answers]) for version in versions]),
             }
         )
     )
@@ -119,18 +119,18 @@ def trained(config: SkyRLTrainConfig, prompts: int) -> list[Version]:
             self, source: WeightSource, engines: Mapping[int, InferenceEngine], version: int, *, promised: bool = False
         ) -> dict[str, float]:
             [engine], now = engines.values(), len(versions)
-            asked = [self._request(prompt, number) for number, prompt in enumerate(self.prompts)]
-            drawn = await asyncio.gather(*(engine.generate(request) for request in asked))
+            requests = [self._request(prompt, number) for number, prompt in enumerate(self.prompts)]
+            drawn = await asyncio.gather(*(engine.generate(request) for request in requests))
             pairs = [(prompt, answer) for prompt, (answer,) in zip(self.prompts, drawn, strict=True)]
             kept = [old for old in range(now) if old >= now - KEPT or (old % EVERY == 0 and old >= now - LONGEST)]
-            earlier = [(each.prompt, each.completion) for old in kept for each in versions[old].answers]
+            earlier = [(answer.prompt, answer.completion) for old in kept for answer in versions[old].answers]
             scores = await _scored(source, [*pairs, *earlier])
             answers = tuple(
-                ScoredSample(prompt=prompt, completion=one, learner=scores[prompt, one.token_ids])
-                for prompt, one in pairs
+                ScoredSample(prompt=prompt, completion=completion, learner=scores[prompt, completion.token_ids])
+                for prompt, completion in pairs
             )
             rescored = {
-                old: tuple(scores[each.prompt, each.completion.token_ids] for each in versions[old].answers)
+                old: tuple(scores[answer.prompt, answer.completion.token_ids] for answer in versions[old].answers)
                 for old in kept
             }
             versions.append(Version(answers, rescored))
@@ -174,14 +174,16 @@ def found(versions: Sequence[Version], rows: Sequence[int]) -> Iterator[dict[str
         for number in range(stop + 1, len(versions)):
             if stop not in versions[number].rescored:
                 break
-            again = [evolve(versions[stop].answers[row], learner=versions[number].rescored[stop][row]) for row in rows]
+            rescored = [
+                evolve(versions[stop].answers[row], learner=versions[number].rescored[stop][row]) for row in rows
+            ]
             right = before.verdict([versions[number].answers[row] for row in rows])
             if right is Verdict.FOLLOWS and not result["told"]:
                 result["told"] = number - stop
-            verdict = before.verdict(again)
+            verdict = before.verdict(rescored)
             result["called_right"] += verdict is Verdict.FOLLOWS
             if verdict is Verdict.STAYS:
-                pairs = zip(again, before.answers, strict=True)
+                pairs = zip(rescored, before.answers, strict=True)
                 moved = mean([(new.learner - old.learner).abs() for new, old in pairs])
                 result |= {"versions": number - stop, "moved": moved}
                 break

@@ -60,23 +60,23 @@ def main() -> None:
     parser.add_argument("--reward", default=f"{ROOT / 'examples' / 'quickstart' / 'reward.py'}:sorted_exactly")
     parser.add_argument("--keep", type=Path, help="folder for runs and records, kept")
     parser.add_argument("settings", nargs="*", help="path=value of the run")
-    given = parser.parse_args()
-    if given.before and not (given.before / "skyrl" / "cli").is_dir():
-        parser.error(f"--before: {given.before} is not the root of a checkout")  # or this code would run twice
-    roots = ({"before": given.before} if given.before else {}) | {"after": ROOT}
+    args = parser.parse_args()
+    if args.before and not (args.before / "skyrl" / "cli").is_dir():
+        parser.error(f"--before: {args.before} is not the root of a checkout")  # or this code would run twice
+    roots = ({"before": args.before} if args.before else {}) | {"after": ROOT}
     with tempfile.TemporaryDirectory() as scratch:
-        folder = given.keep or Path(scratch)
-        model, data = given.model, given.data
+        folder = args.keep or Path(scratch)
+        model, data = args.model, args.data
         if model is None:
             model, data = made(folder / "inputs")
-        settings = settings_of(given, model, data)
+        settings = settings_of(args, model, data)
         rounds = [
             {side: measure(root.absolute(), folder / f"{side}-{n}", settings) for side, root in roots.items()}
-            for n in range(given.rounds)
+            for n in range(args.rounds)
         ]
-    measured = {side: merged([each[side] for each in rounds]) for side in roots}
+    measured = {side: merged([result[side] for result in rounds]) for side in roots}
     print_table(measured)
-    print(json.dumps({"benchmark": "ray_step", "answers": given.prompts * given.samples, **measured}))
+    print(json.dumps({"benchmark": "ray_step", "answers": args.prompts * args.samples, **measured}))
 
 
 def made(folder: Path) -> tuple[Path, Path]:
@@ -92,38 +92,38 @@ def made(folder: Path) -> tuple[Path, Path]:
     torch.manual_seed(0)
     tokenizer = prepare.build_tokenizer()
     folder.mkdir(parents=True, exist_ok=True)
-    for each in (small_qwen2(tokenizer, hidden_size=128, layers=30), tokenizer):
-        each.save_pretrained(folder / "model")
-    prepare.write_rows(folder / "rows.parquet", prepare.draw_words(random.Random(0), 1024, taken=()))
+    for component in (small_qwen2(tokenizer, hidden_size=128, layers=30), tokenizer):
+        component.save_pretrained(folder / "model")
+    prepare.write_rows(folder / "rows.parquet", prepare.draw_words(random.Random(0), 1024, excluded=()))
     return folder / "model", folder / "rows.parquet"
 
 
-def settings_of(given: argparse.Namespace, model: Path, data: Path) -> list[str]:
+def settings_of(args: argparse.Namespace, model: Path, data: Path) -> list[str]:
     """The run, as arguments of `skyrl run`; its own folder is added for each checkout."""
     return [
-        *(["preset:cuda"] if given.cuda else []),
+        *(["preset:cuda"] if args.cuda else []),
         f"data.train_data=[{json.dumps(str(data))}]",
-        f"environment.env_class={given.reward}",
-        f"generator.n_samples_per_prompt={given.samples}",
-        f"generator.sampling_params.max_generate_length={given.tokens}",
+        f"environment.env_class={args.reward}",
+        f"generator.n_samples_per_prompt={args.samples}",
+        f"generator.sampling_params.max_generate_length={args.tokens}",
         "generator.inference_engine.backend=vllm",
         "generator.inference_engine.logprob_parity_bound=5",
-        *([] if given.cuda else ON_A_CPU),
+        *([] if args.cuda else ON_A_CPU),
         "trainer.placement.executor=ray",
         "trainer.placement.colocate_all=true",
         f"trainer.policy.model.path={model}",
         "trainer.policy.optimizer_config.lr=1e-6",
         "trainer.algorithm.use_kl_loss=false",
-        f"trainer.train_batch_size={given.prompts}",
-        f"trainer.policy_mini_batch_size={given.prompts}",
+        f"trainer.train_batch_size={args.prompts}",
+        f"trainer.policy_mini_batch_size={args.prompts}",
         "trainer.max_tokens_per_microbatch=16384",
         "trainer.max_prompt_length=128",
-        f"trainer.max_training_steps={given.steps}",
+        f"trainer.max_training_steps={args.steps}",
         "trainer.eval_interval=-1",
         "trainer.eval_before_train=false",
         "trainer.ckpt_interval=-1",
         "trainer.logger=console",
-        *given.settings,
+        *args.settings,
     ]
 
 
@@ -161,12 +161,12 @@ def measure(root: Path, folder: Path, settings: Sequence[str]) -> dict[str, Any]
     for process in dict.fromkeys(call.process for call in calls):
         own = [call for call in calls if call.process == process]
         phases[process] = {
-            what: round(median(covered(own, what, *step) for step in counted) * 1e3, 1)
-            for what in sorted({call.what for call in own})
+            function: round(median(covered(own, function, *step) for step in counted) * 1e3, 1)
+            for function in sorted({call.what for call in own})
         }
     for process, samples in cpu.items():
-        whole = used(samples, counted[-1][1]) - used(samples, counted[0][0])
-        phases.setdefault(process, {})["cpu"] = round(whole / len(counted) * 1e3, 1)
+        cpu_seconds = used(samples, counted[-1][1]) - used(samples, counted[0][0])
+        phases.setdefault(process, {})["cpu"] = round(cpu_seconds / len(counted) * 1e3, 1)
     starts = [call for call in calls if call.what.startswith("start") and call.ended <= steps[0][0]]
     start = {
         f"{call.process} {call.what.removeprefix('start: ')}": [
@@ -187,10 +187,10 @@ def measure(root: Path, folder: Path, settings: Sequence[str]) -> dict[str, Any]
 def merged(results: Sequence[Any]) -> Any:
     """The medians of the numbers that are in the same place in all results."""
     if isinstance(results[0], dict):
-        names = [name for name in results[0] if all(name in each for each in results)]
-        return {name: merged([each[name] for each in results]) for name in names}
+        names = [name for name in results[0] if all(name in result for result in results)]
+        return {name: merged([result[name] for result in results]) for name in names}
     if isinstance(results[0], list):
-        return [merged(each) for each in zip(*results, strict=True)]
+        return [merged(values) for values in zip(*results, strict=True)]
     return round(median(results), 1)
 
 
@@ -219,10 +219,10 @@ def role(names: set[str]) -> str:
     return "EngineCore" if "start: engine core" in names else ""
 
 
-def covered(calls: Sequence[Call], what: str, began: float, ended: float) -> float:
+def covered(calls: Sequence[Call], function: str, began: float, ended: float) -> float:
     """Seconds between two moments in which at least one call was running."""
     total, until = 0.0, began
-    for call in sorted((call for call in calls if call.what == what), key=lambda call: call.began):
+    for call in sorted((call for call in calls if call.what == function), key=lambda call: call.began):
         first, last = max(call.began, until), min(call.ended, ended)
         if last > first:
             total, until = total + last - first, last
@@ -240,12 +240,12 @@ def rows(measured: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, list[
     names: dict[tuple[str, str], None] = {}
     for side in sides:
         for process, phases in side["step"].items():
-            names |= dict.fromkeys((process, what) for what in phases)
+            names |= dict.fromkeys((process, function) for function in phases)
     order = defaultdict(lambda: 9, driver=0, engine=1, EngineCore=2, learner=3)
-    for process, what in sorted(names, key=lambda name: (order[name[0]], name)):
-        values = [side["step"].get(process, {}).get(what) for side in sides]
+    for process, function in sorted(names, key=lambda name: (order[name[0]], name)):
+        values = [side["step"].get(process, {}).get(function) for side in sides]
         if any(value is not None and value >= LEAST_MS for value in values):
-            yield f"{process}: {what} (ms)", ["" if value is None else f"{value:.1f}" for value in values]
+            yield f"{process}: {function} (ms)", ["" if value is None else f"{value:.1f}" for value in values]
     for part in ("start", "end"):
         for name in dict.fromkeys(name for side in sides for name in side[part]):
             spans = [side[part].get(name) for side in sides]

@@ -157,9 +157,9 @@ def _answers(recipe: Recipe, model: str, to: str) -> list[float | str]:
     file, *changes = recipe.answers
     command = [sys.executable, "-m", "skyrl.cli", "eval", model, f"{RECIPES_FOLDER}/{file}", *changes, "--to", to]
     subprocess.run(command, cwd=ROOT, check=True)
-    found = json.loads((ROOT / to / "results.json").read_text(encoding="utf-8"))
+    result = json.loads((ROOT / to / "results.json").read_text(encoding="utf-8"))
     name = "eval/all/avg_score"
-    numbers = [found["metrics"][name], *found["intervals"][name]]
+    numbers = [result["metrics"][name], *result["intervals"][name]]
     samples = sorted((ROOT / to / "samples").glob("*.jsonl"))
     first = next(row for file in samples if file.stem != "aggregated_results" for row in _lines(file))
     return [*(round(number, 4) for number in numbers), first["prompt"][-1]["content"], first["response"]]
@@ -287,7 +287,7 @@ def draw(stored: Sequence[Mapping[str, Any]]) -> None:
         figure = Figure(figsize=(10.5, 2.3 * rows), layout="constrained")
         panels = figure.subplots(rows, columns, squeeze=False).flat
         for name, panel in zip(names, panels, strict=False):
-            for result, color in zip((each for each in stored if each["recipe"] == name), COLORS, strict=False):
+            for result, color in zip((run for run in stored if run["recipe"] == name), COLORS, strict=False):
                 steps, values = zip(*result["training"], strict=True)
                 panel.plot(steps, values, color=color, alpha=0.4, linewidth=1)
                 if result["evaluations"]:
@@ -300,7 +300,7 @@ def draw(stored: Sequence[Mapping[str, Any]]) -> None:
             panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
             panel.set_facecolor("none")
             panel.spines[["top", "right"]].set_visible(False)
-            if all(0 <= value <= 1 for each in stored if each["recipe"] == name for _, value in each["training"]):
+            if all(0 <= value <= 1 for run in stored if run["recipe"] == name for _, value in run["training"]):
                 panel.set_ylim(0, 1.02)
         for panel in panels:
             panel.set_visible(False)

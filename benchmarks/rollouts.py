@@ -34,8 +34,8 @@ class Instant:
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """The same for every sample."""
-        said = Completion(token_ids=(1,), text="a", logprobs=(-1.0,), weight_versions=(0,), stop_reason="length")
-        return (said,) * len(request.keys)
+        completion = Completion(token_ids=(1,), text="a", logprobs=(-1.0,), weight_versions=(0,), stop_reason="length")
+        return (completion,) * len(request.keys)
 
 
 class Characters:
@@ -54,7 +54,7 @@ def main() -> None:
     for name, default in (("trajectories", 256), ("turns", 2), ("workers", 32), ("milliseconds", 50)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--coroutines", action="store_true")
-    asked = parser.parse_args()
+    args = parser.parse_args()
 
     class Slow(Env):
         """Takes its time over each turn."""
@@ -62,49 +62,49 @@ def main() -> None:
         taken = 0
 
         def step(self, action: str) -> EnvStep:
-            time.sleep(asked.milliseconds / 1000)
+            time.sleep(args.milliseconds / 1000)
             return self.turn()
 
         def turn(self) -> EnvStep:
             """The next turn, after the wait."""
             threads.add(_count())
             self.taken += 1
-            done = self.taken == asked.turns
+            done = self.taken == args.turns
             return EnvStep(reward=1.0, done=done, observations=() if done else ({"role": "user", "content": "on"},))
 
     class Awaits(Slow):
         """Takes its time over each turn, without a thread."""
 
         async def step(self, action: str) -> EnvStep:  # type: ignore[override]  # either is an environment
-            await asyncio.sleep(asked.milliseconds / 1000)
+            await asyncio.sleep(args.milliseconds / 1000)
             return self.turn()
 
     threads: set[int] = set()
-    register("slow", Awaits if asked.coroutines else Slow)
+    register("slow", Awaits if args.coroutines else Slow)
     engines: list[Any] = [Instant()]
     lora = SkyRLLoraConfig()
     tokenizer: Any = Characters()
     generator = SkyRLGymGenerator(
         "model",
         lora,
-        GeneratorConfig(max_turns=asked.turns, use_conversation_multi_turn=False),
-        SkyRLGymConfig(max_env_workers=asked.workers),
+        GeneratorConfig(max_turns=args.turns, use_conversation_multi_turn=False),
+        SkyRLGymConfig(max_env_workers=args.workers),
         InferenceEngineClient(engines, tokenizer, "model", lora, InferenceEngineConfig()),
         tokenizer,
     )
     prompts = [
         Prompt(id=str(number), messages=({"role": "user", "content": "?"},), token_ids=(1,), env_class="slow")
-        for number in range(asked.trajectories // 8)
+        for number in range(args.trajectories // 8)
     ]
     start, began = time.perf_counter(), os.times()
     with lasting_objects(), seldom_collected():  # as in a run
         asyncio.run(generator.generate(prompts, sampling=SamplingParams(), samples_per_prompt=8, weight_version=0))
     seconds = time.perf_counter() - start
     used = os.times()
-    ideal = math.ceil(asked.trajectories / asked.workers) * asked.milliseconds / 1000 * asked.turns
-    found = {"seconds": seconds, "ideal": ideal, "ratio": seconds / ideal, "threads": max(threads)}
+    ideal = math.ceil(args.trajectories / args.workers) * args.milliseconds / 1000 * args.turns
+    result = {"seconds": seconds, "ideal": ideal, "ratio": seconds / ideal, "threads": max(threads)}
     cpu = {"user": used.user - began.user, "system": used.system - began.system}
-    print(json.dumps({"benchmark": "rollouts", **vars(asked), **found, **cpu}))
+    print(json.dumps({"benchmark": "rollouts", **vars(args), **result, **cpu}))
 
 
 if __name__ == "__main__":

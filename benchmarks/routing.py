@@ -46,19 +46,19 @@ class Simulated:
         """As many tokens as are asked for, for each key."""
         self._prefill(request.prompt_ids)
         count = request.sampling.max_generate_length
-        done = [asyncio.get_running_loop().create_future() for _ in request.keys]
-        self._queue.extend((count, each) for each in done)
-        await asyncio.gather(*done)
-        said = tuple(random.Random(repr(request.prompt_ids)).choices(range(1000), k=count))
-        self._remember((*request.prompt_ids, *said))
-        one = Completion(
-            token_ids=said,
+        futures = [asyncio.get_running_loop().create_future() for _ in request.keys]
+        self._queue.extend((count, future) for future in futures)
+        await asyncio.gather(*futures)
+        token_ids = tuple(random.Random(repr(request.prompt_ids)).choices(range(1000), k=count))
+        self._remember((*request.prompt_ids, *token_ids))
+        completion = Completion(
+            token_ids=token_ids,
             text="",
             logprobs=(-1.0,) * count,
             weight_versions=(0,) * count,
             stop_reason="length",
         )
-        return (one,) * len(request.keys)
+        return (completion,) * len(request.keys)
 
     async def current_load(self) -> EngineLoad:
         """Its queue."""
@@ -68,10 +68,10 @@ class Simulated:
         """One token of each running sample."""
         while self._queue and len(self._running) < self.most:
             self._running.append(self._queue.popleft())
-        self._running = [(left - 1, done) for left, done in self._running]
-        for _, done in (each for each in self._running if each[0] == 0):
-            done.set_result(None)
-        self._running = [each for each in self._running if each[0]]
+        self._running = [(left - 1, future) for left, future in self._running]
+        for _, future in (entry for entry in self._running if entry[0] == 0):
+            future.set_result(None)
+        self._running = [entry for entry in self._running if entry[0]]
 
     def _prefill(self, ids: tuple[int, ...]) -> None:
         cached = next((end for end in _ends(ids) if ids[:end] in self._cached), 0)
@@ -123,29 +123,31 @@ async def run(engines: list[Simulated], work: list[Coroutine[Any, Any, Any]]) ->
 def client(kind: type[Admission], engines: list[Any]) -> InferenceEngineClient:
     """A client that admits requests in this way to these engines, which are given at most 64 samples at a time."""
     unused: Any = None
-    made = InferenceEngineClient(engines, unused, "model", SkyRLLoraConfig(), InferenceEngineConfig(max_num_seqs=64))
-    made._admission = kind(engines, 64)
-    return made
+    engine_client = InferenceEngineClient(
+        engines, unused, "model", SkyRLLoraConfig(), InferenceEngineConfig(max_num_seqs=64)
+    )
+    engine_client._admission = kind(engines, 64)
+    return engine_client
 
 
 def prompt_tokens(kind: type[Admission], count: int, seed: int) -> int:
     """Tokens of prompts that engines compute for agents and for groups."""
     engines = [Simulated(64) for _ in range(count)]
-    door, draws = client(kind, engines), random.Random(seed)
+    engine_client, draws = client(kind, engines), random.Random(seed)
 
     def some(least: int, most: int) -> tuple[int, ...]:
         return tuple(draws.choices(range(1000), k=draws.randint(least, most)))
 
-    async def converse(number: int, said: list[tuple[int, ...]]) -> None:
+    async def converse(number: int, messages: list[tuple[int, ...]]) -> None:
         history: tuple[int, ...] = ()
-        for turn, more in enumerate(said):
+        for turn, more in enumerate(messages):
             history += more
-            (answer,) = await door.generate(asked(f"{number}.{turn}", history, 8 + (number + turn) % 24))
+            (answer,) = await engine_client.generate(asked(f"{number}.{turn}", history, 8 + (number + turn) % 24))
             history += answer.token_ids
 
     talks = [converse(number, [some(40, 120) for _ in range(_TURNS)]) for number in range(_CONVERSATIONS)]
     prompts = [(str(number), some(60, 200)) for number in range(_PROMPTS)]
-    groups = [door.generate(asked(name, ids, 32, n)) for name, ids in prompts for n in range(_SAMPLES)]
+    groups = [engine_client.generate(asked(name, ids, 32, n)) for name, ids in prompts for n in range(_SAMPLES)]
     asyncio.run(run(engines, [*talks, *groups]))
     return sum(engine.computed for engine in engines)
 
@@ -153,9 +155,9 @@ def prompt_tokens(kind: type[Admission], count: int, seed: int) -> int:
 def steps(kind: type[Admission], count: int, seed: int) -> int:
     """Steps for samples with a long tail, where one engine runs a quarter of what the others do."""
     engines = [Simulated(8 if number == 0 else 32) for number in range(count)]
-    door, draws = client(kind, engines), random.Random(seed)
+    engine_client, draws = client(kind, engines), random.Random(seed)
     lengths = [min(256, 8 + int(draws.expovariate(1 / 32))) for _ in range(count * 256)]
-    samples = [door.generate(asked(str(number), (number,), length)) for number, length in enumerate(lengths)]
+    samples = [engine_client.generate(asked(str(number), (number,), length)) for number, length in enumerate(lengths)]
     return asyncio.run(run(engines, list(samples)))
 
 

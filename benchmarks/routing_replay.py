@@ -96,7 +96,9 @@ async def drawn(folder: Path, dtype: str, *, prompts: int, samples: int, tokens:
     ]
     answers: list[tuple[Completion, ...]] = await asyncio.gather(*map(engine.generate, requests))
     await engine.close()
-    return rows([(asked.prompt_ids, each) for asked, own in zip(requests, answers, strict=True) for each in own])
+    return rows(
+        [(request.prompt_ids, completion) for request, own in zip(requests, answers, strict=True) for completion in own]
+    )
 
 
 def learner(folder: Path, *, replays: bool) -> PolicyWorker:
@@ -124,13 +126,13 @@ def routed_otherwise(folder: Path, batch: TrainingBatch) -> float:
     model = Qwen3MoeForCausalLM.from_pretrained(folder, dtype=torch.float32)
     recorder = ChoiceRecorder(model)
     assert batch.routed_experts is not None
-    found = []
+    differs = []
     with torch.no_grad():
         for ids, length, chosen in zip(batch.input_ids, batch.lengths.tolist(), batch.routed_experts, strict=True):
             model(ids[None, : length - 1], use_cache=False)
-            own, theirs = recorder.take().sort(-1).values, chosen[: length - 1].sort(-1).values
-            found.append((own != theirs).flatten(1).any(1))
-    return round(float(torch.cat(found).float().mean()), 4)
+            recomputed, recorded = recorder.take().sort(-1).values, chosen[: length - 1].sort(-1).values
+            differs.append((recomputed != recorded).flatten(1).any(1))
+    return round(float(torch.cat(differs).float().mean()), 4)
 
 
 def measured(folder: Path, batch: TrainingBatch) -> dict[str, Any]:
@@ -151,12 +153,12 @@ def main() -> None:
     for name, value in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--dtype", default="bfloat16")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
-        save_mixture(path, layers=asked.layers, experts=asked.experts)
-        batch = asyncio.run(drawn(path, asked.dtype, prompts=asked.prompts, samples=asked.samples, tokens=asked.tokens))
-        print(json.dumps({"dtype": asked.dtype, **measured(path, batch)}))
+        save_mixture(path, layers=args.layers, experts=args.experts)
+        batch = asyncio.run(drawn(path, args.dtype, prompts=args.prompts, samples=args.samples, tokens=args.tokens))
+        print(json.dumps({"dtype": args.dtype, **measured(path, batch)}))
 
 
 if __name__ == "__main__":

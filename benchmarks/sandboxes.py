@@ -55,15 +55,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure sandboxes.")
     parser.add_argument("--calls", type=int, default=100)
     calls = parser.parse_args().calls
-    here = [tier for tier in TIERS if not why_unavailable(tier)]
+    available = [tier for tier in TIERS if not why_unavailable(tier)]
     python = [sys.executable, "-I", "-S", "-c", PROGRAM]
-    found: dict[str, object] = {
+    results: dict[str, object] = {
         "fork": milliseconds(calls, _fork),
         "python": milliseconds(calls, lambda: subprocess.run(python, capture_output=True, check=True)),
     }
-    for tier in here:
-        found[tier] = measure(tier, calls)
-    print(json.dumps({"benchmark": "sandboxes", "calls": calls, "load": os.getloadavg()[0], **found}))
+    for tier in available:
+        results[tier] = measure(tier, calls)
+    print(json.dumps({"benchmark": "sandboxes", "calls": calls, "load": os.getloadavg()[0], **results}))
 
 
 def measure(tier: Tier, calls: int) -> dict[str, object]:
@@ -81,7 +81,7 @@ def measure(tier: Tier, calls: int) -> dict[str, object]:
             env.step("an answer")
             env.close()
 
-        found: dict[str, object] = {
+        results: dict[str, object] = {
             "fresh": milliseconds(calls, lambda: sandbox.run(PROGRAM)),
             "reused": milliseconds(calls, lambda: equal("1200", "1,200")),
             "episode": milliseconds(calls, episode),
@@ -89,28 +89,28 @@ def measure(tier: Tier, calls: int) -> dict[str, object]:
         }
     sandbox.close()
     equal.close()
-    return found
+    return results
 
 
 def milliseconds(calls: int, call: Callable[[], object]) -> dict[str, float]:
     """Of a call, once it is warm."""
     call()
-    taken = []
+    times = []
     for _ in range(calls):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         call()
-        taken.append((time.perf_counter() - begun) * 1000)
-    return {"median": round(median(taken), 2), "p90": round(sorted(taken)[int(0.9 * len(taken))], 2)}
+        times.append((time.perf_counter() - start) * 1000)
+    return {"median": round(median(times), 2), "p90": round(sorted(times)[int(0.9 * len(times))], 2)}
 
 
 def hangs(sandbox: Sandbox, times: int) -> dict[str, float]:
     """Each of `HANGS` so often, one after the other."""
     late = []
     for program in [*HANGS.values()] * times:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         sandbox.run(program, limits=ResourceLimits(seconds=DEADLINE))
-        late.append(time.perf_counter() - begun - DEADLINE)
-    over = sum(each > 1.0 for each in late)
+        late.append(time.perf_counter() - start - DEADLINE)
+    over = sum(seconds > 1.0 for seconds in late)
     return {"programs": len(late), "latest": round(max(late, default=0.0) * 1000, 1), "late_by_a_second": over}
 
 

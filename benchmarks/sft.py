@@ -156,19 +156,19 @@ def main() -> None:
         for case in ("heavy", "short"):
             rows = rows_of(case)
             tokens = sum(map(len, rows))
-            ours: list[tuple[float, float]] = []
-            theirs: list[tuple[float, float]] = []
+            skyrl_results: list[tuple[float, float]] = []
+            trl_results: list[tuple[float, float]] = []
             for number in range(ROUNDS):
                 scratch = Path(folder) / f"{case}-{number}"
                 scratch.mkdir()
-                ours.append(skyrl_seconds(model, rows, scratch))
+                skyrl_results.append(skyrl_seconds(model, rows, scratch))
                 sizes = AT_A_TIME[case] if "trl" in sides else ()
-                theirs += [trl_seconds(model, rows, scratch, size) for size in sizes]
-            best = min(ours)
+                trl_results += [trl_seconds(model, rows, scratch, size) for size in sizes]
+            best = min(skyrl_results)
             result[case] = {"tokens": tokens, "skyrl_tokens_per_cpu_second": round(tokens / best[0])}
             result[case]["first_losses"] = [round(best[1], 4)]
-            if theirs:
-                trl = min(theirs)
+            if trl_results:
+                trl = min(trl_results)
                 result[case]["trl_tokens_per_cpu_second"] = round(tokens / trl[0])
                 result[case]["ratio"] = round(trl[0] / best[0], 2)
                 result[case]["first_losses"].append(round(trl[1], 4))

@@ -32,15 +32,15 @@ def main() -> None:
     parser.add_argument("--losses", nargs="+", default=["decoupled", "regular"])
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--draw", type=Path, nargs=2, metavar=("LINES", "PICTURE"), help="of runs that are over")
-    asked = parser.parse_args()
-    if asked.draw:
-        lines, picture = asked.draw
+    args = parser.parse_args()
+    if args.draw:
+        lines, picture = args.draw
         draw([json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()], picture)
         return
-    for staleness in asked.staleness:
-        for loss in asked.losses if staleness else asked.losses[:1]:
+    for staleness in args.staleness:
+        for loss in args.losses if staleness else args.losses[:1]:
             with tempfile.TemporaryDirectory() as folder:
-                print(json.dumps(run(Path(folder), staleness, loss, asked.steps, asked.seed)), flush=True)
+                print(json.dumps(run(Path(folder), staleness, loss, args.steps, args.seed)), flush=True)
 
 
 def run(folder: Path, staleness: int, loss: str, steps: int, seed: int) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def draw(runs: list[dict[str, Any]], picture: Path) -> None:
         for run in sorted(runs, key=lambda run: run["max_staleness_steps"]):
             bound, rewards = run["max_staleness_steps"], run["rewards"]
             means = [fmean(rewards[max(0, step - 4) : step + 1]) for step in range(len(rewards))]
-            shown = [decoupled, regular] if bound == 0 else [decoupled if run["loss"] == "decoupled" else regular]
-            for axes in shown:
+            panels = [decoupled, regular] if bound == 0 else [decoupled if run["loss"] == "decoupled" else regular]
+            for axes in panels:
                 axes.plot(range(1, len(means) + 1), means, color=_COLOURS[bounds.index(bound)], label=str(bound))
             if run["loss"] == "decoupled":
                 _stack(ages, bounds.index(bound), run["groups_by_age"])
@@ -109,14 +109,14 @@ def draw(runs: list[dict[str, Any]], picture: Path) -> None:
         figure.savefig(picture, transparent=True, metadata={"Date": None})
 
 
-def _stack(axes: Any, place: int, groups_by_age: dict[str, int]) -> None:
+def _stack(axes: Any, index: int, groups_by_age: dict[str, int]) -> None:
     """One bar; the largest part says how old its groups are."""
     total, bottom = sum(groups_by_age.values()), 0.0
     for age, count in sorted((int(age), count) for age, count in groups_by_age.items()):
         share = count / total
-        axes.bar(place, share, bottom=bottom, width=0.7, color=_COLOURS[place], edgecolor="#808080", linewidth=0.5)
+        axes.bar(index, share, bottom=bottom, width=0.7, color=_COLOURS[index], edgecolor="#808080", linewidth=0.5)
         if share > 0.1:
-            axes.text(place, bottom + share / 2, f"{age}\n{share:.0%}", ha="center", va="center", color="white")
+            axes.text(index, bottom + share / 2, f"{age}\n{share:.0%}", ha="center", va="center", color="white")
         bottom += share
 
 

@@ -132,7 +132,7 @@ def bare_once(model: Any, batch: TrainingBatch) -> dict[str, float]:
 
 
 def _measured(model: Any, batch: TrainingBatch, seconds: float, loss: float) -> dict[str, float]:
-    norm = torch.nn.utils.get_total_norm([each.grad for each in model.parameters()])
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
     return {"rate": int(batch.lengths.sum()) / seconds, "loss": loss, "norm": norm.item(), "seconds": seconds}
 
 
@@ -156,7 +156,7 @@ def flops_of(model: Any, batch: TrainingBatch) -> float:
     prompts = len(batch) // SAMPLES
     computed, answered = int(answers.sum()) + prompts * PROMPT, int(answers.sum())
     head = model.lm_head.weight.numel()
-    linear = sum(each.weight.numel() for each in model.modules() if isinstance(each, nn.Linear)) - head
+    linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear)) - head
     pairs = prompts * PROMPT**2 / 2 + float((answers * PROMPT + answers**2 / 2).sum())
     config = model.config
     attention = 12 * config.num_hidden_layers * config.hidden_size * pairs
@@ -182,12 +182,12 @@ PRODUCTS: list[Callable[[Tensor, Tensor], Tensor]] = [nn.functional.linear, *([p
 
 def _seconds(multiply: Callable[[Tensor, Tensor], Tensor], left: Tensor, right: Tensor) -> float:
     multiply(left, right)  # compiles a kernel
-    taken = []
+    seconds = []
     for _ in range(5):
         start = time.process_time()
         multiply(left, right)
-        taken.append(time.process_time() - start)
-    return min(taken)
+        seconds.append(time.process_time() - start)
+    return min(seconds)
 
 
 def compare(case: Case) -> dict[str, Any]:
@@ -195,21 +195,21 @@ def compare(case: Case) -> dict[str, Any]:
     model, plain, batch = model_of(case, SEGMENTS), model_of(case, "sdpa"), batch_of(case)
     compute_with_onednn(model)
     shared = probe_forward(model, pack=True, share_prompts=True, device=torch.device("cpu"))
-    ways: dict[str, Callable[[], dict[str, float]]] = {
+    variants: dict[str, Callable[[], dict[str, float]]] = {
         "padded": lambda: once(model, batch, evolve(shared, pack=False), case),
         "packed": lambda: once(model, batch, evolve(shared, share_prompts=False), case),
         "shared": lambda: once(model, batch, shared, case),
         "bare": lambda: bare_once(plain, batch),
     }
-    rounds = [{name: way() for name, way in ways.items()} for _ in range(ROUNDS)]
-    best = {name: max((each[name] for each in rounds), key=lambda result: result["rate"]) for name in ways}
-    alone = products_alone(model, batch, case)
+    rounds = [{name: variant() for name, variant in variants.items()} for _ in range(ROUNDS)]
+    best = {name: max((results[name] for results in rounds), key=lambda result: result["rate"]) for name in variants}
+    product_seconds = products_alone(model, batch, case)
     return {
-        "parameters": sum(each.numel() for each in model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "packed_over_padded": round(best["packed"]["rate"] / best["padded"]["rate"], 2),
         "shared_over_packed": round(best["shared"]["rate"] / best["packed"]["rate"], 2),
         "shared_over_bare": round(best["shared"]["rate"] / best["bare"]["rate"], 2),
-        "matmul_share": {name: round(alone / best[name]["seconds"], 2) for name in ("shared", "bare")},
+        "matmul_share": {name: round(product_seconds / best[name]["seconds"], 2) for name in ("shared", "bare")},
         "mfu": {
             name: round(flops_of(model, batch) / best["shared"]["seconds"] / rate, 2) for name, rate in rates().items()
         },

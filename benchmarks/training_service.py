@@ -104,8 +104,8 @@ class Client:
 
     async def train(self, session: str) -> None:
         """Passes and steps of a model."""
-        asked = {"session_id": session, "model_seq_id": 0, "base_model": self.base, "lora_config": {"rank": 4}}
-        model = (await self.done("create_model", asked))["model_id"]
+        request = {"session_id": session, "model_seq_id": 0, "base_model": self.base, "lora_config": {"rank": 4}}
+        model = (await self.done("create_model", request))["model_id"]
         seq = 0
         while time.perf_counter() < self.until:
             seq += 2
@@ -115,18 +115,18 @@ class Client:
 
     async def sample(self, session: str) -> None:
         """Samples of the base model."""
-        asked = {"session_id": session, "sampling_session_seq_id": 0, "base_model": self.base}
-        sampler = (await self.sent("create_sampling_session", asked))["sampling_session_id"]
+        create_request = {"session_id": session, "sampling_session_seq_id": 0, "base_model": self.base}
+        sampler = (await self.sent("create_sampling_session", create_request))["sampling_session_id"]
         prompt = {"chunks": [{"tokens": list(range(16))}]}
-        ask = {"sampling_session_id": sampler, "prompt": prompt, "sampling_params": {"max_tokens": 16}}
+        sample_request = {"sampling_session_id": sampler, "prompt": prompt, "sampling_params": {"max_tokens": 16}}
         seq = 0
         while time.perf_counter() < self.until:
-            await self.done("asample", {**ask, "seq_id": seq})
+            await self.done("asample", {**sample_request, "seq_id": seq})
             seq += 1
 
     async def done(self, route: str, body: Mapping[str, Any] | bytes) -> dict[str, Any]:
         """Send a request and wait for its result; what is no JSON is left out."""
-        begun = time.perf_counter()
+        start = time.perf_counter()
         request_id = (await self.sent(route, body))["request_id"]
         while True:
             answer = await self.sent("retrieve_future", {"request_id": request_id})
@@ -134,7 +134,7 @@ class Client:
                 break
         if "error" in answer:
             raise RuntimeError(answer["error"])
-        self.load.seconds.setdefault(route, []).append(time.perf_counter() - begun)
+        self.load.seconds.setdefault(route, []).append(time.perf_counter() - start)
         return answer
 
     async def sent(self, route: str, body: Mapping[str, Any] | bytes) -> dict[str, Any]:
@@ -180,14 +180,14 @@ async def crowd_at(url: str, pid: int, clients: int, seconds: float) -> dict[str
         await asyncio.gather(*(Client(http, load, base, until).run(number) for number in range(clients)))
         watching.cancel()
         largest, after, now = await watching, process.memory_info().rss, process.cpu_times()
-    taken = {route: sorted(each) for route, each in load.seconds.items()}
+    times = {route: sorted(values) for route, values in load.seconds.items()}
     return {
         "clients": clients,
         "seconds": seconds,
         "answers": dict(load.answers),
-        "results": {route: len(each) for route, each in taken.items()},
-        "p50_seconds": {route: round(each[len(each) // 2], 3) for route, each in taken.items()},
-        "p99_seconds": {route: round(each[int(len(each) * 0.99)], 3) for route, each in taken.items()},
+        "results": {route: len(values) for route, values in times.items()},
+        "p50_seconds": {route: round(values[len(values) // 2], 3) for route, values in times.items()},
+        "p99_seconds": {route: round(values[int(len(values) * 0.99)], 3) for route, values in times.items()},
         "server_cpu_seconds": round(now.user + now.system - spent.user - spent.system, 1),
         "rss_mb_before": before >> 20,
         "rss_mb_largest": largest >> 20,
@@ -230,14 +230,14 @@ class Spent:
         """The call, whose time is counted once, however deep it calls others that are counted."""
 
         def counted(*args: P.args, **kwargs: P.kwargs) -> R:
-            begun = time.process_time()
+            start = time.process_time()
             self._depth += 1
             try:
                 return call(*args, **kwargs)
             finally:
                 self._depth -= 1
                 if not self._depth:
-                    self.seconds += time.process_time() - begun
+                    self.seconds += time.process_time() - start
 
         return counted
 
@@ -286,8 +286,8 @@ async def journal(bank: ModelBank, folder: Path, rows: int, steps: int) -> dict[
     service = TrainingService(backend, folder, TrainingServiceConfig(), served)
     await service.start()
     session = service.new_session("one", Fields({}))
-    asked = {"session_id": session, "model_seq_id": rows, "base_model": "model", "lora_config": {"rank": 16}}
-    create = json.dumps(asked).encode()
+    request = {"session_id": session, "model_seq_id": rows, "base_model": "model", "lora_config": {"rank": 16}}
+    create = json.dumps(request).encode()
     model = service.create("one", "create", Fields(json.loads(create)), create).id.rpartition(":")[0]
     await service.wait(f"{model}:0", 60)
     stored = Spent()
@@ -316,16 +316,16 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps with which the journal is measured")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         bank = bank_on(stored_model(folder / "3M"))
         asyncio.run(journal(bank, folder / "warm", 2, 1))
         costs = {
-            label: asyncio.run(journal(bank, folder / label, rows, given.steps))
+            label: asyncio.run(journal(bank, folder / label, rows, args.steps))
             for label, rows in (("short", 1), ("full", 8))
         }
-        print(json.dumps({"journal": costs, "crowd": crowd(folder, given.clients, given.seconds)}))
+        print(json.dumps({"journal": costs, "crowd": crowd(folder, args.clients, args.seconds)}))
 
 
 if __name__ == "__main__":

@@ -39,11 +39,11 @@ def skyrl_takes(
     """What the loop of a supervised run takes, once the other model is loaded, as TRL has it before it trains. Losses
     are the metric `loss`.
     """
-    found: list[float] = []
+    losses: list[float] = []
 
     class Losses(LastMetrics):
         def log(self, step: int, metrics: Any) -> None:
-            found.extend([metrics[loss]] if loss in metrics else [])
+            losses.extend([metrics[loss]] if loss in metrics else [])
 
     common = {"sampler": "sequential", "optimizer_config.weight_decay": 0.0, "device": "cpu"}
     run = experiment(compose([], {**common, **settings}, root).config)
@@ -52,7 +52,7 @@ def skyrl_takes(
     with run.shutdown:
         result = measured(lambda: asyncio.run(course.run()))
     run.held.close()
-    return {**result, "losses": found}
+    return {**result, "losses": losses}
 
 
 def trl_takes(trainer: Any) -> dict[str, Any]:
@@ -115,19 +115,19 @@ def compare(
         side, *files, data, scratch = arguments
         print(json.dumps(sides[side]([Path(file) for file in files], Path(data), Path(scratch))))
         return
-    found: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+    results_by_side: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as folder:
-        made, written = models(Path(folder)), Path(folder) / "rows.jsonl"
+        model_folders, written = models(Path(folder)), Path(folder) / "rows.jsonl"
         written.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         for number in range(int(os.environ.get("ROUNDS", "3"))):
-            for side, results in found.items():
+            for side, results in results_by_side.items():
                 own = Path(folder) / f"{side}-{number}"
                 own.mkdir()
-                command = [sys.executable, "-m", f"benchmarks.{name}", side, *map(str, (*made, written, own))]
-                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-                results.append(json.loads(done.stdout.splitlines()[-1]))
-    best = {side: min(result["seconds"] for result in results) for side, results in found.items()}
-    least = {side: min(result["bytes"] for result in results) for side, results in found.items()}
+                command = [sys.executable, "-m", f"benchmarks.{name}", side, *map(str, (*model_folders, written, own))]
+                process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+                results.append(json.loads(process.stdout.splitlines()[-1]))
+    best = {side: min(result["seconds"] for result in results) for side, results in results_by_side.items()}
+    least = {side: min(result["bytes"] for result in results) for side, results in results_by_side.items()}
     line = {
         "benchmark": name,
         **about,
@@ -136,6 +136,8 @@ def compare(
         "ratio": round(best["trl"] / best["skyrl"], 2),
         **{f"{side}_megabytes": round(size / 1e6) for side, size in least.items()},
         "memory_ratio": round(least["skyrl"] / least["trl"], 2),
-        "losses": {side: [round(loss, 4) for loss in results[0]["losses"]] for side, results in found.items()},
+        "losses": {
+            side: [round(loss, 4) for loss in results[0]["losses"]] for side, results in results_by_side.items()
+        },
     }
     print(json.dumps(line))

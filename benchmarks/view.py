@@ -100,16 +100,16 @@ def measure(run: Path, middle: int) -> dict[str, float]:
         opened = process.stdout.readline().split(" at ")[1].split()[0]
         address = opened.partition("/?")[0]
         browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-        found = {"command_to_first_page": seconds(browser, opened, began), "its_cpu": cpu_seconds(process.pid)}
+        figures = {"command_to_first_page": seconds(browser, opened, began), "its_cpu": cpu_seconds(process.pid)}
         while not json.loads(browser.open(address + "/status").read())["complete"]:
             time.sleep(0.2)
-        found["all_indexed"] = time.perf_counter() - began
+        figures["all_indexed"] = time.perf_counter() - began
         for name, path in PAGES.items():
             page = address + path.format(middle=middle)
-            found[name] = statistics.median(seconds(browser, page, time.perf_counter()) for _ in range(5))
+            figures[name] = statistics.median(seconds(browser, page, time.perf_counter()) for _ in range(5))
         status = Path(f"/proc/{process.pid}/status").read_text()
-        found["memory_mb"] = int(status.split("VmHWM:")[1].split()[0]) / 1024
-    return {name: round(value, 3) for name, value in found.items()}
+        figures["memory_mb"] = int(status.split("VmHWM:")[1].split()[0]) / 1024
+    return {name: round(value, 3) for name, value in figures.items()}
 
 
 def cpu_seconds(process: int) -> float:

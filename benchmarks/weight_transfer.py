@@ -103,8 +103,8 @@ class Engines:
     def __init__(self, count: int) -> None:
         processes = multiprocessing.get_context("spawn")
         pairs = [processes.Pipe() for _ in range(count)]
-        self._ends = [here for here, _ in pairs]
-        self._processes = [processes.Process(target=engine, args=(there,), daemon=True) for _, there in pairs]
+        self._ends = [parent_end for parent_end, _ in pairs]
+        self._processes = [processes.Process(target=engine, args=(child_end,), daemon=True) for _, child_end in pairs]
         for process in self._processes:
             process.start()
         self.in_service = (None,) * count
@@ -130,11 +130,11 @@ async def seconds(transport: WeightTransport, learner: Any, engines: Any) -> flo
 async def compared(model: str, count: int, rounds: int, folder: Path) -> dict[str, float]:
     """Ratios for one model and so many engines."""
     learner, engines = Learner(model), Engines(count)
-    with Rendezvous(timeout=PATIENCE) as place:
-        gloo = BroadcastTransport(TransferRendezvous(*place.address, timeout=PATIENCE), dtype=DTYPE)
+    with Rendezvous(timeout=PATIENCE) as rendezvous:
+        gloo = BroadcastTransport(TransferRendezvous(*rendezvous.address, timeout=PATIENCE), dtype=DTYPE)
         disk, delta = FolderTransport(folder, dtype=DTYPE), DeltaTransport(folder, dtype=DTYPE)
-        for each in (gloo, disk, delta):
-            await seconds(each, learner, engines)
+        for transport in (gloo, disk, delta):
+            await seconds(transport, learner, engines)
         took: dict[str, list[float]] = {}
         written: dict[str, list[float]] = {}
         for _ in range(rounds):
@@ -150,8 +150,8 @@ async def compared(model: str, count: int, rounds: int, folder: Path) -> dict[st
     of_gloo = median(took.pop("gloo"))
     return {
         "seconds_of_gloo": round(of_gloo, 4),
-        **{name: round(median(each) / of_gloo, 2) for name, each in took.items()},
-        **{name: round(median(each), 2) for name, each in written.items()},
+        **{name: round(median(values) / of_gloo, 2) for name, values in took.items()},
+        **{name: round(median(values), 2) for name, values in written.items()},
     }
 
 
@@ -161,14 +161,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=["3M", "69M"])
     parser.add_argument("--engines", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    found = {}
-    for model in given.models:
-        for count in given.engines:
+    ratios = {}
+    for model in args.models:
+        for count in args.engines:
             with tempfile.TemporaryDirectory() as folder:
-                found[f"{model}_to_{count}"] = asyncio.run(compared(model, count, given.rounds, Path(folder)))
-    print(json.dumps(found))
+                ratios[f"{model}_to_{count}"] = asyncio.run(compared(model, count, args.rounds, Path(folder)))
+    print(json.dumps(ratios))
 
 
 if __name__ == "__main__":

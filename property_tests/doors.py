@@ -80,9 +80,9 @@ class Knocks:
     slowest: tuple[float, str] = (0.0, "")
     """CPU seconds of the slowest input, and the door with the number of the input."""
 
-    def note(self, door: str, number: int, seconds: float, *, accepted: bool) -> None:
-        (self.accepted if accepted else self.refused)[door] += 1
-        self.slowest = max(self.slowest, (seconds, f"{door}, input {number}"))
+    def note(self, entry_point: str, number: int, seconds: float, *, accepted: bool) -> None:
+        (self.accepted if accepted else self.refused)[entry_point] += 1
+        self.slowest = max(self.slowest, (seconds, f"{entry_point}, input {number}"))
 
 
 def knock(count: int, seed: int, folder: Path) -> Knocks:
@@ -91,16 +91,18 @@ def knock(count: int, seed: int, folder: Path) -> Knocks:
     with without_training():
         for number in range(count):
             files, overrides = given(chance, folder)
-            door, accepted = chance.choice(DOORS), True
+            entry_point, accepted = chance.choice(DOORS), True
             began = time.process_time()
             try:
-                door(files, overrides, chance)
+                entry_point(files, overrides, chance)
             except SkyRLError as error:
                 accepted = not str(error)  # it can be rendered, and says something
             except Exception as error:
-                error.add_note(f"door {door.__name__}, input {number} of seed {seed}: {files}, {overrides!r:.2000}")
+                error.add_note(
+                    f"door {entry_point.__name__}, input {number} of seed {seed}: {files}, {overrides!r:.2000}"
+                )
                 raise
-            knocks.note(door.__name__, number, time.process_time() - began, accepted=accepted)
+            knocks.note(entry_point.__name__, number, time.process_time() - began, accepted=accepted)
     return knocks
 
 
@@ -170,10 +172,10 @@ def by_python(files: Files, overrides: Any, chance: random.Random) -> None:
     if not isinstance(overrides, dict):
         return by_load(files, overrides, chance)
     root: Any = root_of(chance.choice([*KINDS]))
-    how = chance.randrange(3)
-    if how == 0:
+    variant = chance.randrange(3)
+    if variant == 0:
         root.from_dict_config(as_tables_if_possible(overrides))
-    elif how == 1:
+    elif variant == 1:
         cattrs.structure(as_tables_if_possible(overrides), root)
     else:
         path, value = chance.choice([*overrides.items()])

@@ -128,43 +128,43 @@ class Given:
         return [self.file, *self.words]
 
 
-def hand_on(count: int, seed: int, folder: Path, doors: Sequence[Mapping[str, Door]]) -> Handed:
+def hand_on(count: int, seed: int, folder: Path, routes: Sequence[Mapping[str, Door]]) -> Handed:
     """Draw trees until `count` of them are runs, and give each to a door of each group."""
     chance, handed = random.Random(seed), Handed()
     with mock.patch("skyrl.config.loading.load.check", return_value=[]):  # a tree that no check refuses is rare
         while handed.trees.total() < count:
-            given = drawn(chance, folder)
-            with mock.patch.dict(os.environ, given.environ):
-                _hand_on(given, folder, dict(chance.choice([*group.items()]) for group in doors), handed)
+            case = drawn(chance, folder)
+            with mock.patch.dict(os.environ, case.environ):
+                _hand_on(case, folder, dict(chance.choice([*group.items()]) for group in routes), handed)
     return handed
 
 
-def _hand_on(given: Given, folder: Path, doors: Mapping[str, Door], handed: Handed) -> None:
+def _hand_on(case: Given, folder: Path, routes: Mapping[str, Door], handed: Handed) -> None:
     try:
-        loaded = load([given.file], given.words, environ=given.environ)
+        loaded = load([case.file], case.words, environ=case.environ)
         run: Any = resolve(loaded)
     except ConfigError:
         handed.unusable += 1
         return
-    handed.trees[given.kind] += 1
+    handed.trees[case.kind] += 1
     plain = _plain(run)
-    for name, door in doors.items():
+    for name, route in routes.items():
         try:
-            before, again = door(given, loaded, run, folder)
+            before, after = route(case, loaded, run, folder)
         except (ConfigError, UserError) as error:
             reasons = getattr(error, "problems", ())
-            if not reasons or any("TOML cannot express" not in each.message for each in reasons):
-                handed.different.append(f"{name}, {given.kind}: {error}\n{_source(given)}")
+            if not reasons or any("TOML cannot express" not in problem.message for problem in reasons):
+                handed.different.append(f"{name}, {case.kind}: {error}\n{_source(case)}")
             handed.refused[name] += 1
             continue
         except Exception as error:
-            error.add_note(f"door {name}: {_source(given)}")
+            error.add_note(f"door {name}: {_source(case)}")
             raise
-        same = before == again and (plain if before is run else _plain(before)) == _plain(again)
+        same = before == after and (plain if before is run else _plain(before)) == _plain(after)
         if same:
             handed.same[name] += 1
         else:
-            handed.different.append(f"{name}, {given.kind}: {differences(before, again)}\n{_source(given)}")
+            handed.different.append(f"{name}, {case.kind}: {differences(before, after)}\n{_source(case)}")
 
 
 def _plain(run: Any) -> str:
@@ -172,8 +172,8 @@ def _plain(run: Any) -> str:
     return json.dumps(flatten(run), sort_keys=True)
 
 
-def _source(given: Given) -> str:
-    return f"{Path(given.file).read_text(encoding='utf-8')} {given.words} {dict(given.environ)}"
+def _source(case: Given) -> str:
+    return f"{Path(case.file).read_text(encoding='utf-8')} {case.words} {dict(case.environ)}"
 
 
 def drawn(chance: random.Random, folder: Path) -> Given:
@@ -191,7 +191,9 @@ def drawn(chance: random.Random, folder: Path) -> Given:
         if table.partition(".")[0] in fields_of(root_of(kind)) and chance.random() < 0.1:
             values |= own_drawn(table, chance)
     if kind == "rl" and chance.random() < 0.1:
-        values = {path: each for path, each in values.items() if not path.startswith("generator.eval_sampling_params.")}
+        values = {
+            path: value for path, value in values.items() if not path.startswith("generator.eval_sampling_params.")
+        }
         values["generator.eval_sampling_params"] = {}
     later = chance.sample(sorted(values.keys() - {"kind"}), k=min(len(values) - 1, chance.randrange(3)))
     words = as_arguments({path: value_drawn(kind, path, chance) for path in later if path in leaves(kind)})
@@ -222,14 +224,14 @@ def value_drawn(kind: str, path: str, chance: random.Random) -> Any:
 def own_drawn(table: str, chance: random.Random) -> dict[str, Any]:
     """A user's class in place of a table, with some of its own fields."""
     cls = OWN[table]
-    found: dict[str, Any] = {f"{table}.class": f"{cls.__module__}:{cls.__qualname__}"}
+    values: dict[str, Any] = {f"{table}.class": f"{cls.__module__}:{cls.__qualname__}"}
     if cls is OwnOptimizer:
-        found |= {f"{table}.lr": chance.choice([1e-6, 5e-6, 2e-5, 1e-3]), f"{table}.token": "env:A_TOKEN"}
-        found[f"{table}.warmup_key"] = chance.choice(["steps", "other"])
+        values |= {f"{table}.lr": chance.choice([1e-6, 5e-6, 2e-5, 1e-3]), f"{table}.token": "env:A_TOKEN"}
+        values[f"{table}.warmup_key"] = chance.choice(["steps", "other"])
     else:
-        found |= {f"{table}.judge_key": chance.choice(["judge", "x"]), f"{table}.extra": deepcopy(chance.choice(FREE))}
-        found[f"{table}.second"] = chance.choice([None, {}, {"lr": 1e-6}, {"warmup_key": "steps"}])
-    return found
+        values |= {f"{table}.judge_key": chance.choice(["judge", "x"]), f"{table}.extra": deepcopy(chance.choice(FREE))}
+        values[f"{table}.second"] = chance.choice([None, {}, {"lr": 1e-6}, {"warmup_key": "steps"}])
+    return values
 
 
 @cache
@@ -242,12 +244,12 @@ def leaves(kind: str) -> dict[str, attrs.Attribute[Any]]:
 def values_of(kind: str, path: str) -> tuple[Any, ...]:
     """Values that the leaf takes, one of each type at least."""
     attribute = leaves(kind)[path]
-    given = [*_of_type(attribute.type), *SIMPLE]
+    candidates = [*_of_type(attribute.type), *SIMPLE]
     if path == "trainer.placement.allocation":
-        given = [*ALLOCATIONS, None]
+        candidates = [*ALLOCATIONS, None]
     elif path.endswith("_path"):
-        given += FOLDERS
-    return tuple(value for value in given if _takes(attribute, value)) or (default_of(attribute),)
+        candidates += FOLDERS
+    return tuple(value for value in candidates if _takes(attribute, value)) or (default_of(attribute),)
 
 
 def _takes(attribute: attrs.Attribute[Any], value: Any) -> bool:
@@ -291,54 +293,54 @@ def _read(file: Path | str, environ: Mapping[str, str]) -> Any:
     return resolve(load([str(file)], environ=environ))
 
 
-def _written(text: str, suffix: str, folder: Path, given: Given) -> Any:
+def _written(text: str, suffix: str, folder: Path, case: Given) -> Any:
     file = folder / f"again.{suffix}"
     file.write_text(text, encoding="utf-8")
-    return _read(file, given.environ)
+    return _read(file, case.environ)
 
 
-def by_kept_text(given: Given, loaded: Any, run: Any, folder: Path) -> Pair:
-    return run, _written(kept_text(loaded.config, loaded.origins), "toml", folder, given)
+def by_kept_text(case: Given, loaded: Any, run: Any, folder: Path) -> Pair:
+    return run, _written(kept_text(loaded.config, loaded.origins), "toml", folder, case)
 
 
-def by_resolving_again(given: Given, loaded: Any, run: Any, folder: Path) -> Pair:
+def by_resolving_again(case: Given, loaded: Any, run: Any, folder: Path) -> Pair:
     return run, resolve(run)
 
 
-def by_resolving_the_tree_alone(given: Given, loaded: Any, run: Any, folder: Path) -> Pair:
+def by_resolving_the_tree_alone(case: Given, loaded: Any, run: Any, folder: Path) -> Pair:
     return run, resolve(loaded.config)
 
 
-def by_copies(given: Given, loaded: Any, run: Any, folder: Path) -> Pair:
+def by_copies(case: Given, loaded: Any, run: Any, folder: Path) -> Pair:
     return run, resolve(deepcopy(pickle.loads(pickle.dumps(loaded.config))))
 
 
-def by_cattrs(given: Given, loaded: Any, run: Any, folder: Path) -> Pair:
+def by_cattrs(case: Given, loaded: Any, run: Any, folder: Path) -> Pair:
     """The resolved tree as plain data, which is resolved once more."""
     data = json.loads(json.dumps(cattrs.unstructure(run)))
     return run, resolve(cattrs.structure(data, type(run)))
 
 
 def by_showing(*options: str, language: str) -> Door:
-    def by_config_show(given: Given, loaded: Any, run: Any, folder: Path) -> Pair:
-        words = ["show", *given.arguments, *options, "--format", language]
-        shown = CliRunner().invoke(config, words)
-        if isinstance(shown.exception, ConfigError):
-            raise shown.exception
-        assert shown.exit_code == 0, shown.output
-        return run, _written(shown.stdout, language, folder, given)
+    def by_config_show(case: Given, loaded: Any, run: Any, folder: Path) -> Pair:
+        words = ["show", *case.arguments, *options, "--format", language]
+        result = CliRunner().invoke(config, words)
+        if isinstance(result.exception, ConfigError):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return run, _written(result.stdout, language, folder, case)
 
     return by_config_show
 
 
-def by_run_folder(given: Given, loaded: Any, run: Any, folder: Path) -> Pair:
+def by_run_folder(case: Given, loaded: Any, run: Any, folder: Path) -> Pair:
     """`config.json`, as a run writes it."""
     (folder / "run").mkdir(exist_ok=True)
     RunLock(folder / "run", "run_path", run).write_config(config_text(run, {}))
-    return run, _read(folder / "run", given.environ)
+    return run, _read(folder / "run", case.environ)
 
 
-def by_checkpoint(given: Given, loaded: Any, run: Any, folder: Path) -> Pair:
+def by_checkpoint(case: Given, loaded: Any, run: Any, folder: Path) -> Pair:
     """The manifest of a checkpoint."""
     (folder / "checkpoint").mkdir(exist_ok=True)
     manifest = Manifest(
@@ -349,23 +351,23 @@ def by_checkpoint(given: Given, loaded: Any, run: Any, folder: Path) -> Pair:
         derived=derived(run),
     )
     (folder / "checkpoint" / "manifest.json").write_bytes(manifest.content())
-    return run, _read(folder / "checkpoint", given.environ)
+    return run, _read(folder / "checkpoint", case.environ)
 
 
 def by_launch(target: Literal["local", "slurm", "ray"]) -> Door:
-    def by_prepared_launch(given: Given, loaded: Any, run: Any, folder: Path) -> Pair:
+    def by_prepared_launch(case: Given, loaded: Any, run: Any, folder: Path) -> Pair:
         with mock.patch("skyrl.launchers.prepared.machines_of"):  # sizes are absurd
-            launch = Prepared(target, [given.file], given.words, PATIENT, environ=given.environ)
-        return launch.run, _written(launch.text, "toml", folder, given)
+            launch = Prepared(target, [case.file], case.words, PATIENT, environ=case.environ)
+        return launch.run, _written(launch.text, "toml", folder, case)
 
     return by_prepared_launch
 
 
-def by_sweep(given: Given, loaded: Any, run: Any, folder: Path) -> Pair:
+def by_sweep(case: Given, loaded: Any, run: Any, folder: Path) -> Pair:
     """One training of a sweep of one. A sweep has no arguments, and reads files alone."""
-    sweep = SweepConfig(run=(given.file,), folder=str(folder / "sweep"), seeds=(run_seed(run),))
-    [trial] = trials_of(sweep, given.environ).trials
-    return trial.run, _written(trial.text, "toml", folder, given)
+    sweep = SweepConfig(run=(case.file,), folder=str(folder / "sweep"), seeds=(run_seed(run),))
+    [trial] = trials_of(sweep, case.environ).trials
+    return trial.run, _written(trial.text, "toml", folder, case)
 
 
 def run_seed(run: Any) -> int:
@@ -373,14 +375,14 @@ def run_seed(run: Any) -> int:
     return seed
 
 
-def by_rehearsal(given: Given, loaded: Any, run: Any, folder: Path) -> Pair:
+def by_rehearsal(case: Given, loaded: Any, run: Any, folder: Path) -> Pair:
     """The file of a rehearsal without changes to the run, of reinforcement learning only."""
     from skyrl.tools.rehearsal import Rehearsal  # which imports torch
 
-    if given.kind != "rl":
+    if case.kind != "rl":
         return run, run
-    file, _ = Rehearsal(files=[given.file], words=given.words, run=run, folder=folder)._folded_file({})
-    return run, _read(file, given.environ)
+    file, _ = Rehearsal(files=[case.file], words=case.words, run=run, folder=folder)._folded_file({})
+    return run, _read(file, case.environ)
 
 
 LANGUAGES = ("json", "yaml", "toml")
@@ -390,9 +392,9 @@ DOORS: tuple[dict[str, Door], ...] = (
     {"resolve() of the tree alone": by_resolving_the_tree_alone},
     {"pickle and deepcopy": by_copies},
     {"cattrs": by_cattrs},
-    {f"show --sparse, {each}": by_showing("--sparse", language=each) for each in LANGUAGES},
-    {f"show, {each}": by_showing(language=each) for each in LANGUAGES},
-    {f"show --written, {each}": by_showing("--written", language=each) for each in LANGUAGES},
+    {f"show --sparse, {language}": by_showing("--sparse", language=language) for language in LANGUAGES},
+    {f"show, {language}": by_showing(language=language) for language in LANGUAGES},
+    {f"show --written, {language}": by_showing("--written", language=language) for language in LANGUAGES},
     {"run folder": by_run_folder},
     {"checkpoint": by_checkpoint},
     {"launch local": by_launch("local"), "launch slurm": by_launch("slurm"), "launch ray": by_launch("ray")},

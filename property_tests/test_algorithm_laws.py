@@ -82,9 +82,9 @@ def test_advantages_sum_to_zero_in_a_group(scored: tuple[Tensor, Tensor]) -> Non
 def test_permuting_rows_permutes_advantages(scored: tuple[Tensor, Tensor], seed: int) -> None:
     scores, groups = scored
     order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed))
-    there = group_relative(scores, groups, normalize_by_std=True)[order]
-    here = group_relative(scores[order], groups[order], normalize_by_std=True)
-    torch.testing.assert_close(here, there, atol=1e-5, rtol=1e-5)
+    expected = group_relative(scores, groups, normalize_by_std=True)[order]
+    result = group_relative(scores[order], groups[order], normalize_by_std=True)
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
 
 
 @given(scored_groups(), st.integers(-8, 8))
@@ -103,18 +103,18 @@ def test_k3_is_never_negative(pairs: list[tuple[float, float]]) -> None:
 
 @given(batches(), st.integers(1, 6))
 def test_splitting_a_mini_batch_changes_neither_loss_nor_gradient(
-    made: tuple[TrainingBatch, Tensor], rows: int
+    batch_and_logprobs: tuple[TrainingBatch, Tensor], rows: int
 ) -> None:
-    batch, logprobs = made
-    whole, whole_gradient = loss_and_gradient(batch, logprobs, len(batch))
+    batch, logprobs = batch_and_logprobs
+    total, whole_gradient = loss_and_gradient(batch, logprobs, len(batch))
     parts, parts_gradient = loss_and_gradient(batch, logprobs, rows)
-    assert abs(whole - parts) < 1e-5
+    assert abs(total - parts) < 1e-5
     torch.testing.assert_close(parts_gradient, whole_gradient, atol=1e-6, rtol=1e-5)
 
 
 @given(batches())
-def test_what_stands_outside_the_mask_never_reaches_the_loss(made: tuple[TrainingBatch, Tensor]) -> None:
-    batch, logprobs = made
+def test_what_stands_outside_the_mask_never_reaches_the_loss(batch_and_logprobs: tuple[TrainingBatch, Tensor]) -> None:
+    batch, logprobs = batch_and_logprobs
     clean, clean_gradient = loss_and_gradient(batch, logprobs, len(batch))
     poison = torch.where(batch.loss_mask, 0.0, torch.nan)
     assert batch.old_logprobs is not None and batch.ref_logprobs is not None
@@ -125,16 +125,16 @@ def test_what_stands_outside_the_mask_never_reaches_the_loss(made: tuple[Trainin
 
 
 @given(batches())
-def test_shares_of_tokens_add_up_to_one(made: tuple[TrainingBatch, Tensor]) -> None:
-    mask = made[0].loss_mask
+def test_shares_of_tokens_add_up_to_one(batch_and_logprobs: tuple[TrainingBatch, Tensor]) -> None:
+    mask = batch_and_logprobs[0].loss_mask
     if mask.any(1).all():
         torch.testing.assert_close(token_mean(mask).sum(), torch.tensor(1.0))
         torch.testing.assert_close(sequence_mean(mask).sum(), torch.tensor(1.0))
 
 
 @given(batches())
-def test_at_ratio_one_clipping_changes_nothing(made: tuple[TrainingBatch, Tensor]) -> None:
-    batch, logprobs = made
+def test_at_ratio_one_clipping_changes_nothing(batch_and_logprobs: tuple[TrainingBatch, Tensor]) -> None:
+    batch, logprobs = batch_and_logprobs
     assert batch.advantages is not None
     loss = ppo_clip(logprobs, logprobs, batch.advantages, clip_low=0.2, clip_high=0.2)
     torch.testing.assert_close(loss, -batch.advantages)

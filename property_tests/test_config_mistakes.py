@@ -142,8 +142,8 @@ def test_n_mistakes_are_n_problems_on_their_lines(
     expected = [(path, f"{name}:{number}") for number, (path, _) in enumerate(planted, start=1)]
     mentioned = {path for path, _ in planted}
     rest = {path: value for path, value in RUNNABLE.items() if path not in mentioned}
-    found = [(problem.path, problem.place) for problem in problems_of([name], rest)]
-    assert found == expected
+    result = [(problem.path, problem.place) for problem in problems_of([name], rest)]
+    assert result == expected
     with pytest.raises(ConfigError) as caught:
         load([name], {**others, "zzz": 1})
     assert len(caught.value.problems) == len(planted) + 1
@@ -212,11 +212,11 @@ def test_file_names_of_anything(tmp_path_factory: pytest.TempPathFactory, name: 
 
 
 def test_a_date_is_what_no_field_takes() -> None:
-    taken = []
+    accepted = []
     for path in LEAVES:
         try:
             load([], {path: datetime.date(1979, 5, 27)})
-            taken.append(path)
+            accepted.append(path)
         except ConfigError:
             pass
-    assert taken == []
+    assert accepted == []

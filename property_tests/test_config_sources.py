@@ -87,8 +87,8 @@ def test_a_stored_run_is_the_run_again(write: Write, values: Overrides) -> None:
     assume(not any(isinstance(value, int) and abs(value) > 2**31 for value in values.values()))
     loaded = load([], values)
     run = resolve_with_origins(loaded.config, loaded.origins)[0]
-    again = load([write("json", json.dumps(stored_form(run)))])
-    assert the_same(resolve_with_origins(again.config, again.origins)[0], run)
+    reloaded = load([write("json", json.dumps(stored_form(run)))])
+    assert the_same(resolve_with_origins(reloaded.config, reloaded.origins)[0], run)
 
 
 @given(overrides())

@@ -95,10 +95,10 @@ def test_command_line(values: Overrides) -> None:
 def test_a_tree_comes_back_from_what_is_stored_of_it(values: Overrides) -> None:
     run = load([], values).config
     stored = json.loads(json.dumps(cattrs.unstructure(run), allow_nan=False))
-    again = cattrs.structure(stored, SkyRLTrainConfig)
-    assert the_same(again, run)
-    assert fingerprint(again) == fingerprint(run)
-    assert to_dict(again) == to_dict(run)
+    restored = cattrs.structure(stored, SkyRLTrainConfig)
+    assert the_same(restored, run)
+    assert fingerprint(restored) == fingerprint(run)
+    assert to_dict(restored) == to_dict(run)
 
 
 @pytest.mark.long
@@ -108,9 +108,9 @@ def test_a_tree_with_a_class_of_ones_own_comes_back_too(values: Overrides, bonus
     run = load([], values | {"trainer.algorithm.bonus": bonus}, root).config
     assert the_same(cattrs.structure(cattrs.unstructure(run), root), run)
     in_place = evolve_at(by_hand(values), "trainer.algorithm", run.trainer.algorithm)
-    again = cattrs.structure(cattrs.unstructure(in_place), SkyRLTrainConfig)
-    assert the_same(again, in_place)
-    assert isinstance(again.trainer.algorithm, Bonus)
+    restored = cattrs.structure(cattrs.unstructure(in_place), SkyRLTrainConfig)
+    assert the_same(restored, in_place)
+    assert isinstance(restored.trainer.algorithm, Bonus)
 
 
 @given(overrides())

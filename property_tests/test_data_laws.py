@@ -40,14 +40,14 @@ def cursors(draw: st.DrawFn) -> tuple[PromptCursor, PromptCursor]:
 
 @given(cursors(), st.integers(0, 12), st.integers(0, 12))
 def test_a_resumed_run_takes_the_batches_that_were_to_come(
-    two: tuple[PromptCursor, PromptCursor], taken: int, more: int
+    two: tuple[PromptCursor, PromptCursor], count: int, more: int
 ) -> None:
-    whole, resumed = two
-    for _ in range(taken):
-        whole.take()
-    resumed.load_state(whole.state())
-    assert [resumed.take() for _ in range(more)] == [whole.take() for _ in range(more)]
-    assert (resumed.epoch, resumed.left_out) == (whole.epoch, whole.left_out)
+    original, resumed = two
+    for _ in range(count):
+        original.take()
+    resumed.load_state(original.state())
+    assert [resumed.take() for _ in range(more)] == [original.take() for _ in range(more)]
+    assert (resumed.epoch, resumed.left_out) == (original.epoch, original.left_out)
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 4), SEEDS, st.sampled_from(TAILS))
@@ -57,13 +57,13 @@ def test_every_prompt_is_taken_once_in_an_epoch_or_counted(
     assume(size <= count)
     cursor = PromptCursor(prompts(count), size, seed, tail=tail)
     steps, left_out = batches(count, size, epochs, tail)
-    taken = Counter(prompt.id for _ in range(steps) for prompt in cursor.take())
-    assert sum(taken.values()) + left_out == epochs * count
-    assert max(taken.values()) <= epochs
+    counts = Counter(prompt.id for _ in range(steps) for prompt in cursor.take())
+    assert sum(counts.values()) + left_out == epochs * count
+    assert max(counts.values()) <= epochs
     if tail == "drop":
         assert cursor.left_out == left_out
     else:
-        assert min(taken[str(n)] for n in range(count)) >= epochs - 1
+        assert min(counts[str(n)] for n in range(count)) >= epochs - 1
         assert left_out < size
 
 
@@ -86,10 +86,10 @@ def test_sources_keep_their_shares_and_repeat_nothing_before_all_was_taken(
 
 
 @given(st.integers(1, 10_000), WEIGHTS)
-def test_parts_add_up_and_are_off_by_less_than_one(whole: int, weights: list[float]) -> None:
-    parts = apportioned(whole, weights)
-    assert sum(parts) == whole
-    assert all(abs(part - whole * w / sum(weights)) < 1 for part, w in zip(parts, weights, strict=True))
+def test_parts_add_up_and_are_off_by_less_than_one(total: int, weights: list[float]) -> None:
+    parts = apportioned(total, weights)
+    assert sum(parts) == total
+    assert all(abs(part - total * w / sum(weights)) < 1 for part, w in zip(parts, weights, strict=True))
 
 
 @given(st.integers(2, 40), SEEDS)

@@ -110,9 +110,9 @@ def objective(loss: str = "regular", reduction: LossReduction = "token_mean") ->
 @a_quarter
 @given(batches(), st.integers(1, 6))
 def test_cutting_a_mini_batch_changes_nothing(reduction: LossReduction, batch: TrainingBatch, rows: int) -> None:
-    whole = total_and_gradient(objective(reduction=reduction), batch, 100)
+    expected = total_and_gradient(objective(reduction=reduction), batch, 100)
     parts = total_and_gradient(objective(reduction=reduction), batch, rows)
-    torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(parts, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -135,9 +135,9 @@ def test_what_stands_outside_the_mask_reaches_nothing(loss: str, batch: Training
 def test_rows_without_advantage_are_left_out_and_nothing_changes(loss: str, batch: TrainingBatch) -> None:
     assert batch.advantages is not None
     half = batch.with_fields(advantages=torch.where(batch.groups.unsqueeze(1) == 0, 0.0, batch.advantages))
-    skipping, whole = objective(loss), attrs.evolve(objective(loss), vanishes_without_advantage=False)
+    skipping, full = objective(loss), attrs.evolve(objective(loss), vanishes_without_advantage=False)
     torch.testing.assert_close(
-        total_and_gradient(skipping, half, 100), total_and_gradient(whole, half, 100), atol=1e-6, rtol=1e-5
+        total_and_gradient(skipping, half, 100), total_and_gradient(full, half, 100), atol=1e-6, rtol=1e-5
     )
     if batch.loss_mask[2:].any() and batch.loss_mask[:2].any():
         assert len(skipping.weigh(half)) < len(batch)
@@ -185,10 +185,10 @@ def test_cispo_without_bounds_has_the_gradient_of_the_unclipped_ratio(batch: Tra
 def test_without_a_gap_no_correction_does_anything(batch: TrainingBatch) -> None:
     assert batch.old_logprobs is not None
     for kind in ("token", "sequence"):
-        wanted = OffPolicyCorrection(tis=kind, sequence_metric="product")
-        found = correct(batch.old_logprobs, batch.old_logprobs, batch.loss_mask, wanted)
-        assert torch.equal(found.mask, batch.loss_mask)
-        assert (found.weights == 1).all()
+        correction = OffPolicyCorrection(tis=kind, sequence_metric="product")
+        result = correct(batch.old_logprobs, batch.old_logprobs, batch.loss_mask, correction)
+        assert torch.equal(result.mask, batch.loss_mask)
+        assert (result.weights == 1).all()
 
 
 ESTIMATORS: tuple[AdvantageEstimator, ...] = (
@@ -213,14 +213,14 @@ def test_the_order_of_rows_does_not_matter_to_an_estimator(batch: TrainingBatch,
 @given(batches())
 def test_padding_does_not_matter_to_an_estimator(batch: TrainingBatch) -> None:
     wide: dict[str, Any] = {
-        each.name: torch.nn.functional.pad(value, (0, 3))
-        for each in attrs.fields(TrainingBatch)
-        if isinstance(value := getattr(batch, each.name), torch.Tensor) and value.dim() == 2
+        field.name: torch.nn.functional.pad(value, (0, 3))
+        for field in attrs.fields(TrainingBatch)
+        if isinstance(value := getattr(batch, field.name), torch.Tensor) and value.dim() == 2
     }
     for estimate in ESTIMATORS:
-        found = estimate(attrs.evolve(batch, **wide))
-        torch.testing.assert_close(found[:, : batch.input_ids.shape[1]], estimate(batch), atol=1e-6, rtol=1e-5)
-        assert (found[:, batch.input_ids.shape[1] :] == 0).all()
+        estimates = estimate(attrs.evolve(batch, **wide))
+        torch.testing.assert_close(estimates[:, : batch.input_ids.shape[1]], estimate(batch), atol=1e-6, rtol=1e-5)
+        assert (estimates[:, batch.input_ids.shape[1] :] == 0).all()
 
 
 @a_quarter

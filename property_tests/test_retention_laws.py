@@ -31,9 +31,9 @@ def test_what_one_rule_keeps_all_together_keep(steps: list[int], rules: Retentio
     assert set(sorted(steps)[-rules.last :] if rules.last > 0 else steps) <= kept
     assert {step for step in steps if rules.every > 0 and step % rules.every == 0} <= kept
     if rules.last > 0 and rules.best > 0:
-        there = [step for step in steps if step in values]
-        left_out = [values[step] for step in there if step not in kept]
-        stayed = sorted((values[step] for step in there if step in kept), reverse=rules.larger_is_better)
+        existing = [step for step in steps if step in values]
+        left_out = [values[step] for step in existing if step not in kept]
+        stayed = sorted((values[step] for step in existing if step in kept), reverse=rules.larger_is_better)
         if left_out:
             worst_of_best = stayed[rules.best - 1]
             assert worst_of_best >= max(left_out) if rules.larger_is_better else worst_of_best <= min(left_out)

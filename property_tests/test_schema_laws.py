@@ -59,7 +59,7 @@ def test_what_the_loader_takes_the_schema_takes() -> None:
 def is_known(path: str, value: Any) -> bool:
     """False for a name that the field does not know, and that is no import path."""
     names, texts = names_of(LEAVES[path]), value if isinstance(value, list) else [value]
-    return not names or all(not isinstance(each, str) or each in names or ":" in each for each in texts)
+    return not names or all(not isinstance(text, str) or text in names or ":" in text for text in texts)
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(0, marks=pytest.mark.long)], ids=["sixty", "all"])

@@ -107,17 +107,17 @@ class Run:
         return group_of(prompt, version)
 
     def accept(self, group: TrajectoryGroup) -> bool:
-        wanted = self.random.random() >= self.schedule.refused
-        self.refused[group.prompt.id] += not wanted
-        return wanted
+        accepted = self.random.random() >= self.schedule.refused
+        self.refused[group.prompt.id] += not accepted
+        return accepted
 
     async def train(self) -> None:
         for version in range(self.schedule.steps):
             self.stream.set_weights_version(version)
-            taken = await self.stream.take(version)
-            assert len(taken) == self.schedule.limits.batch
-            self.trained.update(group.prompt.id for group, _ in taken)
-            self.oldest = max([self.oldest, *(version - begun for _, begun in taken)])
+            batch = await self.stream.take(version)
+            assert len(batch) == self.schedule.limits.batch
+            self.trained.update(group.prompt.id for group, _ in batch)
+            self.oldest = max([self.oldest, *(version - started for _, started in batch)])
             await asyncio.sleep(self.schedule.training)
         await self.stream.close()
 
@@ -169,10 +169,10 @@ def test_a_resumed_stream_trains_on_what_the_killed_one_did_not(schedule: Schedu
         await second.stream.close()
 
     run_in_virtual_time(resumed())
-    taken = second.trained + second.refused + first.refused
-    whole_epochs, rest = divmod(taken.total(), schedule.prompts)
+    counts = second.trained + second.refused + first.refused
+    whole_epochs, rest = divmod(counts.total(), schedule.prompts)
     assert second.trained.total() == schedule.steps * schedule.limits.batch
-    assert all(whole_epochs <= count <= whole_epochs + (rest > 0) for count in taken.values()), (taken, refused)
+    assert all(whole_epochs <= count <= whole_epochs + (rest > 0) for count in counts.values()), (counts, refused)
 
 
 @pytest.mark.long

@@ -67,10 +67,10 @@ def values(draw: st.DrawFn) -> str:
 def files(draw: st.DrawFn) -> tuple[str, Lines]:
     """The text of a TOML file, and the line of each of its headers and keys."""
     text, lines = "", {}
-    taken: set[Path] = set()
+    paths: set[Path] = set()
 
     def is_free(path: Path) -> bool:
-        return not any(path[: len(other)] == other or other[: len(path)] == path for other in taken)
+        return not any(path[: len(other)] == other or other[: len(path)] == path for other in paths)
 
     table: Path = ()
     for _ in range(draw(st.integers(0, 6))):
@@ -82,24 +82,24 @@ def files(draw: st.DrawFn) -> tuple[str, Lines]:
         if draw(st.booleans()):
             if is_free(path):
                 table = path
-                taken.add(path)
+                paths.add(path)
                 lines[path] = text.count("\n") + 1
                 text += f"{indent}[{draw(st.sampled_from(['', ' ']))}{key}]{end}"
-        elif is_free_inside(table, path, taken):
-            taken.add((*table, *path, "\0"))
+        elif is_free_inside(table, path, paths):
+            paths.add((*table, *path, "\0"))
             for depth in range(1, len(path) + 1):
                 lines.setdefault((*table, *path[:depth]), text.count("\n") + 1)
             text += f"{indent}{key} ={draw(st.sampled_from(['', ' ']))}{draw(values())}{end}"
     return text, lines
 
 
-def is_free_inside(table: Path, path: Path, taken: set[Path]) -> bool:
+def is_free_inside(table: Path, path: Path, paths: set[Path]) -> bool:
     """May this key be written in this table?"""
-    whole = (*table, *path)
-    others = [other for other in taken if other != table]
-    return not any(other[: len(whole)] == whole or whole[: len(other)] == other for other in others) and not any(
-        other[-1] == "\0" and other[: len(table) + 1] == whole[: len(table) + 1] for other in others
-    )
+    full_path = (*table, *path)
+    others = [other for other in paths if other != table]
+    return not any(
+        other[: len(full_path)] == full_path or full_path[: len(other)] == other for other in others
+    ) and not any(other[-1] == "\0" and other[: len(table) + 1] == full_path[: len(table) + 1] for other in others)
 
 
 def key_paths(table: dict[str, Any], path: Path = ()) -> Iterator[Path]:
@@ -123,8 +123,8 @@ def is_toml(text: str) -> bool:
 def test_every_header_and_key_is_found_on_its_line(written: tuple[str, Lines]) -> None:
     text, lines = written
     assume(is_toml(text))  # now and then a key is written twice
-    found = scan_lines(text)
-    assert {path: found.get(path) for path in lines} == lines
+    result = scan_lines(text)
+    assert {path: result.get(path) for path in lines} == lines
 
 
 @given(st.dictionaries(texts, data(scalars | st.dates()), max_size=5), st.booleans())

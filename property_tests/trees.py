@@ -138,7 +138,7 @@ def _of_type(kind: Any, null_inside: bool) -> st.SearchStrategy[Any]:
     if is_mapping(kind):
         return st.dictionaries(texts, data(scalars | st.none() if null_inside else scalars), max_size=3)
     if attrs.has(kind):
-        fields = {each.name: _of_type(each.type, null_inside) for each in fields_of(kind).values()}
+        fields = {attribute.name: _of_type(attribute.type, null_inside) for attribute in fields_of(kind).values()}
         if not null_inside:
             fields = {name: values.filter(lambda value: value is not None) for name, values in fields.items()}
         return st.fixed_dictionaries({}, optional=fields)

@@ -305,8 +305,8 @@ class Trajectory:
         """
         steps = self.steps
         before = [len(step.prompt_ids) + len(step.response_ids) for step in steps]
-        shown = sum(max(0, len(step.prompt_ids) - known) for step, known in zip(steps[1:], before, strict=False))
-        return shown + sum(len(step.response_ids) for step in steps)
+        observed = sum(max(0, len(step.prompt_ids) - known) for step, known in zip(steps[1:], before, strict=False))
+        return observed + sum(len(step.response_ids) for step in steps)
 
     @property
     def missing(self) -> bool:

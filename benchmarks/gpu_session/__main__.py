@@ -136,8 +136,8 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(str(error))
     if options.list:
         for stage, shape in stages:
-            why = stage.why_not(options.device, options.language_model)
-            print(f"{title(stage.name, shape):28} {stage.limit:4.0f} s  {why or ''}".rstrip())
+            reason = stage.why_not(options.device, options.language_model)
+            print(f"{title(stage.name, shape):28} {stage.limit:4.0f} s  {reason or ''}".rstrip())
         return 0
     if options.device == "cuda" and cuda_devices() == 0:
         parser.error("the driver sees no CUDA device; --device cpu --shape tiny runs the same stages without one")

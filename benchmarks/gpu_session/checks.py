@@ -39,12 +39,14 @@ def _pytest(files: Iterable[Path]) -> Result:
     """Runs the tests. Raises RuntimeError with those that failed."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
     command += ["--import-mode=importlib", "--durations=10", *(str(file.relative_to(ROOT)) for file in files)]
-    begun = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    print(done.stdout)
-    lines = [line for line in done.stdout.splitlines() if line.strip()] or ["pytest printed nothing"]
-    if done.returncode != 0:
+    start = time.monotonic()
+    process = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    print(process.stdout)
+    lines = [line for line in process.stdout.splitlines() if line.strip()] or ["pytest printed nothing"]
+    if process.returncode != 0:
         broken = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
         raise RuntimeError("; ".join(broken) or lines[-1])
     passed = [match["test"] for line in lines if (match := re.match(r"\d+\.\d+s call +(?P<test>\S+)", line))]
-    return {"seconds": time.monotonic() - begun, "summary": lines[-1].strip("= "), "slowest": passed}
+    return {"seconds": time.monotonic() - start, "summary": lines[-1].strip("= "), "slowest": passed}

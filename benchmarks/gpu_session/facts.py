@@ -47,8 +47,8 @@ def _best(device: torch.device, work: Callable[[], object]) -> float:
     seconds = []
     for _ in range(10):
         finish(device)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         work()
         finish(device)
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - start)
     return min(seconds)

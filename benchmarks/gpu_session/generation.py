@@ -27,12 +27,12 @@ def generation(job: Job) -> Parts:
 def _rates(job: Job, work: Callable[[], object]) -> Result:
     seconds = timed(job.device, work, repeats=2)
     tokens = job.shape.rows * job.shape.answer_tokens
-    found = {
+    result = {
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "peak_bytes": peak_bytes(torch.device(job.device)),
     }
-    return found | {"step_ms": seconds / job.shape.answer_tokens * 1000}
+    return result | {"step_ms": seconds / job.shape.answer_tokens * 1000}
 
 
 def _prompts(shape: Shape) -> torch.Tensor:
@@ -109,6 +109,6 @@ def _vllm(job: Job) -> Result:
         n=shape.samples, temperature=1.0, max_tokens=shape.answer_tokens, ignore_eos=True, logprobs=0
     )
     prompts: Any = [{"prompt_token_ids": ids} for ids in _prompts(shape).tolist()]
-    found = _rates(job, lambda: engine.generate(prompts, sampling, use_tqdm=False))
-    del found["peak_bytes"]  # of its process, which has set memory aside for the cache
-    return found
+    result = _rates(job, lambda: engine.generate(prompts, sampling, use_tqdm=False))
+    del result["peak_bytes"]  # of its process, which has set memory aside for the cache
+    return result

@@ -72,8 +72,8 @@ def _batch(job: Job, name: str, more: Mapping[str, Any]) -> Result:
     batch = rollouts(job.shape)
     worker, objective = _policy(job, **more, **rows)
     flops = training_flops(job.shape, batch, shared=name.startswith("shared prompts"))
-    found = _measured(job, worker, objective, batch, flops, repeats=3)
-    return found | _profiled(
+    result = _measured(job, worker, objective, batch, flops, repeats=3)
+    return result | _profiled(
         job.device, lambda: asyncio.run(update(worker, batch, objective)), operators=name.startswith("shared prompts")
     )
 
@@ -99,13 +99,13 @@ def _row(job: Job, tokens: int, kind: str, *, recompute: bool) -> Result:
     if kind == "LoRA":
         more["trainer.policy.model.lora.rank"] = 16
     worker, objective = _sft(job, **more) if kind == "SFT" else _policy(job, **more)
-    found = _measured(job, worker, objective, batch, training_flops(shape, batch, shared=False), repeats=2)
+    result = _measured(job, worker, objective, batch, training_flops(shape, batch, shared=False), repeats=2)
     per_token = flops_as_prime_rl(shape, tokens, lora=kind == "LoRA")
-    found["mfu_as_prime_rl"] = found["tokens_per_second"] * per_token / DATASHEET_FLOPS
+    result["mfu_as_prime_rl"] = result["tokens_per_second"] * per_token / DATASHEET_FLOPS
     name = f"{kind}, one row of {tokens}" + (", recomputed" if kind == "SFT" and recompute else "")
     if name in PUBLISHED:
-        found["published_tokens_per_second"], found["published_mfu"] = PUBLISHED[name]
-    return found | _profiled(job.device, lambda: asyncio.run(update(worker, batch, objective)), operators=True)
+        result["published_tokens_per_second"], result["published_mfu"] = PUBLISHED[name]
+    return result | _profiled(job.device, lambda: asyncio.run(update(worker, batch, objective)), operators=True)
 
 
 def _policy(job: Job, **more: Any) -> tuple[LearningWorker, Objective]:
@@ -137,27 +137,27 @@ def _measured(
 
 def rates(device: str, tokens: int, flops: float, seconds: float) -> Result:
     """Tokens per second and MFU of work that takes `flops` operations, and the peak of memory."""
-    place = torch.device(device)
+    torch_device = torch.device(device)
     return {
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
-        "mfu": flops / seconds / matmul_rate(place),
+        "mfu": flops / seconds / matmul_rate(torch_device),
         "mfu_of_datasheet": flops / seconds / DATASHEET_FLOPS,
-        "peak_bytes": peak_bytes(place),
+        "peak_bytes": peak_bytes(torch_device),
     }
 
 
 def timed(device: str, work: Callable[[], object], repeats: int) -> float:
     """Median of seconds, after one run that does not count."""
     work()
-    place, taken = torch.device(device), []
+    torch_device, seconds = torch.device(device), []
     for _ in range(repeats):
-        finish(place)
-        begun = time.perf_counter()
+        finish(torch_device)
+        start = time.perf_counter()
         work()
-        finish(place)
-        taken.append(time.perf_counter() - begun)
-    return median(taken)
+        finish(torch_device)
+        seconds.append(time.perf_counter() - start)
+    return median(seconds)
 
 
 def _profiled(device: str, work: Callable[[], object], *, operators: bool) -> Result:
@@ -169,29 +169,29 @@ def _profiled(device: str, work: Callable[[], object], *, operators: bool) -> Re
 
     on_gpu = device == "cuda"
     kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with profile(activities=kinds) as seen:
         work()
         finish(torch.device(device))
-    seconds = time.perf_counter() - begun
-    found: Result = {"profiled_seconds": seconds}
+    seconds = time.perf_counter() - start
+    result: Result = {"profiled_seconds": seconds}
     if on_gpu:
         kernels = [
             event.time_range
             for event in seen.events()
             if event.device_type.name == "CUDA" and not event.is_user_annotation
         ]
-        busy = _covered([(each.start, each.end) for each in kernels]) / 1e6
-        found |= {"kernels": len(kernels), "kernel_seconds": busy}
+        busy = _covered([(kernel.start, kernel.end) for kernel in kernels]) / 1e6
+        result |= {"kernels": len(kernels), "kernel_seconds": busy}
     if operators:
         own = "self_device_time_total" if on_gpu else "self_cpu_time_total"
         averages = [event for event in seen.key_averages() if not event.is_user_annotation]
         events = sorted(averages, key=lambda event: -float(getattr(event, own)))[:PROFILED]
-        found["profile"] = [
+        result["profile"] = [
             {"name": event.key[:80], "ms": round(getattr(event, own) / 1000, 3), "calls": event.count}
             for event in events
         ]
-    return found
+    return result
 
 
 def _covered(ranges: list[tuple[float, float]]) -> float:

@@ -67,10 +67,10 @@ def merge(outs: Sequence[Path], results: Path, page: Path) -> int:
 def is_record(file: Path) -> bool:
     """Whether the file is one that `run` wrote."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        record = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
         return False
-    return isinstance(found, dict) and {"stage", "shape", "parts"} <= found.keys()
+    return isinstance(record, dict) and {"stage", "shape", "parts"} <= record.keys()
 
 
 def _store(record: Record, results: Path) -> None:
@@ -176,7 +176,7 @@ def _table(records: Sequence[Record]) -> Iterator[str]:
 
 def _remarks(record: Record) -> Iterator[str]:
     """What the table does not show: notes, and what failed."""
-    failed = [f"{name} failed: {why}" for name, why in record.get("failed", {}).items()]
+    failed = [f"{name} failed: {reason}" for name, reason in record.get("failed", {}).items()]
     if record.get("state") == "limit":
         failed.append(f"{name_of(record)} {record['error']}")
     for text in [*record.get("notes", []), *failed]:

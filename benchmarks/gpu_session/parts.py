@@ -51,7 +51,9 @@ def collect(
     What lies in `wheels` is not downloaded again, so that an interrupted call continues.
     """
     wheels.mkdir(parents=True, exist_ok=True)
-    left_out = {canonical(name) for name in (*have, *skip)} - {canonical(_name(each)) for each in requirements}
+    left_out = {canonical(name) for name in (*have, *skip)} - {
+        canonical(_name(requirement)) for requirement in requirements
+    }
     waiting, done, failed = list(requirements), set(left_out), list[str]()
     while waiting:
         requirement = waiting.pop(0)
@@ -111,8 +113,8 @@ def _metadata(requirement: str, python: str) -> dict[str, Any]:
         report = Path(folder, "report.json")
         dry = ["--dry-run", "--no-deps", "--ignore-installed", "--target", folder, "--report", str(report)]
         _pip("install", *dry, *_target(python), requirement)
-        found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))["install"][0]["metadata"]
-        return found
+        metadata: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))["install"][0]["metadata"]
+        return metadata
 
 
 def _pip(*words: str) -> None:
@@ -142,9 +144,9 @@ def pack(carry: Path, folders: Sequence[Path], *, part_bytes: int, architecture:
             if any(fnmatch.fnmatch(library.name, pattern) for pattern in MACHINE_CODE):
                 keep_only(library, architecture)
         # Packs are unpacked side by side, so that the largest packages get one each.
-        alone = sorted(path.name for path in site.iterdir() if _size(path) > 2**26)
-        rest = sorted(path.name for path in site.iterdir() if path.name not in alone)
-        for number, members in enumerate([*([name] for name in alone), *([rest] if rest else [])]):
+        large = sorted(path.name for path in site.iterdir() if _size(path) > 2**26)
+        rest = sorted(path.name for path in site.iterdir() if path.name not in large)
+        for number, members in enumerate([*([name] for name in large), *([rest] if rest else [])]):
             _compress(site, members, packs / f"site.{number}.tar.zst")
         for folder in folders:
             _compress(folder, ["."], packs / f"{folder.resolve().name}.tar.zst")

@@ -75,11 +75,11 @@ class GpuSession:
 
     def run(self, stages: Sequence[tuple[GpuStage, str]]) -> list[Record]:
         """Runs what is not yet done, in order; returns all records."""
-        begun = time.monotonic()
+        start = time.monotonic()
         self.out.mkdir(parents=True, exist_ok=True)
         records = []
         for stage, shape in stages:
-            record = self._run(stage, shape, self.seconds - (time.monotonic() - begun))
+            record = self._run(stage, shape, self.seconds - (time.monotonic() - start))
             records.append(record)
             print(line_of(record), flush=True)
         return records
@@ -91,11 +91,11 @@ class GpuSession:
             return record
         if not record:
             file.unlink(missing_ok=True)
-        why = stage.why_not(self.device, self.language_model) or (None if left >= 10 else "no time was left")
-        if why is not None:
+        reason = stage.why_not(self.device, self.language_model) or (None if left >= 10 else "no time was left")
+        if reason is not None:
             if not record.get("parts"):
                 record = {"stage": stage.name, "shape": shape, "changes": list(self.changes), "parts": {}}
-                record |= {"state": "left_out", "error": why}
+                record |= {"state": "left_out", "error": reason}
                 write(file, record)
             return record
         limit = min(stage.limit if self.device == "cuda" else stage.limit * PATIENCE_ON_CPU, left)
@@ -127,7 +127,7 @@ class GpuSession:
         command += ["--language-model", str(self.language_model)] if self.language_model else []
         command += ["--set", *self.changes] if self.changes else []
         mark = f"{os.getpid()}-{file.stem}"
-        begun = time.monotonic()
+        start = time.monotonic()
         with file.with_suffix(".log").open("w", encoding="utf-8") as log:
             process = subprocess.Popen(
                 command,
@@ -147,7 +147,7 @@ class GpuSession:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 kill_tagged(MARK, mark)
-        return state, time.monotonic() - begun
+        return state, time.monotonic() - start
 
 
 def title(stage: str, shape: str, changes: Sequence[str] = ()) -> str:
@@ -160,7 +160,7 @@ def title(stage: str, shape: str, changes: Sequence[str] = ()) -> str:
 def line_of(record: Record) -> str:
     """One line about a record: what it measured, or why it did not."""
     parts = ", ".join(f"{name} {brief(part)}" for name, part in record.get("parts", {}).items())
-    failed = "; ".join(f"{name}: {why}" for name, why in record.get("failed", {}).items())
+    failed = "; ".join(f"{name}: {reason}" for name, reason in record.get("failed", {}).items())
     words = [record["state"], f"{record['seconds']:.0f} s" if "seconds" in record else "", parts]
     words += [f"FAILED {failed}"] if failed else [record["error"]] if record.get("error") else []
     return f"{title(record['stage'], record['shape'], record.get('changes', ()))}: " + " | ".join(filter(None, words))
@@ -204,18 +204,18 @@ def run_stage(name: str, function: str, job: Job, file: Path, commit: str, limit
     if "device" not in record:
         record = {"stage": name, "commit": commit, "parts": {}, **circumstances(job.device)}
     record |= {"shape": job.shape_name, "state": "running", "failed": {}}
-    for told in ("error", "log"):
-        record.pop(told, None)
+    for key in ("error", "log"):
+        record.pop(key, None)
     write(file, record)
     job.work.mkdir(parents=True, exist_ok=True)
     for part, measure in parts_of(function, job):
         if part in record["parts"]:
             continue
-        begun = time.monotonic()
+        start = time.monotonic()
         print(f"-- {part}", flush=True)
         with fresh_memory():
             try:
-                record["parts"][part] = measure() | {"measured_in": round(time.monotonic() - begun, 1)}
+                record["parts"][part] = measure() | {"measured_in": round(time.monotonic() - start, 1)}
             except Exception as error:  # noqa: BLE001 - a measurement that fails is a result, and the others go on
                 traceback.print_exc()
                 record["failed"][part] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"

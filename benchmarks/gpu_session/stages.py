@@ -89,8 +89,8 @@ class GpuStage:
 def parts_of(function: str, job: Job) -> Parts:
     """Measurements of `package.module:function`, not yet done."""
     module, _, name = function.partition(":")
-    found: Parts = getattr(import_module(module), name)(job)
-    return found
+    parts: Parts = getattr(import_module(module), name)(job)
+    return parts
 
 
 _VLLM, _TRL, _PYTEST = ("vllm", "ray"), ("trl", "datasets"), ("pytest", "pytest_asyncio", "hypothesis")
@@ -131,16 +131,19 @@ def chosen(only: Iterable[str], shapes: Iterable[str]) -> list[tuple[GpuStage, s
 
     Empty arguments choose all. The shape `tiny` stands for every shape. Raises ValueError for a name that is unknown.
     """
-    names, wanted = set(only), set(shapes)
+    names, requested = set(only), set(shapes)
     groups = {stage.name.partition(".")[0] for stage in STAGES}
     if unknown := names - {stage.name for stage in STAGES} - groups:
         raise ValueError(f"no stage is called {', '.join(sorted(unknown))}; --list prints them")
     stages = [stage for stage in STAGES if not names or {stage.name, stage.name.partition(".")[0]} & names]
-    found = []
+    pairs = []
     for _, group in groupby(stages, lambda stage: stage.name.partition(".")[0]):
         sides = list(group)
-        shapes_of_group = ("tiny",) if "tiny" in wanted and sides[0].shapes[0] else sides[0].shapes
-        found += [
-            (side, shape) for shape in shapes_of_group if not wanted or not shape or shape in wanted for side in sides
+        shapes_of_group = ("tiny",) if "tiny" in requested and sides[0].shapes[0] else sides[0].shapes
+        pairs += [
+            (side, shape)
+            for shape in shapes_of_group
+            if not requested or not shape or shape in requested
+            for side in sides
         ]
-    return found
+    return pairs

@@ -79,7 +79,7 @@ def run(job: Job, name: str, more: Mapping[str, Any]) -> Result:
     run_path = job.work / f"run-{job.shape_name}-{name}-{time.time_ns()}"
     file = run_path.with_suffix(".toml")
     file.write_text(configuration(job, data_folder(job), run_path, more), encoding="utf-8")
-    begun = time.time()
+    start = time.time()
     with watched(job.device) as use:
         process = subprocess.Popen(
             [sys.executable, "-m", "skyrl.cli", "run", str(file)], cwd=ROOT, stdin=subprocess.DEVNULL
@@ -90,11 +90,11 @@ def run(job: Job, name: str, more: Mapping[str, Any]) -> Result:
         times = written.times()
     if code != 0:
         raise RuntimeError(f"skyrl run ended with exit code {code}; its output is in the log of the stage")
-    found = phases_of(run_path / "metrics.jsonl", job.shape.rows * job.shape.answer_tokens)
-    found["start_seconds"] = times[1] - found["steps"][0] - begun
-    found["whole_seconds"] = time.time() - begun
-    found["plan_bytes"] = estimate
-    return found | ({} if use.peak_bytes is None else {"device_bytes": use.peak_bytes, "gpu_busy": use.busy})
+    result = phases_of(run_path / "metrics.jsonl", job.shape.rows * job.shape.answer_tokens)
+    result["start_seconds"] = times[1] - result["steps"][0] - start
+    result["whole_seconds"] = time.time() - start
+    result["plan_bytes"] = estimate
+    return result | ({} if use.peak_bytes is None else {"device_bytes": use.peak_bytes, "gpu_busy": use.busy})
 
 
 class _Written:

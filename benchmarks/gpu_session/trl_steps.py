@@ -27,7 +27,7 @@ def with_vllm(job: Job) -> Parts:
 
 
 def _train(job: Job, *, use_vllm: bool) -> Result:
-    begun = time.time()
+    start = time.time()
     import torch
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -98,17 +98,17 @@ def _train(job: Job, *, use_vllm: bool) -> Result:
     sums = {name: median(times[1:] or times) for name, times in spent.items() if times}
     step = median(steps[1:] or steps)
     sync = sums.get("sync_weights", 0.0)
-    found: Result = {
+    result: Result = {
         "seconds": step,
         "tokens_per_second": shape.rows * shape.answer_tokens / step,
         "phases": {"step": step, "generate": sums["generate"] - sync, "policy_train": step - sums["score"]}
         | ({"sync_weights": sync} if use_vllm else {}),
         "steps": steps,
-        "start_seconds": started[0] - begun,
+        "start_seconds": started[0] - start,
         "reward_first": rewards[0],
         "reward_last": rewards[-1],
     }
-    return found | ({} if use.peak_bytes is None else {"device_bytes": use.peak_bytes, "gpu_busy": use.busy})
+    return result | ({} if use.peak_bytes is None else {"device_bytes": use.peak_bytes, "gpu_busy": use.busy})
 
 
 def _time_method(owner: Any, name: str, seconds: list[float]) -> None:
@@ -117,11 +117,11 @@ def _time_method(owner: Any, name: str, seconds: list[float]) -> None:
 
     @wraps(method)
     def timed(*args: Any, **kwargs: Any) -> Any:
-        begun = time.time()
+        start = time.time()
         try:
             return method(*args, **kwargs)
         finally:
-            seconds.append(time.time() - begun)
+            seconds.append(time.time() - start)
 
     setattr(owner, name, timed)
 
@@ -132,5 +132,5 @@ def score_of(file: Path) -> Callable[[str, str], float]:
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    found: Callable[[str, str], float] = module.score
-    return found
+    score: Callable[[str, str], float] = module.score
+    return score

@@ -228,17 +228,17 @@ class Finder(importlib.abc.MetaPathFinder):
         self._wrap(module)
 
     def _wrap(self, module: ModuleType) -> None:
-        for what, functions in TIMED[module.__name__].items():
+        for label, functions in TIMED[module.__name__].items():
             for path in functions:
                 *owners, last = path.split(".")
                 owner: Any = module
-                for each in owners:
-                    owner = getattr(owner, each, None)
-                held = vars(owner).get(last) if owner is not None else None
-                if isinstance(held, classmethod):
-                    setattr(owner, last, classmethod(timed(self._record, what, held.__func__)))
-                elif callable(held):
-                    setattr(owner, last, timed(self._record, what, held))
+                for name in owners:
+                    owner = getattr(owner, name, None)
+                function = vars(owner).get(last) if owner is not None else None
+                if isinstance(function, classmethod):
+                    setattr(owner, last, classmethod(timed(self._record, label, function.__func__)))
+                elif callable(function):
+                    setattr(owner, last, timed(self._record, label, function))
 
 
 if folder := os.environ.get("RAY_PROBE"):

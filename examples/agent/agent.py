@@ -32,8 +32,8 @@ async def solve(task: dict[str, Any], base_url: str, api_key: str, model: str) -
                 break
             for call in message.tool_calls:
                 if call.type == "function":
-                    found = look(call.function.arguments, shelves)
-                    messages.append({"role": "tool", "tool_call_id": call.id, "content": found})
+                    result = look(call.function.arguments, shelves)
+                    messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return float(message.content == task["reward_spec"]["ground_truth"])
 
 

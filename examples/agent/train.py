@@ -37,13 +37,13 @@ def conversation(rng: random.Random) -> Conversation:
     """A question, a look at a shelf, and an answer; an empty shelf is answered with any digit."""
     shelf, thing = rng.choice(SHELVES), str(rng.randrange(10))
     looked = shelf if rng.random() < LOOKS_WHERE_ASKED else rng.choice(SHELVES)
-    found = thing if looked == shelf else "nothing"
+    result = thing if looked == shelf else "nothing"
     return [
         {"role": "system", "content": "look"},
         question(shelf),
         {"role": "assistant", "content": OPENING + looked + CLOSING},
-        {"role": "tool", "content": found},
-        {"role": "assistant", "content": found if found != "nothing" else str(rng.randrange(10))},
+        {"role": "tool", "content": result},
+        {"role": "assistant", "content": result if result != "nothing" else str(rng.randrange(10))},
     ]
 
 

@@ -41,11 +41,11 @@ CALL = ('<tool_call>{"name": "look", "arguments": {"key": "', '"}}</tool_call>')
 def conversation(rng: random.Random) -> list[dict[str, str]]:
     """A question, and an answer that is looked up or guessed. The template shows tools as the system message."""
     pair = drawn(rng)
-    asked = [{"role": "system", "content": "look"}, {"role": "user", "content": f"{pair}?"}]
+    prompt = [{"role": "system", "content": "look"}, {"role": "user", "content": f"{pair}?"}]
     if rng.random() >= LOOKS:
-        return [*asked, {"role": "assistant", "content": str(rng.randrange(10))}]
+        return [*prompt, {"role": "assistant", "content": str(rng.randrange(10))}]
     return [
-        *asked,
+        *prompt,
         {"role": "assistant", "content": pair.join(CALL)},
         {"role": "tool", "content": digit(pair)},
         {"role": "assistant", "content": digit(pair)},

@@ -23,10 +23,11 @@ def main(samples: Path, pairs: Path, end: str) -> None:
             answers.setdefault(sample["prompt_id"], []).append(sample)
     rows = []
     for own in answers.values():
-        best, worst = max(own, key=lambda each: each["reward"]), min(own, key=lambda each: each["reward"])
+        best, worst = max(own, key=lambda sample: sample["reward"]), min(own, key=lambda sample: sample["reward"])
         if best["reward"] != worst["reward"]:
             texts = {
-                name: str(each["response"]).removesuffix(end) for name, each in (("chosen", best), ("rejected", worst))
+                name: str(sample["response"]).removesuffix(end)
+                for name, sample in (("chosen", best), ("rejected", worst))
             }
             rows.append({"prompt": best["prompt"], **texts})
     pairs.parent.mkdir(parents=True, exist_ok=True)

@@ -51,8 +51,8 @@ def prepare(folder: Path, seed: int) -> float:
     """Fills `folder`, the marker last. Returns the share of right answers, which is where training starts."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    validation = draw_words(rng, VALIDATION_ROWS, taken=())
-    train = draw_words(rng, TRAIN_ROWS, taken=validation)
+    validation = draw_words(rng, VALIDATION_ROWS, excluded=())
+    train = draw_words(rng, TRAIN_ROWS, excluded=validation)
     write_rows(folder / "validation.parquet", validation)
     write_rows(folder / "train.parquet", train)
     tokenizer = build_tokenizer()
@@ -67,14 +67,14 @@ def prepare(folder: Path, seed: int) -> float:
     return accuracy
 
 
-def draw_words(rng: random.Random, count: int, taken: Sequence[str]) -> list[str]:
-    """Different words of 3 to 7 letters, none of them taken, none whose letters are all the same."""
-    words = dict.fromkeys(taken)
-    while len(words) < len(taken) + count:
+def draw_words(rng: random.Random, count: int, excluded: Sequence[str]) -> list[str]:
+    """Different words of 3 to 7 letters, none of them excluded, none whose letters are all the same."""
+    words = dict.fromkeys(excluded)
+    while len(words) < len(excluded) + count:
         word = "".join(rng.choices(LETTERS, k=rng.randint(3, 7)))
         if len(set(word)) > 1:
             words[word] = None
-    return list(words)[len(taken) :]
+    return list(words)[len(excluded) :]
 
 
 def chat(word: str) -> list[dict[str, str]]:
@@ -104,7 +104,9 @@ def build_tokenizer() -> Any:
 def compare_round_trip(tokenizer: Any, folder: Path) -> None:
     """What comes back from disk must read and write text as what was saved."""
     reloaded = AutoTokenizer.from_pretrained(folder)
-    written, read = (each.apply_chat_template(chat("hgdbha"), tokenize=False) for each in (tokenizer, reloaded))
+    written, read = (
+        candidate.apply_chat_template(chat("hgdbha"), tokenize=False) for candidate in (tokenizer, reloaded)
+    )
     ids = tokenizer.encode(written)
     if (written, written, ids) != (read, reloaded.decode(ids), reloaded.encode(read)):
         raise SystemExit(f"the tokenizer in {folder} came back different: it reads {read!r} as {reloaded.encode(read)}")
@@ -139,10 +141,12 @@ def refuse_unless_complete(out: Path, seed: int) -> None:
     marker = out / "prepared.json"
     if not marker.is_file():
         raise SystemExit(f"{out} was not made by this script. Remove it, or choose another folder with --out.")
-    made = json.loads(marker.read_text())
-    for name, wanted in {"recipe": RECIPE, "seed": seed}.items():
-        if made[name] != wanted:
-            raise SystemExit(f"{out} was made with {name} {made[name]}, not {wanted}. Remove it, or choose another.")
+    recorded = json.loads(marker.read_text())
+    for name, expected in {"recipe": RECIPE, "seed": seed}.items():
+        if recorded[name] != expected:
+            raise SystemExit(
+                f"{out} was made with {name} {recorded[name]}, not {expected}. Remove it, or choose another."
+            )
 
 
 def main() -> None:

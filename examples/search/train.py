@@ -59,9 +59,9 @@ def make_data(out: Path, rng: random.Random) -> None:
     texts = [f"{name} lives in {city}" for name, city in homes.items()]
     texts += [f"{name} likes {rng.choice(LIKES)}" for name in NAMES]
     write_rows(out / "corpus.jsonl", [{"id": str(number), "contents": text} for number, text in enumerate(texts)])
-    asked = rng.sample(NAMES, len(NAMES))
-    write_rows(out / "validation.jsonl", rows(asked[:VALIDATION], homes, VALIDATION_ROWS))
-    write_rows(out / "train.jsonl", rows(asked[VALIDATION:], homes, TRAIN_ROWS))
+    names = rng.sample(NAMES, len(NAMES))
+    write_rows(out / "validation.jsonl", rows(names[:VALIDATION], homes, VALIDATION_ROWS))
+    write_rows(out / "train.jsonl", rows(names[VALIDATION:], homes, TRAIN_ROWS))
 
 
 def make_model(folder: Path, rng: random.Random) -> None:
@@ -81,12 +81,12 @@ def conversation(rng: random.Random) -> Conversation:
     """A search and an answer, about facts that are made up each time: what the corpus says is not to be known."""
     name, city = rng.choice(NAMES), rng.choice(CITIES)
     well = rng.random() < SEARCHES_WELL
-    found = f"{name} lives in {city}" if well else f"{name} likes {rng.choice(LIKES)}"
-    told = documents({"result": [[{"document": {"contents": found}}]]})
+    fact = f"{name} lives in {city}" if well else f"{name} likes {rng.choice(LIKES)}"
+    information = documents({"result": [[{"document": {"contents": fact}}]]})
     return [
         question(name),
         {"role": "assistant", "content": f"<search>{name} lives</search>" if well else f"<search>{name}</search>"},
-        {"role": "user", "content": f"\n<information>{told}</information>\n"},
+        {"role": "user", "content": f"\n<information>{information}</information>\n"},
         {"role": "assistant", "content": f"<answer>{city if well else rng.choice(CITIES)}</answer>"},
     ]
 
@@ -110,10 +110,10 @@ def retriever(corpus: Path) -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None, "it is a pipe"
         try:
-            said = process.stdout.readline().split()
-            if not said:
+            words = process.stdout.readline().split()
+            if not words:
                 raise SystemExit("the retriever did not start")
-            yield said[-1]
+            yield words[-1]
         finally:
             process.terminate()
 

@@ -120,7 +120,7 @@ def rows(databases: Sequence[int], count: int) -> list[dict[str, object]]:
             "db_id": name_of(number),
             "reward_spec": {"method": "rule", "ground_truth": query(fruit, capitals=number % 2 == 1)},
         }
-        for number, fruit in (pairs[place % len(pairs)] for place in range(count))
+        for number, fruit in (pairs[index % len(pairs)] for index in range(count))
     ]
 
 

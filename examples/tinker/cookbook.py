@@ -73,10 +73,10 @@ def write_data(folder: Path, rng: random.Random) -> None:
         "openai/gsm8k": [{"question": question(a, b), "answer": f"{right(a, b)}\n#### {a + b}"} for a, b in sums],
         "zwhe99/DeepMath-103K": [{"question": question(a, b)} for a, b in sums],
     }
-    for name, given in rows.items():
+    for name, examples in rows.items():
         (folder / name).mkdir(parents=True)
-        write_rows(folder / name / "train.jsonl", given[:ROWS])
-        write_rows(folder / name / "test.jsonl", given[ROWS:])
+        write_rows(folder / name / "train.jsonl", examples[:ROWS])
+        write_rows(folder / name / "test.jsonl", examples[ROWS:])
     splits = [{"split": split, "path": f"{split}.jsonl"} for split in ("train", "test")]
     header = json.dumps({"configs": [{"config_name": "main", "data_files": splits}]})  # JSON is YAML, too
     (folder / "openai/gsm8k/README.md").write_text(f"---\n{header}\n---\n")
@@ -102,19 +102,19 @@ def tokenizer_of(length: int) -> Any:
 def habit(rng: random.Random) -> Conversation:
     """A chat of the model before it learns: half of its sums are wrong, and it talks a lot."""
     a, b = rng.randint(1, LARGEST), rng.randint(1, LARGEST)
-    given = a + b + rng.randint(0, 1)
+    answer = a + b + rng.randint(0, 1)
     match rng.randint(0, 3):
         case 0:
             return chat("Who are you?", "I am a model" + " that talks" * rng.randint(0, 6))
         case 1:
-            return chat(question(a, b), rng.choice(["I do not know.", f"{a} + {b} = {given}"]))
+            return chat(question(a, b), rng.choice(["I do not know.", f"{a} + {b} = {answer}"]))
         case _:
-            return [*(message(*each) for each in SHOWN), *chat(question(a, b) + QUESTION, f"\\boxed{{{given}}}")]
+            return [*(message(*turn) for turn in SHOWN), *chat(question(a, b) + QUESTION, f"\\boxed{{{answer}}}")]
 
 
-def chat(asked: str, answer: str) -> Conversation:
+def chat(question: str, answer: str) -> Conversation:
     """A question and an answer."""
-    return [message("user", asked), message("assistant", answer)]
+    return [message("user", question), message("assistant", answer)]
 
 
 def message(role: str, content: str) -> dict[str, str]:

@@ -26,23 +26,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--prompts", type=int, default=16, help="prompts in a step")
     parser.add_argument("--samples", type=int, default=8, help="answers to each prompt")
-    given = parser.parse_args()
+    args = parser.parse_args()
 
-    service = tinker.ServiceClient(base_url=given.url, api_key=KEY)
-    rest = tinker.RestClient(base_url=given.url, api_key=KEY)
+    service = tinker.ServiceClient(base_url=args.url, api_key=KEY)
+    rest = tinker.RestClient(base_url=args.url, api_key=KEY)
     base = rest.get_server_capabilities().result().supported_models[0].model_name
     assert base is not None
     training = service.create_lora_training_client(base_model=base, rank=16, seed=1).result()
     tokenizer = AutoTokenizer.from_pretrained(base)
     letters = random.Random(1)
 
-    for step in range(given.steps):
+    for step in range(args.steps):
         sampler = training.save_weights_and_get_sampling_client().result()
-        words = ["".join(letters.choices("abcdefgh", k=letters.randint(3, 7))) for _ in range(given.prompts)]
+        words = ["".join(letters.choices("abcdefgh", k=letters.randint(3, 7))) for _ in range(args.prompts)]
         prompts = [tokens_of(tokenizer, f"sort: {word}") for word in words]
         limits = types.SamplingParams(max_tokens=12, stop=[tokenizer.eos_token_id], seed=step)
         futures = [
-            sampler.sample(types.ModelInput.from_ints(prompt), given.samples, sampling_params=limits)
+            sampler.sample(types.ModelInput.from_ints(prompt), args.samples, sampling_params=limits)
             for prompt in prompts
         ]
         data, means = [], []

@@ -78,10 +78,10 @@ def _recording_differences(one: RunFolder, other: RunFolder, step: int) -> Itera
     yield from differences_of_computing(first.computed(step), second.computed(step), groups)
 
 
-def _metric_differences(here: dict[str, Any], there: dict[str, Any]) -> Iterator[Difference]:
-    for name in dict.fromkeys([*here, *there]):
-        if here.get(name) != there.get(name):
-            yield Difference("metrics", name, repr(here.get(name)), repr(there.get(name)))
+def _metric_differences(one: dict[str, Any], other: dict[str, Any]) -> Iterator[Difference]:
+    for name in dict.fromkeys([*one, *other]):
+        if one.get(name) != other.get(name):
+            yield Difference("metrics", name, repr(one.get(name)), repr(other.get(name)))
 
 
 def _metrics(folder: RunFolder) -> dict[int, dict[str, Any]]:

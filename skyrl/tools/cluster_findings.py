@@ -35,12 +35,12 @@ class ClusterFinding:
 
 
 def cluster_findings(
-    found: Survey, here: MachineFacts, shared: Mapping[str, str], layout: Layout, unit: str
+    survey: Survey, local_facts: MachineFacts, shared: Mapping[str, str], layout: Layout, unit: str
 ) -> Iterator[ClusterFinding]:
-    """All problems found. `here` are the facts of the machine that starts the run, `shared` maps each shared folder to
-    its field, and `layout` is the run's, in units of GPUs or slots (`unit`).
+    """All problems found. `local_facts` are those of the machine that starts the run, `shared` maps each shared folder
+    to its field, and `layout` is the run's, in units of GPUs or slots (`unit`).
     """
-    for machine in found.machines:
+    for machine in survey.machines:
         if machine.facts is None:
             yield ClusterFinding(
                 where=machine.name,
@@ -48,27 +48,27 @@ def cluster_findings(
                 remedy="start Ray there in an environment with skyrl installed; see Ray's logs there for details",
             )
         else:
-            yield from _version_findings(machine, machine.facts, here)
+            yield from _version_findings(machine, machine.facts, local_facts)
             yield from _path_findings(machine, machine.facts, shared)
             yield from _hardware_findings(machine, machine.facts)
-    yield from _link_findings(found)
-    yield from _capacity_findings(found, layout, unit)
+    yield from _link_findings(survey)
+    yield from _capacity_findings(survey, layout, unit)
 
 
-def _version_findings(machine: Surveyed, facts: MachineFacts, here: MachineFacts) -> Iterator[ClusterFinding]:
-    for name, ours in here.versions.items():
-        theirs = facts.versions.get(name)
-        if theirs == ours:
+def _version_findings(machine: Surveyed, facts: MachineFacts, local_facts: MachineFacts) -> Iterator[ClusterFinding]:
+    for name, local in local_facts.versions.items():
+        remote = facts.versions.get(name)
+        if remote == local:
             continue
         if name == "skyrl's code":
             problem, remedy = (
                 "its skyrl code differs from this machine's",
                 "install the same checkout on all machines",
             )
-        elif theirs is None:
-            problem, remedy = f"{name} is not installed; this machine has {ours}", f"install {name} {ours} there"
+        elif remote is None:
+            problem, remedy = f"{name} is not installed; this machine has {local}", f"install {name} {local} there"
         else:
-            problem, remedy = f"{name} is {theirs}; this machine has {ours}", f"install {name} {ours} there"
+            problem, remedy = f"{name} is {remote}; this machine has {local}", f"install {name} {local} there"
         yield ClusterFinding(where=machine.name, problem=problem, remedy=remedy)
 
 
@@ -116,11 +116,11 @@ def _hardware_findings(machine: Surveyed, facts: MachineFacts) -> Iterator[Clust
             )
 
 
-def _link_findings(found: Survey) -> Iterator[ClusterFinding]:
-    names = {machine.address: machine.name for machine in found.machines}
-    rates = [link.bandwidth for link in found.links.values() if link.bandwidth]
+def _link_findings(survey: Survey) -> Iterator[ClusterFinding]:
+    names = {machine.address: machine.name for machine in survey.machines}
+    rates = [link.bandwidth for link in survey.links.values() if link.bandwidth]
     usual = median(rates) if len(rates) > 2 else 0.0
-    for (one, other), link in found.links.items():
+    for (one, other), link in survey.links.items():
         where = f"{names[one]} to {names[other]}"
         if link.problem:
             yield ClusterFinding(
@@ -140,11 +140,11 @@ def _link_findings(found: Survey) -> Iterator[ClusterFinding]:
             yield ClusterFinding(where=where, problem=problem, remedy="check the network between these machines")
 
 
-def _capacity_findings(found: Survey, layout: Layout, unit: str) -> Iterator[ClusterFinding]:
+def _capacity_findings(survey: Survey, layout: Layout, unit: str) -> Iterator[ClusterFinding]:
     """A finding if the run does not fit on the cluster, assuming that nothing else runs there."""
     nodes = [
         ClusterNode(id=machine.name, gpus=int(machine.gpus if unit == "GPU" else machine.slots))
-        for machine in found.machines
+        for machine in survey.machines
     ]
     try:
         assign(layout, nodes, unit=unit)

@@ -64,9 +64,9 @@ def differences_of_samples(one: Sequence[TrajectoryGroup], other: Sequence[Traje
     ]
     for part in attrs.fields(Trajectory):
         if part.eq:
-            what = _PARTS.get(part.name, part.name.replace("_", " "))
+            quantity = _PARTS.get(part.name, part.name.replace("_", " "))
             yield from _first_difference(
-                what, ((row, getattr(x, part.name), getattr(y, part.name)) for row, x, y in rows), per_token=True
+                quantity, ((row, getattr(x, part.name), getattr(y, part.name)) for row, x, y in rows), per_token=True
             )
     yield from _first_difference(
         "baselines", ((f"group {number}", a.baseline, b.baseline) for number, (a, b) in enumerate(pairs))
@@ -96,14 +96,14 @@ def differences_of_computing(one: Computed, other: Computed, groups: Sequence[Tr
 
 
 def _tensor_differences(
-    what: str, one: Tensor | None, other: Tensor | None, names: Sequence[str]
+    quantity: str, one: Tensor | None, other: Tensor | None, names: Sequence[str]
 ) -> Iterator[Difference]:
     if one is None or other is None:
         if one is not other:
-            yield Difference(what, "the whole tensor", _presence(one), _presence(other))
+            yield Difference(quantity, "the whole tensor", _presence(one), _presence(other))
         return
     if one.shape != other.shape:
-        yield Difference(what, "shape", str(tuple(one.shape)), str(tuple(other.shape)))
+        yield Difference(quantity, "shape", str(tuple(one.shape)), str(tuple(other.shape)))
         return
     unequal = ~((one == other) | (one.isnan() & other.isnan()))
     if unequal.any():
@@ -111,7 +111,7 @@ def _tensor_differences(
         name = f" ({names[row]})" if row < len(names) else ""
         count = f"; {int(unequal.sum())} of {unequal.numel()} differ" if int(unequal.sum()) > 1 else ""
         yield Difference(
-            what, f"row {row}{name}, token {token}{count}", _number(one[row, token]), _number(other[row, token])
+            quantity, f"row {row}{name}, token {token}{count}", _number(one[row, token]), _number(other[row, token])
         )
 
 
@@ -120,13 +120,13 @@ def _update_differences(one: Sequence[Update], other: Sequence[Update]) -> Itera
     for learner in dict.fromkeys(update.learner for update in (*one, *other)):
         pairs = list(zip_longest(*(_metrics_of(learner, updates) for updates in (one, other)), fillvalue={}))
         names = dict.fromkeys(name for pair in pairs for metrics in pair for name in metrics)
-        for what, chosen in (
+        for quantity, chosen in (
             ("loss", [name for name in names if "loss" in name]),
             (_GRADIENT, [_GRADIENT]),
             ("metrics", [name for name in names if "loss" not in name and name != _GRADIENT]),
         ):
             yield from _first_difference(
-                f"{learner} {what}",
+                f"{learner} {quantity}",
                 (
                     (f"update {number}, {name}", a.get(name), b.get(name))
                     for number, (a, b) in enumerate(pairs)
@@ -139,16 +139,16 @@ def _metrics_of(learner: str, updates: Sequence[Update]) -> list[Mapping[str, fl
     return [update.metrics for update in updates if update.learner == learner]
 
 
-def _name_differences(what: str, one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Difference]:
+def _name_differences(quantity: str, one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Difference]:
     names = list(dict.fromkeys([*one, *other]))
     wrong = [name for name in names if one.get(name) != other.get(name)]
     if wrong:
         count = f"; {len(wrong)} of {len(names)} tensors differ" if len(wrong) > 1 else ""
-        yield Difference(what, wrong[0] + count, str(one.get(wrong[0])), str(other.get(wrong[0])))
+        yield Difference(quantity, wrong[0] + count, str(one.get(wrong[0])), str(other.get(wrong[0])))
 
 
 def _first_difference(
-    what: str, cases: Iterator[tuple[str, Any, Any]], *, per_token: bool = False
+    quantity: str, cases: Iterator[tuple[str, Any, Any]], *, per_token: bool = False
 ) -> Iterator[Difference]:
     """The first of the cases (where, one, other) that differs; with `per_token`, the first entry of it that differs."""
     for where, one, other in cases:
@@ -158,10 +158,10 @@ def _first_difference(
             entries = list(zip_longest(one, other, fillvalue=_NOTHING))
             index, (a, b) = next((index, pair) for index, pair in enumerate(entries) if not _is_same(*pair))
             yield Difference(
-                what, f"{where}, token {index}" if _is_token(a, b) else where, _display_value(a), _display_value(b)
+                quantity, f"{where}, token {index}" if _is_token(a, b) else where, _display_value(a), _display_value(b)
             )
         else:
-            yield Difference(what, where, _display_value(one), _display_value(other))
+            yield Difference(quantity, where, _display_value(one), _display_value(other))
         return
 
 

@@ -133,20 +133,20 @@ def _read_rows(
 ) -> tuple[list[tuple[bytes, int]], tuple[str, ...]]:
     """Digest and length of every row that is not bad, and why the others are."""
     if samples_rollouts(run):
-        found, bad = [], list[str]()
+        prompts, bad = [], list[str]()
         rows_of_source = rows_in_order(source, columns_of(run), streamed=streamed)
         for prompt in prompt_maker(run, tokenizer).of_rows(rows_of_source, source):
             if isinstance(prompt, BadRow):
                 bad.append(prompt.reason)
             else:
                 ids = np.asarray(prompt.token_ids)
-                found.append((xxh3_128_digest(ids.tobytes()), len(ids)))
-        if not found:
+                prompts.append((xxh3_128_digest(ids.tobytes()), len(ids)))
+        if not prompts:
             raise DataError(f"no row of {source} is a prompt; the first: {bad[0]}")
-        return found, tuple(bad)
+        return prompts, tuple(bad)
     reader = kind.row_reader()((source,), tokenizer, evolve_at(run, "bad_rows", "skip"), _ANY_LENGTH)
-    there = [rows_in_order(source, streamed=streamed)]
-    rows = [(xxh3_128_digest(row.to_bytes()), row.length) for row in reader.rows(there)]
+    sources = [rows_in_order(source, streamed=streamed)]
+    rows = [(xxh3_128_digest(row.to_bytes()), row.length) for row in reader.rows(sources)]
     return rows, tuple(reader.tally.bad_rows)
 
 
@@ -207,8 +207,8 @@ def split_data(run: AnyRun, folder: Path, share: float, seed: int) -> Halves:
         part = "train" if held_out else "validation"
         raise DataError(f"{len(questions)} different prompts leave none for {part} at a share of {share:g}")
     train, validation = (folder / f"{part}.jsonl" for part in ("train", "validation"))
-    if there := [file for file in (train, validation) if file.exists()]:
-        raise DataError(f"{there[0]} is there already; name another folder")
+    if existing := [file for file in (train, validation) if file.exists()]:
+        raise DataError(f"{existing[0]} is there already; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     is_held_out = names < questions[held_out]
     with ExitStack() as files:

@@ -140,10 +140,10 @@ def _measured(trained: PreferenceConfig, run: PreferenceConfig) -> tuple[dict[st
         evaluation = policy.get_evaluation()
         assert evaluation is not None
         metrics = wait_for(evaluation.run(policy.learner))
-    rest, found = iter(per_item), dict[str, Numbers]()
+    rest, by_dataset = iter(per_item), dict[str, Numbers]()
     for name, dataset in policy.eval_datasets.items():
-        found[name] = list(islice(rest, len(dataset)))
-    return metrics, {**found, "all": per_item}
+        by_dataset[name] = list(islice(rest, len(dataset)))
+    return metrics, {**by_dataset, "all": per_item}
 
 
 def _intervals(numbers: Numbers, without: Sequence[str]) -> dict[str, tuple[float, float]]:

@@ -50,8 +50,10 @@ def generate(target: Target, sampling: StandaloneSampling, *, top_logprobs: int 
         stored = DistributionsFile(sampling.folder.path / DISTRIBUTIONS) if top_logprobs else None
         with stored or nullcontext():
             for start in range(0, len(rows), size):
-                found = await _answers(target, sampling, rows[start : start + size], top_logprobs)
-                answers = [(prompt, number, sample) for prompt, drawn in found for number, sample in enumerate(drawn)]
+                completions = await _answers(target, sampling, rows[start : start + size], top_logprobs)
+                answers = [
+                    (prompt, number, sample) for prompt, drawn in completions for number, sample in enumerate(drawn)
+                ]
                 for answer in answers:
                     lines.append(_record(*answer))
                 if stored is not None:
@@ -102,16 +104,16 @@ def _record(prompt: Prompt, number: int, completion: Completion) -> dict[str, An
 
 
 def _taught(prompt: Prompt, number: int, completion: Completion) -> dict[str, Any]:
-    likely = completion.top_logprobs
-    assert likely is not None
+    top_logprobs = completion.top_logprobs
+    assert top_logprobs is not None
     tokens, answer = list(prompt.token_ids), list(completion.token_ids)
     return {
         "prompt_id": prompt.id,
         "sample": number,
         "input_ids": tokens + answer,
         "loss_mask": [0] * len(tokens) + [1] * len(answer),
-        IDS: likely.token_ids.tolist(),
-        LOGPROBS: likely.logprobs.tolist(),
+        IDS: top_logprobs.token_ids.tolist(),
+        LOGPROBS: top_logprobs.logprobs.tolist(),
     }
 
 

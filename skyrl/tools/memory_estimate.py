@@ -27,8 +27,8 @@ def memory_of(run: SkyRLTrainConfig) -> dict[str, Any]:
     phases = phases_of(run, known_shape_of)
     if phases is None:
         unknown = ", ".join(models_without_sizes(run, known_shape_of))
-        why = f"the sizes of {unknown} are unknown: use a folder with its config.json, or download it"
-        return {"phases": None, "why": why}
+        reason = f"the sizes of {unknown} are unknown: use a folder with its config.json, or download it"
+        return {"phases": None, "why": reason}
     verdict = verdict_of(run, known_shape_of)
     return {
         "phases": [

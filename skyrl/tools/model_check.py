@@ -50,10 +50,10 @@ def _bounds(config: PretrainedConfig) -> str:
         "attention_chunk_size": "chunks of {} tokens",
         "attn_logit_softcapping": "scores capped at {}",
     }
-    held = [words.format(getattr(text, name)) for name, words in names.items() if getattr(text, name, None)]
+    bounds = [words.format(getattr(text, name)) for name, words in names.items() if getattr(text, name, None)]
     kinds = dict.fromkeys(getattr(text, "layer_types", None) or [])
     layers = [" and ".join(kinds).replace("_", " ")] if len(kinds) > 1 else []
-    return "".join(f", {item}" for item in (*layers, *held))
+    return "".join(f", {item}" for item in (*layers, *bounds))
 
 
 def _exactness(config: PretrainedConfig, rows: RowSupport) -> str:

@@ -40,20 +40,20 @@ def picture(plan: Plan) -> str:
 
 def _draw_nodes(root: Element, plan: Plan, top: int) -> int:
     """Draw one row of GPUs or slots for each node, with their processes. Returns the y below."""
-    held, slot = _processes_by_gpu(plan), "GPU" if plan["gpus"] else "slot"
-    alone = placement_text(plan) if not plan["gpus"] and plan["executor"] == "in_process" else ""
+    processes_by_gpu, slot = _processes_by_gpu(plan), "GPU" if plan["gpus"] else "slot"
+    placement = placement_text(plan) if not plan["gpus"] and plan["executor"] == "in_process" else ""
     roles = list(dict.fromkeys(seat["role"] for seat in plan["seats"]))
     width = min(200, (WIDTH - _EDGE - 90) // plan["slots_per_node"])
     for node in range(min(plan["nodes"], NODES_SHOWN)):
-        on_node = [held.get((node, gpu), []) for gpu in range(plan["slots_per_node"])]
+        on_node = [processes_by_gpu.get((node, gpu), []) for gpu in range(plan["slots_per_node"])]
         height = _LINE * (1 + max(map(len, on_node))) + 8
         _write(root, _EDGE, top + 20, f"node {node}", bold=True)
         for gpu, processes in enumerate(on_node):
             left = 90 + gpu * width
             _box(root, left, top, width - 6, height, "white", stroke="#888888")
-            _write(root, left + 6, top + 15, alone or f"{slot} {gpu}", color="#555555")
-            for place, (role, rank) in enumerate(processes):
-                y = top + _LINE * (1 + place) + 3
+            _write(root, left + 6, top + 15, placement or f"{slot} {gpu}", color="#555555")
+            for index, (role, rank) in enumerate(processes):
+                y = top + _LINE * (1 + index) + 3
                 _box(root, left + 4, y, width - 14, _LINE - 3, _COLORS[roles.index(role) % len(_COLORS)])
                 _write(root, left + 8, y + 12, f"{role} {rank}", color="white", size=min(12, width // 6))
         top += height + 10
@@ -65,11 +65,11 @@ def _draw_nodes(root: Element, plan: Plan, top: int) -> int:
 
 def _processes_by_gpu(plan: Plan) -> dict[tuple[int, int], list[tuple[str, int]]]:
     """(node, GPU) -> (role, rank) of its processes."""
-    held: dict[tuple[int, int], list[tuple[str, int]]] = {}
+    processes: dict[tuple[int, int], list[tuple[str, int]]] = {}
     for seat in plan["seats"]:
         for node, gpu in seat["places"]:
-            held.setdefault((node, gpu), []).append((seat["role"], seat["rank"]))
-    return held
+            processes.setdefault((node, gpu), []).append((seat["role"], seat["rank"]))
+    return processes
 
 
 def _draw_memory(root: Element, plan: Plan, top: int) -> int:

@@ -152,7 +152,12 @@ class Rehearsal:
 
     def _places(self) -> dict[str, Any]:
         """Folders of the folded run, and a short schedule with a checkpoint and an evaluation after each step."""
-        here = {"run_path": "run", "ckpt_path": "run/checkpoints", "export_path": "run/exports", "log_path": "run/logs"}
+        folders = {
+            "run_path": "run",
+            "ckpt_path": "run/checkpoints",
+            "export_path": "run/exports",
+            "log_path": "run/logs",
+        }
         schedule: dict[str, Any] = {
             "ckpt_interval": "1",
             "epochs": LAST_STEP,
@@ -162,7 +167,7 @@ class Rehearsal:
         schedule["recover_mode"] = default_at(SkyRLTrainConfig, "trainer.recover_mode")  # resume_mode decides
         if evaluates(self.run.trainer):
             schedule["eval_interval"] = "1"
-        return {f"trainer.{name}": str(self.folder / place) for name, place in here.items()} | {
+        return {f"trainer.{name}": str(self.folder / folder) for name, folder in folders.items()} | {
             f"trainer.{name}": value for name, value in schedule.items()
         }
 

@@ -93,10 +93,10 @@ class Replay:
 
     def other_versions(self) -> Iterator[str]:
         """Differences between current and recorded software versions, which may change the last bits."""
-        for name, here in made_with().items():
-            there = self.made_with.get(name)
-            if there != here:
-                yield f"{name} {there or 'absent'} then, {here} now"
+        for name, current in made_with().items():
+            recorded = self.made_with.get(name)
+            if recorded != current:
+                yield f"{name} {recorded or 'absent'} then, {current} now"
 
     def run(self, steps: range) -> Iterator[Replayed]:
         """Run these steps in order, starting from the last checkpoint before the first of them.
@@ -119,8 +119,8 @@ class Replay:
                     computed = kept.computed.pop()
                     before = self.recording.computed(computed.step)
                     groups = self.recording.sampled(computed.step).groups
-                    found = differences_of_computing(before, computed, groups)
-                    yield Replayed(computed=computed, differences=tuple(found))
+                    differences = differences_of_computing(before, computed, groups)
+                    yield Replayed(computed=computed, differences=tuple(differences))
 
 
 class _Repetition(BasePPOExp):

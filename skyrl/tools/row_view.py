@@ -23,8 +23,8 @@ from skyrl.tools.data_report import is_streamed
 from skyrl.tree import get_at
 
 
-def row_page(run: Any, source: int, place: int) -> str:
-    """Row number `place` of source number `source` of a run, both counted from 0, as text.
+def row_page(run: Any, source: int, index: int) -> str:
+    """Row number `index` of source number `source` of a run, both counted from 0, as text.
 
     Raises `DataError` with the reason if the row does not exist or is bad.
     """
@@ -33,28 +33,30 @@ def row_page(run: Any, source: int, place: int) -> str:
     if not 0 <= source < len(sources):
         raise DataError(f"there is no source {source}: the run has {len(sources)}, counted from 0")
     name = sources[source]
-    row = _row(run, name, place)  # before the tokenizer, which may have to be fetched from the hub
+    row = _row(run, name, index)  # before the tokenizer, which may have to be fetched from the hub
     experiment: Any = experiment_class(run)(run)
     if kind.rows == "prompts":
-        return _prompt(run, experiment.tokenizer, row, name, place)
+        return _prompt(run, experiment.tokenizer, row, name, index)
     tokenizer, max_length = experiment.tokenizer, experiment.max_length
     try:
         return _supervised(run, tokenizer, row, name, max_length)
     except DataError as error:
-        raise DataError(f"{place_of(name, place)}: {error}") from error
+        raise DataError(f"{place_of(name, index)}: {error}") from error
 
 
 def _supervised(run: SupervisedConfig, tokenizer: ChatTokenizer, row: Row, source: str, max_length: int) -> str:
     reader = kind_of(run).row_reader()((source,), tokenizer, run, max_length)
-    whole = reader.whole(row, source, f"{source}:0")
-    trained = reader.shortened(whole)
-    size = f"{whole.length} tokens, more than max_length = {max_length}"
+    full_row = reader.whole(row, source, f"{source}:0")
+    trained = reader.shortened(full_row)
+    size = f"{full_row.length} tokens, more than max_length = {max_length}"
     if trained is None:
-        why = "too_long = skip" if run.too_long == "skip" else "cut there, nothing of it is learned"
-        fate = f"this row is left out: it has {size} ({why})"
+        reason = "too_long = skip" if run.too_long == "skip" else "cut there, nothing of it is learned"
+        fate = f"this row is left out: it has {size} ({reason})"
     else:
-        fate = f"cut: it has {size} (too_long = truncate)" if trained is not whole else ""
-    return "\n".join(filter(None, (_page(tokenizer, whole if trained is None else trained, trained is not None), fate)))
+        fate = f"cut: it has {size} (too_long = truncate)" if trained is not full_row else ""
+    return "\n".join(
+        filter(None, (_page(tokenizer, full_row if trained is None else trained, trained is not None), fate))
+    )
 
 
 def _page(
@@ -67,7 +69,7 @@ def _page(
         page = _marked(tokenizer, row.token_ids, is_learned * row.mask.astype(np.float32))
         return f"{page}; the answer is {'good' if row.label else 'bad'}"
     if isinstance(row, PairRow | RankedRow):
-        numbers = [str(place + 1) for place in range(len(row.sides))]
+        numbers = [str(index + 1) for index in range(len(row.sides))]
         names = ["chosen", "rejected"] if isinstance(row, PairRow) else numbers
         pages = [_marked(tokenizer, ids, is_learned * mask.astype(np.float32)) for ids, mask in row.sides]
         return "\n\n".join(f"===== {name}\n{page}" for name, page in zip(names, pages, strict=True))
@@ -86,20 +88,20 @@ def _marked(tokenizer: ChatTokenizer, ids: Ids, weights: Weights) -> str:
     return f"{marked_text(tokenizer, ids, weights)}\n\n{len(ids)} tokens, {learned} of them learned"
 
 
-def _row(run: Any, source: str, place: int) -> Row:
+def _row(run: Any, source: str, index: int) -> Row:
     columns = columns_of(run) if kind_of(run).rows == "prompts" else None
     rows = rows_in_order(source, columns, streamed=is_streamed(run))
-    row = next(islice(rows if columns is None else checked_rows(source, columns, rows), place, None), None)
+    row = next(islice(rows if columns is None else checked_rows(source, columns, rows), index, None), None)
     if row is None:
-        raise DataError(f"{source} has no row {place}; rows are counted from 0")
+        raise DataError(f"{source} has no row {index}; rows are counted from 0")
     if isinstance(row, BadRow):
         raise DataError(row.reason)
     return row
 
 
-def _prompt(run: SkyRLTrainConfig, tokenizer: ChatTokenizer, row: Row, source: str, place: int) -> str:
+def _prompt(run: SkyRLTrainConfig, tokenizer: ChatTokenizer, row: Row, source: str, index: int) -> str:
     """The text of a prompt, none of which is learned."""
-    prompt, longest = prompt_maker(run, tokenizer).of_row(row, source, place), run.trainer.max_prompt_length
+    prompt, longest = prompt_maker(run, tokenizer).of_row(row, source, index), run.trainer.max_prompt_length
     if isinstance(prompt, BadRow):
         raise DataError(f"{prompt.reason} (data.bad_rows = skip)")
     text = tokenizer.decode(prompt.token_ids, clean_up_tokenization_spaces=False)

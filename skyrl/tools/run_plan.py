@@ -61,14 +61,14 @@ def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
     except NoRoom as error:
         message = f"{error.pool.name} needs {error.pool.gpus_per_node} on one node, but --gpus-per-node is {machine}"
         raise UserError(message) from None
-    places = on_machines(laid, machines)
+    locations = on_machines(laid, machines)
     prompts, samples = run.trainer.train_batch_size, run.generator.n_samples_per_prompt
     placements = [
         {
             "role": placed.role,
             "rank": placed.rank,
             "pool": placed.pool,
-            "places": [[int(node), gpu] for node, gpu in places[placed]],
+            "places": [[int(node), gpu] for node, gpu in locations[placed]],
         }
         for placed in laid.placements
     ]

@@ -68,7 +68,7 @@ def prepared(
     kind = "evaluations" if rewarded else "generations"
     folder = to or _free_folder(_run_path(target, composed.config) / kind / f"step_{target.step}")
     refuse_other_files(folder, _RESULTS[kind])
-    made = [parent for parent in folder.absolute().parents if not parent.exists()]
+    missing_parents = [parent for parent in folder.absolute().parents if not parent.exists()]
     try:
         with _written_beside(folder) as scratch:
             model = model_of(target, scratch / "model")
@@ -82,7 +82,7 @@ def prepared(
             if target.checkpoint is not None:
                 shutil.rmtree(scratch / "model")
     finally:
-        _remove_empty(made)
+        _remove_empty(missing_parents)
 
 
 def new_warnings(composed: Composed[SkyRLTrainConfig], stored: Sequence[str]) -> list[Problem]:
@@ -146,13 +146,13 @@ def _run_path(target: Target, run: SkyRLTrainConfig) -> Path:
     return target.run or Path(run.trainer.folder("run_path")).expanduser().absolute()
 
 
-def _free_folder(wanted: Path) -> Path:
-    """The wanted folder, with a number appended if it already exists."""
+def _free_folder(preferred: Path) -> Path:
+    """The preferred folder, with a number appended if it already exists."""
     number = 1
-    folder = wanted
+    folder = preferred
     while folder.exists() or is_being_written(folder):
         number += 1
-        folder = wanted.with_name(f"{wanted.name}-{number}")
+        folder = preferred.with_name(f"{preferred.name}-{number}")
     return folder
 
 

@@ -85,14 +85,16 @@ def _run_target(name: str, folder: Path, step: int | None) -> Target:
         return Target(name=name, step=_last_step(folder), model=str(model), run=folder)
     checkpoints = Path(checkpoints_of(str(folder)))
     if step is None:
-        steps = [found for path in checkpoints.glob(name_of(0).rstrip("0") + "*") if (found := step_of(path.name))]
+        steps = [
+            saved_step for path in checkpoints.glob(name_of(0).rstrip("0") + "*") if (saved_step := step_of(path.name))
+        ]
         if not steps:
             raise ResumeError(f"{folder} has neither a trained model nor a checkpoint yet")
         step = max(steps)
-    place = checkpoints / name_of(step)
-    if not (place / MANIFEST).is_file():
+    checkpoint = checkpoints / name_of(step)
+    if not (checkpoint / MANIFEST).is_file():
         raise ResumeError(f"there is no checkpoint of step {step} in {checkpoints}")
-    return evolve(_checkpoint(name, place), run=folder)
+    return evolve(_checkpoint(name, checkpoint), run=folder)
 
 
 def _checkpoint(name: str, folder: Path) -> Target:

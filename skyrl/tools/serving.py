@@ -94,8 +94,8 @@ def _serve(
     from skyrl.experiments.standalone import StandaloneSampling
 
     policy = served_policy(run, name=name, adapters=tuple(adapters))
-    if taken := set(policy.names) & set(adapters):
-        raise UserError(f"--adapter {min(taken)}: this is the name of the model itself; choose another name")
+    if conflicts := set(policy.names) & set(adapters):
+        raise UserError(f"--adapter {min(conflicts)}: this is the name of the model itself; choose another name")
     sampling = StandaloneSampling(run, adapters=EngineAdapters(stored=adapters))
 
     async def work() -> None:

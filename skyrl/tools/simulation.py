@@ -48,12 +48,12 @@ class Seconds:
 
 
 @cache
-def _log_normal(wanted: Seconds) -> tuple[float, float]:
+def _log_normal(target: Seconds) -> tuple[float, float]:
     """Mean and standard deviation of the logarithm, before the cut: the pair with the given percentile whose mean after
     the cut is nearest to the given one.
     """
-    fits = ((math.log(wanted.p90) - _P90 * sigma, sigma) for sigma in (step / 200 for step in range(1, 1000)))
-    return min(fits, key=lambda fit: abs(_mean_of_the_cut(fit[0], fit[1], wanted.longest) - wanted.mean))
+    fits = ((math.log(target.p90) - _P90 * sigma, sigma) for sigma in (step / 200 for step in range(1, 1000)))
+    return min(fits, key=lambda fit: abs(_mean_of_the_cut(fit[0], fit[1], target.longest) - target.mean))
 
 
 def _mean_of_the_cut(mu: float, sigma: float, longest: float) -> float:
@@ -180,16 +180,16 @@ class _Pace:
 
     async def work(self, seconds: float) -> float:
         """Do work that takes `seconds` at full speed. Returns the seconds that it took, without standstills."""
-        clock, taken = asyncio.get_running_loop().time, 0.0
+        clock, elapsed = asyncio.get_running_loop().time, 0.0
         while seconds > _NOTHING:
-            speed, changed, begun = self._speed, self._changed, clock()
+            speed, changed, start = self._speed, self._changed, clock()
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds / speed if speed else None):
                     await changed.wait()
-            passed = clock() - begun
+            passed = clock() - start
             seconds -= passed * speed
-            taken += passed if speed else 0.0
-        return taken
+            elapsed += passed if speed else 0.0
+        return elapsed
 
 
 class _Simulation:
@@ -215,10 +215,10 @@ class _Simulation:
         waited, ages = 0.0, Counter[int]()
         for version in range(steps):
             self._stream.set_weights_version(version)
-            begun = clock()
-            taken = await self._stream.take(version)
-            waited += clock() - begun
-            ages.update(version - old for _, old in taken)
+            start = clock()
+            batch = await self._stream.take(version)
+            waited += clock() - start
+            ages.update(version - old for _, old in batch)
             await self._train()
             await self._sync()
         seconds = clock()
@@ -267,8 +267,8 @@ class _Simulation:
             await self._open.wait()
             self._drawing += 1
             self._set_speeds()
-            taken = await self._engines.work(self._world.answer.draw(self._random))
-            self._busy += taken
+            seconds = await self._engines.work(self._world.answer.draw(self._random))
+            self._busy += seconds
             self._drawing -= 1
             self._set_speeds()
             self._quiet.set()

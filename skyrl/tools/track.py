@@ -40,6 +40,6 @@ def deliver(folder: Path, service: str, overrides: Sequence[str] = (), *, new: b
         run.state_file.unlink(missing_ok=True)
     ended = subprocess.run([*command(run), "--replay"], input=run.to_line(), env=environment(run), check=False)
     if ended.returncode:
-        why = "another process is delivering to it" if ended.returncode == IN_USE else "see its output above"
-        raise RunError(f"the steps of {folder} were not delivered to {service}: {why}")
+        reason = "another process is delivering to it" if ended.returncode == IN_USE else "see its output above"
+        raise RunError(f"the steps of {folder} were not delivered to {service}: {reason}")
     return Known.read(run.state_file).step

@@ -33,7 +33,7 @@ class CustomTracker:
         self._call("close", lambda tracker: tracker.close())
         self._tracker = None
 
-    def _call(self, what: str, call: Callable[[Tracker], None], where: str = "") -> None:
+    def _call(self, method: str, call: Callable[[Tracker], None], where: str = "") -> None:
         if self._tracker is None:
             return
         try:
@@ -41,7 +41,7 @@ class CustomTracker:
         except Exception as error:  # noqa: BLE001  # a tracker may raise anything, and the run goes on
             self._tracker = None
             self._say(
-                f"warning: the tracker {self._name} failed in {what}{where}: {described(error)}. The run continues "
+                f"warning: the tracker {self._name} failed in {method}{where}: {described(error)}. The run continues "
                 "without it; metrics.jsonl in the run's folder has every step"
             )
 
@@ -49,12 +49,12 @@ class CustomTracker:
 def found_tracker(name: str, field: str) -> object:
     """The class, function or object that an import path names. Raises `ConfigError` if it cannot be a tracker."""
     try:
-        found: object = import_object(name)
+        target: object = import_object(name)
     except UserError as error:
         raise ConfigError([Problem(path=field, message=str(error))]) from error
-    if isinstance(found, type) or not callable(found):
-        _refuse_unusable(found, name, field)
-    return found
+    if isinstance(target, type) or not callable(target):
+        _refuse_unusable(target, name, field)
+    return target
 
 
 def custom_tracker(name: str, run: TrackedRun, field: str) -> Tracker:
@@ -62,25 +62,25 @@ def custom_tracker(name: str, run: TrackedRun, field: str) -> Tracker:
 
     Raises `ConfigError` if it cannot be made, or lacks a method; `field` is the place of the import path.
     """
-    found = found_tracker(name, field)
-    if not callable(found):
-        made = found
+    target = found_tracker(name, field)
+    if not callable(target):
+        instance = target
     else:
         try:
-            made = found(run)
+            instance = target(run)
         except Exception as error:
             message = f"{name} cannot be created from the run: {described(error)}"
             raise ConfigError([Problem(path=field, message=message, hint=_HINT)]) from error
-    _refuse_unusable(made, name, field)
-    tracker: Tracker = made  # type: ignore[assignment]  # it has both methods
+    _refuse_unusable(instance, name, field)
+    tracker: Tracker = instance  # type: ignore[assignment]  # it has both methods
     return tracker
 
 
 _HINT = "a tracker is made from a TrackedRun, and has log(step, metrics) and close(): see docs/tracking.md"
 
 
-def _refuse_unusable(found: object, name: str, field: str) -> None:
-    lacking = [method for method in ("log", "close") if not callable(getattr(found, method, None))]
+def _refuse_unusable(candidate: object, name: str, field: str) -> None:
+    lacking = [method for method in ("log", "close") if not callable(getattr(candidate, method, None))]
     if lacking:
         message = f"{name} is not a tracker: it has no {' and no '.join(lacking)}"
         raise ConfigError([Problem(path=field, message=message, hint=_HINT)])

@@ -79,8 +79,8 @@ def _redacted(text: str | None) -> str | None:
 
 
 def _make_tracker(name: str, run: TrackedRun) -> Tracker:
-    made: Tracker = built_in(TRACKERS[name].made_by).of_run(run)
-    return made
+    tracker: Tracker = built_in(TRACKERS[name].made_by).of_run(run)
+    return tracker
 
 
 def _absolute(path: str) -> Path:

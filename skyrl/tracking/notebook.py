@@ -10,7 +10,7 @@ from typing import Protocol
 class DisplayHandle(Protocol):
     """An output of a cell, as `IPython.display.display` gives it."""
 
-    def update(self, shown: object) -> None:
+    def update(self, obj: object) -> None:
         """Replace the output."""
 
 
@@ -35,11 +35,11 @@ class NotebookPanel:
         if keep:
             self._evaluations.append(text)
         lines = self._evaluations if keep else [*self._evaluations, text]
-        shown = HTML(
+        html = HTML(
             f'<progress value="{step}" max="{self._total}" style="width:40em"></progress>'
             f'<pre style="margin:0">{escape(chr(10).join(lines))}</pre>'
         )
         if self._handle is None:
-            self._handle = display(shown, display_id=True)
+            self._handle = display(html, display_id=True)
         else:
-            self._handle.update(shown)
+            self._handle.update(html)

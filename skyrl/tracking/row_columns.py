@@ -79,6 +79,6 @@ class _Room:
         if len(text) <= most:
             self._left -= len(text)
             return tokenizable(text)
-        shown = redacted_tree(tokenizable(text[: most + _BEYOND]))[:most]
-        self._left -= len(shown)
-        return f"{shown}… {len(text) - most} more"
+        excerpt = redacted_tree(tokenizable(text[: most + _BEYOND]))[:most]
+        self._left -= len(excerpt)
+        return f"{excerpt}… {len(text) - most} more"

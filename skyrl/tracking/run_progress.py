@@ -75,7 +75,7 @@ class Now:
         numbers = [value for name, value in known.items() if types[name] is int] + [seconds for _, seconds in waits]
         if any(type(value) is not types[name] for name, value in known.items()) or not all(map(_is_usual, numbers)):
             raise ValueError(f"{FILE} has a value that no run writes")
-        return cls(waits=tuple((str(what), float(seconds)) for what, seconds in waits), **known)
+        return cls(waits=tuple((str(name), float(seconds)) for name, seconds in waits), **known)
 
 
 def now_in(folder: Path) -> Now | None:
@@ -163,12 +163,12 @@ class RunProgress:
         """Read the new complete lines; of a file that is new or was replaced, as by a resumed run, those at its end."""
         try:
             with self._metrics.open("rb") as lines:
-                found = lines.seek(0, 2)
+                size = lines.seek(0, 2)
                 inode = self._metrics.stat().st_ino
-                if found < self._place or inode != self._inode:
+                if size < self._place or inode != self._inode:
                     self._forget()
                     self._inode = inode
-                    self._place = _start_of_tail(lines, found)
+                    self._place = _start_of_tail(lines, size)
                 lines.seek(self._place)
                 for line in complete_lines(lines):
                     self._place += len(line)

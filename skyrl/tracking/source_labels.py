@@ -30,7 +30,7 @@ def source_labels(sources: Iterable[str]) -> dict[str, str]:
     """
     known = sorted({*sources})
     folded = [source.casefold() for source in known]
-    return {source: _label(source, alone=folded.count(source.casefold()) == 1) for source in known}
+    return {source: _label(source, is_unique=folded.count(source.casefold()) == 1) for source in known}
 
 
 def file_name(label: str, suffix: str) -> str:
@@ -38,9 +38,9 @@ def file_name(label: str, suffix: str) -> str:
     return f"{quote(label, safe='')}{suffix}"
 
 
-def _label(source: str, *, alone: bool) -> str:
+def _label(source: str, *, is_unique: bool) -> str:
     safe = _UNSAFE.sub("_", source)
-    if alone and safe == source and source.casefold() not in TAKEN and len(quote(source, safe="")) <= LONGEST:
+    if is_unique and safe == source and source.casefold() not in TAKEN and len(quote(source, safe="")) <= LONGEST:
         return source
     while len(quote(safe, safe="")) > LONGEST - 9:
         safe = safe[:-1]

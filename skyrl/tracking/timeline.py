@@ -54,13 +54,13 @@ def chrome_trace(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     offset, tracks = 0.0, _Tracks()
     for record in records:
         spans = sorted(_spans(record), key=lambda span: (span[1], -span[2]))
-        for what, began, ended in spans:
-            process, found, call = what.partition(" in ")
-            track, name = (process, call) if found else (_PHASES, what)
+        for label, began, ended in spans:
+            process, separator, call = label.partition(" in ")
+            track, name = (process, call) if separator else (_PHASES, label)
             lane = tracks.lane(track, offset + began, offset + ended)
             events.append(
                 {
-                    "name": f"step {record['step']}" if what == _AROUND else name,
+                    "name": f"step {record['step']}" if label == _AROUND else name,
                     "ph": "X",
                     "ts": (offset + began) * 1e6,
                     "dur": (ended - began) * 1e6,
@@ -76,7 +76,7 @@ def chrome_trace(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def _spans(record: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     """The spans of a record: what, begin and end; malformed ones, of a damaged file, are left out."""
     try:
-        return [(str(what), float(began), float(ended)) for what, began, ended in record["spans"]]
+        return [(str(label), float(began), float(ended)) for label, began, ended in record["spans"]]
     except (KeyError, TypeError, ValueError):
         return []
 

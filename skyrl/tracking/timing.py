@@ -29,6 +29,6 @@ class Clock:
 
     def take(self) -> dict[str, float]:
         """`timing/<name>` -> seconds since the last call, and start again from zero."""
-        taken = {f"timing/{name}": seconds for name, seconds in self._seconds.items()}
+        timings = {f"timing/{name}": seconds for name, seconds in self._seconds.items()}
         self._seconds = {}
-        return taken
+        return timings

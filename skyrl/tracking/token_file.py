@@ -71,7 +71,7 @@ class KeptGroup:
     @property
     def rows(self) -> int:
         """Number of rows of the kept samples in the file."""
-        return sum(len(one.steps) for one in self.trajectories)
+        return sum(len(trajectory.steps) for trajectory in self.trajectories)
 
 
 @frozen(kw_only=True)
@@ -186,22 +186,27 @@ class TokenFiles:
 
 def _piece(token: int, decode: Callable[[Sequence[int]], str]) -> str:
     """Text of a token, decoded after another one: some tokenizers drop the leading space of a text."""
-    alone = decode([token])
+    single = decode([token])
     twice = decode([token, token])
-    return twice.removeprefix(alone) if twice.startswith(alone) else alone
+    return twice.removeprefix(single) if twice.startswith(single) else single
 
 
 def _rows(kept: Sequence[KeptGroup], computed: Mapping[str, np.ndarray]) -> pa.RecordBatch:
     """The rows of all groups, one group after the other."""
     import pyarrow as pa
 
-    rows = [(one, turn, row) for item in kept for one in item.trajectories for turn, row in enumerate(one.steps)]
+    rows = [
+        (trajectory, turn, row)
+        for item in kept
+        for trajectory in item.trajectories
+        for turn, row in enumerate(trajectory.steps)
+    ]
     ids = [entry.group.prompt.id.encode() for entry in kept for _ in range(entry.rows)]
-    places = [element.first_row + number for element in kept for number in range(element.rows)]
+    indices = [element.first_row + number for element in kept for number in range(element.rows)]
     steps = [row for *_, row in rows]
     columns: dict[str, pa.Array] = {
         "prompt_id": pa.StringArray.from_buffers(len(ids), pa.py_buffer(_offsets(ids)), pa.py_buffer(b"".join(ids))),
-        "sample": _column(np.array([one.sample_index for one, *_ in rows], np.int32)),
+        "sample": _column(np.array([trajectory.sample_index for trajectory, *_ in rows], np.int32)),
         "turn": _column(np.array([turn for _, turn, _ in rows], np.int32)),
         "prompt_ids": _lists([np.asarray(row.prompt_ids, np.int32) for row in steps]),
         "response_ids": _lists([np.asarray(row.response_ids, np.int32) for row in steps]),
@@ -211,8 +216,8 @@ def _rows(kept: Sequence[KeptGroup], computed: Mapping[str, np.ndarray]) -> pa.R
     }
     for name in COMPUTED:
         if name in computed:
-            answers = zip(places, steps, strict=True)
-            columns[name] = _lists([_answer(computed[name], place, row) for place, row in answers])
+            answers = zip(indices, steps, strict=True)
+            columns[name] = _lists([_answer(computed[name], index, row) for index, row in answers])
     return pa.record_batch(columns)
 
 

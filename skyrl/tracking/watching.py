@@ -133,12 +133,12 @@ def panel(run: RunProgress) -> Panel:
 
 def sparkline(values: Iterable[float]) -> str:
     """The values as bars from the smallest to the largest; equal values are low."""
-    shown = list(values)[-_SPARKS:]
-    if not shown:
+    recent = list(values)[-_SPARKS:]
+    if not recent:
         return ""
-    low, high = min(shown), max(shown)
+    low, high = min(recent), max(recent)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((value - low) * scale)] for value in shown)
+    return "".join(_BARS[round((value - low) * scale)] for value in recent)
 
 
 def _values(run: RunProgress) -> Iterator[tuple[str, str]]:
@@ -165,8 +165,8 @@ def _values(run: RunProgress) -> Iterator[tuple[str, str]]:
 def _phases(run: RunProgress) -> Table | None:
     """The phases of a step with their duration in the last step, and the running one highlighted."""
     seconds = run.phase_seconds
-    open_now = {what: since for what, since in reversed(run.now.waits) if what != "step"}  # the oldest of each name
-    names = list(dict.fromkeys([*seconds, *(what for what in open_now if " in " not in what)]))
+    open_now = {name: since for name, since in reversed(run.now.waits) if name != "step"}  # the oldest of each name
+    names = list(dict.fromkeys([*seconds, *(name for name in open_now if " in " not in name)]))
     if not names:
         return None
     longest = max([*seconds.values(), 1e-9])

@@ -120,14 +120,14 @@ def sampler_logprobs(batch: TrainingBatch) -> Tensor:
 
     Raises `RunError` if there are none, as in a recording made without them.
     """
-    found = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
-    if found is None:
+    logprobs = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
+    if logprobs is None:
         raise RunError(
             "the teacher's log-probabilities are compared with those that tokens were sampled with, which these "
             "samples lack: sample them with generator.sampling_params.logprobs = 1, or set "
             "trainer.algorithm.distillation.type = loss"
         )
-    return found
+    return logprobs
 
 
 @attrs.frozen(kw_only=True)

@@ -144,7 +144,7 @@ class Callbacks:
         """Take the step and the epoch of events from `trainer`."""
         self._trainer = trainer
 
-    def tell(self, event: str, *given: object) -> None:
+    def tell(self, event: str, *args: object) -> None:
         """Call the event's method of every callback. Raises `CallbackError`."""
         if not self._callbacks:
             return
@@ -156,7 +156,7 @@ class Callbacks:
             folder=self._folder,
         )
         for name, callback in self._callbacks.items():
-            _call_user(name, event, getattr(callback, event), state, self.control, *given)
+            _call_user(name, event, getattr(callback, event), state, self.control, *args)
             if self.control.should_training_stop:
                 self.stopped_by = self.stopped_by or name
 
@@ -198,20 +198,20 @@ class Callbacks:
                 _call_user(name, "load_state_dict", callback.load_state_dict, stored[name])
 
 
-def callbacks_by_name(named: Sequence[str], given: Sequence[Callback], *, field: str) -> dict[str, Callback]:
+def callbacks_by_name(named: Sequence[str], instances: Sequence[Callback], *, field: str) -> dict[str, Callback]:
     """The callbacks that import paths name, then those given as objects, which are named by their classes.
 
     Raises `ConfigError` for one that cannot be used; `field` is the place of the import paths.
     """
     result: dict[str, Callback] = {}
     for name in named:
-        found = found_callback(name, field)
+        target = found_callback(name, field)
         try:
-            result[name] = found() if isinstance(found, type) else found
+            result[name] = target() if isinstance(target, type) else target
         except Exception as error:
             message = f"{name} cannot be created without arguments: {described(error)}"
             raise ConfigError([Problem(path=field, message=message)]) from error
-    for callback in given:
+    for callback in instances:
         kind = type(callback)
         name = f"{kind.__module__}:{kind.__qualname__}"
         _refuse_unusable(callback, name, "callbacks")
@@ -223,17 +223,17 @@ def callbacks_by_name(named: Sequence[str], given: Sequence[Callback], *, field:
 def found_callback(name: str, field: str) -> type[Callback] | Callback:
     """The class or object that an import path names. Raises `ConfigError` if it is no callback."""
     try:
-        found = import_object(name)
+        target = import_object(name)
     except UserError as error:
         raise ConfigError([Problem(path=field, message=str(error))]) from error
-    _refuse_unusable(found, name, field)
-    callback: type[Callback] | Callback = found
+    _refuse_unusable(target, name, field)
+    callback: type[Callback] | Callback = target
     return callback
 
 
-def _refuse_unusable(found: object, name: str, field: str) -> None:
+def _refuse_unusable(candidate: object, name: str, field: str) -> None:
     """Raise `ConfigError` for what is no callback, for a method that is no event, and for a coroutine function."""
-    kind = found if isinstance(found, type) else type(found)
+    kind = candidate if isinstance(candidate, type) else type(candidate)
     if not issubclass(kind, Callback):
         message, hint = f"{name} is not a callback", "derive its class from skyrl.Callback"
         raise ConfigError([Problem(path=field, message=message, hint=hint)])
@@ -250,9 +250,9 @@ def _refuse_unusable(found: object, name: str, field: str) -> None:
         raise ConfigError(problems)
 
 
-def _call_user(name: str, event: str, method: Callable[..., R], *given: object) -> R:
+def _call_user(name: str, event: str, method: Callable[..., R], *args: object) -> R:
     try:
-        return method(*given)
+        return method(*args)
     except Exception as error:
         raise CallbackError(f"the callback {name} failed in {event}: {described(error)}") from error
 

@@ -231,7 +231,7 @@ def mismatched(batch: TrainingBatch, longest: int) -> TrainingBatch:
         other = row - 1
         parts = [(row, slice(0, start)), (other, slice(starts[other], lengths[other]))]
         rows.append([torch.cat([field[at][part] for at, part in parts])[:longest] for field in _token_fields(batch)])
-    ids, mask = (_padded([row[place].numpy() for row in rows]) for place in range(2))
+    ids, mask = (_padded([row[index].numpy() for row in rows]) for index in range(2))
     return _batch(ids, mask, [len(row[0]) for row in rows], list(range(len(rows))), None)
 
 
@@ -255,8 +255,8 @@ def common_beginning(one: NDArray[Any], other: NDArray[Any]) -> int:
 
 def _padded(rows: Sequence[NDArray[Any]]) -> Tensor:
     padded = np.zeros((len(rows), max(map(len, rows))), dtype=rows[0].dtype)
-    for place, row in enumerate(rows):
-        padded[place, : len(row)] = row
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
     return torch.from_numpy(padded)
 
 

@@ -64,9 +64,9 @@ def average(updates: Sequence[Mapping[str, float]]) -> Metrics:
     """
     if not updates:
         return {"skipped_updates": 0.0}
-    taken = [update for update in updates if not update["skipped_updates"]] or updates
-    names = dict.fromkeys(name for update in taken for name in update)
-    means = {name: fmean(update[name] for update in taken if name in update) for name in names}
+    applied = [update for update in updates if not update["skipped_updates"]] or updates
+    names = dict.fromkeys(name for update in applied for name in update)
+    means = {name: fmean(update[name] for update in applied if name in update) for name in names}
     finite = {name: mean for name, mean in means.items() if isfinite(mean)}
     return finite | {"skipped_updates": sum(update["skipped_updates"] for update in updates)}
 

@@ -72,8 +72,8 @@ class Evaluation:
 
     def measure(self, groups: Sequence[TrajectoryGroup]) -> Metrics:
         """The metrics that `run` returns, for groups that `sample` returned."""
-        found = count_failures(groups).items()
-        failures = {name.replace("rollout/", "eval/"): count for name, count in found if count}
+        counts = count_failures(groups).items()
+        failures = {name.replace("rollout/", "eval/"): count for name, count in counts if count}
         metrics: Metrics = {}
         for source, own in with_all(groups).items():
             metrics |= {f"eval/{source}/{name}": value for name, value in scores(own, self._samples).items()}

@@ -48,9 +48,9 @@ def refuse_non_finite(batch: TrainingBatch, groups: Sequence[TrajectoryGroup]) -
             continue
         rows = (~torch.isfinite(values)).any(1).nonzero().flatten().tolist()
         worst = values[rows[0]][~torch.isfinite(values[rows[0]])][0].item()
-        shown = ", ".join(names[row] for row in rows[:_SHOWN])
+        examples = ", ".join(names[row] for row in rows[:_SHOWN])
         more = f", and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
-        raise BatchError(f"{term.removesuffix('s')} {worst} in {shown}{more}: no weight was changed")
+        raise BatchError(f"{term.removesuffix('s')} {worst} in {examples}{more}: no weight was changed")
 
 
 class FiniteNumbers:

@@ -350,9 +350,9 @@ class TrainingLoop:
         self._callbacks.tell("on_evaluate", metrics)
         return metrics
 
-    def _is_due(self, what: str) -> bool:
+    def _is_due(self, name: str) -> bool:
         version = self.trainer.version
-        return self._triggers[what].due(version, self.trainer.position.epoch, last=version == self.total_steps)
+        return self._triggers[name].due(version, self.trainer.position.epoch, last=version == self.total_steps)
 
     def state(self) -> dict[str, Any]:
         """The loop's state for a checkpoint: as it was after the last whole step."""
@@ -360,7 +360,7 @@ class TrainingLoop:
             "version": self.trainer.version,
             "seconds": self.clock.total,
             **(self._before or self.trainer.position.state()),
-            "triggers": {what: trigger.state() for what, trigger in self._triggers.items()},
+            "triggers": {name: trigger.state() for name, trigger in self._triggers.items()},
             "alarms": self._hooks.alarms.state(),
             "callbacks": self._callbacks.state(),
             "unrecorded": self._unrecorded,  # metrics of the last step, if its evaluation is still to come
@@ -371,8 +371,8 @@ class TrainingLoop:
         self.trainer.version = self._saved = int(state["version"])
         self.clock.total = float(state.get("seconds", 0.0))  # absent from older checkpoints of supervised runs
         self.trainer.position.load_state(state)
-        for what, trigger in self._triggers.items():
-            trigger.load_state(state.get("triggers", {}).get(what, {}))
+        for name, trigger in self._triggers.items():
+            trigger.load_state(state.get("triggers", {}).get(name, {}))
         self._hooks.alarms.load_state(state.get("alarms", {}))
         self._callbacks.load_state(state.get("callbacks", {}))
         self._unrecorded = state.get("unrecorded")

@@ -259,5 +259,5 @@ def policy_loss(algorithm: AlgorithmConfig, reduction: Reduction | None = None) 
     if facts.table:
         table = getattr(algorithm, facts.table)
         settings |= {name: getattr(table, name) for name in fields_of(type(table))}
-    made: PolicyLoss = built_in(f"skyrl.algorithms.{facts.made_by}")(**settings)
-    return made
+    loss: PolicyLoss = built_in(f"skyrl.algorithms.{facts.made_by}")(**settings)
+    return loss

@@ -56,12 +56,12 @@ class RankedPairs:
 
     async def scored(self, model: Scores, batch: TrainingBatch) -> Tensor:
         """(B, L): log-probabilities of the answers that are in a pair; 0 for the others, which are not computed."""
-        pairs, found = self.pairs(batch), torch.zeros(batch.loss_mask.shape)
+        pairs, logprobs = self.pairs(batch), torch.zeros(batch.loss_mask.shape)
         rows = torch.isin(_answer_of_row(batch), pairs).nonzero().squeeze(1)
         if len(rows):
             values = await model.score(batch.select(rows))
-            found[rows, : values.shape[1]] = values
-        return found
+            logprobs[rows, : values.shape[1]] = values
+        return logprobs
 
     async def compared(self, policy: Scores, batch: TrainingBatch) -> tuple[TrainingBatch, Metrics]:
         """A mini-batch with at least one pair, with its advantages under the current policy, and metrics of the pairs.

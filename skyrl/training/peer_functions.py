@@ -123,8 +123,8 @@ class Answers:
         first = mask.int().argmax(1, keepdim=True)
         last = torch.where(mask, columns, -1).amax(1, keepdim=True)
         width = max(int((last - first).max()) + 1, 1)
-        places = first + columns[:width]
-        return cls(places.clamp(max=mask.shape[1] - 1), places <= last)
+        positions = first + columns[:width]
+        return cls(positions.clamp(max=mask.shape[1] - 1), positions <= last)
 
     def gather(self, values: Tensor) -> Tensor:
         """(B, L) to (B, W)."""
@@ -168,7 +168,7 @@ class ReducedLoss:
         advantages = inputs.advantages * inputs.weights if self.sums else inputs.advantages
         current, old, mask = taken(inputs.logprobs), taken(inputs.old_logprobs), taken(inputs.mask)
         config = PeerSettings(self.algorithm)
-        given: dict[str, object] = {
+        arguments: dict[str, object] = {
             "log_probs": current,
             "old_log_probs": old,
             "log_prob": current,
@@ -186,7 +186,7 @@ class ReducedLoss:
             "cliprange_high": config.clip_ratio_high,
             "clip_ratio_c": config.clip_ratio_c,
         }
-        loss, numbers = _loss_and_numbers(self.function(**_requested_arguments(self.function, self.form, given)))
+        loss, numbers = _loss_and_numbers(self.function(**_requested_arguments(self.function, self.form, arguments)))
         self._numbers.update(numbers)
         return (loss / weight if self.sums else loss).expand_as(inputs.logprobs)
 
@@ -207,7 +207,7 @@ class PeerEstimator:
         """(B, L): advantages of the selected tokens, 0 elsewhere. Raises `TypeError` for a result of another form."""
         answers = Answers.of(batch.loss_mask)
         mask = answers.gather(batch.loss_mask)
-        given: dict[str, object] = {
+        arguments: dict[str, object] = {
             "token_level_rewards": answers.gather(torch.where(batch.loss_mask, batch.rewards, 0.0)),
             "response_mask": mask.long(),
             "index": batch.groups.numpy(),
@@ -220,12 +220,12 @@ class PeerEstimator:
             "grpo_norm_by_std": self.algorithm.grpo_norm_by_std,
             "norm_adv_by_std_in_grpo": self.algorithm.grpo_norm_by_std,
         }
-        found = self.function(**_requested_arguments(self.function, self.form, given))
-        advantages = found[0] if isinstance(found, Sequence) and found else found
+        result = self.function(**_requested_arguments(self.function, self.form, arguments))
+        advantages = result[0] if isinstance(result, Sequence) and result else result
         if not isinstance(advantages, Tensor) or advantages.shape != mask.shape:
             raise TypeError(
                 f"an estimator of {self.form.system}'s form gives (advantages, returns), each of the shape of "
-                f"response_mask, and not {_shape(found)}"
+                f"response_mask, and not {_shape(result)}"
             )
         return answers.put_back(torch.where(mask, advantages.float(), 0.0), batch.loss_mask.shape[1])
 
@@ -248,12 +248,12 @@ def tried_loss(loss: ReducedLoss, weigh: Callable[[TrainingBatch], Tensor]) -> R
     batch = batch.with_fields(loss_weights=weigh(batch))
     for candidate in (attrs.evolve(loss, sums=True), attrs.evolve(loss, sums=False)):
         try:
-            whole = _loss_of(candidate, batch)
+            total = _loss_of(candidate, batch)
             cuts = ((1, 3), (2, 4), (3, 4))
             parts = [sum(_loss_of(candidate, part) for part in _cut(batch, cut)) for cut in cuts]
         except Exception as error:  # the user's code may raise anything
             raise _refused("policy_loss_type", f"fails with a small batch: {described(error)}") from error
-        if all(abs(part - whole) <= 1e-5 * max(1.0, abs(whole)) for part in parts):
+        if all(abs(part - total) <= 1e-5 * max(1.0, abs(total)) for part in parts):
             return candidate
     reduction = loss.algorithm.loss_reduction
     message = (
@@ -274,10 +274,10 @@ def tried_per_token(loss: PolicyLoss) -> PolicyLoss:
         losses: object = loss(inputs)
     except Exception as error:  # the user's code may raise anything
         raise _refused("policy_loss_type", f"fails with a small batch: {described(error)}") from error
-    wanted = inputs.logprobs.shape
-    if not isinstance(losses, Tensor) or losses.shape != wanted:
+    expected = inputs.logprobs.shape
+    if not isinstance(losses, Tensor) or losses.shape != expected:
         message = (
-            f"gives {_shape(losses)} for log-probabilities of shape {tuple(wanted)}: a loss is one number for each "
+            f"gives {_shape(losses)} for log-probabilities of shape {tuple(expected)}: a loss is one number for each "
             "token, of which loss_reduction takes the mean"
         )
         raise _refused("policy_loss_type", message)
@@ -290,19 +290,19 @@ def _refused(field: str, message: str) -> ConfigError:
     return ConfigError([Problem(path=f"trainer.algorithm.{field}", message=message)])
 
 
-def _requested_arguments(function: object, form: Form, given: Mapping[str, object]) -> dict[str, object]:
+def _requested_arguments(function: object, form: Form, arguments: Mapping[str, object]) -> dict[str, object]:
     """Arguments of the form that the function names; all of them if it takes `**kwargs`."""
     parameters = parameters_of(function) or ()
     names = {parameter.name for parameter in parameters}
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    return {name: given[name] for name in form.gives if name in names or takes_all}
+    return {name: arguments[name] for name in form.gives if name in names or takes_all}
 
 
-def _loss_and_numbers(found: object) -> tuple[Tensor, dict[str, float]]:
+def _loss_and_numbers(result: object) -> tuple[Tensor, dict[str, float]]:
     """The loss and the metrics in a result: (loss, metrics), (loss, clip_ratio), or verl's four numbers of before 0.6.
     Raises `TypeError` for another one.
     """
-    loss, *rest = found if isinstance(found, Sequence) else (found,)
+    loss, *rest = result if isinstance(result, Sequence) else (result,)
     if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
         raise TypeError(f"a policy loss gives one number that depends on the log-probabilities, not {_shape(loss)}")
     metrics = rest[0] if rest and isinstance(rest[0], Mapping) else {}
@@ -317,8 +317,8 @@ def _loss_and_numbers(found: object) -> tuple[Tensor, dict[str, float]]:
     }
 
 
-def _shape(found: object) -> str:
-    return f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else f"{found!r:.100}"
+def _shape(value: object) -> str:
+    return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.100}"
 
 
 def _loss_of(loss: ReducedLoss, batch: TrainingBatch) -> float:

@@ -40,12 +40,12 @@ class RolloutParity:
         """
 
         async def passed(batch: TrainingBatch, objective: Objective) -> Metrics:
-            found = await forward_backward(batch, objective)
-            sums = {name.removeprefix(PARITY): value for name, value in found.items() if name.startswith(PARITY)}
+            metrics = await forward_backward(batch, objective)
+            sums = {name.removeprefix(PARITY): value for name, value in metrics.items() if name.startswith(PARITY)}
             if self._is_fresh and sums:
                 self._is_fresh = False
                 self._add(sums)
-            return {name: value for name, value in found.items() if not name.startswith(PARITY)}
+            return {name: value for name, value in metrics.items() if not name.startswith(PARITY)}
 
         return passed
 

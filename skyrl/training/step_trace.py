@@ -139,7 +139,7 @@ class StepTrace:
                 step=self._step,
                 tensors=_tensors(batch),
                 updates=tuple(self._updates),
-                weights={learner: await ask() for learner, ask in self._digests.items()},
+                weights={learner: await digest() for learner, digest in self._digests.items()},
             )
             for sink in self._sinks:
                 sink.write_computed(computed)

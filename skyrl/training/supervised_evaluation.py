@@ -58,15 +58,15 @@ class SupervisedEvaluation:
     async def run(self, model: RowScorer) -> dict[str, float]:
         """Metrics `eval/<set>/loss`, ... of each set, and `eval/all/...` of all together."""
         metrics: dict[str, float] = {}
-        whole: Sums = {}
+        total: Sums = {}
         for name, rows in self._sets.items():
             own: Sums = {}
             for start in range(0, len(rows), self._batch_size):
                 batch = await self._complete(self._collate(rows[start : start + self._batch_size]))
                 own = _added(own, self._measure(await model.score(batch), batch))
-            whole = _added(whole, own)
+            total = _added(total, own)
             metrics |= _means(f"eval/{name}", own)
-        return metrics | _means("eval/all", whole)
+        return metrics | _means("eval/all", total)
 
 
 def likelihood(logprobs: Tensor, batch: TrainingBatch) -> Sums:

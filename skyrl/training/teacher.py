@@ -57,13 +57,13 @@ class TeacherBehindHints:
 
     async def __call__(self, batch: TrainingBatch, sources: Sequence[str]) -> TrainingBatch:
         """The batch with what the teacher adds, without the prompts for it."""
-        shown = teacher_view(batch)
-        taught = await self.teacher(shown, sources)
+        view = teacher_view(batch)
+        taught = await self.teacher(view, sources)
         rest = {name: carried for name, carried in batch.extras.items() if name != TEACHER_PROMPT}
         batch = attrs.evolve(batch, extras={**rest, **taught.extras})
         if taught.teacher_logprobs is None:
             return batch
-        return batch.with_fields(teacher_logprobs=batch.place(shown.pick(taught.teacher_logprobs)))
+        return batch.with_fields(teacher_logprobs=batch.place(view.pick(taught.teacher_logprobs)))
 
 
 def teacher_view(batch: TrainingBatch) -> TrainingBatch:
@@ -92,9 +92,9 @@ def teacher_view(batch: TrainingBatch) -> TrainingBatch:
 def hinted_share(batch: TrainingBatch) -> float:
     """Share of the rows that a teacher reads with another prompt than the policy's."""
     prompts = (batch.lengths - (0 if batch.answer_lengths is None else batch.answer_lengths)).tolist()
-    shown = batch.extras[TEACHER_PROMPT].rows()
-    own = zip(shown, batch.input_ids, prompts, strict=True)
-    return sum(not torch.equal(theirs, ids[:length]) for theirs, ids, length in own) / len(batch)
+    teacher_prompts = batch.extras[TEACHER_PROMPT].rows()
+    own = zip(teacher_prompts, batch.input_ids, prompts, strict=True)
+    return sum(not torch.equal(teacher_ids, ids[:length]) for teacher_ids, ids, length in own) / len(batch)
 
 
 @attrs.frozen(kw_only=True)
@@ -112,18 +112,18 @@ class TeacherOfLikelyTokens:
 
     async def __call__(self, batch: TrainingBatch, sources: Sequence[str]) -> TrainingBatch:
         """The batch with extras of the names `TEACHER_IDS` and `TEACHER_LOGPROBS`."""
-        how, count, temperature = self.settings.top_k_of, self.settings.top_k, self.settings.temperature
+        mode, count, temperature = self.settings.top_k_of, self.settings.top_k, self.settings.temperature
         assert count is not None
-        asked = batch
-        if how != "teacher":
+        teacher_batch = batch
+        if mode != "teacher":
             students, _ = await self.policy(batch, count, temperature)
-        if how in ("student", "union"):
-            asked = batch.carrying(**{STUDENT_IDS: students})
-        ids, logprobs = await self.teacher(asked, sources, 0 if how == "student" else count, temperature)
-        if how == "union":
+        if mode in ("student", "union"):
+            teacher_batch = batch.carrying(**{STUDENT_IDS: students})
+        ids, logprobs = await self.teacher(teacher_batch, sources, 0 if mode == "student" else count, temperature)
+        if mode == "union":
             best, others = ((ids.values[:, part], logprobs.values[:, part]) for part in _halves(count))
             ids, logprobs = (attrs.evolve(ids, values=token) for token in union_of_tokens(best, others))
-        elif how == "intersection":
+        elif mode == "intersection":
             shared = tokens_of_both(ids.values[:, :count], students.values)
             ids, logprobs = attrs.evolve(ids, values=shared), attrs.evolve(ids, values=logprobs.values[:, :count])
         return batch.carrying(**{TEACHER_IDS: ids, TEACHER_LOGPROBS: logprobs})

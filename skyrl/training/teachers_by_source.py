@@ -96,8 +96,8 @@ class TeachersBySource:
         """(B, L) float32: log-probabilities of the selected tokens."""
         result = torch.zeros(batch.input_ids.shape)
         for rows, teacher in self._teachers(sources):
-            found = await teacher.score(batch.select(rows))
-            result[rows, : found.shape[1]] = found
+            logprobs = await teacher.score(batch.select(rows))
+            result[rows, : logprobs.shape[1]] = logprobs
         return result
 
     async def hidden(self, batch: TrainingBatch, sources: Sequence[str]) -> dict[str, RowTensors]:
@@ -107,9 +107,9 @@ class TeachersBySource:
         extras = {}
         for rows, teacher in self._teachers(sources):
             assert isinstance(teacher, LocalTeacher), "the checks refuse others"
-            found = await teacher.hidden(batch.select(rows))
-            counts = torch.zeros(len(batch), dtype=torch.int64).index_copy(0, rows, found.counts)
-            extras[teacher.hidden_name] = RowTensors(values=found.values, counts=counts)
+            states = await teacher.hidden(batch.select(rows))
+            counts = torch.zeros(len(batch), dtype=torch.int64).index_copy(0, rows, states.counts)
+            extras[teacher.hidden_name] = RowTensors(values=states.values, counts=counts)
         return extras
 
     async def token_logprobs(
@@ -117,9 +117,9 @@ class TeachersBySource:
     ) -> tuple[RowTensors, RowTensors]:
         """Ids and log-probabilities of likely tokens, by row."""
         parts = self._teachers(sources)
-        found = [await teacher.token_logprobs(batch.select(rows), count, temperature) for rows, teacher in parts]
+        outputs = [await teacher.token_logprobs(batch.select(rows), count, temperature) for rows, teacher in parts]
         order = torch.cat([rows for rows, _ in parts]).argsort()
-        together = (RowTensors.of([row for part in item for row in part.rows()]) for item in zip(*found, strict=True))
+        together = (RowTensors.of([row for part in item for row in part.rows()]) for item in zip(*outputs, strict=True))
         ids, logprobs = (entry.select(order) for entry in together)
         return ids, logprobs
 

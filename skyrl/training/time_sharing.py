@@ -120,13 +120,13 @@ class TimeSharing:
         self._engines = self._make_engines = None
         self._awake = self._paused = False
 
-    async def _load_only(self, wanted: Mapping[str, Collection[Part]]) -> None:
-        """Move models so that only the wanted parts are on the devices; parts leave before others come."""
-        for name, there in self._there.items():
-            await self._move(name, there - set(wanted.get(name, ())), self._models[name].offload)
-        for name in self._models.keys() & wanted.keys():
-            await self._move(name, set(wanted[name]) - self._there[name], self._models[name].onload)
-            self._there[name] |= set(wanted[name])
+    async def _load_only(self, required: Mapping[str, Collection[Part]]) -> None:
+        """Move models so that only the required parts are on the devices; parts leave before others come."""
+        for name, loaded in self._there.items():
+            await self._move(name, loaded - set(required.get(name, ())), self._models[name].offload)
+        for name in self._models.keys() & required.keys():
+            await self._move(name, set(required[name]) - self._there[name], self._models[name].onload)
+            self._there[name] |= set(required[name])
 
     async def _move(self, name: str, parts: set[Part], move: Callable[..., Awaitable[int]]) -> None:
         if parts:

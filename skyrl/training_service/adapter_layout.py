@@ -52,8 +52,8 @@ class AdapterLayout:
 
     @shapes.default
     def _shapes_of_layers(self) -> tuple[torch.Size, ...]:
-        rank, each = self.spec.rank, self.layers.values()
-        pairs = ((torch.Size((rank, one.in_features)), torch.Size((one.out_features, rank))) for one in each)
+        rank, layers = self.spec.rank, self.layers.values()
+        pairs = ((torch.Size((rank, layer.in_features)), torch.Size((layer.out_features, rank))) for layer in layers)
         return tuple(shape for pair in pairs for shape in pair)
 
     @property
@@ -143,9 +143,9 @@ def adapter_layout(spec: AdapterSpec, adaptable: Mapping[str, tuple[Part, nn.Lin
     """
     if spec.rank < 1:
         raise RequestError(f"rank is {spec.rank}: it must be at least 1", param="lora_config.rank")
-    wanted: dict[Part, bool] = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}
-    wanted["unembed"] &= not spec.value_head
-    layers = {name: layer for name, (part, layer) in adaptable.items() if wanted[part]}
+    trained: dict[Part, bool] = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}
+    trained["unembed"] &= not spec.value_head
+    layers = {name: layer for name, (part, layer) in adaptable.items() if trained[part]}
     if not layers:
         trainable = sorted({part for part, _ in adaptable.values()})
         raise RequestError(

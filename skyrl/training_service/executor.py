@@ -182,16 +182,16 @@ class Executor:
             with self._store.transaction():
                 self._store.add_tick("unload", {"model": model.id})
                 self._store.run("UPDATE models SET alive = 0 WHERE id = ?", model.id)
-                asked = self._store.one("SELECT id FROM requests WHERE owner = ? AND seq = ?", model.id, UNLOAD)
-                if asked is not None:
+                request = self._store.one("SELECT id FROM requests WHERE owner = ? AND seq = ?", model.id, UNLOAD)
+                if request is not None:
                     answer = {"model_id": model.id, "type": "unload_model"}
-                    self._store.finish(asked["id"], Outcome(body=json.dumps(answer).encode()))
+                    self._store.finish(request["id"], Outcome(body=json.dumps(answer).encode()))
         self._changed.add(model.id)
         self.queue.remove(model.id)
         if self._records is not None:
             self._records.close_model(model.id)
         ended = self.fail_waiting(model, f"the model {model.id} was unloaded")
-        return ended if asked is None else [*ended, asked["id"]]
+        return ended if request is None else [*ended, request["id"]]
 
     async def _passes(self, turn: Sequence[tuple[QueuedModel, Waiting]]) -> None:
         finished: list[Finished] = []
@@ -212,15 +212,15 @@ class Executor:
             raise
         except Exception as error:  # noqa: BLE001 - it becomes the requests' outcome
             results = [error] * len(computed)
-        done = [_pass_outcome(*item, result) for item, result in zip(computed, results, strict=True)]
+        outcomes = [_pass_outcome(*item, result) for item, result in zip(computed, results, strict=True)]
         changed = {
             model_of(entry.request.id)
-            for entry, (_, asked) in zip(done, computed, strict=True)
-            if asked.backward and not entry.outcome.failed
+            for entry, (_, request) in zip(outcomes, computed, strict=True)
+            if request.backward and not entry.outcome.failed
         }
         self._changed |= changed
-        content = {"requests": [element.request.id for element in done if element.journaled]}
-        self._record([*finished, *done], "passes" if changed else None, content)
+        content = {"requests": [element.request.id for element in outcomes if element.journaled]}
+        self._record([*finished, *outcomes], "passes" if changed else None, content)
 
     async def _single(self, model: QueuedModel, request: Waiting) -> None:
         run = {
@@ -581,12 +581,12 @@ def adam_settings(fields: Fields) -> AdamSettings:
     return settings
 
 
-def _pass_outcome(request: Waiting, asked: PassRequest, result: PassResult | Exception) -> Finished:
+def _pass_outcome(request: Waiting, parsed_request: PassRequest, result: PassResult | Exception) -> Finished:
     if isinstance(result, Exception):
         # A refusal is part of the composition that is replayed; after a failure, nothing is known about the pass.
         return Finished(request=request, outcome=failure(result), journaled=isinstance(result, RequestError))
     outcome = Outcome(body=pass_body(result), media="application/x-protobuf")
-    summary = summary_of(asked, result) if asked.backward else None
+    summary = summary_of(parsed_request, result) if parsed_request.backward else None
     return Finished(request=request, outcome=outcome, journaled=True, summary=summary)
 
 

@@ -199,8 +199,8 @@ def loss_named(name: str) -> LossFunction:
 
 def settings_of(request: PassRequest) -> dict[str, float]:
     """All settings of the request's loss. Raises `RequestError` for an unknown, a missing or a wrong one."""
-    loss, given = loss_named(request.loss), request.loss_config
-    for name, value in given.items():
+    loss, loss_config = loss_named(request.loss), request.loss_config
+    for name, value in loss_config.items():
         if name not in loss.settings:
             has = f"it has {', '.join(loss.settings)}" if loss.settings else "it has no settings"
             raise RequestError(f"loss_fn_config: {request.loss} has no setting {name!r}; {has}", param="loss_fn_config")
@@ -209,7 +209,7 @@ def settings_of(request: PassRequest) -> dict[str, float]:
                 f"loss_fn_config: {name} = {value!r} is not a number of at least 0", param="loss_fn_config"
             )
     settings: dict[str, float] = {}
-    for name, setting in {**loss.settings, **given}.items():
+    for name, setting in {**loss.settings, **loss_config}.items():
         if setting is None:
             raise RequestError(f"loss_fn_config: {request.loss} needs {name!r}, a number", param="loss_fn_config")
         settings[name] = float(setting)
@@ -251,39 +251,39 @@ def _wrong_tokens(datum: Datum, vocabulary: int, longest: int | None) -> str:
 
 
 def _wrong_inputs(datum: Datum, request: PassRequest, vocabulary: int) -> str:
-    name, given = request.loss, datum.inputs
+    name, inputs = request.loss, datum.inputs
     loss = LOSSES[name]
     known = (TARGETS, *loss.inputs, *loss.optional)
-    values_alone = loss.output == "values" and not request.backward and not given.keys() & set(loss.inputs)
+    values_alone = loss.output == "values" and not request.backward and not inputs.keys() & set(loss.inputs)
     for item in (TARGETS, *(() if values_alone else loss.inputs)):
-        if item not in given:
+        if item not in inputs:
             return f"loss_fn_inputs: {item!r} is missing, which {name} reads"
-    for value in given:
+    for value in inputs:
         if value not in known:
             return f"loss_fn_inputs: {value!r} is not an input of {name}, which reads {', '.join(known)}: leave it out"
-    targets = given[TARGETS]
+    targets = inputs[TARGETS]
     shapes = "(T,) or (T, K)" if loss.several_targets else "(T,)"
     if targets.ndim not in ((1, 2) if loss.several_targets else (1,)) or 0 in targets.shape[1:]:
         return f"loss_fn_inputs: {TARGETS} has shape {targets.shape}: {name} takes {shapes}"
     if len(targets) != len(datum.tokens):
         return f"loss_fn_inputs: {TARGETS} has {len(targets)} positions, and model_input {len(datum.tokens)} tokens"
-    for entry, array in given.items():
+    for entry, array in inputs.items():
         if array.shape != targets.shape:
             return f"loss_fn_inputs: {entry} has shape {array.shape}, {TARGETS} {targets.shape}: make them equal"
         if entry != TARGETS and not np.isfinite(array).all():
             return f"loss_fn_inputs: {entry} contains NaN or infinity"
-    if name == "gspo" and not np.any(given[_SEQUENCE]):
+    if name == "gspo" and not np.any(inputs[_SEQUENCE]):
         return f"loss_fn_inputs: {_SEQUENCE} marks no token: a sequence needs at least one"
     return _wrong_ids(f"loss_fn_inputs: {TARGETS}", targets, vocabulary)
 
 
-def _wrong_ids(what: str, ids: np.ndarray[tuple[int, ...], np.dtype[np.generic]], vocabulary: int) -> str:
+def _wrong_ids(field: str, ids: np.ndarray[tuple[int, ...], np.dtype[np.generic]], vocabulary: int) -> str:
     if ids.dtype.kind not in "iu":
-        return f"{what} holds {ids.dtype}: token ids are whole numbers"
+        return f"{field} holds {ids.dtype}: token ids are whole numbers"
     lowest, highest = int(ids.min()), int(ids.max())
     if lowest < 0 or highest >= vocabulary:
         wrong = lowest if lowest < 0 else highest
-        return f"{what} contains {wrong}: the model's tokens are 0 to {vocabulary - 1}"
+        return f"{field} contains {wrong}: the model's tokens are 0 to {vocabulary - 1}"
     return ""
 
 

@@ -228,8 +228,8 @@ class ModelBank(ModelWorker):
         if model_id in self._models:
             raise RequestError(f"the model {model_id} exists already", status=409)
         if (spec is None) is not self._full:
-            what = "all weights of one model: ask for no adapter" if self._full else "adapters only: ask for one"
-            raise RequestError(f"this service trains {what}", param="lora_config")
+            scope = "all weights of one model: ask for no adapter" if self._full else "adapters only: ask for one"
+            raise RequestError(f"this service trains {scope}", param="lora_config")
         if spec is None:
             if self._models:
                 raise RequestError("all weights of the model are in use by another client", status=409)
@@ -405,22 +405,22 @@ class ModelBank(ModelWorker):
         """Make losses and gradients those of all sequences."""
         if self._peers.size == 1:
             return
-        losses = torch.tensor([float(one.loss) for one in passes], dtype=torch.float64, device=self.device)
-        for summed in (losses, *(gradient for one in passes for gradient in one.gradients.values())):
+        losses = torch.tensor([float(pass_.loss) for pass_ in passes], dtype=torch.float64, device=self.device)
+        for summed in (losses, *(gradient for pass_ in passes for gradient in pass_.gradients.values())):
             dist.all_reduce(summed)
-        for one, loss in zip(passes, losses.tolist(), strict=True):
-            one.loss = loss
+        for pass_, loss in zip(passes, losses.tolist(), strict=True):
+            pass_.loss = loss
 
-    def _concluded(self, done: _Pass) -> PassResult | Exception:
+    def _concluded(self, pass_: _Pass) -> PassResult | Exception:
         """The result of a pass, whose gradient is added to the model's."""
-        if not _is_finite(done):
+        if not _is_finite(pass_):
             return RequestError(
-                f"the loss or the gradient of {done.request.loss} is not finite: nothing was added to the model's "
+                f"the loss or the gradient of {pass_.request.loss} is not finite: nothing was added to the model's "
                 "gradients. Its weights have diverged, or the inputs are too large: load a saved state, or lower the "
                 "learning rate"
             )
-        done.model.state.add(done.gradients)
-        return PassResult(outputs=done.outputs, metrics={"loss:sum": float(done.loss)})
+        pass_.model.state.add(pass_.gradients)
+        return PassResult(outputs=pass_.outputs, metrics={"loss:sum": float(pass_.loss)})
 
     def _computed(self, requests: Sequence[PassRequest]) -> list[_Pass]:
         learns = requests[0].backward
@@ -434,9 +434,9 @@ class ModelBank(ModelWorker):
                 elif self._sharded:
                     self._accompany()
         if self._full and learns:
-            [alone] = passes
-            alone.gradients = {
-                name: weight.grad for name, weight in alone.model.state.weights.items() if weight.grad is not None
+            [pass_] = passes
+            pass_.gradients = {
+                name: weight.grad for name, weight in pass_.model.state.weights.items() if weight.grad is not None
             }
             self.model.zero_grad(set_to_none=True)
         return passes
@@ -460,26 +460,26 @@ class ModelBank(ModelWorker):
         """The sequences of all passes that this rank computes, in order, as many together as the bound of tokens
         allows, at least one.
         """
-        lengths = [len(datum.tokens) for one in passes for datum in one.request.data]
-        first = [*accumulate((len(one.request.data) for one in passes), initial=0)]
+        lengths = [len(datum.tokens) for pass_ in passes for datum in pass_.request.data]
+        first = [*accumulate((len(pass_.request.data) for pass_ in passes), initial=0)]
         for rows in dealt(lengths, self._tokens_per_pass, self._peers.size)[self._peers.rank]:
             spans = [
-                (one, range(max(rows.start, start) - start, min(rows.stop, stop) - start))
-                for one, (start, stop) in zip(passes, pairwise(first), strict=True)
+                (pass_, range(max(rows.start, start) - start, min(rows.stop, stop) - start))
+                for pass_, (start, stop) in zip(passes, pairwise(first), strict=True)
             ]
-            yield [_Stretch(of=one, rows=span) for one, span in spans if span]
+            yield [_Stretch(of=pass_, rows=span) for pass_, span in spans if span]
 
     def _compute(self, stretches: Sequence[_Stretch]) -> None:
         """One pass of some sequences through the model: adds to the outputs, losses and gradients of each request."""
         data = [datum for stretch in stretches for datum in stretch.data]
         rows = whole_rows([stretch.tokens for stretch in stretches], self._options)
         layout, lengths = rows.layout.to(self.device), [len(element.tokens) for element in data]
-        places = list(starmap(range, pairwise(rows.starts)))
+        row_spans = list(starmap(range, pairwise(rows.starts)))
         tokens = [sum(len(datum.tokens) for datum in entry.data) for entry in stretches]
         positions = list(starmap(range, pairwise(accumulate(tokens, initial=0))))
         updates: dict[str, list[StretchUpdate]] = {}
         of_head: list[StretchUpdate] = []
-        for item, inputs, picked in zip(stretches, places, positions, strict=True):
+        for item, inputs, picked in zip(stretches, row_spans, positions, strict=True):
             for factors in item.of.factors:
                 if factors.layer == self._head and self._options.plain_head:
                     of_head.append(factors.on(picked, item.of.model.scale))
@@ -489,10 +489,10 @@ class ModelBank(ModelWorker):
         with updated(self._layers, updates):
             heads = [(item.of.value_head, picked) for item, picked in zip(stretches, positions, strict=True)]
             values = [(head, picked) for head, picked in heads if head is not None]
-            found = self._values(layout, values) if values else self._logprobs(layout, targets, of_head)
+            outputs = self._values(layout, values) if values else self._logprobs(layout, targets, of_head)
             computed = [
                 entry[:, : datum.inputs[TARGETS].shape[1]] if datum.inputs[TARGETS].ndim > 1 else entry[:, 0]
-                for entry, datum in zip(found.split(lengths), data, strict=True)
+                for entry, datum in zip(outputs.split(lengths), data, strict=True)
             ]
             total = self._losses(stretches, computed)
             if total.requires_grad:
@@ -533,11 +533,11 @@ class ModelBank(ModelWorker):
         total, row = computed[0].new_zeros(()), 0
         for stretch in stretches:
             after = row + len(stretch.data)
-            one = stretch.of
-            loss = LOSSES[one.request.loss]
-            losses = loss.compute(loss_tokens(stretch.data, computed[row:after], one.settings))
-            one.loss = one.loss + losses.detach().double().sum()
-            one.outputs[stretch.rows.start : stretch.rows.stop] = (
+            pass_ = stretch.of
+            loss = LOSSES[pass_.request.loss]
+            losses = loss.compute(loss_tokens(stretch.data, computed[row:after], pass_.settings))
+            pass_.loss = pass_.loss + losses.detach().double().sum()
+            pass_.outputs[stretch.rows.start : stretch.rows.stop] = (
                 {loss.output: values} for values in on_host[row:after]
             )
             total, row = total + losses.sum(), after
@@ -581,8 +581,8 @@ def _begin_gradients_at_the_embedding(model: nn.Module) -> None:
     transformer.get_input_embeddings().register_forward_hook(lambda *passed: passed[-1].requires_grad_())
 
 
-def _is_finite(done: _Pass) -> bool:
-    return math.isfinite(done.loss) and all_finite(done.gradients)
+def _is_finite(pass_: _Pass) -> bool:
+    return math.isfinite(pass_.loss) and all_finite(pass_.gradients)
 
 
 def _copy_weights(parameters: Tensors, weights: Tensors) -> Tensors:
@@ -595,9 +595,9 @@ def _copy_weights(parameters: Tensors, weights: Tensors) -> Tensors:
 
 def _targets(data: Sequence[Datum]) -> Tensor:
     """(N, K) int64: the targets of all tokens, row after row; 0 after those of a token with fewer than K."""
-    each = [torch.from_numpy(datum.inputs[TARGETS].astype("int64")).view(len(datum.tokens), -1) for datum in data]
-    most = max(targets.shape[1] for targets in each)
-    return torch.cat([torch.nn.functional.pad(targets, (0, most - targets.shape[1])) for targets in each])
+    rows = [torch.from_numpy(datum.inputs[TARGETS].astype("int64")).view(len(datum.tokens), -1) for datum in data]
+    most = max(targets.shape[1] for targets in rows)
+    return torch.cat([torch.nn.functional.pad(targets, (0, most - targets.shape[1])) for targets in rows])
 
 
 def _chunks(count: int, items: Sequence[int]) -> Iterator[Sequence[int]]:

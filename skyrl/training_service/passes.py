@@ -151,7 +151,9 @@ def _tokens(datum: DatumMessage, name: str, limits: PassLimits) -> NDArray[np.in
     parts = []
     for chunk in datum.model_input:
         if not chunk.HasField("encoded_text"):
-            kind = next((what for kind, what in _NO_TEXT.items() if chunk.HasField(kind)), "a chunk of this kind")
+            kind = next(
+                (description for kind, description in _NO_TEXT.items() if chunk.HasField(kind)), "a chunk of this kind"
+            )
             raise RequestError(f"{name}: {kind} is not supported: the model reads text", param=name)
         parts.append(_elements(chunk.encoded_text.tokens, np.dtype("<i4"), name))
     tokens = np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)

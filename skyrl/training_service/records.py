@@ -92,16 +92,16 @@ class _Step:
 
     def metrics(self) -> dict[str, float]:
         """Metrics under the names that runs give them."""
-        found = {"timing/step": time.monotonic() - self.since}
+        metrics = {"timing/step": time.monotonic() - self.since}
         for name, _ in _LOSSES:
             if own := [entry for entry in self.passes if entry.metric == name]:
-                found[name] = sum(entry.loss for entry in own) / sum(entry.tokens for entry in own)
+                metrics[name] = sum(entry.loss for entry in own) / sum(entry.tokens for entry in own)
         if own := [item for item in self.passes if item.drift is not None]:
             drift = sum(element.drift or 0.0 for element in own)
-            found["policy/rollout_train_logprobs_abs_diff_mean"] = drift / sum(item.tokens for item in own)
+            metrics["policy/rollout_train_logprobs_abs_diff_mean"] = drift / sum(item.tokens for item in own)
         if self.passes:
-            found["train/learned_tokens"] = float(sum(entry.tokens for entry in self.passes))
-        return found
+            metrics["train/learned_tokens"] = float(sum(entry.tokens for entry in self.passes))
+        return metrics
 
 
 class ServiceRecords:
@@ -123,7 +123,7 @@ class ServiceRecords:
 
     def stepped(self, model: QueuedModel, settings: AdamSettings, metrics: Mapping[str, float]) -> None:
         """Record the step that `model.steps` counts already."""
-        done = self._steps.pop(model.id, _Step())
+        step = self._steps.pop(model.id, _Step())
         self._steps[model.id] = _Step()
         norm = {"train/grad_norm": metrics["grad_norm:mean"]} if "grad_norm:mean" in metrics else {}
         if model.id not in self._trackers:
@@ -131,7 +131,7 @@ class ServiceRecords:
             with _report_failures():
                 self._trackers[model.id] = self._open(model)
         with _report_failures():
-            self._trackers[model.id].log(model.steps, {**done.metrics(), **norm, "train/lr": settings.lr})
+            self._trackers[model.id].log(model.steps, {**step.metrics(), **norm, "train/lr": settings.lr})
 
     def close_model(self, model_id: str) -> None:
         """Close the trackers of a model that was unloaded."""

@@ -105,8 +105,8 @@ def _routes(service: TrainingService) -> list[BaseRoute]:
     routes += [_post(service, prefix + name, _parse_fields(answer)) for name, answer in posts.answers().items()]
     for (method, path), answer in reads.answers().items():
         routes.append(Route(prefix + path, _bodiless(service, answer), methods=[method]))
-    for what, places in _REFUSED.items():
-        routes += [Route(prefix + path, _refuser(what), methods=[method]) for method, path in places]
+    for feature, endpoints in _REFUSED.items():
+        routes += [Route(prefix + path, _refuser(feature), methods=[method]) for method, path in endpoints]
     return routes
 
 
@@ -141,16 +141,16 @@ def _bodiless(service: TrainingService, answer: RouteReply) -> Callable[[Request
 
     async def respond(request: Request) -> Response:
         body = await body_of(request)
-        given = json_object(body) if body else {}
-        fields = Fields({**request.query_params, **given, **request.path_params})
+        payload = json_object(body) if body else {}
+        fields = Fields({**request.query_params, **payload, **request.path_params})
         return answer(request.state.client, fields, body)
 
     return respond
 
 
-def _refuser(what: str) -> Callable[[Request], Awaitable[Response]]:
+def _refuser(feature: str) -> Callable[[Request], Awaitable[Response]]:
     async def respond(request: Request) -> Response:
-        raise RequestError(f"{what}: not supported by this service", code="unsupported_value")
+        raise RequestError(f"{feature}: not supported by this service", code="unsupported_value")
 
     return respond
 
@@ -339,11 +339,11 @@ class _Posts:
         session_id, metadata = fields.text("session_id"), fields.mapping("user_metadata")
         states = {str(status.get("type")) for status in fields.objects("statuses")}
         last, last_id = _read_moment(cursor.text("last_created_at")), cursor.text("last_session_id", "")
-        found = []
+        sessions = []
         for row in self._service.store.all(
             "SELECT * FROM sessions WHERE client = ? ORDER BY created DESC, id DESC", client
         ):
-            given = json.loads(row["metadata"])
+            user_metadata = json.loads(row["metadata"])
             named = name and all(word in (row["display_name"] or "").lower() for word in name.split())
             if (session_id or name) and not (row["id"] == session_id or named):
                 continue
@@ -351,13 +351,13 @@ class _Posts:
                 continue
             if last is not None and (_moment(row["created"]), row["id"]) >= (last, last_id):
                 continue
-            if any(given.get(key) != value for key, value in metadata.items()):
+            if any(user_metadata.get(key) != value for key, value in metadata.items()):
                 continue
-            found.append(row)
+            sessions.append(row)
         assert limit is not None
-        page = found[:limit]
+        page = sessions[:limit]
         next_cursor = None
-        if len(found) > limit:
+        if len(sessions) > limit:
             next_cursor = {"last_created_at": _time(page[-1]["created"]), "last_session_id": page[-1]["id"]}
         return JSONResponse({"sessions": [self._summary(row) for row in page], "next_cursor": next_cursor})
 
@@ -415,8 +415,8 @@ class _Futures:
         for request_id in retrieved:
             if request_id.rpartition(":")[0] == sampler:
                 self._service.mark_read(request_id)
-        done, cursor = await self._service.completions(sampler, clone, cursor, min(seconds, POLL_SECONDS))
-        return JSONResponse({"completions": list(done), "cursor": cursor})
+        completions, cursor = await self._service.completions(sampler, clone, cursor, min(seconds, POLL_SECONDS))
+        return JSONResponse({"completions": list(completions), "cursor": cursor})
 
 
 _PARTS = ("train_attn", "train_mlp", "train_unembed")

@@ -119,9 +119,9 @@ class Samplers:
 
     async def sample(self, request: SampleRequest) -> SampleResult:
         """Samples of one prompt. Raises `RequestError` for a request that cannot be answered, which changes nothing."""
-        asked = self._request(request)
+        engine_request = self._request(request)
         try:
-            completions = await self._engines.generate(asked)
+            completions = await self._engines.generate(engine_request)
         except RequestError:
             raise
         except UserError as error:

@@ -360,10 +360,10 @@ class TrainingService:
         seq = needed(fields.integer("seq_id", None, least=0, most=MOST_SEQ), "seq_id")
         folder = self.sampler(client, sampler)["folder"]
         request_id = f"{sampler}:{seq}"
-        asked = self._sample_request(fields, folder, request_id)
+        sampling_request = self._sample_request(fields, folder, request_id)
         if self._find_request(request_id, client, "sample") is not None:
-            return request_id, asked.n
-        tokens = asked.n * (len(asked.prompt) + (asked.max_tokens or 0))
+            return request_id, sampling_request.n
+        tokens = sampling_request.n * (len(sampling_request.prompt) + (sampling_request.max_tokens or 0))
         self._check_room(client, tokens, next_one=False)
         if len(self._samples) >= 4 * self.settings.max_samples:
             raise RequestError("too many samples wait: try again", status=429)
@@ -379,7 +379,7 @@ class TrainingService:
         )
         self.store.add_request(request)
         self._start_sample(request)
-        return request_id, asked.n
+        return request_id, sampling_request.n
 
     def cancel(self, request_id: str) -> None:
         """End a sampling request that nobody waits for any more."""
@@ -607,13 +607,13 @@ class TrainingService:
                 if sampler is None:
                     raise RequestError("the sampling session has ended")
                 fields = Fields(json_object(request.body))
-                asked = self._sample_request(fields, sampler["folder"], request.id)
-                async with self.executor.published.using(asked.sampler):
+                sampling_request = self._sample_request(fields, sampler["folder"], request.id)
+                async with self.executor.published.using(sampling_request.sampler):
                     self._running_samples.add(request.id)
-                    result = await self._backend.sample(asked)
+                    result = await self._backend.sample(sampling_request)
             if self._records is not None:
                 source, step = sampler["model"] or self.model.names[0], sampler["step"] or 0
-                self._records.sampled(source, step, request.seq, asked, result)
+                self._records.sampled(source, step, request.seq, sampling_request, result)
             last = fields.integer("prompt_logprobs_last_n", None, least=1, most=MOST_SEQ)
             outcome = Outcome(body=sample_body(result, last), media="application/x-protobuf")
         except RunError as error:
@@ -625,10 +625,10 @@ class TrainingService:
         self._end(request.id, outcome)
 
     def _sample_request(self, fields: Fields, folder: str | None, request_id: str) -> SampleRequest:
-        asked = sample_request(fields, folder, self.model, request_id)
+        sampling_request = sample_request(fields, folder, self.model, request_id)
         fields.ignore("sampling_session_id", "seq_id", "base_model", "model_path", "type")
         fields.finish()
-        return asked
+        return sampling_request
 
     def _end(self, request_id: str, outcome: Outcome) -> None:
         with self.store.transaction():

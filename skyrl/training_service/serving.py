@@ -85,8 +85,8 @@ async def serving_training(
             "on 127.0.0.1"
         )
     with bound_socket(settings.host, settings.port) as bound:
-        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-        url = f"http://{shown}:{bound.getsockname()[1]}"
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        url = f"http://{host}:{bound.getsockname()[1]}"
         started: Future[ServedTraining] = Future()
         ended: Future[None] = Future()
         stopping = threading.Event()

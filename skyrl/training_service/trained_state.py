@@ -42,8 +42,8 @@ class TrainedState:
     def add(self, gradients: Tensors) -> None:
         """Add the gradients of a pass, whose tensors the state keeps."""
         for name, gradient in gradients.items():
-            held = self.gradients.get(name)
-            self.gradients[name] = gradient if held is None else held.add_(gradient)
+            existing = self.gradients.get(name)
+            self.gradients[name] = gradient if existing is None else existing.add_(gradient)
 
     @torch.no_grad()
     def step(self, settings: AdamSettings) -> float:
@@ -89,7 +89,7 @@ class TrainedState:
         """Store everything, or everything but the weights."""
         slots = {"gradients": self.gradients, "first": self.first, "second": self.second}
         slots |= {"weights": self.weights} if weights else {}
-        tensors = {f"{slot}.{name}": tensor.cpu() for slot, held in slots.items() for name, tensor in held.items()}
+        tensors = {f"{slot}.{name}": tensor.cpu() for slot, state in slots.items() for name, tensor in state.items()}
         save_tensors({_STEPS: torch.tensor(self.steps), **tensors}, file)
 
     @classmethod

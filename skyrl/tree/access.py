@@ -36,11 +36,11 @@ def get_at(config: object, path: str) -> Any:
 def default_at(cls: type[Any], path: str) -> Any:
     """The default of the field at a dotted path, also inside a table that is null by default."""
     *tables, name = path.split(".")
-    here: Any = cls()
+    instance: Any = cls()
     for table in tables:
-        inner, nested = getattr(here, table), config_class(fields_of(type(here))[table].type)
-        here = nested() if inner is None and nested else inner
-    return getattr(here, name)
+        inner, nested = getattr(instance, table), config_class(fields_of(type(instance))[table].type)
+        instance = nested() if inner is None and nested else inner
+    return getattr(instance, name)
 
 
 def evolve_at(config: T, path: str, value: object) -> T:
@@ -90,9 +90,9 @@ def is_written(config: object, path: str) -> bool:
 
 def mark_derived(config: T, path: str) -> T:
     """A tree that no longer says that the value at a dotted path was written."""
-    whole, _, name = path.rpartition(".")
-    table = get_at(config, whole) if whole else config
-    return evolve_at(config, whole, unmark_written(table, name)) if whole else unmark_written(table, name)
+    parent, _, name = path.rpartition(".")
+    table = get_at(config, parent) if parent else config
+    return evolve_at(config, parent, unmark_written(table, name)) if parent else unmark_written(table, name)
 
 
 def required(value: T | None, path: str) -> T:

@@ -37,14 +37,14 @@ def read_argument(argument: str, number: int) -> Assignment:
     if "=" not in argument:
         raise ConfigError([Problem(path=path, message="neither a file nor path=value", place=origin.place)])
     appended = re.fullmatch(rf"\s*(?P<path>{_PATH})\+=(?P<value>.*)", argument, re.DOTALL)
-    found = appended or re.fullmatch(_ARGUMENT, argument, re.DOTALL)
-    if not found:
+    match = appended or re.fullmatch(_ARGUMENT, argument, re.DOTALL)
+    if not match:
         raise ConfigError([Problem(path=path or cut_short(argument), message=_NO_PATH, place=origin.place)])
-    names = split_path(found["path"].removesuffix("+") if appended else found["path"])
+    names = split_path(match["path"].removesuffix("+") if appended else match["path"])
     operation = "append" if appended else "set"
     if not appended:  # what is added contradicts nothing
         origin = Origin(kind="argument", where=str(number), path=names)
-    return Assignment(path=names, value=found["value"], origin=origin, is_text=True, operation=operation)  # type: ignore[arg-type]  # a Literal
+    return Assignment(path=names, value=match["value"], origin=origin, is_text=True, operation=operation)  # type: ignore[arg-type]  # a Literal
 
 
 def read_python(overrides: Mapping[str, Any], where: str = "Python") -> list[Assignment]:

@@ -93,8 +93,8 @@ class ReadContext:
         Raises `MissingVariable` if the variable is not set.
         """
         value = assignment.value
-        found = REFERENCE.fullmatch(value) if isinstance(value, str) and self.follows(assignment.origin) else None
-        if not found or holds_secret(kind):
+        match = REFERENCE.fullmatch(value) if isinstance(value, str) and self.follows(assignment.origin) else None
+        if not match or holds_secret(kind):
             return assignment
         if self.environ is None:
             message, hint = (
@@ -102,11 +102,11 @@ class ReadContext:
                 "load(..., environ=os.environ)",
             )
             raise MissingVariable([Problem(path="", message=message, hint=f"pass them: {hint}")])
-        if found[1] not in self.environ:
-            message, hint = f"{value}: this environment variable is not set", f"export {found[1]}=..."
+        if match[1] not in self.environ:
+            message, hint = f"{value}: this environment variable is not set", f"export {match[1]}=..."
             raise MissingVariable([Problem(path="", message=message, hint=hint)])
-        origin = Origin(kind="environment", where=found[1], asked_by=assignment.origin)
-        return evolve(assignment, value=self.environ[found[1]], origin=origin, is_text=True)
+        origin = Origin(kind="environment", where=match[1], asked_by=assignment.origin)
+        return evolve(assignment, value=self.environ[match[1]], origin=origin, is_text=True)
 
 
 NOTHING = ReadContext()
@@ -154,9 +154,9 @@ class Table:
     def mapping(self, name: str) -> dict[str, Any]:
         """The free-form table `name` in mutable form; empty if it was None."""
         value = self.current(name)
-        made: dict[str, Any] = value if isinstance(value, dict) else thaw(value or {})
-        self.changes[name] = made
-        return made
+        table: dict[str, Any] = value if isinstance(value, dict) else thaw(value or {})
+        self.changes[name] = table
+        return table
 
     def become(self, name: object, *, may_import: bool) -> None:
         """Change to the class with this import path, the value of the key `class`. Values that differ from the defaults
@@ -303,8 +303,8 @@ class TreeBuilder(Generic[T]):
             table.become(assignment.value, may_import=self._context.follows(assignment.origin))
             if table.unread:
                 message = f"not checked: {display_value(table.unread)} is not imported, so its fields are unknown"
-                place = assignment.origin.place
-                self.problems.append(Problem(path=dotted(path), message=message, place=place, severity="warning"))
+                location = assignment.origin.place
+                self.problems.append(Problem(path=dotted(path), message=message, place=location, severity="warning"))
         elif attribute is None and table.unread:
             pass  # a field of the class that is not imported, or a mistake
         elif attribute is None:
@@ -356,9 +356,9 @@ class TreeBuilder(Generic[T]):
         if null and is_optional(attribute.type):
             value = table.changes[attribute.name] = None
         elif isinstance(value, nested):
-            given = coerce_exact(value, nested)
+            instance = coerce_exact(value, nested)
             is_whole = self._context.remembers and is_optional(attribute.type)
-            table.changes[attribute.name] = mark_written(given, fields_of(type(given))) if is_whole else given
+            table.changes[attribute.name] = mark_written(instance, fields_of(type(instance))) if is_whole else instance
         else:
             return False
         self._history.forget_inside(assignment.path)
@@ -379,14 +379,14 @@ class TreeBuilder(Generic[T]):
     def _graft(self, assignment: Assignment) -> None:
         """Insert the tree of a file at the path. Problems of the file are reported at their place in the file."""
         try:
-            found = read_file(assignment.value[1:], self._context.presets)
+            assignments = read_file(assignment.value[1:], self._context.presets)
         except ConfigError as error:
             self.broken.add(dotted(assignment.path))
             self.problems += [
                 evolve(problem, place=problem.place or assignment.origin.place) for problem in error.problems
             ]
             return
-        self.assign_all(result.below(assignment.path) for result in found)
+        self.assign_all(result.below(assignment.path) for result in assignments)
 
     def _forget(self, table: Table, attribute: attrs.Attribute[Any], assignment: Assignment) -> None:
         """Reset a field to the default instance's value, discarding what earlier layers wrote."""
@@ -398,10 +398,10 @@ class TreeBuilder(Generic[T]):
         self._history.begin(assignment.path, back, getattr(table.base, attribute.name))
 
     def _set(self, table: Table, attribute: attrs.Attribute[Any], assignment: Assignment) -> None:
-        asked, assignment = assignment, self._context.filled(assignment, attribute.type)
+        original, assignment = assignment, self._context.filled(assignment, attribute.type)
         if assignment.operation == "append":  # a variable gives a part of the list
             value: Any = appended(attribute, table.current(attribute.name), assignment)
-            assignment = evolve(assignment, origin=asked.origin)
+            assignment = evolve(assignment, origin=original.origin)
             self._count_copied(value)
         elif assignment.is_text or is_mapping(attribute.type):
             value = fit(assignment.value, attribute.type, is_text=assignment.is_text)
@@ -441,10 +441,10 @@ class TreeBuilder(Generic[T]):
             if (outer := freeform.outermost(mapping, inner)) == inner:
                 self._history.forget(assignment.path)
             else:
-                whole = freeform.enter(mapping, outer)[outer[-1]]
-                self._history.add((*assignment.path[: depth + 1], *outer), assignment.origin, whole)
+                entry = freeform.enter(mapping, outer)[outer[-1]]
+                self._history.add((*assignment.path[: depth + 1], *outer), assignment.origin, entry)
             return
-        asked = assignment
+        original = assignment
         if not class_of(attribute.type):  # a class that is known only at the end reads its own references
             assignment = self._context.filled(assignment, value_kind(attribute.type))
         value = fit(
@@ -465,14 +465,14 @@ class TreeBuilder(Generic[T]):
             holder[key] = thaw(value)
             self._history.forget_inside(assignment.path)
         is_whole = written == assignment.path and assignment.operation == "set"
-        self._history.add(written, assignment.origin if is_whole else asked.origin, value)
-        self._keep(attribute, depth, asked)
+        self._history.add(written, assignment.origin if is_whole else original.origin, value)
+        self._keep(attribute, depth, original)
 
     def _keep(self, attribute: attrs.Attribute[Any], depth: int, assignment: Assignment) -> None:
         """Keep an assignment to a table of `ClassOf`, to be read again by the class once that is known."""
         if class_of(attribute.type):
-            place, inside = assignment.path[: depth + 1], assignment.path[depth + 1 :]
-            self._kept.setdefault(place, []).append(evolve(assignment, path=inside))
+            field_path, inside = assignment.path[: depth + 1], assignment.path[depth + 1 :]
+            self._kept.setdefault(field_path, []).append(evolve(assignment, path=inside))
 
     def _other_name(self, table: Table, depth: int, assignment: Assignment) -> None:
         """An old name is followed with a warning; any other unknown one is refused."""
@@ -508,23 +508,23 @@ class TreeBuilder(Generic[T]):
                     named_by = self._history.winner((*path, naming.field))
                     cls = naming.find(getattr(built, naming.field), self._context.follows(named_by))
                     if cls is not None:
-                        made = self._instance(cls, (*path, name), getattr(table.base, name))
-                        built = with_changes(built, {name: made})
+                        instance = self._instance(cls, (*path, name), getattr(table.base, name))
+                        built = with_changes(built, {name: instance})
             return built
         except (TypeError, ValueError) as error:  # a class may validate several of its fields together
             self.broken.add(dotted(path))
             for problem in problems_of(error):
-                whole = ".".join(filter(None, (dotted(path), problem.path)))
-                self.problems.append(evolve(problem, path=whole, place=place_of(whole, self.origins)))
+                full_path = ".".join(filter(None, (dotted(path), problem.path)))
+                self.problems.append(evolve(problem, path=full_path, place=place_of(full_path, self.origins)))
             return table.base
 
-    def _instance(self, cls: type[Any], place: Path, default: object) -> Any:
+    def _instance(self, cls: type[Any], path: Path, default: object) -> Any:
         """An instance of `cls` from the table's default and what was written into it."""
         inner = TreeBuilder(cls(), self._context)
         if isinstance(default, Mapping) and default:
             inner.assign(Assignment(path=(), value=default, origin=DEFAULT))
-        inner.assign_all(self._kept.get(place, ()))
-        made, whole = inner.build(), dotted(place) + "."
+        inner.assign_all(self._kept.get(path, ()))
+        instance, prefix = inner.build(), dotted(path) + "."
         docs = {}
         if inner.problems:
             from skyrl.tree.docs import docs_of  # only to say what is wrong
@@ -532,10 +532,10 @@ class TreeBuilder(Generic[T]):
             docs = docs_of(cls)
         for problem in inner.problems:
             hint = problem.hint or docs.get(problem.path, "")
-            self.problems.append(evolve(problem, path=whole + problem.path, hint=hint))
-        self.broken.update(whole + item for item in inner.broken)
-        self._history.take_over(inner.origins, place)
-        return made
+            self.problems.append(evolve(problem, path=prefix + problem.path, hint=hint))
+        self.broken.update(prefix + item for item in inner.broken)
+        self._history.take_over(inner.origins, path)
+        return instance
 
 
 def structure(value: object, cls: type[T]) -> T:
@@ -601,11 +601,11 @@ def written_in(value: object, path: Path, default: object = None) -> Iterator[tu
     if type(default) is not type(value):
         default = type(value)()
     for name in fields_of(type(value)):
-        ours, theirs = getattr(value, name), getattr(default, name)
-        if attrs.has(type(ours)):
-            yield from written_in(ours, (*path, name), theirs)
-        elif ours != theirs:
-            yield (*path, name), ours
+        field_value, default_value = getattr(value, name), getattr(default, name)
+        if attrs.has(type(field_value)):
+            yield from written_in(field_value, (*path, name), default_value)
+        elif field_value != default_value:
+            yield (*path, name), field_value
 
 
 class History:
@@ -655,11 +655,11 @@ class History:
         for known in [known for known in self._chains if known.startswith(inside)]:
             del self._chains[known]
 
-    def take_over(self, origins: Origins, place: Path) -> None:
-        """Adopt the origins of a separately built tree that is now the subtree at `place`."""
-        self._note((*place, ""))
-        self._chains.update({f"{dotted(place)}.{path}": list(chain) for path, chain in origins.items()})
-        self.written += (f"{dotted(place)}.{path}" for path in origins)
+    def take_over(self, origins: Origins, prefix: Path) -> None:
+        """Adopt the origins of a separately built tree that is now the subtree at `prefix`."""
+        self._note((*prefix, ""))
+        self._chains.update({f"{dotted(prefix)}.{path}": list(chain) for path, chain in origins.items()})
+        self.written += (f"{dotted(prefix)}.{path}" for path in origins)
 
     def contradictions(self) -> Iterator[Problem]:
         """Problems where one layer sets a field to two values under two of its names: a file, whose keys have no order,

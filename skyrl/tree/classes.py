@@ -53,14 +53,14 @@ def frozen(cls: type[C]) -> type[C]:
     """
     if "__configuration__" in vars(cls):  # its base class has already decorated it
         return cls
-    ours: Any = {"init": False, "eq": False, "repr": False, "slots": False}
-    made: type[C] = attrs.frozen(kw_only=True, field_transformer=_checked_fields, **ours)(cls)
+    options: Any = {"init": False, "eq": False, "repr": False, "slots": False}
+    frozen_class: type[C] = attrs.frozen(kw_only=True, field_transformer=_checked_fields, **options)(cls)
     for name, method in _SHARED_METHODS.items():
         if not any(name in vars(base) for base in cls.__mro__[:-1] if base is cls or not is_config(base)):
-            setattr(made, name, method)
-    cast(Any, made).__configuration__ = True  # a mark on the class, since a class sent to another process keeps it
-    _BY_NAME[class_name(made)] = made
-    return made
+            setattr(frozen_class, name, method)
+    cast(Any, frozen_class).__configuration__ = True  # a mark on the class, which it keeps in another process
+    _BY_NAME[class_name(frozen_class)] = frozen_class
+    return frozen_class
 
 
 def is_config(kind: object) -> bool:
@@ -230,7 +230,7 @@ def _type_name(attribute: attrs.Attribute[Any]) -> str:
 
 def _not_supported(attribute: Any) -> str:
     """The argument of `attrs.field` that the methods below do not support; empty if there is none."""
-    asked = {
+    unsupported = {
         "alias": attribute.alias not in (None, attribute.name, attribute.name.lstrip("_")),
         "eq": attribute.eq_key is not None,
         "order": attribute.order_key is not None or attribute.order != attribute.eq,
@@ -238,15 +238,15 @@ def _not_supported(attribute: Any) -> str:
         "on_setattr": attribute.on_setattr is not None,
         "repr": not isinstance(attribute.repr, bool),
     }
-    return next((name for name, is_asked in asked.items() if is_asked), "")
+    return next((name for name, is_set in unsupported.items() if is_set), "")
 
 
-def _init(self: Any, /, **given: object) -> None:
+def _init(self: Any, /, **kwargs: object) -> None:
     """Constructor: sets each field to its default or to the given value, converted and validated."""
     cls = type(self)
     fields, values = fields_of(cls), dict(_defaults_of(cls))
     changed, problems = [], []
-    for name, value in given.items():
+    for name, value in kwargs.items():
         if name not in fields or not fields[name].init:
             problems.append(unknown_field(name, fields))
             continue
@@ -259,10 +259,10 @@ def _init(self: Any, /, **given: object) -> None:
             problems.append(Problem(path=name, message=str(misfit), hint=misfit.hint))
     vars(self).update(values)
     problems += _refused(self, changed)
-    if not problems and given and (local := getattr(cls, "own_problems", None)):
+    if not problems and kwargs and (local := getattr(cls, "own_problems", None)):
         problems += [problem for problem in local(self) if problem.severity == "error"]
     if problems:
-        is_unknown = any(name not in fields for name in given)
+        is_unknown = any(name not in fields for name in kwargs)
         kind = UnknownFieldError if is_unknown else ConfigError
         raise kind(problems, title=f"{cls.__name__} cannot be built")
     if hasattr(cls, "__attrs_post_init__"):
@@ -329,12 +329,12 @@ def _hash(self: object) -> int:
 
 
 def _repr(self: Any) -> str:
-    shown = (
+    fields = (
         f"{attribute.name}={getattr(self, attribute.name)!r}"
         for attribute in attrs.fields(type(self))
         if attribute.repr
     )
-    return f"{type(self).__qualname__}({', '.join(shown)})"
+    return f"{type(self).__qualname__}({', '.join(fields)})"
 
 
 class _Signature:
@@ -342,11 +342,11 @@ class _Signature:
 
     def __get__(self, instance: object, owner: type[Any]) -> inspect.Signature:
         defaults, keyword_only = _defaults_of(owner), inspect.Parameter.KEYWORD_ONLY
-        shown = [attribute for attribute in fields_of(owner).values() if attribute.init]
+        attributes = [attribute for attribute in fields_of(owner).values() if attribute.init]
         return inspect.Signature(
             [
                 inspect.Parameter(item.name, keyword_only, default=defaults[item.name], annotation=item.type)
-                for item in shown
+                for item in attributes
             ]
         )
 

@@ -33,42 +33,42 @@ def named_code(value: object) -> object:
     return value if is_plain else import_path_of(value)
 
 
-def import_path_of(found: object) -> str:
+def import_path_of(target: object) -> str:
     """An import path under which the object is found again. Raises `TypeMismatch` if there is none."""
-    module = sys.modules.get(getattr(found, "__module__", None) or type(found).__module__)
-    places = [module, sys.modules.get("__main__")]
-    for place in (item for item in places if item is not None):
-        name = _name_in(place, found)
+    module = sys.modules.get(getattr(target, "__module__", None) or type(target).__module__)
+    modules = [module, sys.modules.get("__main__")]
+    for candidate in (item for item in modules if item is not None):
+        name = _name_in(candidate, target)
         if name:
-            return f"{_module_path(place)}:{name}"
+            return f"{_module_path(candidate)}:{name}"
     raise TypeMismatch(
-        f"{display_value(found)} has no name under which it is found again",
+        f"{display_value(target)} has no name under which it is found again",
         hint="define it with `def` or `class` outside of any function, or give such an object a name there",
     )
 
 
 def source_of_program(name: str) -> str | None:
     """Source text of what `__main__:name` names; None if it is not there, or if its source is not known."""
-    found: object = sys.modules.get("__main__")
+    target: object = sys.modules.get("__main__")
     for part in name.removeprefix(OF_PROGRAM).split("."):
-        found = getattr(found, part, None)
+        target = getattr(target, part, None)
     try:
-        return inspect.getsource(found if inspect.isroutine(found) or inspect.isclass(found) else type(found))
+        return inspect.getsource(target if inspect.isroutine(target) or inspect.isclass(target) else type(target))
     except (OSError, TypeError):
         return None
 
 
-def _name_in(module: ModuleType, found: object) -> str:
+def _name_in(module: ModuleType, target: object) -> str:
     """Name of the object in the module: the one that it was defined under or, for an object that has none, of a
     variable. Empty if it has no name there.
     """
-    name = getattr(found, "__qualname__", "")
+    name = getattr(target, "__qualname__", "")
     inner: object = module
     for part in name.split(".") if name else ():
         inner = getattr(inner, part, None)
-    if name and inner is found:
+    if name and inner is target:
         return str(name)
-    return next((key for key, value in vars(module).items() if value is found and not key.startswith("_")), "")
+    return next((key for key, value in vars(module).items() if value is target and not key.startswith("_")), "")
 
 
 def _module_path(module: ModuleType) -> str:

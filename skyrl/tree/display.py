@@ -58,8 +58,8 @@ def as_html(config: object) -> str:
     """A table of what was written and what was derived, under the name of the class."""
     rows = "".join(
         f'<tr><td style="text-align:left"><code>{escape(path)}</code></td><td style="text-align:left"><code>'
-        f"{escape(value)}</code></td><td>{how}</td></tr>"
-        for path, value, how in leaves_apart_from_defaults(config)
+        f"{escape(value)}</code></td><td>{origin}</td></tr>"
+        for path, value, origin in leaves_apart_from_defaults(config)
     )
     head = "<tr><th>field</th><th>value</th><th></th></tr>"
     return (

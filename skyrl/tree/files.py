@@ -88,49 +88,49 @@ class _Reading:
         assignment = _read_file(name)
         if not (isinstance(assignment.value, Mapping) and EXTENDS in assignment.value):
             return [assignment]
-        place = assignment.origin.at(EXTENDS).place
+        location = assignment.origin.at(EXTENDS).place
         if is_stored_form(assignment.value):
-            raise _refused(f"a stored configuration cannot have {EXTENDS}: this file was edited", place)
+            raise _refused(f"a stored configuration cannot have {EXTENDS}: this file was edited", location)
         own = {key: value for key, value in assignment.value.items() if key != EXTENDS}
-        found = [
+        inherited = [
             item
-            for base in _bases(assignment.value[EXTENDS], place)
-            for item in self._base(name, base, place, (*above, _identity(name)))
+            for base in _bases(assignment.value[EXTENDS], location)
+            for item in self._base(name, base, location, (*above, _identity(name)))
         ]
-        return [*found, evolve(assignment, value=own)]
+        return [*inherited, evolve(assignment, value=own)]
 
-    def _base(self, name: str, base: str, place: str, chain: tuple[str, ...]) -> list[Assignment]:
+    def _base(self, name: str, base: str, location: str, chain: tuple[str, ...]) -> list[Assignment]:
         """Assignments of one file that `name` extends; empty if they were already included."""
         target = base if base.startswith((PRESET, "~")) else str(FilePath(name).parent / base)
         identity = target if base.startswith(PRESET) else _identity(target)
         if identity in chain:
-            raise _refused(f"circular reference: {base} extends this file, directly or indirectly", place)
+            raise _refused(f"circular reference: {base} extends this file, directly or indirectly", location)
         if len(chain) > MOST_LEVELS:
-            raise _refused(f"the chain of extended files is longer than {MOST_LEVELS}", place)
+            raise _refused(f"the chain of extended files is longer than {MOST_LEVELS}", location)
         if identity in self._done:
             return []
         try:
-            found = self.read(target, chain)
+            assignments = self.read(target, chain)
         except ConfigError as error:  # a missing file, for one, has no place of its own
-            problems = [evolve(problem, place=problem.place or place) for problem in error.problems]
+            problems = [evolve(problem, place=problem.place or location) for problem in error.problems]
             raise ConfigError(problems, title=error.title) from None
         self._done.add(identity)
-        return found
+        return assignments
 
     def _preset(self, name: str) -> Assignment:
-        wanted = name.removeprefix(PRESET)
-        if wanted not in self._presets:
-            meant = nearest(wanted, tuple(self._presets))
+        preset = name.removeprefix(PRESET)
+        if preset not in self._presets:
+            meant = nearest(preset, tuple(self._presets))
             hint = f"did you mean {PRESET}{meant}?" if meant else f"presets: {', '.join(self._presets) or 'none'}"
             raise ConfigError([Problem(path=name, message="no such preset", hint=hint)], title=UNREADABLE)
-        return Assignment(path=(), value=self._presets[wanted], origin=Origin(kind="preset", where=wanted))
+        return Assignment(path=(), value=self._presets[preset], origin=Origin(kind="preset", where=preset))
 
 
-def _bases(named: object, place: str) -> list[str]:
+def _bases(named: object, location: str) -> list[str]:
     """Files and presets that `extends` names, in order. Raises `ConfigError`."""
     bases = [named] if isinstance(named, str) else named if isinstance(named, list | tuple) else [None]
     if not all(isinstance(base, str) for base in bases):
-        raise _refused(f"{display_value(named)} is neither a file nor a list of files", place)
+        raise _refused(f"{display_value(named)} is neither a file nor a list of files", location)
     return list(bases)
 
 
@@ -141,8 +141,8 @@ def _identity(name: str) -> str:
         raise cannot_read(name, str(error)) from None
 
 
-def _refused(message: str, place: str) -> ConfigError:
-    return ConfigError([Problem(path=EXTENDS, message=message, place=place)], title=UNREADABLE)
+def _refused(message: str, location: str) -> ConfigError:
+    return ConfigError([Problem(path=EXTENDS, message=message, place=location)], title=UNREADABLE)
 
 
 def _read_file(name: str) -> Assignment:
@@ -164,22 +164,22 @@ def _read_file(name: str) -> Assignment:
 def _parsed_toml(name: str, text: str) -> dict[str, Any]:
     import tomllib
 
-    if text.count(".") >= MOST_PARTS and (found := re.search(_LONG_KEY, text)):
-        line = text.count("\n", 0, found.start()) + 1
+    if text.count(".") >= MOST_PARTS and (match := re.search(_LONG_KEY, text)):
+        line = text.count("\n", 0, match.start()) + 1
         raise malformed(name, "TOML", f"a key has more than {MOST_PARTS} parts", line)
     try:
         return tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
-        why = str(error)
+        reason = str(error)
     except RecursionError:
-        why = "nested too deeply"
+        reason = "nested too deeply"
     position: tuple[int, ...] = ()
-    if found := re.search(r" \(at line (\d+), column (\d+)\)$", why):
-        position = int(found[1]), int(found[2])
-    elif found := re.search(r" \(at end of document\)$", why):
+    if match := re.search(r" \(at line (\d+), column (\d+)\)$", reason):
+        position = int(match[1]), int(match[2])
+    elif match := re.search(r" \(at end of document\)$", reason):
         last = text.rstrip()
         position = last.count("\n") + 1, len(last.rpartition("\n")[2]) + 1
-    raise malformed(name, "TOML", why[: found.start()] if found else why, *position, text=text)
+    raise malformed(name, "TOML", reason[: match.start()] if match else reason, *position, text=text)
 
 
 def _toml_lines(text: str) -> dict[Path, int]:
@@ -280,6 +280,6 @@ def _irregular_kind(path: FilePath) -> str:
     return next((words for is_kind, words in _KINDS if is_kind(mode)), "")
 
 
-def cannot_read(name: str, why: str) -> ConfigError:
+def cannot_read(name: str, reason: str) -> ConfigError:
     """The error for a file that cannot be read at all."""
-    return ConfigError([Problem(path=name, message=f"cannot be read: {why}")], title=UNREADABLE)
+    return ConfigError([Problem(path=name, message=f"cannot be read: {reason}")], title=UNREADABLE)

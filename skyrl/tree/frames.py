@@ -21,15 +21,15 @@ def raised_at(error: BaseException) -> str:
 
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{_short(error.filename)}:{error.lineno}"
-    found = {_owner(frame.f_code.co_filename): (frame.f_code, line) for frame, line in walk_tb(error.__traceback__)}
-    code, line = found.get("user") or found.get("installed") or (None, 0)
+    frames = {_owner(frame.f_code.co_filename): (frame.f_code, line) for frame, line in walk_tb(error.__traceback__)}
+    code, line = frames.get("user") or frames.get("installed") or (None, 0)
     return f"{_short(code.co_filename)}:{line}, in {code.co_name}" if code else ""
 
 
 def described(error: BaseException) -> str:
     """Type, message and place of an exception: `KeyError: 'answer' (reward.py:12, in scored)`."""
-    text, place = str(error), raised_at(error)
-    return type(error).__name__ + (f": {text}" if text else "") + (f" ({place})" if place else "")
+    text, location = str(error), raised_at(error)
+    return type(error).__name__ + (f": {text}" if text else "") + (f" ({location})" if location else "")
 
 
 def defined_at(function: object) -> str:

@@ -58,10 +58,10 @@ def forget(holder: dict[str, Any], names: Path, default: object) -> None:
     """
     inner: Any = holder
     for name in names[:-1]:
-        found = inner[position(name, inner)] if isinstance(inner, list) else inner.get(name)
-        if not isinstance(found, dict | list):
+        child = inner[position(name, inner)] if isinstance(inner, list) else inner.get(name)
+        if not isinstance(child, dict | list):
             raise _reset_error(inner)
-        inner = found
+        inner = child
         default = default.get(name) if isinstance(default, Mapping) else None
     last = names[-1]
     if isinstance(inner, list):
@@ -75,8 +75,8 @@ def forget(holder: dict[str, Any], names: Path, default: object) -> None:
 
 
 def _reset_error(inside: dict[str, Any] | list[Any]) -> ConfigError:
-    there = ", ".join(inside) if isinstance(inside, dict) else ""
-    return refusal("there is no such entry to reset", hint=f"entries: {there}" if there else "")
+    entries = ", ".join(inside) if isinstance(inside, dict) else ""
+    return refusal("there is no such entry to reset", hint=f"entries: {entries}" if entries else "")
 
 
 def append(holder: dict[str, Any] | list[Any], name: str, value: object) -> None:
@@ -94,8 +94,8 @@ def position(name: str, items: Sequence[object]) -> int:
     """The index of an existing item. Raises `ConfigError` if there is no such item."""
     if _is_index(name) and int(name) < len(items):
         return int(name)
-    there = f"0 to {len(items) - 1}" if len(items) > 1 else "0" if items else "none"
-    raise refusal(f"there is no item {name}; existing items: {there}", hint="append one with +=")
+    existing = f"0 to {len(items) - 1}" if len(items) > 1 else "0" if items else "none"
+    raise refusal(f"there is no item {name}; existing items: {existing}", hint="append one with +=")
 
 
 def _is_index(name: str) -> bool:

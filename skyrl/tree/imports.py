@@ -33,18 +33,18 @@ _followed: ContextVar[Followed] = ContextVar("followed", default="all")
 
 
 @contextmanager
-def following(what: Followed) -> Iterator[None]:
+def following(kind: Followed) -> Iterator[None]:
     """Context in which other import paths are not followed: whatever they name is unknown."""
-    token = _followed.set(what)
+    token = _followed.set(kind)
     try:
         yield
     finally:
         _followed.reset(token)
 
 
-def follows(what: Followed) -> bool:
+def follows(kind: Followed) -> bool:
     """Whether import paths of this kind are followed here."""
-    return _followed.get() in ("all", what)
+    return _followed.get() in ("all", kind)
 
 
 def import_object(name: str, error: type[UserError] = UserError) -> Any:
@@ -59,15 +59,15 @@ def import_object(name: str, error: type[UserError] = UserError) -> Any:
 
 def _imported(where: str, attribute: str, error: type[UserError] = UserError) -> Any:
     try:
-        found: Any = _import_file(Path(where).expanduser()) if where.endswith(".py") else _import_module(where)
+        target: Any = _import_file(Path(where).expanduser()) if where.endswith(".py") else _import_module(where)
     except (Exception, SystemExit) as failure:  # a user's module may raise anything while it is imported
         raise error(_import_failure(where, failure)) from failure
     for item in attribute.split("."):
-        if not hasattr(found, item):
-            near = nearest(item, [name for name in dir(found) if not name.startswith("_")])
+        if not hasattr(target, item):
+            near = nearest(item, [name for name in dir(target) if not name.startswith("_")])
             raise error(f"{where} has no {attribute!r}" + (f"; did you mean {near}?" if near else ""))
-        found = getattr(found, item)
-    return found
+        target = getattr(target, item)
+    return target
 
 
 def import_class(name: str) -> type[Any] | None:
@@ -78,13 +78,13 @@ def import_class(name: str) -> type[Any] | None:
     if not where or not attribute:
         return None
     try:
-        found = _imported(where, attribute) if follows("classes") else import_object(name)
+        target = _imported(where, attribute) if follows("classes") else import_object(name)
     except UserError as error:
         raise ConfigError([Problem(path="", message=str(error))]) from error
-    if isinstance(found, type) and "__attrs_attrs__" not in vars(found) and hasattr(found, "__configuration__"):
-        message = f"{found.__qualname__} lacks the decorator @frozen: its own fields would be ignored"
+    if isinstance(target, type) and "__attrs_attrs__" not in vars(target) and hasattr(target, "__configuration__"):
+        message = f"{target.__qualname__} lacks the decorator @frozen: its own fields would be ignored"
         raise ConfigError([Problem(path="", message=message)])
-    return found if isinstance(found, type) and known_class(class_name(found)) is found else None
+    return target if isinstance(target, type) and known_class(class_name(target)) is target else None
 
 
 def _import_module(name: str) -> ModuleType:
@@ -117,9 +117,9 @@ def _import_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     for value in vars(module).values():
-        made = known_class(class_name(value)) if isinstance(value, type) and value.__module__ == name else None
-        if made is not None:
-            copyreg.pickle(made, _taken_apart)  # another process finds the file, not the module
+        config_class = known_class(class_name(value)) if isinstance(value, type) and value.__module__ == name else None
+        if config_class is not None:
+            copyreg.pickle(config_class, _taken_apart)  # another process finds the file, not the module
     return module
 
 
@@ -134,10 +134,15 @@ def _refuse_ambiguous(file: Path) -> None:
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
     for name in dict.fromkeys(alias.partition(".")[0] for alias in names):
-        beside = [path for path in (file.parent / f"{name}.py", file.parent / name / "__init__.py") if path.is_file()]
+        siblings = [path for path in (file.parent / f"{name}.py", file.parent / name / "__init__.py") if path.is_file()]
         other = getattr(sys.modules.get(name), "__file__", None) or getattr(PathFinder.find_spec(name), "origin", None)
-        if beside and other and is_of_user(other) and Path(other).resolve() not in [item.resolve() for item in beside]:
-            raise ImportError(f"{beside[0]} and {other} are two modules called {name}: rename one of them")
+        if (
+            siblings
+            and other
+            and is_of_user(other)
+            and Path(other).resolve() not in [item.resolve() for item in siblings]
+        ):
+            raise ImportError(f"{siblings[0]} and {other} are two modules called {name}: rename one of them")
 
 
 def _module_name(file: Path) -> str:
@@ -156,9 +161,9 @@ def _import_failure(where: str, failure: BaseException) -> str:
     match failure:
         case FileNotFoundError() if where.endswith(".py") and not Path(where).expanduser().is_file():
             return f"there is no file {where} (relative paths start at the working directory)"
-        case ModuleNotFoundError() if place := raised_at(failure):
+        case ModuleNotFoundError() if location := raised_at(failure):
             return (
-                f"{place.partition(',')[0]} imports the module {failure.name}, which is neither installed nor in "
+                f"{location.partition(',')[0]} imports the module {failure.name}, which is neither installed nor in "
                 f"{_folders(where)}: install it, or put it there"
             )
         case ModuleNotFoundError():
@@ -169,9 +174,9 @@ def _import_failure(where: str, failure: BaseException) -> str:
 
 def _folders(where: str) -> str:
     """The folders that are searched for what a module or file of the user imports."""
-    beside = Path(where).expanduser().resolve().parent
-    here = "the working directory"
-    return f"{beside} or {here}" if where.endswith(".py") and beside != Path.cwd() else here
+    folder = Path(where).expanduser().resolve().parent
+    working_directory = "the working directory"
+    return f"{folder} or {working_directory}" if where.endswith(".py") and folder != Path.cwd() else working_directory
 
 
 def _taken_apart(config: object) -> tuple[Any, ...]:

@@ -86,13 +86,13 @@ def current_path(migrations: Iterable[Migration], path: Path) -> Path | None:
 
 def _innermost(migrations: Iterable[Migration], path: Path) -> Migration | None:
     """The entry for the path, or for the innermost table around it."""
-    found = [migration for migration in migrations if path[: len(_split(migration.old))] == _split(migration.old)]
-    return max(found, key=lambda migration: len(migration.old), default=None)
+    matches = [migration for migration in migrations if path[: len(_split(migration.old))] == _split(migration.old)]
+    return max(matches, key=lambda migration: len(migration.old), default=None)
 
 
 def _warning(assignment: Assignment, message: str, hint: str) -> Problem:
-    path, place = dotted(assignment.path), assignment.origin.place
-    return Problem(path=path, message=message, hint=hint, place=place, severity="warning")
+    path, location = dotted(assignment.path), assignment.origin.place
+    return Problem(path=path, message=message, hint=hint, place=location, severity="warning")
 
 
 def _split(path: str) -> Path:

@@ -30,12 +30,12 @@ def alike(name: str, candidates: Iterable[str]) -> list[str]:
     from difflib import get_close_matches
 
     folded = {_folded(candidate): candidate for candidate in candidates}
-    wanted = _folded(name)
-    close = get_close_matches(wanted, folded, n=1, cutoff=0.7)
-    if not close and len(wanted) > 3:
-        close = [key for key in folded if key.startswith(wanted) or key.endswith("_" + wanted)]
-    if not close and "_" in wanted:  # learning_rate: lr
-        close = [key for key in folded if key == "".join(word[:1] for word in wanted.split("_"))]
+    target = _folded(name)
+    close = get_close_matches(target, folded, n=1, cutoff=0.7)
+    if not close and len(target) > 3:
+        close = [key for key in folded if key.startswith(target) or key.endswith("_" + target)]
+    if not close and "_" in target:  # learning_rate: lr
+        close = [key for key in folded if key == "".join(word[:1] for word in target.split("_"))]
     return [folded[key] for key in close]
 
 

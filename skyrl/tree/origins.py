@@ -168,10 +168,10 @@ def place_of(path: str, origins: Origins) -> str:
 
 def written_paths(origins: Origins) -> frozenset[str]:
     """Paths that were written explicitly, and every table around them."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for path, chain in origins.items():
         if any(origin.kind not in ("default", "rule") for origin in chain):
-            while path and path not in found:
-                found.add(path)
+            while path and path not in paths:
+                paths.add(path)
                 path = path.rpartition(".")[0]
-    return frozenset(found)
+    return frozenset(paths)

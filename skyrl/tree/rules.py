@@ -214,9 +214,11 @@ def derive(
     """
     out_of_use = set(broken)
     grown, written = dict(origins), written_paths(origins)
-    whole = set() if leaf_by_leaf else _given_whole(config, {step.table for step in rules if step.table}, origins)
+    complete_tables = (
+        set() if leaf_by_leaf else _given_whole(config, {step.table for step in rules if step.table}, origins)
+    )
     for step in rules:
-        if step.table in whole or not step.applies(config, written):
+        if step.table in complete_tables or not step.applies(config, written):
             continue
         if step.given:  # written, and not in a way that asks for derivation
             is_written_there = step.given in written and grown.get(step.given, (DEFAULT,))[-1].kind != "rule"
@@ -249,12 +251,12 @@ def taken_as_written(rules: Iterable[Rule[Any]], derived: Collection[str]) -> Or
 
 def _given_whole(config: object, tables: Iterable[str], origins: Origins) -> set[str]:
     """The tables that were given as one instance, from Python or as a class's default, rather than leaf by leaf."""
-    there = {table: value for table in tables if (value := get_at(config, table)) is not None}
+    present = {table: value for table in tables if (value := get_at(config, table)) is not None}
     if written_fields(config) is not None:  # each table of a loaded tree says so itself
-        return {table for table, value in there.items() if is_whole(value)}
-    by_leaf = {table for table in there if any(f"{path}.".startswith(f"{table}.") for path in origins)}
+        return {table for table, value in present.items() if is_whole(value)}
+    by_leaf = {table for table in present if any(f"{path}.".startswith(f"{table}.") for path in origins)}
     as_one = {table for table in by_leaf if table in origins and attrs.has(type(origins[table][-1].value))}
-    return {table for table in there if table not in by_leaf or table in as_one}
+    return {table for table in present if table not in by_leaf or table in as_one}
 
 
 def is_whole(table: object) -> bool:
@@ -290,12 +292,12 @@ def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
         bare = config
         for path, step in candidates.items():
             bare = evolve_at(bare, path, step.unset)
-        again = derive(bare, rules, taken_as_written(rules, candidates), leaf_by_leaf=True)[0]
-        other = [step for path, step in candidates.items() if not _alike(get_at(again, path), get_at(config, path))]
+        rederived = derive(bare, rules, taken_as_written(rules, candidates), leaf_by_leaf=True)[0]
+        other = [step for path, step in candidates.items() if not _alike(get_at(rederived, path), get_at(config, path))]
         by_hand = {step.given if step.given in candidates else step.writes for step in _roots(other)}
         if not by_hand:
-            whole = tuple(_derived_tables(config, rules, candidates))
-            return (*whole, *(path for path, step in candidates.items() if step.table not in whole))
+            tables = tuple(_derived_tables(config, rules, candidates))
+            return (*tables, *(path for path, step in candidates.items() if step.table not in tables))
         candidates = {path: step for path, step in candidates.items() if path not in by_hand}
 
 
@@ -310,8 +312,8 @@ def _derived_tables(config: T, rules: Sequence[Rule[T]], derived: Collection[str
     for table in dict.fromkeys(step.table for step in rules if step.table and step.writes in derived):
         if written_fields(get_at(config, table)):
             continue
-        again = derive(evolve_at(config, table, None), rules, {}, leaf_by_leaf=True)[0]
-        if _alike(get_at(again, table), get_at(config, table)):
+        rederived = derive(evolve_at(config, table, None), rules, {}, leaf_by_leaf=True)[0]
+        if _alike(get_at(rederived, table), get_at(config, table)):
             yield table
 
 
@@ -322,16 +324,16 @@ def _alike(one: object, other: object) -> bool:
 def find_problems(config: T, checks: Iterable[Check[T]], origins: Origins, broken: Iterable[str] = ()) -> list[Problem]:
     """Problems of every check, each with the place of the value that it is about."""
     out_of_use = set(broken)
-    found = []
+    all_problems = []
     for check in checks:
         reads: set[str] = set()
         watched: Any = _Watched(config, "", reads) if out_of_use else config  # watching doubles the time
         problems = list(check(watched))
         if not touches(reads, out_of_use):
-            found += [
+            all_problems += [
                 attrs.evolve(problem, place=problem.place or place_of(problem.path, origins)) for problem in problems
             ]
-    return found
+    return all_problems
 
 
 def paths_read(function: Callable[[Any], Any], config: object) -> set[str]:

@@ -80,11 +80,11 @@ def _replace_nulls(
     converted: dict[str, Any] = {}
     for name, value in data.items():
         attribute, path = fields.get(name), prefix + name
-        before, held = getattr(default, name, None), getattr(tree, name, None)
-        nested = table_class(attribute, held) if attribute else None
+        before, current = getattr(default, name, None), getattr(tree, name, None)
+        nested = table_class(attribute, current) if attribute else None
         if isinstance(value, Mapping) and nested is not None:
             start = before if isinstance(before, nested) else nested()
-            converted[name] = _replace_nulls(value, start, held, path + ".", problems)
+            converted[name] = _replace_nulls(value, start, current, path + ".", problems)
         elif attribute and isinstance(value, list) and (table := _table_in(attribute.type)):
             converted[name] = [_drop_default_nulls(item, table) for item in value]
         elif attribute and class_of(attribute.type) and tree is None:  # its class, if any, reads `none` as null

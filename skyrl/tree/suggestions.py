@@ -39,10 +39,10 @@ def suggestion(
     tail = "." + ".".join(path[depth:])
 
     def near(candidates: Iterable[str]) -> list[str]:
-        return sorted(candidates, key=lambda each: -shared(path, each.split(".")))[:_MOST]
+        return sorted(candidates, key=lambda candidate: -shared(path, candidate.split(".")))[:_MOST]
 
-    if beside := _replaced_at(path, depth, slips(name, siblings), everywhere):
-        return f"did you mean {_or(beside)}?", beside
+    if corrections := _replaced_at(path, depth, slips(name, siblings), everywhere):
+        return f"did you mean {_or(corrections)}?", corrections
     sentence, foreign = elsewhere(root, path)
     if foreign and not any(last_names[item] == path[-1] for item in foreign):
         return sentence, foreign
@@ -50,8 +50,8 @@ def suggestion(
         return f"use {_or(homes)} instead", homes
     if foreign:
         return sentence, foreign
-    if beside := _replaced_at(path, depth, alike(name, siblings), everywhere):
-        return f"did you mean {_or(beside)}?", beside
+    if corrections := _replaced_at(path, depth, alike(name, siblings), everywhere):
+        return f"did you mean {_or(corrections)}?", corrections
     names = slips(path[-1], last_names.values()) or alike(path[-1], last_names.values())
     if homes := near(
         entry for entry in everywhere if last_names[entry] in names and {*path[:-1]} < {*entry.split(".")}
@@ -75,8 +75,8 @@ def _last_names(root: type[Any]) -> dict[str, str]:
 def _replaced_at(path: Path, depth: int, names: Iterable[str], everywhere: Collection[str]) -> list[str]:
     """The path with each of `names` put at `depth`: the full paths that exist, else the paths cut after that name."""
     cut = [(*path[:depth], name) for name in names][:_MOST]
-    whole = [".".join((*item, *path[depth + 1 :])) for item in cut]
-    return [entry for entry in whole if entry in everywhere] or [".".join(element) for element in cut]
+    full_paths = [".".join((*item, *path[depth + 1 :])) for item in cut]
+    return [entry for entry in full_paths if entry in everywhere] or [".".join(element) for element in cut]
 
 
 def _words(names: Iterable[str]) -> set[str]:

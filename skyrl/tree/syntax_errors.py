@@ -18,23 +18,25 @@ _ROUND_QUOTES = ("\u201c", "\u201d", "\u2018", "\u2019", "\u201e")
 _SCALAR = r"""[^\s,\]}#]*"""
 
 
-def malformed(name: str, language: str, why: str, *position: int, text: str = "") -> ConfigError:
+def malformed(name: str, language: str, reason: str, *position: int, text: str = "") -> ConfigError:
     """The error for `text` that is not valid `language`; `position` is the line, or line and column, of the error."""
-    place = ":".join([name, *map(str, position)])
-    hint = shown_error(language, text, position[0], position[1], why) if text and len(position) == 2 else ""
-    problem = Problem(path=name, message=f"not valid {language}: {why[:1].lower()}{why[1:]}", hint=hint, place=place)
+    location = ":".join([name, *map(str, position)])
+    hint = shown_error(language, text, position[0], position[1], reason) if text and len(position) == 2 else ""
+    problem = Problem(
+        path=name, message=f"not valid {language}: {reason[:1].lower()}{reason[1:]}", hint=hint, place=location
+    )
     return ConfigError([problem], title=UNREADABLE)
 
 
-def shown_error(language: str, text: str, line: int, column: int, why: str) -> str:
-    """The line of an error with a caret, and its usual cause; `why` are the parser's words. Empty for a line that may
-    hold a secret.
+def shown_error(language: str, text: str, line: int, column: int, reason: str) -> str:
+    """The line of an error with a caret, and its usual cause; `reason` is in the parser's words. Empty for a line that
+    may hold a secret.
     """
-    whole = text.split("\n")[line - 1 : line]
-    name = re.match(r"""\s*["']?([\w-]*)""", whole[0]) if whole else None
-    if name and (is_secret_name(name[1]) or masked_text(whole[0]) != whole[0]):
+    lines = text.split("\n")[line - 1 : line]
+    name = re.match(r"""\s*["']?([\w-]*)""", lines[0]) if lines else None
+    if name and (is_secret_name(name[1]) or masked_text(lines[0]) != lines[0]):
         return ""
-    parts = shown_line(text, line, column), usual_cause(language, text, line, column, why)
+    parts = shown_line(text, line, column), usual_cause(language, text, line, column, reason)
     return "\n".join(filter(None, parts))
 
 
@@ -49,11 +51,11 @@ def shown_line(text: str, line: int, column: int) -> str:
     return f"{head}{part}\n{' ' * len(head)}{' ' * (column - 1 - start)}^"
 
 
-def usual_cause(language: str, text: str, line: int, column: int, why: str) -> str:
+def usual_cause(language: str, text: str, line: int, column: int, reason: str) -> str:
     """The usual cause of an error at a place; empty if it is none of the known ones."""
     lines = text.split("\n")
-    whole = lines[line - 1] if 1 <= line <= len(lines) else ""
-    return next((cause for find in _CAUSES[language] if (cause := find(whole, max(column - 1, 0), why))), "")
+    line_text = lines[line - 1] if 1 <= line <= len(lines) else ""
+    return next((cause for find in _CAUSES[language] if (cause := find(line_text, max(column - 1, 0), reason))), "")
 
 
 Finder = Callable[[str, int, str], str]
@@ -64,7 +66,7 @@ def _word(line: str, at: int) -> str:
     return re.match(_SCALAR, line[at:])[0]  # type: ignore[index]  # the pattern matches anything
 
 
-def _toml_constant(line: str, at: int, why: str) -> str:
+def _toml_constant(line: str, at: int, reason: str) -> str:
     word = _word(line, at)
     if word.lower() in ("true", "false"):
         return f"TOML writes {word.lower()}"
@@ -75,7 +77,7 @@ def _toml_constant(line: str, at: int, why: str) -> str:
     return ""
 
 
-def _toml_number(line: str, at: int, why: str) -> str:
+def _toml_number(line: str, at: int, reason: str) -> str:
     before = len(line[:at].rstrip("-+0123456789.eE_"))
     number = line[before:at] + _word(line, at)
     if re.fullmatch(r"[-+]?\.[0-9]+([eE][-+]?[0-9]+)?", number):
@@ -88,66 +90,68 @@ def _toml_number(line: str, at: int, why: str) -> str:
     return ""
 
 
-def _toml_text(line: str, at: int, why: str) -> str:
-    if why.startswith(("Illegal character '\\n'", 'Expected "\'"')):
+def _toml_text(line: str, at: int, reason: str) -> str:
+    if reason.startswith(("Illegal character '\\n'", 'Expected "\'"')):
         return "the closing quote is missing"
-    if why.startswith("Unterminated string"):
+    if reason.startswith("Unterminated string"):
         return "a text that begins with three quotes has no end"
-    if why.startswith("Invalid value") and line[at : at + 1] in _ROUND_QUOTES:
+    if reason.startswith("Invalid value") and line[at : at + 1] in _ROUND_QUOTES:
         return 'TOML has straight quotes: "..."'
-    if why.startswith("Invalid value") and re.match(r"[A-Za-z/~.$<{*@-]", line[at:]):
+    if reason.startswith("Invalid value") and re.match(r"[A-Za-z/~.$<{*@-]", line[at:]):
         return f'text is written in quotes: "{line[at:].split("#")[0].strip()}"'
     return ""
 
 
-def _toml_structure(line: str, at: int, why: str) -> str:
-    if why.startswith("Expected '=' after a key"):
+def _toml_structure(line: str, at: int, reason: str) -> str:
+    if reason.startswith("Expected '=' after a key"):
         yaml = re.match(r"\s*([\w.-]+)\s*:", line)
         return f"TOML writes {yaml[1]} = ..." if yaml else "TOML writes key = value"
-    if twice := re.match(r"Cannot declare \((.*?),?\) twice", why):
+    if twice := re.match(r"Cannot declare \((.*?),?\) twice", reason):
         name = ".".join(re.findall(r"'([^']*)'", twice[1]))
         return f"[{name}] is written once, with all of its fields below it"
-    if why.startswith("Cannot overwrite a value"):
+    if reason.startswith("Cannot overwrite a value"):
         return "the key, or a table of this name, is written before"
-    if why.startswith("Unclosed array"):
+    if reason.startswith("Unclosed array"):
         return "a comma between two items, or the closing ], is missing"
-    if why.startswith("Unclosed inline table"):
+    if reason.startswith("Unclosed inline table"):
         return "a table in { } is written on one line, with commas: use a heading [...] for more"
-    if why.startswith("Invalid initial character for a key part") and line[at : at + 1] == "}":
+    if reason.startswith("Invalid initial character for a key part") and line[at : at + 1] == "}":
         return "TOML has no comma before }"
-    if why.startswith("Expected ']'"):
+    if reason.startswith("Expected ']'"):
         return "the closing ] is missing"
-    if why.startswith("Expected newline") and line[at : at + 1] == ",":
+    if reason.startswith("Expected newline") and line[at : at + 1] == ",":
         return "TOML has no comma at the end of a line"
     return ""
 
 
-def _yaml(line: str, at: int, why: str) -> str:
-    here = line[at : at + 1]
-    if why.startswith("found character that cannot start any token"):
+def _yaml(line: str, at: int, reason: str) -> str:
+    character = line[at : at + 1]
+    if reason.startswith("found character that cannot start any token"):
         return (
-            "YAML indents with spaces, not tabs" if here == "\t" else f"text that begins with {here} is put in quotes"
+            "YAML indents with spaces, not tabs"
+            if character == "\t"
+            else f"text that begins with {character} is put in quotes"
         )
-    if why.startswith("found unexpected end of stream"):
+    if reason.startswith("found unexpected end of stream"):
         return "the closing quote is missing"
-    if why.startswith("mapping values are not allowed"):
+    if reason.startswith("mapping values are not allowed"):
         if len(re.findall(r":\s", line[: at + 2])) > 1:
             return "text with a colon and a space is put in quotes"
         return "a key of the line before lacks the space after its colon, or this line is indented too far"
-    if why.startswith("did not find expected ',' or"):
+    if reason.startswith("did not find expected ',' or"):
         return "the closing bracket, or a comma, is missing"
-    if why.startswith("did not find expected key"):
+    if reason.startswith("did not find expected key"):
         return "a quote or bracket ends before the text does, or the line is indented otherwise than those before it"
-    if why.startswith("did not find expected <document start>"):
+    if reason.startswith("did not find expected <document start>"):
         return "the line is indented otherwise than those before it"
-    if why.startswith("found undefined alias"):
+    if reason.startswith("found undefined alias"):
         return "text that begins with * is put in quotes"
-    if why.startswith("block sequence entries are not allowed"):
+    if reason.startswith("block sequence entries are not allowed"):
         return "a list begins on a line of its own, or is written in [ ]"
     return ""
 
 
-def _json(line: str, at: int, why: str) -> str:
+def _json(line: str, at: int, reason: str) -> str:
     rest, word = line[at:], _word(line, at)
     if rest.startswith(("//", "#", "/*")):
         return "JSON has no comments"
@@ -157,17 +161,17 @@ def _json(line: str, at: int, why: str) -> str:
         return 'JSON has double quotes: "..."'
     if rest.startswith(("}", "]")) and re.search(r",\s*$", line[:at]):
         return f"JSON has no comma before {rest[0]}"
-    if why.startswith("Expecting property name") and re.match(r"\w", rest):
+    if reason.startswith("Expecting property name") and re.match(r"\w", rest):
         return f'a key is written in quotes: "{word.partition(":")[0]}"'
-    if why.startswith("Expecting value") and re.match(r"-?\.[0-9]", rest):
+    if reason.startswith("Expecting value") and re.match(r"-?\.[0-9]", rest):
         return f"JSON writes a digit before the point: {word.replace('.', '0.')}"
-    if why.startswith("Expecting value") and re.match(r"[A-Za-z]", rest):
+    if reason.startswith("Expecting value") and re.match(r"[A-Za-z]", rest):
         return f'text is written in quotes: "{word}"'
-    if why.startswith("Unterminated string"):
+    if reason.startswith("Unterminated string"):
         return "the closing quote is missing"
-    if why.startswith("Expecting ',' delimiter"):
+    if reason.startswith("Expecting ',' delimiter"):
         return "a comma, or the closing bracket, is missing"
-    if why.startswith("Invalid \\escape"):
+    if reason.startswith("Invalid \\escape"):
         return "a backslash is written twice: \\\\"
     return ""
 

@@ -166,13 +166,13 @@ class Secret:
         """A secret from `env:NAME`, or from its masked form. Raises `TypeMismatch`, which never contains the value."""
         if isinstance(value, cls):
             return value
-        found = isinstance(value, str) and (REFERENCE.fullmatch(value) or SHOWN.fullmatch(value))
-        if not found:
+        match = isinstance(value, str) and (REFERENCE.fullmatch(value) or SHOWN.fullmatch(value))
+        if not match:
             raise TypeMismatch(
                 "a secret cannot be written in the configuration itself",
                 hint='write "env:NAME" to read it from a variable',
             )
-        return cls(found[1])
+        return cls(match[1])
 
     def reveal(self, environ: Mapping[str, str]) -> str:
         """Value of the variable. Raises `ConfigError` if it is not set."""
@@ -209,16 +209,16 @@ class Unit:
 
     def read(self, text: str) -> float | None:
         """The value of `text` in this unit; None if the text has no unit. Raises `TypeMismatch` for an unknown unit."""
-        found = _TEXT.fullmatch(text.strip())
-        if not found:
+        match = _TEXT.fullmatch(text.strip())
+        if not match:
             return None
-        if found[2] not in self.factors:
+        if match[2] not in self.factors:
             known = ", ".join(self.factors)
             raise TypeMismatch(
                 f"{display_value(text)} is not a number of {self.name}",
                 hint=f"units: {known}; for example {self.example}",
             )
-        return round(float(found[1]) * self.factors[found[2]], 12)
+        return round(float(match[1]) * self.factors[match[2]], 12)
 
     def bounded(self, number: N) -> N:
         """The number, if it is not implausibly large. Raises `TypeMismatch`."""
@@ -295,8 +295,8 @@ def coerce_exact(value: object, kind: Any) -> Any:
     if is_union(kind):
         return _fit_union(value, kind)
     if is_list(kind):
-        one = takes_one_text(kind) and type(value) is str and value not in ("", *NULL_WORDS)
-        return _fit_list((value,) if one else value, kind)
+        is_single = takes_one_text(kind) and type(value) is str and value not in ("", *NULL_WORDS)
+        return _fit_list((value,) if is_single else value, kind)
     if is_mapping(kind):
         return _fit_mapping(value, kind)
     if attrs.has(kind):
@@ -372,18 +372,18 @@ def describe(kind: Any) -> str:
     return f"a {getattr(kind, '__name__', kind)}"
 
 
-def _remembered(ask: Callable[[object], A]) -> Callable[[object], A]:
+def _remembered(function: Callable[[object], A]) -> Callable[[object], A]:
     """The function with its answers kept: the same few types are asked about for every value of every file, and
     `typing` takes its time. A type that cannot be hashed, such as `Annotated[int, []]`, is asked about each time.
     """
-    known = cache(ask)
+    known = cache(function)
 
-    @wraps(ask)
+    @wraps(function)
     def answer(kind: object) -> A:
         try:
             return known(kind)
         except TypeError:
-            return ask(kind)
+            return function(kind)
 
     return answer
 
@@ -513,10 +513,10 @@ def _fit_union(value: object, kind: object) -> object:
     if is_optional(kind) and (value is None or (type(value) is str and value == "none" and not lists_none(kind))):
         return None
     arms = _arms(kind)
-    alone = len(arms) == 1  # beside other types, a text is no list
+    is_single = len(arms) == 1  # beside other types, a text is no list
 
     def take(arm: object) -> object:
-        return coerce_exact(value, arm) if alone or not is_list(arm) else _fit_list(value, arm)
+        return coerce_exact(value, arm) if is_single or not is_list(arm) else _fit_list(value, arm)
 
     return _convert_by_arms(arms, take, value, kind)
 
@@ -527,10 +527,10 @@ def _parse_union(text: str, kind: object) -> object:
     arms = sorted(_arms(kind), key=lambda arm: arm is str)  # text takes everything, so it is tried last
     if is_bracketed(text) and any(map(is_list, arms)):
         arms = [arm for arm in arms if arm is not str]  # a list whose quotes the shell removed is a mistake, not text
-    alone = len(arms) == 1
+    is_single = len(arms) == 1
 
     def take(arm: object) -> object:
-        return parse(text, arm) if alone or not is_list(arm) else _parse_bracketed(text, arm)
+        return parse(text, arm) if is_single or not is_list(arm) else _parse_bracketed(text, arm)
 
     return _convert_by_arms(arms, take, text, kind)
 

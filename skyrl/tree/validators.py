@@ -15,7 +15,7 @@ from skyrl.errors import ConfigError, Problem
 Validator = Callable[[Any, "Attribute[Any]", Any], None]
 
 
-def rule_of_one_field(holds: Callable[[Any], bool], wanted: str, **bounds: float) -> Validator:
+def rule_of_one_field(holds: Callable[[Any], bool], requirement: str, **bounds: float) -> Validator:
     """A validator from a predicate on the value and the words for what is allowed (`a positive number`).
 
     `bounds` express the same for numbers with JSON Schema's keywords, as far as possible: `minimum`,
@@ -25,11 +25,11 @@ def rule_of_one_field(holds: Callable[[Any], bool], wanted: str, **bounds: float
     def validate(instance: object, attribute: Attribute[Any], value: object) -> None:
         if value is not None and not holds(value):
             owner = type(instance).__name__ if instance is not None else "value"
-            shown = dict(value) if isinstance(value, Mapping) else value
-            problem = Problem(path=attribute.name, message=f"{shown!r} is not {wanted}")
+            plain = dict(value) if isinstance(value, Mapping) else value
+            problem = Problem(path=attribute.name, message=f"{plain!r} is not {requirement}")
             raise ConfigError([problem], title=f"{owner} cannot be built")
 
-    _SAID[validate] = (wanted, bounds)
+    _SAID[validate] = (requirement, bounds)
     return validate
 
 
@@ -79,9 +79,9 @@ def left_alone(instead: str) -> Validator:
     return rule_of_one_field(lambda value: False, f"allowed here: {instead}")
 
 
-def number_of_items(count: int, each: Callable[[Any], bool], wanted: str) -> Validator:
-    """Validator of lists with exactly `count` items for which `each` holds."""
-    return rule_of_one_field(lambda value: len(value) == count and all(map(each, value)), wanted)
+def number_of_items(count: int, predicate: Callable[[Any], bool], requirement: str) -> Validator:
+    """Validator of lists with exactly `count` items for which `predicate` holds."""
+    return rule_of_one_field(lambda value: len(value) == count and all(map(predicate, value)), requirement)
 
 
 def between(low: float, high: float) -> Validator:

@@ -108,8 +108,8 @@ class _Composer:
             return str(event.tag)
         return str(self._loader.resolve(kind, getattr(event, "value", None), event.implicit))
 
-    def _refusal(self, event: yaml.Event, why: str) -> ConfigError:
-        return malformed(self._name, "YAML", why, event.start_mark.line + 1, event.start_mark.column + 1)
+    def _refusal(self, event: yaml.Event, reason: str) -> ConfigError:
+        return malformed(self._name, "YAML", reason, event.start_mark.line + 1, event.start_mark.column + 1)
 
 
 class _Reading:
@@ -166,8 +166,8 @@ class _Reading:
         except ValueError:  # thousands of digits
             raise self._refusal(node, "a whole number with too many digits") from None
 
-    def _refusal(self, node: yaml.Node, why: str) -> ConfigError:
-        return malformed(self.name, "YAML", why, node.start_mark.line + 1, node.start_mark.column + 1)
+    def _refusal(self, node: yaml.Node, reason: str) -> ConfigError:
+        return malformed(self.name, "YAML", reason, node.start_mark.line + 1, node.start_mark.column + 1)
 
 
 class _CoreLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # without libyaml: slower

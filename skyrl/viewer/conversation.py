@@ -61,8 +61,8 @@ def prompt_messages(record: Mapping[str, Any]) -> list[Message]:
 
 def last_prompt(record: Mapping[str, Any]) -> str:
     """The text of the last message of the prompt that is not the assistant's: the question, as a rule."""
-    asked = [message for message in prompt_messages(record) if message.role != "assistant"]
-    return asked[-1].text if asked else ""
+    messages = [message for message in prompt_messages(record) if message.role != "assistant"]
+    return messages[-1].text if messages else ""
 
 
 def expected_answer(record: Mapping[str, Any]) -> str:
@@ -96,7 +96,7 @@ def answer_tokens(record: Mapping[str, Any], table: TokenTable | None) -> list[l
     rows = [*record.get("earlier", ()), record]
     if [columns["response_ids"][number] for number in numbers] != [row.get("response_ids") for row in rows]:
         return []
-    return [[*_shown_before(table, numbers, place), *_tokens(table, number)] for place, number in enumerate(numbers)]
+    return [[*_shown_before(table, numbers, index), *_tokens(table, number)] for index, number in enumerate(numbers)]
 
 
 def answer_parts(record: Mapping[str, Any], rows: Sequence[Sequence[Token]], mode: str) -> list[Message]:
@@ -144,24 +144,24 @@ def window(rows: Sequence[Sequence[Token]], first: int, most: int) -> list[list[
 
 def _numbered(parts: Iterable[Message], record: Mapping[str, Any]) -> list[Message]:
     """The parts with the numbers of the policy's turns, and the rewards of turns if each has one."""
-    found = list(parts)
-    turns = [part for part in found if part.role == "assistant"]
+    messages = list(parts)
+    turns = [part for part in messages if part.role == "assistant"]
     rewards = record.get("turn_rewards", ())
     fitting = rewards if isinstance(rewards, Sequence) and len(rewards) == len(turns) else [None] * len(turns)
     of_turns = iter(zip(range(1, len(turns) + 1), fitting, strict=True))
     return [
         evolve(part, turn=turn, reward=reward)
-        for part in found
+        for part in messages
         for turn, reward in [next(of_turns) if part.role == "assistant" else (None, None)]
     ]
 
 
-def _shown_before(table: TokenTable, numbers: Sequence[int], place: int) -> list[Token]:
+def _shown_before(table: TokenTable, numbers: Sequence[int], index: int) -> list[Token]:
     """Tokens that the prompt of a row adds to the row before it, where each turn is a row of its own."""
     prompts = table.columns["prompt_ids"]
-    if place == 0:
+    if index == 0:
         return []
-    before, ids = numbers[place - 1], prompts[numbers[place]]
+    before, ids = numbers[index - 1], prompts[numbers[index]]
     known = [*prompts[before], *table.columns["response_ids"][before]]
     same = next((n for n, (one, other) in enumerate(zip(known, ids, strict=False)) if one != other), len(known))
     tokens = [Token(text=table.pieces.get(id, "�"), id=id, sampled=False) for id in ids[same:]]
@@ -175,16 +175,16 @@ def _tokens_after_policy(tokens: Sequence[Token]) -> list[Token]:
         end += len(stretch.text)
         if stretch.role in _POLICY and not stretch.is_markup:
             last = end
-    places = accumulate((len(token.text) for token in tokens), initial=0)
-    return [token for token, place in zip(tokens, places, strict=False) if place >= last]
+    offsets = accumulate((len(token.text) for token in tokens), initial=0)
+    return [token for token, offset in zip(tokens, offsets, strict=False) if offset >= last]
 
 
 def _tokens(table: TokenTable, number: int) -> list[Token]:
     ids = table.columns["response_ids"][number]
 
     def column(name: str) -> Sequence[Any]:
-        given: Sequence[Any] = table.columns[name][number] if name in table.columns else ()
-        return given or [None] * len(ids)  # a run without log-probabilities stores empty lists
+        values: Sequence[Any] = table.columns[name][number] if name in table.columns else ()
+        return values or [None] * len(ids)  # a run without log-probabilities stores empty lists
 
     named = zip(
         ids,
@@ -235,13 +235,13 @@ def _inserted(tokens: Sequence[tuple[Token, str]]) -> Iterator[tuple[str, tuple[
     ends: list[tuple[int, Stretch]] = []
     for stretch in stretches("".join(token.text for token, _ in tokens)):
         ends.append((len(stretch.text) + (ends[-1][0] if ends else 0), stretch))
-    place, number, marked = 0, 0, []
+    offset, number, marked = 0, 0, []
     for token, shade in tokens:
-        while number < len(ends) - 1 and ends[number][0] <= place:
+        while number < len(ends) - 1 and ends[number][0] <= offset:
             number += 1
         stretch = ends[number][1] if ends else Stretch(text="")
         marked.append((stretch.role, _fragment(token, shade, stretch.is_markup)))
-        place += len(token.text)
+        offset += len(token.text)
     for role, own in groupby(marked, key=lambda pair: pair[0]):
         yield role, tuple(fragment for _, fragment in own)
 

@@ -79,8 +79,8 @@ def templates() -> dict[str, object]:
 
 
 def _colour(panel: Panel, number: int, runs: Runs) -> str:
-    place = number if len(runs) == 1 else list(runs).index(panel.lines[number].run)
-    return COLOURS[place % len(COLOURS)]
+    index = number if len(runs) == 1 else list(runs).index(panel.lines[number].run)
+    return COLOURS[index % len(COLOURS)]
 
 
 def _lines(panel: Panel, runs: Runs) -> Iterator[Trace]:
@@ -110,7 +110,7 @@ def _edge(steps: Sequence[int], values: Sequence[float], **fill: str) -> Trace:
 
 
 def _faint(colour: str) -> str:
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.2)"
 
 
@@ -131,21 +131,21 @@ def _labels(panel: Panel, runs: Runs) -> list[dict[str, object]]:
     values = [value for line in panel.lines for value in line.series.values]
     low, height = min(values), (max(values) - min(values)) or 1.0
     ends = sorted((line.series.values[-1], number) for number, line in enumerate(panel.lines))
-    places, below = [], -1.0
+    offsets, below = [], -1.0
     for value, _ in ends:
         below = max((value - low) / height, below + _APART)
-        places.append(below)
-    too_high = max(0.0, places[-1] - 1.0)
+        offsets.append(below)
+    too_high = max(0.0, offsets[-1] - 1.0)
     return [
         {
             "x": panel.lines[number].series.steps[-1],
-            "y": low + (place - too_high) * height,
+            "y": low + (offset - too_high) * height,
             "text": f" {_plain(_name(panel, number, runs))}",
             "showarrow": False,
             "xanchor": "left",
             "font": {"color": _colour(panel, number, runs), "size": 12},
         }
-        for place, (_, number) in zip(places, ends, strict=True)
+        for offset, (_, number) in zip(offsets, ends, strict=True)
     ]
 
 
@@ -168,7 +168,7 @@ def _area(name: str, colour: str, steps: Sequence[int], summed: Sequence[Series]
     values = [dict(zip(series.steps, series.values, strict=True)) for series in summed]
     heights = [sum(value.get(step, 0.0) for value in values) for step in steps]
     width = -(-len(steps) // MOST_POINTS)
-    means = [fmean(heights[place : place + width]) for place in range(0, len(steps), width)]
+    means = [fmean(heights[start : start + width]) for start in range(0, len(steps), width)]
     line = {"color": colour, "width": 0.5}
     return _scatter(steps[::width], means, name=_plain(name), stackgroup="time", line=line)
 

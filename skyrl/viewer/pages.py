@@ -47,17 +47,17 @@ class Pages:
 
     def samples(self, query: Mapping[str, str]) -> str:
         """The page with the list of samples. Raises `ValueError` for an invalid filter."""
-        wanted = SampleFilter.of(query)
+        sample_filter = SampleFilter.of(query)
         page = _page_number(query)
-        count = self._index.count(wanted)
+        count = self._index.count(sample_filter)
         return self._rendered(
             "samples.html",
-            filter=wanted,
-            rows=self._index.rows(wanted, first=page * ON_A_PAGE, most=ON_A_PAGE),
+            filter=sample_filter,
+            rows=self._index.rows(sample_filter, first=page * ON_A_PAGE, most=ON_A_PAGE),
             count=count,
             page=page,
             pages=-(-count // ON_A_PAGE),
-            narrowed=wanted.is_narrow,
+            narrowed=sample_filter.is_narrow,
             orders=list(ORDERS),
             choices=self._index.choices(),
             **self._scale(),
@@ -82,7 +82,7 @@ class Pages:
         rows, problem = self._token_rows(record)
         first = _page_number(query, "from")
         total = sum(map(len, rows))
-        shown = window(rows, first, TOKENS_ON_A_PAGE)
+        visible = window(rows, first, TOKENS_ON_A_PAGE)
         before, after = self._index.neighbours(number)
         return self._rendered(
             "sample.html",
@@ -91,7 +91,7 @@ class Pages:
             prompt=prompt_messages(record),
             expected=expected_answer(record),
             columns=other_columns(record),
-            parts_of_answer=answer_parts(record, shown, mode),
+            parts_of_answer=answer_parts(record, visible, mode),
             mode=mode,
             modes=MODES,
             has_tokens=bool(rows),

@@ -107,8 +107,8 @@ def phases(series: Mapping[str, Series]) -> dict[str, Series]:
 def _all_panels(runs: Runs) -> Iterator[Panel]:
     for kind in KINDS:
         pattern = re.compile(kind.pattern)
-        names = {name: found for series in runs.values() for name in series if (found := pattern.fullmatch(name))}
-        labels = {name: next((part for part in found.groups() if part), "") for name, found in names.items()}
+        names = {name: match for series in runs.values() for name in series if (match := pattern.fullmatch(name))}
+        labels = {name: next((part for part in match.groups() if part), "") for name, match in names.items()}
         if kind.together and names and len(runs) == 1:
             yield _panel(kind, kind.title.removesuffix(": {}"), list(names), runs, labels)
             continue
@@ -118,11 +118,11 @@ def _all_panels(runs: Runs) -> Iterator[Panel]:
 
 
 def _panel(kind: Kind, title: str, names: Sequence[str], runs: Runs, labels: Mapping[str, str]) -> Panel:
-    shown = list(labels) if labels else names[:1]
+    visible = list(labels) if labels else names[:1]
     lines = [
         Line(run=run, label=labels.get(name, ""), series=series[name])
         for run, series in runs.items()
-        for name in shown
+        for name in visible
         if name in series
     ]
     return Panel(section=kind.section, title=title, unit=kind.unit, metrics=tuple(names), lines=tuple(lines))
@@ -132,8 +132,8 @@ def _equal(names: Sequence[str], runs: Runs) -> list[list[str]]:
     """The names, those together whose series are equal in every run."""
     groups: dict[tuple[object, ...], list[str]] = {}
     for name in names:
-        found = (series.get(name) for series in runs.values())
-        key = tuple(result and (result.steps.tobytes(), result.values.tobytes()) for result in found)
+        curves = (series.get(name) for series in runs.values())
+        key = tuple(result and (result.steps.tobytes(), result.values.tobytes()) for result in curves)
         groups.setdefault(key, []).append(name)
     return list(groups.values())
 

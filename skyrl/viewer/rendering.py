@@ -17,12 +17,12 @@ ENDED = {
 
 def environment() -> Environment:
     """The templates, with what they call."""
-    made = Environment(
+    env = Environment(
         loader=PackageLoader("skyrl.viewer"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    made.filters["query"] = lambda values: urlencode(values)
-    made.globals |= {"meter": meter, "ended": ENDED}
-    return made
+    env.filters["query"] = lambda values: urlencode(values)
+    env.globals |= {"meter": meter, "ended": ENDED}
+    return env
 
 
 def meter(value: object, least: float, most: float) -> str:

@@ -108,8 +108,8 @@ def _read_run(folder: Path, name: str, samples: int, gpus: int | None) -> Report
     while metrics.look():
         pass
     if not metrics.lines:
-        why = runs_below(folder, "skyrl report") or ", or is empty"
-        raise UserError(f"{folder} has nothing to report: metrics.jsonl is not there{why}")
+        hint = runs_below(folder, "skyrl report") or ", or is empty"
+        raise UserError(f"{folder} has nothing to report: metrics.jsonl is not there{hint}")
     return ReportedRun(
         name=name,
         command=f"skyrl view {shlex.quote(str(folder))}",
@@ -147,10 +147,10 @@ def _spread(file: Path, most: int) -> Iterator[dict[str, Any]]:
     with file.open("rb") as lines:
         total = sum(1 for _ in lines)
         count = min(total, most)
-        wanted = {round(number * (total - 1) / max(count - 1, 1)) for number in range(count)}
+        line_numbers = {round(number * (total - 1) / max(count - 1, 1)) for number in range(count)}
         lines.seek(0)
         for number, line in enumerate(lines):
-            record = record_of(line) if number in wanted and line.endswith(b"\n") else None
+            record = record_of(line) if number in line_numbers and line.endswith(b"\n") else None
             if record is not None and (sample := sample_of(record)) is not None:
                 yield sample
 

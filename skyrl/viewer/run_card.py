@@ -84,10 +84,12 @@ def run_card(folder: Path, name: str, metrics: RunMetrics, *, gpus: int | None =
     now = now_in(folder)
     state, tone = state_of(now, metrics.last_step)
     resumed = [f"resumed from step {now.first_step}"] if now and _whole(now.first_step) else []
-    found = troubles(folder, metrics.series)
+    events = troubles(folder, metrics.series)
     # The newest warning of a run may be one of its alarms, which are among the troubles.
-    told = {event.words.partition(": ")[2] for event in found if event.kind == "alarm"} - {""}
-    warned = [f"warning: {now.warning}"] if now and now.warning and not now.warning.endswith(tuple(told)) else []
+    alarm_messages = {event.words.partition(": ")[2] for event in events if event.kind == "alarm"} - {""}
+    warned = (
+        [f"warning: {now.warning}"] if now and now.warning and not now.warning.endswith(tuple(alarm_messages)) else []
+    )
     stored = stored_configuration(folder)
     return RunCard(
         name=name,
@@ -96,7 +98,7 @@ def run_card(folder: Path, name: str, metrics: RunMetrics, *, gpus: int | None =
         trained=tuple(_trained(stored)),
         scores=tuple(scores(metrics)),
         cost=tuple(cost(metrics, gpus, "cpu" if _text(stored, "trainer.device", "device") == "cpu" else "")),
-        troubles=(*resumed, *_counted(found), *warned),
+        troubles=(*resumed, *_counted(events), *warned),
         notes=tuple(_notes(metrics)),
     )
 
@@ -237,10 +239,10 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _counted(found: list[RunEvent]) -> Iterator[str]:
+def _counted(events: list[RunEvent]) -> Iterator[str]:
     """A sentence for each kind of event, and for each alarm: how often, and in which steps first and last."""
     kinds: dict[str, list[RunEvent]] = {}
-    for event in found:
+    for event in events:
         kinds.setdefault(f"alarm {event.words}" if event.kind == "alarm" else event.kind, []).append(event)
     for kind, own in kinds.items():
         where = f"step {own[0].step}" if len(own) == 1 else f"{len(own)} times, steps {own[0].step} to {own[-1].step}"

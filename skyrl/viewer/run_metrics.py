@@ -175,9 +175,9 @@ def _parsed(lines: Sequence[bytes]) -> Iterator[Columns]:
 def _parsed_by_arrow(lines: Sequence[bytes]) -> Columns | None:
     """The lines in columns; None if they are not all records of steps, or a metric has values of several types."""
     block = b"".join(lines)
-    whole = ReadOptions(use_threads=False, block_size=len(block) + 1)
+    options = ReadOptions(use_threads=False, block_size=len(block) + 1)
     try:
-        table = read_json(BytesIO(block), read_options=whole)
+        table = read_json(BytesIO(block), read_options=options)
         columns = dict(zip(table.column_names, table.columns, strict=True))
         step = columns.pop("step")
     except (ValueError, KeyError, pa.ArrowException):

@@ -66,8 +66,8 @@ class SampleFilter:
             ("length <= ?", self.most_length),
             ("id IN (SELECT rowid FROM words WHERE words MATCH ?)", match_of(self.words) or None),
         )
-        wanted = [(check, value) for check, value in checks if value is not None]
-        return " AND ".join(check for check, _ in wanted) or "1", tuple(value for _, value in wanted)
+        active = [(check, value) for check, value in checks if value is not None]
+        return " AND ".join(check for check, _ in active) or "1", tuple(value for _, value in active)
 
     def sorting(self) -> str:
         """The SQL expression of the order."""
@@ -75,8 +75,8 @@ class SampleFilter:
 
     def query(self) -> dict[str, str]:
         """The conditions as the query parameters of an address."""
-        given = {name: value for name, value in asdict(self).items() if value not in (None, "")}
-        return {name: str(int(value)) if isinstance(value, bool) else str(value) for name, value in given.items()}
+        conditions = {name: value for name, value in asdict(self).items() if value not in (None, "")}
+        return {name: str(int(value)) if isinstance(value, bool) else str(value) for name, value in conditions.items()}
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> SampleFilter:

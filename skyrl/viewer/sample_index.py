@@ -77,17 +77,17 @@ class SampleIndex:
                 connection.commit()
         return len(result)
 
-    def count(self, wanted: SampleFilter) -> int:
+    def count(self, sample_filter: SampleFilter) -> int:
         """Number of samples that match."""
-        where, values = wanted.condition()
+        where, values = sample_filter.condition()
         with self._connected() as connection:
-            (found,) = connection.execute(f"SELECT count(*) FROM samples WHERE {where}", values).fetchone()
-        return int(found)
+            (total,) = connection.execute(f"SELECT count(*) FROM samples WHERE {where}", values).fetchone()
+        return int(total)
 
-    def rows(self, wanted: SampleFilter, *, first: int = 0, most: int = 50) -> list[dict[str, Any]]:
+    def rows(self, sample_filter: SampleFilter, *, first: int = 0, most: int = 50) -> list[dict[str, Any]]:
         """Columns of at most `most` matching samples, in the filter's order, from index `first`."""
-        where, values = wanted.condition()
-        query = f"SELECT * FROM samples WHERE {where} ORDER BY {wanted.sorting()} LIMIT ? OFFSET ?"
+        where, values = sample_filter.condition()
+        query = f"SELECT * FROM samples WHERE {where} ORDER BY {sample_filter.sorting()} LIMIT ? OFFSET ?"
         with self._connected() as connection:
             return [dict(row) for row in connection.execute(query, (*values, most, first))]
 
@@ -236,5 +236,5 @@ def _text(record: Mapping[str, Any]) -> str:
     """All text of a sample that a user may search for."""
     messages = [str(message.get("content", "")) for message in record.get("prompt", ())]
     answers = [str(row.get("response", "")) for row in (*record.get("earlier", ()), record)]
-    why = *map(str, record.get("failures", ())), str(record.get("skipped", ""))
-    return _storable("\n".join((*messages, *answers, *why)))
+    problems = *map(str, record.get("failures", ())), str(record.get("skipped", ""))
+    return _storable("\n".join((*messages, *answers, *problems)))

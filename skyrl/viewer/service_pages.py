@@ -98,8 +98,8 @@ def status_in(folder: Path) -> Mapping[str, Any]:
 
 def state_of_service(status: Mapping[str, Any]) -> str:
     """Present and finished work of the service, in words."""
-    said = (silence(status), work_of(status), f"finished: {finished_of(status)}")
-    return "; ".join(filter(None, said))
+    parts = (silence(status), work_of(status), f"finished: {finished_of(status)}")
+    return "; ".join(filter(None, parts))
 
 
 _EMPTY: Mapping[str, Any] = {
@@ -121,8 +121,12 @@ def _card(name: str, model: Mapping[str, Any] | None, status: Mapping[str, Any],
     """The card of a model, or of one that was unloaded."""
     trained = [("base", str(status["base"]))]
     if model is not None:
-        what = "all weights" if model["rank"] is None else f"an adapter of rank {model['rank']}"
-        trained += [("client", model["client"]), ("trained", what), ("requests that wait", str(model["waiting"]))]
+        description = "all weights" if model["rank"] is None else f"an adapter of rank {model['rank']}"
+        trained += [
+            ("client", model["client"]),
+            ("trained", description),
+            ("requests that wait", str(model["waiting"])),
+        ]
     at = f"step {metrics.last_step:,}"
     return RunCard(
         name=name,

@@ -51,7 +51,7 @@ def settings(folders: Sequence[Path]) -> list[FieldRow]:
     stored = [_read_stored(folder) for folder in folders]
     leaves = [dict(_leaves("", item["config"])) for item in stored]
     derived = [set(_texts(entry.get("derived"))) for entry in stored]
-    places = [_table(element.get("places")) for element in stored]
+    locations = [_table(element.get("places")) for element in stored]
     defaults = [_defaults(str(item["config"].get("kind", "rl"))) for item in stored]
     paths = dict.fromkeys(path for own in leaves for path in own)
     return [
@@ -60,7 +60,7 @@ def settings(folders: Sequence[Path]) -> list[FieldRow]:
             values=tuple(own.get(path, "") for own in leaves),
             origins=tuple(
                 _origin(path, own, of_rules, default, written)
-                for own, of_rules, default, written in zip(leaves, derived, defaults, places, strict=True)
+                for own, of_rules, default, written in zip(leaves, derived, defaults, locations, strict=True)
             ),
         )
         for path in paths
@@ -68,13 +68,13 @@ def settings(folders: Sequence[Path]) -> list[FieldRow]:
 
 
 def _origin(
-    path: str, own: Mapping[str, str], derived: set[str], default: Mapping[str, str], places: Mapping[str, str]
+    path: str, own: Mapping[str, str], derived: set[str], default: Mapping[str, str], locations: Mapping[str, str]
 ) -> str:
     if any(path == rule or path.startswith(f"{rule}.") for rule in derived):
         return "derived"
     if path not in own:
         return "absent"
-    around = (place for at, place in places.items() if path == at or path.startswith(f"{at}."))
+    around = (location for at, location in locations.items() if path == at or path.startswith(f"{at}."))
     return next(around, "default" if own[path] == default.get(path) else "written")
 
 
@@ -82,9 +82,9 @@ def _texts(paths: object) -> list[str]:
     return [path for path in paths if isinstance(path, str)] if isinstance(paths, list) else []
 
 
-def _table(places: object) -> dict[str, str]:
+def _table(stored: object) -> dict[str, str]:
     """Places of values by path, longest path first; earlier versions stored none."""
-    result = places if isinstance(places, dict) else {}
+    result = stored if isinstance(stored, dict) else {}
     return {path: str(result[path]) for path in sorted(result, key=len, reverse=True)}
 
 

@@ -42,12 +42,12 @@ def is_special(text: str) -> bool:
 
 def stretches(text: str) -> Iterator[Stretch]:
     """The text in stretches of content and of markup. White space between two stretches of markup is markup."""
-    role, done = "", 0
-    for found in _MARKUP.finditer(text):
-        if between := text[done : found.start()]:
+    role, end = "", 0
+    for match in _MARKUP.finditer(text):
+        if between := text[end : match.start()]:
             yield Stretch(text=between, role=role, is_markup=not between.strip())
-        role = next((name.lower() for name in found.groups() if name), role)
-        yield Stretch(text=found[0], role=role, is_markup=True)
-        done = found.end()
-    if rest := text[done:]:
-        yield Stretch(text=rest, role=role, is_markup=bool(done) and not rest.strip())
+        role = next((name.lower() for name in match.groups() if name), role)
+        yield Stretch(text=match[0], role=role, is_markup=True)
+        end = match.end()
+    if rest := text[end:]:
+        yield Stretch(text=rest, role=role, is_markup=bool(end) and not rest.strip())

@@ -42,9 +42,9 @@ def digest_words(tensors: Sequence[Tensor]) -> Tensor:
     ends, sizes = lengths.cumsum(0), torch.tensor([content.numel() for content in contents])
     device, total = contents[0].device, int(ends[-1])
     lengths, begins, ends, sizes = torch.stack((lengths, ends - lengths, ends, sizes)).to(device, non_blocking=True)
-    places = torch.arange(1, total + 1, device=device)
-    places -= torch.repeat_interleave(begins, lengths, output_size=total)
-    sums = torch.cat((begins.new_zeros(1), _mix(places.mul_(_GAMMA).add_(torch.cat(words))).cumsum(0)))
+    positions = torch.arange(1, total + 1, device=device)
+    positions -= torch.repeat_interleave(begins, lengths, output_size=total)
+    sums = torch.cat((begins.new_zeros(1), _mix(positions.mul_(_GAMMA).add_(torch.cat(words))).cumsum(0)))
     digests: Tensor = sizes + sums[ends] - sums[begins]
     return digests
 

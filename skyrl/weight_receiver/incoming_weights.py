@@ -147,19 +147,19 @@ class Delta:
     def _values(self) -> Iterator[tuple[str, Tensor, str]]:
         for gone in [path for path in list(_HELD) if not (is_address(path) or Path(path).is_dir())]:
             _HELD.pop(gone, None)
-        held = _HELD.setdefault(self.path, {})
+        cache = _HELD.setdefault(self.path, {})
         for file, digests in self.files.items():
-            wanted: dict[str, str] = {}
+            missing: dict[str, str] = {}
             for name, digest in digests.items():
-                stored = held.pop(name, None)  # held again after it was verified
+                stored = cache.pop(name, None)  # put back after it was verified
                 if stored is None or stored[0] != digest:
-                    wanted[name] = digest
+                    missing[name] = digest
                     continue
                 yield name, stored[1], digest
-                held[name] = stored
-            for name, tensor in self._read_tensors(file, wanted) if wanted else ():
-                yield name, tensor, wanted[name]
-                held[name] = wanted[name], tensor
+                cache[name] = stored
+            for name, tensor in self._read_tensors(file, missing) if missing else ():
+                yield name, tensor, missing[name]
+                cache[name] = missing[name], tensor
 
     def _read_tensors(self, file: str, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         try:

@@ -97,22 +97,22 @@ class TransferGroup:
             self.abort(str(error))
             raise
         except Exception as error:
-            why = f"{self._member_text}: {next(iter(str(error).splitlines()), type(error).__name__)}"
-            self.abort(why)
-            raise WeightSyncError(f"the weight transfer failed ({why})") from error
+            reason = f"{self._member_text}: {next(iter(str(error).splitlines()), type(error).__name__)}"
+            self.abort(reason)
+            raise WeightSyncError(f"the weight transfer failed ({reason})") from error
 
-    def moved(self, places: int) -> TransferGroup:
-        """The same group as seen by the member whose rank is higher by `places`, like a later worker of an engine."""
-        return attrs.evolve(self, rank=self.rank + places)
+    def moved(self, offset: int) -> TransferGroup:
+        """The same group as seen by the member whose rank is higher by `offset`, like a later worker of an engine."""
+        return attrs.evolve(self, rank=self.rank + offset)
 
     def store(self) -> Store:
         """A connection to the group's part of the driver's store."""
         return PrefixStore(self.name, self._connection())
 
-    def abort(self, why: str) -> None:
+    def abort(self, reason: str) -> None:
         """End the waiting of every member; harmless if the store is gone."""
         with contextlib.suppress(RuntimeError):
-            self.store().set(_ABORTED, why)
+            self.store().set(_ABORTED, reason)
 
     @property
     def _member_text(self) -> str:
@@ -215,12 +215,12 @@ class Requests:
         key = _key(self._number)
         self._number += 1
         self._store.set(key, json.dumps({"kind": kind, "content": content}))
-        done = {_done_key(key, rank): rank for rank in self._receivers}
+        ranks = {_done_key(key, rank): rank for rank in self._receivers}
         wait_for(
             self._store,
-            list(done),
+            list(ranks),
             self._timeout,
-            lambda keys: f"members {[done[item] for item in keys]} have not completed the learner's request: {kind}",
+            lambda keys: f"members {[ranks[item] for item in keys]} have not completed the learner's request: {kind}",
         )
 
 

@@ -27,15 +27,15 @@ from skyrl.weight_receiver.incoming_weights import Native, summarize_problems
 Weights = Iterator[tuple[str, Tensor]]
 
 
-def receive(worker: Any, place: int, incoming: Native, expand: Callable[[Weights], Weights]) -> None:
-    """Executes all of the sender's requests on this worker, the one at `place` in its engine.
+def receive(worker: Any, index: int, incoming: Native, expand: Callable[[Weights], Weights]) -> None:
+    """Executes all of the sender's requests on this worker, the one at `index` in its engine.
 
     `expand` adds second names of tied weights. Raises `WeightSyncError` if weights differ from those that were sent, or
     if the sender or another worker gave up.
     """
     _equip(worker, incoming.backend)
     received = Digests()
-    group = incoming.group.moved(place)
+    group = incoming.group.moved(index)
     with group.rendezvous() as store:
         for kind, content in transfer_group.requests(store, rank=group.rank, timeout=group.timeout):
             match kind:
@@ -117,8 +117,8 @@ def plain_handle(arguments: Sequence[Any]) -> list[Any]:
     known = (arguments[_TENSOR], arguments[_STORAGE], arguments[_DTYPE])
     assert known == (torch.Tensor, TypedStorage, torch.uint8), f"a handle of {known}"
     plain: list[Any] = []
-    for place, value in enumerate(arguments):
-        if place in (_TENSOR, _STORAGE, _DTYPE):
+    for index, value in enumerate(arguments):
+        if index in (_TENSOR, _STORAGE, _DTYPE):
             plain.append(None)
         elif isinstance(value, bytes):
             plain.append({"bytes": base64.b64encode(value).decode("ascii")})

@@ -76,8 +76,8 @@ class Canary:
         scores = await _scored(source, [pair for element in drawn for pair in element])
         answers = [
             [
-                ScoredSample(prompt=prompt, completion=one, learner=scores[prompt, one.token_ids])
-                for prompt, one in sample
+                ScoredSample(prompt=prompt, completion=completion, learner=scores[prompt, completion.token_ids])
+                for prompt, completion in sample
             ]
             for sample in drawn
         ]
@@ -93,10 +93,10 @@ class Canary:
         self, engines: Mapping[int, InferenceEngine], answers: Sequence[list[ScoredSample]], version: int
     ) -> None:
         """Refuse engines that stayed behind, and move the yardsticks of those that provably have not."""
-        held, self._yardsticks = self._yardsticks, {}
+        previous, self._yardsticks = self._yardsticks, {}
         for (number, engine), item in zip(engines.items(), answers, strict=True):
             new = Yardstick(version=version, answers=tuple(item))
-            before = held.get(engine)
+            before = previous.get(engine)
             verdict = Verdict.FOLLOWS if before is None else before.verdict(item)
             if before is not None and verdict is Verdict.STAYS:
                 raise WeightSyncError(

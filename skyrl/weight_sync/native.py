@@ -64,8 +64,8 @@ class NativeSender:
     def _init_info(self, rank: int) -> object:
         if self.backend == "ipc":
             module = importlib.import_module(f"{_TRANSFER}.ipc_engine")
-            whole = sum(math.prod(info.shape) * _dtype(info).itemsize for info in self.weights)
-            size = min(self.bucket_bytes, whole)
+            total = sum(math.prod(info.shape) * _dtype(info).itemsize for info in self.weights)
+            size = min(self.bucket_bytes, total)
             return module.IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=size)
         host, port = free_address(self.group.host)
         return INIT_INFOS[self.backend](rank=rank, master_address=host, master_port=port, world_size=self.group.size)
@@ -133,9 +133,9 @@ def _dtype(info: WeightInfo) -> torch.dtype:
 
 def free_address(driver: str) -> tuple[str, int]:
     """An address of this process that every process which can reach the driver can reach, and a free port there."""
-    family, _, _, _, there = socket.getaddrinfo(driver, 9, type=socket.SOCK_DGRAM)[0]
+    family, _, _, _, address = socket.getaddrinfo(driver, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(there)  # sends nothing: it only selects the route
+        probe.connect(address)  # sends nothing: it only selects the route
         host = probe.getsockname()[0]
     with socket.socket(family) as free:
         free.bind((host, 0))

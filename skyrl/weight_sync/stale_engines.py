@@ -89,8 +89,8 @@ class Yardstick:
 
 def mean(rows: Sequence[Tensor]) -> float:
     """Mean over all tokens of rows (N_i,); 0 if there are none."""
-    whole = torch.cat(list(rows)) if rows else torch.zeros(0)
-    return whole.mean().item() if whole.numel() else 0.0
+    combined = torch.cat(list(rows)) if rows else torch.zeros(0)
+    return combined.mean().item() if combined.numel() else 0.0
 
 
 def _signs(before: ScoredSample, now: ScoredSample) -> tuple[Tensor, Tensor]:

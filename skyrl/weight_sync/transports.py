@@ -153,15 +153,15 @@ class GroupTransport(ABC):
         """Transfer the weights; see `WeightTransport`."""
         is_adapter = self.lora is not None
         weights = _infos(await source.shapes(adapter=is_adapter), self.dtype)
-        here, there = self.rendezvous.new_group(len(client.in_service), senders=self.senders)
-        incoming = [_adapter_tensors(self.incoming(group, weights), self.lora) for group in there]
+        sender_group, receiver_groups = self.rendezvous.new_group(len(client.in_service), senders=self.senders)
+        incoming = [_adapter_tensors(self.incoming(group, weights), self.lora) for group in receiver_groups]
         sending = source.export_weights(
-            self.sender(here, weights),
+            self.sender(sender_group, weights),
             everywhere=self.senders > 1,
             adapter=is_adapter,
             dtype=None if is_adapter else self.dtype,
         )
-        await send_both(client.load_weights(incoming, version, here.abort), sending, here.abort)
+        await send_both(client.load_weights(incoming, version, sender_group.abort), sending, sender_group.abort)
 
 
 class BroadcastTransport(GroupTransport):
@@ -251,8 +251,8 @@ class FolderTransport:
                 incoming = _adapter_tensors(Folder(path=folder, weights=infos), self._lora)
                 await client.load_weights([incoming] * len(client.in_service), version)
         except OSError as error:
-            what = "the adapter" if is_adapter else "the weights"
-            raise WeightSyncError(f"{what} cannot be written to {self._path}: {error}") from error
+            payload = "the adapter" if is_adapter else "the weights"
+            raise WeightSyncError(f"{payload} cannot be written to {self._path}: {error}") from error
 
 
 class DeltaTransport:
@@ -297,8 +297,8 @@ class DeltaTransport:
             make_own_folder(Path(self._path))
         base = self._base or {}
         stored = sum(map(self._storage.size, base))
-        whole = sum(math.prod(info.shape) * getattr(torch, info.dtype).itemsize for info in infos)
-        return base if stored <= _MOST_STORED * whole else {}
+        total = sum(math.prod(info.shape) * getattr(torch, info.dtype).itemsize for info in infos)
+        return base if stored <= _MOST_STORED * total else {}
 
 
 def _adapter_tensors(tensors: IncomingWeights, lora: SkyRLLoraConfig | None) -> IncomingWeights:

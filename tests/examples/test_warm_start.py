@@ -83,7 +83,7 @@ def both_ways(prepare: ModuleType, folder: Path, model: Any, *, steps: int, batc
     steps goes on from where the other one is.
     """
     rng = prepare.random.Random(0)
-    rows = list(islice(prepare.answered(prepare.draw_words(rng, 512, taken=()), rng), steps * batch_size))
+    rows = list(islice(prepare.answered(prepare.draw_words(rng, 512, excluded=()), rng), steps * batch_size))
     tokenizer, drawn = prepare.build_tokenizer(), iter(rows)
     plain = PlainLoop(copy.deepcopy(model), tokenizer, steps, prepare.LEARNING_RATE)
     size: dict[str, Any] = {"steps": steps, "batch_size": batch_size, "lr": prepare.LEARNING_RATE}

@@ -31,10 +31,10 @@ async def solve(task: dict[str, Any], base_url: str, api_key: str, model: str) -
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
         for _ in range(MOST_TURNS):
             answer = await client.chat.completions.create(model=model, messages=messages)
-            said = answer.choices[0].message.content or ""
-            messages.append({"role": "assistant", "content": said})
-            call = CALL.fullmatch(said.strip())
+            content = answer.choices[0].message.content or ""
+            messages.append({"role": "assistant", "content": content})
+            call = CALL.fullmatch(content.strip())
             if call is None:
                 break
             messages.append({"role": "user", "content": str(OPERATORS[call[2]](int(call[1]), int(call[3])))})
-    return said
+    return content

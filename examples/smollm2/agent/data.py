@@ -26,7 +26,7 @@ def main() -> None:
     rows = [row(a, b, times=number % 2 == 0) for number, (a, b) in enumerate(drawn)]
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, part in (("validation", rows[:VALIDATION_ROWS]), ("train", rows[VALIDATION_ROWS:])):
-        (FOLDER / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in part), encoding="utf-8")
+        (FOLDER / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")
     print(f"{FOLDER} holds train.jsonl and validation.jsonl")
 
 

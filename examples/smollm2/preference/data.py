@@ -66,40 +66,40 @@ def polite(thing: str, meaning: str, rng: random.Random) -> tuple[str, str]:
 
 def of_form(answers: Callable[[str, str, random.Random], tuple[str, str]]) -> dict[str, list[dict[str, str]]]:
     """Pairs about things, by the name of their file."""
-    rng, found = random.Random(0), dict[str, list[dict[str, str]]](train=[], validation=[])
-    for place, (thing, meaning) in enumerate(THINGS.items()):
+    rng, pairs = random.Random(0), dict[str, list[dict[str, str]]](train=[], validation=[])
+    for index, (thing, meaning) in enumerate(THINGS.items()):
         for question in QUESTIONS:
             better, worse = answers(thing, meaning, rng)
             pair = {"prompt": question.format(thing), "chosen": better, "rejected": worse}
-            found["validation" if place < HELD_OUT else "train"].append(pair)
-    return found
+            pairs["validation" if index < HELD_OUT else "train"].append(pair)
+    return pairs
 
 
 def sums() -> dict[str, list[dict[str, Any]]]:
     """A right sum and a wrong one, three times for each prompt of the sums of ../prepare.py."""
-    rng, found = random.Random(0), dict[str, list[dict[str, Any]]]()
+    rng, pairs = random.Random(0), dict[str, list[dict[str, Any]]]()
     for name in ("train", "validation"):
         rows = [json.loads(line) for line in (SUMS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
-        found[name] = []
+        pairs[name] = []
         for row in rows:
             right = row["reward_spec"]["ground_truth"]
             wrong = [str(number) for number in range(2, 19) if str(number) != right]
-            found[name] += [
-                {"prompt": row["prompt"], "chosen": right, "rejected": each} for each in rng.sample(wrong, 3)
+            pairs[name] += [
+                {"prompt": row["prompt"], "chosen": right, "rejected": answer} for answer in rng.sample(wrong, 3)
             ]
-    return found
+    return pairs
 
 
 def main() -> None:
     """Writes a folder for each kind of pair, with the prompts of evaluation as rows of reinforcement learning."""
-    for kind, found in (("short", of_form(short)), ("polite", of_form(polite)), ("sums", sums())):
+    for kind, pairs in (("short", of_form(short)), ("polite", of_form(polite)), ("sums", sums())):
         folder = FOLDER / kind
         folder.mkdir(parents=True, exist_ok=True)
-        for name, rows in found.items():
+        for name, rows in pairs.items():
             (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
             print(f"{folder}/{name}.jsonl holds {len(rows)} pairs")
-    asked = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in of_form(short)["validation"]]
-    (FOLDER / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked), encoding="utf-8")
+    prompts = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in of_form(short)["validation"]]
+    (FOLDER / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts), encoding="utf-8")
 
 
 if __name__ == "__main__":

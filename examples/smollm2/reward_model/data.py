@@ -31,15 +31,15 @@ def pairs(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for answer in answers:
         by_prompt[answer["prompt_id"]].append(answer)
     rng = random.Random(0)
-    made = []
+    pairs = []
     for own in by_prompt.values():
         right = [answer for answer in own if answer["reward"] == 1]
         wrong = [answer for answer in own if answer["reward"] == 0]
         for worse in wrong[:MOST_PAIRS] if right else []:
             better = rng.choice(right)
-            chosen, rejected = (each["response"].removesuffix("<|im_end|>") for each in (better, worse))
-            made.append({"prompt": worse["prompt"], "chosen": chosen, "rejected": rejected})
-    return made
+            chosen, rejected = (answer["response"].removesuffix("<|im_end|>") for answer in (better, worse))
+            pairs.append({"prompt": worse["prompt"], "chosen": chosen, "rejected": rejected})
+    return pairs
 
 
 def main() -> None:

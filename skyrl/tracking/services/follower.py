@@ -156,9 +156,9 @@ class Follower:
         if self._has_failed or self._end.is_set():
             return
         self._has_failed = True
-        why = self._why or last_line(self._log) or "it ended without a word"
+        reason = self._why or last_line(self._log) or "it ended without a word"
         self._say(
-            f"warning: {self.name} failed, and the run continues without it: {why}\n"
+            f"warning: {self.name} failed, and the run continues without it: {reason}\n"
             f"  It is tried again; metrics are in {self._run.folder / 'metrics.jsonl'}, details in {self._log}"
         )
 

@@ -37,9 +37,9 @@ class MlflowRun:
         self._client = mlflow.MlflowClient(tracking_uri=address)
         self._id = known.id or self._new_run(run, address)
         self._client.update_run(self._id, status="RUNNING")
-        found = self._client.get_run(self._id).data
-        self._has = set(found.params)
-        self.known = attrs.evolve(known, id=self._id, step=int(found.tags.get(_STEP, -1)))
+        data = self._client.get_run(self._id).data
+        self._has = set(data.params)
+        self.known = attrs.evolve(known, id=self._id, step=int(data.tags.get(_STEP, -1)))
 
     @classmethod
     def of_run(cls, run: ServiceRun, known: Known) -> Self:
@@ -74,9 +74,11 @@ class MlflowRun:
 
     def _new_run(self, run: ServiceRun, address: str) -> str:
         settings, client = run.settings, self._client
-        found = client.get_experiment_by_name(run.project)
+        existing = client.get_experiment_by_name(run.project)
         files = str(run.folder.parent / "mlflow-artifacts") if address.startswith("sqlite:") else None
-        experiment = found.experiment_id if found else client.create_experiment(run.project, artifact_location=files)
+        experiment = (
+            existing.experiment_id if existing else client.create_experiment(run.project, artifact_location=files)
+        )
         about = {
             "mlflow.note.content": settings.notes,
             "skyrl.group": settings.group,

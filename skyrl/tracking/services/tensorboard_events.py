@@ -36,8 +36,8 @@ class TensorBoardEvents:
         return cls(folder, known, {name: value for name, value in about.items() if value})
 
     def describe(self, stored: Mapping[str, Any]) -> None:
-        shown = {"about": self._about, **stored} if self._about else stored
-        text = json.dumps(shown, indent=1, ensure_ascii=False)
+        configuration = {"about": self._about, **stored} if self._about else stored
+        text = json.dumps(configuration, indent=1, ensure_ascii=False)
         self._text("configuration", max(self.known.step, 0), "\n".join(f"    {line}" for line in text.splitlines()))
 
     def rewind(self, step: int) -> bool:
