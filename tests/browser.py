@@ -57,8 +57,8 @@ class Browser:
         """Rules of accessibility that the page breaks, as axe-core finds them, each with the first element."""
         self.driver.execute_script(AXE.read_text(encoding="utf-8"))
         script = "axe.run().then(found => arguments[0](found.violations.map(v => `${v.id}: ${v.nodes[0].html}`)))"
-        found: list[str] = self.driver.execute_async_script(script)
-        return found
+        violations: list[str] = self.driver.execute_async_script(script)
+        return violations
 
     def save(self, file: Path, *, height: int) -> None:
         """A picture of the top of the page."""
@@ -72,7 +72,11 @@ class Browser:
     def hosts(self) -> set[str]:
         """Hosts that requests went to since the last call; that of the page itself and data in it included."""
         messages = [json.loads(line["message"])["message"] for line in self._log("performance")]
-        urls = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
+        urls = [
+            message["params"]["request"]["url"]
+            for message in messages
+            if message["method"] == "Network.requestWillBeSent"
+        ]
         return {urlsplit(url).hostname or urlsplit(url).scheme for url in urls}
 
     def _log(self, kind: str) -> list[dict[str, Any]]:

@@ -41,10 +41,10 @@ def test_beside_a_frozen_matrix_hidden_states_get_the_same_gradient(monkeypatch:
     monkeypatch.setattr(module, "LOGITS_AT_A_TIME", 3 * VOCABULARY)
     hidden, weight, targets = problem(torch.float32)
     shares = torch.linspace(-1, 2, TOKENS)
-    wanted = linear_logprobs(hidden, weight, targets, temperature=0.7)[0]
-    found = linear_logprobs(hidden, weight.detach(), targets, temperature=0.7)[0]
-    gradients = [torch.autograd.grad((each * shares).sum(), hidden)[0] for each in (wanted, found)]
-    torch.testing.assert_close(found, wanted)
+    expected = linear_logprobs(hidden, weight, targets, temperature=0.7)[0]
+    logprobs = linear_logprobs(hidden, weight.detach(), targets, temperature=0.7)[0]
+    gradients = [torch.autograd.grad((output * shares).sum(), hidden)[0] for output in (expected, logprobs)]
+    torch.testing.assert_close(logprobs, expected)
     torch.testing.assert_close(*gradients)
 
 
@@ -54,8 +54,8 @@ def test_a_token_without_probability_has_no_share_in_entropy_and_gradient() -> N
     logprobs, spread, norms = logprob_kernels.statistics(logits, targets, 1.0)
     two = torch.tensor([2.0]).log()
     torch.testing.assert_close((logprobs, spread, norms), (-two, two, two))
-    one = torch.ones(1)
-    logprob_kernels.overwrite_with_gradient(logits, targets, norms, spread, one, one, 1.0)
+    ones = torch.ones(1)
+    logprob_kernels.overwrite_with_gradient(logits, targets, norms, spread, ones, ones, 1.0)
     torch.testing.assert_close(logits, torch.tensor([[-0.5, 0.5, 0.0, 0.0]]))  # the entropy is at its maximum
 
 
@@ -64,22 +64,22 @@ def test_logits_that_are_no_numbers_show_in_the_log_probability() -> None:
     hidden, weight, targets = problem(torch.float32)
     with torch.no_grad():
         hidden[2] = torch.nan
-    found, _ = linear_logprobs(hidden, weight, targets, temperature=1.0)
-    assert found.isnan().tolist() == [row == 2 for row in range(TOKENS)]
+    logprobs, _ = linear_logprobs(hidden, weight, targets, temperature=1.0)
+    assert logprobs.isnan().tolist() == [row == 2 for row in range(TOKENS)]
 
 
 def test_a_second_backward_pass_computes_the_logits_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "kept_bytes", lambda device: 2**20)
     hidden, weight, targets = problem(torch.float32)
-    found, _ = linear_logprobs(hidden, weight, targets, temperature=1.0)
-    first, second = (torch.autograd.grad(found.sum(), [hidden, weight], retain_graph=True) for _ in range(2))
+    logprobs, _ = linear_logprobs(hidden, weight, targets, temperature=1.0)
+    first, second = (torch.autograd.grad(logprobs.sum(), [hidden, weight], retain_graph=True) for _ in range(2))
     torch.testing.assert_close(first, second)
 
 
 def test_no_selected_token_gives_gradients_of_zero() -> None:
     hidden, weight, targets = problem(torch.float32)
-    found, _ = linear_logprobs(hidden[:0], weight, targets[:0], temperature=1.0)
-    found.sum().backward()
+    logprobs, _ = linear_logprobs(hidden[:0], weight, targets[:0], temperature=1.0)
+    logprobs.sum().backward()
     assert weight.grad is not None
     assert hidden.grad is not None
     assert not weight.grad.any()
@@ -90,6 +90,6 @@ def test_no_selected_token_gives_gradients_of_zero() -> None:
 def test_large_logits_cost_no_precision(size: float) -> None:
     logits = size + torch.randn(6, VOCABULARY, generator=torch.Generator().manual_seed(3))
     targets = torch.arange(6) * 3
-    wanted = torch.log_softmax(logits.double(), -1).gather(1, targets.unsqueeze(1)).squeeze(1)
-    found, _, _ = logprob_kernels.statistics(logits, targets, 1.0)
-    torch.testing.assert_close(found.double(), wanted, atol=3e-6, rtol=1e-6)
+    expected = torch.log_softmax(logits.double(), -1).gather(1, targets.unsqueeze(1)).squeeze(1)
+    logprobs, _, _ = logprob_kernels.statistics(logits, targets, 1.0)
+    torch.testing.assert_close(logprobs.double(), expected, atol=3e-6, rtol=1e-6)

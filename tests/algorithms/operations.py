@@ -15,8 +15,8 @@ def operations(function: Callable[[], object]) -> list[tuple[object, int]]:
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # torch's signature
             result = func(*args, **(kwargs or {}))
-            made = result if isinstance(result, list | tuple) else [result]
-            seen.append((func, max((each.numel() for each in made if isinstance(each, Tensor)), default=0)))
+            outputs = result if isinstance(result, list | tuple) else [result]
+            seen.append((func, max((output.numel() for output in outputs if isinstance(output, Tensor)), default=0)))
             return result
 
     with Watch():  # type: ignore[no-untyped-call]  # torch's signature

@@ -91,9 +91,9 @@ def advantage(make: Callable[[Result], AdvantageEstimator]) -> Callable[[Case, A
 def reinforce(case: Case, _: Any) -> Result:
     inputs, batch = case["inputs"], batch_of(case["inputs"])
     gamma = inputs.get("gamma", 1.0)
-    found = advantage(lambda inputs: ReinforcePlusPlus(gamma=gamma))(case, _)
+    result = advantage(lambda inputs: ReinforcePlusPlus(gamma=gamma))(case, _)
     returns = discounted_returns(batch.rewards, batch.loss_mask, gamma=gamma)
-    return found | {"returns": inside(returns, batch.loss_mask)}
+    return result | {"returns": inside(returns, batch.loss_mask)}
 
 
 def gae(case: Case, _: Any) -> Result:
@@ -144,17 +144,17 @@ def loss(case: Case, meta: dict[str, Any]) -> Result:
         advantages=tensor(inputs["advantages"]),
     )
     losses = chosen(seen)
-    found: Result = {"metrics": spread(measured(chosen, seen), mask), "tis_ratio": None}
+    result: Result = {"metrics": spread(measured(chosen, seen), mask), "tis_ratio": None}
     if "off_policy_correction" in inputs:
         left = corrected(inputs["off_policy_correction"], old, seen.rollout_logprobs, mask)
         losses = torch.where(left.mask, losses * left.weights, 0.0)
-        found["new_loss_mask"] = left.mask
-        found["tis_ratio"] = weights_of(left, inputs["off_policy_correction"], mask)
-        found["metrics"] |= numbers_found(left, mask)
+        result["new_loss_mask"] = left.mask
+        result["tis_ratio"] = weights_of(left, inputs["off_policy_correction"], mask)
+        result["metrics"] |= numbers_found(left, mask)
     total = torch.where(mask, losses, 0.0).sum()
     (gradient,) = torch.autograd.grad(total, logprobs)
-    clipped = found["metrics"]["clip_ratio"] > 0
-    return found | {
+    clipped = result["metrics"]["clip_ratio"] > 0
+    return result | {
         "loss": total.detach(),
         "grad_log_probs": gradient,
         "keep_mask": gradient != 0,
@@ -162,14 +162,14 @@ def loss(case: Case, meta: dict[str, Any]) -> Result:
     }
 
 
-def spread(found: dict[str, Tensor], mask: Tensor) -> dict[str, float]:
+def spread(tensors: dict[str, Tensor], mask: Tensor) -> dict[str, float]:
     """Means, and the extremes of ratios."""
-    return {"clip_ratio": 0.0} | means({name: values[mask] for name, values in found.items()})
+    return {"clip_ratio": 0.0} | means({name: values[mask] for name, values in tensors.items()})
 
 
-def means(found: dict[str, Tensor]) -> dict[str, float]:
+def means(tensors: dict[str, Tensor]) -> dict[str, float]:
     metrics: dict[str, float] = {}
-    for name, values in found.items():
+    for name, values in tensors.items():
         exact = values.double()
         metrics[name] = exact.mean().item()
         metrics |= {f"{name}_mean": exact.mean().item(), f"{name}_max": exact.max().item()}
@@ -204,14 +204,14 @@ def correction(case: Case, _: Any) -> Result:
     old, rollout = tensor(inputs["old_log_probs"]), tensor(inputs["rollout_logprobs"])
     mask = selected(inputs["loss_mask"], old)
     left = corrected(inputs["config"], old, rollout, mask)
-    whole = (left.mask == mask).all(1, keepdim=True)
-    found: Result = {
+    intact_rows = (left.mask == mask).all(1, keepdim=True)
+    result: Result = {
         "token_mask": left.mask | ~mask,  # the reference says 1 of what was left out before
-        "outlier_mask": whole,
-        "sequence_mask": whole,
+        "outlier_mask": intact_rows,
+        "sequence_mask": intact_rows,
         "tis_ratio": weights_of(left, inputs["config"], mask),
     }
-    return found | numbers_found(left, mask)
+    return result | numbers_found(left, mask)
 
 
 def reduction(case: Case, _: Any) -> Result:

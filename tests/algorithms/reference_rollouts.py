@@ -51,7 +51,7 @@ def group(*rows: Trajectory) -> TrajectoryGroup:
 
 def zero_variance(case: Case, _: Any) -> Result:
     inputs = case["inputs"]
-    rewards = [sum(each) if isinstance(each, list) else each for each in inputs["rewards"]]
+    rewards = [sum(reward) if isinstance(reward, list) else reward for reward in inputs["rewards"]]
     masks = inputs["loss_masks"] or [[1]] * len(rewards)
     members = {uid: [row for row, other in enumerate(inputs["uids"]) if other == uid] for uid in inputs["uids"]}
     kept = [
@@ -81,8 +81,8 @@ def batch_tensors(case: Case, _: Any) -> Result:
     batch = collate([group(*rows)])
     width = batch.input_ids.shape[1]
     answers: Any = batch.answer_lengths
-    place = torch.arange(width)
-    inside = place < batch.lengths.unsqueeze(1)
+    positions = torch.arange(width)
+    inside = positions < batch.lengths.unsqueeze(1)
 
     def to_the_right(values: Tensor) -> Tensor:
         pairs = zip(values, batch.lengths.tolist(), strict=True)
@@ -95,7 +95,7 @@ def batch_tensors(case: Case, _: Any) -> Result:
     return {
         "sequences": torch.where(to_the_right(inside), to_the_right(batch.input_ids), case["inputs"]["pad_token_id"]),
         "attention_mask": to_the_right(inside),
-        "response_mask": of_answers(inside & (place >= (batch.lengths - answers).unsqueeze(1))),
+        "response_mask": of_answers(inside & (positions >= (batch.lengths - answers).unsqueeze(1))),
         "rewards": of_answers(batch.rewards),
         "loss_masks": of_answers(batch.loss_mask),
         "rollout_logprobs": of_answers(batch.rollout_logprobs),
@@ -121,35 +121,38 @@ def mini_batches(case: Case, _: Any) -> Result:
         batch = attrs.evolve(batch, last_step=torch.tensor(last))
     parts = list(batch.split_by_answers(inputs["mini_batch_size"] * inputs["n"]))
     ids = [part.input_ids.flatten().tolist() for part in parts]
-    found: list[list[int]] = []
+    prompt_boundaries: list[list[int]] = []
     for part in parts:
         for _, same in groupby(part.input_ids.flatten().tolist(), key=lambda row: int(prompts[row])):
-            whole = list(same)
-            found.append([whole[0], whole[-1] + 1])
-    return {"boundaries": [[each[0], each[-1] + 1] for each in ids], "prompt_boundaries": found}
+            indices = list(same)
+            prompt_boundaries.append([indices[0], indices[-1] + 1])
+    return {"boundaries": [[indices[0], indices[-1] + 1] for indices in ids], "prompt_boundaries": prompt_boundaries}
 
 
 def rollout_metrics(case: Case, _: Any) -> Result:
-    given = case["inputs"]
-    rewards = [reward if isinstance(reward, list) else [reward] for reward in given["rewards"]]
-    clocks = zip(given["completion_times"], given["splits"]["llm"], given["splits"]["env"], strict=True)
-    timings = [{"completion": whole, "llm": llm, "env": env} for whole, llm, env in clocks]
-    rows = zip(given["responses_len"], given["loss_masks"], rewards, timings, strict=True)
-    found = measure(
+    inputs = case["inputs"]
+    rewards = [reward if isinstance(reward, list) else [reward] for reward in inputs["rewards"]]
+    clocks = zip(inputs["completion_times"], inputs["splits"]["llm"], inputs["splits"]["env"], strict=True)
+    timings = [{"completion": completion, "llm": llm, "env": env} for completion, llm, env in clocks]
+    rows = zip(inputs["responses_len"], inputs["loss_masks"], rewards, timings, strict=True)
+    metrics = measure(
         [group(answer(mask, reward, response_ids=(5,) * length, timings=times)) for length, mask, reward, times in rows]
     )
-    return {name: found[name] for name in case["expected"]}  # each is there
+    return {name: metrics[name] for name in case["expected"]}  # each is there
 
 
 def metrics_of_rewards(case: Case, _: Any) -> Result:
     rewards, uids = case["inputs"]["rewards"], case["inputs"]["uids"]
-    totals = [sum(each) if isinstance(each, list) else each for each in rewards]
+    totals = [sum(reward) if isinstance(reward, list) else reward for reward in rewards]
     solved = {uid: any(total > 0 for total, other in zip(totals, uids, strict=True) if other == uid) for uid in uids}
     return {
         "avg_score": sum(totals) / len(totals),
         "pass_at_n": sum(solved.values()) / len(solved),
         "mean_positive_reward": mean_positive(
-            [answer([1] * len(each), each) if isinstance(each, list) else answer([1], [each]) for each in rewards]
+            [
+                answer([1] * len(reward), reward) if isinstance(reward, list) else answer([1], [reward])
+                for reward in rewards
+            ]
         ),
     }
 
@@ -167,7 +170,7 @@ def staleness(case: Case, _: Any) -> Result:
         )
         for row in case["inputs"]["rows"]
     ]
-    return {"capacity": [max(0, each) for each in room]}
+    return {"capacity": [max(0, slots) for slots in room]}
 
 
 def said(case: Case) -> str:
@@ -193,8 +196,12 @@ def of_search(case: Case, _: Any) -> Result:
 
 def of_text2sql(case: Case, _: Any) -> Result:
     output = case["inputs"]["output"]
-    found = text2sql.solution(output)
-    return {"valid": found is not None, "solution": found, "reward_if_invalid": reward_of_sql_without_form(output)}
+    solution = text2sql.solution(output)
+    return {
+        "valid": solution is not None,
+        "solution": solution,
+        "reward_if_invalid": reward_of_sql_without_form(output),
+    }
 
 
 class _NoSandbox:

@@ -117,17 +117,17 @@ PER_TOKEN: dict[str, tuple[PolicyLoss, Callable[[float, float, float, float], fl
 def test_a_loss_is_its_formula_at_every_token(name: str) -> None:
     loss, formula = PER_TOKEN[name]
     seen = inputs()
-    found = loss(seen)
+    losses = loss(seen)
     for row, column in seen.mask.nonzero().tolist():
         numbers = (seen.logprobs, seen.old_logprobs, seen.rollout_logprobs, seen.advantages)
-        expected = formula(*(each[row, column].item() for each in numbers))
-        assert found[row, column].item() == pytest.approx(expected, abs=1e-9), (row, column)
+        expected = formula(*(tensor[row, column].item() for tensor in numbers))
+        assert losses[row, column].item() == pytest.approx(expected, abs=1e-9), (row, column)
 
 
 def test_gspo_is_the_clipped_geometric_mean_of_an_answers_ratios() -> None:
     seen = inputs()
-    found = GSPOLoss(eps_clip_low=0.05, eps_clip_high=0.1)(seen)
-    (gradient,) = torch.autograd.grad(torch.where(seen.mask, found, 0.0).sum(), seen.logprobs)
+    losses = GSPOLoss(eps_clip_low=0.05, eps_clip_high=0.1)(seen)
+    (gradient,) = torch.autograd.grad(torch.where(seen.mask, losses, 0.0).sum(), seen.logprobs)
     for row in range(ROWS):
         columns = seen.mask[row].nonzero().flatten().tolist()
         ratio = math.exp(fmean((seen.logprobs - seen.old_logprobs)[row, column].item() for column in columns))
@@ -135,19 +135,19 @@ def test_gspo_is_the_clipped_geometric_mean_of_an_answers_ratios() -> None:
         expected = -min(ratio * advantage, clip(ratio, 0.05, 0.1) * advantage)
         active = ratio * advantage <= clip(ratio, 0.05, 0.1) * advantage
         for column in columns:
-            assert found[row, column].item() == pytest.approx(expected, abs=1e-9)
+            assert losses[row, column].item() == pytest.approx(expected, abs=1e-9)
             assert gradient[row, column].item() == pytest.approx(-ratio * advantage * active, abs=1e-9)
 
 
 def test_gmpo_is_the_geometric_mean_of_clipped_ratios() -> None:
     seen = inputs()
-    found = GMPOLoss(log_clip_low=0.3, log_clip_high=0.2)(seen)
+    losses = GMPOLoss(log_clip_low=0.3, log_clip_high=0.2)(seen)
     for row in range(ROWS):
         columns = seen.mask[row].nonzero().flatten().tolist()
         advantage = seen.advantages[row, columns[0]].item()
         logs = [(seen.logprobs - seen.old_logprobs)[row, column].item() for column in columns]
-        held = [min(log, 0.2) if advantage > 0 else max(log, -0.3) for log in logs]
-        assert found[row, columns[0]].item() == pytest.approx(-math.exp(fmean(held)) * advantage, abs=1e-9)
+        clipped = [min(log, 0.2) if advantage > 0 else max(log, -0.3) for log in logs]
+        assert losses[row, columns[0]].item() == pytest.approx(-math.exp(fmean(clipped)) * advantage, abs=1e-9)
 
 
 SMOOTH: dict[str, PolicyLoss] = {
@@ -214,7 +214,7 @@ def gpg_of(index: int, scores: Row, groups: list[int], lengths: list[int]) -> fl
     silent = [
         other
         for other in range(len(scores))
-        if len(others(other, groups)) > 1 and len({scores[each] for each in others(other, groups)}) == 1
+        if len(others(other, groups)) > 1 and len({scores[peer] for peer in others(other, groups)}) == 1
     ]
     own = [scores[other] for other in others(index, groups)]
     centered = scores[index] if len(own) == 1 else scores[index] - fmean(own)
@@ -236,9 +236,9 @@ def test_an_estimator_is_its_formula_for_every_answer(
     estimate: Callable[[Tensor, Tensor, Tensor], Tensor], by_hand: Callable[[int, Row, list[int], list[int]], float]
 ) -> None:
     scores, groups, lengths = scored()
-    found = estimate(torch.tensor(scores, dtype=torch.float64), torch.tensor(groups), torch.tensor(lengths))
+    advantages = estimate(torch.tensor(scores, dtype=torch.float64), torch.tensor(groups), torch.tensor(lengths))
     expected = [by_hand(index, scores, groups, lengths) for index in range(len(scores))]
-    assert found.tolist() == pytest.approx(expected, abs=1e-9)
+    assert advantages.tolist() == pytest.approx(expected, abs=1e-9)
 
 
 def test_gae_goes_from_one_chosen_token_to_the_next() -> None:
@@ -263,7 +263,7 @@ def test_gae_goes_from_one_chosen_token_to_the_next() -> None:
 
 def test_corrections_go_one_after_the_other_and_count_real_tokens() -> None:
     seen = inputs()
-    wanted = OffPolicyCorrection(
+    settings = OffPolicyCorrection(
         outlier_token=Bounds(high=6.0),
         token_mask=Bounds(low=0.4),
         tis="sequence",
@@ -271,7 +271,7 @@ def test_corrections_go_one_after_the_other_and_count_real_tokens() -> None:
         sequence_metric="geometric",
         sequence_mask=Bounds(low=0.5, high=2.0),
     )
-    found = correct(seen.old_logprobs, seen.rollout_logprobs, seen.mask, wanted)
+    correction = correct(seen.old_logprobs, seen.rollout_logprobs, seen.mask, settings)
     logs = seen.old_logprobs - seen.rollout_logprobs
     for row in range(ROWS):
         columns = seen.mask[row].nonzero().flatten().tolist()
@@ -280,9 +280,9 @@ def test_corrections_go_one_after_the_other_and_count_real_tokens() -> None:
         weight = min(math.exp(sum(logs[row, column].item() for column in left)), 1.5)
         mean = math.exp(fmean(logs[row, column].item() for column in left)) if left else 1.0
         kept = left if 0.5 <= mean <= 2.0 else []
-        assert found.mask[row].nonzero().flatten().tolist() == kept
-        assert found.weights[row, 0].item() == pytest.approx(weight)
-    assert len(found.numbers["is_ratio"]) == int(seen.mask.sum())
+        assert correction.mask[row].nonzero().flatten().tolist() == kept
+        assert correction.weights[row, 0].item() == pytest.approx(weight)
+    assert len(correction.numbers["is_ratio"]) == int(seen.mask.sum())
 
 
 # Bad input
@@ -331,6 +331,8 @@ def test_tensors_that_do_not_belong_together_are_refused_by_name(call: Callable[
 
 
 def test_a_loss_refuses_tensors_of_different_shapes_by_name() -> None:
-    one = torch.zeros(1, 2)
+    zeros = torch.zeros(1, 2)
     with pytest.raises(ValueError, match=r"advantages has shape \(1, 3\), logprobs \(1, 2\)"):
-        LossInputs(logprobs=one, old_logprobs=one, rollout_logprobs=one, advantages=torch.zeros(1, 3), mask=one.bool())
+        LossInputs(
+            logprobs=zeros, old_logprobs=zeros, rollout_logprobs=zeros, advantages=torch.zeros(1, 3), mask=zeros.bool()
+        )

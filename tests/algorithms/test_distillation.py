@@ -13,17 +13,17 @@ MASK = torch.tensor([[False, True, True, True], [False, True, False, True]])
 
 
 @pytest.mark.parametrize(
-    ("discount", "wanted"),
+    ("discount", "expected"),
     [
         (0.0, [[0.0, 0.5, -2.0, 1.0], [0.0, 3.0, 0.0, -1.0]]),
         (1.0, [[0.0, -0.5, -1.0, 1.0], [0.0, 2.0, 0.0, -1.0]]),
         (0.5, [[0.0, -0.25, -1.5, 1.0], [0.0, 2.5, 0.0, -1.0]]),
     ],
 )
-def test_a_token_gets_the_gains_of_the_tokens_from_it_on(discount: float, wanted: list[list[float]]) -> None:
+def test_a_token_gets_the_gains_of_the_tokens_from_it_on(discount: float, expected: list[list[float]]) -> None:
     """Tokens that the policy did not sample are skipped, whatever stands there."""
-    found = teacher_advantages(LOGPROBS, TEACHER, MASK, discount=discount)
-    assert found.tolist() == wanted
+    advantages = teacher_advantages(LOGPROBS, TEACHER, MASK, discount=discount)
+    assert advantages.tolist() == expected
 
 
 def test_a_logprob_that_is_not_finite_is_refused_where_the_policy_sampled() -> None:

@@ -44,8 +44,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 def kilobytes(form: str, beta: float, tokens: int) -> int:
     """How far the memory of a process rises in forward and backward."""
     arguments = [form, str(beta), *map(str, (tokens, WORDS, WIDTH))]
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=True)
-    return int(done.stdout)
+    result = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=True)
+    return int(result.stdout)
 
 
 @pytest.mark.long

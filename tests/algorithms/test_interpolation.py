@@ -15,5 +15,5 @@ def test_the_old_policy_is_one_version_behind_the_current_one(behind: int, weigh
 
 def test_log_probabilities_are_mixed_by_versions() -> None:
     weights = interpolation_weight(torch.tensor([[4], [2]]))
-    found = interpolated_logprobs(torch.tensor([[-1.0], [-2.0]]), torch.tensor([[-1.5], [-2.2]]), weights)
-    torch.testing.assert_close(found, torch.tensor([[-1.375], [-2.1]]))  # -1 - 0.75 x 0.5 and -2 - 0.5 x 0.2
+    interpolated = interpolated_logprobs(torch.tensor([[-1.0], [-2.0]]), torch.tensor([[-1.5], [-2.2]]), weights)
+    torch.testing.assert_close(interpolated, torch.tensor([[-1.375], [-2.1]]))  # -1 - 0.75 x 0.5 and -2 - 0.5 x 0.2

@@ -48,8 +48,8 @@ def dense(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
 
 def wanted_of(beta: float, temperature: float, slopes: Tensor, padding: int = 0) -> list[Tensor]:
     hidden, weight, states, matrix = problem(padding)
-    found = dense(hidden @ weight[:VOCABULARY].T / temperature, states @ matrix.T / temperature, beta)
-    return [found.float(), *torch.autograd.grad(found, (hidden, weight), slopes.double())]
+    divergence = dense(hidden @ weight[:VOCABULARY].T / temperature, states @ matrix.T / temperature, beta)
+    return [divergence.float(), *torch.autograd.grad(divergence, (hidden, weight), slopes.double())]
 
 
 @BETAS
@@ -59,30 +59,30 @@ def test_values_and_gradients_are_those_of_the_whole_tables(beta: float, tempera
     """Rows with which the student's matrix is padded have no part in it."""
     slopes = torch.linspace(-1, 1, TOKENS)
     hidden, weight, states, matrix = problem(padding)
-    found = linear_divergence(hidden, weight, states, matrix, beta=beta, temperature=temperature)
-    ours = [found, *torch.autograd.grad(found, (hidden, weight), slopes)]
-    for each, wanted in zip(ours, wanted_of(beta, temperature, slopes, padding), strict=True):
-        torch.testing.assert_close(each, wanted, atol=1e-6, rtol=1e-5)
-    assert found.dtype == torch.float32 and (found > 0.01).all()
+    divergence = linear_divergence(hidden, weight, states, matrix, beta=beta, temperature=temperature)
+    ours = [divergence, *torch.autograd.grad(divergence, (hidden, weight), slopes)]
+    for actual, expected in zip(ours, wanted_of(beta, temperature, slopes, padding), strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-5)
+    assert divergence.dtype == torch.float32 and (divergence > 0.01).all()
 
 
 @BETAS
 def test_a_teacher_that_is_the_student_gives_zero_and_no_gradient(beta: float) -> None:
     hidden, weight, _, _ = problem()
-    found = linear_divergence(hidden, weight, hidden.detach(), weight.detach(), beta=beta, temperature=1.0)
-    gradients = torch.autograd.grad(found.sum(), (hidden, weight))
-    for each in (found, *gradients):
-        torch.testing.assert_close(each, torch.zeros_like(each), atol=1e-6, rtol=0)
+    divergence = linear_divergence(hidden, weight, hidden.detach(), weight.detach(), beta=beta, temperature=1.0)
+    gradients = torch.autograd.grad(divergence.sum(), (hidden, weight))
+    for tensor in (divergence, *gradients):
+        torch.testing.assert_close(tensor, torch.zeros_like(tensor), atol=1e-6, rtol=0)
 
 
 @BETAS
 def test_half_precision_gives_the_numbers_of_its_own_logits(beta: float) -> None:
-    exact = [each.detach().bfloat16() for each in problem()]
-    hidden, weight = (each.requires_grad_() for each in exact[:2])
-    found = linear_divergence(hidden, weight, exact[2], exact[3], beta=beta, temperature=1.0)
-    found.sum().backward()
-    wanted = dense(hidden @ weight.T, exact[2] @ exact[3].T, beta)
-    torch.testing.assert_close(found, wanted.float(), atol=1e-5, rtol=1e-4)
+    exact = [tensor.detach().bfloat16() for tensor in problem()]
+    hidden, weight = (tensor.requires_grad_() for tensor in exact[:2])
+    divergence = linear_divergence(hidden, weight, exact[2], exact[3], beta=beta, temperature=1.0)
+    divergence.sum().backward()
+    expected = dense(hidden @ weight.T, exact[2] @ exact[3].T, beta)
+    torch.testing.assert_close(divergence, expected.float(), atol=1e-5, rtol=1e-4)
     assert weight.grad is not None and weight.grad.dtype == torch.bfloat16
 
 
@@ -92,9 +92,9 @@ def test_a_large_vocabulary_is_added_up_exactly(beta: float, monkeypatch: pytest
     monkeypatch.setattr(module, "LOGITS_AT_A_TIME", 2**25)
     generator = torch.Generator().manual_seed(0)
     hidden, weight, states, matrix = (0.5 * torch.randn(rows, 64, generator=generator) for rows in (2, 150_000) * 2)
-    found = linear_divergence(hidden, weight, states, matrix, beta=beta, temperature=1.0)
-    wanted = dense(hidden.double() @ weight.double().T, states.double() @ matrix.double().T, beta)
-    torch.testing.assert_close(found, wanted.float(), atol=2e-5, rtol=0)
+    divergence = linear_divergence(hidden, weight, states, matrix, beta=beta, temperature=1.0)
+    expected = dense(hidden.double() @ weight.double().T, states.double() @ matrix.double().T, beta)
+    torch.testing.assert_close(divergence, expected.float(), atol=2e-5, rtol=0)
 
 
 def test_no_tensor_of_tokens_times_vocabulary_is_ever_made() -> None:
@@ -141,13 +141,13 @@ def test_two_parts_of_the_vocabulary_give_the_numbers_and_gradients_of_the_whole
     def rank(first: int, last: int) -> list[Tensor]:
         own, part = hidden.detach().clone().requires_grad_(), weight.detach()[first:last].clone().requires_grad_()
         apply: Any = divergences._LinearDivergence.apply
-        found = apply(own, part, states, matrix[first:last], beta, 2.0, VocabularyPart(first=first, largest=51))
-        return [found, *torch.autograd.grad(found, (own, part), slopes)]
+        divergence = apply(own, part, states, matrix[first:last], beta, 2.0, VocabularyPart(first=first, largest=51))
+        return [divergence, *torch.autograd.grad(divergence, (own, part), slopes)]
 
     with ThreadPoolExecutor(2) as ranks:
         ends = list(ranks.map(rank, (0, 51), (51, VOCABULARY)))
-    wanted = wanted_of(beta, 2.0, slopes)
-    torch.testing.assert_close(torch.cat([ends[0][2], ends[1][2]]), wanted[2], atol=1e-6, rtol=1e-5)
-    for found, of_hidden, _ in ends:
-        torch.testing.assert_close(found, wanted[0], atol=1e-6, rtol=1e-5)
-        torch.testing.assert_close(of_hidden, wanted[1], atol=1e-6, rtol=1e-5)
+    expected = wanted_of(beta, 2.0, slopes)
+    torch.testing.assert_close(torch.cat([ends[0][2], ends[1][2]]), expected[2], atol=1e-6, rtol=1e-5)
+    for of_rows, of_hidden, _ in ends:
+        torch.testing.assert_close(of_rows, expected[0], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(of_hidden, expected[1], atol=1e-6, rtol=1e-5)

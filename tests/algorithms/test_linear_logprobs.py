@@ -57,9 +57,9 @@ def test_values_and_gradients_are_those_of_the_whole_table(temperature: float, w
         loss = (logprobs * shares[0]).sum() + (entropy * shares[1]).sum() * with_entropy
         loss.backward()
         results.append((logprobs, entropy, hidden.grad, weight.grad))
-    for ours, wanted in zip(results[1], results[0], strict=True):
-        assert ours is not None and wanted is not None
-        torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
+    for ours, expected in zip(results[1], results[0], strict=True):
+        assert ours is not None and expected is not None
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])
@@ -76,8 +76,8 @@ def test_blocks_of_a_chunk_give_the_bits_of_the_whole_chunk(
         assert entropy is not None
         (logprobs + entropy if entropy_gradient else logprobs).sum().backward()
         results.append([logprobs, entropy, hidden.grad, *([weight.grad] if learns else [])])
-    for few, whole in zip(*results, strict=True):
-        assert few is not None and whole is not None and few.equal(whole)
+    for few, full in zip(*results, strict=True):
+        assert few is not None and full is not None and few.equal(full)
 
 
 @pytest.mark.parametrize("plain_up_to", [0, TOKENS * VOCABULARY])
@@ -86,11 +86,11 @@ def test_the_entropy_has_a_gradient_only_if_that_is_asked_for(
 ) -> None:
     monkeypatch.setattr(module, "PLAIN_UP_TO", plain_up_to)
     hidden, weight, targets = problem()
-    for asked, wanted in (({}, False), ({"entropy_gradient": False}, False), ({"entropy_gradient": True}, True)):
-        entropy = linear_logprobs(hidden, weight, targets, temperature=1.0, **asked)[1]
-        assert entropy is not None and entropy.requires_grad == wanted
+    for options, expected in (({}, False), ({"entropy_gradient": False}, False), ({"entropy_gradient": True}, True)):
+        entropy = linear_logprobs(hidden, weight, targets, temperature=1.0, **options)[1]
+        assert entropy is not None and entropy.requires_grad == expected
         with torch.no_grad():
-            entropy = linear_logprobs(hidden, weight, targets, temperature=1.0, **asked)[1]
+            entropy = linear_logprobs(hidden, weight, targets, temperature=1.0, **options)[1]
         assert entropy is not None and not entropy.requires_grad
 
 
@@ -110,14 +110,14 @@ def test_half_precision_is_as_near_to_the_truth_as_the_table_in_half_precision()
     hidden, weight, targets = problem(torch.bfloat16)
     logprobs, _ = linear_logprobs(hidden, weight, targets, temperature=1.0)
     logprobs.sum().backward()
-    exact_hidden, exact_weight = (each.detach().double().requires_grad_() for each in (hidden, weight))
+    exact_hidden, exact_weight = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
     exact = torch.log_softmax(exact_hidden @ exact_weight.T, -1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     exact.sum().backward()
     assert hidden.grad is not None and weight.grad is not None and logprobs.dtype == torch.float32
     torch.testing.assert_close(logprobs.double(), exact, rtol=2e-2, atol=5e-2)
-    for ours, wanted in ((hidden.grad, exact_hidden.grad), (weight.grad, exact_weight.grad)):
-        assert wanted is not None
-        assert (ours.double() - wanted).norm() < 1e-2 * wanted.norm()
+    for ours, expected in ((hidden.grad, exact_hidden.grad), (weight.grad, exact_weight.grad)):
+        assert expected is not None
+        assert (ours.double() - expected).norm() < 1e-2 * expected.norm()
 
 
 def test_no_tensor_of_tokens_times_vocabulary_is_ever_made() -> None:
@@ -150,14 +150,14 @@ def test_a_frozen_matrix_gets_no_gradient_and_its_table_is_computed_once(
     if uses_entropy:
         assert entropy is not None
         loss = loss + (entropy * shares[1]).sum()
-    again = [each for each, _ in operations(loss.backward) if each is torch.ops.aten.mm.default]
-    assert len(again) == (10 if uses_entropy else 0)  # of five chunks: the table, and its gradient times the matrix
-    whole, _, _ = problem()
-    expected = naive(whole, weight, targets, 0.7)
+    matmuls = [operation for operation, _ in operations(loss.backward) if operation is torch.ops.aten.mm.default]
+    assert len(matmuls) == (10 if uses_entropy else 0)  # of five chunks: the table, and its gradient times the matrix
+    reference_hidden, _, _ = problem()
+    expected = naive(reference_hidden, weight, targets, 0.7)
     ((expected[0] * shares[0]).sum() + (expected[1] * shares[1]).sum() * uses_entropy).backward()
     assert weight.grad is None
     torch.testing.assert_close(logprobs, expected[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(hidden.grad, whole.grad, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(hidden.grad, reference_hidden.grad, rtol=1e-5, atol=1e-5)
 
 
 def test_the_entropy_over_a_large_vocabulary_is_exact() -> None:
@@ -172,8 +172,8 @@ def test_small_tables_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(module, "PLAIN_UP_TO", TOKENS * VOCABULARY)
     monkeypatch.setattr(module, "_LinearLogprobs", None)
     hidden, weight, targets = problem()
-    found = linear_logprobs(hidden, weight, targets, temperature=1.0)
-    torch.testing.assert_close(found, naive(hidden, weight, targets, 1.0))
+    logprobs = linear_logprobs(hidden, weight, targets, temperature=1.0)
+    torch.testing.assert_close(logprobs, naive(hidden, weight, targets, 1.0))
     monkeypatch.setattr(module, "PLAIN_UP_TO", TOKENS * VOCABULARY - 1)
     with pytest.raises(AttributeError, match="apply"):  # the other path, which is gone
         linear_logprobs(hidden, weight, targets, temperature=1.0)
@@ -190,8 +190,8 @@ def test_a_chunk_takes_a_share_of_the_memory_of_a_gpu(
     gigabytes: int, logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOGITS_AT_A_TIME", 2**25)
-    found = SimpleNamespace(total_memory=gigabytes * 10**9)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    properties = SimpleNamespace(total_memory=gigabytes * 10**9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     assert module.logits_at_a_time(torch.device("cuda")) == logits
     assert module.logits_at_a_time(torch.device("cpu")) == 2**25
 
@@ -214,10 +214,10 @@ def test_a_gpu_computes_the_same_in_chunks_and_at_once(monkeypatch: pytest.Monke
     for chunk in (2**40, 7000):
         monkeypatch.setattr(module, "logits_at_a_time", lambda device, chunk=chunk: chunk)
         monkeypatch.setattr(module, "_fits_plainly", lambda logits, device, chunk=chunk: logits <= chunk)
-        leaves = [each.cuda().requires_grad_() for each in (hidden, weight)]
-        found, spread = module.linear_logprobs(leaves[0], leaves[1], targets.cuda(), temperature=0.8)
+        leaves = [tensor.cuda().requires_grad_() for tensor in (hidden, weight)]
+        logprobs, spread = module.linear_logprobs(leaves[0], leaves[1], targets.cuda(), temperature=0.8)
         assert spread is not None
-        results.append([found, spread, *torch.autograd.grad(found.sum(), leaves)])
+        results.append([logprobs, spread, *torch.autograd.grad(logprobs.sum(), leaves)])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, atol=1e-2, rtol=1e-2)  # TF32 where the GPU has it
 
@@ -251,11 +251,11 @@ def test_what_is_compiled_computes_the_same(
 def test_log_probabilities_without_entropies_are_compiled_where_they_have_gradients(
     by_the_compiler: bool, plain_up_to: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[str] = []
+    compiled_names: list[str] = []
     compiler: Callable[..., Any] = compiled if by_the_compiler else lambda function: function
 
     def noted(function: Any) -> Any:
-        given.append(function.__name__)
+        compiled_names.append(function.__name__)
         return compiler(function)
 
     monkeypatch.setattr(module, "compiled", noted)
@@ -266,7 +266,7 @@ def test_log_probabilities_without_entropies_are_compiled_where_they_have_gradie
         logprobs, entropy = linear_logprobs(
             hidden, weight, targets, temperature=0.7, with_entropy=False, compile_it=compile_it
         )
-        assert entropy is None and bool(given) == compile_it
+        assert entropy is None and bool(compiled_names) == compile_it
         logprobs.sum().backward()
         results.append((logprobs, hidden.grad, weight.grad))
     for ours, plain in zip(results[1], results[0], strict=True):
@@ -291,18 +291,18 @@ def test_two_parts_of_the_vocabulary_give_the_numbers_and_gradients_of_the_whole
     hidden, weight, targets = problem()
     expected = naive(hidden, weight, targets, 2.0)
     slopes = torch.linspace(-1, 1, TOKENS), torch.linspace(2, 3, TOKENS)
-    wanted = torch.autograd.grad(expected, (hidden, weight), slopes, retain_graph=True)
+    gradients = torch.autograd.grad(expected, (hidden, weight), slopes, retain_graph=True)
     [of_logprobs] = torch.autograd.grad(expected[0], hidden, slopes[0])
 
     def rank(first: int, last: int) -> list[Tensor]:
         own, part = hidden.detach().clone().requires_grad_(), weight.detach()[first:last].clone().requires_grad_()
         apply: Any = module._LinearLogprobs.apply
         where = VocabularyPart(first=first, largest=51)
-        found = apply(own, part, targets, 2.0, True, where, False, False)
+        logprobs = apply(own, part, targets, 2.0, True, where, False, False)
         frozen, _ = apply(own, part.detach(), targets, 2.0, True, where, False, True)
         return [
-            *found,
-            *torch.autograd.grad(found, (own, part), slopes),
+            *logprobs,
+            *torch.autograd.grad(logprobs, (own, part), slopes),
             *torch.autograd.grad(frozen, own, slopes[0]),
         ]
 
@@ -312,8 +312,8 @@ def test_two_parts_of_the_vocabulary_give_the_numbers_and_gradients_of_the_whole
         torch.testing.assert_close(beside_a_frozen_matrix, of_logprobs)
         torch.testing.assert_close(logprobs, expected[0])
         torch.testing.assert_close(spread, expected[1])
-        torch.testing.assert_close(of_hidden, wanted[0])
-        torch.testing.assert_close(of_weight, wanted[1][:51] if len(of_weight) == 51 else wanted[1][51:])
+        torch.testing.assert_close(of_hidden, gradients[0])
+        torch.testing.assert_close(of_weight, gradients[1][:51] if len(of_weight) == 51 else gradients[1][51:])
 
 
 def test_a_rank_has_the_tokens_that_chunks_of_equal_size_leave_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +346,7 @@ def test_a_part_of_the_vocabulary_finds_its_own_tokens_from_the_first_to_the_las
 
 def test_the_entropy_of_logits_has_a_gradient_only_if_that_is_asked_for() -> None:
     logits = torch.zeros(1, 2, requires_grad=True)
-    for asked in ({}, {"entropy_gradient": True}):
-        _, spread = logprobs_of_logits(logits, torch.tensor([0]), temperature=1.0, with_entropy=True, **asked)
+    for options in ({}, {"entropy_gradient": True}):
+        _, spread = logprobs_of_logits(logits, torch.tensor([0]), temperature=1.0, with_entropy=True, **options)
         assert spread is not None
-        assert spread.requires_grad is bool(asked)
+        assert spread.requires_grad is bool(options)

@@ -37,8 +37,8 @@ def from_hidden_states(logits: Tensor, tokens: Tensor, temperature: float) -> Te
 def reported(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
     """By the engine, at the numbers with which it draws these tokens."""
     settings = RowSettings.of([SamplingParams(temperature=temperature)] * ROWS, "cpu")
-    likely = (logits / temperature).softmax(-1)
-    uniform = (likely.cumsum(-1) - likely / 2).gather(1, tokens.unsqueeze(1)).squeeze(1)
+    probabilities = (logits / temperature).softmax(-1)
+    uniform = (probabilities.cumsum(-1) - probabilities / 2).gather(1, tokens.unsqueeze(1)).squeeze(1)
     drawn, logprobs = choose(logits, settings, uniform.double())
     assert torch.equal(drawn, tokens)
     return logprobs
@@ -54,28 +54,28 @@ WAYS: dict[str, Way] = {
 }
 
 
-CASES = [(way, temperature) for way in WAYS for temperature in (1.0, 0.5)]
-CASES += [(way, 0.7) for way in ("table", "half", "engine", "plain")]  # the others divide first, which rounds
+CASES = [(method, temperature) for method in WAYS for temperature in (1.0, 0.5)]
+CASES += [(method, 0.7) for method in ("table", "half", "engine", "plain")]  # the others divide first, which rounds
 
 
 @pytest.mark.parametrize("size", [0.0, 70.0, -7e3, 3e4, 1e6])
-@pytest.mark.parametrize(("way", "temperature"), CASES)
+@pytest.mark.parametrize(("method", "temperature"), CASES)
 def test_large_logits_cost_no_precision(
-    way: str, size: float, temperature: float, monkeypatch: pytest.MonkeyPatch
+    method: str, size: float, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if way == "chunks":
+    if method == "chunks":
         monkeypatch.setattr(linear_logprobs, "PLAIN_UP_TO", 0)
         monkeypatch.setattr(linear_logprobs, "LOGITS_AT_A_TIME", 5 * VOCABULARY)
     logits, tokens = problem(size)
-    wanted = exact(logits.bfloat16() if way == "half" else logits, tokens, temperature)
-    torch.testing.assert_close(WAYS[way](logits, tokens, temperature).double(), wanted, atol=3e-6, rtol=1e-6)
+    expected = exact(logits.bfloat16() if method == "half" else logits, tokens, temperature)
+    torch.testing.assert_close(WAYS[method](logits, tokens, temperature).double(), expected, atol=3e-6, rtol=1e-6)
 
 
 def test_the_gradient_is_that_of_log_softmax() -> None:
     logits, tokens = problem(50.0)
-    found, wanted = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    actual, expected = logits.clone().requires_grad_(), logits.double().requires_grad_()
     shares = torch.arange(1.0, ROWS + 1)
-    (token_logprobs(found, tokens, temperature=0.7) * shares).sum().backward()
-    (exact(wanted, tokens, 0.7) * shares).sum().backward()
-    assert found.grad is not None and wanted.grad is not None
-    torch.testing.assert_close(found.grad.double(), wanted.grad, atol=1e-5, rtol=1e-5)
+    (token_logprobs(actual, tokens, temperature=0.7) * shares).sum().backward()
+    (exact(expected, tokens, 0.7) * shares).sum().backward()
+    assert actual.grad is not None and expected.grad is not None
+    torch.testing.assert_close(actual.grad.double(), expected.grad, atol=1e-5, rtol=1e-5)

@@ -162,8 +162,8 @@ def test_dppo_knows_the_divergence_of_tokens_that_were_or_are_certain() -> None:
     [GSPOLoss(eps_clip_low=0.2, eps_clip_high=0.2), GMPOLoss(log_clip_low=0.4, log_clip_high=0.4)],
     ids=["gspo", "gmpo"],
 )
-@pytest.mark.parametrize(("mean", "held"), [(9.0, 9.0), (12.0, 10.0)])
-def test_the_ratio_of_a_bad_answer_is_held_to_e_to_the_ten(loss: PolicyLoss, mean: float, held: float) -> None:
+@pytest.mark.parametrize(("mean", "clamped"), [(9.0, 9.0), (12.0, 10.0)])
+def test_the_ratio_of_a_bad_answer_is_held_to_e_to_the_ten(loss: PolicyLoss, mean: float, clamped: float) -> None:
     old = torch.tensor([[-mean - 2, -mean]])  # log-ratios mean + 1 and mean - 1
     inputs = LossInputs(
         logprobs=torch.full((1, 2), -1.0),
@@ -172,7 +172,7 @@ def test_the_ratio_of_a_bad_answer_is_held_to_e_to_the_ten(loss: PolicyLoss, mea
         advantages=torch.full((1, 2), -1.0),
         mask=torch.ones(1, 2, dtype=torch.bool),
     )
-    torch.testing.assert_close(loss(inputs), torch.full((1, 2), math.exp(held)))
+    torch.testing.assert_close(loss(inputs), torch.full((1, 2), math.exp(clamped)))
 
 
 def test_rows_without_advantage_are_left_out_only_where_the_loss_is_known_to_vanish_there() -> None:
@@ -198,10 +198,10 @@ def test_clip_cov_draws_its_share_of_the_selected_tokens_and_at_least_one(share:
         mask=torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0]]).bool(),
     )
     loss = ClipCovLoss(eps_clip_low=0.2, eps_clip_high=0.2, clip_ratio=share, clip_cov_lb=-9.0, clip_cov_ub=9.0)
-    found = loss.measure(inputs)["clip_ratio"]
-    assert found.sum() == drawn
-    assert not (found & ~inputs.mask).any()
-    assert torch.equal(loss(inputs) == 0, found)
+    clipped = loss.measure(inputs)["clip_ratio"]
+    assert clipped.sum() == drawn
+    assert not (clipped & ~inputs.mask).any()
+    assert torch.equal(loss(inputs) == 0, clipped)
 
 
 def test_clip_cov_draws_only_tokens_between_its_bounds() -> None:
@@ -216,8 +216,8 @@ def test_clip_cov_draws_only_tokens_between_its_bounds() -> None:
 
     def drawn(low: float, high: float) -> list[bool]:
         loss = ClipCovLoss(eps_clip_low=0.2, eps_clip_high=0.2, clip_ratio=1.0, clip_cov_lb=low, clip_cov_ub=high)
-        found: list[list[bool]] = loss.measure(inputs)["clip_ratio"].tolist()
-        return found[0]
+        clipped: list[list[bool]] = loss.measure(inputs)["clip_ratio"].tolist()
+        return clipped[0]
 
     assert drawn(5.0, 7.0) == [True, False, True]
     assert drawn(6.0, 7.0) == drawn(5.0, 6.0) == [False, False, False]
@@ -238,8 +238,8 @@ def test_entropy_is_that_of_the_tempered_distribution() -> None:
 
 
 def test_entropy_of_short_logits_is_computed_in_float32() -> None:
-    found = entropy(torch.zeros(1, 3, dtype=torch.bfloat16), temperature=1.0)
-    torch.testing.assert_close(found, torch.tensor([math.log(3)]))  # bfloat16 would give 1.1016
+    entropies = entropy(torch.zeros(1, 3, dtype=torch.bfloat16), temperature=1.0)
+    torch.testing.assert_close(entropies, torch.tensor([math.log(3)]))  # bfloat16 would give 1.1016
 
 
 @pytest.mark.parametrize(
@@ -256,13 +256,13 @@ def test_the_weight_of_the_penalty_moves_by_at_most_a_fifth_in_a_horizon(
 
 def test_a_log_probability_is_that_of_the_tempered_distribution() -> None:
     logits = torch.tensor([[2 * math.log(3.0), 0.0]]).expand(2, 2)  # at temperature 2: 3/4 and 1/4
-    found = token_logprobs(logits, torch.tensor([0, 1]), temperature=2.0)
-    assert found.tolist() == pytest.approx([math.log(3 / 4), math.log(1 / 4)])
+    logprobs = token_logprobs(logits, torch.tensor([0, 1]), temperature=2.0)
+    assert logprobs.tolist() == pytest.approx([math.log(3 / 4), math.log(1 / 4)])
 
 
 def of_tokens(logprobs: list[float], old: list[float], advantages: list[float]) -> LossInputs:
     """One answer, all of whose tokens are selected."""
-    new, before, gains = (torch.tensor([each]) for each in (logprobs, old, advantages))
+    new, before, gains = (torch.tensor([values]) for values in (logprobs, old, advantages))
     mask = torch.ones_like(new, dtype=torch.bool)
     return LossInputs(logprobs=new, old_logprobs=before, rollout_logprobs=before, advantages=gains, mask=mask)
 
@@ -280,21 +280,21 @@ def test_gmpo_holds_a_token_beyond_its_bounds_in_the_direction_of_its_advantage_
         [-1.5, -1.5, -1.5, -1.5, -1.5, -1.5, -1.5, -1.5],  # log-ratios 1/2, then 3/4; -1/2, then -3/4
         [1.0, 0.25, 0.0, -1.0, -1.0, -0.25, 0.0, 1.0],
     )
-    found = GMPOLoss(log_clip_low=0.5, log_clip_high=0.5).measure(inputs)["clip_ratio"]
-    assert found.tolist() == [[False, True, False, False, False, True, False, False]]
+    clipped = GMPOLoss(log_clip_low=0.5, log_clip_high=0.5).measure(inputs)["clip_ratio"]
+    assert clipped.tolist() == [[False, True, False, False, False, True, False, False]]
 
 
 def test_sapo_gates_any_good_token_with_its_own_temperature() -> None:
     inputs = of_tokens([0.0, 0.0], [-math.log(2.0)] * 2, [0.5, -0.5])  # ratio 2: -(4 / tau) sigmoid(tau) A
-    found = SAPOLoss(tau_pos=1.0, tau_neg=2.0)(inputs)
-    torch.testing.assert_close(found, torch.tensor([[-2 / (1 + math.exp(-1.0)), 1 / (1 + math.exp(-2.0))]]))
+    losses = SAPOLoss(tau_pos=1.0, tau_neg=2.0)(inputs)
+    torch.testing.assert_close(losses, torch.tensor([[-2 / (1 + math.exp(-1.0)), 1 / (1 + math.exp(-2.0))]]))
 
 
 @pytest.mark.parametrize(("share", "penalised"), [(0.0, {0}), (0.25, {0}), (0.5, {0, 3})])
 def test_kl_cov_penalises_its_share_of_the_tokens_and_at_least_one(share: float, penalised: set[int]) -> None:
     inputs = of_tokens([-1.0, -2.0, -3.0, -4.0], [-2.0, -3.0, -4.0, -5.0], [3.0, 1.0, 0.0, 0.0])
     loss = KLCovLoss(kl_cov_frac=share, ppo_kl_coef=7.0)(inputs)  # covariances 3, 0, 0.5, 1.5
-    expected = [-math.e * gain + 7.0 * (place in penalised) for place, gain in enumerate([3.0, 1.0, 0.0, 0.0])]
+    expected = [-math.e * gain + 7.0 * (index in penalised) for index, gain in enumerate([3.0, 1.0, 0.0, 0.0])]
     torch.testing.assert_close(loss, torch.tensor([expected]))
 
 
@@ -307,10 +307,10 @@ def lowbias32(value: float) -> int:
 
 
 def test_clip_cov_draws_the_tokens_whose_log_probabilities_have_the_smallest_hashes() -> None:
-    logprobs = [-0.01 * place for place in range(1, 201)]
+    logprobs = [-0.01 * index for index in range(1, 201)]
     loss = ClipCovLoss(eps_clip_low=0.2, eps_clip_high=0.2, clip_ratio=0.25, clip_cov_lb=-9.0, clip_cov_ub=9.0)
     drawn = loss.measure(of_tokens(logprobs, logprobs, [1.0, -1.0] * 100))["clip_ratio"][0]
-    smallest = sorted(range(200), key=lambda place: lowbias32(logprobs[place]))[:50]
+    smallest = sorted(range(200), key=lambda index: lowbias32(logprobs[index]))[:50]
     assert drawn.nonzero().flatten().tolist() == sorted(smallest)
 
 
@@ -357,7 +357,7 @@ def test_returns_refuse_what_does_not_belong_together_or_is_not_finite(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "any_of_them"),
+    ("correction", "any_of_them"),
     [
         (OffPolicyCorrection(), False),
         (OffPolicyCorrection(outlier_token=Bounds(low=0.1)), True),
@@ -366,5 +366,5 @@ def test_returns_refuse_what_does_not_belong_together_or_is_not_finite(
         (OffPolicyCorrection(sequence_metric="product"), True),
     ],
 )
-def test_one_correction_is_a_correction(wanted: OffPolicyCorrection, any_of_them: bool) -> None:
-    assert bool(wanted) == any_of_them
+def test_one_correction_is_a_correction(correction: OffPolicyCorrection, any_of_them: bool) -> None:
+    assert bool(correction) == any_of_them

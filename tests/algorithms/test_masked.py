@@ -40,16 +40,16 @@ def test_reinforce_plus_plus_baseline_learns_nothing_from_equal_scores_of_lone_a
 
 def test_standardizing_divides_by_the_root_of_the_biased_variance() -> None:
     values = torch.tensor([1.0, 2.0, NAN, 3.0, 6.0])  # mean 3, squared distances 4, 1, 0, 9: variance 14 / 4
-    found = standardize(values, torch.tensor([1, 1, 0, 1, 1]).bool())
+    standardized = standardize(values, torch.tensor([1, 1, 0, 1, 1]).bool())
     root = 3.5**0.5
-    torch.testing.assert_close(found, torch.tensor([-2 / root, -1 / root, 0.0, 0.0, 3 / root]))
+    torch.testing.assert_close(standardized, torch.tensor([-2 / root, -1 / root, 0.0, 0.0, 3 / root]))
 
 
 def test_whitening_divides_by_the_root_of_the_unbiased_variance() -> None:
     values = torch.tensor([1.0, 2.0, NAN, 3.0, 6.0])
-    found = whiten(values, torch.tensor([1, 1, 0, 1, 1]).bool())
+    whitened = whiten(values, torch.tensor([1, 1, 0, 1, 1]).bool())
     root = (14 / 3) ** 0.5
-    torch.testing.assert_close(found, torch.tensor([-2 / root, -1 / root, 0.0, 0.0, 3 / root]))
+    torch.testing.assert_close(whitened, torch.tensor([-2 / root, -1 / root, 0.0, 0.0, 3 / root]))
 
 
 def test_a_spread_below_the_bound_of_either_is_not_blown_up_to_one() -> None:
@@ -63,8 +63,8 @@ def test_a_spread_below_the_bound_of_either_is_not_blown_up_to_one() -> None:
 def test_fewer_than_two_values_become_nothing(
     shift: Callable[[Tensor, Tensor], Tensor], mask: tuple[bool, ...]
 ) -> None:
-    found = shift(torch.tensor([NAN, 5.0]), torch.tensor(mask))
-    assert (found.tolist(), found.dtype) == ([0.0, 0.0], torch.float32)
+    shifted = shift(torch.tensor([NAN, 5.0]), torch.tensor(mask))
+    assert (shifted.tolist(), shifted.dtype) == ([0.0, 0.0], torch.float32)
 
 
 def test_the_mean_of_one_value_is_that_value_and_of_none_is_zero() -> None:

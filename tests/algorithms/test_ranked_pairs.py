@@ -37,8 +37,8 @@ def test_one_of_all_pairs_is_drawn_from_the_seed() -> None:
 
 
 def test_a_group_draws_the_same_pair_whatever_other_groups_there_are() -> None:
-    alone = ranked_pairs(REWARDS[:4], GROUPS[:4], ABLE[:4], choose="random", keys=torch.arange(4), seed=5)
-    assert alone.tolist() == chosen("random", 5)
+    first_pairs = ranked_pairs(REWARDS[:4], GROUPS[:4], ABLE[:4], choose="random", keys=torch.arange(4), seed=5)
+    assert first_pairs.tolist() == chosen("random", 5)
 
 
 def test_answers_of_equal_reward_are_counted_if_they_may_be_in_a_pair() -> None:

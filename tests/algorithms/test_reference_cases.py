@@ -61,8 +61,8 @@ def load(reference: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def meta(reference: Path) -> dict[str, Any]:
     """What holds for all cases: the reference's defaults above all."""
-    found: dict[str, Any] = load(reference)["meta"]
-    return found
+    meta: dict[str, Any] = load(reference)["meta"]
+    return meta
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -73,9 +73,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_a_case_has_the_reference_result(case: Case, meta: dict[str, Any]) -> None:
-    found = OURS[case["function"]](case, meta)
+    result = OURS[case["function"]](case, meta)
     try:
-        expect_equal(case, found)
+        expect_equal(case, result)
     except AssertionError:
         if not (reason := why_different(case)):
             raise
@@ -86,8 +86,8 @@ def test_what_is_different_on_purpose_is_different() -> None:
     loaded = load(HERE)
     half = next(case for case in loaded["cases"] if case["id"] == "exec_offpolicy_8")
     half["inputs"]["off_policy_correction"]["token_mask_is_threshold_low"] = 0.9  # the smallest ratio is 0.82
-    found = OURS[half["function"]](half, loaded["meta"])
-    assert found["new_loss_mask"].sum() < tensor(half["expected"]["new_loss_mask"]).sum()
+    result = OURS[half["function"]](half, loaded["meta"])
+    assert result["new_loss_mask"].sum() < tensor(half["expected"]["new_loss_mask"]).sum()
     reset = next(case for case in loaded["cases"] if case["id"] == "reinforcepp_returns_eos_reset")
     over_a_hole = reset | {"inputs": reset["inputs"] | {"response_mask": [[1, 0, 1]]}}
     returns = OURS[reset["function"]](over_a_hole, loaded["meta"])["returns"]
@@ -100,9 +100,9 @@ def test_what_is_different_on_purpose_is_different() -> None:
 def test_a_case_without_a_mask_counts_every_token(name: str, meta: dict[str, Any]) -> None:
     case = next(case for case in load(HERE)["cases"] if case["id"] == name)
     (mask,) = {"mask", "loss_mask"} & case["inputs"].keys()
-    whole = torch.ones_like(tensor(case["inputs"][mask])).tolist()
+    ones = torch.ones_like(tensor(case["inputs"][mask])).tolist()
     named, unnamed = (
-        OURS[case["function"]](case | {"inputs": case["inputs"] | {mask: value}}, meta) for value in (whole, None)
+        OURS[case["function"]](case | {"inputs": case["inputs"] | {mask: value}}, meta) for value in (ones, None)
     )
     expect_equal({"expected": as_numbers(named)}, unnamed)
 
@@ -118,20 +118,20 @@ def test_the_weights_of_a_correction_are_compared_token_by_token() -> None:
         },
         "expected": {"tis_ratio": [[1.0, 2.0, 2.0]], "tis_token_clip_high_ratio": 0.5},
     }
-    found = OURS[case["function"]](case, {})
-    expect_equal(case, found)
+    result = OURS[case["function"]](case, {})
+    expect_equal(case, result)
     with pytest.raises(AssertionError):
-        expect_equal(case | {"expected": {"tis_ratio": [[1.0, 1.0, 2.0]]}}, found)
+        expect_equal(case | {"expected": {"tis_ratio": [[1.0, 1.0, 2.0]]}}, result)
 
 
-def as_numbers(found: dict[str, Any]) -> dict[str, Any]:
+def as_numbers(result: dict[str, Any]) -> dict[str, Any]:
     """Results as a case has them."""
-    plain = {name: value.values if isinstance(value, inside) else value for name, value in found.items()}
+    plain = {name: value.values if isinstance(value, inside) else value for name, value in result.items()}
     return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in plain.items()}
 
 
 def why_different(case: Case) -> str:
-    return next((why for function, holds, why in DIFFERENT if case["function"] == function and holds(case)), "")
+    return next((reason for function, holds, reason in DIFFERENT if case["function"] == function and holds(case)), "")
 
 
 def expect_equal(case: Case, ours: dict[str, Any]) -> None:
@@ -148,10 +148,10 @@ def expect_equal(case: Case, ours: dict[str, Any]) -> None:
             compare(name, ours[name], expected, bounds)
 
 
-def compare(name: str, found: Any, expected: Any, bounds: dict[str, float]) -> None:
-    wanted = tensor(expected) if isinstance(expected, list) else torch.tensor(float(expected))
-    if isinstance(found, inside):
-        found, wanted = found.values[found.mask], wanted[found.mask]
-    values: Tensor = torch.as_tensor(found, dtype=torch.float32)
+def compare(name: str, actual: Any, expected: Any, bounds: dict[str, float]) -> None:
+    target = tensor(expected) if isinstance(expected, list) else torch.tensor(float(expected))
+    if isinstance(actual, inside):
+        actual, target = actual.values[actual.mask], target[actual.mask]
+    values: Tensor = torch.as_tensor(actual, dtype=torch.float32)
     rtol, atol = bounds["rtol"], bounds["atol"]
-    torch.testing.assert_close(values, wanted, rtol=rtol, atol=atol, msg=lambda text: f"{name}: {text}")
+    torch.testing.assert_close(values, target, rtol=rtol, atol=atol, msg=lambda text: f"{name}: {text}")

@@ -48,5 +48,5 @@ def test_a_scale_is_made_again_from_its_numbers() -> None:
 
 
 def test_values_are_kept_where_the_mask_is() -> None:
-    found = masked(torch.tensor([[1.0, torch.nan]]), torch.tensor([[True, False]]))
-    assert torch.equal(found, torch.tensor([[1.0, 0.0]]))
+    output = masked(torch.tensor([[1.0, torch.nan]]), torch.tensor([[True, False]]))
+    assert torch.equal(output, torch.tensor([[1.0, 0.0]]))

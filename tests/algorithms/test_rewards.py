@@ -49,7 +49,7 @@ def normalized(
     unbiased: bool = False,
     mask: tuple[bool, ...] | None = None,
 ) -> list[float]:
-    found = normalize(
+    rewards = normalize(
         torch.tensor(values),
         torch.tensor(groups),
         torch.tensor(mask or (True,) * len(values)),
@@ -59,7 +59,7 @@ def normalized(
         unbiased=unbiased,
         eps=1e-5,
     )
-    return found.tolist()
+    return rewards.tolist()
 
 
 @pytest.mark.parametrize(
@@ -84,18 +84,18 @@ def test_each_row_of_areals_normalization(
 
 
 def test_the_mean_of_the_others_makes_it_rloo() -> None:
-    found = normalized(REWARDS[:4], GROUPS[:4], "group", None, leave_one_out=True)
-    assert found == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])  # 1 - 1/3 and 0 - 2/3
+    rewards = normalized(REWARDS[:4], GROUPS[:4], "group", None, leave_one_out=True)
+    assert rewards == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])  # 1 - 1/3 and 0 - 2/3
 
 
 def test_a_leave_one_out_mean_has_its_own_deviation() -> None:
-    found = normalized(REWARDS[:4], GROUPS[:4], "group", "group", leave_one_out=True)
-    assert found == pytest.approx([1.0, -1.0, -1.0, 1.0], abs=2e-5)  # the root of the mean of (2/3)^2
+    rewards = normalized(REWARDS[:4], GROUPS[:4], "group", "group", leave_one_out=True)
+    assert rewards == pytest.approx([1.0, -1.0, -1.0, 1.0], abs=2e-5)  # the root of the mean of (2/3)^2
 
 
 def test_the_unbiased_deviation_divides_by_one_less() -> None:
-    found = normalized(REWARDS[:4], GROUPS[:4], "group", "group", unbiased=True)
-    assert found == pytest.approx([0.866, -0.866, -0.866, 0.866], abs=1e-4)  # 1/2 over sqrt(1/3)
+    rewards = normalized(REWARDS[:4], GROUPS[:4], "group", "group", unbiased=True)
+    assert rewards == pytest.approx([0.866, -0.866, -0.866, 0.866], abs=1e-4)  # 1/2 over sqrt(1/3)
 
 
 @pytest.mark.parametrize("leave_one_out", [False, True])
@@ -119,8 +119,8 @@ def test_what_is_left_out_is_in_no_mean_and_becomes_nothing() -> None:
 
 
 def test_tokens_of_a_long_answer_weigh_more_in_the_mean() -> None:
-    found = normalized((3.0, 0.0, 0.0), (0, 0, 0), "group", None)  # one token of one answer, two of the other
-    assert found == [2.0, -1.0, -1.0]
+    rewards = normalized((3.0, 0.0, 0.0), (0, 0, 0), "group", None)  # one token of one answer, two of the other
+    assert rewards == [2.0, -1.0, -1.0]
 
 
 def test_a_group_of_two_has_the_deviation_of_two() -> None:

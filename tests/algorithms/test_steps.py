@@ -68,7 +68,7 @@ def test_every_turn_gets_what_its_whole_trajectory_is_worth(
 
 
 def test_a_trajectory_in_one_row_or_in_several_is_worth_the_same() -> None:
-    whole = TrainingBatch(
+    batch = TrainingBatch(
         input_ids=torch.ones(3, 3, dtype=torch.long),
         lengths=torch.tensor([3, 3, 3]),
         loss_mask=torch.tensor([[0, 1, 1]] * 3).bool(),
@@ -84,7 +84,7 @@ def test_a_trajectory_in_one_row_or_in_several_is_worth_the_same() -> None:
         Compared(rescaled_for_silent_groups),
         ReinforcePlusPlusBaseline(),
     ):
-        of_rows = estimate(whole)[torch.tensor(TRAJECTORIES), 1]
+        of_rows = estimate(batch)[torch.tensor(TRAJECTORIES), 1]
         torch.testing.assert_close(estimate(turns())[:, 1], of_rows, atol=1e-6, rtol=1e-5)
 
 

@@ -16,16 +16,16 @@ def _factors(rank: int) -> list[Tensor]:
     return [torch.randn(rank, H, requires_grad=True), torch.randn(V, rank, requires_grad=True)]
 
 
-def _updates(pairs: list[list[Tensor]], places: list[range], gradients: list[list[Tensor]]) -> list[StretchUpdate]:
+def _updates(pairs: list[list[Tensor]], row_ranges: list[range], gradients: list[list[Tensor]]) -> list[StretchUpdate]:
     return [
         StretchUpdate(start=rows.start, stop=rows.stop, a=a.detach(), b=b.detach(), scale=0.5, for_a=for_a, for_b=for_b)
-        for rows, (a, b), (for_a, for_b) in zip(places, pairs, gradients, strict=True)
+        for rows, (a, b), (for_a, for_b) in zip(row_ranges, pairs, gradients, strict=True)
     ]
 
 
-def _plain(hidden: Tensor, weight: Tensor, pairs: list[list[Tensor]], places: list[range]) -> Tensor:
+def _plain(hidden: Tensor, weight: Tensor, pairs: list[list[Tensor]], row_ranges: list[range]) -> Tensor:
     product = hidden @ weight.T
-    for rows, (a, b) in zip(places, pairs, strict=True):
+    for rows, (a, b) in zip(row_ranges, pairs, strict=True):
         inside = torch.zeros(N, 1)
         inside[rows.start : rows.stop] = 1.0
         product = product + inside * 0.5 * (hidden @ a.T @ b.T)
@@ -45,25 +45,25 @@ def test_several_targets_with_updates_are_those_of_a_softmax(
     torch.manual_seed(0)
     hidden, weight = torch.randn(N, H, requires_grad=True), torch.randn(V, H, requires_grad=True)
     pairs, targets, factors = [_factors(2), _factors(4)], torch.randint(0, V, (N, K)), torch.randn(N, K)
-    gradients = [[torch.zeros_like(each) for each in pair] for pair in pairs]
-    wanted = _plain(hidden, weight, pairs, PLACES).log_softmax(-1).gather(-1, targets)
-    (wanted * factors).sum().backward()
+    gradients = [[torch.zeros_like(tensor) for tensor in pair] for pair in pairs]
+    expected = _plain(hidden, weight, pairs, PLACES).log_softmax(-1).gather(-1, targets)
+    (expected * factors).sum().backward()
     plain = [hidden.grad, weight.grad]
     hidden.grad = weight.grad = None
 
-    found = target_logprobs.target_logprobs(hidden, weight, targets, _updates(pairs, PLACES, gradients))
-    (found * factors).sum().backward()
+    logprobs = target_logprobs.target_logprobs(hidden, weight, targets, _updates(pairs, PLACES, gradients))
+    (logprobs * factors).sum().backward()
 
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(logprobs, expected)
     torch.testing.assert_close([hidden.grad, weight.grad], plain)
-    torch.testing.assert_close(gradients, [[each.grad for each in pair] for pair in pairs])
+    torch.testing.assert_close(gradients, [[tensor.grad for tensor in pair] for pair in pairs])
 
 
 def test_one_target_is_what_linear_logprobs_computes() -> None:
     torch.manual_seed(1)
     hidden, weight, targets = torch.randn(N, H), torch.randn(V, H), torch.randint(0, V, (N,))
-    wanted, _ = linear_logprobs.linear_logprobs(hidden, weight, targets, temperature=1.0, with_entropy=False)
-    torch.testing.assert_close(target_logprobs.target_logprobs(hidden, weight, targets[:, None])[:, 0], wanted)
+    expected, _ = linear_logprobs.linear_logprobs(hidden, weight, targets, temperature=1.0, with_entropy=False)
+    torch.testing.assert_close(target_logprobs.target_logprobs(hidden, weight, targets[:, None])[:, 0], expected)
 
 
 @pytest.mark.parametrize("x_learns", [True, False])
@@ -71,15 +71,15 @@ def test_stretches_of_a_layer_have_their_own_updates(x_learns: bool) -> None:
     torch.manual_seed(2)
     x, weight = torch.randn(1, N, H, requires_grad=x_learns), torch.randn(V, H)
     pairs, errors = [_factors(2), _factors(4)], torch.randn(1, N, V)
-    gradients = [[torch.zeros_like(each) for each in pair] for pair in pairs]
-    wanted = _plain(x[0], weight, pairs, PLACES).unsqueeze(0)
-    wanted.backward(errors)
+    gradients = [[torch.zeros_like(tensor) for tensor in pair] for pair in pairs]
+    expected = _plain(x[0], weight, pairs, PLACES).unsqueeze(0)
+    expected.backward(errors)
     for_x, x.grad = x.grad, None
 
-    found = with_updates(x, x @ weight.T, tuple(_updates(pairs, PLACES, gradients)))
-    found.backward(errors)
+    logits = with_updates(x, x @ weight.T, tuple(_updates(pairs, PLACES, gradients)))
+    logits.backward(errors)
 
-    torch.testing.assert_close(found, wanted)
-    torch.testing.assert_close(gradients, [[each.grad for each in pair] for pair in pairs])
+    torch.testing.assert_close(logits, expected)
+    torch.testing.assert_close(gradients, [[tensor.grad for tensor in pair] for pair in pairs])
     if x_learns:
         torch.testing.assert_close(x.grad, for_x)

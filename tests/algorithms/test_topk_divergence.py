@@ -45,22 +45,22 @@ def ids_of(teacher: Tensor) -> Tensor:
 
 def dense(student: Tensor, teacher: Tensor, ids: Tensor, *, beta: float, tail: bool, floor: float | None) -> Tensor:
     """The divergence as its definition has it, from logits (N, V) in float64, one position after the other."""
-    found = []
+    divergences = []
     for one, other, chosen in zip(student.double(), teacher.double(), ids, strict=True):
         chosen = chosen[chosen != ABSENT]
         p, q = one.softmax(-1)[chosen], other.softmax(-1)[chosen]
         if tail:
-            p, q = (torch.cat([each, 1 - each.sum(-1, keepdim=True)]) for each in (p, q))
+            p, q = (torch.cat([probabilities, 1 - probabilities.sum(-1, keepdim=True)]) for probabilities in (p, q))
         if floor is not None:
-            p, q = (each.log().clamp(min=floor).exp() for each in (p, q))
+            p, q = (probabilities.log().clamp(min=floor).exp() for probabilities in (p, q))
         m = (1 - beta) * p + beta * q
         if beta == 0:
-            found.append((q * (q.log() - p.log())).sum())
+            divergences.append((q * (q.log() - p.log())).sum())
         elif beta == 1:
-            found.append((p * (p.log() - q.log())).sum())
+            divergences.append((p * (p.log() - q.log())).sum())
         else:
-            found.append(beta * (q * (q / m).log()).sum() + (1 - beta) * (p * (p / m).log()).sum())
-    return torch.stack(found)
+            divergences.append(beta * (q * (q / m).log()).sum() + (1 - beta) * (p * (p / m).log()).sum())
+    return torch.stack(divergences)
 
 
 @BETAS
@@ -74,15 +74,15 @@ def test_values_and_gradients_are_those_of_the_whole_tables(
     hidden, weight, teacher = problem()
     ids = ids_of(teacher)
     settings: dict[str, Any] = {"beta": beta, "tail": tail}
-    wanted = dense(hidden @ weight.T / temperature, teacher / temperature, ids, floor=floor, **settings)
-    gradients = torch.autograd.grad(wanted, (hidden, weight), slopes.double())
+    expected = dense(hidden @ weight.T / temperature, teacher / temperature, ids, floor=floor, **settings)
+    gradients = torch.autograd.grad(expected, (hidden, weight), slopes.double())
 
-    theirs = (teacher / temperature).log_softmax(-1).gather(-1, ids.clamp(min=0))
+    teacher_logprobs = (teacher / temperature).log_softmax(-1).gather(-1, ids.clamp(min=0))
     logs = target_logprobs(hidden, weight, ids.clamp(min=0), temperature=temperature)
-    found, clamped = topk_divergence(logs, theirs, ids, min_logprob=floor, **settings)
-    ours = torch.autograd.grad(found, (hidden, weight), slopes)
-    for each, exact in zip((found, *ours), (wanted.float(), *gradients), strict=True):
-        torch.testing.assert_close(each, exact, atol=1e-6, rtol=1e-5)
+    divergence, clamped = topk_divergence(logs, teacher_logprobs, ids, min_logprob=floor, **settings)
+    ours = torch.autograd.grad(divergence, (hidden, weight), slopes)
+    for actual, exact in zip((divergence, *ours), (expected.float(), *gradients), strict=True):
+        torch.testing.assert_close(actual, exact, atol=1e-6, rtol=1e-5)
     low = ((logs < (-1e9 if floor is None else floor)) & (ids != ABSENT)).sum(-1)
     torch.testing.assert_close(clamped, low / (ids != ABSENT).sum(-1).clamp(min=1))
     assert bool(clamped.any()) == (floor is not None)
@@ -93,20 +93,22 @@ def test_a_teacher_that_is_the_student_gives_zero_and_no_gradient(beta: float) -
     hidden, weight, _ = problem()
     ids, logs, _ = likeliest(hidden, weight, K, torch.zeros(TOKENS, 0, dtype=torch.int64), temperature=1.0)
     own = target_logprobs(hidden, weight, ids)
-    found, _ = topk_divergence(own, logs, ids, beta=beta, tail=True, min_logprob=None)
-    for each in (found, *torch.autograd.grad(found.sum(), (hidden, weight))):
-        torch.testing.assert_close(each, torch.zeros_like(each), atol=1e-6, rtol=0)
+    divergence, _ = topk_divergence(own, logs, ids, beta=beta, tail=True, min_logprob=None)
+    for tensor in (divergence, *torch.autograd.grad(divergence.sum(), (hidden, weight))):
+        torch.testing.assert_close(tensor, torch.zeros_like(tensor), atol=1e-6, rtol=0)
 
 
 def test_without_a_tail_the_forward_divergence_is_verls() -> None:
     """verl/trainer/distillation/fsdp/losses.py: clamped log-probabilities of both, then F.kl_div's sum."""
     hidden, weight, teacher = problem()
     ids = teacher.topk(K).indices
-    theirs = teacher.log_softmax(-1).gather(-1, ids)
+    teacher_logprobs = teacher.log_softmax(-1).gather(-1, ids)
     ours = (hidden @ weight.T).log_softmax(-1).gather(-1, ids)
-    wanted = torch.nn.functional.kl_div(ours.clamp_min(-5), theirs.clamp_min(-5), reduction="none", log_target=True)
-    found, _ = topk_divergence(ours, theirs, ids, beta=0.0, tail=False, min_logprob=-5.0)
-    torch.testing.assert_close(found, wanted.sum(-1))
+    expected = torch.nn.functional.kl_div(
+        ours.clamp_min(-5), teacher_logprobs.clamp_min(-5), reduction="none", log_target=True
+    )
+    divergence, _ = topk_divergence(ours, teacher_logprobs, ids, beta=0.0, tail=False, min_logprob=-5.0)
+    torch.testing.assert_close(divergence, expected.sum(-1))
 
 
 def test_no_tensor_of_tokens_times_vocabulary_is_ever_made() -> None:
@@ -169,23 +171,23 @@ def test_two_parts_of_the_vocabulary_give_the_numbers_and_gradients_of_the_whole
     hidden, weight, teacher = problem()
     targets = teacher.topk(K).indices
     logs = (hidden @ weight.T / 2).log_softmax(-1)
-    wanted = torch.autograd.grad(logs.gather(-1, targets), (hidden, weight), slopes)
+    expected = torch.autograd.grad(logs.gather(-1, targets), (hidden, weight), slopes)
 
     def rank(first: int, last: int) -> list[Tensor]:
         own, part = hidden.detach().clone().requires_grad_(), weight.detach()[first:last].clone().requires_grad_()
         best = likeliest(own, part, K, targets, temperature=2.0)
-        found = target_logprobs(own, part, targets, temperature=2.0)
-        return [*best, found.detach(), *torch.autograd.grad(found, (own, part), slopes)]
+        logprobs = target_logprobs(own, part, targets, temperature=2.0)
+        return [*best, logprobs.detach(), *torch.autograd.grad(logprobs, (own, part), slopes)]
 
     with ThreadPoolExecutor(2) as ranks:
         ends = list(ranks.map(rank, (0, 51), (51, VOCABULARY)))
-    torch.testing.assert_close(torch.cat([ends[0][-1], ends[1][-1]]), wanted[1], atol=1e-6, rtol=1e-5)
-    for ids, best, others, found, of_hidden, _ in ends:
+    torch.testing.assert_close(torch.cat([ends[0][-1], ends[1][-1]]), expected[1], atol=1e-6, rtol=1e-5)
+    for ids, best, others, of_targets, of_hidden, _ in ends:
         assert torch.equal(ids, logs.topk(K).indices)
         torch.testing.assert_close(best, logs.topk(K).values)
-        for each in (others, found):
-            torch.testing.assert_close(each, logs.gather(-1, targets))
-        torch.testing.assert_close(of_hidden, wanted[0], atol=1e-6, rtol=1e-5)
+        for values in (others, of_targets):
+            torch.testing.assert_close(values, logs.gather(-1, targets))
+        torch.testing.assert_close(of_hidden, expected[0], atol=1e-6, rtol=1e-5)
 
 
 GROUP: Any = object()

@@ -48,16 +48,16 @@ def batch_of(case: dict[str, Any]) -> TrainingBatch:
     return batch.with_fields(old_logprobs=old, ref_logprobs=reference)
 
 
-def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
+def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """To 1e-5, of the largest number if that is above 1: of a hundred, float32 cannot tell more."""
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5 * max(1.0, wanted.abs().max().item()))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5 * max(1.0, expected.abs().max().item()))
 
 
-def assert_equal_to_trl(case: dict[str, Any], settings: dict[str, Any], wanted: dict[str, Any]) -> None:
+def assert_equal_to_trl(case: dict[str, Any], settings: dict[str, Any], expected: dict[str, Any]) -> None:
     values: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}
     run = PreferenceConfig(**values)
     objective, batch = preference_objective(run), batch_of(case)
-    if "margin" not in wanted:  # a trainer without a reference
+    if "margin" not in expected:  # a trainer without a reference
         batch = batch.with_fields(ref_logprobs=None)
     assert batch.old_logprobs is not None
     logprobs = batch.old_logprobs.clone().requires_grad_()
@@ -65,25 +65,25 @@ def assert_equal_to_trl(case: dict[str, Any], settings: dict[str, Any], wanted: 
     loss, parts, _ = objective(logprobs, weighed(objective, batch), entropy)
     loss.backward()
     assert logprobs.grad is not None
-    gradient = torch.tensor(wanted["gradient"])
+    gradient = torch.tensor(expected["gradient"])
     order = order_of(case)
-    assert_near(loss, torch.tensor(wanted["loss"]))
+    assert_near(loss, torch.tensor(expected["loss"]))
     assert_near(torch.where(batch.loss_mask, logprobs.grad, 0.0), gradient[order])
-    for name in wanted.keys() - {"loss", "gradient"}:
-        assert parts[name].item() == pytest.approx(wanted[name], rel=1e-5, abs=1e-5), name
+    for name in expected.keys() - {"loss", "gradient"}:
+        assert parts[name].item() == pytest.approx(expected[name], rel=1e-5, abs=1e-5), name
 
 
 @pytest.mark.parametrize("case", STORED["cases"], ids=lambda case: json.dumps(case["settings"]))
 def test_losses_are_those_of_trl(case: dict[str, Any]) -> None:
-    for batch, wanted in zip(STORED["batches"], case["results"], strict=True):
-        assert_equal_to_trl(batch, case["settings"], wanted)
+    for batch, expected in zip(STORED["batches"], case["results"], strict=True):
+        assert_equal_to_trl(batch, case["settings"], expected)
 
 
 def test_every_loss_has_a_case() -> None:
     assert {name for case in STORED["cases"] for name in case["settings"]["loss_type"]} == {*PAIR_LOSSES, "sft"}
 
 
-def assert_labelled_equal_to_trl(case: dict[str, Any], settings: dict[str, Any], wanted: dict[str, Any]) -> None:
+def assert_labelled_equal_to_trl(case: dict[str, Any], settings: dict[str, Any], expected: dict[str, Any]) -> None:
     run = PreferenceConfig(**{**settings, "loss_type": (settings["loss_type"],)})
     objective, mask = preference_objective(run), torch.tensor(case["mask"]).bool()
     old, reference = torch.tensor(case["logprobs"]), torch.tensor(case["ref"])
@@ -98,16 +98,16 @@ def assert_labelled_equal_to_trl(case: dict[str, Any], settings: dict[str, Any],
     loss, parts, _ = objective(logprobs, weighed(objective, batch))
     loss.backward()
     assert logprobs.grad is not None
-    assert_near(loss, torch.tensor(wanted["loss"]))
-    assert_near(torch.where(mask, logprobs.grad, 0.0), torch.tensor(wanted["gradient"]))
-    for name in wanted.keys() - {"loss", "gradient"}:
-        assert parts[name].item() == pytest.approx(wanted[name], rel=1e-5, abs=1e-5), name
+    assert_near(loss, torch.tensor(expected["loss"]))
+    assert_near(torch.where(mask, logprobs.grad, 0.0), torch.tensor(expected["gradient"]))
+    for name in expected.keys() - {"loss", "gradient"}:
+        assert parts[name].item() == pytest.approx(expected[name], rel=1e-5, abs=1e-5), name
 
 
 @pytest.mark.parametrize("case", STORED["labelled"], ids=lambda case: json.dumps(case["settings"]))
 def test_losses_of_single_answers_are_those_of_trl(case: dict[str, Any]) -> None:
-    for batch, wanted in zip(STORED["batches"], case["results"], strict=True):
-        assert_labelled_equal_to_trl(batch, case["settings"], wanted)
+    for batch, expected in zip(STORED["batches"], case["results"], strict=True):
+        assert_labelled_equal_to_trl(batch, case["settings"], expected)
 
 
 @pytest.mark.long
@@ -116,10 +116,10 @@ def test_losses_are_those_of_trl_on_many_batches(tmp_path: Path) -> None:
     packages = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(attrs.__file__).parents[1])])}
     command = [python, "-m", "tests.algorithms.trl_preferences", str(tmp_path / "cases"), "200", "1"]
     subprocess.run(command, env={**os.environ, **packages}, check=True, cwd=ROOT)
-    found = json.loads((tmp_path / "cases").read_text(encoding="utf-8"))
-    for case in found["cases"]:
-        for batch, wanted in zip(found["batches"], case["results"], strict=True):
-            assert_equal_to_trl(batch, case["settings"], wanted)
-    for case in found["labelled"]:
-        for batch, wanted in zip(found["batches"], case["results"], strict=True):
-            assert_labelled_equal_to_trl(batch, case["settings"], wanted)
+    stored = json.loads((tmp_path / "cases").read_text(encoding="utf-8"))
+    for case in stored["cases"]:
+        for batch, expected in zip(stored["batches"], case["results"], strict=True):
+            assert_equal_to_trl(batch, case["settings"], expected)
+    for case in stored["labelled"]:
+        for batch, expected in zip(stored["batches"], case["results"], strict=True):
+            assert_labelled_equal_to_trl(batch, case["settings"], expected)

@@ -29,7 +29,7 @@ def test_a_value_that_moved_the_wrong_way_is_not_protected() -> None:
 
 
 def test_the_clip_is_around_the_value_before_the_update() -> None:
-    values, old, returns = (torch.tensor([[each]]) for each in (1.5, 1.0, 2.0))  # held to 1.2
+    values, old, returns = (torch.tensor([[value]]) for value in (1.5, 1.0, 2.0))  # held to 1.2
     torch.testing.assert_close(value_loss(values, old, returns, clip=0.2), torch.tensor([[0.32]]))  # (1.2 - 2)^2 / 2
     torch.testing.assert_close(value_loss(2 - values, 2 - old, 2 - returns, clip=0.2), torch.tensor([[0.32]]))
 

@@ -85,7 +85,10 @@ def batch_of(generator: torch.Generator) -> dict[str, Any]:
     return {
         "mask": mask.int().tolist(),
         "squares": rounded(torch.where(mask, logprobs.roll(1, 0) - 0.1, 0.0)),  # log sum p^2, for WPO
-        **{name: rounded(torch.where(mask, each, 0.0)) for name, each in (("logprobs", logprobs), ("ref", reference))},
+        **{
+            name: rounded(torch.where(mask, tensor, 0.0))
+            for name, tensor in (("logprobs", logprobs), ("ref", reference))
+        },
     }
 
 
@@ -120,10 +123,10 @@ def _with_reference(settings: Any, mask: Tensor, logprobs: Tensor, batch: Any) -
         is_top1=nothing.bool(),
         log_sum_sq_probs=torch.tensor(batch["squares"])[:, 1:],
     )
-    shown = SimpleNamespace(log_probs=reference[:, 1:])
+    output = SimpleNamespace(log_probs=reference[:, 1:])
     trainer = SimpleNamespace(
         model=Untouched(),
-        ref_model=lambda **_: shown,
+        ref_model=lambda **_: output,
         accelerator=SimpleNamespace(device="cpu", gather=gathered, gather_for_metrics=gathered),
         args=SimpleNamespace(discopop_tau=settings.discopop_tau, gradient_checkpointing_kwargs=None),
         aux_loss_enabled=False,
@@ -144,7 +147,7 @@ def _with_reference(settings: Any, mask: Tensor, logprobs: Tensor, batch: Any) -
     loss = DPOTrainer._compute_loss(trainer, lambda **_: predicted, inputs, False)
     ours = {"chosen_reward": "rewards/chosen", "rejected_reward": "rewards/rejected", "margin": "rewards/margins"}
     ours |= {"accuracy": "rewards/accuracies", "chosen_logprob": "logps/chosen", "rejected_logprob": "logps/rejected"}
-    return loss, {name: metrics[theirs][0] for name, theirs in ours.items()}
+    return loss, {name: metrics[trl_name][0] for name, trl_name in ours.items()}
 
 
 def _without_reference(settings: Any, mask: Tensor, logprobs: Tensor, _: Any) -> tuple[Tensor, dict[str, float]]:
@@ -186,10 +189,10 @@ def labelled_by_trl(batch: dict[str, Any], changes: dict[str, Any]) -> dict[str,
     logprobs, reference = torch.tensor(batch["logprobs"], requires_grad=True), torch.tensor(batch["ref"])
     nothing = torch.zeros(len(mask), width - 1)
     predicted = SimpleNamespace(log_probs=logprobs[:, 1:], entropy=nothing, mean_logits=nothing)
-    shown = SimpleNamespace(log_probs=reference[:, 1:])
+    output = SimpleNamespace(log_probs=reference[:, 1:])
 
     def reference_of(**_: Any) -> Any:
-        return shown
+        return output
 
     trainer = SimpleNamespace(
         model=Untouched(),
@@ -215,7 +218,7 @@ def labelled_by_trl(batch: dict[str, Any], changes: dict[str, Any]) -> dict[str,
     assert logprobs.grad is not None
     ours = {"chosen_reward": "rewards/chosen", "rejected_reward": "rewards/rejected", "margin": "rewards/margins"}
     ours |= {"baseline": "kl", "chosen_logprob": "logps/chosen", "rejected_logprob": "logps/rejected"}
-    measured = {name: metrics[theirs][0] for name, theirs in ours.items()}
+    measured = {name: metrics[trl_name][0] for name, trl_name in ours.items()}
     return {"loss": loss.item(), "gradient": rounded(logprobs.grad * mask), **measured}
 
 
@@ -228,8 +231,8 @@ def main(file: str, count: int, seed: int) -> None:
         {"settings": settings, "results": [labelled_by_trl(batch, settings) for batch in batches]}
         for settings in LABELLED
     ]
-    found = {"batches": batches, "cases": cases, "labelled": labelled}
-    Path(file).write_text(json.dumps(found) + "\n", encoding="utf-8")
+    content = {"batches": batches, "cases": cases, "labelled": labelled}
+    Path(file).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ def problem(dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor, Tensor, Te
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(rows, WIDTH, generator=generator) for rows in (TOKENS, VOCABULARY))
     targets = torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)
-    leaves = (each.to(device, dtype).requires_grad_() for each in (hidden, weight))
+    leaves = (tensor.to(device, dtype).requires_grad_() for tensor in (hidden, weight))
     return next(leaves), next(leaves), targets.to(device)
 
 
@@ -31,14 +31,14 @@ def check(dtype: torch.dtype, temperature: float, slope: float, device: str, tol
     for fused in (True, False):
         hidden, weight, targets = problem(dtype, device)
         if fused:
-            found, spread = linear_logprobs(
+            logprobs, spread = linear_logprobs(
                 hidden, weight, targets, temperature=temperature, entropy_gradient=slope != 0
             )
         else:
-            found, spread = naive(hidden, weight, targets, temperature)
+            logprobs, spread = naive(hidden, weight, targets, temperature)
         assert spread is not None
         assert hidden.grad is None
-        ((found * factors[0]).sum() + (spread * factors[1]).sum()).backward()
-        results.append((found, spread, hidden.grad, weight.grad))
-    for ours, wanted in zip(*results, strict=True):
-        torch.testing.assert_close(ours, wanted, atol=tolerance, rtol=tolerance)
+        ((logprobs * factors[0]).sum() + (spread * factors[1]).sum()).backward()
+        results.append((logprobs, spread, hidden.grad, weight.grad))
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, atol=tolerance, rtol=tolerance)

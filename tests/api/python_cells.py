@@ -25,14 +25,16 @@ def run_cells(cells: Iterable[str], folder: Path, monkeypatch: pytest.MonkeyPatc
         file = f"<cell {number}>"
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
         *body, last = ast.parse(source).body
-        shown = last if isinstance(last, ast.Expr) else None
-        exec(compile(ast.Module(body if shown else [*body, last], []), file, "exec"), vars(program))
-        values.append(eval(compile(ast.Expression(shown.value), file, "eval"), vars(program)) if shown else None)
+        expression = last if isinstance(last, ast.Expr) else None
+        exec(compile(ast.Module(body if expression else [*body, last], []), file, "exec"), vars(program))
+        values.append(
+            eval(compile(ast.Expression(expression.value), file, "eval"), vars(program)) if expression else None
+        )
     return values
 
 
 def write_run(nano: Path, folder: Path) -> None:
     """`run.toml` of the nano model, with checkpoints."""
-    given = overrides(nano, folder, trainer__eval_interval=-1)
+    settings = overrides(nano, folder, trainer__eval_interval=-1)
     own = ("trainer.run_path", "trainer.ckpt_path", "trainer.export_path")
-    toml_file(folder / "run.toml", {path: value for path, value in given.items() if path not in own})
+    toml_file(folder / "run.toml", {path: value for path, value in settings.items() if path not in own})

@@ -25,13 +25,15 @@ def test_the_public_names_are_these() -> None:
 
 @pytest.mark.parametrize("name", sorted(PUBLIC - {"__version__"}))
 def test_a_public_name_is_typed_and_documented(name: str) -> None:
-    found = getattr(skyrl, name)
-    assert inspect.getdoc(found)
-    methods = [each for name, each in inspect.getmembers(found, inspect.isfunction) if not name.startswith("_")]
-    functions = [found] if inspect.isfunction(found) else methods
+    member = getattr(skyrl, name)
+    assert inspect.getdoc(member)
+    methods = [method for name, method in inspect.getmembers(member, inspect.isfunction) if not name.startswith("_")]
+    functions = [member] if inspect.isfunction(member) else methods
     for function in functions:
-        parameters = [each for each in inspect.signature(function).parameters.values() if each.name != "self"]
-        assert all(each.annotation is not inspect.Parameter.empty for each in parameters), function
+        parameters = [
+            parameter for parameter in inspect.signature(function).parameters.values() if parameter.name != "self"
+        ]
+        assert all(parameter.annotation is not inspect.Parameter.empty for parameter in parameters), function
 
 
 def test_another_name_does_not_exist() -> None:

@@ -60,8 +60,8 @@ class StopsAfterOne(skyrl.Callback):
 def trained(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> skyrl.Run:
     """A run of two steps, whose reward is a function of this module. Not to be written to."""
     out = tmp_path_factory.mktemp("trained")
-    given = overrides(nano, out, **SHORT)
-    return skyrl.train(given, callbacks=[Hearing()], environment__env_class=reward)
+    settings = overrides(nano, out, **SHORT)
+    return skyrl.train(settings, callbacks=[Hearing()], environment__env_class=reward)
 
 
 @pytest.mark.long
@@ -113,17 +113,17 @@ def test_a_run_is_evaluated_sampled_and_reported(trained: skyrl.Run, tmp_path: P
     assert (results["step"], results["metrics"]["eval/all/avg_score"]) == (2, 1.0)
     answers = skyrl.generate(trained, to=tmp_path / "answers", generator__eval_n_samples_per_prompt=2)
     assert len(answers) == 12 and {*answers[0]} >= {"prompt", "response", "response_ids"}
-    told = trained.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    html = trained.report(tmp_path / "report.html").read_text(encoding="utf-8")
     written = CliRunner().invoke(cli, ["report", str(trained.folder), "--to", str(tmp_path / "command.html")])
     assert written.exit_code == 0
-    assert told == (tmp_path / "command.html").read_text(encoding="utf-8")
-    assert "estimated memory of one process in each phase" in told and f"skyrl view {trained.folder}" in told
+    assert html == (tmp_path / "command.html").read_text(encoding="utf-8")
+    assert "estimated memory of one process in each phase" in html and f"skyrl view {trained.folder}" in html
 
 
 def test_a_run_is_loaded_and_shown(trained: skyrl.Run) -> None:
-    shown = skyrl.load(trained.folder)._repr_html_()
-    assert shown.startswith(f"<table><tr><th>folder</th><td>{trained.folder}</td></tr>")
-    assert "<td>finished, step 2</td>" in shown and "<svg" in shown and "1.000" in shown
+    html = skyrl.load(trained.folder)._repr_html_()
+    assert html.startswith(f"<table><tr><th>folder</th><td>{trained.folder}</td></tr>")
+    assert "<td>finished, step 2</td>" in html and "<svg" in html and "1.000" in html
 
 
 def test_another_folder_is_not_a_run(tmp_path: Path) -> None:
@@ -187,10 +187,10 @@ def test_every_form_of_a_configuration_is_the_same_run(nano: Path, tmp_path: Pat
     assert composed.config == expected.config
 
 
-@pytest.mark.parametrize("given", [None, 3, object(), b"run.toml", 1.5])
-def test_what_is_no_configuration_is_refused(given: Any) -> None:
+@pytest.mark.parametrize("configuration", [None, 3, object(), b"run.toml", 1.5])
+def test_what_is_no_configuration_is_refused(configuration: Any) -> None:
     with pytest.raises(UserError, match="is no configuration: give a file"):
-        skyrl.train(given)
+        skyrl.train(configuration)
 
 
 def test_the_traceback_of_a_mistake_has_at_most_five_frames(nano: Path, tmp_path: Path) -> None:
@@ -217,9 +217,9 @@ def test_a_callback_that_fails_ends_the_run_and_checkpoints_stay(nano: Path, tmp
                 raise LookupError("lost")
 
     changes = {"trainer__ckpt_interval": 1, "trainer__eval_interval": -1, "trainer__max_training_steps": 3}
-    given = overrides(nano, tmp_path, **changes)
+    settings = overrides(nano, tmp_path, **changes)
     with pytest.raises(CallbackError, match="Failing failed in on_step_end: LookupError: lost") as failed:
-        skyrl.train(given, callbacks=[Failing()])
+        skyrl.train(settings, callbacks=[Failing()])
     assert len(traceback.extract_tb(failed.value.__traceback__)) <= 5
     run = skyrl.load(tmp_path / "run")
     assert run.status == "failed"
@@ -229,8 +229,8 @@ def test_a_callback_that_fails_ends_the_run_and_checkpoints_stay(nano: Path, tmp
 @pytest.mark.long
 async def test_a_callback_that_stops_a_run_is_left_out_to_continue(nano: Path, tmp_path: Path) -> None:
     """Under a running event loop, as in a notebook."""
-    given = overrides(nano, tmp_path, trainer__max_training_steps=2, trainer__eval_interval=-1)
-    stopped = skyrl.train(given, trainer__callbacks=[StopsAfterOne])
+    settings = overrides(nano, tmp_path, trainer__max_training_steps=2, trainer__eval_interval=-1)
+    stopped = skyrl.train(settings, trainer__callbacks=[StopsAfterOne])
     assert (stopped.status, [record["step"] for record in stopped.metrics]) == ("finished", [0, 1])
     assert [record["step"] for record in stopped.resume().metrics] == [0, 1]
     assert [record["step"] for record in stopped.resume(trainer__callbacks=[]).metrics] == [0, 1, 2]

@@ -48,8 +48,8 @@ def check(name: str, chat: list[dict[str, Any]], *, every: bool) -> bool:
         return False
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
     stretches = [tokenizer.decode(ids[start:stop]) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
-    said = [message for message in chat if message["role"] == "assistant"]
-    for text, message in zip(stretches, said if every else said[-1:], strict=True):
+    answers = [message for message in chat if message["role"] == "assistant"]
+    for text, message in zip(stretches, answers if every else answers[-1:], strict=True):
         assert numbered(text) == numbered(str(message))
     everything = numbered(tokenizer.decode(ids))
     assert all(numbered(str(message)) <= everything for message in chat if message["role"] != "assistant")
@@ -59,15 +59,15 @@ def check(name: str, chat: list[dict[str, Any]], *, every: bool) -> bool:
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", NAMES)
 def test_random_conversations_are_learned_in_full_or_refused(name: str) -> None:
-    taken = [check(name, conversation(random.Random(seed)), every=bool(seed % 2)) for seed in range(12)]
-    assert any(taken)
+    accepted = [check(name, conversation(random.Random(seed)), every=bool(seed % 2)) for seed in range(12)]
+    assert any(accepted)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_five_hundred_random_conversations_are_learned_in_full_or_refused(name: str) -> None:
-    taken = [check(name, conversation(random.Random(seed)), every=bool(seed % 2)) for seed in range(500)]
-    assert sum(taken) >= 50
+    accepted = [check(name, conversation(random.Random(seed)), every=bool(seed % 2)) for seed in range(500)]
+    assert sum(accepted) >= 50
 
 
 class Asks(Env):
@@ -106,4 +106,4 @@ async def test_a_chat_has_the_tokens_and_the_mask_of_a_rollout_that_sampled_its_
     (group,) = await play(generator(engine, tokenizer), prompt(tokenizer, "tests-asks", "a?"))
     (row,) = group.trajectories
     assert [*row.prompt_ids, *row.response_ids] == ids[: edges[-1]].tolist()
-    assert [False] * len(row.prompt_ids) + [bool(each) for each in row.loss_mask] == mask[: edges[-1]].tolist()
+    assert [False] * len(row.prompt_ids) + [bool(value) for value in row.loss_mask] == mask[: edges[-1]].tolist()

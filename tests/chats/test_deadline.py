@@ -94,5 +94,5 @@ print(traced())
 
 def test_a_process_can_be_traced_after_a_template_was_stopped() -> None:
     """As debuggers and coverage do. A process that cannot be traced never ends."""
-    done = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=600)
-    assert done.stdout == "traced\n", done.stderr
+    result = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=600)
+    assert result.stdout == "traced\n", result.stderr

@@ -57,8 +57,8 @@ def test_every_answer_is_learned_with_the_token_that_ends_it_and_nothing_else(na
     tokenizer = family_tokenizer(name)
     ids, mask = ChatMasks(tokenizer, all_messages=True)(CHAT)
     assert learned(tokenizer, ids, mask) == list(expected(name))
-    whole = tokenizer.apply_chat_template(list(CHAT), tokenize=False)
-    assert tokenizer.decode(ids).startswith(whole)
+    rendered = tokenizer.apply_chat_template(list(CHAT), tokenize=False)
+    assert tokenizer.decode(ids).startswith(rendered)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -66,8 +66,8 @@ def test_the_last_answer_alone_follows_the_very_tokens_that_would_ask_for_it(nam
     tokenizer = family_tokenizer(name)
     ids, mask = ChatMasks(tokenizer)(CHAT)
     assert learned(tokenizer, ids, mask) == [expected(name)[1]]
-    asked = tokenizer.apply_chat_template(list(CHAT[:3]), add_generation_prompt=True, tokenize=False)
-    prompt = tokenizer.encode(asked, add_special_tokens=False)
+    rendered = tokenizer.apply_chat_template(list(CHAT[:3]), add_generation_prompt=True, tokenize=False)
+    prompt = tokenizer.encode(rendered, add_special_tokens=False)
     if name != "deepseek r1":  # whose header opens a thought, and whose template writes none in an answer
         assert ids[: int(mask.argmax())].tolist() == prompt
 
@@ -108,17 +108,17 @@ def test_a_chat_without_an_answer_and_a_template_that_hides_it_are_refused() -> 
 @pytest.mark.parametrize("text", ["skyrl-answer-5e0f", "a skyrl-answer-5e0f b", "skyrl-text-5e0f-0-"])
 def test_a_question_that_spells_a_placeholder_is_read_like_any_other(text: str) -> None:
     """A placeholder finds an answer that does not follow the generation prompt."""
-    taken = []
+    outcomes = []
     for name in sorted(FAMILIES):
         tokenizer = family_tokenizer(name)
         chat = [{"role": "user", "content": text}, {"role": "assistant", "content": "one"}]
-        for said in ("?", text):
-            chat[0]["content"] = said
+        for content in ("?", text):
+            chat[0]["content"] = content
             try:
-                taken.append(learned(tokenizer, *ChatMasks(tokenizer)(chat)))
+                outcomes.append(learned(tokenizer, *ChatMasks(tokenizer)(chat)))
             except DataError as error:
-                taken.append([str(error).replace(text, "?")])
-    assert taken[::2] == taken[1::2]
+                outcomes.append([str(error).replace(text, "?")])
+    assert outcomes[::2] == outcomes[1::2]
 
 
 @pytest.mark.sampled(3)
@@ -128,18 +128,18 @@ def test_the_header_that_asks_for_an_answer_is_never_learned(name: str) -> None:
     names = {"s": "system", "u": "user", "a": "assistant"}
     added = AddedTokens.of(tokenizer)
     for roles in ("uau", "uaa", "uaaua", "uaaa", "uauaa", "suaaua"):
-        chat = [{"role": names[role], "content": f"word{place}"} for place, role in enumerate(roles)]
+        chat = [{"role": names[role], "content": f"word{index}"} for index, role in enumerate(roles)]
         if roles == "uau":
-            asked, given = (
-                chat_text(tokenizer, chat[:1], generation_prompt=added_prompt) for added_prompt in (True, False)
+            with_prompt, without_prompt = (
+                chat_text(tokenizer, chat[:1], generation_prompt=flag) for flag in (True, False)
             )
-            header = added.leading(asked.removeprefix(given).strip())
+            header = added.leading(with_prompt.removeprefix(without_prompt).strip())
             question = added.leading(chat_text(tokenizer, chat, generation_prompt=False).partition("word1")[2])
             continue
         try:
-            found = learned(tokenizer, *ChatMasks(tokenizer, all_messages=True)(chat))
+            stretches = learned(tokenizer, *ChatMasks(tokenizer, all_messages=True)(chat))
         except DataError:
             continue  # a template may refuse two answers in a row
-        assert header in ("", question) or header not in "".join(found)
-        contents = [f"word{place}" for place, role in enumerate(roles) if role == "a"]
-        assert re.findall(r"word\d", "".join(found)) == contents
+        assert header in ("", question) or header not in "".join(stretches)
+        contents = [f"word{index}" for index, role in enumerate(roles) if role == "a"]
+        assert re.findall(r"word\d", "".join(stretches)) == contents

@@ -79,8 +79,8 @@ def test_what_ends_the_conversation_and_not_the_turn_is_not_learned() -> None:
 def test_arguments_are_written_the_same_whether_they_are_an_object_or_its_text(name: str) -> None:
     as_text = {"type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 2}'}}
     both = [
-        learned(tokenizer_of(name), user("2+2?"), assistant(None, tool_calls=[each]), tools=TOOLS)
-        for each in (call(a=2, b=2), as_text)
+        learned(tokenizer_of(name), user("2+2?"), assistant(None, tool_calls=[tool_call]), tools=TOOLS)
+        for tool_call in (call(a=2, b=2), as_text)
     ]
     assert both[0] == both[1] and '{"a": 2, "b": 2}' in both[0] and "None" not in both[0]
 
@@ -96,15 +96,15 @@ def test_arguments_are_never_written_as_python_writes_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "chat", "tools", "what"),
+    ("name", "chat", "tools", "omitted"),
     [
         ("phi-3.5", (user("?"), assistant("", tool_calls=[call(a=2)])), TOOLS, "the call of add, the tool add"),
         ("phi 3", (user("?"), assistant("x"), result("4"), assistant("y")), TOOLS, "the tool add"),
         ("phi-3.5", (user("?"), assistant("x")), TOOLS, "the tool add"),
     ],
 )
-def test_what_a_template_leaves_out_is_named(name: str, chat: Any, tools: Any, what: str) -> None:
-    with pytest.raises(DataError, match=f"the chat template leaves out {what}"):
+def test_what_a_template_leaves_out_is_named(name: str, chat: Any, tools: Any, omitted: str) -> None:
+    with pytest.raises(DataError, match=f"the chat template leaves out {omitted}"):
         learned(tokenizer_of(name), *chat, tools=tools)
 
 
@@ -140,17 +140,17 @@ def test_template_arguments_are_those_of_sampling() -> None:
 
 def test_an_answer_without_the_thought_that_the_header_opens_is_counted() -> None:
     chat = (user("2+2?"), assistant("Four."))
-    found = {}
-    for name, given in (
+    counts = {}
+    for name, arguments in (
         ("nemotron-3", {}),
         ("nemotron-3", {"enable_thinking": False}),
         ("qwen3.5", {}),
         ("chatml", {}),
     ):
-        masks = ChatMasks(tokenizer_of(name), arguments=given)
+        masks = ChatMasks(tokenizer_of(name), arguments=arguments)
         masks(chat)
-        found[name, *given] = masks.behind_other_headers
-    assert found == {("nemotron-3",): 1, ("nemotron-3", "enable_thinking"): 0, ("qwen3.5",): 0, ("chatml",): 0}
+        counts[name, *arguments] = masks.behind_other_headers
+    assert counts == {("nemotron-3",): 1, ("nemotron-3", "enable_thinking"): 0, ("qwen3.5",): 0, ("chatml",): 0}
 
 
 def test_an_empty_thought_is_ended_behind_a_header_that_opens_it() -> None:
@@ -229,8 +229,8 @@ def test_twice_as_many_turns_are_twice_the_work(name: str, loop: bool) -> None:
     for turns in (50, 100):
         counts: Any = Counts(tokenizer_of(name))
         if loop:
-            one = (assistant("", tool_calls=[call(a=2, b=2)]), result("four"))
-            chat = [user("2+2?"), *one * turns, assistant("Four.")]
+            turn = (assistant("", tool_calls=[call(a=2, b=2)]), result("four"))
+            chat = [user("2+2?"), *turn * turns, assistant("Four.")]
         else:
             chat = [user("2+2?"), assistant("Four.")] * turns
         ids, mask = ChatMasks(counts, all_messages=True)(chat, TOOLS if loop else None)
@@ -260,8 +260,8 @@ async def test_no_space_is_put_before_a_text_in_the_middle_of_a_conversation(nam
     tokenizer = with_sentencepiece(FAMILIES[name].template, legacy=legacy)
     chat = [user("a?"), assistant("one"), user("b?"), assistant("two")]
     ids, mask = ChatMasks(tokenizer, all_messages=True)(chat)
-    whole = tokenizer.encode(tokenizer.apply_chat_template(chat, tokenize=False), add_special_tokens=False)
-    assert ids.tolist() == whole
+    expected = tokenizer.encode(tokenizer.apply_chat_template(chat, tokenize=False), add_special_tokens=False)
+    assert ids.tolist() == expected
     first, second = (int(edge) for edge in np.flatnonzero(np.diff(mask.astype(int)) == 1) + 1)
     ends = [int(edge) + 1 for edge in np.flatnonzero(np.diff([*mask.astype(int), 0]) == -1)]
     template = Template(tokenizer=tokenizer, arguments={})

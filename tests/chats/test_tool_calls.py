@@ -31,7 +31,7 @@ def test_a_call_without_arguments_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inside", "said"),
+    ("inside", "message"),
     [
         ("add(1, 2)", "not JSON"),
         ('{"name": "add", "arguments": {"a": 1}', "not JSON"),
@@ -44,6 +44,6 @@ def test_a_call_without_arguments_has_none() -> None:
         ("", "not JSON"),
     ],
 )
-def test_a_call_that_cannot_be_read_says_why(inside: str, said: str) -> None:
+def test_a_call_that_cannot_be_read_says_why(inside: str, message: str) -> None:
     (call,) = hermes(f"<tool_call>{inside}</tool_call>")
-    assert said in call.unreadable
+    assert message in call.unreadable

@@ -25,16 +25,16 @@ def checkpoint(step: int, **metrics: float) -> Checkpoint:
     )
 
 
-def is_the_checkpoint_of(found: Checkpoint | None, step: int) -> bool:
+def is_the_checkpoint_of(loaded: Checkpoint | None, step: int) -> bool:
     """Down to the last number?"""
-    wanted = checkpoint(step)
+    expected = checkpoint(step)
     return (
-        found is not None
-        and (found.step, found.state, found.config) == (step, wanted.state, wanted.config)
-        and found.models.keys() == wanted.models.keys()
+        loaded is not None
+        and (loaded.step, loaded.state, loaded.config) == (step, expected.state, expected.config)
+        and loaded.models.keys() == expected.models.keys()
         and all(
-            torch.equal(found.models[model][name], tensor)
-            for model, tensors in wanted.models.items()
+            torch.equal(loaded.models[model][name], tensor)
+            for model, tensors in expected.models.items()
             for name, tensor in tensors.items()
         )
     )
@@ -76,8 +76,8 @@ class Breaking:
 
 def torn(content: Sequence[Bytes], eighths: int) -> bytes:
     """The first eighths of it."""
-    whole = b"".join(bytes(chunk) for chunk in content)
-    return whole[: len(whole) * eighths // 8]
+    joined = b"".join(bytes(chunk) for chunk in content)
+    return joined[: len(joined) * eighths // 8]
 
 
 def store_that_breaks(

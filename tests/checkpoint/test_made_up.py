@@ -182,7 +182,7 @@ def test_a_linked_checkpoint_can_be_forgotten(tmp_path: Path) -> None:
     (tmp_path / "run" / "global_step_1").symlink_to(tmp_path / "elsewhere")
     store.save(checkpoint(1))
     assert not (tmp_path / "run" / "global_step_1").is_symlink()
-    assert sorted(each.name for each in (tmp_path / "run").iterdir()) == ["global_step_1"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["global_step_1"]
     assert (tmp_path / "elsewhere" / "manifest.json").exists()
 
 
@@ -198,22 +198,22 @@ def refusal(read: Callable[[], Any], *, otherwise: str) -> str:
 def put(tree: Any, rng: random.Random) -> None:
     """Something odd at a place of the tree."""
     while True:
-        places = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
-        if not places:
+        keys = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
+        if not keys:
             return
-        place = rng.choice(places)
-        if isinstance(tree[place], dict | list) and rng.random() < 0.7:
-            tree = tree[place]
+        key = rng.choice(keys)
+        if isinstance(tree[key], dict | list) and rng.random() < 0.7:
+            tree = tree[key]
             continue
-        tree[place] = rng.choice(ODD)
+        tree[key] = rng.choice(ODD)
         return
 
 
 @pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 5_000), marks=pytest.mark.long)], ids=len)
 def test_manifests_with_something_odd_at_any_place_are_read_or_refused(saved: Path, seeds: range) -> None:
-    whole = (saved / "manifest.json").read_text()
+    manifest = (saved / "manifest.json").read_text()
     for seed in seeds:
-        (saved / "manifest.json").write_text(whole)
+        (saved / "manifest.json").write_text(manifest)
         make_up(saved, partial(put, rng=random.Random(seed)))
         assert str(saved) in refusal(partial(load_checkpoint, saved), otherwise=str(saved)), seed
 

@@ -41,14 +41,14 @@ def test_of_many_saves_with_one_error_in_twenty_requests_none_is_lost(
 def save_and_lose_none(run: int, count: int) -> int:
     """How many saves of a run were there as soon as they were done, the last three of them whole in the end."""
     store = CheckpointStore(f"s3://{BUCKET}/many/{run}", keep=3)
-    found = 0
+    visible = 0
     for step in range(1, count + 1):
         store.save(checkpoint(step))
-        found += store.steps()[-1] == step
+        visible += store.steps()[-1] == step
     assert store.steps() == [count - 2, count - 1, count]
     assert [store.verify(step) for step in store.steps()] == [[]] * 3
     assert is_the_checkpoint_of(CheckpointStore(store.folder).latest(), count)
-    return found
+    return visible
 
 
 def test_a_checkpoint_without_its_manifest_is_an_upload_that_never_ended(server: ObjectStore) -> None:

@@ -64,8 +64,8 @@ def test_a_checkpoint_that_fills_the_disk_to_the_last_byte_is_saved(
 def test_a_model_of_one_rank_and_a_name_in_any_script_are_read_as_they_were_written(tmp_path: Path) -> None:
     saved = attrs.evolve(checkpoint(3), config={"name": "Übung"}, world_size={"policy": 1})
     CheckpointStore(tmp_path).save(saved)
-    found = CheckpointStore(tmp_path).load(3)
-    assert (found.config, found.world_size) == ({"name": "Übung"}, {"policy": 1})
+    loaded = CheckpointStore(tmp_path).load(3)
+    assert (loaded.config, loaded.world_size) == ({"name": "Übung"}, {"policy": 1})
     assert '"name": "Übung"' in (tmp_path / "global_step_3" / "manifest.json").read_text(encoding="utf-8")
 
 

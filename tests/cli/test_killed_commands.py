@@ -39,8 +39,8 @@ class Scene:
         return str(self.trained / "run")
 
     def skyrl(self, *words: object) -> None:
-        done = CliRunner().invoke(cli, [str(word) for word in words])
-        assert done.exit_code == 0, done.output
+        result = CliRunner().invoke(cli, [str(word) for word in words])
+        assert result.exit_code == 0, result.output
 
 
 def evaluate(scene: Scene, number: int) -> None:
@@ -184,8 +184,8 @@ def test_a_killed_command_leaves_the_old_result_or_the_new_one(
         seen = visible(state)
         assert seen.items() <= old.items() or seen.items() <= new.items(), names(seen, old, new)
         if seen not in (old, new):  # between two renames: both are whole, beside
-            beside = {re.sub(r"(^|/)\.([^/]+)\.new", r"\1\2", name) for name in state}
-            assert new.keys() <= beside, names(seen, old, new)
+            renamed = {re.sub(r"(^|/)\.([^/]+)\.new", r"\1\2", name) for name in state}
+            assert new.keys() <= renamed, names(seen, old, new)
 
 
 def visible(state: State) -> State:
@@ -204,8 +204,8 @@ def test_results_of_the_other_command_and_files_of_the_user_are_not_replaced(
     evaluate(scene, 1)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "thesis.tex").touch()
-    for write, place, said in ((generate, "results", "results.json, samples"), (export, "model", "thesis.tex")):
-        with pytest.raises(AssertionError, match=rf"{place} holds {said}: it would be replaced as a whole"):
+    for write, folder, content in ((generate, "results", "results.json, samples"), (export, "model", "thesis.tex")):
+        with pytest.raises(AssertionError, match=rf"{folder} holds {content}: it would be replaced as a whole"):
             write(scene, 2)
     assert (tmp_path / "results" / "results.json").exists() and (tmp_path / "model" / "thesis.tex").exists()
 
@@ -249,12 +249,12 @@ WRITERS = {
 
 
 def test_no_other_module_writes_a_file_in_place() -> None:
-    found = {
+    writers = {
         str(path.relative_to(ROOT / "skyrl"))
         for path in (ROOT / "skyrl").rglob("*.py")
         if "templates" not in path.parts and any(writes(path.read_text(encoding="utf-8")))
     }
-    assert found == WRITERS.keys()
+    assert writers == WRITERS.keys()
 
 
 def writes(text: str) -> Iterator[bool]:
@@ -265,7 +265,9 @@ def writes(text: str) -> Iterator[bool]:
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             modes = [
-                each.value for each in (*node.args, *(k.value for k in node.keywords)) if isinstance(each, ast.Constant)
+                argument.value
+                for argument in (*node.args, *(k.value for k in node.keywords))
+                if isinstance(argument, ast.Constant)
             ]
             is_mode = any(isinstance(mode, str) and re.fullmatch(r"[wax]b?\+?", mode) for mode in modes)
             if name in ("write_text", "write_bytes") or (name == "open" and is_mode):

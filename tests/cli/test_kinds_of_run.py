@@ -184,7 +184,7 @@ ELSEWHERE: Mapping[str, str] = {
 @pytest.fixture(scope="module")
 def stored(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     """For each kind: the words of its cells, after `skyrl run` has trained it for two steps."""
-    found = {}
+    runs = {}
     for kind in KINDS:
         folder = tmp_path_factory.mktemp(kind)
         lr, name, table = "optimizer_config.lr", "skyrl_sft_run", ""
@@ -201,9 +201,9 @@ def stored(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, di
         else:
             values = supervised_run.settings(nano, folder, kind, num_steps=2, ckpt_interval=1, profile_steps=[2])
         file = toml_file(folder / "run.toml", values)
-        said = CliRunner().invoke(cli, ["run", file])
-        assert said.exit_code == 0, said.output
-        found[kind] = {
+        result = CliRunner().invoke(cli, ["run", file])
+        assert result.exit_code == 0, result.output
+        runs[kind] = {
             "kind": kind,
             "file": file,
             "other": toml_file(folder / "other.toml", values | {lr: 0.5}),
@@ -217,11 +217,11 @@ def stored(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, di
             "table": table,
             "loss": "train/loss" if kind != "rl" else "policy/policy_loss",
         }
-    return {kind: {**words, "rl_file": found["rl"]["file"]} for kind, words in found.items()}
+    return {kind: {**words, "rl_file": runs["rl"]["file"]} for kind, words in runs.items()}
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")  # no Slurm
     return tmp_path
@@ -232,15 +232,18 @@ def invoked(words: str, about: Mapping[str, str]) -> Result:
     return CliRunner().invoke(cli, shlex.split(words.format(**about)))
 
 
-def judged(done: Result, expected: str | Refused, code: int, about: Mapping[str, str]) -> None:
+def judged(result: Result, expected: str | Refused, code: int, about: Mapping[str, str]) -> None:
     if isinstance(expected, Refused):
-        assert isinstance(done.exception, SkyRLError), done.exc_info
-        said = str(done.exception)
-        assert done.exit_code != 0 and expected.sentence.format(**about) in said
-        assert len(said.splitlines()) == 1 or said.startswith("This run cannot start (1 problem)"), said
+        assert isinstance(result.exception, SkyRLError), result.exc_info
+        message = str(result.exception)
+        assert result.exit_code != 0 and expected.sentence.format(**about) in message
+        assert len(message.splitlines()) == 1 or message.startswith("This run cannot start (1 problem)"), message
     else:
-        assert (done.exit_code, done.exception if code == 0 else None) == (code, None), (done.output, done.exception)
-        assert expected.format(**about) in done.output
+        assert (result.exit_code, result.exception if code == 0 else None) == (code, None), (
+            result.output,
+            result.exception,
+        )
+        assert expected.format(**about) in result.output
 
 
 def cells(table: Sequence[Row]) -> list[Any]:
@@ -252,57 +255,60 @@ def cells(table: Sequence[Row]) -> list[Any]:
 @pytest.mark.sampled(13)
 @pytest.mark.parametrize(("row", "kind"), cells(QUICK))
 def test_a_command_takes_the_run_or_says_why_not(
-    row: Row, kind: str, stored: Mapping[str, dict[str, str]], here: Path, monkeypatch: pytest.MonkeyPatch
+    row: Row, kind: str, stored: Mapping[str, dict[str, str]], workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("skyrl.processes.service.serve", lambda app, bound: None)  # as after a signal
-    about = stored[kind] | {"here": str(here)}
+    about = stored[kind] | {"here": str(workspace)}
     expected = getattr(row, kind)
     judged(invoked(row.words, about), expected, row.code, about)
     if isinstance(expected, Refused) or "--dry-run" in row.words:
-        assert [each.name for each in here.iterdir()] == ["sweep.toml"]
+        assert [path.name for path in workspace.iterdir()] == ["sweep.toml"]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("row", "kind"), cells(WHOLE))
 def test_a_command_that_loads_or_trains_a_model_takes_the_run_or_says_why_not(
-    row: Row, kind: str, stored: Mapping[str, dict[str, str]], here: Path
+    row: Row, kind: str, stored: Mapping[str, dict[str, str]], workspace: Path
 ) -> None:
-    about = stored[kind] | {"here": str(here)}
+    about = stored[kind] | {"here": str(workspace)}
     judged(invoked(row.words, about), getattr(row, kind), row.code, about)
 
 
 def conforms(words: str, code: int, about: Mapping[str, str]) -> None:
     """The command prints one object with --json, of the form that the schema has for it."""
-    done = invoked(f"{words} --json", about)
-    assert done.exit_code == code if code != 2 else isinstance(done.exception, UserError), (done.output, done.exc_info)
-    answer = json.loads(done.stdout)
+    result = invoked(f"{words} --json", about)
+    assert result.exit_code == code if code != 2 else isinstance(result.exception, UserError), (
+        result.output,
+        result.exc_info,
+    )
+    answer = json.loads(result.stdout)
     OF_THE_SCHEMA.validate(answer)
     command = answer["command"]
     assert words.startswith(command) and answer["ok"] == (code == 0)
     refused = code == 2
     assert (answer["result"] is None) == (refused or command == "config check")
-    assert [each for each in answer["problems"] if each["severity"] == "error"] != [] if refused else True
+    assert [problem for problem in answer["problems"] if problem["severity"] == "error"] != [] if refused else True
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("words", "code"), MACHINE)
 def test_a_machine_reads_the_same_form_from_every_command(
-    words: str, code: int, stored: Mapping[str, dict[str, str]], here: Path
+    words: str, code: int, stored: Mapping[str, dict[str, str]], workspace: Path
 ) -> None:
-    (here / "engines" / "engines").mkdir(parents=True)
+    (workspace / "engines" / "engines").mkdir(parents=True)
     state = {"number": 0, "state": "serving", "samples": 1, "weight_version": 3}
     listed = {"least": 1, "most": 1, "engines": [state], "answers": [{"asked": "add", "said": "no", "moment": 1.0}]}
-    (here / "engines" / "engines" / "state.json").write_text(json.dumps(listed))
-    (here / "script.sh").write_text("python -m skyrl.train.entrypoints.main_base trainer.epochs=3\n")
-    conforms(words, code, stored["rl"] | {"here": str(here)})
+    (workspace / "engines" / "engines" / "state.json").write_text(json.dumps(listed))
+    (workspace / "script.sh").write_text("python -m skyrl.train.entrypoints.main_base trainer.epochs=3\n")
+    conforms(words, code, stored["rl"] | {"here": str(workspace)})
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("words", "code"), MACHINE_WHOLE)
 def test_a_machine_reads_the_same_form_from_commands_that_load_a_model(
-    words: str, code: int, stored: Mapping[str, dict[str, str]], here: Path
+    words: str, code: int, stored: Mapping[str, dict[str, str]], workspace: Path
 ) -> None:
-    conforms(words, code, stored["rl"] | {"here": str(here)})
+    conforms(words, code, stored["rl"] | {"here": str(workspace)})
 
 
 def test_every_command_with_json_is_in_the_schema_and_in_a_test() -> None:
@@ -355,27 +361,27 @@ def leaves(group: Commands, context: click.Context, words: str = "") -> Iterator
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("target", ["slurm", "ray", "local --after another"])
 def test_a_refused_launch_leaves_nothing(
-    kind: str, target: str, stored: Mapping[str, dict[str, str]], here: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, target: str, stored: Mapping[str, dict[str, str]], workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RayLauncher, "_connected", unreachable)
     for folder in ("launches", "of/mine"):
-        done = CliRunner().invoke(cli, ["launch", *target.split(), "--set", f"folder={folder}", stored[kind]["file"]])
-        assert isinstance(done.exception, SkyRLError), done.output
-        assert list(here.iterdir()) == []
-    (here / "launches").mkdir()
+        result = CliRunner().invoke(cli, ["launch", *target.split(), "--set", f"folder={folder}", stored[kind]["file"]])
+        assert isinstance(result.exception, SkyRLError), result.output
+        assert list(workspace.iterdir()) == []
+    (workspace / "launches").mkdir()
     CliRunner().invoke(cli, ["launch", *target.split(), stored[kind]["file"]])
-    assert [each.name for each in here.iterdir()] == ["launches"]  # which was there
+    assert [path.name for path in workspace.iterdir()] == ["launches"]  # which was there
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("target", ["slurm", "ray"])
 def test_a_refused_sweep_leaves_nothing(
-    kind: str, target: str, stored: Mapping[str, dict[str, str]], here: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, target: str, stored: Mapping[str, dict[str, str]], workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RayLauncher, "_connected", unreachable)
-    done = invoked(f"sweep sweep.toml --on {target}", stored[kind])
-    assert isinstance(done.exception, SkyRLError), done.output
-    assert [each.name for each in here.iterdir()] == ["sweep.toml"]
+    result = invoked(f"sweep sweep.toml --on {target}", stored[kind])
+    assert isinstance(result.exception, SkyRLError), result.output
+    assert [path.name for path in workspace.iterdir()] == ["sweep.toml"]
 
 
 def unreachable(*_: object) -> None:
@@ -390,53 +396,53 @@ echo "$@" > words
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_launched_run_is_the_run_of_its_file(
-    kind: str, stored: Mapping[str, dict[str, str]], here: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, stored: Mapping[str, dict[str, str]], workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (here / "python").write_text(PYTHON)
-    (here / "python").chmod(0o755)
-    launch = launched(stored[kind], here, monkeypatch, python=here / "python")
-    assert (here / "words").read_text().endswith(f"run {launch / 'run.toml'}\n")
+    (workspace / "python").write_text(PYTHON)
+    (workspace / "python").chmod(0o755)
+    launch = launched(stored[kind], workspace, monkeypatch, python=workspace / "python")
+    assert (workspace / "words").read_text().endswith(f"run {launch / 'run.toml'}\n")
     assert load([launch / "run.toml"]).config == load([stored[kind]["file"]]).config
     for words in (["status"], ["logs", str(launch)], ["stop", str(launch)]):
         assert CliRunner().invoke(cli, ["launch", *words]).exit_code == 0
 
 
 def launched(
-    about: Mapping[str, str], here: Path, monkeypatch: pytest.MonkeyPatch, *words: str, python: Path | None = None
+    about: Mapping[str, str], workspace: Path, monkeypatch: pytest.MonkeyPatch, *words: str, python: Path | None = None
 ) -> Path:
     """The folder of a local launch that has ended."""
     launcher = LocalLauncher(ClusterConfig(), str(python or sys.executable))
     monkeypatch.setattr(
         "skyrl.cli.training.launch.launcher_of", lambda target, cluster: launcher
     )  # which keeps its processes
-    done = CliRunner().invoke(cli, ["launch", "local", about["file"], "--name", "mine", *words])
-    assert done.exit_code == 0, done.exception
+    result = CliRunner().invoke(cli, ["launch", "local", about["file"], "--name", "mine", *words])
+    assert result.exit_code == 0, result.exception
     [process] = launcher._processes.values()
     process.wait(300)
-    return here / "launches" / "mine"
+    return workspace / "launches" / "mine"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_launched_run_trains_as_the_run_of_its_file(
-    kind: str, stored: Mapping[str, dict[str, str]], here: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, stored: Mapping[str, dict[str, str]], workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     about = stored[kind]
-    launch = launched(about, here, monkeypatch, f"{about['table']}run_path={here / 'run'}")
+    launch = launched(about, workspace, monkeypatch, f"{about['table']}run_path={workspace / 'run'}")
     assert json.loads((launch / "state.json").read_text())["state"] == "finished"
     losses = []
-    for folder in (Path(about["run"]), here / "run"):
+    for folder in (Path(about["run"]), workspace / "run"):
         records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         losses.append([record[about["loss"]] for record in records if about["loss"] in record])
     assert len(losses[0]) == 2 and losses[0] == losses[1]
 
 
 @pytest.mark.parametrize(("template", "kind"), [("reward", "rl"), ("sft", "sft"), ("preference", "preference")])
-def test_a_task_is_made_for_each_kind_that_has_a_template(template: str, kind: str, here: Path) -> None:
+def test_a_task_is_made_for_each_kind_that_has_a_template(template: str, kind: str, workspace: Path) -> None:
     assert CliRunner().invoke(cli, ["init", "mine", "--template", template, "--no-model"]).exit_code == 0
-    assert load([here / "mine" / "run.toml"]).config.kind == kind
+    assert load([workspace / "mine" / "run.toml"]).config.kind == kind
 
 
-def test_a_template_for_reward_models_is_not_there_and_the_ones_that_are_are_named(here: Path) -> None:
-    done = CliRunner().invoke(cli, ["init", "mine", "--template", "reward_model"])
-    assert done.exit_code == 2 and "'sft'" in done.output and list(here.iterdir()) == []
+def test_a_template_for_reward_models_is_not_there_and_the_ones_that_are_are_named(workspace: Path) -> None:
+    result = CliRunner().invoke(cli, ["init", "mine", "--template", "reward_model"])
+    assert result.exit_code == 2 and "'sft'" in result.output and list(workspace.iterdir()) == []

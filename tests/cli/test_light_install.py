@@ -52,8 +52,8 @@ def test_every_command_names_the_extra_that_it_needs_and_prints_no_traceback(tmp
         ["simulate", folder],
     ]
     program = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
-    done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=240)
-    for command, (code, said) in zip(commands, json.loads(done.stdout.splitlines()[-1]), strict=True):
-        assert "Traceback" not in said, (command, said)
-        assert code == 2, (command, code, said)
-        assert install_command("train") in said, (command, said)
+    result = subprocess.run(program, capture_output=True, text=True, check=True, timeout=240)
+    for command, (code, output) in zip(commands, json.loads(result.stdout.splitlines()[-1]), strict=True):
+        assert "Traceback" not in output, (command, output)
+        assert code == 2, (command, code, output)
+        assert install_command("train") in output, (command, output)

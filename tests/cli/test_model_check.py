@@ -55,16 +55,16 @@ def stored(family: str, folder: Path) -> str:
 )
 def test_a_report_says_what_a_run_does_and_what_follows(family: str, lines: dict[str, str], tmp_path: Path) -> None:
     report = list(model_report(stored(family, tmp_path), longest=20))
-    found = {line.split()[0]: line.split(maxsplit=1)[1] for line in report[1:]}
-    for name, said in lines.items():
-        assert found[name].startswith(said)
-    assert ("rotation" in found) == ("rotation" in lines)
+    values = {line.split()[0]: line.split(maxsplit=1)[1] for line in report[1:]}
+    for name, beginning in lines.items():
+        assert values[name].startswith(beginning)
+    assert ("rotation" in values) == ("rotation" in lines)
 
 
 def test_the_command_prints_bounds_and_refuses_what_cannot_be_trained(tmp_path: Path) -> None:
-    found = CliRunner().invoke(cli, ["model", "check", stored("Gemma 3", tmp_path / "gemma")])
-    assert found.exit_code == 0
-    assert "gemma3_text, sliding attention and full attention, windows of 8 tokens\n" in found.output
+    result = CliRunner().invoke(cli, ["model", "check", stored("Gemma 3", tmp_path / "gemma")])
+    assert result.exit_code == 0
+    assert "gemma3_text, sliding attention and full attention, windows of 8 tokens\n" in result.output
     from transformers import BertConfig
 
     BertConfig(vocab_size=64, hidden_size=32, num_attention_heads=2, num_hidden_layers=2).save_pretrained(
@@ -80,6 +80,6 @@ def test_doctor_says_what_does_not_run_as_asked(nano: Path, tmp_path: Path) -> N
     assert not [text for topic, text in usual if "rows run" in text or topic == "engine"]
     path = store("BLOOM", nano / "model", tmp_path / "bloom")
     unusual = list(machine_facts(config(nano, tmp_path, trainer__policy__model__path=path)))
-    why = "BloomForCausalLM has no attention"
-    assert ("rows", f"bloom: rows run unpacked, with attention eager: {why} but its own") in unusual
-    assert ("engine", f"samples with attention eager: {why} sdpa") in unusual
+    reason = "BloomForCausalLM has no attention"
+    assert ("rows", f"bloom: rows run unpacked, with attention eager: {reason} but its own") in unusual
+    assert ("engine", f"samples with attention eager: {reason} sdpa") in unusual

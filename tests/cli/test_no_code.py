@@ -56,36 +56,36 @@ COMMANDS = {
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("what", NAMED)
+@pytest.mark.parametrize("setting", NAMED)
 def test_commands_that_read_import_what_they_say_and_nothing_with_no_code(
-    what: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setting: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     imported = {}
     for option in ("--no-code", ""):
-        module = f"evil_{abs(hash((what, command, option)))}"
+        module = f"evil_{abs(hash((setting, command, option)))}"
         Path(f"{module}.py").write_text(MODULE)
-        Path("run.toml").write_text(NAMED[what].format(module))
+        Path("run.toml").write_text(NAMED[setting].format(module))
         words = [*COMMANDS[command], *filter(None, [option]), "run.toml"]
-        done = CliRunner().invoke(cli, words)
-        assert done.exit_code in (0, 1 if command == "diff" else 0), (words, done.output, done.exception)
+        result = CliRunner().invoke(cli, words)
+        assert result.exit_code in (0, 1 if command == "diff" else 0), (words, result.output, result.exception)
         imported[option] = Path(f"{module}.py.ran").exists()
-        if option and command.startswith("check") and what != "filter":
-            assert "not checked" in done.output and module in done.output
-    expected = what.startswith("class") or (command.startswith("check") and what in ("loss", "estimator"))
+        if option and command.startswith("check") and setting != "filter":
+            assert "not checked" in result.output and module in result.output
+    expected = setting.startswith("class") or (command.startswith("check") and setting in ("loss", "estimator"))
     assert imported == {"--no-code": False, "": expected}
 
 
 @pytest.mark.parametrize("where", ["none.py:Own", "none:Own", "no.such.module:Own"])
 def test_code_that_is_not_there_is_not_checked_either(where: str, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(f'environment.env_class = "{where}"\ndata.class = "{where}"\ndata.other = 1')
-    done = CliRunner().invoke(cli, ["config", "check", "--no-code", "--json", str(tmp_path / "run.toml")])
-    found = json.loads(done.output)
-    assert (done.exit_code, found["ok"]) == (0, True)
-    said = {each["path"]: each["message"] for each in found["problems"]}
-    assert said.keys() == {"data.class", "environment.env_class"}
-    assert "no file of it was found" in said["environment.env_class"]
+    result = CliRunner().invoke(cli, ["config", "check", "--no-code", "--json", str(tmp_path / "run.toml")])
+    report = json.loads(result.output)
+    assert (result.exit_code, report["ok"]) == (0, True)
+    messages = {problem["path"]: problem["message"] for problem in report["problems"]}
+    assert messages.keys() == {"data.class", "environment.env_class"}
+    assert "no file of it was found" in messages["environment.env_class"]
 
 
 def test_what_does_not_depend_on_code_is_checked_without_it(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_what_does_not_depend_on_code_is_checked_without_it(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["check", "config", "plan", "show"])
 def test_the_help_says_what_is_imported(name: str) -> None:
     words = {"config": ["config"], "plan": ["plan"]}.get(name, ["config", name])
-    said = " ".join(CliRunner().invoke(cli, [*words, "--help"]).output.split())
-    assert "import" in said and "without running it" not in said
+    help_text = " ".join(CliRunner().invoke(cli, [*words, "--help"]).output.split())
+    assert "import" in help_text and "without running it" not in help_text
 
 
 @pytest.mark.parametrize("sign", ["-", "(", "[", "not ", "{1:", "a.", "~"])
@@ -112,8 +112,8 @@ def test_a_program_that_python_does_not_parse_is_a_syntax_error(sign: str) -> No
 
 def test_a_program_of_signs_is_refused_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("x = " + "-" * 9_000 + "1")
-    done = CliRunner().invoke(cli, ["config", "convert", str(tmp_path / "train.py"), "--from", "trl"])
-    assert isinstance(done.exception, ConfigError) and "train.py" in str(done.exception)
+    result = CliRunner().invoke(cli, ["config", "convert", str(tmp_path / "train.py"), "--from", "trl"])
+    assert isinstance(result.exception, ConfigError) and "train.py" in str(result.exception)
 
 
 @pytest.mark.parametrize("kind", ["endless", "pipe", "huge", "not UTF-8"])
@@ -125,8 +125,8 @@ def test_a_strangers_run_folder_is_refused_whatever_its_files_are(kind: str, tmp
         case "pipe":
             os.mkfifo(file)
         case "huge":
-            with file.open("wb") as made:
-                made.truncate(1 << 40)
+            with file.open("wb") as stream:
+                stream.truncate(1 << 40)
         case _:
             file.write_bytes(b"\xff\xfe")
     for read in (stored_run, stored_configuration, _read_stored):
@@ -135,8 +135,8 @@ def test_a_strangers_run_folder_is_refused_whatever_its_files_are(kind: str, tmp
     assert not _is_run(tmp_path)
     file.rename(tmp_path / "progress.json")
     (tmp_path / "metrics.jsonl").touch()
-    done = CliRunner().invoke(cli, ["watch", str(tmp_path), "--once"])
-    assert done.exception is None or isinstance(done.exception, UserError)
+    result = CliRunner().invoke(cli, ["watch", str(tmp_path), "--once"])
+    assert result.exception is None or isinstance(result.exception, UserError)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".json", ".csv"])

@@ -215,12 +215,12 @@ def test_a_thousand_gpus_have_a_plan_of_few_lines() -> None:
 
 
 def test_on_a_cpu_the_counts_are_processes() -> None:
-    said = table(planned({"trainer.device": "cpu", **gpus(2, "policy", "ref"), f"{ENGINE}num_engines": 2}))
-    assert said.splitlines()[:2] == [
+    output = table(planned({"trainer.device": "cpu", **gpus(2, "policy", "ref"), f"{ENGINE}num_engines": 2}))
+    assert output.splitlines()[:2] == [
         "2 slots on 1 node, 6 actors on Ray.",
         "trainer.device is cpu: slots are counted instead of GPUs, each a place for one process.",
     ]
-    assert "gpus" not in said
+    assert "gpus" not in output
 
 
 @pytest.mark.parametrize(
@@ -244,16 +244,16 @@ def test_a_machine_that_is_too_small_is_refused() -> None:
 
 
 def test_the_command_prints_the_table_or_json() -> None:
-    said = CliRunner().invoke(plan, RUN, catch_exceptions=False)
-    assert said.output.startswith("Everything runs in the command's own process.\n\nmodel ")  # and sits nowhere else
+    result = CliRunner().invoke(plan, RUN, catch_exceptions=False)
+    assert result.output.startswith("Everything runs in the command's own process.\n\nmodel ")  # and sits nowhere else
     data = json.loads(CliRunner().invoke(plan, [*RUN, "--json"], catch_exceptions=False).output)["result"]
     assert (data["executor"], data["actors"], data["batch"]["samples"]) == ("in_process", 0, 5120)
 
 
 def test_the_command_prints_what_each_gpu_holds() -> None:
     words = ["trainer.device=cuda", "trainer.logger=console", "trainer.policy.model.path=Qwen/Qwen2.5-72B"]
-    said = CliRunner().invoke(plan, [*words, f"{PLACEMENT}gpu_kind=H100-80"], catch_exceptions=False).stdout
-    head, *rows = said[said.index("GiB per GPU") :].splitlines()
+    output = CliRunner().invoke(plan, [*words, f"{PLACEMENT}gpu_kind=H100-80"], catch_exceptions=False).stdout
+    head, *rows = output[output.index("GiB per GPU") :].splitlines()
     assert head.split()[4:9] == ["total", "parameters", "gradients", "optimizer", "activations"]
     assert [row.split()[:2] for row in rows[:5]] == [
         ["generation", "engine"],
@@ -271,8 +271,8 @@ def test_the_command_prints_what_each_gpu_holds() -> None:
 
 
 def test_a_model_of_unknown_sizes_is_planned_without_memory() -> None:
-    said = CliRunner().invoke(plan, [*RUN, "trainer.policy.model.path=somebody/else"], catch_exceptions=False).stdout
-    assert "Memory is not estimated: the sizes of somebody/else are unknown" in said
+    output = CliRunner().invoke(plan, [*RUN, "trainer.policy.model.path=somebody/else"], catch_exceptions=False).stdout
+    assert "Memory is not estimated: the sizes of somebody/else are unknown" in output
 
 
 def described(folder: Path, kind: str, **sizes: int) -> list[str]:
@@ -283,19 +283,19 @@ def described(folder: Path, kind: str, **sizes: int) -> list[str]:
     return [*RUN, f"trainer.policy.model.path={folder}"]
 
 
-@pytest.mark.parametrize(("kind", "said"), [("deepseek_v3", True), ("llama", False)])
+@pytest.mark.parametrize(("kind", "expected"), [("deepseek_v3", True), ("llama", False)])
 def test_layers_of_another_kind_are_estimated_without_transformers(
-    tmp_path: Path, kind: str, said: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "skyrl.models.files.meta_model", None)
-    shown = CliRunner().invoke(plan, described(tmp_path, kind), catch_exceptions=False).stdout
-    assert (f"{tmp_path}: layers of a kind that is not counted" in shown) is said
+    output = CliRunner().invoke(plan, described(tmp_path, kind), catch_exceptions=False).stdout
+    assert (f"{tmp_path}: layers of a kind that is not counted" in output) is expected
 
 
 def test_layers_of_another_kind_are_counted_and_their_rows_tried(tmp_path: Path) -> None:
     words = described(tmp_path, "falcon_mamba", state_size=8)
-    shown = CliRunner().invoke(plan, words, catch_exceptions=False).stdout
-    assert f"{tmp_path}: packed rows would see each other, so rows are padded." in shown
+    output = CliRunner().invoke(plan, words, catch_exceptions=False).stdout
+    assert f"{tmp_path}: packed rows would see each other, so rows are padded." in output
     memory = json.loads(CliRunner().invoke(plan, [*words, "--json"], catch_exceptions=False).stdout)["result"]["memory"]
     assert (memory["estimated"], memory["unpacked"]) == ([], [str(tmp_path)])
     # a layer of 96 channels: projections 64 x 192 and 96 x 64, convolution 96 x 4 + 96, x 96 x (4 + 16), dt 4 x 96
@@ -318,9 +318,9 @@ def test_every_mistake_is_told_as_by_config_check() -> None:
 
 
 def test_a_value_without_effect_is_a_warning_beside_the_plan() -> None:
-    said = CliRunner().invoke(plan, [*RUN, "trainer.algorithm.sapo.tau_pos=2.0"], catch_exceptions=False)
-    assert "has no effect in this run" in said.stderr
-    assert said.stdout.startswith("Everything runs")
+    result = CliRunner().invoke(plan, [*RUN, "trainer.algorithm.sapo.tau_pos=2.0"], catch_exceptions=False)
+    assert "has no effect in this run" in result.stderr
+    assert result.stdout.startswith("Everything runs")
 
 
 def test_a_plan_needs_nothing_heavy(tmp_path: Path) -> None:
@@ -330,9 +330,9 @@ def test_a_plan_needs_nothing_heavy(tmp_path: Path) -> None:
         "import sys; from skyrl.cli.planning.plan import plan; plan.main([sys.argv[1]], standalone_mode=False); "
         f"print(*sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)"
     )
-    done = run_program(program, file)
-    assert done.stderr.strip() == ""
-    assert "policy" in done.stdout
+    result = run_program(program, file)
+    assert result.stderr.strip() == ""
+    assert "policy" in result.stdout
 
 
 FIT = (
@@ -345,20 +345,20 @@ FIT = (
 
 @pytest.mark.long
 def test_layouts_are_proposed_with_their_seconds_and_their_reasons() -> None:
-    found = CliRunner().invoke(plan, ["--fit", "8", *FIT])
-    assert found.exit_code == 0
-    lines = found.stdout.splitlines()
+    result = CliRunner().invoke(plan, ["--fit", "8", *FIT])
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
     assert lines[0] == "Layouts on 8 x H100-80, fastest first (estimated):"
     assert lines[2].startswith("1. taking turns on all GPUs: ")
-    assert "policy_num_gpus_per_node=8" in found.stdout
-    assert found.stderr == ""  # that the run does not fit as it is, is why one asks
+    assert "policy_num_gpus_per_node=8" in result.stdout
+    assert result.stderr == ""  # that the run does not fit as it is, is why one asks
 
 
 @pytest.mark.long
 def test_a_proposal_is_written_as_a_layer_that_makes_the_run_fit(tmp_path: Path) -> None:
     layer = tmp_path / "fit.toml"
-    found = CliRunner().invoke(plan, ["--fit", "8", *FIT, "--json", "--to", str(layer)])
-    changes = json.loads(found.stdout)["result"]["proposals"][0]["changes"]
+    result = CliRunner().invoke(plan, ["--fit", "8", *FIT, "--json", "--to", str(layer)])
+    changes = json.loads(result.stdout)["result"]["proposals"][0]["changes"]
     run = resolve(load([layer], dict(word.split("=", 1) for word in FIT)))
     assert changes
     assert {path: get_at(run, path) for path in changes} == changes
@@ -388,5 +388,5 @@ def test_a_proposal_is_written_as_a_layer_that_makes_the_run_fit(tmp_path: Path)
     ],
 )
 def test_fit_without_a_proposal_raises_with_the_reason(words: list[str], reason: str) -> None:
-    found = CliRunner().invoke(plan, words)
-    assert reason in str(found.exception)
+    result = CliRunner().invoke(plan, words)
+    assert reason in str(result.exception)

@@ -24,16 +24,16 @@ def drawn(values: dict[str, Any]) -> Element:
 
 
 def words(root: Element) -> list[str]:
-    return [each.text or "" for each in root.iter(f"{SVG}text")]
+    return [element.text or "" for element in root.iter(f"{SVG}text")]
 
 
 def test_every_process_is_drawn_on_each_of_its_gpus() -> None:
-    found = words(drawn({**MODEL, **SHARED}))
-    assert [word for word in found if word.startswith("node")] == ["node 0", "node 1"]
-    assert found.count("GPU 3") == 2
+    texts = words(drawn({**MODEL, **SHARED}))
+    assert [word for word in texts if word.startswith("node")] == ["node 0", "node 1"]
+    assert texts.count("GPU 3") == 2
     for process in ("policy 7", "ref 0"):
-        assert found.count(process) == 1
-    assert found.count("engine 3") == 2  # it computes on two GPUs
+        assert texts.count(process) == 1
+    assert texts.count("engine 3") == 2  # it computes on two GPUs
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_a_gpu_is_drawn_only_where_there_is_one_for_the_run(values: dict[str, An
     on_cuda = values.get("trainer.device") == "cuda"
     assert (plan["gpus"], plan["gpus_per_node"]) == ((1, len(boxes)) if on_cuda else (0, 0))
     assert plan["slots_per_node"] == len(boxes)
-    found = words(fromstring(picture(plan)))
-    assert [word for word in found if word.startswith(("GPU", "slot", "one process"))] == boxes
-    assert ("GPU" in " ".join(found)) is on_cuda
+    texts = words(fromstring(picture(plan)))
+    assert [word for word in texts if word.startswith(("GPU", "slot", "one process"))] == boxes
+    assert ("GPU" in " ".join(texts)) is on_cuda
 
 
 def test_bars_are_proportional_to_bytes() -> None:
     values = {**MODEL, **SHARED}
-    bars = [each for each in drawn(values).iter(f"{SVG}rect") if each.find(f"{SVG}title") is not None]
+    bars = [element for element in drawn(values).iter(f"{SVG}rect") if element.find(f"{SVG}title") is not None]
     sizes = [size for phase in planned(values)["memory"]["phases"] for size in phase["parts"].values() if size > 0]
     assert len(bars) == len(sizes)
     scale = sum(float(bar.attrib["width"]) for bar in bars) / sum(sizes)
@@ -78,9 +78,9 @@ def test_further_nodes_are_counted_and_models_of_unknown_size_are_named() -> Non
     assert "and 4 more nodes like these" in words(root)
     assert any(word.startswith("memory: ") for word in words(root))
     inside = [
-        float(each.attrib["x"]) + float(each.attrib.get("width", "0").rstrip("%"))
-        for each in root.iter(f"{SVG}rect")
-        if "x" in each.attrib
+        float(element.attrib["x"]) + float(element.attrib.get("width", "0").rstrip("%"))
+        for element in root.iter(f"{SVG}rect")
+        if "x" in element.attrib
     ]
     assert max(inside) <= float(root.attrib["width"])
 
@@ -88,9 +88,9 @@ def test_further_nodes_are_counted_and_models_of_unknown_size_are_named() -> Non
 def test_the_command_writes_the_file_and_prints_the_plan(tmp_path: Path) -> None:
     words = ["trainer.device=cpu", "trainer.logger=console", 'data.train_data=["rows"]', f"{ENGINE}backend=torch"]
     words += ["trainer.policy.model.path=m", "--svg", str(tmp_path / "plan.svg")]
-    done = CliRunner().invoke(plan, words)
-    assert done.exit_code == 0, done.output
-    assert "policy" in done.output
+    result = CliRunner().invoke(plan, words)
+    assert result.exit_code == 0, result.output
+    assert "policy" in result.output
     assert fromstring((tmp_path / "plan.svg").read_text(encoding="utf-8")).tag == f"{SVG}svg"
     nowhere = CliRunner().invoke(plan, [*words[:-1], str(tmp_path / "missing" / "plan.svg")])
     assert str(nowhere.exception).endswith("plan.svg cannot be written: No such file or directory")

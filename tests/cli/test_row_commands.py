@@ -18,38 +18,38 @@ from tests.supervised_run import settings, toml_file, write
 
 
 def test_a_template_is_shown_with_what_is_learned_of_nine_forms(nano: Path) -> None:
-    shown = CliRunner().invoke(cli, ["templates", "show", str(SHIPPED["command-r7b"])])
-    assert shown.exit_code == 0, shown.output
-    assert "⟦<|START_RESPONSE|>Four.<|END_RESPONSE|><|END_OF_TURN_TOKEN|>⟧" in shown.output
-    assert shown.output.count("=====") == 11  # nine forms, two of them twice
+    result = CliRunner().invoke(cli, ["templates", "show", str(SHIPPED["command-r7b"])])
+    assert result.exit_code == 0, result.output
+    assert "⟦<|START_RESPONSE|>Four.<|END_RESPONSE|><|END_OF_TURN_TOKEN|>⟧" in result.output
+    assert result.output.count("=====") == 11  # nine forms, two of them twice
     of_a_model = CliRunner().invoke(cli, ["templates", "show", str(nano / "model")])
     assert of_a_model.exit_code == 0 and "Four." in of_a_model.output.partition("⟦")[2]
 
 
 def test_a_row_of_ones_own_data_is_shown_as_it_is_learned(nano: Path, tmp_path: Path) -> None:
     file = toml_file(tmp_path / "run.toml", settings(nano, tmp_path, "sft"))
-    shown = CliRunner().invoke(cli, ["data", "show", file, "--row", "3"])
-    assert shown.exit_code == 0, shown.output
-    learned = shown.output.partition("⟦")[2].partition("⟧")[0]
-    assert learned[:2].isupper() and f"{len(learned[: learned.index('<')]) + 1} of them learned" in shown.output
+    result = CliRunner().invoke(cli, ["data", "show", file, "--row", "3"])
+    assert result.exit_code == 0, result.output
+    learned = result.output.partition("⟦")[2].partition("⟧")[0]
+    assert learned[:2].isupper() and f"{len(learned[: learned.index('<')]) + 1} of them learned" in result.output
     missing = CliRunner().invoke(cli, ["data", "show", file, "--row", "32"])
     assert missing.exit_code == 1 and "has no row 32" in str(missing.exception or missing.output)
 
 
 def test_a_message_with_a_weight_of_its_own_is_shown_with_it(nano: Path, tmp_path: Path) -> None:
-    said = [("user", "a", None), ("assistant", "A", 0.5), ("user", "b", None), ("assistant", "B", 1)]
-    chat = [{"role": role, "content": text} | ({"weight": w} if w is not None else {}) for role, text, w in said]
+    messages = [("user", "a", None), ("assistant", "A", 0.5), ("user", "b", None), ("assistant", "B", 1)]
+    chat = [{"role": role, "content": text} | ({"weight": w} if w is not None else {}) for role, text, w in messages]
     rows = write(tmp_path / "rows.jsonl", [{"messages": chat}])
     file = toml_file(tmp_path / "run.toml", settings(nano, tmp_path, "sft", train_datasets=(rows,)))
-    shown = CliRunner().invoke(cli, ["data", "show", file]).output
-    assert re.findall(r"⟦(.).*?⟧(\*[0-9.]+)?", shown) == [("A", "*0.5"), ("B", "")]
+    output = CliRunner().invoke(cli, ["data", "show", file]).output
+    assert re.findall(r"⟦(.).*?⟧(\*[0-9.]+)?", output) == [("A", "*0.5"), ("B", "")]
 
 
 LONG = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "ABC" * 8}]
 
 
 @pytest.mark.parametrize(
-    ("changes", "learned", "said"),
+    ("changes", "learned", "message"),
     [
         ({}, 25, "29 tokens, 25 of them learned"),
         ({"max_length": 29}, 25, "29 tokens, 25 of them learned"),
@@ -73,23 +73,23 @@ LONG = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "AB
     ],
 )
 def test_a_row_is_shown_as_the_run_trains_it(
-    nano: Path, tmp_path: Path, changes: dict[str, Any], learned: int, said: str
+    nano: Path, tmp_path: Path, changes: dict[str, Any], learned: int, message: str
 ) -> None:
     rows = write(tmp_path / "rows.jsonl", [{"messages": LONG}])
     file = toml_file(tmp_path / "run.toml", settings(nano, tmp_path, "sft", train_datasets=(rows,), **changes))
-    shown = CliRunner().invoke(cli, ["data", "show", file])
-    assert shown.exit_code == 0, shown.output
-    marked = shown.output.partition("⟦")[2].partition("⟧")[0]
+    result = CliRunner().invoke(cli, ["data", "show", file])
+    assert result.exit_code == 0, result.output
+    marked = result.output.partition("⟦")[2].partition("⟧")[0]
     assert marked.replace("<|end|>", "E").replace("\n", "") == ("ABC" * 8 + "E")[:learned]
-    assert shown.output.endswith(f"\n\n{said}\n")
+    assert result.output.endswith(f"\n\n{message}\n")
 
 
 def test_pairs_and_prompts_that_are_too_long_are_shown_with_their_fate(nano: Path, tmp_path: Path) -> None:
     file = toml_file(tmp_path / "run.toml", settings(nano, tmp_path, "reward_model", max_length=4))
-    shown = CliRunner().invoke(cli, ["data", "show", file])
-    assert "===== chosen" in shown.output
+    result = CliRunner().invoke(cli, ["data", "show", file])
+    assert "===== chosen" in result.output
     assert re.search(
-        r"this row is left out: it has \d+ tokens, more than max_length = 4 \(too_long = skip\)\n$", shown.output
+        r"this row is left out: it has \d+ tokens, more than max_length = 4 \(too_long = skip\)\n$", result.output
     )
     words = [f"{name}={value}" for name, value in overrides(nano, tmp_path, trainer__max_prompt_length=1).items()]
     prompt = CliRunner().invoke(cli, ["data", "show", *words]).output
@@ -102,8 +102,8 @@ def test_a_prompt_that_is_bad_says_why(nano: Path, tmp_path: Path) -> None:
     )
     values = overrides(nano, tmp_path, data__train_data=[rows], data__bad_rows="skip")
     words = [f"{name}={json.dumps(value) if isinstance(value, list) else value}" for name, value in values.items()]
-    shown = CliRunner().invoke(cli, ["data", "show", *words, "--row", "1"])
-    assert "rows.jsonl, row 1" in str(shown.exception) and str(shown.exception).endswith("(data.bad_rows = skip)")
+    result = CliRunner().invoke(cli, ["data", "show", *words, "--row", "1"])
+    assert "rows.jsonl, row 1" in str(result.exception) and str(result.exception).endswith("(data.bad_rows = skip)")
     before_it = CliRunner().invoke(cli, ["data", "show", *words, "data.bad_rows=stop"])
     assert before_it.exit_code == 0 and " tokens; what is sampled" in before_it.output
 
@@ -111,14 +111,14 @@ def test_a_prompt_that_is_bad_says_why(nano: Path, tmp_path: Path) -> None:
 def test_a_row_that_cannot_be_learned_says_why(nano: Path, tmp_path: Path) -> None:
     rows = write(tmp_path / "rows.jsonl", [{"text": "?", "images": ["x"]}])
     file = toml_file(tmp_path / "run.toml", settings(nano, tmp_path, "sft", train_datasets=(rows,)))
-    shown = CliRunner().invoke(cli, ["data", "show", file])
-    assert "row 0: it has images" in str(shown.exception or shown.output)
+    result = CliRunner().invoke(cli, ["data", "show", file])
+    assert "row 0: it has images" in str(result.exception or result.output)
 
 
 def test_pairs_and_prompts_are_shown_too(nano: Path, tmp_path: Path) -> None:
     file = toml_file(tmp_path / "run.toml", settings(nano, tmp_path, "reward_model"))
-    shown = CliRunner().invoke(cli, ["data", "show", file, "--row", "1"])
-    assert "===== chosen" in shown.output and "===== rejected" in shown.output and "margin 0" in shown.output
+    result = CliRunner().invoke(cli, ["data", "show", file, "--row", "1"])
+    assert "===== chosen" in result.output and "===== rejected" in result.output and "margin 0" in result.output
     words = [f"{name}={value}" for name, value in overrides(nano, tmp_path).items()]
     prompt = CliRunner().invoke(cli, ["data", "show", *words])
     assert "what is sampled after them is learned" in prompt.output, prompt.output
@@ -131,10 +131,10 @@ def test_a_file_of_prompts_that_is_missing_is_reported_before_a_model_is_looked_
 
 
 def inspected(*words: str) -> dict[str, Any]:
-    done = CliRunner().invoke(cli, ["data", "inspect", *words, "--json"])
-    assert done.exit_code == 0, done.output
-    found: dict[str, Any] = json.loads(done.stdout)["result"]
-    return found
+    result = CliRunner().invoke(cli, ["data", "inspect", *words, "--json"])
+    assert result.exit_code == 0, result.output
+    report: dict[str, Any] = json.loads(result.stdout)["result"]
+    return report
 
 
 def test_the_prompts_of_a_run_are_counted_as_the_run_reads_them(nano: Path, tmp_path: Path) -> None:
@@ -152,10 +152,10 @@ def test_the_prompts_of_a_run_are_counted_as_the_run_reads_them(nano: Path, tmp_
     assert first["columns"]["prompt"] == "list" and first["tokens"]["longest"] > first["bound"] == 16
     assert lost["refused"].startswith("there is no data file lost.jsonl")
     assert (other["part"], other["used"], inspected(file)["overlap"]) == ("validation", 1, 1)
-    said = CliRunner().invoke(cli, ["data", "inspect", file]).output
-    assert "  rows      7, of which 5 are used\n" in said
-    assert "1 have more than trainer.max_prompt_length = 16 tokens and are left out" in said
-    assert said.endswith("1 validation rows are also trained on\n")
+    output = CliRunner().invoke(cli, ["data", "inspect", file]).output
+    assert "  rows      7, of which 5 are used\n" in output
+    assert "1 have more than trainer.max_prompt_length = 16 tokens and are left out" in output
+    assert output.endswith("1 validation rows are also trained on\n")
 
 
 @pytest.mark.parametrize("kind", ["sft", "reward_model", "preference"])
@@ -170,29 +170,31 @@ def test_rows_of_supervised_runs_are_inspected_too(kind: str, nano: Path, tmp_pa
 def test_a_split_keeps_rows_of_one_prompt_together_and_loses_none(nano: Path, tmp_path: Path) -> None:
     file = toml_file(tmp_path / "run.toml", overrides(nano, tmp_path))
     words = ["data", "split", file, "--out", str(tmp_path / "halves"), "--share", "0.4"]
-    done = CliRunner().invoke(cli, words)
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, result.output
     halves = [
         [json.loads(line) for line in (tmp_path / "halves" / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()]
         for part in ("train", "validation")
     ]
-    whole = [json.loads(line) for line in (nano / "train.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert sorted(map(json.dumps, halves[0] + halves[1])) == sorted(map(json.dumps, whole))
+    rows = [json.loads(line) for line in (nano / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert sorted(map(json.dumps, halves[0] + halves[1])) == sorted(map(json.dumps, rows))
     first, second = ({json.dumps(row["prompt"]) for row in half} for half in halves)
     assert first and second and not first & second
-    again = CliRunner().invoke(cli, words)
-    assert again.exit_code == 1 and "is there already; name another folder" in str(again.exception or again.output)
+    repeated = CliRunner().invoke(cli, words)
+    assert repeated.exit_code == 1 and "is there already; name another folder" in str(
+        repeated.exception or repeated.output
+    )
     nothing = CliRunner().invoke(cli, [*words[:4], str(tmp_path / "none"), "--share", "0.01"])
     assert "leave none for validation" in str(nothing.exception or nothing.output)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["gsm8"], "there is no maker of 'gsm8' (did you mean gsm8k?); available: gsm8k"),
         (["gsm8k", "--source", "dev=rows.jsonl"], "write one of train=SOURCE, test=SOURCE"),
     ],
 )
-def test_what_cannot_be_made_is_refused(words: list[str], said: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(cli, ["data", "make", *words, "--out", str(tmp_path)])
-    assert said in str(done.exception or done.output)
+def test_what_cannot_be_made_is_refused(words: list[str], message: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["data", "make", *words, "--out", str(tmp_path)])
+    assert message in str(result.exception or result.output)

@@ -25,7 +25,7 @@ BY_CTRL_C = "Stopped. Incomplete files were removed: the same command starts fro
 
 
 @pytest.mark.parametrize(
-    ("stop", "code", "said"),
+    ("stop", "code", "message"),
     [
         ("os.kill(os.getpid(), signal.SIGTERM)", 143, BY_SIGTERM),
         ("os.kill(os.getpid(), signal.SIGINT)", 130, BY_CTRL_C),
@@ -33,10 +33,10 @@ BY_CTRL_C = "Stopped. Incomplete files were removed: the same command starts fro
         ("raise Stopped('Stopped. Step 7 is saved.', 130)", 130, BY_CTRL_C),
     ],
 )
-def test_a_script_that_is_stopped_ends_in_one_line(stop: str, code: int, said: str) -> None:
+def test_a_script_that_is_stopped_ends_in_one_line(stop: str, code: int, message: str) -> None:
     script = SCRIPT.format(stop=stop)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (code, said)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (code, message)
 
 
 def test_incomplete_files_are_removed_on_failure(tmp_path: Path) -> None:
@@ -65,13 +65,13 @@ def test_init_shows_its_progress_and_keeps_no_half_of_a_model(
         assert process.stderr is not None
         next(line for line in process.stderr if line.startswith("step   1/150"))
         process.send_signal(number)
-        said = process.stderr.read().splitlines()
+        lines = process.stderr.read().splitlines()
     rest = "run python prepare.py there to create the model and its data."
-    assert [line for line in said if not line.startswith("step ")] == [
+    assert [line for line in lines if not line.startswith("step ")] == [
         f"{by}. The files of the task are in mine; {rest}"
     ]
     assert process.returncode == code
-    assert sorted(each.name for each in (tmp_path / "mine").iterdir()) == ["prepare.py", "reward.py", "run.toml"]
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["prepare.py", "reward.py", "run.toml"]
     assert not list((tmp_path / "scratch").glob("tmp*"))  # torch has a folder of its own there
 
 
@@ -90,9 +90,9 @@ def test_control_c_in_an_example_reaches_its_run(nano: Path, tmp_path: Path) -> 
         assert run.stderr is not None
         next(line for line in run.stderr if line.startswith("step ") and line.split()[1].startswith("3/"))
         run.send_signal(signal.SIGINT)
-        said = run.stderr.read()
+        stderr = run.stderr.read()
     assert run.returncode == 130
-    assert "Traceback" not in said and "is saved: the same command continues after it." in said
+    assert "Traceback" not in stderr and "is saved: the same command continues after it." in stderr
 
 
 def test_init_shows_what_its_script_tells_of_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,4 +107,4 @@ def test_a_path_with_dots_makes_no_other_folder(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(cli, ["init", "bad/../mine", "--no-model"])
     assert "cd mine\n" in result.output
-    assert [each.name for each in tmp_path.iterdir()] == ["mine"]
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -35,15 +35,15 @@ def problems(*arguments: str) -> dict[str, str]:
             ["sft.toml"] if arguments and arguments[0] == "sft.toml" else [],
             list(arguments[arguments[:1] == ("sft.toml",) :]),
         )
-    return {each.path: f"{each.message}; {each.hint}" for each in refused.value.problems}
+    return {problem.path: f"{problem.message}; {problem.hint}" for problem in refused.value.problems}
 
 
 @pytest.mark.parametrize(
     "arguments", [["config", "check"], ["config", "show"], ["config", "docs"], ["config", "schema"]]
 )
 def test_a_supervised_file_is_understood(folder: Path, arguments: list[str]) -> None:
-    done = invoked(*arguments, "sft.toml")
-    assert done.exit_code == 0, done.output
+    result = invoked(*arguments, "sft.toml")
+    assert result.exit_code == 0, result.output
 
 
 def test_what_a_sparse_dump_says_is_the_same_run(folder: Path) -> None:
@@ -54,14 +54,14 @@ def test_what_a_sparse_dump_says_is_the_same_run(folder: Path) -> None:
 
 
 def test_a_field_is_explained_with_its_place(folder: Path) -> None:
-    said = invoked("config", "explain", "batch_size", "sft.toml").output
-    assert "batch_size = 8" in said and "sft.toml:3  8" in said and "batch_divides_over_ranks" in said
+    output = invoked("config", "explain", "batch_size", "sft.toml").output
+    assert "batch_size = 8" in output and "sft.toml:3  8" in output and "batch_divides_over_ranks" in output
 
 
 def test_runs_of_two_kinds_differ_in_their_kind(folder: Path) -> None:
-    done = invoked("config", "diff", "sft.toml", "rl.toml", "--json")
-    assert done.exit_code == 1
-    assert json.loads(done.output)["result"] == [{"path": "kind", "before": "sft", "after": "rl"}]
+    result = invoked("config", "diff", "sft.toml", "rl.toml", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.output)["result"] == [{"path": "kind", "before": "sft", "after": "rl"}]
     (folder / "other.toml").write_text(SFT + "[optimizer_config]\nlr = 0.1\n")
     assert invoked("config", "diff", "sft.toml", "other.toml").output == "optimizer_config.lr  2e-05  ->  0.1\n"
 
@@ -74,20 +74,20 @@ def test_what_is_about_sampling_alone_says_so(folder: Path, command: str) -> Non
 
 def test_a_file_that_forgot_its_kind_is_told_that_and_nothing_else(folder: Path) -> None:
     (folder / "sft.toml").write_text(SFT.partition("\n")[2])
-    [(path, said)] = problems("sft.toml").items()
-    assert path == "kind" and "has no train_datasets, batch_size, model" in said and 'write kind = "sft"' in said
+    [(path, message)] = problems("sft.toml").items()
+    assert path == "kind" and "has no train_datasets, batch_size, model" in message and 'write kind = "sft"' in message
 
 
 def test_a_kind_that_is_misspelt_is_told_and_the_rest_judged_as_what_was_meant(folder: Path) -> None:
-    found = problems("kind=stf", "batchsize=3", "num_epochs=2")
-    assert "'stf' is not one of: rl, sft, reward_model, preference" in found["kind"]
-    assert "did you mean batch_size?" in found["batchsize"] and "num_epochs" not in found
+    messages = problems("kind=stf", "batchsize=3", "num_epochs=2")
+    assert "'stf' is not one of: rl, sft, reward_model, preference" in messages["kind"]
+    assert "did you mean batch_size?" in messages["batchsize"] and "num_epochs" not in messages
 
 
 def test_a_name_of_another_kind_of_run_is_told_to_be_one(folder: Path) -> None:
-    found = problems("sft.toml", "trainer.epochs=3", "chosen_key=a")
-    assert "trainer belongs to kind = rl, and this is kind = sft" in found["trainer.epochs"]
-    assert "chosen_key belongs to kind = reward_model and preference, and this is kind = sft" in found["chosen_key"]
+    messages = problems("sft.toml", "trainer.epochs=3", "chosen_key=a")
+    assert "trainer belongs to kind = rl, and this is kind = sft" in messages["trainer.epochs"]
+    assert "chosen_key belongs to kind = reward_model and preference, and this is kind = sft" in messages["chosen_key"]
 
 
 def test_paths_are_completed_in_the_tree_that_the_words_before_make(folder: Path) -> None:
@@ -100,8 +100,8 @@ def test_paths_are_completed_in_the_tree_that_the_words_before_make(folder: Path
 
 def test_the_completion_of_the_shell_knows_the_words_before(folder: Path) -> None:
     environment = {"_SKYRL_COMPLETE": "bash_complete", "COMP_WORDS": "skyrl run sft.toml num_e", "COMP_CWORD": "3"}
-    done = CliRunner().invoke(cli, env=environment, prog_name="skyrl")
-    assert done.output.splitlines() == ["plain,num_epochs=", "file,num_e"]
+    result = CliRunner().invoke(cli, env=environment, prog_name="skyrl")
+    assert result.output.splitlines() == ["plain,num_epochs=", "file,num_e"]
     assert isinstance(load(["sft.toml"]).config, SFTConfig)
 
 

@@ -35,10 +35,10 @@ print(all(any(int(first, 16) <= block < int(last, 16) for first, last in heap) f
 """
 
 
-@pytest.mark.parametrize(("what", "shared"), [("set", "True"), ("left", "False")])
-def test_threads_share_the_heap_of_the_process(what: str, shared: str) -> None:
+@pytest.mark.parametrize(("setting", "shared"), [("set", "True"), ("left", "False")])
+def test_threads_share_the_heap_of_the_process(setting: str, shared: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
-    ran = subprocess.run([sys.executable, "-c", PROBE, what], env=environment, capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-c", PROBE, setting], env=environment, capture_output=True, text=True)
     assert ran.stdout.strip() == shared, ran.stderr
 
 

@@ -36,9 +36,9 @@ SHOWN = re.compile(r"\$ ((?:EPOCHS=3 )?skyrl [^\n]+)\n(.*?)(?=\n\$ |\n```)", re.
 """A command and what follows it in its block."""
 
 EXAMPLES = [
-    (page, *found)
+    (page, *example)
     for page in ("configuration.md", "coming-from/README.md", "../README.md")
-    for found in SHOWN.findall((DOCS / page).read_text())
+    for example in SHOWN.findall((DOCS / page).read_text())
 ]
 
 
@@ -59,14 +59,14 @@ def test_pages_hold_several_examples() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize(("page", "command", "output"), EXAMPLES, ids=lambda each: each[:40])
+@pytest.mark.parametrize(("page", "command", "output"), EXAMPLES, ids=lambda value: value[:40])
 def test_an_example_prints_what_its_page_shows(page: str, command: str, output: str) -> None:
     words = shlex.split(command.removeprefix("EPOCHS=3 "))[1:]
-    done = CliRunner().invoke(cli, words)
-    if isinstance(done.exception, ConfigError):
-        printed = str(done.exception)
+    result = CliRunner().invoke(cli, words)
+    if isinstance(result.exception, ConfigError):
+        printed = str(result.exception)
     else:
-        printed = done.stderr if words[:2] == ["config", "convert"] else done.stdout
+        printed = result.stderr if words[:2] == ["config", "convert"] else result.stdout
     assert stripped(printed).startswith(stripped(output)), page
 
 

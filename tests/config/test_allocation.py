@@ -20,7 +20,7 @@ def run_of(text: str, **more: Any) -> SkyRLTrainConfig:
 
 
 def problems(run: SkyRLTrainConfig, severity: str = "error") -> list[tuple[str, str]]:
-    return [(each.path, each.message) for each in check(run) if each.severity == severity]
+    return [(problem.path, problem.message) for problem in check(run) if problem.severity == severity]
 
 
 def test_engines_and_learners_get_gpus_of_their_own() -> None:
@@ -91,9 +91,9 @@ def test_degrees_of_megatron_are_read_and_those_of_experts_may_differ() -> None:
     megatron = run.trainer.policy.megatron_config
     assert (megatron.pipeline_model_parallel_size, megatron.expert_model_parallel_size) == (2, 2)
     assert (megatron.expert_tensor_parallel_size, megatron.tensor_model_parallel_size) == (1, 2)
-    found = [path for path, _ in problems(run)]
-    assert "trainer.strategy" not in found
-    assert not [path for path in found if "expert" in path]
+    paths = [path for path, _ in problems(run)]
+    assert "trainer.strategy" not in paths
+    assert not [path for path in paths if "expert" in path]
 
 
 def test_a_string_that_cannot_be_read_says_why() -> None:

@@ -40,7 +40,11 @@ def test_a_run_without_mistakes_has_no_problems() -> None:
     ],
 )
 def test_what_was_hidden_is_given_again(values: dict[str, Any], path: str) -> None:
-    problem = next(each for each in check(resolved(values)) if each.severity == "error" and "***" in each.message)
+    problem = next(
+        candidate
+        for candidate in check(resolved(values))
+        if candidate.severity == "error" and "***" in candidate.message
+    )
     assert problem.path == path
 
 
@@ -105,9 +109,9 @@ def test_a_check_says_in_a_sentence_what_must_hold(name: str) -> None:
 
 
 def test_problems_have_the_place_of_what_they_are_about() -> None:
-    given = [f"{path}={value}" for path, value in RUNNABLE.items()]
+    words = [f"{path}={value}" for path, value in RUNNABLE.items()]
     with pytest.raises(ConfigError) as caught:
-        compose([], [*given, "trainer.policy_mini_batch_size=300", "generator.max_input_length=3"])
+        compose([], [*words, "trainer.policy_mini_batch_size=300", "generator.max_input_length=3"])
     assert [(problem.path, problem.place) for problem in caught.value.problems] == [
         ("trainer.policy_mini_batch_size", "argument 4"),
         ("generator.max_input_length", "argument 5"),

@@ -13,7 +13,7 @@ from skyrl.errors import ConfigError
 from tests.config.check_cases.settings import APART, CRITIC, gpus, resolved
 from tests.config.leaves import RUNNABLE
 
-NAMED: dict[str, Any] = {each.__name__: each for each in RL.checks}
+NAMED: dict[str, Any] = {check.__name__: check for check in RL.checks}
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_the_nearest_batches_suit_mini_batches_and_reference() -> None:
 
 def test_a_mini_batch_that_does_not_divide_the_batch_is_told_once() -> None:
     values = {"trainer.policy_mini_batch_size": 300, **APART, **gpus(8, "policy"), **gpus(1, "ref")}
-    found = [problem for each in checks_in(batches) for problem in each(resolved(values))]
-    assert [problem.path for problem in found] == ["trainer.policy_mini_batch_size"]
+    problems = [problem for check in checks_in(batches) for problem in check(resolved(values))]
+    assert [problem.path for problem in problems] == ["trainer.policy_mini_batch_size"]
 
 
 @pytest.mark.parametrize(
@@ -104,4 +104,6 @@ def test_an_unknown_estimator_is_told_what_there_is(name: str, message: str, hin
 def test_the_cure_of_a_short_input_depends_on_the_turns(turns: int, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose([], {**RUNNABLE, "generator.max_input_length": 100, "generator.max_turns": turns})
-    assert hint in next(each.hint for each in caught.value.problems if each.path == "generator.max_input_length")
+    assert hint in next(
+        problem.hint for problem in caught.value.problems if problem.path == "generator.max_input_length"
+    )

@@ -63,8 +63,8 @@ def test_models_that_share_gpus_are_told_by_which_switch(together: bool, switch:
 
 @pytest.mark.parametrize(("name", "value"), [("path", "folder"), ("url", "http://127.0.0.1:8001/score")])
 def test_a_reward_model_is_here_or_elsewhere(name: str, value: str) -> None:
-    found = said({"environment.env_class": "reward_model", JUDGE + name: value})
-    assert not {JUDGE + "path", JUDGE + "url"} & found.keys()
+    messages = said({"environment.env_class": "reward_model", JUDGE + name: value})
+    assert not {JUDGE + "path", JUDGE + "url"} & messages.keys()
 
 
 def test_positions_that_only_the_learner_sets_are_another_model() -> None:
@@ -72,27 +72,27 @@ def test_positions_that_only_the_learner_sets_are_another_model() -> None:
 
 
 def test_optimizer_state_at_stage_1_needs_its_folder_on_the_drive() -> None:
-    found = said({**DEEPSPEED, ZERO + "stage": 1, ZERO + "offload_optimizer.device": "nvme"})
-    assert ZERO + "offload_optimizer.nvme_path" in found
+    messages = said({**DEEPSPEED, ZERO + "stage": 1, ZERO + "offload_optimizer.device": "nvme"})
+    assert ZERO + "offload_optimizer.nvme_path" in messages
 
 
 def test_three_ranks_do_not_hold_the_weights_of_two() -> None:
-    found = said({**RAY, **DEEPSPEED, **TWO, ZERO + "zero_hpz_partition_size": 3})
-    assert "3 does not divide the policy's 2 ranks" in found[ZERO + "zero_hpz_partition_size"]
+    messages = said({**RAY, **DEEPSPEED, **TWO, ZERO + "zero_hpz_partition_size": 3})
+    assert "3 does not divide the policy's 2 ranks" in messages[ZERO + "zero_hpz_partition_size"]
 
 
 def test_ranks_that_hold_no_whole_copy_are_counted_in_groups_only_where_they_cut_matrices() -> None:
     path, sizes = "trainer.policy.fsdp_config.fsdp_size", {f"{PLACEMENT}policy_num_gpus_per_node": 8}
-    whole = said({**RAY, **TWO, **sizes, path: 3})
+    messages = said({**RAY, **TWO, **sizes, path: 3})
     cut = said({**RAY, **TWO, **sizes, path: 3, "trainer.policy.tensor_parallel_size": 2})
-    assert whole[path].startswith("3 does not divide the policy's 8 ranks; ")
+    assert messages[path].startswith("3 does not divide the policy's 8 ranks; ")
     assert cut[path].startswith("3 does not divide the policy's 4 groups of 2 ranks that cut matrices; ")
 
 
 def test_groups_of_deepspeed_are_switched_off_by_one() -> None:
     path, cuts = ZERO + "zero_hpz_partition_size", {"trainer.policy.tensor_parallel_size": 2}
-    told = said({**RAY, **DEEPSPEED, **TWO, **cuts, path: 2})[path]
-    assert told.endswith("; set it to 1, or trainer.policy.tensor_parallel_size = 1")
+    message = said({**RAY, **DEEPSPEED, **TWO, **cuts, path: 2})[path]
+    assert message.endswith("; set it to 1, or trainer.policy.tensor_parallel_size = 1")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_how_adapters_start_matters_where_there_are_some() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "expected"),
     [
         ({"generator.n_samples_per_prompt": 1}, True),
         ({"generator.n_samples_per_prompt": 2}, False),
@@ -151,12 +151,12 @@ def test_how_adapters_start_matters_where_there_are_some() -> None:
         ),
     ],
 )
-def test_failed_samples_have_neighbours_in_training_or_in_evaluation(values: dict[str, Any], told: bool) -> None:
+def test_failed_samples_have_neighbours_in_training_or_in_evaluation(values: dict[str, Any], expected: bool) -> None:
     path = "environment.skyrl_gym.failed_samples"
     data = {"data.val_data": ["rows"], "trainer.eval_before_train": False, "trainer.eval_interval": 0}
     loaded: Any = load([], RUNNABLE | data | values | {path: "drop_group"})
     run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
-    assert (path in {problem.path for problem in without_effect(run, origins)}) == told
+    assert (path in {problem.path for problem in without_effect(run, origins)}) == expected
 
 
 def test_overrides_have_a_number_and_a_text_is_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,9 +204,9 @@ def test_conditions_are_listed_as_in_a_sentence(words: list[str], text: str) -> 
     assert join_choices(words, "and") == text
 
 
-@pytest.mark.parametrize(("scheduler", "told"), [("cosine_with_min_lr", False), ("constant", True)])
-def test_the_lowest_learning_rate_is_read_by_schedules_that_decay(scheduler: str, told: bool) -> None:
+@pytest.mark.parametrize(("scheduler", "expected"), [("cosine_with_min_lr", False), ("constant", True)])
+def test_the_lowest_learning_rate_is_read_by_schedules_that_decay(scheduler: str, expected: bool) -> None:
     path = "trainer.policy.optimizer_config."
     loaded: Any = load([], RUNNABLE | {path + "scheduler": scheduler, path + "min_lr_ratio": 0.1})
     run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
-    assert (path + "min_lr_ratio" in {problem.path for problem in without_effect(run, origins)}) == told
+    assert (path + "min_lr_ratio" in {problem.path for problem in without_effect(run, origins)}) == expected

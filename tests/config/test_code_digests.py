@@ -83,12 +83,12 @@ def test_diff_and_bisect_of_two_runs_name_the_files_that_differ(tmp_path: Path) 
     written(folder, reward="a = 2\n")
     other = store(tmp_path / "other", run)
     before, after = (sha256(text).hexdigest()[:12] for text in (b"a = 1\n", b"a = 2\n"))
-    said = CliRunner().invoke(cli, ["config", "diff", str(one), str(other)])
-    assert said.exit_code == 1
-    assert said.output == f'environment.env_class: reward.py  "{before}"  ->  "{after}"\n'
+    result = CliRunner().invoke(cli, ["config", "diff", str(one), str(other)])
+    assert result.exit_code == 1
+    assert result.output == f'environment.env_class: reward.py  "{before}"  ->  "{after}"\n'
     assert CliRunner().invoke(cli, ["config", "diff", str(one), str(one)]).exit_code == 0
-    said = CliRunner().invoke(cli, ["bisect", str(one), str(other)])
-    assert f"code: environment.env_class: reward.py is {before} in A, {after} in B\n" in said.output
+    result = CliRunner().invoke(cli, ["bisect", str(one), str(other)])
+    assert f"code: environment.env_class: reward.py is {before} in A, {after} in B\n" in result.output
 
 
 def test_a_run_of_an_earlier_version_has_no_digests_and_nothing_is_said(tmp_path: Path) -> None:

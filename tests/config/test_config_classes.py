@@ -48,7 +48,7 @@ from tests.config.leaves import each
 def classes(cls: type[Any] = SkyRLTrainConfig) -> set[type[Any]]:
     """Every configuration class that the tree is made of."""
     nested = (config_class(attribute.type) for attribute in fields_of(cls).values())
-    return {cls}.union(*(classes(each) for each in nested if each is not None))
+    return {cls}.union(*(classes(table) for table in nested if table is not None))
 
 
 ALL = sorted(classes(), key=lambda cls: cls.__name__)

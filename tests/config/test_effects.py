@@ -226,11 +226,11 @@ def test_names_that_no_tracker_and_no_folder_has_are_told(values: dict[str, Any]
     smallest: dict[str, Any] = RUNNABLE if kind == "rl" else {"kind": kind, "model.path": "m", "train_datasets": ["d"]}
     loaded = load([], smallest | {root.path(name): value for name, value in values.items()})
     config, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
-    told = {problem.path: problem.message for problem in without_effect(config, origins)}
-    assert set(told) & {root.path("project_name"), root.path("run_name")} == {root.path(name) for name in idle}
+    messages = {problem.path: problem.message for problem in without_effect(config, origins)}
+    assert set(messages) & {root.path("project_name"), root.path("run_name")} == {root.path(name) for name in idle}
     if "project_name" in idle:
-        wanted = "has no effect in this run: it acts only when logger names a tracker besides the console"
-        assert told[root.path("project_name")] == wanted
+        expected = "has no effect in this run: it acts only when logger names a tracker besides the console"
+        assert messages[root.path("project_name")] == expected
 
 
 def test_who_shares_the_gpu_of_one_process_is_not_told() -> None:

@@ -188,23 +188,23 @@ WITH_MEGATRON = (
 )
 """In every model, under Megatron."""
 
-IN_EVERY_PLACE = [(place, case) for place in PLACES for case in (*CASES, *WITH_MEGATRON)]
+IN_EVERY_PLACE = [(section, case) for section in PLACES for case in (*CASES, *WITH_MEGATRON)]
 
 
-def named(place: str, field: str) -> str:
+def named(section: str, field: str) -> str:
     """The path of a field of the model."""
-    _, names = PLACES[place]
+    _, names = PLACES[section]
     field = field if "{" in field or field.startswith("trainer.") else "{m}" + field
     for short, name in names.items():
         field = field.replace(short, name)
     return field
 
 
-def is_told(place: str, field: str, value: Any, *contexts: Values) -> bool:
+def is_told(section: str, field: str, value: Any, *contexts: Values) -> bool:
     """Whether the field, or a table that it is in, is said to do nothing."""
-    base, _ = PLACES[place]
-    path = named(place, field)
-    values: Values = {named(place, name): each for context in contexts for name, each in context.items()}
+    base, _ = PLACES[section]
+    path = named(section, field)
+    values: Values = {named(section, name): setting for context in contexts for name, setting in context.items()}
     loaded = load([], base | values | {path: value})
     config, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
     return any(f"{path}.".startswith(f"{problem.path}.") for problem in without_effect(config, origins))
@@ -212,24 +212,24 @@ def is_told(place: str, field: str, value: Any, *contexts: Values) -> bool:
 
 @each(IN_EVERY_PLACE)
 def test_a_setting_that_acts_is_not_told(at: tuple[str, Case]) -> None:
-    place, case = at
-    if place in FROZEN and case.field.startswith("optimizer_config"):
+    section, case = at
+    if section in FROZEN and case.field.startswith("optimizer_config"):
         return
-    assert is_told(place, case.field, case.value, case.acts) == (case.learns and place in FROZEN)
+    assert is_told(section, case.field, case.value, case.acts) == (case.learns and section in FROZEN)
 
 
 @each(IN_EVERY_PLACE)
 def test_a_setting_that_does_nothing_is_told(at: tuple[str, Case]) -> None:
-    place, case = at
-    if place in FROZEN and case.field.startswith("optimizer_config"):
+    section, case = at
+    if section in FROZEN and case.field.startswith("optimizer_config"):
         return
     for context in case.idle:
-        assert is_told(place, case.field, case.value, case.acts, context), context
+        assert is_told(section, case.field, case.value, case.acts, context), context
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_megatrons_checkpoints_are_loaded_by_any_number_of_ranks_anyway(place: str) -> None:
-    assert is_told(place, "megatron_config.dist_ckpt_optim_fully_reshardable", True, MEGATRON)
+@pytest.mark.parametrize("section", PLACES)
+def test_megatrons_checkpoints_are_loaded_by_any_number_of_ranks_anyway(section: str) -> None:
+    assert is_told(section, "megatron_config.dist_ckpt_optim_fully_reshardable", True, MEGATRON)
 
 
 def test_settings_of_an_adapter_act_from_rank_one() -> None:
@@ -237,9 +237,9 @@ def test_settings_of_an_adapter_act_from_rank_one() -> None:
     assert is_told("trainer.policy", "model.lora.alpha", 8, {"model.lora.rank": 0})
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_model_that_deepspeed_does_not_save_is_told_so(place: str) -> None:
-    assert is_told(place, NEVER, True, stage(3))
+@pytest.mark.parametrize("section", PLACES)
+def test_a_model_that_deepspeed_does_not_save_is_told_so(section: str) -> None:
+    assert is_told(section, NEVER, True, stage(3))
 
 
 SHARED: Values = {"trainer.device": "cuda", "trainer.placement.colocate_all": True}
@@ -247,38 +247,38 @@ SHARED: Values = {"trainer.device": "cuda", "trainer.placement.colocate_all": Tr
 
 @pytest.mark.parametrize("model", ["policy", "critic"])
 def test_offloading_between_phases_makes_room_for_those_who_share_the_gpu(model: str) -> None:
-    place, field = f"trainer.{model}", "optimizer_config.offload_after_step"
-    assert not is_told(place, field, False, SHARED)
-    assert is_told(place, field, False, SHARED, {"trainer.device": "cpu"})
+    section, field = f"trainer.{model}", "optimizer_config.offload_after_step"
+    assert not is_told(section, field, False, SHARED)
+    assert is_told(section, field, False, SHARED, {"trainer.device": "cpu"})
     apart: Values = {"trainer.placement.colocate_all": False, "trainer.placement.colocate_policy_ref": False}
-    assert is_told(place, field, False, SHARED, apart)
+    assert is_told(section, field, False, SHARED, apart)
 
 
 def test_an_optimizer_that_is_offloaded_all_the_time_does_not_move_between_phases() -> None:
-    place, field = "trainer.policy", "optimizer_config.offload_after_step"
-    assert is_told(place, field, False, SHARED, SEVERAL, {"{m}fsdp_config.cpu_offload": True})
-    assert not is_told(place, field, False, SHARED, {"{m}fsdp_config.cpu_offload": True})  # one rank offloads nothing
-    assert not is_told(place, field, False, SHARED, stage(2))
-    assert not is_told(place, field, False, SHARED, stage(2), {f"{ZERO}offload_param.device": "cpu"})
+    section, field = "trainer.policy", "optimizer_config.offload_after_step"
+    assert is_told(section, field, False, SHARED, SEVERAL, {"{m}fsdp_config.cpu_offload": True})
+    assert not is_told(section, field, False, SHARED, {"{m}fsdp_config.cpu_offload": True})  # one rank offloads nothing
+    assert not is_told(section, field, False, SHARED, stage(2))
+    assert not is_told(section, field, False, SHARED, stage(2), {f"{ZERO}offload_param.device": "cpu"})
     for elsewhere in (stage(0), {**stage(1), f"{ZERO}offload_optimizer.device": "cpu"}):
-        assert is_told(place, field, False, SHARED, elsewhere)
-    assert is_told(place, field, False, SHARED, {**stage(3), f"{ZERO}offload_param.device": "cpu"})
+        assert is_told(section, field, False, SHARED, elsewhere)
+    assert is_told(section, field, False, SHARED, {**stage(3), f"{ZERO}offload_param.device": "cpu"})
 
 
 @pytest.mark.parametrize("model", ["policy", "critic"])
 def test_updates_are_left_out_unless_a_run_aborts(model: str) -> None:
-    place, field = f"trainer.{model}", "optimizer_config.max_skipped_updates"
-    assert not is_told(place, field, 1)
-    assert is_told(place, field, 1, {"trainer.faults.on_non_finite": "abort"})
+    section, field = f"trainer.{model}", "optimizer_config.max_skipped_updates"
+    assert not is_told(section, field, 1)
+    assert is_told(section, field, 1, {"trainer.faults.on_non_finite": "abort"})
 
 
 @pytest.mark.parametrize("model", ["policy", "critic"])
 def test_the_unit_of_a_schedule_matters_where_a_training_step_has_several_updates(model: str) -> None:
-    place, field = f"trainer.{model}", "optimizer_config.schedule_unit"
-    assert is_told(place, field, "training_step")  # the rate is the same all the time
-    assert not is_told(place, field, "training_step", WARM)
-    one: Values = {"trainer.train_batch_size": 256, f"trainer.{model}_mini_batch_size": 256}
-    assert is_told(place, field, "training_step", WARM, one)
+    section, field = f"trainer.{model}", "optimizer_config.schedule_unit"
+    assert is_told(section, field, "training_step")  # the rate is the same all the time
+    assert not is_told(section, field, "training_step", WARM)
+    one_update: Values = {"trainer.train_batch_size": 256, f"trainer.{model}_mini_batch_size": 256}
+    assert is_told(section, field, "training_step", WARM, one_update)
     assert is_told("", field, "training_step", WARM)
 
 
@@ -318,8 +318,15 @@ def test_settings_of_a_critic_that_is_not_there_are_told_once(field: str) -> Non
 
 def test_every_condition_of_a_model_has_a_case() -> None:
     expected = {effect.path for model in (*RL_ROLES.values(), MODEL) for effect in model_effects(model)}
-    tested = {named(place, case.field) for place, case in IN_EVERY_PLACE} | {named(place, NEVER) for place in PLACES}
+    tested = {named(section, case.field) for section, case in IN_EVERY_PLACE} | {
+        named(section, NEVER) for section in PLACES
+    }
     tables = {"lora", "optimizer_config", "fsdp_config", "deepspeed_config", "megatron_config"}
     tables |= {"offload_param", "offload_optimizer"}
-    alone = {*tables, "schedule_unit", "lora_sync_path", "dist_ckpt_optim_fully_reshardable"}  # tested by themselves
-    assert {path for path in expected - tested if path.rpartition(".")[2] not in alone} == set()
+    tested_elsewhere = {
+        *tables,
+        "schedule_unit",
+        "lora_sync_path",
+        "dist_ckpt_optim_fully_reshardable",
+    }  # tested by themselves
+    assert {path for path in expected - tested if path.rpartition(".")[2] not in tested_elsewhere} == set()

@@ -48,17 +48,17 @@ def test_kinds_of_engine_are_listed_as_a_sentence_needs_it(names: tuple[str, ...
 
 def test_the_documentation_of_a_field_ends_with_the_backends_that_read_it() -> None:
     named = re.compile(r"[.:)]\s+((?:vllm|torch|sglang|http)(?:(?: and|,)\s+(?:vllm|torch|sglang|http))*)\.$")
-    found = {name: re.findall(r"\w+", match[1]) for name, match in _endings(named)}
-    read_by = {name: [kind for kind, backend in BACKENDS.items() if name in backend.fields] for name in found}
-    assert {name: sorted(set(kinds) - {"and"}) for name, kinds in found.items()} == {
+    backends = {name: re.findall(r"\w+", match[1]) for name, match in _endings(named)}
+    read_by = {name: [kind for kind, backend in BACKENDS.items() if name in backend.fields] for name in backends}
+    assert {name: sorted(set(kinds) - {"and"}) for name, kinds in backends.items()} == {
         name: sorted(kinds) for name, kinds in read_by.items()
     }
-    assert "engine_init_kwargs" in found
+    assert "engine_init_kwargs" in backends
 
 
 def _endings(pattern: re.Pattern[str]) -> Iterator[tuple[str, re.Match[str]]]:
-    for name, said in docs_of(InferenceEngineConfig).items():
-        if match := pattern.search(said.strip()):
+    for name, docs in docs_of(InferenceEngineConfig).items():
+        if match := pattern.search(docs.strip()):
             yield name, match
 
 
@@ -83,14 +83,14 @@ def test_a_message_names_the_backends_that_suit() -> None:
 
 
 def test_no_module_compares_the_name_of_a_backend() -> None:
-    found = [
+    comparisons = [
         f"{file.relative_to(ROOT)}:{node.lineno}"
         for file in sorted((ROOT / "skyrl").rglob("*.py"))
         if str(file.relative_to(ROOT)) not in MAKES_ENGINES
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Compare) and ast.unparse(node.left).endswith("engine.backend")
     ]
-    assert found == []
+    assert comparisons == []
 
 
 E = "generator.inference_engine."
@@ -102,7 +102,7 @@ def run_of(**engine: Any) -> tuple[SkyRLTrainConfig, set[str]]:
     """A run with these engines, and the paths that have no effect in it."""
     values = {f"{E}{name}": value for name, value in engine.items()}
     composed = compose([], RUNNABLE | {"trainer.placement.colocate_all": False} | values)
-    return composed.config, {each.path for each in composed.warnings if "has no effect" in each.message}
+    return composed.config, {warning.path for warning in composed.warnings if "has no effect" in warning.message}
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_addresses_that_skyrl_writes_beside_engines_of_the_run_do_not_replace_th
 
 
 @pytest.mark.parametrize(
-    ("off", "beside", "is_off"),
+    ("off", "settings", "is_off"),
     [
         ({f"{E}run_engines_locally": True}, {f"{E}remote_urls": OLD}, starts_engines),
         (
@@ -186,9 +186,9 @@ def test_addresses_that_skyrl_writes_beside_engines_of_the_run_do_not_replace_th
     ],
 )
 def test_a_switch_that_is_written_off_stays_off_whatever_stands_beside_it(
-    off: dict[str, Any], beside: dict[str, Any], is_off: Any
+    off: dict[str, Any], settings: dict[str, Any], is_off: Any
 ) -> None:
-    composed = compose([], RUNNABLE | off | beside)
+    composed = compose([], RUNNABLE | off | settings)
     assert is_off(composed.config)
-    said = {each.path for each in composed.warnings if "has no effect" in each.message}
-    assert said & {*beside, *(path.rpartition(".")[0] for path in beside)}
+    idle = {warning.path for warning in composed.warnings if "has no effect" in warning.message}
+    assert idle & {*settings, *(path.rpartition(".")[0] for path in settings)}

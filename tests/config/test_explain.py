@@ -29,9 +29,9 @@ def explained(path: str, *overrides: str, files: Any = ()) -> Explanation:
 
 
 def test_a_derived_value_is_traced_to_what_was_written() -> None:
-    found = explained("trainer.algorithm.temperature", "generator.sampling_params.temperature=0.7")
-    assert (found.value, found.type) == (0.7, "a number or null")
-    default, rule = found.chain
+    explanation = explained("trainer.algorithm.temperature", "generator.sampling_params.temperature=0.7")
+    assert (explanation.value, explanation.type) == (0.7, "a number or null")
+    default, rule = explanation.chain
     assert (default.place, default.value) == ("default", None)
     assert rule.place == "derived by learner_temperature_follows_sampling"
     assert rule.reads == (("generator.sampling_params.temperature", 0.7, "argument 1"),)
@@ -40,8 +40,8 @@ def test_a_derived_value_is_traced_to_what_was_written() -> None:
 
 def test_every_shadowed_value_is_in_the_chain(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("[trainer]\nepochs = 2")
-    found = explained("trainer.epochs", "trainer.epochs=3", files=[tmp_path / "a.toml"])
-    assert [(step.place, step.value) for step in found.chain] == [
+    explanation = explained("trainer.epochs", "trainer.epochs=3", files=[tmp_path / "a.toml"])
+    assert [(step.place, step.value) for step in explanation.chain] == [
         ("default", 1),
         (f"{tmp_path}/a.toml:2", 2),
         ("argument 1", 3),
@@ -49,9 +49,9 @@ def test_every_shadowed_value_is_in_the_chain(tmp_path: Path) -> None:
 
 
 def test_what_follows_from_a_value_is_named() -> None:
-    found = explained("trainer.max_prompt_length")
-    assert ("generator.max_input_length", "input_length_follows_prompt_length") in found.feeds
-    assert "input_length_covers_prompt" in {name for name, _ in found.checks}
+    explanation = explained("trainer.max_prompt_length")
+    assert ("generator.max_input_length", "input_length_follows_prompt_length") in explanation.feeds
+    assert "input_length_covers_prompt" in {name for name, _ in explanation.checks}
 
 
 GPUS = ("trainer.device=cuda", "trainer.placement.gpu_kind=H100-80", "trainer.logger=console")
@@ -75,8 +75,8 @@ FITS = "run_fits_gpu_memory"
     ],
 )
 def test_only_checks_that_read_a_field_are_named(field: str, reads: bool, model: str) -> None:
-    found = explained(field, *GPUS, f"trainer.policy.model.path={model}")
-    assert (FITS in {name for name, _ in found.checks}) is reads
+    explanation = explained(field, *GPUS, f"trainer.policy.model.path={model}")
+    assert (FITS in {name for name, _ in explanation.checks}) is reads
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,13 +85,13 @@ def test_no_check_reads_the_whole_tree(kind: str) -> None:
     loaded = load([], {"kind": kind})
     run, _, _ = resolve_with_origins(loaded.config, loaded.origins)
     tables = {"", *(path for path in table_paths(root_of(kind)) if get_at(run, path) is not None)}
-    whole = {check.__name__: sorted(paths_read(check, run) & tables) for check in kind_named(kind).checks}
-    assert {name: tables for name, tables in whole.items() if tables} == {}
+    tables_read = {check.__name__: sorted(paths_read(check, run) & tables) for check in kind_named(kind).checks}
+    assert {name: tables for name, tables in tables_read.items() if tables} == {}
 
 
 def test_a_former_name_is_explained_by_the_current_one() -> None:
-    found = explained("generator.enable_prefix_caching", "generator.enable_prefix_caching=false")
-    assert (found.path, found.value) == ("generator.inference_engine.enable_prefix_caching", False)
+    explanation = explained("generator.enable_prefix_caching", "generator.enable_prefix_caching=false")
+    assert (explanation.path, explanation.value) == ("generator.inference_engine.enable_prefix_caching", False)
 
 
 def test_a_field_says_when_it_acts() -> None:
@@ -109,11 +109,15 @@ def test_an_explanation_and_the_warning_of_idle_fields_agree(backend: str) -> No
     loaded = load((), [f"generator.inference_engine.backend={backend}"])
     run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
     paths = dict.fromkeys(effect.path for effect in kind_of(run).effects)
-    said = {path: explain(path, run, origins) for path in paths}
-    assert {path for path in paths if said[path].acts} == {path for path in paths if has_effect(run, path)}
+    explanations = {path: explain(path, run, origins) for path in paths}
+    assert {path for path in paths if explanations[path].acts} == {path for path in paths if has_effect(run, path)}
     for path in paths:
-        unmet = [each.condition for each in kind_of(run).effects if each.path == path and not each.condition.holds(run)]
-        assert all(condition.words in said[path].acts_when for condition in unmet)
+        unmet = [
+            effect.condition
+            for effect in kind_of(run).effects
+            if effect.path == path and not effect.condition.holds(run)
+        ]
+        assert all(condition.words in explanations[path].acts_when for condition in unmet)
 
 
 @pytest.mark.parametrize(
@@ -129,28 +133,28 @@ def test_the_estimators_and_losses_that_read_a_field_are_named(field: str, when:
 
 
 def test_a_key_of_a_free_form_table_is_explained() -> None:
-    found = explained("generator.chat_template_kwargs.thinking", "generator.chat_template_kwargs.thinking=true")
-    assert (found.value, [step.place for step in found.chain]) == (True, ["default", "argument 1"])
+    explanation = explained("generator.chat_template_kwargs.thinking", "generator.chat_template_kwargs.thinking=true")
+    assert (explanation.value, [step.place for step in explanation.chain]) == (True, ["default", "argument 1"])
 
 
 def test_a_leaf_of_a_table_that_is_null_by_default_says_where_its_value_came_from() -> None:
     table = "generator.eval_sampling_params"
     derived = explained(f"{table}.temperature", f"{table}.top_p=0.95")
-    assert [(each.place, each.value) for each in derived.chain] == [
+    assert [(step.place, step.value) for step in derived.chain] == [
         ("default of SamplingParams", 1.0), ("derived by evaluation_is_greedy", 0.0),
     ]  # fmt: skip
     left_alone = explained(f"{table}.top_k", f"{table}.top_p=0.95")
-    assert [(each.place, each.value) for each in left_alone.chain] == [("default of SamplingParams", -1)]
+    assert [(step.place, step.value) for step in left_alone.chain] == [("default of SamplingParams", -1)]
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [("trainer.epoch", "did you mean trainer.epochs?"), ("trainer.epochs.x", "no such field: trainer.epochs is ")],
 )
-def test_a_path_that_does_not_exist_is_refused(path: str, said: str) -> None:
+def test_a_path_that_does_not_exist_is_refused(path: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         explained(path)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_leaves_all_over_the_tree_can_be_explained_and_printed() -> None:

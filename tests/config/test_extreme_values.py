@@ -95,7 +95,7 @@ def test_an_extreme_number_is_accepted_or_refused_in_words(base: str, numbers: t
 
 
 @pytest.mark.parametrize(
-    ("path", "number", "said"),
+    ("path", "number", "message"),
     [
         (
             ENGINE + "weight_transfer_threshold_cuda_ipc_GB",
@@ -111,12 +111,12 @@ def test_an_extreme_number_is_accepted_or_refused_in_words(base: str, numbers: t
         ("trainer.fully_async.stall_timeout_seconds", 1e300, "is more than 1000000000 seconds"),
     ],
 )
-def test_no_clock_and_no_count_of_bytes_overflows(path: str, number: float, said: str) -> None:
+def test_no_clock_and_no_count_of_bytes_overflows(path: str, number: float, message: str) -> None:
     for overrides in ({path: number}, [f"{path}={number!r}"]):
         with pytest.raises(ConfigError) as refused:
             load([], overrides)
-        assert said in refused.value.problems[0].message
-    unit = "TB" if "gigabytes" in said else "d"
+        assert message in refused.value.problems[0].message
+    unit = "TB" if "gigabytes" in message else "d"
     with pytest.raises(ConfigError, match="is more than 1000000000"):
         load([], [f"{path}=90000000{unit}"])
 

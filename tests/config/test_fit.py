@@ -66,14 +66,14 @@ def test_a_model_that_fits_no_single_gpu_has_no_layout_on_one(model: str) -> Non
 
 @pytest.mark.long
 def test_proposals_are_in_the_order_of_their_seconds_and_use_all_gpus() -> None:
-    _, found = proposed("Qwen/Qwen2.5-7B", 16)
-    seconds = [each.seconds.step for each in found]
+    _, candidates = proposed("Qwen/Qwen2.5-7B", 16)
+    seconds = [proposal.seconds.step for proposal in candidates]
     assert seconds == sorted(seconds)
-    for each in found:
-        learners = 8 * each.changes["trainer.placement.policy_num_nodes"]
-        shared = each.changes["trainer.placement.colocate_all"]
-        assert (learners if shared else learners + each.engine_gpus) == 16
-        assert shared <= (learners == each.engine_gpus)
+    for layout in candidates:
+        learners = 8 * layout.changes["trainer.placement.policy_num_nodes"]
+        shared = layout.changes["trainer.placement.colocate_all"]
+        assert (learners if shared else learners + layout.engine_gpus) == 16
+        assert shared <= (learners == layout.engine_gpus)
 
 
 @pytest.mark.long
@@ -82,30 +82,32 @@ def test_learners_and_engines_that_overlap_are_faster_apart_than_in_turns_apart(
     _, overlapped = proposed("Qwen/Qwen2.5-7B", 16, {**apart, "trainer.fully_async.enabled": True})
     _, in_turns = proposed("Qwen/Qwen2.5-7B", 16, apart)
 
-    def best(found: list[Proposal]) -> float:
-        return min(each.seconds.step for each in found if not each.changes["trainer.placement.colocate_all"])
+    def best(candidates: list[Proposal]) -> float:
+        return min(
+            proposal.seconds.step for proposal in candidates if not proposal.changes["trainer.placement.colocate_all"]
+        )
 
     assert best(overlapped) < best(in_turns)
 
 
 @pytest.mark.long
 def test_each_reason_names_what_the_plainer_setting_would_take() -> None:
-    run, found = proposed("meta-llama/Llama-3.1-70B", 64)
+    run, candidates = proposed("meta-llama/Llama-3.1-70B", 64)
     of_megatron = {"trainer.policy.megatron_config.transformer_config_kwargs.recompute_granularity": "none"}
     for strategy, plainer in (("megatron", of_megatron), ("fsdp2", {"trainer.recompute_activations": False})):
-        first = next(each for each in found if each.changes["trainer.strategy"] == strategy)
+        first = next(proposal for proposal in candidates if proposal.changes["trainer.strategy"] == strategy)
         verdict = verdict_of(with_changes(run, {**first.changes, **plainer}))
         assert verdict is not None
-        [said] = [reason for reason in reasons(run, first, local_shape) if reason.startswith("recompute")]
-        assert f"{verdict.over[0].bytes / 2**30:.1f} GiB" in said
+        [explanation] = [reason for reason in reasons(run, first, local_shape) if reason.startswith("recompute")]
+        assert f"{verdict.over[0].bytes / 2**30:.1f} GiB" in explanation
 
 
 @pytest.mark.long
 def test_stages_of_a_pipeline_are_proposed_where_they_are_faster_with_the_reason() -> None:
     run, [fastest, *_] = proposed("meta-llama/Llama-3.1-70B", 64)
     assert fastest.changes["trainer.policy.megatron_config.pipeline_model_parallel_size"] > 1
-    [said] = [each for each in reasons(run, fastest, local_shape) if each.startswith("pipeline_model_parallel_size")]
-    assert said.startswith("pipeline_model_parallel_size: with 1, ")
+    [reason] = [line for line in reasons(run, fastest, local_shape) if line.startswith("pipeline_model_parallel_size")]
+    assert reason.startswith("pipeline_model_parallel_size: with 1, ")
 
 
 @pytest.mark.long
@@ -122,7 +124,7 @@ def test_a_kind_of_model_without_a_converter_is_not_proposed_for_megatron() -> N
         shape = local_shape(path)
         return None if shape is None else evolve(shape, converts=False)
 
-    assert not any(each.changes["trainer.strategy"] == "megatron" for each in proposals(run, 64, other))
+    assert not any(proposal.changes["trainer.strategy"] == "megatron" for proposal in proposals(run, 64, other))
 
 
 @pytest.mark.long
@@ -135,8 +137,8 @@ def test_states_wait_on_the_host_only_where_nothing_else_fits() -> None:
 
 @pytest.mark.long
 def test_shorter_answers_take_less_time() -> None:
-    run, found = proposed("Qwen/Qwen2.5-7B", 8)
-    changed = with_changes(run, found[0].changes)
+    run, candidates = proposed("Qwen/Qwen2.5-7B", 8)
+    changed = with_changes(run, candidates[0].changes)
     short, long = (step_time(changed, local_shape, tokens) for tokens in (500, 5000))
     assert short is not None
     assert long is not None
@@ -146,10 +148,10 @@ def test_shorter_answers_take_less_time() -> None:
 
 @pytest.mark.long
 def test_scoring_each_mini_batch_takes_time() -> None:
-    run, found = proposed("Qwen/Qwen2.5-7B", 8, {"trainer.algorithm.old_logprobs": "engine"})
-    changed = with_changes(run, found[0].changes)
+    run, candidates = proposed("Qwen/Qwen2.5-7B", 8, {"trainer.algorithm.old_logprobs": "engine"})
+    changed = with_changes(run, candidates[0].changes)
     bounded = with_changes(changed, {"trainer.algorithm.max_importance_ratio": 5.0})
-    without, once = (step_time(each, local_shape, 500) for each in (changed, bounded))
+    without, once = (step_time(variant, local_shape, 500) for variant in (changed, bounded))
     assert without is not None
     assert once is not None
     assert without.scoring < once.scoring
@@ -157,24 +159,26 @@ def test_scoring_each_mini_batch_takes_time() -> None:
 
 @pytest.mark.long
 def test_a_bound_of_tokens_stays_one() -> None:
-    _, found = proposed("Qwen/Qwen2.5-7B", 8, {"trainer.max_tokens_per_microbatch": 16384})
-    assert all("trainer.max_tokens_per_microbatch" in each.changes for each in found)
-    assert all("trainer.micro_train_batch_size_per_gpu" not in each.changes for each in found)
+    _, candidates = proposed("Qwen/Qwen2.5-7B", 8, {"trainer.max_tokens_per_microbatch": 16384})
+    assert all("trainer.max_tokens_per_microbatch" in proposal.changes for proposal in candidates)
+    assert all("trainer.micro_train_batch_size_per_gpu" not in proposal.changes for proposal in candidates)
 
 
 @pytest.mark.long
 def test_a_step_that_overlaps_takes_the_longer_of_both() -> None:
-    _, found = proposed("Qwen/Qwen2.5-7B", 8)
-    seconds = found[0].seconds
+    _, candidates = proposed("Qwen/Qwen2.5-7B", 8)
+    seconds = candidates[0].seconds
     together = evolve(seconds, overlaps=True)
     assert seconds.step - together.step == pytest.approx(min(seconds.generation, seconds.training))
 
 
 def test_every_layout_of_small_mini_batches_passes_the_check() -> None:
     small = {"trainer.policy_mini_batch_size": 4, "generator.sampling_params.max_generate_length": 512}
-    _, found = proposed("Qwen/Qwen2.5-0.5B", 8, small)  # 20 samples: whole on 4 ranks, and not on 8
-    assert found
-    assert [check(run_of("Qwen/Qwen2.5-0.5B", {**small, **each.changes})) for each in found] == [[]] * len(found)
+    _, candidates = proposed("Qwen/Qwen2.5-0.5B", 8, small)  # 20 samples: whole on 4 ranks, and not on 8
+    assert candidates
+    assert [check(run_of("Qwen/Qwen2.5-0.5B", {**small, **proposal.changes})) for proposal in candidates] == [[]] * len(
+        candidates
+    )
 
 
 def test_the_seconds_of_the_learners_are_those_of_their_phases() -> None:
@@ -198,7 +202,7 @@ def test_scoring_twice_takes_twice_as_long() -> None:
     bounded = {"trainer.algorithm.old_logprobs": "engine", "trainer.algorithm.max_importance_ratio": 5.0}
     run = run_of("Qwen/Qwen2.5-7B", {**bounded, "trainer.algorithm.use_kl_loss": False})
     passes = [with_changes(run, {"trainer.update_epochs_per_batch": times}) for times in (1, 2)]
-    once, twice = (step_time(each, local_shape, 100) for each in passes)
+    once, twice = (step_time(variant, local_shape, 100) for variant in passes)
     assert once is not None
     assert twice is not None
     assert twice.scoring == pytest.approx(2 * once.scoring)

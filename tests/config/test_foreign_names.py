@@ -26,7 +26,9 @@ def said(values: dict[str, Any], written: str) -> str:
     """The sentence about a path or value that is unknown, with the advice."""
     with pytest.raises(ConfigError) as caught:
         compose([], values)
-    return " ".join(f"{each.message}; {each.hint}" for each in caught.value.problems if each.path == written)
+    return " ".join(
+        f"{problem.message}; {problem.hint}" for problem in caught.value.problems if problem.path == written
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,9 +71,9 @@ def test_a_setting_of_another_system_is_answered_with_our_path(written: str, mea
 
 
 def test_the_model_of_another_kind_of_run_is_answered_with_those_of_this_one() -> None:
-    told = said(RL | {"model.path": "m"}, "model.path")
-    assert "use trainer.policy.model.path, trainer.ref.model.path or trainer.critic.model.path instead; " in told
-    assert told.endswith("model belongs to kind = sft, reward_model and preference, and this is kind = rl")
+    message = said(RL | {"model.path": "m"}, "model.path")
+    assert "use trainer.policy.model.path, trainer.ref.model.path or trainer.critic.model.path instead; " in message
+    assert message.endswith("model belongs to kind = sft, reward_model and preference, and this is kind = rl")
 
 
 @pytest.mark.parametrize(

@@ -119,9 +119,9 @@ def test_the_files_set_every_field_that_is_called_like_a_key() -> None:
 
 def shown(*options: str, language: str) -> Callable[[str], str]:
     def by_show(kind: str) -> str:
-        done = CliRunner().invoke(cli, ["config", "show", f"{kind}.toml", *options, "--format", language])
-        assert done.exit_code == 0, done.output
-        Path(f"again.{language}").write_text(done.stdout)
+        result = CliRunner().invoke(cli, ["config", "show", f"{kind}.toml", *options, "--format", language])
+        assert result.exit_code == 0, result.output
+        Path(f"again.{language}").write_text(result.stdout)
         return f"again.{language}"
 
     return by_show
@@ -157,9 +157,9 @@ def swept(kind: str) -> str:
 
 
 DOORS: dict[str, Callable[[str], str]] = {
-    **{f"show, {each}": shown(language=each) for each in ("json", "yaml", "toml")},
-    **{f"show --sparse, {each}": shown("--sparse", language=each) for each in ("json", "yaml", "toml")},
-    **{f"show --written, {each}": shown("--written", language=each) for each in ("json", "yaml", "toml")},
+    **{f"show, {language}": shown(language=language) for language in ("json", "yaml", "toml")},
+    **{f"show --sparse, {language}": shown("--sparse", language=language) for language in ("json", "yaml", "toml")},
+    **{f"show --written, {language}": shown("--written", language=language) for language in ("json", "yaml", "toml")},
     "run folder": stored,
     "kept text": kept,
     **{f"launch {target}": launched(target) for target in ("local", "slurm", "ray")},
@@ -168,20 +168,20 @@ DOORS: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("route", DOORS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_leaves_by_a_door_is_checked_and_is_the_same_run(kind: str, door: str, folder: Path) -> None:
-    again = DOORS[door](kind)
-    assert "***" not in "".join(_texts(again)) or "judge_token" in "".join(_texts(again))
-    done = CliRunner().invoke(cli, ["config", "check", again])
-    assert (done.exit_code, done.exception) == (0, None), done.output
-    before, after = (resolve(load([each])) for each in (f"{kind}.toml", again))
+def test_what_leaves_by_a_door_is_checked_and_is_the_same_run(kind: str, route: str, folder: Path) -> None:
+    copied = DOORS[route](kind)
+    assert "***" not in "".join(_texts(copied)) or "judge_token" in "".join(_texts(copied))
+    result = CliRunner().invoke(cli, ["config", "check", copied])
+    assert (result.exit_code, result.exception) == (0, None), result.output
+    before, after = (resolve(load([source])) for source in (f"{kind}.toml", copied))
     changed = {path.rpartition(".")[2] for path in differences(before, after)}
-    assert changed <= ({"run_name", "run_path", "ckpt_path", "export_path", "log_path"} if door == "sweep" else set())
+    assert changed <= ({"run_name", "run_path", "ckpt_path", "export_path", "log_path"} if route == "sweep" else set())
 
 
-def _texts(place: str) -> list[str]:
-    files = [Path(place)] if Path(place).is_file() else sorted(Path(place).glob("config.json"))
+def _texts(path: str) -> list[str]:
+    files = [Path(path)] if Path(path).is_file() else sorted(Path(path).glob("config.json"))
     return [file.read_text() for file in files]
 
 
@@ -196,9 +196,9 @@ def test_two_files_of_a_kind_differ_in_what_is_changed_and_the_values_are_shown(
         "preference": "chosen_key",
     }[kind]
     (folder / "other.toml").write_text(tomli_w.dumps({"extends": f"{kind}.toml"} | _nested(path, "other")))
-    done = CliRunner().invoke(cli, ["config", "diff", "run", "other.toml"])
+    result = CliRunner().invoke(cli, ["config", "diff", "run", "other.toml"])
     value = get_at(load(["run"]).config, path)
-    assert (done.exit_code, done.output) == (1, f'{path}  "{value}"  ->  "other"\n')
+    assert (result.exit_code, result.output) == (1, f'{path}  "{value}"  ->  "other"\n')
     explained = CliRunner().invoke(cli, ["config", "explain", path, f"{kind}.toml"]).output
     assert value in explained and "***" not in explained
 
@@ -233,16 +233,16 @@ def test_no_field_of_ours_is_called_like_a_credential_unless_it_holds_one() -> N
         ("generator.chat_template_kwargs.nested.api_key", "abc"),
     ],
 )
-@pytest.mark.parametrize("door", ["launch", "sweep", "kept text"])
-def test_a_literal_secret_is_not_handed_on_and_a_reference_is(path: str, value: Any, door: str, folder: Path) -> None:
+@pytest.mark.parametrize("route", ["launch", "sweep", "kept text"])
+def test_a_literal_secret_is_not_handed_on_and_a_reference_is(path: str, value: Any, route: str, folder: Path) -> None:
     (folder / "secret.toml").write_text(tomli_w.dumps({"extends": "rl.toml"} | _nested(path, value)))
     with pytest.raises((ConfigError, UserError), match="env:NAME") as refused:
-        hand_on(door, ["secret.toml"], {})
+        hand_on(route, ["secret.toml"], {})
     assert "secret.toml:" in str(refused.value)
     assert not {"abc", "word@", "anybody", "0123456789abcdefg"} & {*str(refused.value).replace('"', " ").split()}
     (folder / "secret.toml").write_text(tomli_w.dumps({"extends": "rl.toml"} | _nested(path, "env:THE_SECRET")))
     environ = {"THE_SECRET": value if isinstance(value, str) else json.dumps(value)}
-    text = hand_on(door, ["secret.toml"], environ)
+    text = hand_on(route, ["secret.toml"], environ)
     assert "env:THE_SECRET" in text
     (folder / "again.toml").write_text(text)
     assert get_at(load(["again.toml"], environ=environ).config, path) == get_at(
@@ -250,11 +250,11 @@ def test_a_literal_secret_is_not_handed_on_and_a_reference_is(path: str, value: 
     )
 
 
-def hand_on(door: str, files: list[str], environ: Mapping[str, str]) -> str:
+def hand_on(route: str, files: list[str], environ: Mapping[str, str]) -> str:
     """The text of the file that the job reads."""
-    if door == "launch":
+    if route == "launch":
         return Prepared("local", files, [], ClusterConfig(), environ=environ).text
-    if door == "sweep":
+    if route == "sweep":
         return trials_of(SweepConfig(run=tuple(files), folder="sweep"), environ).trials[0].text
     loaded = load(files, environ=environ)
     return kept_text(loaded.config, loaded.origins)
@@ -290,7 +290,7 @@ def test_a_variable_is_handed_on_where_it_gives_the_whole_value(
     assert "env:" not in json.dumps(to_dict(loaded.config))
     (tmp_path / "kept.toml").write_text(text := kept_text(loaded.config, loaded.origins))
     assert load([tmp_path / "kept.toml"], environ=environ).config == loaded.config
-    assert sorted(found.strip('"') for found in text.split() if "env:" in found) == sorted(references)
+    assert sorted(reference.strip('"') for reference in text.split() if "env:" in reference) == sorted(references)
 
 
 # Written values that equal a default
@@ -328,14 +328,14 @@ def test_a_written_value_that_a_rule_would_give_stays_when_a_stored_run_is_chang
     assert changed == resolve(load([], written | {"trainer.max_prompt_length": 400}))
 
 
-@pytest.mark.parametrize("given", [SamplingParams(), SamplingParams(top_p=0.5), {}, {"top_p": 0.5}])
-def test_sampling_of_evaluation_is_handed_on_as_it_was_given(given: Any, tmp_path: Path) -> None:
-    loaded = load([], {"generator.eval_sampling_params": given})
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_p=0.5), {}, {"top_p": 0.5}])
+def test_sampling_of_evaluation_is_handed_on_as_it_was_given(params: Any, tmp_path: Path) -> None:
+    loaded = load([], {"generator.eval_sampling_params": params})
     (tmp_path / "kept.toml").write_text(kept_text(loaded.config, loaded.origins))
-    again = resolve(load([tmp_path / "kept.toml"]))
-    assert again == resolve(loaded) == resolve(loaded.config)
-    temperature = again.generator.eval_sampling_params
-    assert temperature is not None and temperature.temperature == (1.0 if isinstance(given, SamplingParams) else 0.0)
+    reloaded = resolve(load([tmp_path / "kept.toml"]))
+    assert reloaded == resolve(loaded) == resolve(loaded.config)
+    temperature = reloaded.generator.eval_sampling_params
+    assert temperature is not None and temperature.temperature == (1.0 if isinstance(params, SamplingParams) else 0.0)
 
 
 def test_a_run_path_of_null_is_one_that_is_left_out() -> None:
@@ -376,10 +376,10 @@ def test_every_constructor_of_a_run_returns_the_resolved_tree(kind: str) -> None
     root: Any = root_of(kind)
     device = kind_of(root).path("device")
     by_path = {device: "cpu"}
-    made = [
+    runs = [
         root.from_cli_overrides([f"{device}=cpu"]),
         root.from_dict(by_path),
         root.from_dict_config(_nested(device, "cpu")),
     ]
-    assert made == [resolve(load([], by_path, root))] * 3
-    assert get_at(made[2], kind_of(root).path("compute_dtype")) == "float32"
+    assert runs == [resolve(load([], by_path, root))] * 3
+    assert get_at(runs[2], kind_of(root).path("compute_dtype")) == "float32"

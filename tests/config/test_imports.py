@@ -35,5 +35,5 @@ def test_a_toml_file_is_answered_without_heavy_imports(command: str, tmp_path: P
     file = tmp_path / "run.toml"
     file.write_text("\n".join(f"{path} = {value!r}" for path, value in RUNNABLE.items()))
     program = f"import sys; {command}; print(*sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)"
-    done = run_program(program, file)
-    assert done.stderr.strip() == ""
+    result = run_program(program, file)
+    assert result.stderr.strip() == ""

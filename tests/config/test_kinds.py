@@ -121,11 +121,11 @@ def test_a_field_is_declared_again_only_to_differ(table: type[Any]) -> None:
     for base in table.__mro__[1:]:
         declared = vars(base)["__annotations__"] if is_config(base) else {}
         for name in declared.keys() & vars(table).get("__annotations__", {}).keys() & fields_of(table).keys():
-            here, above = (
+            own, above = (
                 (cls, fields_of(cls)[name].type, fields_of(cls)[name].default, docs_of(cls)[name])
                 for cls in (table, base)
             )
-            assert here[1:] != above[1:], f"{here[0].__name__}.{name} repeats {above[0].__name__}.{name}"
+            assert own[1:] != above[1:], f"{own[0].__name__}.{name} repeats {above[0].__name__}.{name}"
             assert fields_of(table)[name].metadata == fields_of(base)[name].metadata, name
 
 

@@ -16,8 +16,8 @@ def test_every_case_that_fails_is_named_and_no_other(request: pytest.FixtureRequ
 
     with pytest.raises(AssertionError) as failed:
         divides_six(request, tmp_path=Path())
-    said = str(failed.value)
-    assert [line.split(":")[:2] for line in said.splitlines() if line[:1].isdigit()] == [
+    message = str(failed.value)
+    assert [line.split(":")[:2] for line in message.splitlines() if line[:1].isdigit()] == [
         ["2", " AssertionError"],
         ["0", " ZeroDivisionError"],
     ]

@@ -239,8 +239,8 @@ def test_arguments_are_told_by_their_number() -> None:
 
 def test_problems_come_in_the_order_of_their_places(tmp_path: Path) -> None:
     file = written(tmp_path, "\n" * 9 + "a = 1\nb = 2")
-    places = [problem.place for problem in refused([file], [f"x{number}=1" for number in range(11)])]
-    assert places == [f"{file}:10", f"{file}:11", *(f"argument {number}" for number in range(1, 12))]
+    locations = [problem.place for problem in refused([file], [f"x{number}=1" for number in range(11)])]
+    assert locations == [f"{file}:10", f"{file}:11", *(f"argument {number}" for number in range(1, 12))]
 
 
 @pytest.mark.parametrize("name", ["argument x:3", "argument 3", "a:b:²"])
@@ -323,9 +323,9 @@ def test_what_a_person_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     text = "[trainer.policy.optimizer_config]\nlr = 'fast'\n[trainer]\ntrain_batch_size = 1024\n[trainer.algoritm]"
     written(tmp_path, text)
-    given = [f"{path}={value}" for path, value in RUNNABLE.items()]
+    words = [f"{path}={value}" for path, value in RUNNABLE.items()]
     with pytest.raises(ConfigError) as caught:
-        compose(["run.toml"], [*given, "trainer.policy_mini_batch_size=300"])
+        compose(["run.toml"], [*words, "trainer.policy_mini_batch_size=300"])
     assert str(caught.value) == (
         "This run cannot start (3 problems):\n"
         "  trainer.policy.optimizer_config.lr  'fast' is not a number                                     run.toml:2\n"
@@ -397,19 +397,19 @@ def test_a_single_text_is_a_list_of_one_from_every_door(path: str, text: str, tm
     table, _, name = path.rpartition(".")
     toml = written(tmp_path, f'[{table}]\n{name} = "{text}"', "a.toml")
     json_file = written(tmp_path, json.dumps({table: {name: text}}), "b.json")
-    doors: list[tuple[Any, Any]] = [
+    sources: list[tuple[Any, Any]] = [
         ([toml], []),
         ([], [f"{path}={text}"]),
         ([], {path: text}),
         ([], [f"{path}=env:TEXT"]),
     ]
     if "." not in table:
-        doors.append(([json_file], []))
-    for files, overrides in doors:
+        sources.append(([json_file], []))
+    for files, overrides in sources:
         assert get_at(load(files, overrides, environ={"TEXT": text}).config, path) == (text,)
 
 
 def test_a_single_text_is_a_list_of_one_in_python() -> None:
-    one: Any = "x.jsonl"
-    changed = attrs.evolve(DataConfig(), train_data=one)
-    assert changed.train_data == DataConfig(train_data=one).train_data == ("x.jsonl",)
+    path: Any = "x.jsonl"
+    changed = attrs.evolve(DataConfig(), train_data=path)
+    assert changed.train_data == DataConfig(train_data=path).train_data == ("x.jsonl",)

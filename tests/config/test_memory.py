@@ -31,12 +31,14 @@ def run_of(model: str, gpus: int = 1, changes: Mapping[str, Any] = NOTHING) -> S
 
 
 def phase(run: SkyRLTrainConfig, name: str, role: str = "policy") -> Phase:
-    [found] = [each for each in phases_of(run) or () if (each.name, each.role) == (name, role)]
-    return found
+    [phase] = [candidate for candidate in phases_of(run) or () if (candidate.name, candidate.role) == (name, role)]
+    return phase
 
 
 def memory_warnings(run: SkyRLTrainConfig) -> list[tuple[str, str, str | None]]:
-    return [(each.path, each.message, each.hint) for each in check(run) if "does not fit" in each.message]
+    return [
+        (problem.path, problem.message, problem.hint) for problem in check(run) if "does not fit" in problem.message
+    ]
 
 
 def test_a_small_model_fits_and_nothing_is_said() -> None:
@@ -125,9 +127,9 @@ def test_megatrons_degrees_and_recomputation_are_estimated() -> None:
         }
         return phase(run_of("Qwen/Qwen2.5-7B", 8, MEGATRON | degrees), "update")
 
-    whole, cut, staged = update(), update(tensor_model=8), update(pipeline_model=4)
-    assert cut.parts["parameters"] * 8 == pytest.approx(whole.parts["parameters"], rel=0.01)
-    assert whole.parts["parameters"] / 4 < staged.parts["parameters"] < whole.parts["parameters"] / 3
+    uncut, cut, staged = update(), update(tensor_model=8), update(pipeline_model=4)
+    assert cut.parts["parameters"] * 8 == pytest.approx(uncut.parts["parameters"], rel=0.01)
+    assert uncut.parts["parameters"] / 4 < staged.parts["parameters"] < uncut.parts["parameters"] / 3
     table = "trainer.policy.megatron_config.transformer_config_kwargs"
     rows = {**MEGATRON, "trainer.micro_train_batch_size_per_gpu": 16}
     kept = run_of("Qwen/Qwen2.5-7B", 8, {**rows, table: {"recompute_granularity": None}})
@@ -204,10 +206,10 @@ def test_a_model_that_only_scores_has_no_adapter() -> None:
 
 
 def test_models_of_one_process_lie_beside_each_other_on_a_cpu() -> None:
-    alone, beside = (
-        phase(run_of("Qwen/Qwen2.5-0.5B", 1, {**ON_A_CPU, "trainer.algorithm.use_kl_loss": there}), "update")
-        for there in (False, True)
+    policy_only, with_reference = (
+        phase(run_of("Qwen/Qwen2.5-0.5B", 1, {**ON_A_CPU, "trainer.algorithm.use_kl_loss": with_kl}), "update")
+        for with_kl in (False, True)
     )
     shape = local_shape("Qwen/Qwen2.5-0.5B")
     assert shape is not None
-    assert beside.parts["parameters"] - alone.parts["parameters"] == 4 * shape.parameters
+    assert with_reference.parts["parameters"] - policy_only.parts["parameters"] == 4 * shape.parameters

@@ -138,8 +138,8 @@ def test_a_value_under_an_old_name_arrives_under_the_new_one_and_nowhere_else() 
     wrong = {}
     for old, new in MOVED.items():
         value = False if old.endswith("use_kl_estimator_k3") else OTHERS[new]
-        here = "k1" if old.endswith("use_kl_estimator_k3") else value
-        loaded, expected = load([], {old: value}), load([], {new: here})
+        translated = "k1" if old.endswith("use_kl_estimator_k3") else value
+        loaded, expected = load([], {old: value}), load([], {new: translated})
         warned = [problem.message for problem in loaded.warnings]
         if loaded.config != expected.config or not any(f"is called {new} in skyrl" in message for message in warned):
             wrong[old] = (get_at(loaded.config, new), warned)
@@ -173,14 +173,14 @@ def test_a_name_that_is_gone_and_asks_for_nothing_is_left_out_with_a_warning(old
     assert "would change nothing" in loaded.warnings[0].message
 
 
-@pytest.mark.parametrize(("old", "why"), NEEDLESS.items())
-def test_a_name_that_is_not_needed_is_left_out_with_the_reason_whatever_its_value(old: str, why: str) -> None:
+@pytest.mark.parametrize(("old", "reason"), NEEDLESS.items())
+def test_a_name_that_is_not_needed_is_left_out_with_the_reason_whatever_its_value(old: str, reason: str) -> None:
     for value in (None, True, "x"):
         loaded = load([], {old: value})
         assert loaded.config == SkyRLTrainConfig()
         [warning] = loaded.warnings
         assert "ignored" in warning.message
-        assert why in warning.hint
+        assert reason in warning.hint
 
 
 SOMETHING: dict[str, Any] = {
@@ -194,7 +194,7 @@ SOMETHING: dict[str, Any] = {
 """Switch of a feature that SkyRL added later -> a value that asks for the feature, where that is not true."""
 
 SWITCHES = [(feature, path) for feature in FEATURES for path in feature.switches]
-NEWER_NEEDLESS = [each for each in NEWER_UPSTREAM_FIELDS if each.needless]
+NEWER_NEEDLESS = [field for field in NEWER_UPSTREAM_FIELDS if field.needless]
 NEWER_MOVED = {
     "trainer.policy.megatron_config.async_dist_ckpt_save": (False, "trainer.async_ckpt_save"),
     **{
@@ -207,7 +207,7 @@ NEWER_MOVED = {
 
 
 def test_every_field_that_skyrl_added_later_is_in_one_of_the_tables() -> None:
-    tables = [path for _, path in SWITCHES] + [each.old for each in NEWER_NEEDLESS] + [*NEWER_MOVED]
+    tables = [path for _, path in SWITCHES] + [field.old for field in NEWER_NEEDLESS] + [*NEWER_MOVED]
     assert sorted([*tables, "trainer.fully_async.sample_full_batch"]) == sorted(
         {migration.old for migration in NEWER_UPSTREAM_FIELDS}
     )
@@ -271,9 +271,9 @@ def test_two_values_under_both_names_of_a_field_are_refused_wherever_they_are_wr
         values = both(old, new, agree)
         words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
         file.write_text(json.dumps(nested(values)), encoding="utf-8")
-        for said in (refused([], values), refused([], words), refused([], words[::-1]), refused([file], [])):
-            assert [message.partition(":")[0].removesuffix(".key") for message in said] == ([] if agree else [old])
-            assert agree or f"both names are the same field; keep only {new}" in said[0]
+        for messages in (refused([], values), refused([], words), refused([], words[::-1]), refused([file], [])):
+            assert [message.partition(":")[0].removesuffix(".key") for message in messages] == ([] if agree else [old])
+            assert agree or f"both names are the same field; keep only {new}" in messages[0]
 
 
 def nested(values: dict[str, Any]) -> dict[str, Any]:

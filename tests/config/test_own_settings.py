@@ -109,9 +109,11 @@ def test_settings_may_be_written_before_the_name(losses: str) -> None:
 def test_every_mistake_is_told_with_its_place_at_once(losses: str) -> None:
     mistakes = ("width=-1", "labl=x", "fade.start=soon")
     with pytest.raises(ConfigError) as caught:
-        compose([], words(losses, *(f"{ALGORITHM}policy_loss.{each}" for each in mistakes)))
-    told = {problem.path.removeprefix(f"{ALGORITHM}policy_loss."): problem.message for problem in caught.value.problems}
-    assert told == {
+        compose([], words(losses, *(f"{ALGORITHM}policy_loss.{name}" for name in mistakes)))
+    messages = {
+        problem.path.removeprefix(f"{ALGORITHM}policy_loss."): problem.message for problem in caught.value.problems
+    }
+    assert messages == {
         "width": "-1.0 is not positive",
         "labl": "no such field; did you mean label?",
         "fade.start": "'soon' is not a whole number",
@@ -126,10 +128,10 @@ def test_a_value_can_be_taken_back(losses: str) -> None:
 
 def test_a_stored_tree_is_read_without_importing_and_is_the_same_run(losses: str, tmp_path: Path) -> None:
     run = compose([], words(losses, f"{ALGORITHM}policy_loss.width=0.5")).config
-    again = cattrs.structure(json.loads(json.dumps(cattrs.unstructure(run))), SkyRLTrainConfig)
-    assert not hasattr(again.trainer.algorithm.policy_loss, "width")
-    assert differences(run, again) == {}
-    assert fingerprint(run) == fingerprint(again)
+    restored = cattrs.structure(json.loads(json.dumps(cattrs.unstructure(run))), SkyRLTrainConfig)
+    assert not hasattr(restored.trainer.algorithm.policy_loss, "width")
+    assert differences(run, restored) == {}
+    assert fingerprint(run) == fingerprint(restored)
     (tmp_path / "config.json").write_text(json.dumps(stored_form(run)), encoding="utf-8")
     again_by_hand = f"{ALGORITHM}policy_loss_type={run.trainer.algorithm.policy_loss_type}"
     reread = compose([tmp_path], [again_by_hand, f"{ALGORITHM}policy_loss.label=other"]).config
@@ -146,10 +148,10 @@ def test_the_tree_goes_to_another_process_with_it(losses: str) -> None:
     algorithm = compose([], words(losses, f"{ALGORITHM}policy_loss.width=0.5")).config.trainer.algorithm
     assert pickle.loads(pickle.dumps(algorithm)) == algorithm
     program = "import pickle, sys; print(pickle.load(sys.stdin.buffer).policy_loss.width)"
-    there = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], input=pickle.dumps(algorithm), capture_output=True, check=True
     )
-    assert there.stdout.strip() == b"0.5"
+    assert result.stdout.strip() == b"0.5"
 
 
 def test_an_instance_may_stand_there() -> None:

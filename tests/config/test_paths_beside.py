@@ -49,17 +49,17 @@ def hints(*words: str) -> dict[str, str]:
 
 def test_each_path_beside_the_file_is_told_with_its_folder() -> None:
     names = ("mine/data/train.jsonl", "mine/data/validation.jsonl", "mine/reward.py", "mine/model")
-    found = hints("mine/run.toml")
-    assert {field: found[field] for field in FIELDS} == {
+    remedies = hints("mine/run.toml")
+    assert {field: remedies[field] for field in FIELDS} == {
         field: f"{name} exists: {HERE}" for field, name in zip(FIELDS, names, strict=True)
     }
 
 
 def test_a_path_that_is_nowhere_or_an_argument_has_no_such_hint(folder: Path) -> None:
     (folder / "mine" / "data" / "train.jsonl").unlink()
-    found = hints("mine/run.toml", "trainer.policy.model.path=model")
-    assert HERE not in found["data.train_data"] and HERE not in found["trainer.policy.model.path"]
-    assert HERE in found["data.val_data"]
+    remedies = hints("mine/run.toml", "trainer.policy.model.path=model")
+    assert HERE not in remedies["data.train_data"] and HERE not in remedies["trainer.policy.model.path"]
+    assert HERE in remedies["data.val_data"]
 
 
 def test_in_the_folder_of_the_file_there_is_nothing_to_tell(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

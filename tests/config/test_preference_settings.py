@@ -30,7 +30,7 @@ def warned(values: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("values", "path", "said"),
+    ("values", "path", "message"),
     [
         ({"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0]}, "loss_weights", "1 weights for 2 losses"),
         ({"loss_type": ["robust"], "label_smoothing": 0.5}, "label_smoothing", "labelled the wrong way round"),
@@ -62,8 +62,8 @@ def warned(values: dict[str, Any]) -> set[str]:
         ({"beta": 0.0}, "beta", "positive"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(values: dict[str, Any], path: str, said: str) -> None:
-    assert said in problems(**values)[path]
+def test_settings_that_contradict_each_other_are_refused(values: dict[str, Any], path: str, message: str) -> None:
+    assert message in problems(**values)[path]
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,12 @@ def test_a_refused_assignment_has_the_code_of_its_kind(override: str, code: str)
     assert (problem.code in NO_SUCH_FIELD) == problem.message.startswith("no such field")
 
 
-@pytest.mark.parametrize(("kind", "shown"), [("sftt", "'sftt'"), ("a is not b", "'a is not b'"), (5, "5")])
-def test_an_unknown_kind_is_refused_with_the_kinds_of_runs(kind: object, shown: str) -> None:
+@pytest.mark.parametrize(("kind", "printed"), [("sftt", "'sftt'"), ("a is not b", "'a is not b'"), (5, "5")])
+def test_an_unknown_kind_is_refused_with_the_kinds_of_runs(kind: object, printed: str) -> None:
     with pytest.raises(ConfigError) as error:
         load([], {"kind": kind})
     assert [problem.message for problem in error.value.problems] == [
-        f"{shown} is not one of: rl, sft, reward_model, preference"
+        f"{printed} is not one of: rl, sft, reward_model, preference"
     ]
 
 

@@ -31,9 +31,9 @@ TRL = "#!/bin/bash\ntrl grpo --model_name_or_path a/b --dataset_name c/d\n"
 def refusal(*words: str) -> str:
     """What each command says of the words, in place of a traceback."""
     for command in (["config", "check", *words], ["run", *words]):
-        done = CliRunner().invoke(cli, command)
-        assert isinstance(done.exception, ConfigError), done.output
-    return str(done.exception)
+        result = CliRunner().invoke(cli, command)
+        assert isinstance(result.exception, ConfigError), result.output
+    return str(result.exception)
 
 
 @pytest.fixture(autouse=True)
@@ -75,9 +75,9 @@ def test_a_model_folder_is_the_value_of_an_argument(files: list[str], folder: Pa
 )  # fmt: skip
 def test_a_file_of_another_kind_is_named(name: str, text: str, message: str, hint: str, folder: Path) -> None:
     (folder / name).write_text(text)
-    said = refusal(name)
-    assert message in said and hint in said
-    assert "(1 problem)" in said
+    output = refusal(name)
+    assert message in output and hint in output
+    assert "(1 problem)" in output
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_a_file_of_another_program_is_named_by_convert(
     name: str, text: str, house: str, other: str, folder: Path
 ) -> None:
     (folder / name).write_text(text)
-    done = CliRunner().invoke(cli, ["config", "convert", name, "--from", other])
-    assert isinstance(done.exception, ConfigError)
-    assert f"skyrl config convert {name} --from {house}" in str(done.exception)
+    result = CliRunner().invoke(cli, ["config", "convert", name, "--from", other])
+    assert isinstance(result.exception, ConfigError)
+    assert f"skyrl config convert {name} --from {house}" in str(result.exception)
 
 
 @pytest.mark.parametrize("program", ["prime-rl", "NeMo-RL"])
@@ -116,9 +116,9 @@ def test_supervised_files_of_prime_rl_are_told_where_their_tables_are(folder: Pa
     for path in (path for paths in TABLES_OF_SUPERVISED.values() for path in paths):
         get_at(SFTConfig(), path)
     (folder / "sft.toml").write_text('max_steps = 2\n[model]\nname = "a/b"\n[data]\nname = "c"\n[optim]\nlr = 1e-5\n')
-    done = CliRunner().invoke(cli, ["config", "check", "sft.toml"])
-    told = " ".join(str(done.exception).split())
-    assert 'kind = "sft", in which model is model; data is train_datasets; optim is optimizer_config.' in told
+    result = CliRunner().invoke(cli, ["config", "check", "sft.toml"])
+    message = " ".join(str(result.exception).split())
+    assert 'kind = "sft", in which model is model; data is train_datasets; optim is optimizer_config.' in message
 
 
 def test_scripts_of_openrlhf_are_named(folder: Path) -> None:
@@ -139,10 +139,10 @@ def test_our_own_files_are_no_other_programs() -> None:
 @pytest.mark.parametrize("words", [["--lr", "1e-5"], ["--lr=1e-5"]])
 @pytest.mark.parametrize("command", [["run"], ["config", "check"]])
 def test_a_field_that_is_given_as_an_option_is_shown_as_an_argument(command: list[str], words: list[str]) -> None:
-    done = CliRunner().invoke(cli, [*command, "run.toml", *words])
-    assert done.exit_code == 2
-    assert "no such option: --lr. Fields are set as PATH=VALUE: trainer." in done.stderr
-    assert "policy.optimizer_config.lr=1e-5" in done.stderr
+    result = CliRunner().invoke(cli, [*command, "run.toml", *words])
+    assert result.exit_code == 2
+    assert "no such option: --lr. Fields are set as PATH=VALUE: trainer." in result.stderr
+    assert "policy.optimizer_config.lr=1e-5" in result.stderr
 
 
 def test_a_path_and_its_value_in_two_words_are_one_mistake(folder: Path) -> None:

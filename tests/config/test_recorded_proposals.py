@@ -39,7 +39,7 @@ def found(name: str) -> dict[str, Any]:
     model, gpus, changes = CASES[name]
     _, proposals = proposed(model, gpus, changes)
     phases = phases_of(run_of(model, {**changes, **proposals[0].changes})) or ()
-    plain = {"proposals": [_row(each) for each in proposals], "phases": [repr(phase) for phase in phases]}
+    plain = {"proposals": [_row(proposal) for proposal in proposals], "phases": [repr(phase) for phase in phases]}
     return json.loads(json.dumps(plain))  # type: ignore[no-any-return]  # a table again
 
 

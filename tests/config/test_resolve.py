@@ -229,8 +229,8 @@ EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
         False,
     ),
     *(
-        ({"generator.inference_engine.backend": "vllm", **more}, "generator.inference_engine.async_engine", found)
-        for more, found in (
+        ({"generator.inference_engine.backend": "vllm", **more}, "generator.inference_engine.async_engine", value)
+        for more, value in (
             ({}, False),
             ({"trainer.placement.colocate_all": False}, True),
             ({"trainer.placement.executor": "in_process"}, True),
@@ -390,9 +390,9 @@ def test_attention_on_cuda_is_what_is_installed(
     assert on_a_cpu.trainer.attention == "sdpa"
 
 
-@pytest.mark.parametrize(("found", "device"), [(True, "cuda"), (False, "cpu")])
-def test_the_device_is_what_the_machine_has(found: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["skyrl.config.derive.every_kind"], "has_cuda_device", lambda: found)
+@pytest.mark.parametrize(("has_device", "device"), [(True, "cuda"), (False, "cpu")])
+def test_the_device_is_what_the_machine_has(has_device: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["skyrl.config.derive.every_kind"], "has_cuda_device", lambda: has_device)
     assert resolve(SkyRLTrainConfig()).trainer.device == device
     assert resolve(written({"trainer.device": "cpu"})).trainer.device == "cpu"
 
@@ -479,16 +479,16 @@ def test_evaluation_sampling_is_derived_leaf_by_leaf(
     assert run.generator.eval_sampling_params == expected
     (tmp_path / "config.json").write_text(json.dumps(stored_form(run)))
     shorter = load([tmp_path], ["generator.sampling_params.max_generate_length=99"])
-    again = resolve(shorter).generator.eval_sampling_params
+    sampling = resolve(shorter).generator.eval_sampling_params
     length = 1024 if "max_generate_length" in written_leaves else 99
-    assert again == evolve_at(expected, "max_generate_length", length)
+    assert sampling == evolve_at(expected, "max_generate_length", length)
 
 
-@pytest.mark.parametrize("given", [SamplingParams(), SamplingParams(top_p=0.5)])
-def test_evaluation_sampling_that_is_given_as_an_instance_stands(given: SamplingParams) -> None:
-    loaded = load([], {"generator.eval_sampling_params": given})
-    assert resolve(loaded).generator.eval_sampling_params == given
-    assert resolve(loaded.config).generator.eval_sampling_params == given
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_p=0.5)])
+def test_evaluation_sampling_that_is_given_as_an_instance_stands(params: SamplingParams) -> None:
+    loaded = load([], {"generator.eval_sampling_params": params})
+    assert resolve(loaded).generator.eval_sampling_params == params
+    assert resolve(loaded.config).generator.eval_sampling_params == params
 
 
 def test_an_empty_table_of_evaluation_sampling_is_derived_too() -> None:

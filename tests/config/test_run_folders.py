@@ -32,9 +32,9 @@ def test_a_run_path_that_is_overridden_alone_writes_into_no_other_runs_folder(
     (tmp_path / "run.toml").write_text(text)
     loaded = load([tmp_path / "run.toml"], arguments)
     run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
-    found = [problem for problem in check(run, origins) if "the folder of another run" in problem.message]
-    assert [problem.path for problem in found] == refused
-    assert all(problem.place.startswith(str(tmp_path)) and problem.severity == "error" for problem in found)
+    problems = [problem for problem in check(run, origins) if "the folder of another run" in problem.message]
+    assert [problem.path for problem in problems] == refused
+    assert all(problem.place.startswith(str(tmp_path)) and problem.severity == "error" for problem in problems)
 
 
 def test_a_base_file_and_one_on_top_of_it_are_two_layers(tmp_path: Path) -> None:

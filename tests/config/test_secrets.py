@@ -88,10 +88,10 @@ def test_what_a_command_refuses_holds_none_of_100_canaries(
     canaries, values = planted()
     with pytest.raises(SystemExit) as ended:
         main([command, str(written(tmp_path, values)), "trainer.device=cpu", "trainer.policy.model.path=owner/name"])
-    said = "".join(capsys.readouterr())
+    output = "".join(capsys.readouterr())
     assert ended.value.code == 2
-    assert "train_data" in said or command == "plan"
-    assert [canary for canary in canaries if canary in said] == []
+    assert "train_data" in output or command == "plan"
+    assert [canary for canary in canaries if canary in output] == []
 
 
 def test_nothing_that_prints_or_stores_a_configuration_holds_one_of_100_canaries(
@@ -100,7 +100,7 @@ def test_nothing_that_prints_or_stores_a_configuration_holds_one_of_100_canaries
     canaries, values = planted()
     assert len(canaries) == 100
     file = written(tmp_path, values)
-    said = [json.dumps(stored_form(resolve(load([file]))))]
+    outputs = [json.dumps(stored_form(resolve(load([file]))))]
     commands = [
         ["show"], ["show", "--format", "yaml"], ["show", "--format", "toml"], ["show", "--sparse"],
         ["show", "--origins"], ["show", "--derived"], ["show", "--written"],
@@ -110,18 +110,18 @@ def test_nothing_that_prints_or_stores_a_configuration_holds_one_of_100_canaries
     for words in commands:
         result = CliRunner().invoke(config, [*words, str(file)])
         assert result.exception is None or isinstance(result.exception, SystemExit), words
-        said.append(result.output)
+        outputs.append(result.output)
     with pytest.raises(SystemExit):
         main(["config", "check", "--json", str(file)])
     answer, messages = capsys.readouterr()
-    said += [answer, messages]
+    outputs += [answer, messages]
     assert json.loads(answer)["problems"]
     (tmp_path / "empty.json").write_text("{}")
     for words in (["diff"], ["diff", "--json"]):
-        said.append(CliRunner().invoke(config, [*words, str(tmp_path / "empty.json"), str(file)]).output)
-    leaked = {canary for canary in canaries for text in said if canary in text}
+        outputs.append(CliRunner().invoke(config, [*words, str(tmp_path / "empty.json"), str(file)]).output)
+    leaked = {canary for canary in canaries for text in outputs if canary in text}
     assert leaked == set()
-    assert all(HIDDEN in text for text in (said[0], said[1], said[-1]))
+    assert all(HIDDEN in text for text in (outputs[0], outputs[1], outputs[-1]))
 
 
 def test_a_stored_run_that_is_read_again_is_refused_where_a_secret_was(tmp_path: Path) -> None:

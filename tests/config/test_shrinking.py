@@ -27,8 +27,8 @@ APART = {f"{P}colocate_all": False}
 TWO_MACHINES = {**APART, f"{P}policy_num_nodes": 2, f"{P}policy_num_gpus_per_node": 3}
 
 
-def gpus(nodes: int, each: int, model: str = "policy") -> dict[str, int]:
-    return {f"{P}{model}_num_nodes": nodes, f"{P}{model}_num_gpus_per_node": each}
+def gpus(nodes: int, gpus_per_node: int, model: str = "policy") -> dict[str, int]:
+    return {f"{P}{model}_num_nodes": nodes, f"{P}{model}_num_gpus_per_node": gpus_per_node}
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ def test_the_next_smaller_number_of_ranks_that_passes_the_checks(
     changes: dict[str, Any], role: str, by_machine: bool, expected: dict[str, int] | None
 ) -> None:
     run = compose([], {**RUN, **changes}).config
-    found = shrunk(run, role, by_machine=by_machine)
-    assert (None if found is None else found[1]) == expected
+    result = shrunk(run, role, by_machine=by_machine)
+    assert (None if result is None else result[1]) == expected
 
 
 def test_a_supervised_run_shrinks_to_ranks_that_its_batch_is_dealt_out_to() -> None:
     values = {"kind": "sft", "model.path": "m", "train_datasets": ["rows"], "device": "cpu", "batch_size": 4}
     run = compose([], {**values, "placement.num_gpus_per_node": 4}).config
-    found = shrunk(run, "policy")
-    assert found is not None
-    smaller: Any = found[0]
+    result = shrunk(run, "policy")
+    assert result is not None
+    smaller: Any = result[0]
     assert smaller.placement.num_gpus_per_node == 2

@@ -48,8 +48,8 @@ def test_ranks_that_share_a_copy_of_the_model_get_the_same_rows(
     run = SkyRLTrainConfig()
     for path, value in (changes | {f"trainer.placement.{model}_num_gpus_per_node": 8}).items():
         run = evolve_at(run, path, value)
-    found = replicas_of(run, model)
-    assert (found.of_rank, found.count) == (of_rank, data_parallel_of(run, model))
+    replicas = replicas_of(run, model)
+    assert (replicas.of_rank, replicas.count) == (of_rank, data_parallel_of(run, model))
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_ranks_that_share_a_copy_of_the_model_get_the_same_rows(
     ],
 )
 def test_a_batch_is_scored_where_its_old_logprobs_are_used(mini: int, model: Model, steps: int, scored: int) -> None:
-    found = work_of(evolve_at(SkyRLTrainConfig(), "trainer.policy_mini_batch_size", mini), model)
-    assert (found.optimizer_steps, found.rows_scored) == (steps, scored)
+    work = work_of(evolve_at(SkyRLTrainConfig(), "trainer.policy_mini_batch_size", mini), model)
+    assert (work.optimizer_steps, work.rows_scored) == (steps, scored)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_bound_of_the_ratio_scores_every_mini_batch_once_more(mini: int, sourc
 def test_losses_against_the_engine_or_against_nothing_need_no_old_logprobs() -> None:
     algorithm = SkyRLTrainConfig().trainer.algorithm
     by_name = {name: evolve_at(algorithm, "policy_loss_type", name) for name in POLICY_LOSSES}
-    without = {name for name, each in by_name.items() if not scores_old_logprobs(each, updates=2)}
+    without = {name for name, facts in by_name.items() if not scores_old_logprobs(facts, updates=2)}
     assert without == {"rollout_is", "dppo", "cross_entropy", "online_dpo"}
 
 
@@ -107,7 +107,7 @@ def test_later_turns_are_a_part_of_the_answer(turns: int, answer: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "alone", "as_files"),
+    ("values", "adapters_alone", "as_files"),
     [
         (LORA, True, False),
         ({**RAY, **LORA}, True, False),
@@ -119,10 +119,10 @@ def test_later_turns_are_a_part_of_the_answer(turns: int, answer: int) -> None:
     ],
 )
 def test_adapters_travel_alone_to_engines_that_keep_the_weights_below_them(
-    values: dict[str, Any], alone: bool, as_files: bool
+    values: dict[str, Any], adapters_alone: bool, as_files: bool
 ) -> None:
     run = resolved(values)
-    assert (sends_adapters_alone(run), sends_adapter_files(run)) == (alone, as_files)
+    assert (sends_adapters_alone(run), sends_adapter_files(run)) == (adapters_alone, as_files)
 
 
 @pytest.mark.parametrize(("pairs", "scored"), [("best_worst", 2_048), ("random", 2_048), ("all", 5_120)])
@@ -130,6 +130,6 @@ def test_online_dpo_scores_the_answers_that_can_be_in_a_pair(pairs: str, scored:
     run = evolve_at(SkyRLTrainConfig(), "trainer.algorithm.policy_loss_type", "online_dpo")
     run = evolve_at(run, "trainer.algorithm.online_dpo.pairs", pairs)
     for model in ("policy", "ref"):
-        found = work_of(run, model)
-        assert (found.rows_scored, found.scoring_micro_batches) == (scored, scored)
+        work = work_of(run, model)
+        assert (work.rows_scored, work.scoring_micro_batches) == (scored, scored)
     assert work_of(run, "policy").rows_per_mini_batch == 1_280

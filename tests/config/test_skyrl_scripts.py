@@ -28,21 +28,21 @@ AUTHORS_OWN = (
 """Fields of subclasses that the examples bring with them."""
 
 
-def is_explained(path: str, ours: Any, theirs: Any) -> bool:
+def is_explained(path: str, ours: Any, upstream: Any) -> bool:
     """A difference that is meant.
 
     Text is taken as it stands, so that quotes within the shell's quotes stay, and nothing behind the sign of equality
     is empty text instead of null; `async_engine` is a field of our tree, and of a later SkyRL's no more.
     """
-    is_text = ours in (f'"{theirs}"', "") and (theirs is None or isinstance(theirs, str))
+    is_text = ours in (f'"{upstream}"', "") and (upstream is None or isinstance(upstream, str))
     return is_text or path == "generator.inference_engine.async_engine"
 
 
 @pytest.fixture(scope="module")
 def scripts(reference: Path) -> list[Script]:
     """Those that train by reinforcement learning."""
-    found = json.loads((reference / "skyrl_overrides_2026_08.json").read_text())
-    return [script for script in found if script["family"] == "rl"]
+    scripts = json.loads((reference / "skyrl_overrides_2026_08.json").read_text())
+    return [script for script in scripts if script["family"] == "rl"]
 
 
 @pytest.fixture(scope="module")
@@ -68,17 +68,17 @@ def test_every_refused_override_is_none_of_our_tree(scripts: list[Script], later
     for script in scripts:
         refused = refusals(script["overrides"])
         counts["accepted"] += len(script["overrides"]) - len(refused)
-        for position, said in refused.items():
+        for position, message in refused.items():
             override = script["overrides"][position]
             path, _, text = override.partition("=")
-            if path in later and "SkyRL added this after March 2026" in said:
+            if path in later and "SkyRL added this after March 2026" in message:
                 counts["added later"] += 1
-            elif path.startswith(AUTHORS_OWN) and "no such field" in said:
+            elif path.startswith(AUTHORS_OWN) and "no such field" in message:
                 counts["fields of an example's own"] += 1
             elif UNFILLED.search(text) or not text:
                 counts["without a value"] += 1
             else:
-                pytest.fail(f"{script['script']}: {override}: {said}")
+                pytest.fail(f"{script['script']}: {override}: {message}")
     print(dict(counts))
     assert counts["accepted"] > 0.9 * counts.total()
 
@@ -108,9 +108,9 @@ def at(run: SkyRLTrainConfig, path: str) -> Any:
     return stored_value(value)
 
 
-def same(ours: Any, theirs: Any) -> bool:
+def same(ours: Any, upstream: Any) -> bool:
     """Equal in value and type, once a whole number may stand for the number of a field that holds such."""
-    return repr(ours) == repr(float(theirs) if type(ours) is float and type(theirs) is int else theirs)
+    return repr(ours) == repr(float(upstream) if type(ours) is float and type(upstream) is int else upstream)
 
 
 def test_scripts_of_the_hydra_era_load_directly_with_a_warning_for_each_old_name(reference: Path) -> None:

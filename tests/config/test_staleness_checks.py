@@ -44,8 +44,8 @@ def test_what_corrects_or_what_needs_no_correction_is_no_problem(change: dict[st
     assert problems(**change) == []
 
 
-@pytest.mark.parametrize(("staleness", "found"), [(0, ["warning"]), (1, ["warning"]), (2, [])])
-def test_an_interpolation_that_equals_the_engines_own_is_a_warning(staleness: int, found: list[str]) -> None:
+@pytest.mark.parametrize(("staleness", "severities"), [(0, ["warning"]), (1, ["warning"]), (2, [])])
+def test_an_interpolation_that_equals_the_engines_own_is_a_warning(staleness: int, severities: list[str]) -> None:
     changes = {"trainer.algorithm.old_logprobs": "interpolated", "trainer.fully_async.max_staleness_steps": staleness}
     run = load([], STALE | changes).config
-    assert [problem.severity for problem in interpolation_needs_stale_samples(run)] == found
+    assert [problem.severity for problem in interpolation_needs_stale_samples(run)] == severities

@@ -40,10 +40,10 @@ def stored(folder: Path, run: SkyRLTrainConfig, **changes: Any) -> Path:
 def test_a_run_is_read_back_from_its_folder_and_can_be_overridden(tmp_path: Path) -> None:
     run = compose([], RUNNABLE | {"trainer.max_prompt_length": 300, "trainer.seed": 7}).config
     folder = stored(tmp_path, run)
-    again = load([folder])
-    assert resolve_with_origins(again.config, again.origins)[0] == run
+    reloaded = load([folder])
+    assert resolve_with_origins(reloaded.config, reloaded.origins)[0] == run
     of_the_machine = {"trainer.logger", "trainer.attention", "trainer.use_liger_kernel"}
-    assert set(again.origins) == {*RUNNABLE, *of_the_machine, "trainer.max_prompt_length", "trainer.seed"}
+    assert set(reloaded.origins) == {*RUNNABLE, *of_the_machine, "trainer.max_prompt_length", "trainer.seed"}
     assert fingerprint(compose([folder]).config) == fingerprint(run)
     changed = compose([folder], ["trainer.max_prompt_length=400"]).config
     assert changed.generator.max_input_length == 400
@@ -66,7 +66,7 @@ def test_leaving_out_what_is_derived_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"schema_version": 99}, "use a newer skyrl"),
         ({"schema_version": "1"}, "was stored with schema version '1'"),
@@ -74,8 +74,8 @@ def test_leaving_out_what_is_derived_changes_nothing() -> None:
         ({"config": {"trainer": {"algorithm": {"class": "this:Zen"}}}}, "is not an imported subclass"),
     ],
 )
-def test_a_stored_run_that_cannot_be_used_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said.replace("?", r"\?")):
+def test_a_stored_run_that_cannot_be_used_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
         load([stored(tmp_path, resolve(SkyRLTrainConfig()), **changes)])
 
 

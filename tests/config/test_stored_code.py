@@ -47,10 +47,10 @@ def checkpoint(folder: Path, changes: dict[str, Any], file: str = "manifest.json
     run: Any = compose([], RUNNABLE if of_rl else supervised).config
     for path, value in changes.items():
         run = evolve_at(run, path, value)
-    place = folder / "global_step_4"
-    place.mkdir(exist_ok=True)
-    (place / file).write_text(json.dumps(stored_form(run)))
-    return place
+    checkpoint_folder = folder / "global_step_4"
+    checkpoint_folder.mkdir(exist_ok=True)
+    (checkpoint_folder / file).write_text(json.dumps(stored_form(run)))
+    return checkpoint_folder
 
 
 @pytest.mark.sampled(3)
@@ -114,10 +114,10 @@ def test_a_variable_that_only_a_checkpoint_names_is_not_read(tmp_path: Path) -> 
 )
 def test_a_checkpoint_cannot_pass_for_a_file_that_a_person_wrote(tmp_path: Path, content: dict[str, Any]) -> None:
     (tmp_path / "user.json").write_text(json.dumps({"environment": {"env_class": "canary.py:thing"}}))
-    place = tmp_path / "global_step_4"
-    place.mkdir()
-    (place / "manifest.json").write_text(json.dumps(content))
-    for name in (place, place / "manifest.json"):
+    checkpoint_folder = tmp_path / "global_step_4"
+    checkpoint_folder.mkdir()
+    (checkpoint_folder / "manifest.json").write_text(json.dumps(content))
+    for name in (checkpoint_folder, checkpoint_folder / "manifest.json"):
         with pytest.raises(ConfigError, match="is not the stored configuration of a run|this file was edited"):
             load([name])
 
@@ -200,9 +200,9 @@ def test_other_code_than_that_of_the_started_run_is_refused_and_not_imported(
     started: Path, tmp_path: Path, forgery: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = FORGERIES[forgery](started)
+    forged = FORGERIES[forgery](started)
     with pytest.raises(ConfigError, match="is code that only the stored run names") as refused:
-        compose([found if isinstance(found, Path) else started])
+        compose([forged if isinstance(forged, Path) else started])
     assert "pass --trust, or name it in this command" in str(refused.value)
     assert not list(tmp_path.rglob("imported"))
 
@@ -210,10 +210,10 @@ def test_other_code_than_that_of_the_started_run_is_refused_and_not_imported(
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_everything_that_a_trusted_run_names_is_followed(started: Path, forgery: str) -> None:
-    found = FORGERIES[forgery](started)
-    run = str(found if isinstance(found, Path) else started)
-    done = CliRunner().invoke(cli, ["config", "check", run, "--no-code", "--trust"])
-    assert "is code that only the stored run names" not in f"{done.output}{done.exception}"
+    forged = FORGERIES[forgery](started)
+    run = str(forged if isinstance(forged, Path) else started)
+    result = CliRunner().invoke(cli, ["config", "check", run, "--no-code", "--trust"])
+    assert "is code that only the stored run names" not in f"{result.output}{result.exception}"
     with pytest.raises(ConfigError, match="is code that only the stored run names"):  # the next does not trust it
         compose([checkpoint(started.parent, {"environment.env_class": "os:system"})])
 
@@ -230,12 +230,12 @@ def test_a_state_folder_that_cannot_be_written_keeps_no_run_from_starting(
 
 def test_every_field_whose_docstring_speaks_of_an_import_path_is_among_those_that_are_refused() -> None:
     def documented(cls: type[Any], prefix: str) -> set[str]:
-        found = {
+        fields = {
             prefix + name for name, text in docs_of(cls).items() if any(word in text for word in SPEAKING_OF_IMPORTS)
         }
         for name, table in tables_of(cls).items():
-            found |= documented(table, f"{prefix}{name}.")
-        return found
+            fields |= documented(table, f"{prefix}{name}.")
+        return fields
 
     named = set().union(*(documented(root_of(kind), "") for kind in KINDS))
     assert named - {"environment.skyrl_gym.isolate_user_env"} == set(IMPORTED)  # which says how env_class runs

@@ -30,32 +30,32 @@ def test_one_rank_runs_in_the_process_and_several_run_on_ray(nodes: int, gpus: i
 
 @pytest.mark.parametrize(("gpus", "refused"), [(1, False), (2, True)])
 def test_a_process_has_room_for_one_rank(gpus: int, refused: bool) -> None:
-    found = problems(placement__executor="in_process", placement__num_gpus_per_node=gpus, batch_size=2)
-    assert ("placement.executor" in found) == refused
+    messages = problems(placement__executor="in_process", placement__num_gpus_per_node=gpus, batch_size=2)
+    assert ("placement.executor" in messages) == refused
     if refused:
-        assert "this run has 2" in found["placement.executor"]
+        assert "this run has 2" in messages["placement.executor"]
 
 
 @pytest.mark.parametrize(
     ("rows", "ranks", "nearest"), [(8, 4, None), (10, 4, "8 and 12"), (3, 4, "4"), (7, 3, "6 and 9")]
 )
 def test_rows_are_dealt_out_evenly_and_the_nearest_sizes_are_named(rows: int, ranks: int, nearest: str | None) -> None:
-    said = problems(batch_size=rows, placement__num_gpus_per_node=ranks).get("batch_size")
-    assert said == (
+    message = problems(batch_size=rows, placement__num_gpus_per_node=ranks).get("batch_size")
+    assert message == (
         nearest and f"{rows} cannot be split evenly across {ranks} ranks; nearest sizes that can: {nearest}"
     )
 
 
 @pytest.mark.parametrize(("rows", "nearest"), [(8, None), (7, "6 and 8")])
 def test_rows_are_dealt_out_to_groups_of_ranks_that_share_them(rows: int, nearest: str | None) -> None:
-    said = problems(batch_size=rows, placement__num_gpus_per_node=4, sequence_parallel_size=2).get("batch_size")
-    assert said == (
+    message = problems(batch_size=rows, placement__num_gpus_per_node=4, sequence_parallel_size=2).get("batch_size")
+    assert message == (
         nearest and f"{rows} cannot be split evenly across 2 groups of 2 ranks; nearest sizes that can: {nearest}"
     )
 
 
 @pytest.mark.parametrize(
-    ("curriculum", "path", "said"),
+    ("curriculum", "path", "message"),
     [
         (
             {"sampler": "pools"},
@@ -71,15 +71,15 @@ def test_rows_are_dealt_out_to_groups_of_ranks_that_share_them(rows: int, neares
         ),
     ],
 )
-def test_a_sampler_needs_no_rewards_and_can_draw(curriculum: dict[str, Any], path: str, said: str) -> None:
-    assert said in problems(curriculum=curriculum)[path]
+def test_a_sampler_needs_no_rewards_and_can_draw(curriculum: dict[str, Any], path: str, message: str) -> None:
+    assert message in problems(curriculum=curriculum)[path]
 
 
 SHARED: dict[str, Any] = {"placement__num_gpus_per_node": 4, "batch_size": 4}
 
 
 @pytest.mark.parametrize(
-    ("values", "path", "said"),
+    ("values", "path", "message"),
     [
         (
             {"sequence_parallel_size": 3, "tensor_parallel_size": 2},
@@ -127,8 +127,8 @@ SHARED: dict[str, Any] = {"placement__num_gpus_per_node": 4, "batch_size": 4}
         ),
     ],
 )
-def test_a_layout_that_cannot_run_is_refused(values: dict[str, Any], path: str, said: str) -> None:
-    assert problems(**SHARED, **values) == {path: said}
+def test_a_layout_that_cannot_run_is_refused(values: dict[str, Any], path: str, message: str) -> None:
+    assert problems(**SHARED, **values) == {path: message}
 
 
 def test_layouts_that_fit_their_ranks_are_taken() -> None:
@@ -141,8 +141,8 @@ def test_layouts_that_fit_their_ranks_are_taken() -> None:
 def test_a_supervised_run_without_its_kind_is_recognized_by_fields_that_reinforcement_learning_lacks() -> None:
     with pytest.raises(ConfigError) as refused:
         compose([], {"train_datasets": ["rows"], "eval_datasets": ["others"]})
-    (said,) = [problem.message for problem in refused.value.problems if problem.path == "kind"]
-    assert said.endswith("reinforcement-learning run, which has no train_datasets, eval_datasets")
+    (message,) = [problem.message for problem in refused.value.problems if problem.path == "kind"]
+    assert message.endswith("reinforcement-learning run, which has no train_datasets, eval_datasets")
 
 
 def test_names_that_no_kind_of_run_has_say_nothing_about_the_kind() -> None:
@@ -167,8 +167,8 @@ def test_an_evaluation_that_is_asked_for_has_rows(values: dict[str, Any], refuse
 def test_sets_of_one_name_are_refused_where_they_were_named() -> None:
     twice = ["a/rows.jsonl", "b/rows.jsonl"]
     assert "several sets are called rows in metrics" in problems(eval_datasets=twice, eval_interval=1)["eval_datasets"]
-    found = problems(eval_datasets=twice, eval_dataset_names=["x", "x"], eval_interval=1)
-    assert "several sets are called x" in found["eval_dataset_names"] and "eval_datasets" not in found
+    messages = problems(eval_datasets=twice, eval_dataset_names=["x", "x"], eval_interval=1)
+    assert "several sets are called x" in messages["eval_dataset_names"] and "eval_datasets" not in messages
 
 
 @pytest.mark.parametrize(
@@ -185,12 +185,12 @@ def test_a_supervised_run_resumes_from_nothing_the_newest_or_a_path(resume: str,
 )
 def test_a_supervised_run_on_fewer_ranks_needs_resume_with_changes(faults: str, changes: bool, refused: bool) -> None:
     ranks = {"placement__num_gpus_per_node": 2, "batch_size": 2}
-    found = problems(faults__on_lost_rank=faults, resume_with_changes=changes, **ranks)
-    assert ("faults.on_lost_rank" in found) == refused
+    messages = problems(faults__on_lost_rank=faults, resume_with_changes=changes, **ranks)
+    assert ("faults.on_lost_rank" in messages) == refused
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "message"),
     [
         ("optimizer_config.lr", 1.5, "1.5 changes every weight by about that in each step"),
         ("optimizer_config.lr", 0.0, "0 changes no weight: nothing is learned"),
@@ -199,9 +199,9 @@ def test_a_supervised_run_on_fewer_ranks_needs_resume_with_changes(faults: str, 
         ("optimizer_config.adam_betas", [0.99, 0.9], "the second moment, of 0.9, is shorter than the first, of 0.99"),
     ],
 )
-def test_a_setting_of_the_optimizer_that_can_only_be_a_slip_is_warned_of(path: str, value: Any, said: str) -> None:
-    [warning] = [each for each in compose([], SFT | {path: value}).warnings if each.path == path]
-    assert said in warning.message
+def test_a_setting_of_the_optimizer_that_can_only_be_a_slip_is_warned_of(path: str, value: Any, message: str) -> None:
+    [warning] = [candidate for candidate in compose([], SFT | {path: value}).warnings if candidate.path == path]
+    assert message in warning.message
     assert warning.hint.endswith("is usual")
 
 
@@ -212,12 +212,12 @@ def test_attention_kernels_of_cuda_are_refused_on_a_cpu() -> None:
 
 @pytest.mark.parametrize("name", ["num_nodes", "num_gpus_per_node"])
 def test_a_run_that_no_cluster_holds_is_refused(name: str) -> None:
-    found = problems(batch_size=2**40, **{f"placement__{name}": 2**40})
-    assert "ask for 1099511627776 GPUs, but at most 131072" in found["placement"]
+    messages = problems(batch_size=2**40, **{f"placement__{name}": 2**40})
+    assert "ask for 1099511627776 GPUs, but at most 131072" in messages["placement"]
 
 
 @pytest.mark.parametrize(
-    ("values", "path", "said"),
+    ("values", "path", "message"),
     [
         ({}, "num_steps", "streamed rows are not counted"),
         ({"num_steps": 3, "train_dataset_weights": (1.0,)}, "train_dataset_weights", "one after the other"),
@@ -229,6 +229,8 @@ def test_a_run_that_no_cluster_holds_is_refused(name: str) -> None:
         ({"num_steps": 3}, None, ""),
     ],
 )
-def test_streamed_rows_need_an_end_and_are_drawn_in_turn(values: dict[str, Any], path: str | None, said: str) -> None:
-    found = problems(streaming=True, **values)
-    assert (not found) if path is None else (said in found[path])
+def test_streamed_rows_need_an_end_and_are_drawn_in_turn(
+    values: dict[str, Any], path: str | None, message: str
+) -> None:
+    messages = problems(streaming=True, **values)
+    assert (not messages) if path is None else (message in messages[path])

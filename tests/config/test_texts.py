@@ -47,18 +47,18 @@ TEXT_OF_ITS_OWN: dict[str, Any] = {
 def problems(values: dict[str, Any]) -> dict[str, tuple[str, str]]:
     loaded = load([], RUNNABLE | values)
     run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
-    found = sorted(check(run, origins), key=lambda each: each.severity == "error")  # of two, the error is told
-    return {each.path: (each.severity, f"{each.message}; {each.hint}") for each in found}
+    reported = sorted(check(run, origins), key=lambda problem: problem.severity == "error")  # of two, the error is told
+    return {problem.path: (problem.severity, f"{problem.message}; {problem.hint}") for problem in reported}
 
 
 @each(NAMES.items())
 def test_a_reference_in_a_name_a_path_or_an_address_is_refused(case: tuple[str, Any]) -> None:
     path, value = case
     path = f"{path}.{len(value) - 1}" if isinstance(value, list) else path
-    severity, said = problems({case[0]: value})[path]
+    severity, message = problems({case[0]: value})[path]
     assert severity == "error"
-    assert "stands there as it is: nothing replaces it" in said
-    assert 'take the whole value from a variable: "env:' in said
+    assert "stands there as it is: nothing replaces it" in message
+    assert 'take the whole value from a variable: "env:' in message
 
 
 def test_a_variable_that_is_the_whole_value_is_named_in_the_remedy() -> None:
@@ -68,14 +68,14 @@ def test_a_variable_that_is_the_whole_value_is_named_in_the_remedy() -> None:
 
 @each(TEXT_OF_ITS_OWN.items())
 def test_a_dollar_sign_is_text_where_text_is_free(case: tuple[str, Any]) -> None:
-    assert not any("as it is" in said for _, said in problems(dict([case])).values())
+    assert not any("as it is" in message for _, message in problems(dict([case])).values())
 
 
 def test_a_reference_in_a_table_of_another_program_and_a_command_of_a_shell_are_warnings() -> None:
     assert problems({"trainer.run_path": "runs/$(date +%F)"})["trainer.run_path"][0] == "warning"
     path = "generator.inference_engine.engine_init_kwargs"
-    found = problems({path: {"chat_template": "${oc.env:TEMPLATE}"}})
-    assert found[f"{path}.chat_template"][0] == "warning"
+    reported = problems({path: {"chat_template": "${oc.env:TEMPLATE}"}})
+    assert reported[f"{path}.chat_template"][0] == "warning"
 
 
 def test_what_follows_from_a_name_is_not_reported_again() -> None:
@@ -97,8 +97,8 @@ def test_every_text_of_every_kind_of_run_is_looked_at() -> None:
                 run = load([], {"kind": kind, path: text}).config
             except ConfigError:  # its own rule takes no such text
                 continue
-            found = [each for each in check_of_any(run) if "as it is" in each.message]
-            missed += [] if [each.severity for each in found] == ["error"] else [path]
+            reported = [problem for problem in check_of_any(run) if "as it is" in problem.message]
+            missed += [] if [problem.severity for problem in reported] == ["error"] else [path]
     assert missed == []
 
 
@@ -113,8 +113,8 @@ def test_every_text_of_every_kind_of_run_is_looked_at() -> None:
     ],
 )
 def test_a_name_longer_than_a_file_system_takes_is_refused(path: str) -> None:
-    severity, said = problems({path: f"{LONG}" if path.endswith("name") else f"runs/{LONG}/x"})[path]
-    assert (severity, said) == (
+    severity, message = problems({path: f"{LONG}" if path.endswith("name") else f"runs/{LONG}/x"})[path]
+    assert (severity, message) == (
         "error",
         f"{'n' * 30}... has 300 bytes, but the name of a file has at most 255; choose a shorter one",
     )
@@ -142,9 +142,9 @@ def test_the_column_of_a_data_set_may_be_as_long_as_it_is() -> None:
 @pytest.mark.parametrize("name", [LONG, "é" * 200, f"a/{LONG}", f"{LONG}/a", "${HOME}"])
 def test_init_makes_nothing_under_a_name_that_no_run_can_have(name: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(cli, ["init", "--no-model", name])
-    assert isinstance(done.exception, Exception) and type(done.exception).__name__ == "UserError"
-    assert ("at most 255" in str(done.exception)) == (name != "${HOME}")
+    result = CliRunner().invoke(cli, ["init", "--no-model", name])
+    assert isinstance(result.exception, Exception) and type(result.exception).__name__ == "UserError"
+    assert ("at most 255" in str(result.exception)) == (name != "${HOME}")
     assert not any(tmp_path.iterdir())
 
 
@@ -164,4 +164,4 @@ def test_supervised_runs_have_the_same_checks() -> None:
 
 
 def test_without_origins_the_whole_tree_is_looked_at() -> None:
-    assert [each.path for each in check(resolved({"trainer.run_name": "${x}"})) if each.severity == "error"]
+    assert [problem.path for problem in check(resolved({"trainer.run_name": "${x}"})) if problem.severity == "error"]

@@ -73,10 +73,10 @@ def arms_of_ours(kind: Any) -> set[str]:
 
 def arms_of_theirs(spelling: str) -> set[str]:
     """The same of a type as the seeds spell it: `Optional[List[str]]` is {List[str], None}."""
-    if found := re.fullmatch(r"Optional\[(.*)\]", spelling):
-        return arms_of_theirs(found[1]) | {"None"}
-    if found := re.fullmatch(r"Union\[(.*)\]", spelling):
-        return set().union(*(arms_of_theirs(arm) for arm in found[1].split(", ")))
+    if match := re.fullmatch(r"Optional\[(.*)\]", spelling):
+        return arms_of_theirs(match[1]) | {"None"}
+    if match := re.fullmatch(r"Union\[(.*)\]", spelling):
+        return set().union(*(arms_of_theirs(arm) for arm in match[1].split(", ")))
     if spelling.startswith("Dict["):
         return {"dict"}
     return {spelling if spelling.startswith("List[") else spelling.rpartition(".")[2]}
@@ -86,10 +86,10 @@ def test_every_field_has_its_type(facts: dict[str, Any]) -> None:
     different = {}
     for path, fact in facts["fields"].items():
         cls, name = owner_of(path)
-        ours, theirs = arms_of_ours(bare(fields_of(cls)[name].type)), arms_of_theirs(fact["type"])
+        ours, seed_arms = arms_of_ours(bare(fields_of(cls)[name].type)), arms_of_theirs(fact["type"])
         wider = next((arms for end, arms in WIDER.items() if path.endswith(end)), set())
-        if ours != theirs | wider:
-            different[path] = (ours, theirs)
+        if ours != seed_arms | wider:
+            different[path] = (ours, seed_arms)
     assert different == {}
 
 
@@ -109,9 +109,9 @@ def test_the_default_tree_holds_what_the_seeds_construct_or_leaves_it_to_derivat
     default = SkyRLTrainConfig()
     ours = {path: thaw(get_at(default, path)) for path in facts["constructed_defaults"]}
     different = {
-        path: (ours[path], theirs)
-        for path, theirs in facts["constructed_defaults"].items()
-        if ours[path] is not None and json.dumps(ours[path]) != json.dumps(theirs)
+        path: (ours[path], seed_default)
+        for path, seed_default in facts["constructed_defaults"].items()
+        if ours[path] is not None and json.dumps(ours[path]) != json.dumps(seed_default)
     }
     assert different.keys() == CORRECTED.keys()
 

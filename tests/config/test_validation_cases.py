@@ -55,8 +55,8 @@ REFUSED_ELSEWHERE = {
 @pytest.fixture(scope="module")
 def cases(reference: Path) -> list[Case]:
     """Those of reinforcement learning; serving and fine-tuning have trees of their own."""
-    found = json.loads((reference / "validation_cases.json").read_text())["cases"]
-    return [case for case in found if case["kind"] == "train"]
+    cases = json.loads((reference / "validation_cases.json").read_text())["cases"]
+    return [case for case in cases if case["kind"] == "train"]
 
 
 def refusals(case: Case) -> list[Problem]:
@@ -74,19 +74,19 @@ def test_what_skyrl_refuses_is_refused_where_it_was_written(cases: list[Case]) -
     assert len(wrong) >= 30
     elsewhere = {}
     for case in wrong:
-        found = refusals(case)
+        problems = refusals(case)
         explained = any(re.search(pattern, " ".join(case["overrides"])) for pattern in TAKEN_HERE)
-        places = written(case) | {REFUSED_ELSEWHERE.get(case["id"], "")}
-        if not explained and not any(_is_at(problem.path, place) for problem in found for place in places):
-            elsewhere[case["id"]] = [problem.path for problem in found]
+        paths = written(case) | {REFUSED_ELSEWHERE.get(case["id"], "")}
+        if not explained and not any(_is_at(problem.path, path) for problem in problems for path in paths):
+            elsewhere[case["id"]] = [problem.path for problem in problems]
     assert elsewhere == {}
 
 
 def test_every_refusal_says_what_else_to_do(cases: list[Case]) -> None:
     """With a hint, or where the message itself lists what may stand there."""
-    found = [problem for case in cases for problem in refusals(case)]
+    problems = [problem for case in cases for problem in refusals(case)]
     listed = re.compile(r"is not (one of: |positive$|between .* and |a whole number$|a number$)|^no such field of ")
-    assert [str(problem) for problem in found if not problem.hint and not listed.search(problem.message)] == []
+    assert [str(problem) for problem in problems if not problem.hint and not listed.search(problem.message)] == []
 
 
 def written(case: Case) -> set[str]:
@@ -95,9 +95,9 @@ def written(case: Case) -> set[str]:
     return paths - {"trainer.logger"}
 
 
-def _is_at(path: str, place: str) -> bool:
-    """Is it the place, in it, or around it?"""
-    return f"{path}.".startswith(f"{place}.") or f"{place}.".startswith(f"{path}.")
+def _is_at(path: str, location: str) -> bool:
+    """Is it the location, in it, or around it?"""
+    return f"{path}.".startswith(f"{location}.") or f"{location}.".startswith(f"{path}.")
 
 
 def test_what_skyrl_takes_is_taken_or_must_not_be(cases: list[Case]) -> None:

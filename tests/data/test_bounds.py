@@ -72,10 +72,10 @@ SMALL: dict[str, Callable[[], pa.Array]] = {
 """640,000 values that need no bytes, or nearly none, in a file."""
 
 
-@pytest.mark.parametrize("what", SMALL)
-def test_values_without_bytes_are_counted(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", SMALL)
+def test_values_without_bytes_are_counted(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "FREE_BYTES", 1 << 20)
-    table = pa.table({"prompt": SMALL[what]()})
+    table = pa.table({"prompt": SMALL[kind]()})
     assert bounds.size_of(table.to_batches()[0]) >= 16 * 640_000
     pq.write_table(table, tmp_path / "a.parquet", compression="zstd")
     assert (tmp_path / "a.parquet").stat().st_size < 5_000
@@ -86,9 +86,9 @@ def test_values_without_bytes_are_counted(what: str, tmp_path: Path, monkeypatch
 def test_part_of_a_column_counts_what_is_in_it() -> None:
     """A slice of a batch shares the buffers of the whole."""
     rows = pa.table({"a": [[(str(n), None)] for n in range(100)]}, pa.schema({"a": pa.map_(pa.string(), pa.null())}))
-    whole = rows.to_batches()[0]
-    assert bounds._elements(whole.column(0)) == 300
-    assert bounds._elements(whole.slice(10, 5).column(0)) == 15
+    batch = rows.to_batches()[0]
+    assert bounds._elements(batch.column(0)) == 300
+    assert bounds._elements(batch.slice(10, 5).column(0)) == 15
 
 
 def test_an_ordinary_parquet_file_is_read(tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def test_files_with_bytes_changed_give_rows_or_a_sentence_with_the_path(
     else:
         lines = [json.dumps(row) for row in rows]
         file.write_text("\n".join(lines) if suffix == "jsonl" else f"[{','.join(lines)}]")
-    whole = file.read_bytes()
+    content = file.read_bytes()
     for seed in seeds:
-        rng, changed = random.Random(seed), bytearray(whole)
+        rng, changed = random.Random(seed), bytearray(content)
         for _ in range(rng.randint(1, 4)):
             changed[rng.randrange(len(changed))] = rng.randrange(256)
         file.write_bytes(bytes(changed))

@@ -21,8 +21,8 @@ def ids(cursor: PromptCursor, batches: int) -> list[list[str]]:
 
 def test_an_epoch_takes_each_prompt_at_most_once_and_fills_every_batch() -> None:
     cursor = PromptCursor(prompts(10), batch_size=3, seed=1)
-    taken = [name for batch in ids(cursor, 3) for name in batch]
-    assert len(taken) == len(set(taken)) == 9
+    names = [name for batch in ids(cursor, 3) for name in batch]
+    assert len(names) == len(set(names)) == 9
     assert cursor.epoch == 1
 
 
@@ -33,8 +33,8 @@ def test_epochs_differ_in_order_and_seeds_do_too() -> None:
 
 
 def test_a_cursor_goes_on_where_another_stopped() -> None:
-    whole, stopped = PromptCursor(prompts(10), 3, seed=5), PromptCursor(prompts(10), 3, seed=5)
-    expected = ids(whole, 8)
+    uninterrupted, stopped = PromptCursor(prompts(10), 3, seed=5), PromptCursor(prompts(10), 3, seed=5)
+    expected = ids(uninterrupted, 8)
     ids(stopped, 4)
     resumed = PromptCursor(prompts(10), 3, seed=5)
     resumed.load_state(stopped.state())
@@ -42,37 +42,37 @@ def test_a_cursor_goes_on_where_another_stopped() -> None:
 
 
 def test_a_cursor_does_not_go_on_through_other_data() -> None:
-    taken = PromptCursor(prompts(10), 3, seed=5)
-    taken.take()
+    cursor = PromptCursor(prompts(10), 3, seed=5)
+    cursor.take()
     with pytest.raises(ResumeError, match="the training data is not what it was"):
-        PromptCursor(list(reversed(prompts(10))), 3, seed=5).load_state(taken.state())
+        PromptCursor(list(reversed(prompts(10))), 3, seed=5).load_state(cursor.state())
 
 
 @pytest.mark.parametrize(
-    ("now", "said"),
+    ("now", "message"),
     [
         (prompts(99), r"There were 100 prompts, and now there are 99\. Restore"),
         ((*prompts(100)[:50], prompts(1)[0], *prompts(100)[51:]), r"among those from 48 to 51\. Restore"),
         (list(reversed(prompts(100))), r"among those from 0 to 3, and in 24 more of 25 parts\. Restore"),
     ],
 )
-def test_what_changed_in_the_data_is_said(now: Sequence[Prompt], said: str) -> None:
-    with pytest.raises(ResumeError, match=said):
+def test_what_changed_in_the_data_is_said(now: Sequence[Prompt], message: str) -> None:
+    with pytest.raises(ResumeError, match=message):
         PromptCursor(now, 3, seed=5).load_state(PromptCursor(prompts(100), 3, seed=5).state())
 
 
 def test_an_epoch_that_carries_its_tail_over_leaves_nothing_out() -> None:
     cursor = PromptCursor(prompts(10), batch_size=4, seed=1, tail="carry")
-    taken = [name for batch in ids(cursor, 5) for name in batch]  # two epochs
-    assert sorted(taken[:10]) == sorted(taken[10:]) == sorted(map(str, range(10)))
+    names = [name for batch in ids(cursor, 5) for name in batch]  # two epochs
+    assert sorted(names[:10]) == sorted(names[10:]) == sorted(map(str, range(10)))
     assert (cursor.epoch, cursor.left_out) == (2, 0)
 
 
 def test_the_last_batch_of_an_epoch_may_be_short() -> None:
     cursor = PromptCursor(prompts(10), batch_size=4, seed=1, tail="short")
-    taken = ids(cursor, 4)
-    assert [len(batch) for batch in taken] == [4, 4, 2, 4]
-    assert sorted(name for batch in taken[:3] for name in batch) == sorted(map(str, range(10)))
+    names = ids(cursor, 4)
+    assert [len(batch) for batch in names] == [4, 4, 2, 4]
+    assert sorted(name for batch in names[:3] for name in batch) == sorted(map(str, range(10)))
     assert (cursor.epoch, cursor.left_out, batches(10, 4, 3, "short")) == (1, 0, (9, 0))
 
 

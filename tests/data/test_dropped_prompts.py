@@ -65,7 +65,7 @@ def test_a_message_that_the_template_passes_over_is_a_bad_row(
     ):
         loaded(tmp_path, {"prompt": messages})
     rows: list[dict[str, Any]] = [{"prompt": messages}, {"prompt": [ASKED]}]
-    assert [each.id for each in loaded(tmp_path, *rows, skip_bad_rows=True).prompts] == ["0:1"]
+    assert [prompt.id for prompt in loaded(tmp_path, *rows, skip_bad_rows=True).prompts] == ["0:1"]
     assert len(loaded(tmp_path, {"prompt": messages, "allow_dropped_content": True})) == 1
 
 
@@ -79,8 +79,8 @@ def test_arguments_of_a_call_that_the_template_drops_are_named(tmp_path: Path) -
 
 
 def test_thoughts_of_earlier_turns_may_be_dropped(tmp_path: Path) -> None:
-    said = {"role": "assistant", "content": "2.", "reasoning_content": "One and one."}
-    assert "One and one" not in text_of(loaded(tmp_path, {"prompt": [ASKED, said, ASKED]}))
+    answer = {"role": "assistant", "content": "2.", "reasoning_content": "One and one."}
+    assert "One and one" not in text_of(loaded(tmp_path, {"prompt": [ASKED, answer, ASKED]}))
 
 
 @pytest.mark.parametrize("form", ["objects", "text", "table"])
@@ -91,26 +91,26 @@ def test_tools_of_a_row_are_shown_by_the_template(tmp_path: Path, form: str) -> 
         other = {"type": "function", "function": {"name": "mul", "strict": True}}
         file = tmp_path / "rows.parquet"
         pq.write_table(pa.Table.from_pylist([row, {"prompt": [ASKED], "tools": [other]}]), file)
-        found = load_prompts([str(file)], tokenizer, env_class="x", max_prompt_length=10**6)
-        assert "null" not in tokenizer.decode(found.prompts[0].token_ids)
+        dataset = load_prompts([str(file)], tokenizer, env_class="x", max_prompt_length=10**6)
+        assert "null" not in tokenizer.decode(dataset.prompts[0].token_ids)
     else:
-        found = loaded(tmp_path, row, tokenizer=tokenizer)
+        dataset = loaded(tmp_path, row, tokenizer=tokenizer)
     expected = tokenizer.apply_chat_template([ASKED], tools=[ADD], add_generation_prompt=True, return_dict=False)
-    prompt = found.prompts[0]
+    prompt = dataset.prompts[0]
     assert list(prompt.token_ids) == expected
     assert prompt.tools == (ADD,) and prompt.extras["tools"] is not None
 
 
 def test_tools_that_the_template_ignores_make_a_bad_row(tmp_path: Path) -> None:
-    for asked in (ASKED, {"role": "user", "content": "Please add 1 and 1."}):  # the name of the tool is in the text
+    for question in (ASKED, {"role": "user", "content": "Please add 1 and 1."}):  # the name of the tool is in the text
         with pytest.raises(DataError, match="row 0: the chat template leaves out the tool add"):
-            loaded(tmp_path, {"prompt": [asked], "tools": [ADD]}, template=CHATML)
+            loaded(tmp_path, {"prompt": [question], "tools": [ADD]}, template=CHATML)
 
 
-@pytest.mark.parametrize("given", [["calculator"], "calculator", {"calculator": {"limit": 3}}, [], [{"limit": 3}]])
-def test_a_column_of_tools_that_holds_no_schemas_is_the_environments_alone(tmp_path: Path, given: Any) -> None:
-    prompt = loaded(tmp_path, {"prompt": [ASKED], "tools": given}).prompts[0]
-    assert (prompt.tools, prompt.extras["tools"]) == ((), given)
+@pytest.mark.parametrize("tools", [["calculator"], "calculator", {"calculator": {"limit": 3}}, [], [{"limit": 3}]])
+def test_a_column_of_tools_that_holds_no_schemas_is_the_environments_alone(tmp_path: Path, tools: Any) -> None:
+    prompt = loaded(tmp_path, {"prompt": [ASKED], "tools": tools}).prompts[0]
+    assert (prompt.tools, prompt.extras["tools"]) == ((), tools)
 
 
 @pytest.mark.parametrize("name", ["images", "videos", "audio"])
@@ -120,18 +120,18 @@ def test_media_that_the_policy_never_sees_make_a_bad_row(tmp_path: Path, name: s
     assert len(loaded(tmp_path, {"prompt": [ASKED], name: "a name for the environment"})) == 1
 
 
-@pytest.mark.parametrize("begun", ["The answer is", "a", "", "It is \\boxed{"])
-def test_a_begun_answer_is_continued(tmp_path: Path, begun: str) -> None:
-    dataset = loaded(tmp_path, {"prompt": [ASKED, {"role": "assistant", "content": begun}]}, template=CHATML)
-    expected = f"<|im_start|>user\nWhat is 1+1?<|im_end|>\n<|im_start|>assistant\n{begun}"
+@pytest.mark.parametrize("beginning", ["The answer is", "a", "", "It is \\boxed{"])
+def test_a_begun_answer_is_continued(tmp_path: Path, beginning: str) -> None:
+    dataset = loaded(tmp_path, {"prompt": [ASKED, {"role": "assistant", "content": beginning}]}, template=CHATML)
+    expected = f"<|im_start|>user\nWhat is 1+1?<|im_end|>\n<|im_start|>assistant\n{beginning}"
     assert text_of(dataset, CHATML) == expected
-    assert dataset.prompts[0].whole(" 2") == f"{begun} 2"
+    assert dataset.prompts[0].whole(" 2") == f"{beginning} 2"
 
 
 def test_thoughts_that_a_template_drops_from_a_begun_answer_make_a_bad_row(tmp_path: Path) -> None:
-    begun = {"role": "assistant", "content": "So", "reasoning_content": "One and one."}
+    partial_answer = {"role": "assistant", "content": "So", "reasoning_content": "One and one."}
     with pytest.raises(DataError, match="leaves out the thoughts"):
-        loaded(tmp_path, {"prompt": [ASKED, begun]})
+        loaded(tmp_path, {"prompt": [ASKED, partial_answer]})
 
 
 def test_an_answer_cannot_begin_with_a_call_of_a_tool(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_what_is_not_refused_is_in_the_text(tmp_path: Path, name: str) -> None:
     assert len(dataset) + len(dataset.bad_rows) == len(rows)
     for prompt in dataset.prompts:
         text = tokenizer.decode(prompt.token_ids)
-        assert not [part for each in prompt.messages for part in dropped(each, text, thoughts=False)]
+        assert not [part for message in prompt.messages for part in dropped(message, text, thoughts=False)]
         assert not dropped_tools(prompt.tools, text)
         assert bool(prompt.answer_prefix) == (prompt.messages[-1]["role"] == "assistant")
         if prompt.answer_prefix:  # nothing follows what has begun
@@ -199,14 +199,14 @@ def test_rows_that_are_rendered_together_are_as_each_alone(tmp_path: Path, templ
         [{**ASKED, "content": "2+2?"}],
     ]
     together = loaded(tmp_path, *({"prompt": chat} for chat in chats), template=template, skip_bad_rows=True)
-    alone = list[Prompt]()
+    separate_prompts = list[Prompt]()
     for chat in chats:
         try:
-            alone += loaded(tmp_path, {"prompt": chat}, template=template).prompts
+            separate_prompts += loaded(tmp_path, {"prompt": chat}, template=template).prompts
         except DataError:
             assert "odd" in chat[0]["role"]
-    assert [prompt.token_ids for prompt in together.prompts] == [prompt.token_ids for prompt in alone]
-    assert len(alone) == (5 if template == CHATML else 4)
+    assert [prompt.token_ids for prompt in together.prompts] == [prompt.token_ids for prompt in separate_prompts]
+    assert len(separate_prompts) == (5 if template == CHATML else 4)
 
 
 def test_plain_rows_are_rendered_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

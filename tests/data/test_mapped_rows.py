@@ -57,19 +57,21 @@ def seen(rows: TokenizedRows[Any]) -> list[tuple[str, list[int], list[float]]]:
 
 @pytest.mark.parametrize("form", ["stream", "file", "large lists", "booleans", "folder"])
 def test_they_are_the_rows_that_a_copy_in_memory_has(tmp_path: Path, form: str) -> None:
-    there = tmp_path / "rows.arrow"
+    path = tmp_path / "rows.arrow"
     if form == "folder":
         Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "folder"), num_shards=2)
-        there = tmp_path / "folder"
+        path = tmp_path / "folder"
     elif form == "booleans":
-        arrow(there, [{**row, "loss_mask": [bool(each) for each in row["loss_mask"]]} for row in ROWS], mask=pa.bool_())
+        arrow(
+            path, [{**row, "loss_mask": [bool(value) for value in row["loss_mask"]]} for row in ROWS], mask=pa.bool_()
+        )
     elif form == "large lists":
         table = pa.table({name: pa.array([row[name] for row in ROWS], pa.large_list(pa.int64())) for name in ROWS[0]})
-        with pa.ipc.new_file(there, table.schema) as writer:
+        with pa.ipc.new_file(path, table.schema) as writer:
             writer.write_table(table)
     else:
-        arrow(there, stream=form == "stream")
-    mapped, copied = load(there), load(jsonl(tmp_path / "rows.jsonl"))
+        arrow(path, stream=form == "stream")
+    mapped, copied = load(path), load(jsonl(tmp_path / "rows.jsonl"))
     assert isinstance(mapped.rows, MappedRows)
     assert seen(mapped) == seen(copied)
     assert mapped.fingerprint == copied.fingerprint
@@ -168,10 +170,10 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, content: bytes) -> None:
 
 def test_a_damaged_file_is_named_or_gives_rows_of_tokens(tmp_path: Path) -> None:
     """Bytes of it are changed, or its end is cut off: nothing outside of the file is read."""
-    whole = arrow(tmp_path / "rows.arrow").read_bytes()
+    content = arrow(tmp_path / "rows.arrow").read_bytes()
     draws = random.Random(0)
     for number in range(300):
-        damaged = bytearray(whole)
+        damaged = bytearray(content)
         for _ in range(draws.randint(1, 4)):
             damaged[draws.randrange(len(damaged))] = draws.randrange(256)
         file = tmp_path / f"{number}.arrow"
@@ -211,9 +213,9 @@ def write_rows(file: Path, count: int) -> None:
 def resident(file: Path) -> int:
     """Bytes of the file that are in the memory of this process."""
     lines = Path("/proc/self/smaps").read_text().splitlines()
-    places = [number for number, line in enumerate(lines) if line.endswith(str(file))]
+    starts = [number for number, line in enumerate(lines) if line.endswith(str(file))]
     return 1024 * sum(
-        int(line.split()[1]) for place in places for line in lines[place : place + 6] if line.startswith("Rss:")
+        int(line.split()[1]) for start in starts for line in lines[start : start + 6] if line.startswith("Rss:")
     )
 
 

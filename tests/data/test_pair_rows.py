@@ -82,7 +82,7 @@ def test_what_both_chats_begin_with_is_their_prompt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "why"),
+    ("row", "reason"),
     [
         ({"prompt": "q", "chosen": "x", "rejected": "x"}, "chosen and rejected are the same"),
         ({"prompt": "q", "chosen": "x"}, "it has no rejected"),
@@ -96,11 +96,11 @@ def test_what_both_chats_begin_with_is_their_prompt(tmp_path: Path) -> None:
         ({"prompt": '[{"role": "user", "content":', "chosen": "x", "rejected": "y"}, "prompt is not JSON"),
     ],
 )
-def test_a_bad_pair_is_told_or_counted(tmp_path: Path, row: dict[str, Any], why: str) -> None:
-    with pytest.raises(DataError, match=f"row 1: .*{why}"):
+def test_a_bad_pair_is_told_or_counted(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(DataError, match=f"row 1: .*{reason}"):
         load(tmp_path, FORMS["texts"], row)
-    found = load(tmp_path, FORMS["texts"], row, bad_rows="skip")
-    assert len(found) == 1 and why in found.tally.bad_rows[0]
+    rows = load(tmp_path, FORMS["texts"], row, bad_rows="skip")
+    assert len(rows) == 1 and reason in rows.tally.bad_rows[0]
 
 
 def test_empty_answers_are_counted(tmp_path: Path) -> None:
@@ -119,16 +119,16 @@ def test_empty_answers_are_counted(tmp_path: Path) -> None:
 
 def test_a_pair_with_a_long_side_is_left_out_whole(tmp_path: Path) -> None:
     [row] = load(tmp_path, FORMS["texts"]).rows
-    found = load(tmp_path, FORMS["texts"], {"prompt": "q", "chosen": "x", "rejected": "y" * 99}, longest=row.length)
-    assert (len(found), found.tally.too_long, found.tally.cut) == (1, 1, 0)
+    rows = load(tmp_path, FORMS["texts"], {"prompt": "q", "chosen": "x", "rejected": "y" * 99}, longest=row.length)
+    assert (len(rows), rows.tally.too_long, rows.tally.cut) == (1, 1, 0)
 
 
 def test_stored_pairs_are_the_same(tmp_path: Path) -> None:
-    held = load(tmp_path, *FORMS.values())
+    in_memory = load(tmp_path, *FORMS.values())
     stored = load(tmp_path, *FORMS.values(), tokenized_path=str(tmp_path / "store"))
-    assert [row.to_bytes() for row in stored.rows] == [row.to_bytes() for row in held.rows]
-    assert stored.fingerprint == held.fingerprint
-    assert np.array_equal(stored.rows[0].rejected_mask, held.rows[0].rejected_mask)
+    assert [row.to_bytes() for row in stored.rows] == [row.to_bytes() for row in in_memory.rows]
+    assert stored.fingerprint == in_memory.fingerprint
+    assert np.array_equal(stored.rows[0].rejected_mask, in_memory.rows[0].rejected_mask)
 
 
 NECTAR: dict[str, Any] = {
@@ -155,17 +155,17 @@ def test_a_ranked_list_is_read_from_the_best_answer_to_the_worst(tmp_path: Path,
     ]
     [first] = load(tmp_path, LISTS["ranks"], num_answers=3).rows
     assert row.to_bytes() == first.to_bytes()
-    again = RankedRow.of_bytes(row.id, row.to_bytes())
-    assert again.to_bytes() == row.to_bytes() and again.length == row.length
-    assert again.answer_tokens == sum(int(mask.sum()) for _, mask in row.sides)
+    restored = RankedRow.of_bytes(row.id, row.to_bytes())
+    assert restored.to_bytes() == row.to_bytes() and restored.length == row.length
+    assert restored.answer_tokens == sum(int(mask.sum()) for _, mask in row.sides)
 
 
 def test_nectars_dialogues_are_chats(tmp_path: Path) -> None:
     [row] = load(tmp_path, NECTAR, num_answers=4).rows
     turns = [said("user", "a"), said("assistant", "b"), ASK]
     chats = {"answers": [[*turns, BETTER], [*turns, WORSE], [*turns, said("assistant", "zz")]], "ranks": [1, 2, 7]}
-    [wanted] = load(tmp_path, chats, num_answers=4).rows
-    assert row.to_bytes() == wanted.to_bytes()
+    [expected] = load(tmp_path, chats, num_answers=4).rows
+    assert row.to_bytes() == expected.to_bytes()
 
 
 def test_of_a_list_for_pairs_the_best_and_the_worst_answer_are_compared(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_pair_is_a_list_of_two(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "reason"),
     [
         ({"ranks": [1, 1, 2]}, "answers 0 and 1 are both 1 in ranks: neither is better"),
         ({"ranks": [1, 2]}, "no number in ranks or scores for each of the 3 answers \\(answers\\)"),
@@ -194,8 +194,8 @@ def test_a_pair_is_a_list_of_two(tmp_path: Path) -> None:
         ({"answers": ["x", "y", "z", "zz"], "ranks": [1, 2, 3, 4]}, "answers has 4 answers, and num_answers is 3"),
     ],
 )
-def test_a_list_without_an_order_is_refused(tmp_path: Path, change: dict[str, Any], why: str) -> None:
-    with pytest.raises(DataError, match=f"row 0: .*{why}"):
+def test_a_list_without_an_order_is_refused(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(DataError, match=f"row 0: .*{reason}"):
         load(tmp_path, {**LISTS["ranks"], **change}, num_answers=3)
 
 
@@ -207,9 +207,9 @@ def test_equal_ranks_between_the_best_and_the_worst_answer_make_a_pair(tmp_path:
 
 def test_stored_rows_of_pairs_and_lists_are_told_apart(tmp_path: Path) -> None:
     row: dict[str, Any] = dict(LISTS["ranks"])
-    way: dict[str, Any] = {"tokenized_path": str(tmp_path / "store")}
-    [pair] = load(tmp_path, row, **way).rows
-    [ranked] = load(tmp_path, row, **way, num_answers=3).rows
+    settings: dict[str, Any] = {"tokenized_path": str(tmp_path / "store")}
+    [pair] = load(tmp_path, row, **settings).rows
+    [ranked] = load(tmp_path, row, **settings, num_answers=3).rows
     assert isinstance(pair, PairRow) and isinstance(ranked, RankedRow) and len(ranked.sides) == 3
 
 
@@ -225,14 +225,14 @@ KTO: dict[str, Any] = {"loss_type": ("kto",)}
     ],
 )
 def test_single_answers_have_labels(tmp_path: Path, row: dict[str, Any]) -> None:
-    [found] = load(tmp_path, row, **KTO).rows
-    assert isinstance(found, LabelledRow) and found.label
-    assert TOKENIZER.decode(found.token_ids[found.mask]) == "x<|im_end|>"
-    again = LabelledRow.of_bytes(found.id, found.to_bytes())
-    assert (again.label, again.token_ids.tolist(), again.mask.tolist()) == (
-        found.label,
-        found.token_ids.tolist(),
-        found.mask.tolist(),
+    [labelled] = load(tmp_path, row, **KTO).rows
+    assert isinstance(labelled, LabelledRow) and labelled.label
+    assert TOKENIZER.decode(labelled.token_ids[labelled.mask]) == "x<|im_end|>"
+    restored = LabelledRow.of_bytes(labelled.id, labelled.to_bytes())
+    assert (restored.label, restored.token_ids.tolist(), restored.mask.tolist()) == (
+        labelled.label,
+        labelled.token_ids.tolist(),
+        labelled.mask.tolist(),
     )
 
 
@@ -244,12 +244,12 @@ def test_an_answer_without_a_label_is_refused(tmp_path: Path, label: object) -> 
 
 def test_log_probabilities_of_a_reference_come_back_with_their_rows(tmp_path: Path) -> None:
     rows = load(tmp_path, *FORMS.values()).rows
-    found = [np.arange(row.answer_tokens, dtype=np.float32) + place for place, row in enumerate(rows)]
+    logprobs = [np.arange(row.answer_tokens, dtype=np.float32) + index for index, row in enumerate(rows)]
     file = logprobs_file(tmp_path / "new", "fingerprint", ["marks"])
-    store_logprobs(file, found)
+    store_logprobs(file, logprobs)
     referenced = ReferencedRows(rows, file)
-    for row, wanted in zip(referenced[1:], found[1:], strict=True):
-        assert row.ref_logprobs is not None and row.ref_logprobs.tolist() == wanted.tolist()
+    for row, expected in zip(referenced[1:], logprobs[1:], strict=True):
+        assert row.ref_logprobs is not None and row.ref_logprobs.tolist() == expected.tolist()
     assert file != logprobs_file(tmp_path / "new", "fingerprint", ["others"])
     with pytest.raises(DataError, match="is damaged: delete it"):
         ReferencedRows(rows[:1], file)

@@ -41,31 +41,34 @@ class Counted:
 
 
 def test_rows_on_disk_are_those_in_memory(tmp_path: Path) -> None:
-    weighted = [{"messages": [ask, {**say, "weight": 0.3}]} for ask, say in (row["messages"] for row in chats(2))]
+    weighted = [
+        {"messages": [question, {**answer, "weight": 0.3}]}
+        for question, answer in (row["messages"] for row in chats(2))
+    ]
     sources = [
         write(tmp_path / "one.jsonl", [*weighted, *chats(5)]),
         write(tmp_path / "two.jsonl", [*chats(3, seed=1), {"x": 1}]),
     ]
     settings: dict[str, Any] = {"bad_rows": "skip", "too_long": "truncate"}
-    held = load_supervised(sources, TOKENIZER, SFTConfig(**settings), 27)
+    in_memory = load_supervised(sources, TOKENIZER, SFTConfig(**settings), 27)
     stored = load_supervised(sources, TOKENIZER, SFTConfig(tokenized_path=str(tmp_path / "store"), **settings), 27)
-    again = load_supervised(sources, TOKENIZER, SFTConfig(tokenized_path=str(tmp_path / "store"), **settings), 27)
-    assert held.tally == stored.tally == again.tally and held.tally.cut > 0
-    assert held.fingerprint == stored.fingerprint == again.fingerprint
-    for one, other in zip(held.rows, again.rows, strict=True):
+    reopened = load_supervised(sources, TOKENIZER, SFTConfig(tokenized_path=str(tmp_path / "store"), **settings), 27)
+    assert in_memory.tally == stored.tally == reopened.tally and in_memory.tally.cut > 0
+    assert in_memory.fingerprint == stored.fingerprint == reopened.fingerprint
+    for one, other in zip(in_memory.rows, reopened.rows, strict=True):
         assert (one.id, one.token_ids.tolist(), one.weights.tolist()) == (
             *(other.id, other.token_ids.tolist(), other.weights.tolist()),
         )
-    assert [round(float(row.weights.max()), 6) for row in again.rows[:3]] == [0.3, 0.3, 1.0]
-    assert [row.id for row in again.rows[-2:]] == ["1:1", "1:2"] and again.rows[-1].id == "1:2"
+    assert [round(float(row.weights.max()), 6) for row in reopened.rows[:3]] == [0.3, 0.3, 1.0]
+    assert [row.id for row in reopened.rows[-2:]] == ["1:1", "1:2"] and reopened.rows[-1].id == "1:2"
 
 
 def test_pairs_on_disk_are_those_in_memory(tmp_path: Path) -> None:
     source = write(tmp_path / "pairs.jsonl", [{**pair, "margin": 0.5} for pair in pairs(4)])
-    held = load_preferences([source], TOKENIZER, RewardModelConfig(), 99)
+    in_memory = load_preferences([source], TOKENIZER, RewardModelConfig(), 99)
     stored = load_preferences([source], TOKENIZER, RewardModelConfig(tokenized_path=str(tmp_path / "store")), 99)
-    assert held.fingerprint == stored.fingerprint
-    for one, other in zip(held.rows, stored.rows, strict=True):
+    assert in_memory.fingerprint == stored.fingerprint
+    for one, other in zip(in_memory.rows, stored.rows, strict=True):
         assert (one.chosen.tolist(), one.rejected.tolist()) == (other.chosen.tolist(), other.rejected.tolist())
         assert one.margin == other.margin == 0.5
 
@@ -172,8 +175,8 @@ def test_five_gigabytes_of_rows_train_within_one_gigabyte_and_resume_at_their_ro
             file.write(line * 100)
     for steps in (1, 2):
         words = [sys.executable, "-c", TRAIN_AND_MEASURE, str(nano), str(tmp_path), str(source), str(steps)]
-        done = subprocess.run(words, capture_output=True, text=True, check=True)
-        kilobytes, trained = json.loads(done.stdout.splitlines()[-1])
+        result = subprocess.run(words, capture_output=True, text=True, check=True)
+        kilobytes, trained = json.loads(result.stdout.splitlines()[-1])
         assert kilobytes < 1 << 20 and trained == list(range(steps + 1))
     source.unlink()
 
@@ -181,7 +184,11 @@ def test_five_gigabytes_of_rows_train_within_one_gigabyte_and_resume_at_their_ro
 def test_settings_of_a_teacher_tokenize_again_only_what_they_change() -> None:
     stored = SFTDistillationConfig(stored=True)
     same = [SFTDistillationConfig(), SFTDistillationConfig(teacher_path="m", coef=0.5, top_k=8)]
-    assert all(reading_settings(SFTConfig(distillation=each)) == reading_settings(SFTConfig()) for each in same)
-    read = [reading_settings(SFTConfig(distillation=each)) for each in (stored, evolve(stored, coef=0.5))]
+    assert all(
+        reading_settings(SFTConfig(distillation=distillation)) == reading_settings(SFTConfig()) for distillation in same
+    )
+    read = [
+        reading_settings(SFTConfig(distillation=distillation)) for distillation in (stored, evolve(stored, coef=0.5))
+    ]
     assert read[0] == read[1] != reading_settings(SFTConfig())
     assert read[0] != reading_settings(SFTConfig(distillation=evolve(stored, top_k=8)))

@@ -46,13 +46,13 @@ def row(number: int) -> dict[str, Any]:
 def shards(folder: Path, suffix: str = "jsonl") -> str:
     """Three files of 20, 21 and 22 rows; the second has a column more."""
     start = 0
-    for place, count in enumerate((20, 21, 22)):
-        more = {"level": place} if place == 1 else {}
+    for index, count in enumerate((20, 21, 22)):
+        more = {"level": index} if index == 1 else {}
         rows = [{**row(number), **more} for number in range(start, start + count)]
         if suffix == "jsonl":
-            (folder / f"rows-{place}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+            (folder / f"rows-{index}.jsonl").write_text("\n".join(map(json.dumps, rows)))
         else:
-            pq.write_table(pa.Table.from_pylist(rows), folder / f"rows-{place}.parquet", row_group_size=6)
+            pq.write_table(pa.Table.from_pylist(rows), folder / f"rows-{index}.parquet", row_group_size=6)
         start += count
     return str(folder / f"rows-*.{suffix}")
 
@@ -86,7 +86,7 @@ def stream(sources: Sequence[str], *, buffer: int = 8, seed: int | None = 1) -> 
 
 
 def numbers(rows: RowStream, count: int) -> list[int]:
-    return [found.row["number"] for found in drawn(rows, count) if not isinstance(found.row, BadRow)]
+    return [streamed.row["number"] for streamed in drawn(rows, count) if not isinstance(streamed.row, BadRow)]
 
 
 def drawn(rows: RowStream, count: int) -> Iterator[StreamedRow]:
@@ -94,9 +94,9 @@ def drawn(rows: RowStream, count: int) -> Iterator[StreamedRow]:
 
 
 def test_in_order_a_pass_is_what_loading_reads(source: str) -> None:
-    read = [each for each in read_rows(source) if not isinstance(each, BadRow)]
-    assert [each["number"] for each in read] == list(range(63))
-    assert [found.row for found in drawn(stream([source], seed=None), 63)] == read
+    read = [record for record in read_rows(source) if not isinstance(record, BadRow)]
+    assert [record["number"] for record in read] == list(range(63))
+    assert [streamed.row for streamed in drawn(stream([source], seed=None), 63)] == read
 
 
 def test_shuffled_passes_have_each_row_once_in_other_orders(source: str) -> None:
@@ -109,12 +109,12 @@ def test_shuffled_passes_have_each_row_once_in_other_orders(source: str) -> None
 
 @pytest.mark.sampled(6)
 def test_a_stream_goes_on_where_another_stopped(source: str) -> None:
-    whole = numbers(stream([source, source]), 300)
+    expected = numbers(stream([source, source]), 300)
     for stop in (0, 1, 7, 8, 9, 63, 126, 127, 200):
         stopped, resumed = stream([source, source]), stream([source, source])
         numbers(stopped, stop)
         resumed.load_state(json.loads(json.dumps(stopped.state())))
-        assert numbers(resumed, 300 - stop) == whole[stop:]
+        assert numbers(resumed, 300 - stop) == expected[stop:]
 
 
 def cursor(source: str, fingerprint: str = "", **changes: Any) -> StreamCursor[Prompt]:
@@ -125,25 +125,30 @@ def test_streamed_prompts_are_loaded_prompts_row_for_row(source: str) -> None:
     loaded = load_prompts([source], TOKENIZER, **SETTINGS)
     assert loaded.too_long == 9 and len(loaded) == 54
     make = StreamedPrompts(TOKENIZER, **SETTINGS)
-    made = [prompt for prompt, _ in map(make, drawn(stream([source], seed=None), 63)) if prompt is not None]
-    assert [evolve(prompt, id="") for prompt in made] == [evolve(prompt, id="") for prompt in loaded.prompts]
-    assert len({prompt.id for prompt in made}) == 54
+    prompts = [prompt for prompt, _ in map(make, drawn(stream([source], seed=None), 63)) if prompt is not None]
+    assert [evolve(prompt, id="") for prompt in prompts] == [evolve(prompt, id="") for prompt in loaded.prompts]
+    assert len({prompt.id for prompt in prompts}) == 54
 
 
 def test_batches_cross_passes_and_count_what_they_leave_out(tmp_path: Path) -> None:
-    whole = cursor(shards(tmp_path))
-    batches = [whole.take() for _ in range(22)]
+    stream_cursor = cursor(shards(tmp_path))
+    batches = [stream_cursor.take() for _ in range(22)]
     of_a_pass = [prompt.extras["number"] for batch in batches for prompt in batch][:54]
     assert sorted(of_a_pass) == [number for number in range(63) if number % 7]
-    assert (whole.epoch, whole.epoch_after(10), whole.epoch_after(11), whole.epoch_after(22)) == (2, 0, 1, 2)
-    assert 18 <= whole.metrics()["data/rows_too_long"] <= 27
+    assert (
+        stream_cursor.epoch,
+        stream_cursor.epoch_after(10),
+        stream_cursor.epoch_after(11),
+        stream_cursor.epoch_after(22),
+    ) == (2, 0, 1, 2)
+    assert 18 <= stream_cursor.metrics()["data/rows_too_long"] <= 27
     resumed = cursor(shards(tmp_path))
     partial = cursor(shards(tmp_path))
     for _ in range(13):
         partial.take()
     resumed.load_state(json.loads(json.dumps(partial.state())))
-    assert [resumed.take() for _ in range(9)] == batches[13:] and resumed.metrics() == whole.metrics()
-    assert resumed.state() == whole.state()
+    assert [resumed.take() for _ in range(9)] == batches[13:] and resumed.metrics() == stream_cursor.metrics()
+    assert resumed.state() == stream_cursor.state()
     assert resumed.of_stored(json.loads(json.dumps(resumed.as_stored(batches[0])))) == list(batches[0])
 
 
@@ -217,9 +222,9 @@ def test_an_object_store_is_read_as_a_disk(tmp_path: Path, monkeypatch: pytest.M
         for file in sorted(tmp_path.iterdir()):
             storage.write(file.name, [file.read_bytes()])
         for suffix in ("jsonl", "parquet"):
-            there = f"s3://{BUCKET}/data/rows-*.{suffix}"
-            assert read_rows(there) == read_rows(str(tmp_path / f"rows-*.{suffix}"))
-            assert numbers(stream([there]), 80) == numbers(stream([str(tmp_path / f"rows-*.{suffix}")]), 80)
+            remote = f"s3://{BUCKET}/data/rows-*.{suffix}"
+            assert read_rows(remote) == read_rows(str(tmp_path / f"rows-*.{suffix}"))
+            assert numbers(stream([remote]), 80) == numbers(stream([str(tmp_path / f"rows-*.{suffix}")]), 80)
         assert len(parts_of([f"s3://{BUCKET}/data"])) == 6
         lines = DataFile(f"s3://{BUCKET}/data/large.jsonl")
         storage.write("large.jsonl", [b'{"prompt": 1}\n' * (READ_AHEAD // 4)])

@@ -112,7 +112,7 @@ def steps(sampler: Sampler, first: int, last: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_state_that_went_through_a_checkpoint_draws_what_the_sampler_itself_draws(name: str) -> None:
-    whole = steps(MAKERS[name](), 0, 30)
+    expected = steps(MAKERS[name](), 0, 30)
     for stopped in (0, 1, 5, 6, 7, 20):
         before, after = MAKERS[name](), MAKERS[name]()
         steps(before, 0, stopped)
@@ -121,7 +121,7 @@ def test_a_state_that_went_through_a_checkpoint_draws_what_the_sampler_itself_dr
         steps(before, stopped, 30)
         assert json.dumps(kept) == stored, "the state is not a copy"
         after.load_state_dict(json.loads(stored))
-        assert steps(after, stopped, 30) == whole[stopped:]
+        assert steps(after, stopped, 30) == expected[stopped:]
 
 
 @pytest.mark.parametrize("tail", ["drop", "carry", "short"])
@@ -129,10 +129,10 @@ def test_a_state_that_went_through_a_checkpoint_draws_what_the_sampler_itself_dr
 def test_a_permutation_draws_what_the_order_has(order: Order, tail: Any) -> None:
     rows = [Prompt(id=str(n), messages=(), token_ids=(n,), env_class="gsm8k") for n in range(10)]
     cursor = PromptCursor(rows, 4, 1, order=order, tail=tail)
-    taken = [int(prompt.id) for _ in range(6) for prompt in cursor.take()]
+    drawn_ids = [int(prompt.id) for _ in range(6) for prompt in cursor.take()]
     epochs = [list(map(int, order.epoch(number))) for number in range(4)]
     used = [row for epoch in epochs for row in (epoch[:8] if tail == "drop" else epoch)]
-    assert taken == used[: len(taken)]
+    assert drawn_ids == used[: len(drawn_ids)]
 
 
 def test_a_pool_is_drawn_from_by_its_weight_and_the_last_one_has_the_rest() -> None:
@@ -280,7 +280,7 @@ def test_a_class_in_the_form_of_skyrl_is_iterated_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("Short", "drew 1 rows for step 0; a batch needs 4 numbers from 0 to 8"),
         ("Outside", "drew the row 9 for step 0"),
@@ -288,19 +288,21 @@ def test_a_class_in_the_form_of_skyrl_is_iterated_over() -> None:
         ("empty", "it yields no row"),
     ],
 )
-def test_a_sampler_of_the_user_that_fails_is_named(own: str, name: str, said: str) -> None:
-    with pytest.raises(RunError, match=said):
+def test_a_sampler_of_the_user_that_fails_is_named(own: str, name: str, message: str) -> None:
+    with pytest.raises(RunError, match=message):
         CustomSampler(f"{own}:{name}", range(9), {}).draw(4, 0)
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "said"),
+    ("name", "arguments", "message"),
     [
         ("nothing", {}, "is a int, which is neither"),
         ("Last", {"windows": 3}, "called with the rows and sampler_kwargs, raised TypeError"),
         ("Lost", {}, "has no 'Lost'; did you mean Last"),
     ],
 )
-def test_what_is_no_sampler_is_refused_at_the_start(own: str, name: str, arguments: dict[str, int], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_what_is_no_sampler_is_refused_at_the_start(
+    own: str, name: str, arguments: dict[str, int], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
         CustomSampler(f"{own}:{name}", range(9), arguments)

@@ -179,7 +179,7 @@ def test_a_chat_as_text_that_is_no_json_is_not_taken_for_a_question(tmp_path: Pa
 
 
 def test_a_bad_row_of_several_files_is_named_by_its_file(tmp_path: Path) -> None:
-    good, bad = ({"prompt": each} for each in (CHAT, 3))
+    good, bad = ({"prompt": prompt} for prompt in (CHAT, 3))
     for number, rows in enumerate(([good, good], [good, bad])):
         (tmp_path / f"part-{number}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(DataError, match=r"part-1\.jsonl, row 1: prompt is 3"):
@@ -188,7 +188,7 @@ def test_a_bad_row_of_several_files_is_named_by_its_file(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("form", ["gzip", "zstd"])
 def test_compressed_lines_are_the_rows_of_the_file_that_was_compressed(tmp_path: Path, form: str) -> None:
-    source = jsonl(tmp_path, "".join(f"{json.dumps({'prompt': CHAT, 'number': each})}\n" for each in range(5000)))
+    source = jsonl(tmp_path, "".join(f"{json.dumps({'prompt': CHAT, 'number': number})}\n" for number in range(5000)))
     content, end = Path(source).read_bytes(), {"gzip": "gz", "zstd": "zst"}[form]
     packed = pa.compress(content, form, asbytes=True) if form == "zstd" else gzip.compress(content)
     file = Path(f"{source}.{end}")
@@ -234,8 +234,8 @@ def test_a_prompt_that_the_template_refuses_is_one_bad_row(tmp_path: Path) -> No
                 raise ValueError("no system messages")
             return super().apply_chat_template(chat, **others)
 
-    told = [{"role": "system", "content": "be"}]
-    source = jsonl(tmp_path, "\n".join(json.dumps({"prompt": chat}) for chat in (CHAT, told, CHAT)))
+    system_chat = [{"role": "system", "content": "be"}]
+    source = jsonl(tmp_path, "\n".join(json.dumps({"prompt": chat}) for chat in (CHAT, system_chat, CHAT)))
     picky: Any = Picky()
     dataset = load_prompts([source], picky, env_class="gsm8k", max_prompt_length=9, skip_bad_rows=True)
     assert [prompt.id for prompt in dataset.prompts] == ["0:0", "0:2"]
@@ -249,10 +249,10 @@ def test_a_source_without_a_prompt_says_why(tmp_path: Path) -> None:
 
 def test_the_fingerprint_is_that_of_the_content(tmp_path: Path) -> None:
     row = {"prompt": CHAT, "reward_spec": {"ground_truth": "5"}}
-    one = prompts_of(jsonl(tmp_path, json.dumps(row)))
-    assert one.fingerprint == prompts_of(parquet(tmp_path, [row])).fingerprint
+    dataset = prompts_of(jsonl(tmp_path, json.dumps(row)))
+    assert dataset.fingerprint == prompts_of(parquet(tmp_path, [row])).fingerprint
     row["reward_spec"] = {"ground_truth": "6"}
-    assert one.fingerprint != prompts_of(jsonl(tmp_path, json.dumps(row))).fingerprint
+    assert dataset.fingerprint != prompts_of(jsonl(tmp_path, json.dumps(row))).fingerprint
 
 
 def test_a_prompt_that_moved_between_sources_is_another_data_set(tmp_path: Path) -> None:

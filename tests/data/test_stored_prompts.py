@@ -41,47 +41,51 @@ def row(number: int, **columns: Any) -> dict[str, Any]:
 
 
 def sources(folder: Path, rows: int = 2500) -> list[str]:
-    (folder / "one.jsonl").write_text("\n".join(json.dumps(row(each)) for each in range(rows)) + "\n{\n")
+    (folder / "one.jsonl").write_text("\n".join(json.dumps(row(number)) for number in range(rows)) + "\n{\n")
     columns = {"when": datetime.datetime(2026, 1, 2), "raw": b"\x00\xff", "data_source": "two"}
-    pq.write_table(pa.Table.from_pylist([row(each, **columns) for each in range(30)]), folder / "two.parquet")
+    pq.write_table(pa.Table.from_pylist([row(number, **columns) for number in range(30)]), folder / "two.parquet")
     return [str(folder / "one.jsonl"), str(folder / "two.parquet")]
 
 
-def load(given: list[str], tokenizer: Any = TOKENIZER, *, path: Path | None = None, **changes: Any) -> PromptDataset:
+def load(paths: list[str], tokenizer: Any = TOKENIZER, *, path: Path | None = None, **changes: Any) -> PromptDataset:
     settings: dict[str, Any] = {"env_class": "gsm8k", "max_prompt_length": 30, "skip_bad_rows": True, **changes}
     store = None if path is None else PromptStore(path=str(path), settings=settings)
-    return load_prompts(given, tokenizer, **settings, store=store)
+    return load_prompts(paths, tokenizer, **settings, store=store)
 
 
 def test_prompts_on_disk_are_those_in_memory_and_are_made_once(tmp_path: Path) -> None:
-    given, tokenizer = sources(tmp_path), Counted()
-    held = load(given)
-    stored = load(given, tokenizer, path=tmp_path / "store")
+    paths, tokenizer = sources(tmp_path), Counted()
+    in_memory = load(paths)
+    stored = load(paths, tokenizer, path=tmp_path / "store")
     calls = tokenizer.calls
-    again = load(given, tokenizer, path=tmp_path / "store")
+    reopened = load(paths, tokenizer, path=tmp_path / "store")
     assert tokenizer.calls == calls > 1
-    for found in (stored, again):
-        assert tuple(found.prompts) == held.prompts
-        assert (found.too_long, found.bad_rows, found.sizes) == (held.too_long, held.bad_rows, held.sizes)
-        assert (found.fingerprint, found.facts) == (held.fingerprint, held.facts)
-    assert held.too_long == 363 and len(held.bad_rows) == 1
+    for loaded in (stored, reopened):
+        assert tuple(loaded.prompts) == in_memory.prompts
+        assert (loaded.too_long, loaded.bad_rows, loaded.sizes) == (
+            in_memory.too_long,
+            in_memory.bad_rows,
+            in_memory.sizes,
+        )
+        assert (loaded.fingerprint, loaded.facts) == (in_memory.fingerprint, in_memory.facts)
+    assert in_memory.too_long == 363 and len(in_memory.bad_rows) == 1
 
 
 @pytest.mark.parametrize("change", [{"max_prompt_length": 20}, {"env_class": "other"}, {"skip_bad_rows": False}])
 def test_other_settings_and_other_files_are_read_anew(tmp_path: Path, change: dict[str, Any]) -> None:
-    given = sources(tmp_path, 50)[1:]
-    load(given, path=tmp_path / "store")
-    assert tuple(load(given, path=tmp_path / "store", **change).prompts) == load(given, **change).prompts
-    pq.write_table(pa.Table.from_pylist([row(1)]), given[0])
-    assert len(load(given, path=tmp_path / "store")) == 1
+    paths = sources(tmp_path, 50)[1:]
+    load(paths, path=tmp_path / "store")
+    assert tuple(load(paths, path=tmp_path / "store", **change).prompts) == load(paths, **change).prompts
+    pq.write_table(pa.Table.from_pylist([row(1)]), paths[0])
+    assert len(load(paths, path=tmp_path / "store")) == 1
 
 
 def test_a_cursor_over_stored_prompts_takes_the_same_and_finds_them_by_id(tmp_path: Path) -> None:
-    given = sources(tmp_path, 100)
-    held, stored = load(given), load(given, path=tmp_path / "store")
+    paths = sources(tmp_path, 100)
+    in_memory, stored = load(paths), load(paths, path=tmp_path / "store")
     one, other = (
-        PromptCursor(each.prompts, 8, seed=3, fingerprint=each.fingerprint, parts=each.facts.parts)
-        for each in (held, stored)
+        PromptCursor(dataset.prompts, 8, seed=3, fingerprint=dataset.fingerprint, parts=dataset.facts.parts)
+        for dataset in (in_memory, stored)
     )
     for _ in range(20):
         assert one.take() == other.take()
@@ -90,7 +94,7 @@ def test_a_cursor_over_stored_prompts_takes_the_same_and_finds_them_by_id(tmp_pa
     assert one.of_stored(ids) == other.of_stored(ids)
     with pytest.raises(KeyError, match="0:7"):  # it is too long
         other.of_stored(["0:7"])
-    fewer = load(given[1:])
+    fewer = load(paths[1:])
     third = PromptCursor(fewer.prompts, 8, seed=3, fingerprint=fewer.fingerprint)
     with pytest.raises(ResumeError, match="There were 110 prompts, and now there are 25"):
         third.load_state(one.state())

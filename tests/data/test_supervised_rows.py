@@ -38,16 +38,16 @@ def said(rows: TokenizedRows[Any]) -> list[tuple[str, str]]:
 def test_a_chat_takes_its_system_message_and_columns_of_other_names(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
     rows = load(tmp_path, [{"chat": chat, "system": "be short"}], messages_key="chat")
-    [(whole, learned)] = said(rows)
-    assert whole.startswith("<|im_start|>system\nbe short<|im_end|>\n<|im_start|>user\nhi<|im_end|>")
+    [(text, learned)] = said(rows)
+    assert text.startswith("<|im_start|>system\nbe short<|im_end|>\n<|im_start|>user\nhi<|im_end|>")
     assert learned == "yo<|im_end|>"
 
 
 def test_empty_answers_are_counted(tmp_path: Path) -> None:
-    ask = {"role": "user", "content": "hi"}
+    question = {"role": "user", "content": "hi"}
     rows: list[dict[str, Any]] = [
-        {"messages": [ask, {"role": "assistant", "content": ""}]},
-        {"prompt": [ask], "completion": [{"role": "assistant", "content": "yo"}]},
+        {"messages": [question, {"role": "assistant", "content": ""}]},
+        {"prompt": [question], "completion": [{"role": "assistant", "content": "yo"}]},
         {"prompt": "hi", "completion": ""},
     ]
     assert load(tmp_path, rows).tally.empty_answers == 2
@@ -71,10 +71,12 @@ def test_tools_are_shown_and_calls_are_learned_whether_they_are_a_list_or_its_te
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     run = SFTConfig(tools_key="functions", train_on_what="all_assistant_messages")
-    one, two = load_supervised((str(file),), tokenizer, run, 1000).rows
-    assert one.token_ids.tolist() == two.token_ids.tolist() and one.loss_mask.tolist() == two.loss_mask.tolist()
-    assert tokenizer.decode(one.token_ids).startswith("find<|im_end|><|im_start|>user\n?")
-    assert tokenizer.decode(one.token_ids[one.loss_mask]) == "look<call>find</call><|im_end|>four<|im_end|>"
+    first, second = load_supervised((str(file),), tokenizer, run, 1000).rows
+    assert (
+        first.token_ids.tolist() == second.token_ids.tolist() and first.loss_mask.tolist() == second.loss_mask.tolist()
+    )
+    assert tokenizer.decode(first.token_ids).startswith("find<|im_end|><|im_start|>user\n?")
+    assert tokenizer.decode(first.token_ids[first.loss_mask]) == "look<call>find</call><|im_end|>four<|im_end|>"
 
 
 def test_alpacas_input_stands_below_its_instruction(tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ def test_tokenized_rows_are_taken_as_they_are_but_for_the_first_token_which_noth
 
 
 @pytest.mark.parametrize(
-    ("row", "why"),
+    ("row", "reason"),
     [
         ({"words": "hi"}, "it has neither messages"),
         ({"text": "what?", "images": [{"bytes": "x"}]}, "it has images, and this version trains on text alone"),
@@ -123,12 +125,12 @@ def test_tokenized_rows_are_taken_as_they_are_but_for_the_first_token_which_noth
         ({"input_ids": [5, 6], "loss_mask": [0, 0.5]}, "not a list of whole numbers"),
     ],
 )
-def test_a_bad_row_stops_with_its_place_or_is_counted(tmp_path: Path, row: Mapping[str, Any], why: str) -> None:
+def test_a_bad_row_stops_with_its_place_or_is_counted(tmp_path: Path, row: Mapping[str, Any], reason: str) -> None:
     good = {"input_ids": [5, 6]}
     with pytest.raises(DataError, match="row 1: .*"):
         load(tmp_path, [good, row])
     rows = load(tmp_path, [good, row], bad_rows="skip")
-    assert len(rows) == 1 and why in rows.tally.bad_rows[0]
+    assert len(rows) == 1 and reason in rows.tally.bad_rows[0]
 
 
 def test_longer_rows_are_left_out_or_cut(tmp_path: Path) -> None:
@@ -139,11 +141,14 @@ def test_longer_rows_are_left_out_or_cut(tmp_path: Path) -> None:
 
 
 def test_pairs_are_answers_to_a_prompt_or_whole_chats(tmp_path: Path) -> None:
-    ask, one, two = (
+    question, chosen, rejected = (
         {"role": role, "content": text} for role, text in (("user", "q"), ("assistant", "x"), ("assistant", "y"))
     )
     file = tmp_path / "pairs.jsonl"
-    rows = [{"prompt": "q", "chosen": "x", "rejected": "y"}, {"chosen": [ask, one], "rejected": [ask, two]}]
+    rows = [
+        {"prompt": "q", "chosen": "x", "rejected": "y"},
+        {"chosen": [question, chosen], "rejected": [question, rejected]},
+    ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     first, second = load_preferences((str(file),), TOKENIZER, RewardModelConfig(), 1000).rows
     assert first.chosen.tolist() == second.chosen.tolist() and first.rejected.tolist() == second.rejected.tolist()
@@ -186,8 +191,8 @@ def test_all_tokens_of_a_chat_are_learned_and_of_a_completion_only_its_own(tmp_p
     prompt = [*CHAT, {"role": "user", "content": "more"}]
     completion = [CHAT[1], CHAT[0], {"role": "assistant", "content": "yes"}]
     rows = [{"messages": CHAT}, {"prompt": prompt, "completion": completion}]
-    [(whole, first), (text, second)] = said(load(tmp_path, rows, train_on_what="all_tokens"))
-    assert first == whole.removeprefix("<|im_start|>") and "hi" in first  # nothing predicts the first token
+    [(full_text, first), (text, second)] = said(load(tmp_path, rows, train_on_what="all_tokens"))
+    assert first == full_text.removeprefix("<|im_start|>") and "hi" in first  # nothing predicts the first token
     assert second == text[text.rindex("yo") :] and second.count("hi") == 1
 
 
@@ -213,13 +218,15 @@ def test_a_call_of_sharegpt_is_a_call(tmp_path: Path) -> None:
 def test_the_nulls_of_a_table_are_nothing_that_a_call_or_a_tool_says(tmp_path: Path) -> None:
     """A column of a table has one type: the arguments of each call have the names of all calls."""
     calls = [{"name": "add", "arguments": {"a": 2, "b": 2, "city": None}}, {"name": "see", "arguments": {"city": "X"}}]
-    chats = [[CHAT[0], {"role": "assistant", "content": None, "tool_calls": [{"function": each}]}] for each in calls]
+    chats = [
+        [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}] for function in calls
+    ]
     tools = [{"function": {"name": name, "enum": [None]}} for name in ("add", "see")]
     file = tmp_path / "rows.parquet"
     pq.write_table(pa.Table.from_pylist([{"messages": chat, "tools": tools} for chat in chats]), file)
-    one, two = load_supervised((str(file),), tokenizer_of("chatml"), SFTConfig(), 1000).rows
-    assert '"arguments": {"a": 2, "b": 2}}' in tokenizer_of("chatml").decode(one.token_ids)
-    assert '"arguments": {"city": "X"}}' in tokenizer_of("chatml").decode(two.token_ids)
+    first, second = load_supervised((str(file),), tokenizer_of("chatml"), SFTConfig(), 1000).rows
+    assert '"arguments": {"a": 2, "b": 2}}' in tokenizer_of("chatml").decode(first.token_ids)
+    assert '"arguments": {"city": "X"}}' in tokenizer_of("chatml").decode(second.token_ids)
 
 
 def test_the_nulls_of_json_lines_are_what_a_call_says(tmp_path: Path) -> None:
@@ -233,8 +240,8 @@ def test_the_nulls_of_json_lines_are_what_a_call_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["loss_mask", "assistant_masks", "completion_mask"])
 def test_masks_of_tokenized_rows_are_kept_and_padding_is_left_out(tmp_path: Path, name: str) -> None:
     row = {"input_ids": [5, 6, 7, 0, 0], "attention_mask": [1, 1, 1, 0, 0], name: [0, 0, 1, 1, 1]}
-    (found,) = load(tmp_path, [row]).rows
-    assert found.token_ids.tolist() == [5, 6, 7] and found.loss_mask.tolist() == [False, False, True]
+    (tokenized,) = load(tmp_path, [row]).rows
+    assert tokenized.token_ids.tolist() == [5, 6, 7] and tokenized.loss_mask.tolist() == [False, False, True]
 
 
 def test_a_csv_file_is_rows_of_text(tmp_path: Path) -> None:
@@ -252,8 +259,8 @@ def test_a_row_that_moved_between_sources_is_another_data_set(tmp_path: Path) ->
         write(tmp_path / f"{name}.jsonl", [{"input_ids": [5, 6]}] * count)
         for name, count in zip("abcd", (1, 3, 2, 2), strict=True)
     ]
-    one, two = (load_supervised(pair, TOKENIZER, SFTConfig(), 9) for pair in (files[:2], files[2:]))
-    assert (one.sizes, two.sizes) == ((1, 3), (2, 2)) and one.fingerprint != two.fingerprint
+    first, second = (load_supervised(pair, TOKENIZER, SFTConfig(), 9) for pair in (files[:2], files[2:]))
+    assert (first.sizes, second.sizes) == ((1, 3), (2, 2)) and first.fingerprint != second.fingerprint
 
 
 def test_thoughts_that_are_left_out_are_accepted_where_the_row_says_so(tmp_path: Path) -> None:
@@ -270,7 +277,7 @@ def texts_of_pairs(folder: Path, row: Mapping[str, Any]) -> list[tuple[str, str,
     file = write(folder / "pairs.jsonl", [dict(row)])
     rows = load_preferences((file,), tokenizer_of("chatml"), RewardModelConfig(), 1000).rows
     decode = tokenizer_of("chatml").decode
-    return [(decode(each.chosen), decode(each.rejected), each.margin) for each in rows]
+    return [(decode(pair.chosen), decode(pair.rejected), pair.margin) for pair in rows]
 
 
 def test_ultrafeedbacks_pairs_ask_once(tmp_path: Path) -> None:

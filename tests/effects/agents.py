@@ -23,8 +23,14 @@ def played(scene: Scene) -> object:
     agent = scene.run.environment.agent
     if not agent.plays:
         return None
-    made, _ = asyncio.run(scripted(["3"] * 80, agent))
-    return made.reward, made.answer, sum(made.loss_mask), made.metrics, [each.reason for each in made.failures]
+    trajectory, _ = asyncio.run(scripted(["3"] * 80, agent))
+    return (
+        trajectory.reward,
+        trajectory.answer,
+        sum(trajectory.loss_mask),
+        trajectory.metrics,
+        [failure.reason for failure in trajectory.failures],
+    )
 
 
 @observable("how many agents run at a time, and how long each")
@@ -60,8 +66,8 @@ def written(scene: Scene) -> object:
     Path.cwd().chmod(0o777)  # where the run is root's, a sandbox has a user of its own
     Path("agent.py").write_text(ASKS_AND_WRITES, encoding="utf-8")
     command = (sys.executable, "-I", "-S", "agent.py", str(Path.cwd() / "written"))
-    made, _ = asyncio.run(scripted(["3"], evolve(scene.run.environment.agent, command=command)))
-    return made.reward, [each.reason for each in made.failures]
+    trajectory, _ = asyncio.run(scripted(["3"], evolve(scene.run.environment.agent, command=command)))
+    return trajectory.reward, [failure.reason for failure in trajectory.failures]
 
 
 @observable("what an isolated agent can read, and how much memory it has")

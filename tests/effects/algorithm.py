@@ -120,8 +120,8 @@ def hinted_prompt(scene: Scene) -> object:
         evolve(trajectory(reward, index), prompt_ids=prompt.token_ids) for index, reward in enumerate((0, 1))
     )
     group = TrajectoryGroup(prompt=evolve(prompt, extras={"hint": "a", "other": "b"}), trajectories=answers)
-    [found] = experiment.hints([group]) if experiment.hints else [group]
-    return [list(row.extras[TEACHER_PROMPT].data) if row.extras else [] for row in found.trajectories]
+    [hinted] = experiment.hints([group]) if experiment.hints else [group]
+    return [list(row.extras[TEACHER_PROMPT].data) if row.extras else [] for row in hinted.trajectories]
 
 
 @observable("a student's divergence from a teacher, its part of the loss, and its gradient")
@@ -133,14 +133,14 @@ def teacher_costs(scene: Scene) -> object:
     student, teacher = (torch.randn(tokens, 8, generator=numbers).requires_grad_() for _ in range(2))
     matrix, other = (torch.randn(40, 8, generator=numbers) for _ in range(2))
     loss = TeacherLoss(settings, {TEACHER_HIDDEN: other})
-    said = {TEACHER_HIDDEN: teacher.detach()}
+    tensors = {TEACHER_HIDDEN: teacher.detach()}
     if settings.top_k is not None:
         logs, ids = (teacher.detach() @ other.T).log_softmax(-1).topk(settings.top_k)
-        said = {TEACHER_IDS: ids, TEACHER_LOGPROBS: logs}
-    batch = batch.carrying(**{name: RowTensors(values=values, counts=counts) for name, values in said.items()})
-    costs, found = loss.cost(loss.columns(student, matrix, batch, padded(batch)))
+        tensors = {TEACHER_IDS: ids, TEACHER_LOGPROBS: logs}
+    batch = batch.carrying(**{name: RowTensors(values=values, counts=counts) for name, values in tensors.items()})
+    costs, metrics = loss.cost(loss.columns(student, matrix, batch, padded(batch)))
     costs.sum().backward()
-    return plain([costs, found, student.grad])
+    return plain([costs, metrics, student.grad])
 
 
 @observable("the tokens that a student is compared at")
@@ -161,17 +161,17 @@ def taught_tokens(scene: Scene) -> object:
 
     settings = scene.run.trainer.algorithm.distillation
     teacher = TeacherOfLikelyTokens(settings=settings, teacher=of_sources, policy=likely)
-    return plain([each.values for each in asyncio.run(teacher(batch, ["letters"] * len(batch))).extras.values()])
+    return plain([column.values for column in asyncio.run(teacher(batch, ["letters"] * len(batch))).extras.values()])
 
 
 @observable("the servers that score the policy's tokens, and how they are asked")
 def asked_servers(scene: Scene) -> object:
     experiment = BasePPOExp(scene.run)
     try:
-        servers = {str(source): each.server for source, each in experiment.served_teachers.items()}
+        servers = {str(source): teacher.server for source, teacher in experiment.served_teachers.items()}
         return {
-            source: (each.url, each._protocol, each._timeout, each._connection._most)
-            for source, each in servers.items()
+            source: (server.url, server._protocol, server._timeout, server._connection._most)
+            for source, server in servers.items()
         }
     finally:
         experiment.processes.close()
@@ -276,7 +276,9 @@ def on(probe_of: Observable, context: dict[str, Any], **fields: Any) -> list[Pro
 def loss(name: str, context: Mapping[str, Any] = FrozenDict(), **fields: Any) -> list[Probe]:
     """Probes of a loss's own table."""
     return on(
-        policy_loss, {"policy_loss_type": name, **context}, **{f"{name}__{path}": each for path, each in fields.items()}
+        policy_loss,
+        {"policy_loss_type": name, **context},
+        **{f"{name}__{path}": value for path, value in fields.items()},
     )
 
 

@@ -112,10 +112,10 @@ def begun(find: Any) -> object:
     """The step that a run begins after, or why it does not begin."""
     with redirect_stderr(StringIO()):
         try:
-            found = find()
+            start_point = find()
         except ResumeError as error:
             return str(error).partition("\n")[0].replace(str(Path.cwd()), "")
-    return found and found.step
+    return start_point and start_point.step
 
 
 @observable("where a run begins in whose folder two checkpoints are, first and after a failure")

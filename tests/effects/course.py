@@ -129,17 +129,17 @@ def course_with_nan(scene: Scene) -> object:
 
 @observable("the attempts at a run that fails each time")
 def attempts(scene: Scene) -> object:
-    made = 0
+    count = 0
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(StringIO()):
         patch.setattr(recovery, "PAUSE", 0.0)
         try:
             for attempt in recovery.attempts(scene.run):
-                made += 1
+                count += 1
                 with attempt:
                     raise RunError("a rank is gone")
         except RunError:
-            return made
-    return made
+            return count
+    return count
 
 
 @observable("what is printed, and whether the run ends, when nothing comes to its end any more")
@@ -183,8 +183,8 @@ def grace(scene: Scene) -> object:
             seconds += milliseconds / 1000
             return self._poll.poll(0)
 
-    def end(why: str) -> None:
-        words.append(why)
+    def end(reason: str) -> None:
+        words.append(reason)
         shutdown._ended.set()
 
     with pytest.MonkeyPatch.context() as patch:

@@ -36,11 +36,11 @@ def prompts(scene: Scene) -> object:
         try:
             experiment = BasePPOExp(scene.run)
             evaluated = experiment.eval_dataset
-            found: object = (experiment.train_dataset.prompts, evaluated and evaluated.prompts)
+            outcome: object = (experiment.train_dataset.prompts, evaluated and evaluated.prompts)
             experiment.check_inputs()
         except SkyRLError as error:
-            found = f"{type(error).__name__}: {error}"
-    return found, reported.getvalue()
+            outcome = f"{type(error).__name__}: {error}"
+    return outcome, reported.getvalue()
 
 
 def _read(scene: Scene, rows: Sequence[str]) -> object:
@@ -90,14 +90,14 @@ def drawn(scene: Scene) -> object:
     )
     sources = len(scene.run.data.train_data)
     cursor = prompt_cursor(scene.run, PromptDataset(prompts=prompts, sizes=(24 // sources,) * sources))
-    taken: list[str] = []
+    drawn_ids: list[str] = []
     for _ in range(12):
         first = cursor.drawn
         batch = cursor.take()
-        taken += [prompt.id for prompt in batch]
+        drawn_ids += [prompt.id for prompt in batch]
         for number, prompt in enumerate(batch, first):
             cursor.observe(number, (prompt.token_ids[0] % 3 / 2,))
-    return taken
+    return drawn_ids
 
 
 TWO = {f"{D}train_data": ["{nano}/train.jsonl", "{nano}/validation.jsonl"]}

@@ -66,7 +66,7 @@ class _Started(SkyRLError):
 def engine(scene: Scene) -> object:
     def of(name: str) -> Callable[..., object]:
         def start(*args: object, **more: object) -> object:
-            variables = {each: os.environ[each] for each in sorted(os.environ) if each.startswith("VLLM_")}
+            variables = {name: os.environ[name] for name in sorted(os.environ) if name.startswith("VLLM_")}
             variables.pop("VLLM_RPC_BASE_PATH", None)  # a folder of its own for each
             raise _Started(f"{name} {args} {more} {variables}")
 
@@ -81,11 +81,11 @@ def engine(scene: Scene) -> object:
     ):
         (make,) = engine_makers(scene.run)
         try:
-            made = make()
+            engine = make()
         except SkyRLError as error:
             return f"{type(error).__name__}: {error}"
-        asyncio.run(made.close())
-        return type(made).__name__
+        asyncio.run(engine.close())
+        return type(engine).__name__
 
 
 @observable("the pauses before an engine that does not come back is started again")
@@ -96,10 +96,10 @@ def restarts(scene: Scene) -> object:
 
     async def pauses() -> object:
         with mock.patch("skyrl.inference.pool.restarts.asyncio.sleep") as sleep:
-            found = engine_restarts(scene.run, NoRoom())
-            if found is None:
+            restarter = engine_restarts(scene.run, NoRoom())
+            if restarter is None:
                 return "it stays out of service"
-            await found.restart(0)
+            await restarter.restart(0)
         return [call.args for call in sleep.call_args_list]
 
     return asyncio.run(pauses())
@@ -109,7 +109,7 @@ class _ManyEngines:
     """A client whose engines start, and serve, at once."""
 
     def __init__(self, number: int) -> None:
-        self.states = [EngineState(number=each, state="serving") for each in range(number)]
+        self.states = [EngineState(number=index, state="serving") for index in range(number)]
 
     def add_engine(self) -> int:
         self.states.append(EngineState(number=len(self.states), state="serving"))
@@ -119,7 +119,7 @@ class _ManyEngines:
         return []
 
     async def drain(self, number: int) -> None:
-        self.states = [each for each in self.states if each.number != number]
+        self.states = [state for state in self.states if state.number != number]
 
 
 @observable("the numbers of engines after requests to add two and to drain three")
@@ -129,13 +129,13 @@ def engine_numbers(scene: Scene) -> object:
         changes = engine_changes(scene.run, client, InProcess(), Path("run"))
         if changes is None:
             return "there is no change"
-        found = []
+        counts = []
         for action in (["add"] * 2, ["drain"] * 3):
-            for each in action:
-                ask(Path("run"), "add" if each == "add" else "drain")
+            for request in action:
+                ask(Path("run"), "add" if request == "add" else "drain")
             await changes.handle_requests()
-            found.append(len(client.states))
-        return found
+            counts.append(len(client.states))
+        return counts
 
     with redirect_stderr(StringIO()):
         return asyncio.run(numbers())
@@ -157,12 +157,12 @@ def routed(scene: Scene) -> object:
 def _greedy(scene: Scene) -> Completion:
     async def greedy() -> Completion:
         (make,) = engine_makers(scene.run)
-        made = make()
+        engine = make()
         key = SampleKey(run_seed=0, weight_version=0, prompt_id="probe", sample_index=0)
         sampling = SamplingParams(temperature=0.0, max_generate_length=4)
-        (one,) = await made.generate(GenerationRequest(prompt_ids=(1, 2, 3), sampling=sampling, keys=(key,)))
-        await made.close()
-        return one
+        (completion,) = await engine.generate(GenerationRequest(prompt_ids=(1, 2, 3), sampling=sampling, keys=(key,)))
+        await engine.close()
+        return completion
 
     return asyncio.run(greedy())
 
@@ -193,7 +193,7 @@ class _Road(_OneWeight):
         return ()
 
     async def load_weights(self, incoming: Iterable[object], version: int, *_: object) -> None:
-        self.seen += [type(each).__name__ for each in incoming]
+        self.seen += [type(part).__name__ for part in incoming]
 
 
 @observable("where the policy is served over HTTP, and under which names")
@@ -214,10 +214,10 @@ def road(scene: Scene) -> object:
 
 @observable("which servers are asked, for what, and how", refuses=True)
 def servers(scene: Scene) -> object:
-    asked: list[object] = []
+    connections: list[object] = []
 
     def connection(url: str, *, token: str | None, most: int) -> object:
-        asked.append((url, token, most))
+        connections.append((url, token, most))
         return SimpleNamespace(url=url)
 
     if starts_engines(scene.run):
@@ -227,15 +227,15 @@ def servers(scene: Scene) -> object:
         mock.patch("skyrl.experiments.servers.Connection", connection),
     ):
         try:
-            made = server_engines(scene.run, takes_weights=True)
+            engines = server_engines(scene.run, takes_weights=True)
         except SkyRLError as error:
             return f"{type(error).__name__}: {error}"
-    return asked, len(made)
+    return connections, len(engines)
 
 
 @observable("what a server with a transfer group of others is asked, and what becomes of it")
 def groups(scene: Scene) -> object:
-    asked: list[str] = []
+    requests: list[str] = []
 
     class Server:
         def __init__(self, url: str, **_: object) -> None:
@@ -256,28 +256,28 @@ def groups(scene: Scene) -> object:
         suspend = resume
 
         async def post(self, path: str, body: Mapping[str, Any] | None = None, **_: object) -> object:
-            asked.append(path if body is None else body.get("method", path))
-            return {"results": ["a group"] if asked[-1] == "skyrl_update_group" else []}
+            requests.append(path if body is None else body.get("method", path))
+            return {"results": ["a group"] if requests[-1] == "skyrl_update_group" else []}
 
     async def connect() -> None:
         with mock.patch("skyrl.experiments.servers.Connection", Server):
-            (made,) = server_engines(scene.run, takes_weights=True)
-        await made.pause()
+            (engine,) = server_engines(scene.run, takes_weights=True)
+        await engine.pause()
 
     try:
         asyncio.run(connect())
     except SkyRLError as error:
-        asked.append(f"{type(error).__name__}: {error}")
-    return asked
+        requests.append(f"{type(error).__name__}: {error}")
+    return requests
 
 
 @observable("the folder through which adapters reach the engines")
 def adapter_files(scene: Scene) -> object:
-    made: list[Path] = []
+    paths: list[Path] = []
     meeting: Any = SimpleNamespace(address=("127.0.0.1", 1))
-    with mock.patch("skyrl.experiments.collaborators.FolderTransport", lambda path, **_: made.append(path)):
+    with mock.patch("skyrl.experiments.collaborators.FolderTransport", lambda path, **_: paths.append(path)):
         weight_transport(scene.run, meeting, Path("weights"))
-    return made
+    return paths
 
 
 @observable("whether an engine that differs from the learner by 0.005 nats ends the run")
@@ -286,8 +286,10 @@ def parity(scene: Scene) -> object:
         async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
             four = (1, 2, 3, 4)
             versions, logprobs = (1,) * 4, (-1.0,) * 4
-            one = Completion(token_ids=four, text="", logprobs=logprobs, weight_versions=versions, stop_reason="length")
-            return (one,) * len(request.keys)
+            completion = Completion(
+                token_ids=four, text="", logprobs=logprobs, weight_versions=versions, stop_reason="length"
+            )
+            return (completion,) * len(request.keys)
 
     source: Any = _OneWeight()
     engines: Any = {0: Engine()}

@@ -75,12 +75,12 @@ class _Services:
 
 def _judged(make: Any, extras: Mapping[str, Any], action: str) -> object:
     try:
-        found: Env = make(extras)
-        found.init(({"role": "user", "content": "2+2?"},))
+        env: Env = make(extras)
+        env.init(({"role": "user", "content": "2+2?"},))
         try:
-            return found.step(action)
+            return env.step(action)
         finally:
-            found.close()
+            env.close()
     except (SkyRLError, MemoryError) as error:
         return f"{type(error).__name__}: {error}"
 
@@ -154,8 +154,8 @@ def functions(scene: Scene) -> object:
     file.parent.chmod(0o755)  # where the run is root's, a sandbox has a user of its own
     gym = scene.run.environment.skyrl_gym
     extras = {"reward_spec": {"ground_truth": "4"}}
-    found = [_judged(find_env(f"{file}:{name}", gym), extras, "four") for name in ("count", "count", "large")]
-    return [each.replace(str(file), "tasks.py") if isinstance(each, str) else each for each in found]
+    outcomes = [_judged(find_env(f"{file}:{name}", gym), extras, "four") for name in ("count", "count", "large")]
+    return [outcome.replace(str(file), "tasks.py") if isinstance(outcome, str) else outcome for outcome in outcomes]
 
 
 @observable("the sources of rows, their weights, and what the environment is given in its first row")

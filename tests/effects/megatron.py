@@ -58,18 +58,22 @@ def _traces(scene: Scene, model: Role) -> object:
 
 def _probes(place: Place) -> Iterator[Probe]:
     title = place.model.title
-    given = Observable(f"what Megatron-core gets for the {title}", lambda it: given_to_megatron(it, place.model))
+    megatron_args = Observable(
+        f"what Megatron-core gets for the {title}", lambda it: given_to_megatron(it, place.model)
+    )
     for name in ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor"):
-        yield place.probe(f"{TABLE}{name}_parallel_size", 2, given, MEGATRON, place.several)
-    yield place.probe(f"{TABLE}transformer_config_kwargs", {"recompute_granularity": None}, given, MEGATRON)
+        yield place.probe(f"{TABLE}{name}_parallel_size", 2, megatron_args, MEGATRON, place.several)
+    yield place.probe(f"{TABLE}transformer_config_kwargs", {"recompute_granularity": None}, megatron_args, MEGATRON)
     for name, value, context in ROUTING:
-        yield place.probe(TABLE + name, value, given, MEGATRON, place.several, context)
-    yield place.probe(f"{TABLE}model_config_kwargs", {"rms_norm_eps": 0.5}, given, MEGATRON)
+        yield place.probe(TABLE + name, value, megatron_args, MEGATRON, place.several, context)
+    yield place.probe(f"{TABLE}model_config_kwargs", {"rms_norm_eps": 0.5}, megatron_args, MEGATRON)
 
 
 def _learning(place: Place) -> Iterator[Probe]:
     title = place.model.title
-    given = Observable(f"what Megatron-core gets for the {title}", lambda it: given_to_megatron(it, place.model))
+    megatron_args = Observable(
+        f"what Megatron-core gets for the {title}", lambda it: given_to_megatron(it, place.model)
+    )
     overlapping = {f"{{m}}{TABLE}ddp_config.overlap_grad_reduce": True}
     values: tuple[tuple[str, Any, dict[str, Any]], ...] = (
         ("ddp_config.grad_reduce_in_fp32", False, {}),
@@ -81,7 +85,7 @@ def _learning(place: Place) -> Iterator[Probe]:
         ("lora_config.lora_type", "canonical_lora", {"{m}model.lora.rank": 4}),
     )
     for name, value, context in values:
-        yield place.probe(TABLE + name, value, given, MEGATRON, context)
+        yield place.probe(TABLE + name, value, megatron_args, MEGATRON, context)
     traces = Observable(
         f"the folder that updates of the {title} are traced into by rank 0", lambda it: _traces(it, place.model)
     )

@@ -80,8 +80,8 @@ class Sights:
         """Critic, reward model and preferences are learned by the same code as the others, and are looked at in the
         long suite.
         """
-        again = self.model is CRITIC or self.kind in ("reward_model", "preference")
-        return Observable(shows.format(f"the {self.model.title}"), see, long=again)
+        long = self.model is CRITIC or self.kind in ("reward_model", "preference")
+        return Observable(shows.format(f"the {self.model.title}"), see, long=long)
 
     def _trained(self, scene: Scene) -> object:
         try:
@@ -93,21 +93,21 @@ class Sights:
         return plain([metrics, weights, len(learner.optimizer.param_groups)])
 
     def _rates(self, scene: Scene) -> object:
-        learner, found = learner_of(scene, self.model), []
+        learner, rates = learner_of(scene, self.model), []
         for _ in range(STEPS):
-            found.append(learner.optimizer.param_groups[0]["lr"])
+            rates.append(learner.optimizer.param_groups[0]["lr"])
             learner.optimizer.step()
             learner.schedule.step()
-        return found
+        return rates
 
     def _scaled(self, scene: Scene) -> object:
-        learner, batch, found = learner_of(scene, self.model), batch_for(scene), []
+        learner, batch, scales = learner_of(scene, self.model), batch_for(scene), []
         for _ in range(3):
             try:
-                found.append(asyncio.run(learner.update(batch)).get("loss_scale"))
+                scales.append(asyncio.run(learner.update(batch)).get("loss_scale"))
             except NonFiniteError:
-                return [*found, "ended"]
-        return found
+                return [*scales, "ended"]
+        return scales
 
     def _left_out(self, scene: Scene) -> object:
         learner, batch = learner_of(scene, self.model), batch_for(scene)
@@ -137,8 +137,8 @@ class Sights:
 
     def _offloaded(self, scene: Scene) -> object:
         experiment = BasePPOExp(scene.run)
-        there = {"policy": object(), "reference": object(), "critic": object()}
-        for name, model in there.items():
+        models = {"policy": object(), "reference": object(), "critic": object()}
+        for name, model in models.items():
             experiment.__dict__[name] = model  # in place of the models that would be made now
         return experiment.get_time_sharing()._parts
 
@@ -180,7 +180,7 @@ class Place:
 
     def probe(self, field: str, value: Any, seen_in: Observable, *contexts: Values) -> Probe:
         """A probe of a field of the model's table."""
-        where = {self._named(path): each for context in (self.there, *contexts) for path, each in context.items()}
+        where = {self._named(path): setting for context in (self.there, *contexts) for path, setting in context.items()}
         return Probe(self.model.at(field), value, seen_in, where, self.kind)
 
     def _named(self, path: str) -> str:

@@ -43,26 +43,26 @@ _MODELS = (
 
 NEVER: dict[tuple[str, str], str] = {
     **{
-        (kind, f"{table}{field}"): why
+        (kind, f"{table}{field}"): reason
         for kind, table in _MODELS
-        for field, why in (
+        for field, reason in (
             (f"{_ZERO}stage3_gather_16bit_weights_on_model_save", _SAVES),
             ("deepspeed_config.gradient_clipping", _CLIPPING),
         )
     },
     **{
-        ("rl", f"trainer.{model}.{field}"): why
-        for model, why in _FROZEN.items()
-        for field in (*_OF_GRADIENTS, *(_MEGATRON + each for each in _OF_MEGATRONS_LEARNING), "model.lora.dropout")
+        ("rl", f"trainer.{model}.{field}"): reason
+        for model, reason in _FROZEN.items()
+        for field in (*_OF_GRADIENTS, *(_MEGATRON + name for name in _OF_MEGATRONS_LEARNING), "model.lora.dropout")
     },
     **{
         ("rl", f"trainer.{model}.model.lora.init_method"): f"a {title} has a stored adapter or none"
         for model, title in FROZEN.items()
     },
     **{
-        (kind, field): why
+        (kind, field): reason
         for kind in ("sft", "reward_model", "preference")
-        for field, why in (
+        for field, reason in (
             ("optimizer_config.offload_after_step", "no engines share the device"),
             ("optimizer_config.schedule_unit", "one batch is one optimizer step"),
             ("faults.max_skipped_steps", "`optimizer_config.max_skipped_updates` counts what is left out"),

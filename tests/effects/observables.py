@@ -69,17 +69,17 @@ def printed_plan(scene: Scene) -> object:
 
 @observable("the arguments that the processes on Ray are started with")
 def ray_arguments(scene: Scene) -> object:
-    asked: dict[str, object] = {}
+    arguments: dict[str, object] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skyrl.processes.ray.processes.RayProcesses", lambda layout, **others: asked.update(others))
+        patch.setattr("skyrl.processes.ray.processes.RayProcesses", lambda layout, **others: arguments.update(others))
         start_processes(scene.run)
-    return {name: str(value).replace(str(Path.cwd()), "") for name, value in asked.items()}
+    return {name: str(value).replace(str(Path.cwd()), "") for name, value in arguments.items()}
 
 
 @observable("the trackers, or why there are none")
 def trackers(scene: Scene) -> object:
     try:
-        return [type(each).__name__ for each in trackers_of(scene.run.trainer, total_steps=3, first_step=0)]
+        return [type(tracker).__name__ for tracker in trackers_of(scene.run.trainer, total_steps=3, first_step=0)]
     except UserError as error:
         return str(error)
 
@@ -93,8 +93,8 @@ def alarms(scene: Scene) -> object:
 @observable("the callbacks that hear the events of the loop")
 def callbacks(scene: Scene) -> object:
     trainer = scene.run.trainer
-    found = callbacks_by_name(trainer.callbacks, [], field=trainer.path_of("callbacks"))
-    return {name: type(callback).__name__ for name, callback in found.items()}
+    named_callbacks = callbacks_by_name(trainer.callbacks, [], field=trainer.path_of("callbacks"))
+    return {name: type(callback).__name__ for name, callback in named_callbacks.items()}
 
 
 @observable("a short run: its metrics, files and messages", long=True)
@@ -112,8 +112,8 @@ def what_is_left(scene: Scene) -> dict[str, object]:
             end: object = experiment_class(scene.run)(scene.run).run()
         except UserError as error:
             end = f"{type(error).__name__}: {error}"
-    here = Path.cwd()
-    files = sorted(str(path.relative_to(here)) for path in here.rglob("*") if path.is_file())
+    cwd = Path.cwd()
+    files = sorted(str(path.relative_to(cwd)) for path in cwd.rglob("*") if path.is_file())
     return {"end": end, "files": files, "metrics": metrics(Path(scene.run.trainer.run_path))}
 
 

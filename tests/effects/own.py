@@ -45,7 +45,7 @@ class Window(Sampler):
         self.size, self.window = len(rows), window
 
     def draw(self, count: int, step: int) -> list[int]:
-        return [self.size - 1 - place % self.window for place in range(count)]
+        return [self.size - 1 - index % self.window for index in range(count)]
 
 
 def every_second(group: TrajectoryGroup) -> bool:

@@ -42,7 +42,7 @@ def passes(scene: Scene) -> object:
         rows = trainer.micro_train_batch_size_per_gpu
         worker = PolicyWorker(trainer, policy_objective(trainer.algorithm, micro_batch_rows=rows))
 
-        def look(module: torch.nn.Module, given: Any, output: torch.Tensor) -> None:
+        def look(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
             seen.append((tuple(output.shape), str(output.dtype), torch.is_grad_enabled()))
 
         next(module for module in worker.model.modules() if isinstance(module, nn.Linear)).register_forward_hook(look)
@@ -63,7 +63,7 @@ def rounding(scene: Scene) -> object:
     )
     engine, *_ = engine_makers(scene.run)
     drawn = asyncio.run(engine().generate(asked(scene.run)))
-    return scores.tolist(), [each.logprobs for each in drawn]
+    return scores.tolist(), [completion.logprobs for completion in drawn]
 
 
 def asked(run: SkyRLTrainConfig) -> GenerationRequest:
@@ -73,25 +73,25 @@ def asked(run: SkyRLTrainConfig) -> GenerationRequest:
 
 @observable("whether the inputs of recomputed layers may wait on the host")
 def waiting_activations(scene: Scene) -> object:
-    with noted_activations() as held:
+    with noted_activations() as dimensions:
         worker = PolicyWorker(scene.run.trainer, policy_objective(scene.run.trainer.algorithm))
         asyncio.run(worker.update(small_batch()))
-    return bool(held)
+    return bool(dimensions)
 
 
 @contextmanager
 def noted_activations() -> Iterator[list[int]]:
     """A block whose learners note the dimensions of what could wait on the host, and keep it where it is."""
-    held: list[int] = []
+    dimensions: list[int] = []
 
     class Noted(HostActivations):
         def wants(self, tensor: torch.Tensor) -> bool:
-            held.append(tensor.dim())
+            dimensions.append(tensor.dim())
             return False
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("skyrl.learners.workers.learning_worker.HostActivations", Noted)
-        yield held
+        yield dimensions
 
 
 @observable("the type in which the layers of a learner's model are fused")
@@ -110,10 +110,10 @@ def fusions_of(run: RunBasics, section: ShardedModelConfig) -> list[str]:
 
 @observable("the functions of logits that `torch.compile` is given in an update")
 def compiled_functions(scene: Scene) -> object:
-    given: list[str] = []
+    compiled_names: list[str] = []
 
     def note(function: Any) -> Any:
-        given.append(function.__name__)
+        compiled_names.append(function.__name__)
         return function
 
     with pytest.MonkeyPatch.context() as patch:
@@ -124,7 +124,7 @@ def compiled_functions(scene: Scene) -> object:
         else:
             worker = PolicyWorker(run.trainer, policy_objective(run.trainer.algorithm))
         asyncio.run(worker.update(batch))
-    return given
+    return compiled_names
 
 
 @observable("the strategy that holds the learner's model", long=True)
@@ -208,8 +208,8 @@ def derived(scene: Scene) -> object:
 def tokenizer(scene: Scene) -> object:
     experiment: Any = experiment_class(scene.run)(scene.run)
     try:
-        found = experiment.tokenizer
-        return found.is_fast, found.name_or_path, found.encode("sort: hgdbha")
+        tokenizer = experiment.tokenizer
+        return tokenizer.is_fast, tokenizer.name_or_path, tokenizer.encode("sort: hgdbha")
     except ModelError as error:
         return str(error)
 
@@ -218,10 +218,10 @@ def tokenizer(scene: Scene) -> object:
 def prompts(scene: Scene) -> object:
     experiment: Any = experiment_class(scene.run)(scene.run)
     try:
-        found = experiment.eval_dataset
+        dataset = experiment.eval_dataset
     except DataError as error:
         return str(error)
-    return [prompt.id for prompt in found.prompts], found.too_long
+    return [prompt.id for prompt in dataset.prompts], dataset.too_long
 
 
 class Asked:

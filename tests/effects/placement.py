@@ -31,23 +31,23 @@ ENGINES = {
 
 @observable("the executor of processes, and what Ray is asked for")
 def processes(scene: Scene) -> object:
-    asked: dict[str, Any] = {}
+    options: dict[str, Any] = {}
 
     def start(layout: object, **arguments: Any) -> None:
-        asked.update({name: _relative(value) for name, value in arguments.items()}, layout=layout)
+        options.update({name: _relative(value) for name, value in arguments.items()}, layout=layout)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("skyrl.processes.ray.processes.RayProcesses", start)
         started = start_processes(scene.run)
-    return asked or type(started).__name__
+    return options or type(started).__name__
 
 
 @observable("the ranks of each attempt at a run that loses one each time, and how long it waits for machines")
 def lost_ranks(scene: Scene) -> object:
-    made: list[tuple[int, float]] = []
+    attempts: list[tuple[int, float]] = []
 
     def start(layout: Layout, *, deadlines: Deadlines, **arguments: object) -> None:
-        made.append((len(layout.placements_of("policy")), deadlines.room))
+        attempts.append((len(layout.placements_of("policy")), deadlines.room))
 
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(StringIO()):
         patch.setattr("skyrl.processes.ray.processes.RayProcesses", start)
@@ -57,7 +57,7 @@ def lost_ranks(scene: Scene) -> object:
                 start_processes(attempt.run, retry=attempt.is_another_try)
                 with attempt:
                     raise ProcessLost("policy-1 died", "policy-1")
-    return made
+    return attempts
 
 
 def _relative(value: object) -> object:

@@ -32,8 +32,8 @@ def failures(scene: Scene) -> object:
 @observable("what an evaluation asks the engine for, and its scores")
 def evaluation(scene: Scene) -> object:
     async def evaluated(stage: SimulatedRun) -> object:
-        found = stage.get_evaluation()
-        return found and await found.run(0)
+        evaluation = stage.get_evaluation()
+        return evaluation and await evaluation.run(0)
 
     return staged(SimulatedRun(scene), evaluated)
 

@@ -32,10 +32,10 @@ def minimal(kind: str, nano: Path) -> dict[str, Any]:
 
 def scene(kind: str, values: Mapping[str, Any], nano: Path) -> Scene:
     """The minimal run with these values changed, in the working directory."""
-    given = minimal(kind, nano) | {path: _filled(value, nano) for path, value in values.items()}
-    loaded = load([], given)
+    settings = minimal(kind, nano) | {path: _filled(value, nano) for path, value in values.items()}
+    loaded = load([], settings)
     run, origins, broken = resolve_with_origins(loaded.config, loaded.origins)
-    return Scene(run, tuple(check(run, origins, broken)), tuple(as_words(given)), nano)
+    return Scene(run, tuple(check(run, origins, broken)), tuple(as_words(settings)), nano)
 
 
 def problems_of(kind: str, values: Mapping[str, Any], nano: Path) -> tuple[Problem, ...]:
@@ -50,10 +50,10 @@ def problems_of(kind: str, values: Mapping[str, Any], nano: Path) -> tuple[Probl
 def see(observable: Observable, kind: str, values: Mapping[str, Any], nano: Path) -> object:
     """What the observable shows of such a run, in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
-        found = scene(kind, values, nano)
-        errors = [problem for problem in found.problems if problem.severity == "error"]
+        built_scene = scene(kind, values, nano)
+        errors = [problem for problem in built_scene.problems if problem.severity == "error"]
         assert observable.refuses or not errors, f"the context of a probe has to run: {errors}"
-        return observable.see(found)
+        return observable.see(built_scene)
 
 
 class Sight:
@@ -67,9 +67,9 @@ class Sight:
         """What is there without the change; it is looked at twice, since what changes by itself shows nothing."""
         key = (probe.kind, repr(sorted(context.items())), probe.seen_in.shows)
         if key not in self._before:
-            once, again = (see(probe.seen_in, probe.kind, context, self.nano) for _ in range(2))
-            assert once == again, f"{probe.seen_in.shows}: not the same twice"
-            self._before[key] = once
+            first, second = (see(probe.seen_in, probe.kind, context, self.nano) for _ in range(2))
+            assert first == second, f"{probe.seen_in.shows}: not the same twice"
+            self._before[key] = first
         return self._before[key]
 
     def changes(self, probe: Probe, context: Mapping[str, Any]) -> bool:

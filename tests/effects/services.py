@@ -48,8 +48,8 @@ def calls(run: ServiceRun) -> list[str]:
         patch.delenv("WANDB_MODE", raising=False)
         service = getattr(import_module(module), name).of_run(run, Known())
         service.describe({"config": {}})
-    said = [re.sub(r" id='\d+'", "", str(call)) for call in package.mock_calls]
-    return [each.replace(str(Path.cwd()), "") for each in said if "add_event" not in each]  # those hold the time
+    calls = [re.sub(r" id='\d+'", "", str(call)) for call in package.mock_calls]
+    return [call.replace(str(Path.cwd()), "") for call in calls if "add_event" not in call]  # those hold the time
 
 
 def tables(run: ServiceRun) -> list[Any]:

@@ -67,9 +67,9 @@ class SimulatedRun(BasePPOExp):
         engines: Any = [_Engine(self)]  # which is asked for samples alone
         return InferenceEngineClient(engines, self.tokenizer, self.model_path, lora, engine)
 
-    def write(self, what: str, of: object) -> None:
+    def write(self, event: str, of: object) -> None:
         """Log something that happens now."""
-        self.log.append((round(asyncio.get_running_loop().time(), 3), what, of))
+        self.log.append((round(asyncio.get_running_loop().time(), 3), event, of))
 
 
 class _Engine:
@@ -113,8 +113,8 @@ def _works_on(stage: SimulatedRun) -> Callable[[Workers], None]:
     def work(workers: Workers) -> None:
         go_on(workers, None)
 
-    def go_on(workers: Workers, done: ThreadCall | None) -> None:
-        call = workers._next_call(done)
+    def go_on(workers: Workers, finished_call: ThreadCall | None) -> None:
+        call = workers._next_call(finished_call)
         if call is None:
             return
         assert isinstance(call, _EnvCall)

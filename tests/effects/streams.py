@@ -38,16 +38,16 @@ def ahead(scene: Scene) -> object:
         cursor = PromptCursor(prompts_of(8), scene.run.trainer.train_batch_size, seed=0)
         stream = GroupStream(cursor, never, stream_limits(scene.run, STEPS), lambda group: True)
         stream.set_weights_version(0)
-        begun = [stream.running]
+        observed = [stream.running]
         stream.set_weights_version(1)
-        begun.append(stream.running)
+        observed.append(stream.running)
         since = asyncio.get_running_loop().time()
         try:
             await stream.take(1)
         except RunError:
-            begun.append(round(asyncio.get_running_loop().time() - since))
+            observed.append(round(asyncio.get_running_loop().time() - since))
         await stream.close()
-        return begun
+        return observed
 
     return run_in_virtual_time(watch())
 
@@ -79,7 +79,7 @@ class Instant:
         ]
         return TrajectoryGroup(prompt=prompt, trajectories=tuple(rows))
 
-    async def generate(self, prompts: Any, **asked: Any) -> tuple[TrajectoryGroup, ...]:
+    async def generate(self, prompts: Any, **options: Any) -> tuple[TrajectoryGroup, ...]:
         return tuple([await self.group(prompt, weight_version=0, attempt=0) for prompt in prompts])
 
 

@@ -52,7 +52,7 @@ TEMPLATE = (
 
 def messages(words: tuple[str, ...]) -> list[dict[str, str]]:
     """Turns of a user and an assistant, one after the other."""
-    return [{"role": ("user", "assistant")[place % 2], "content": word} for place, word in enumerate(words)]
+    return [{"role": ("user", "assistant")[index % 2], "content": word} for index, word in enumerate(words)]
 
 
 def rows_of(kind: str) -> list[Values]:
@@ -88,11 +88,17 @@ def _rows(scene: Scene, source: str) -> object:
         try:
             experiment: Any = experiment_class(scene.run)(scene.run)
             experiment.check_inputs()
-            found = experiment.load((source,))
+            dataset = experiment.load((source,))
         except UserError as error:
             return f"{type(error).__name__}: {error}"
     kept = sorted(str(path) for path in Path().iterdir())
-    return [[row.to_bytes() for row in found.rows], found.tally.too_long, found.tally.cut, kept, reported.getvalue()]
+    return [
+        [row.to_bytes() for row in dataset.rows],
+        dataset.tally.too_long,
+        dataset.tally.cut,
+        kept,
+        reported.getvalue(),
+    ]
 
 
 @observable("the tokens that are learned of some rows, and what is reported", refuses=True)
@@ -172,7 +178,7 @@ def passes(scene: Scene) -> object:
 
 @observable("loss and measurements of a batch by another model than the reference")
 def compared(scene: Scene) -> object:
-    rows = [{"prompt": "ab", "completion": word, "label": bool(place % 2)} for place, word in enumerate(CHAT)]
+    rows = [{"prompt": "ab", "completion": word, "label": bool(index % 2)} for index, word in enumerate(CHAT)]
     Path("out").mkdir(exist_ok=True)
     Path("out/labelled.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows * 2))
     experiment: Any = experiment_class(scene.run)(scene.run)
@@ -224,9 +230,9 @@ def stored_reference(scene: Scene) -> object:
 
 @observable("whether the inputs of recomputed layers may wait on the host")
 def waiting_activations(scene: Scene) -> object:
-    with noted_activations() as held:
+    with noted_activations() as dimensions:
         asyncio.run(learner_of(scene, MODEL).update(batch_for(scene)))
-    return bool(held)
+    return bool(dimensions)
 
 
 @observable("the device of the model, or why it is not there")
@@ -314,12 +320,12 @@ def deadline(scene: Scene) -> object:
 
 @observable("what watches for stalls, and what a stall does")
 def watch(scene: Scene) -> object:
-    found: list[object] = []
+    limits: list[object] = []
 
     class Watch:
         def __init__(self, progress: object, seconds: float, *, on_stall: Any, **_: object) -> None:
             on_stall("nothing moves")
-            found.append(seconds)
+            limits.append(seconds)
 
         def close(self) -> None:
             """Nothing was started."""
@@ -328,7 +334,7 @@ def watch(scene: Scene) -> object:
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(StringIO()):
         patch.setattr("skyrl.runs.session.Watchdog", Watch)
         session._watch_progress()
-    return [found, session._shutdown.requested]
+    return [limits, session._shutdown.requested]
 
 
 WRITTEN: Values = {"chat_template.name_or_path": "template.jinja", "chat_template.source": "file"}

@@ -103,7 +103,7 @@ def _section(kind: str) -> Iterator[str]:
 def _never(kind: str) -> Iterator[str]:
     yield "| field | never acts, and is reported |"
     yield "|---|---|"
-    yield from (f"| `{path}` | {why} |" for (of, path), why in NEVER.items() if of == kind)
+    yield from (f"| `{path}` | {reason} |" for (of, path), reason in NEVER.items() if of == kind)
 
 
 def _row(probe: Probe) -> str:

@@ -47,7 +47,7 @@ def loss_of_one_step(scene: Scene) -> object:
 def said(field: str, loss: str, value: float, nano: Path, more: dict[str, Any]) -> list[str]:
     """What is said about a bound that was written."""
     values = {A + "policy_loss_type": loss, A + field: value, **more}
-    return [each.message for each in problems_of("rl", values, nano) if each.path == A + field]
+    return [problem.message for problem in problems_of("rl", values, nano) if problem.path == A + field]
 
 
 @pytest.mark.parametrize(("field", "loss", "value"), CASES)

@@ -64,8 +64,10 @@ def test_a_field_that_is_changed_alone_changes_what_it_promises(probe: Probe, si
 @each(PROBES)
 def test_a_field_that_is_seen_to_act_is_not_reported_as_one_that_does_not(probe: Probe, nano: Path) -> None:
     values = {**probe.context, probe.path: probe.value}
-    found = [each.message for each in problems_of(probe.kind, values, nano) if covers(each.path, probe.path)]
-    assert not [message for message in found if "no effect" in message]
+    messages = [
+        problem.message for problem in problems_of(probe.kind, values, nano) if covers(problem.path, probe.path)
+    ]
+    assert not [message for message in messages if "no effect" in message]
 
 
 def test_every_leaf_is_probed_or_never_acts() -> None:
@@ -84,7 +86,7 @@ def test_a_leaf_that_never_acts_is_reported_wherever_it_is_written(leaf: tuple[s
     kind, path = leaf
     assert leaf in LEAVES and leaf not in PROBED
     for value in list(other_values(root_of(kind), path)) or [0.5]:  # the latter for a field that stays empty
-        assert any(covers(each.path, path) for each in problems_of(kind, {path: value}, nano)), value
+        assert any(covers(problem.path, path) for problem in problems_of(kind, {path: value}, nano)), value
 
 
 @pytest.mark.sampled(2)

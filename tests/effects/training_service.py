@@ -22,21 +22,21 @@ T = "training_service."
 
 @observable("the limits, models and engines that a training service is started with")
 def served(scene: Scene) -> object:
-    found: dict[str, object] = {}
+    arguments: dict[str, object] = {}
 
     @asynccontextmanager
     async def serving(
         backend: Backend, folder: Path, settings: TrainingServiceConfig, model: ServedModel, records: object
     ) -> AsyncIterator[Any]:
         del backend, folder, records
-        found["settings"], found["model"] = attrs.asdict(settings), model.full
+        arguments["settings"], arguments["model"] = attrs.asdict(settings), model.full
         running = MagicMock()
         running.run = lambda: asyncio.sleep(0)
         running.status = lambda: asyncio.sleep(3600)
         yield running
 
     def bank(*_: object, **settings: object) -> MagicMock:
-        found["bank"] = {name: settings[name] for name in ("full", "resident")}
+        arguments["bank"] = {name: settings[name] for name in ("full", "resident")}
         return MagicMock()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -45,9 +45,9 @@ def served(scene: Scene) -> object:
         patch.setattr("skyrl.experiments.training_service.BankRanks", lambda ranks: AsyncMock())
         experiment = TrainingServiceExp(scene.run, {})
         vars(experiment)["client"] = MagicMock()
-        found["adapters"] = experiment.adapters
+        arguments["adapters"] = experiment.adapters
         asyncio.run(experiment.answer_clients(lambda line: None))
-    return found
+    return arguments
 
 
 PROBES = tuple(

@@ -53,7 +53,7 @@ class Script:
         return Completion(
             token_ids=ids,
             text=text,
-            logprobs=tuple(-0.01 * (place + 1) for place in range(len(ids))),
+            logprobs=tuple(-0.01 * (position + 1) for position in range(len(ids))),
             weight_versions=(3,) * len(ids),
             stop_reason="stop",
         )
@@ -70,10 +70,10 @@ class Held(Script):
         (answer,) = await super().generate(request)
         assert request.on_tokens is not None
         try:
-            for place, token in enumerate(answer.token_ids):
-                if place == self.count:
+            for position, token in enumerate(answer.token_ids):
+                if position == self.count:
                     await self.let_go.wait()
-                request.on_tokens(NewTokens(index=0, start=place, token_ids=(token,)))
+                request.on_tokens(NewTokens(index=0, start=position, token_ids=(token,)))
         except asyncio.CancelledError:
             self.given_up.set()
             raise

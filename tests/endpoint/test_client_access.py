@@ -48,7 +48,7 @@ class Gate:
 )
 async def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
     script = Script([])
-    async with served(script.generate, script.tokenizer) as there, httpx.AsyncClient(base_url=there.url) as http:
+    async with served(script.generate, script.tokenizer) as server, httpx.AsyncClient(base_url=server.url) as http:
         answer = await http.post(CHAT, content=body, headers=JSON)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
@@ -57,7 +57,7 @@ async def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
 async def test_half_of_a_surrogate_pair_is_refused() -> None:
     script = Script([])
     body = b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800"}]}'
-    async with served(script.generate, script.tokenizer) as there, httpx.AsyncClient(base_url=there.url) as http:
+    async with served(script.generate, script.tokenizer) as server, httpx.AsyncClient(base_url=server.url) as http:
         answer = await http.post(CHAT, content=body, headers=JSON)
     assert (answer.status_code, script.requests) == (400, [])
     assert "lone surrogate" in answer.json()["error"]["message"]
@@ -65,16 +65,16 @@ async def test_half_of_a_surrogate_pair_is_refused() -> None:
 
 async def test_a_body_of_ten_megabytes_is_refused() -> None:
     script = Script([])
-    async with served(script.generate, script.tokenizer) as there, httpx.AsyncClient(base_url=there.url) as http:
-        whole = await http.post(CHAT, content=b"x" * 10_000_000, headers=JSON)
-    assert whole.status_code == 413
+    async with served(script.generate, script.tokenizer) as server, httpx.AsyncClient(base_url=server.url) as http:
+        response = await http.post(CHAT, content=b"x" * 10_000_000, headers=JSON)
+    assert response.status_code == 413
 
 
 @pytest.mark.long
 async def test_ten_thousand_headers_are_refused() -> None:
     script = Script([])
     headers = {f"x-{number}": "y" for number in range(10_000)}
-    async with served(script.generate, script.tokenizer) as there, httpx.AsyncClient(base_url=there.url) as http:
+    async with served(script.generate, script.tokenizer) as server, httpx.AsyncClient(base_url=server.url) as http:
         try:
             status = (await http.post(CHAT, json=HELLO, headers=headers)).status_code
         except (httpx.RemoteProtocolError, httpx.WriteError, httpx.ReadError):  # the connection was closed on them
@@ -95,51 +95,51 @@ async def test_without_the_token_nothing_is_answered(headers: dict[str, Any]) ->
     script = Script(["x"])
     access = ClientAccess(token="secret-of-this-test")
     async with (
-        served(script.generate, script.tokenizer, access=access) as there,
-        httpx.AsyncClient(base_url=there.url) as http,
+        served(script.generate, script.tokenizer, access=access) as server,
+        httpx.AsyncClient(base_url=server.url) as http,
     ):
         refused = await http.post(CHAT, json=HELLO, headers=headers)
         listed = await http.get("/v1/models", headers=headers)
-        taken = await http.post(CHAT, json=HELLO, headers={"authorization": "Bearer secret-of-this-test"})
-    assert (refused.status_code, listed.status_code, taken.status_code) == (401, 401, 200)
+        accepted = await http.post(CHAT, json=HELLO, headers={"authorization": "Bearer secret-of-this-test"})
+    assert (refused.status_code, listed.status_code, accepted.status_code) == (401, 401, 200)
 
 
 async def test_beyond_the_bound_a_client_is_sent_away_with_a_time_to_come_back() -> None:
     gate = Gate()
     async with (
-        served(gate.generate, gate.script.tokenizer, most_samples=2) as there,
-        httpx.AsyncClient(base_url=there.url, timeout=60) as http,
+        served(gate.generate, gate.script.tokenizer, most_samples=2) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=60) as http,
     ):
         waiting = asyncio.create_task(http.post(CHAT, json={**HELLO, "n": 2}))
         await gate.asked.acquire()
         refused = await http.post(CHAT, json=HELLO)
         gate.open.set()
         answered = await waiting
-        again = await http.post(CHAT, json=HELLO)
+        retry = await http.post(CHAT, json=HELLO)
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-    assert (answered.status_code, again.status_code) == (200, 200)
+    assert (answered.status_code, retry.status_code) == (200, 200)
 
 
 async def test_of_many_clients_at_once_as_many_are_answered_as_the_bound_allows() -> None:
     gate = Gate()
     async with (
-        served(gate.generate, gate.script.tokenizer, most_samples=8) as there,
-        httpx.AsyncClient(base_url=there.url, timeout=60, limits=httpx.Limits(max_connections=None)) as http,
+        served(gate.generate, gate.script.tokenizer, most_samples=8) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=60, limits=httpx.Limits(max_connections=None)) as http,
     ):
-        asked = [asyncio.create_task(http.post(CHAT, json=HELLO)) for _ in range(60)]
+        tasks = [asyncio.create_task(http.post(CHAT, json=HELLO)) for _ in range(60)]
         refused = 0
-        for answer in asyncio.as_completed(asked):
+        for answer in asyncio.as_completed(tasks):
             refused += (await answer).status_code == 429
             if refused == 52:  # the others wait for the engine
                 gate.open.set()
-        statuses = [task.result().status_code for task in asked]
+        statuses = [task.result().status_code for task in tasks]
     assert (statuses.count(200), statuses.count(429)) == (8, 52)
 
 
 async def test_a_client_that_hangs_up_leaves_the_engine_free() -> None:
     gate = Gate()
-    async with served(gate.generate, gate.script.tokenizer, most_samples=1) as there:
-        async with httpx.AsyncClient(base_url=there.url, timeout=60) as http:
+    async with served(gate.generate, gate.script.tokenizer, most_samples=1) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             waiting = asyncio.create_task(http.post(CHAT, json=HELLO))
             await gate.asked.acquire()
             waiting.cancel()
@@ -152,7 +152,7 @@ async def test_an_engine_that_fails_is_named_and_may_be_tried_again() -> None:
         raise RunError("engine 0 has ended")
 
     script = Script([])
-    async with served(fails, script.tokenizer) as there, httpx.AsyncClient(base_url=there.url) as http:
+    async with served(fails, script.tokenizer) as server, httpx.AsyncClient(base_url=server.url) as http:
         answer = await http.post(CHAT, json=HELLO)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert "engine 0 has ended" in answer.json()["error"]["message"]
@@ -161,8 +161,8 @@ async def test_an_engine_that_fails_is_named_and_may_be_tried_again() -> None:
 async def test_a_request_that_waits_when_the_run_ends_is_answered() -> None:
     gate = Gate()
     async with httpx.AsyncClient(timeout=60) as http:
-        async with served(gate.generate, gate.script.tokenizer) as there:
-            waiting = asyncio.create_task(http.post(there.url + CHAT, json=HELLO))
+        async with served(gate.generate, gate.script.tokenizer) as server:
+            waiting = asyncio.create_task(http.post(server.url + CHAT, json=HELLO))
             await gate.asked.acquire()
         answer = await waiting
     assert answer.status_code == 503
@@ -179,8 +179,8 @@ def test_an_idle_connection_outlives_that_of_a_client() -> None:
 async def test_half_of_a_request_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "HEADER_SECONDS", 0.05)
     script = Script([])
-    async with served(script.generate, script.tokenizer) as there:
-        host, _, port = there.url.removeprefix("http://").partition(":")
+    async with served(script.generate, script.tokenizer) as server:
+        host, _, port = server.url.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
         assert await asyncio.wait_for(reader.read(), 60) == b""

@@ -35,8 +35,8 @@ except urllib.error.URLError as error:
 
 @pytest.fixture(scope="module")
 def machines() -> Iterator[Machines]:
-    with Machines("alpha", "beta") as found:
-        yield found
+    with Machines("alpha", "beta") as machines:
+        yield machines
 
 
 class Served:
@@ -55,9 +55,9 @@ class Served:
     def port(self) -> int:
         """The port at which it listens, once it does."""
         assert soon(lambda: bool(re.search(SERVED, self.said)) or self.process.poll() is not None, 120), self.said
-        found = re.search(SERVED, self.said)
-        assert found, self.said
-        return int(found[1])
+        match = re.search(SERVED, self.said)
+        assert match, self.said
+        return int(match[1])
 
 
 def answer(machine: Machine, address: str, *key: str) -> str:

@@ -33,7 +33,7 @@ async def test_token_ids_are_continued_with_log_probabilities() -> None:
     assert [choice["index"] for choice in choices] == [0, 1]
     for choice in choices:
         assert 1 <= len(choice["token_ids"]) <= 4
-        assert [each["token"] for each in choice["logprobs"]["content"]] == [
+        assert [entry["token"] for entry in choice["logprobs"]["content"]] == [
             f"token_id:{token}" for token in choice["token_ids"]
         ]
     assert (wrong.status_code, none.status_code) == (400, 400)
@@ -55,21 +55,21 @@ async def test_the_training_client_of_verifiers_gets_exactly_what_was_drawn(tmp_
     drawn: list[dict[str, Sequence[float]]] = []
 
     async def recorded(request: GenerationRequest) -> tuple[Completion, ...]:
-        (one,) = await engine.generate(request)
+        (completion,) = await engine.generate(request)
         ids: dict[str, Sequence[float]] = {
             "prompt_ids": list(request.prompt_ids),
-            "completion_ids": list(one.token_ids),
+            "completion_ids": list(completion.token_ids),
         }
-        drawn.append({**ids, "completion_logprobs": list(one.logprobs)})
-        return (one,)
+        drawn.append({**ids, "completion_logprobs": list(completion.logprobs)})
+        return (completion,)
 
     async with served(recorded, tokenizer) as endpoint:
         command = [python, "tests/endpoint/verifiers_client.py", endpoint.url, str(tmp_path)]
         client = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=PIPE, stderr=PIPE)
-        said, errors = await client.communicate()
+        stdout, errors = await client.communicate()
     await engine.close()
     assert client.returncode == 0, errors.decode()
-    first, second = json.loads(said)
+    first, second = json.loads(stdout)
     assert [first, second] == drawn
-    begun = first["prompt_ids"] + first["completion_ids"]
-    assert second["prompt_ids"][: len(begun)] == begun, "a turn is rendered again"
+    prefix = first["prompt_ids"] + first["completion_ids"]
+    assert second["prompt_ids"][: len(prefix)] == prefix, "a turn is rendered again"

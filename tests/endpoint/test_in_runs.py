@@ -83,18 +83,18 @@ def test_idle_connections_cannot_end_a_run_by_its_limit_of_open_files(nano: Path
     session = RunSession(tiny(nano, tmp_path, **changes), tmp_path)
     assert session.process.pid is not None
     resource.prlimit(session.process.pid, resource.RLIMIT_NOFILE, (256, 256))
-    held: list[socket.socket] = []
+    connections: list[socket.socket] = []
     opened = 0
     while session.process.exitcode is None:
         try:
-            held.append(socket.create_connection(("127.0.0.1", port), 1))
+            connections.append(socket.create_connection(("127.0.0.1", port), 1))
             opened += 1
         except OSError:
             time.sleep(0.05)  # it does not listen yet, or has enough
-        if len(held) == 400:
-            held.pop(0).close()
+        if len(connections) == 400:
+            connections.pop(0).close()
             time.sleep(0.01)
-    for connection in held:
+    for connection in connections:
         connection.close()
     assert session.ends() == 0, session.said
     assert opened > 256
@@ -126,20 +126,20 @@ def test_serve_answers_until_it_is_interrupted(nano: Path, tmp_path: Path) -> No
             answer = client.chat.completions.create(model=model.id, messages=HELLO)
             drawn = [logprobs_of(client, name) for name in (model.id, other.id, model.id)]
         process.send_signal(signal.SIGINT)
-        said = process.stdout.read()
+        output = process.stdout.read()
     assert (model.id, other.id, process.returncode) == (str(nano / "model"), "math", 0)
     assert drawn[0] == pytest.approx(drawn[2], abs=1e-4)
     assert drawn[0] != pytest.approx(drawn[1], abs=1e-2)
     assert model.model_extra == {"max_model_len": 64}  # the model has fewer positions than the default answer
     assert answer.usage is not None and 1 <= answer.usage.completion_tokens <= 32
-    assert said == "The endpoint has stopped.\n"
+    assert output == "The endpoint has stopped.\n"
     assert list(tmp_path.glob("skyrl-serve-*")) == []
 
 
 def stored_adapter(model: Path, run: Path) -> Path:
     """An adapter for this model, as a run stores it."""
     learner: Any = AutoModelForCausalLM.from_pretrained(model)
-    layers = {name: each for name, each in learner.named_modules() if name.endswith("q_proj")}
+    layers = {name: module for name, module in learner.named_modules() if name.endswith("q_proj")}
     noise = torch.Generator().manual_seed(1)
     tensors = {
         f"base_model.model.{name}.lora_{part}.weight": torch.randn(shape, generator=noise)
@@ -158,7 +158,7 @@ def logprobs_of(client: openai.OpenAI, name: str) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("args", "message"),
     [
         (["--adapter", "math"], "--adapter math: give a name and a folder"),
         (["--adapter", "math=nowhere"], "--adapter math: nowhere contains no adapter"),
@@ -171,13 +171,13 @@ def logprobs_of(client: openai.OpenAI, name: str) -> list[float]:
         ),
     ],
 )
-def test_serve_refuses_adapters_that_it_cannot_serve(nano: Path, tmp_path: Path, given: list[str], said: str) -> None:
+def test_serve_refuses_adapters_that_it_cannot_serve(nano: Path, tmp_path: Path, args: list[str], message: str) -> None:
     adapter = stored_adapter(nano / "model", tmp_path)
-    words = [each.format(adapter=adapter, model=nano / "model") for each in given]
+    words = [arg.format(adapter=adapter, model=nano / "model") for arg in args]
     settings = ["generator.inference_engine.backend=torch", "trainer.device=cpu"]
-    done = CliRunner().invoke(serve, [str(nano / "model"), *words, *settings])
-    assert isinstance(done.exception, UserError)
-    assert said in str(done.exception)
+    result = CliRunner().invoke(serve, [str(nano / "model"), *words, *settings])
+    assert isinstance(result.exception, UserError)
+    assert message in str(result.exception)
 
 
 def test_serve_without_the_packages_of_its_extra_says_what_to_install(

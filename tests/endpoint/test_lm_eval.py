@@ -28,36 +28,36 @@ from tests.rollout.chats import chat_tokenizer
 
 TASKS = Path(__file__).parents[2] / "examples" / "lm_eval"
 RECORDED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("lm_eval_requests.json").read_text("utf-8"))
-SCORING = [each["body"] for each in RECORDED if "echo" in (each["body"] or {})]
-DRAWING = [each for each in RECORDED if each["body"] and "echo" not in each["body"]]
+SCORING = [request["body"] for request in RECORDED if "echo" in (request["body"] or {})]
+DRAWING = [request for request in RECORDED if request["body"] and "echo" not in request["body"]]
 
 
 def log_probabilities(ids: Sequence[int]) -> tuple[list[float], list[bool]]:
     """What transformers computes for the tokens after the first: log-probabilities, and which are the likeliest."""
     with torch.no_grad():
         values = nano_model()(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
-    given = torch.tensor(ids[1:])
-    return values.gather(1, given[:, None])[:, 0].tolist(), (values.argmax(-1) == given).tolist()
+    targets = torch.tensor(ids[1:])
+    return values.gather(1, targets[:, None])[:, 0].tolist(), (values.argmax(-1) == targets).tolist()
 
 
 def as_read_by_the_harness(choice: Any, before: int) -> tuple[float, bool]:
     """`LocalCompletionsAPI.parse_logprobs` of lm_eval 0.4.13, for one choice with `before` tokens of context."""
     logprobs = choice["logprobs"]["token_logprobs"][before:-1]
     top = choice["logprobs"]["top_logprobs"][before:-1]
-    return sum(logprobs), all(own == max(each.values()) for own, each in zip(logprobs, top, strict=True))
+    return sum(logprobs), all(own == max(candidates.values()) for own, candidates in zip(logprobs, top, strict=True))
 
 
-async def answer(there: Served, request: Any) -> tuple[int, Any]:
+async def answer(server: Served, request: Any) -> tuple[int, Any]:
     """Status and JSON body; sent as it was recorded, with a bearer token that is empty, as httpx would not."""
-    return await asyncio.to_thread(_sent, there.url, request)
+    return await asyncio.to_thread(_sent, server.url, request)
 
 
 def _sent(url: str, request: Any) -> tuple[int, Any]:
     body = None if request["body"] is None else json.dumps(request["body"]).encode()
     headers = {"Content-Type": "application/json", **request.get("headers", {})}
-    asked = urllib.request.Request(url + request["path"], body, headers, method=request["method"])
+    http_request = urllib.request.Request(url + request["path"], body, headers, method=request["method"])
     try:
-        with urllib.request.urlopen(asked) as got:
+        with urllib.request.urlopen(http_request) as got:
             return got.status, json.load(got)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -72,13 +72,13 @@ async def test_a_log_likelihood_is_that_of_transformers(body: Any) -> None:
     async with tiny_engine() as tiny:
         _, got = await answer(tiny, completion(body))
     texts = [body["prompt"]] if isinstance(body["prompt"], str) else body["prompt"]
-    prompts = [tiny.tokenizer.encode(each) if isinstance(each, str) else each for each in texts]
+    prompts = [tiny.tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
     assert [choice["index"] for choice in got["choices"]] == list(range(len(prompts)))
     for ids, choice in zip(prompts, got["choices"], strict=True):
         expected, likeliest = log_probabilities(ids)
         for before in (1, len(ids) - 1):
-            said, greedy = as_read_by_the_harness(choice, before)
-            assert said == pytest.approx(sum(expected[before - 1 :]), abs=1e-3)
+            logprob, greedy = as_read_by_the_harness(choice, before)
+            assert logprob == pytest.approx(sum(expected[before - 1 :]), abs=1e-3)
             assert greedy == all(likeliest[before - 1 :])
     assert got["usage"]["prompt_tokens"] == sum(map(len, prompts))
 
@@ -93,7 +93,7 @@ async def test_the_likeliest_continuation_counts_as_greedy() -> None:
     assert [as_read_by_the_harness(choice, len(ids))[1] for choice in got["choices"]] == [True, False]
 
 
-@pytest.mark.parametrize("request_", DRAWING, ids=lambda each: each["path"])
+@pytest.mark.parametrize("request_", DRAWING, ids=lambda request: request["path"])
 async def test_its_requests_for_texts_are_answered(request_: Any) -> None:
     async with tiny_engine() as tiny:
         status, got = await answer(tiny, request_)
@@ -106,8 +106,8 @@ async def test_its_requests_for_texts_are_answered(request_: Any) -> None:
 
 async def test_it_is_told_that_the_tokenizer_is_not_served_here() -> None:
     script = Script([])
-    async with served(script.generate, script.tokenizer) as there:
-        status, _ = await answer(there, next(each for each in RECORDED if each["path"] == "/tokenizer_info"))
+    async with served(script.generate, script.tokenizer) as server:
+        status, _ = await answer(server, next(request for request in RECORDED if request["path"] == "/tokenizer_info"))
     assert status == 404
 
 
@@ -134,18 +134,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "said"), REFUSED)
-async def test_what_cannot_be_repeated_or_scored_is_refused(changes: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+async def test_what_cannot_be_repeated_or_scored_is_refused(changes: dict[str, Any], message: str) -> None:
     async with tiny_engine(most_samples=1024) as tiny:
         status, got = await answer(tiny, completion({"model": "tiny", "prompt": "a", **changes}))
-    assert status == 400 and said in got["error"]["message"]
+    assert status == 400 and message in got["error"]["message"]
 
 
 async def test_engines_that_score_no_prompts_say_so() -> None:
     script = Script(["b"])
-    async with served(script.generate, script.tokenizer) as there:
-        status, refused = await answer(there, completion({"prompt": "a", "echo": True, "logprobs": 1}))
-        _, repeated = await answer(there, completion({"prompt": "a", "echo": True}))
+    async with served(script.generate, script.tokenizer) as server:
+        status, refused = await answer(server, completion({"prompt": "a", "echo": True, "logprobs": 1}))
+        _, repeated = await answer(server, completion({"prompt": "a", "echo": True}))
     assert status == 400 and "of sampled tokens only" in refused["error"]["message"]
     assert repeated["choices"][0]["text"] == "ab"
 
@@ -181,10 +181,10 @@ async def test_the_harness_itself_scores_as_transformers_does(form: str, tmp_pat
         assert await process.wait() == 0
     encode = tiny.tokenizer.encode
     for row in samples(tmp_path / "out", "sums_choice"):
-        for choice, [(said, greedy)] in zip(row["doc"]["choices"], row["resps"], strict=True):
-            context, whole = encode(row["doc"]["question"]), encode(f"{row['doc']['question']} {choice}")
-            expected, likeliest = log_probabilities(whole)
-            assert float(said) == pytest.approx(sum(expected[len(context) - 1 :]), abs=1e-3)
+        for choice, [(logprob, greedy)] in zip(row["doc"]["choices"], row["resps"], strict=True):
+            context, ids = encode(row["doc"]["question"]), encode(f"{row['doc']['question']} {choice}")
+            expected, likeliest = log_probabilities(ids)
+            assert float(logprob) == pytest.approx(sum(expected[len(context) - 1 :]), abs=1e-3)
             assert greedy == str(all(likeliest[len(context) - 1 :]))
     assert (
         len(list(samples(tmp_path / "out", "sums_answer"))) == len(list(samples(tmp_path / "out", "sums_text"))) == 17

@@ -18,13 +18,13 @@ def client(url: str, key: str = "any") -> openai.AsyncOpenAI:
 
 
 async def test_models_are_listed() -> None:
-    async with tiny_engine() as tiny, client(tiny.url) as ask:
-        assert [model.id async for model in ask.models.list()] == ["tiny"]
+    async with tiny_engine() as tiny, client(tiny.url) as openai_client:
+        assert [model.id async for model in openai_client.models.list()] == ["tiny"]
 
 
 async def test_a_chat_is_answered_with_n_choices_and_their_tokens() -> None:
-    async with tiny_engine() as tiny, client(tiny.url) as ask:
-        answer: Any = await ask.chat.completions.create(
+    async with tiny_engine() as tiny, client(tiny.url) as openai_client:
+        answer: Any = await openai_client.chat.completions.create(
             model="tiny", messages=HELLO, n=2, logprobs=True, max_tokens=5, extra_body={"return_token_ids": True}
         )
     prompt = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
@@ -41,68 +41,70 @@ async def test_a_chat_is_answered_with_n_choices_and_their_tokens() -> None:
 
 
 async def test_a_seed_draws_the_same_answer_again() -> None:
-    async with tiny_engine() as tiny, client(tiny.url) as ask:
+    async with tiny_engine() as tiny, client(tiny.url) as openai_client:
         drawn = [
-            (await ask.chat.completions.create(model="tiny", messages=HELLO, seed=seed)).choices[0].message.content
+            (await openai_client.chat.completions.create(model="tiny", messages=HELLO, seed=seed))
+            .choices[0]
+            .message.content
             for seed in (1, 1, 2)
         ]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
 async def test_a_text_and_its_token_ids_are_completed_alike() -> None:
-    async with tiny_engine() as tiny, client(tiny.url) as ask:
+    async with tiny_engine() as tiny, client(tiny.url) as openai_client:
         ids = tiny.tokenizer.encode("ab", add_special_tokens=False)
-        answer: Any = await ask.completions.create(
+        answer: Any = await openai_client.completions.create(
             model="tiny", prompt=["ab", "cd"], temperature=0, logprobs=1, extra_body={"return_token_ids": True}
         )
-        again = await ask.completions.create(model="tiny", prompt=ids, temperature=0)
+        repeated = await openai_client.completions.create(model="tiny", prompt=ids, temperature=0)
     assert [choice.index for choice in answer.choices] == [0, 1]
     assert answer.choices[0].prompt_token_ids == ids
-    assert answer.choices[0].text == again.choices[0].text
+    assert answer.choices[0].text == repeated.choices[0].text
     assert len(answer.choices[0].logprobs.token_logprobs) == len(answer.choices[0].token_ids)
 
 
 async def test_a_stream_says_what_the_whole_answer_says() -> None:
-    async with tiny_engine() as tiny, client(tiny.url) as ask:
-        whole = await ask.chat.completions.create(model="tiny", messages=HELLO, temperature=0)
-        stream = await ask.chat.completions.create(
+    async with tiny_engine() as tiny, client(tiny.url) as openai_client:
+        reply = await openai_client.chat.completions.create(model="tiny", messages=HELLO, temperature=0)
+        stream = await openai_client.chat.completions.create(
             model="tiny", messages=HELLO, temperature=0, stream=True, stream_options={"include_usage": True}
         )
         chunks = [chunk async for chunk in stream]
-    said = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
-    assert said == whole.choices[0].message.content
-    assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] == whole.choices[0].finish_reason
-    assert chunks[-1].usage == whole.usage
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert text == reply.choices[0].message.content
+    assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] == reply.choices[0].finish_reason
+    assert chunks[-1].usage == reply.usage
 
 
 async def test_tools_are_shown_and_calls_are_read() -> None:
     script = Script(['<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>', "3"])
-    async with served(script.generate, script.tokenizer) as there, client(there.url) as ask:
+    async with served(script.generate, script.tokenizer) as server, client(server.url) as openai_client:
         messages: Any = list(HELLO)
-        first = await ask.chat.completions.create(model="tiny", messages=messages, tools=[ADD])  # type: ignore[list-item]  # a plain dict
+        first = await openai_client.chat.completions.create(model="tiny", messages=messages, tools=[ADD])  # type: ignore[list-item]  # a plain dict
         (call,) = list(first.choices[0].message.tool_calls or [])
         messages += [first.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
-        second = await ask.chat.completions.create(model="tiny", messages=messages, tools=[ADD])  # type: ignore[list-item]  # a plain dict
+        second = await openai_client.chat.completions.create(model="tiny", messages=messages, tools=[ADD])  # type: ignore[list-item]  # a plain dict
     assert first.choices[0].finish_reason == "tool_calls"
     assert (call.function.name, call.function.arguments) == ("add", '{"a": 1, "b": 2}')  # type: ignore[union-attr]  # it is a function
     assert second.choices[0].message.content == "3"
-    shown = script.tokenizer.decode(script.requests[1].prompt_ids)
-    assert '"description": "Add two numbers."' in shown
-    assert '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call><|im_end|>' in shown
+    prompt = script.tokenizer.decode(script.requests[1].prompt_ids)
+    assert '"description": "Add two numbers."' in prompt
+    assert '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call><|im_end|>' in prompt
 
 
 async def test_a_call_that_cannot_be_read_stays_text() -> None:
     script = Script(["<tool_call>{nothing</tool_call>"])
-    async with served(script.generate, script.tokenizer) as there, client(there.url) as ask:
-        answer = await ask.chat.completions.create(model="tiny", messages=HELLO, tools=[ADD])  # type: ignore[list-item]  # a plain dict
+    async with served(script.generate, script.tokenizer) as server, client(server.url) as openai_client:
+        answer = await openai_client.chat.completions.create(model="tiny", messages=HELLO, tools=[ADD])  # type: ignore[list-item]  # a plain dict
     assert answer.choices[0].message.content == "<tool_call>{nothing</tool_call>"
     assert answer.choices[0].finish_reason == "stop"
 
 
 async def test_a_stop_text_is_cut_from_the_text_and_stays_in_the_ids() -> None:
     script = Script(["one STOP"], ends="")
-    async with served(script.generate, script.tokenizer) as there, client(there.url) as ask:
-        answer: Any = await ask.chat.completions.create(
+    async with served(script.generate, script.tokenizer) as server, client(server.url) as openai_client:
+        answer: Any = await openai_client.chat.completions.create(
             model="tiny", messages=HELLO, stop=["STOP"], extra_body={"return_token_ids": True}
         )
     assert answer.choices[0].message.content == "one "
@@ -111,7 +113,7 @@ async def test_a_stop_text_is_cut_from_the_text_and_stays_in_the_ids() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "ends", "stop", "shown"),
+    ("text", "ends", "stop", "expected"),
     [
         ("one <|im_end|>", "", "<|im_end|>", "one "),  # as engines give it: the stop text is in the text
         ("<|im_end|>", "", "<|im_end|>", ""),
@@ -120,30 +122,30 @@ async def test_a_stop_text_is_cut_from_the_text_and_stays_in_the_ids() -> None:
         ("one<|im_start|>", "", "<|im_start|>", "one"),
     ],
 )
-async def test_a_stop_text_may_spell_a_special_token(text: str, ends: str, stop: str, shown: str) -> None:
+async def test_a_stop_text_may_spell_a_special_token(text: str, ends: str, stop: str, expected: str) -> None:
     script = Script([text, text], ends=ends)
-    async with served(script.generate, script.tokenizer) as there, client(there.url) as ask:
-        chat = await ask.chat.completions.create(model="tiny", messages=HELLO, stop=["\n", stop])
-        plain = await ask.completions.create(model="tiny", prompt="a", stop=["\n", stop])
-    assert (chat.choices[0].message.content, plain.choices[0].text) == (shown, shown)
+    async with served(script.generate, script.tokenizer) as server, client(server.url) as openai_client:
+        chat = await openai_client.chat.completions.create(model="tiny", messages=HELLO, stop=["\n", stop])
+        plain = await openai_client.completions.create(model="tiny", prompt="a", stop=["\n", stop])
+    assert (chat.choices[0].message.content, plain.choices[0].text) == (expected, expected)
 
 
 async def test_the_likeliest_tokens_stand_beside_each_sampled_one() -> None:
-    async with tiny_engine() as tiny, client(tiny.url) as ask:
-        answer = await ask.chat.completions.create(
+    async with tiny_engine() as tiny, client(tiny.url) as openai_client:
+        answer = await openai_client.chat.completions.create(
             model="tiny", messages=HELLO, logprobs=True, top_logprobs=3, max_tokens=5, temperature=0
         )
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None and logprobs.content
-    for each in logprobs.content:
-        assert [len(each.top_logprobs), each.top_logprobs[0].token] == [3, each.token]
-        assert each.logprob == pytest.approx(each.top_logprobs[0].logprob, abs=1e-5)
+    for entry in logprobs.content:
+        assert [len(entry.top_logprobs), entry.top_logprobs[0].token] == [3, entry.token]
+        assert entry.logprob == pytest.approx(entry.top_logprobs[0].logprob, abs=1e-5)
 
 
 async def test_a_special_token_in_a_message_is_the_letters_that_spell_it() -> None:
     script = Script(["fine"])
-    async with served(script.generate, script.tokenizer) as there, client(there.url) as ask:
-        await ask.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "<|im_end|>"}])
+    async with served(script.generate, script.tokenizer) as server, client(server.url) as openai_client:
+        await openai_client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "<|im_end|>"}])
     end = script.tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert script.requests[0].prompt_ids.count(end) == 1
 
@@ -164,9 +166,9 @@ async def test_a_special_token_in_a_message_is_the_letters_that_spell_it() -> No
 )
 async def test_what_has_no_effect_is_refused_by_name(changes: dict[str, Any], param: str) -> None:
     script = Script([])
-    async with served(script.generate, script.tokenizer) as there, client(there.url) as ask:
+    async with served(script.generate, script.tokenizer) as server, client(server.url) as openai_client:
         with pytest.raises(openai.BadRequestError) as refused:
-            await ask.chat.completions.create(**{"model": "tiny", "messages": HELLO, **changes})
+            await openai_client.chat.completions.create(**{"model": "tiny", "messages": HELLO, **changes})
     assert refused.value.param == param
     assert param.partition("[")[0] in refused.value.message
     assert script.requests == []
@@ -174,33 +176,38 @@ async def test_what_has_no_effect_is_refused_by_name(changes: dict[str, Any], pa
 
 async def test_another_model_and_a_prompt_that_fills_the_model_are_refused() -> None:
     script = Script([])
-    async with served(script.generate, script.tokenizer, max_model_len=20) as there, client(there.url) as ask:
+    async with (
+        served(script.generate, script.tokenizer, max_model_len=20) as server,
+        client(server.url) as openai_client,
+    ):
         with pytest.raises(openai.NotFoundError, match="tiny"):
-            await ask.chat.completions.create(model="gpt-4o", messages=HELLO)
+            await openai_client.chat.completions.create(model="gpt-4o", messages=HELLO)
         with pytest.raises(openai.BadRequestError) as refused:
-            await ask.completions.create(model="tiny", prompt="x" * 20)
+            await openai_client.completions.create(model="tiny", prompt="x" * 20)
     assert refused.value.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(
-    ("lengths", "said"),
+    ("lengths", "message"),
     [
         ({"max_tokens": 50}, r"min_tokens = 12, and the answer has room for 10: the prompt has 10 tokens, .* have 20"),
         ({"max_tokens": 5}, "min_tokens = 12, and the answer has room for 5: max_tokens = 5"),
     ],
 )
 async def test_more_tokens_than_there_is_room_for_are_refused_with_both_numbers(
-    lengths: dict[str, Any], said: str
+    lengths: dict[str, Any], message: str
 ) -> None:
-    async with tiny_engine(max_model_len=20) as there, client(there.url) as ask:
-        with pytest.raises(openai.BadRequestError, match=said) as refused:
-            await ask.completions.create(model="tiny", prompt=[1] * 10, **lengths, extra_body={"min_tokens": 12})
+    async with tiny_engine(max_model_len=20) as server, client(server.url) as openai_client:
+        with pytest.raises(openai.BadRequestError, match=message) as refused:
+            await openai_client.completions.create(
+                model="tiny", prompt=[1] * 10, **lengths, extra_body={"min_tokens": 12}
+            )
         assert refused.value.param == "min_tokens"
 
 
 async def test_an_answer_ends_where_the_context_does() -> None:
-    async with tiny_engine(max_model_len=20) as there, client(there.url) as ask:
-        answer = await ask.completions.create(
+    async with tiny_engine(max_model_len=20) as server, client(server.url) as openai_client:
+        answer = await openai_client.completions.create(
             model="tiny", prompt=[1] * 10, max_tokens=50, extra_body={"min_tokens": 10}
         )
     assert answer.usage is not None

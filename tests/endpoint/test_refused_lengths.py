@@ -57,8 +57,8 @@ def test_a_text_that_fits_is_never_refused(size: int, count: int) -> None:
 async def test_a_prompt_that_cannot_fit_is_refused_by_its_beginning(path: str) -> None:
     script = Script([])
     async with (
-        served(script.generate, script.tokenizer, max_model_len=64) as there,
-        httpx.AsyncClient(base_url=there.url, timeout=60) as http,
+        served(script.generate, script.tokenizer, max_model_len=64) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=60) as http,
     ):
         answer = await http.post(path, json={"model": "tiny", **ASKED[path]})
     error = answer.json()["error"]
@@ -68,11 +68,11 @@ async def test_a_prompt_that_cannot_fit_is_refused_by_its_beginning(path: str) -
 
 async def test_more_answers_than_ever_are_sampled_at_once_are_not_to_be_tried_again() -> None:
     script = Script(["x"] * 8)
-    async with served(script.generate, script.tokenizer, most_samples=4) as there, client(there.url) as ask:
+    async with served(script.generate, script.tokenizer, most_samples=4) as server, client(server.url) as openai_client:
         for prompts, n in (("a", 5), (["a"] * 5, 1), (["a"] * 3, 2)):
             with pytest.raises(openai.BadRequestError, match="answers at once: at most 4 are sampled"):
-                await ask.completions.create(model="tiny", prompt=prompts, n=n)
-        assert len((await ask.completions.create(model="tiny", prompt=["a"] * 2, n=2)).choices) == 4
+                await openai_client.completions.create(model="tiny", prompt=prompts, n=n)
+        assert len((await openai_client.completions.create(model="tiny", prompt=["a"] * 2, n=2)).choices) == 4
 
 
 def test_an_agent_that_asks_for_too_many_answers_is_not_told_to_try_again() -> None:
@@ -87,8 +87,8 @@ async def test_an_answer_that_ends_by_its_token_keeps_the_letters_of_a_stop_text
     """With min_tokens, "44" may be drawn under the stop text "4": what ended it is the token at its end."""
     script = Script(["44"] * 5)
     async with (
-        served(script.generate, script.tokenizer) as there,
-        httpx.AsyncClient(base_url=there.url, timeout=60) as http,
+        served(script.generate, script.tokenizer) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=60) as http,
     ):
 
         async def answer(path: str, **body: Any) -> Any:
@@ -97,12 +97,12 @@ async def test_an_answer_that_ends_by_its_token_keeps_the_letters_of_a_stop_text
         limits = {"stop": ["4"], "min_tokens": 2}
         chat = await answer("/v1/chat/completions", messages=HELLO, **limits)
         text = await answer("/v1/completions", prompt="a", **limits)
-        said = await answer("/v1/messages", messages=HELLO, max_tokens=8, stop_sequences=["4"])
+        message = await answer("/v1/messages", messages=HELLO, max_tokens=8, stop_sequences=["4"])
         drawn = await answer("/inference/v1/generate", token_ids=[1], sampling_params=limits)
         stream = await http.post("/v1/chat/completions", json={"messages": HELLO, "stream": True, **limits})
     end = script.tokenizer.encode("<|im_end|>", add_special_tokens=False)
     assert chat["choices"][0]["message"]["content"] == text["choices"][0]["text"] == "44"
-    assert (said["content"][0]["text"], said["stop_reason"], said["stop_sequence"]) == ("44", "end_turn", None)
+    assert (message["content"][0]["text"], message["stop_reason"], message["stop_sequence"]) == ("44", "end_turn", None)
     assert [drawn["choices"][0]["stop_reason"]] == end
     assert '"content": "44"' in stream.text
 
@@ -110,19 +110,23 @@ async def test_an_answer_that_ends_by_its_token_keeps_the_letters_of_a_stop_text
 async def test_a_model_and_a_response_are_retrieved_by_their_ids() -> None:
     script = Script(["one", "two", "three"])
     async with (
-        served(script.generate, script.tokenizer, adapters=("org/math",)) as there,
-        client(there.url) as ask,
+        served(script.generate, script.tokenizer, adapters=("org/math",)) as server,
+        client(server.url) as openai_client,
     ):
-        assert [(await ask.models.retrieve(name)).id for name in ("tiny", "org/math")] == ["tiny", "org/math"]
-        whole = await ask.responses.create(model="tiny", input="a")
-        async with ask.responses.stream(model="tiny", input="b") as stream:
+        assert [(await openai_client.models.retrieve(name)).id for name in ("tiny", "org/math")] == ["tiny", "org/math"]
+        response = await openai_client.responses.create(model="tiny", input="a")
+        async with openai_client.responses.stream(model="tiny", input="b") as stream:
             streamed = await stream.get_final_response()
-        unstored = await ask.responses.create(model="tiny", input="c", store=False)
-        for given in (whole, streamed):
-            found = await ask.responses.retrieve(given.id)
-            assert (found.output_text, found.id, found.usage) == (given.output_text, given.id, given.usage)
+        unstored = await openai_client.responses.create(model="tiny", input="c", store=False)
+        for original in (response, streamed):
+            retrieved = await openai_client.responses.retrieve(original.id)
+            assert (retrieved.output_text, retrieved.id, retrieved.usage) == (
+                original.output_text,
+                original.id,
+                original.usage,
+            )
         with pytest.raises(openai.NotFoundError):
-            await ask.models.retrieve("other")
+            await openai_client.models.retrieve("other")
         for number in (unstored.id, "resp_none"):
             with pytest.raises(openai.NotFoundError):
-                await ask.responses.retrieve(number)
+                await openai_client.responses.retrieve(number)

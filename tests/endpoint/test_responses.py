@@ -25,8 +25,10 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
 
 
 async def test_a_text_is_answered_under_instructions() -> None:
-    async with tiny_engine() as tiny, client(tiny.url) as ask:
-        answer = await ask.responses.create(model="tiny", instructions="be brief", input="hello", max_output_tokens=4)
+    async with tiny_engine() as tiny, client(tiny.url) as openai_client:
+        answer = await openai_client.responses.create(
+            model="tiny", instructions="be brief", input="hello", max_output_tokens=4
+        )
     prompt = "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     assert answer.usage is not None
     assert answer.usage.input_tokens == len(tiny.tokenizer.encode(prompt))
@@ -37,28 +39,30 @@ async def test_a_text_is_answered_under_instructions() -> None:
 
 async def test_a_tool_is_called_and_its_output_read() -> None:
     script = Script([f"so {CALL}", "3"])
-    async with served(script.generate, script.tokenizer) as there, client(there.url) as ask:
-        given: Any = [{"role": "user", "content": [{"type": "input_text", "text": "1+2?"}]}]
-        first = await ask.responses.create(model="tiny", input=given, tools=[ADD])
-        said, call = first.output
+    async with served(script.generate, script.tokenizer) as server, client(server.url) as openai_client:
+        items: Any = [{"role": "user", "content": [{"type": "input_text", "text": "1+2?"}]}]
+        first = await openai_client.responses.create(model="tiny", input=items, tools=[ADD])
+        message, call = first.output
         assert call.type == "function_call"
-        given += [said, call, {"type": "function_call_output", "call_id": call.call_id, "output": "3"}]
-        second = await ask.responses.create(model="tiny", input=given, tools=[ADD])
+        items += [message, call, {"type": "function_call_output", "call_id": call.call_id, "output": "3"}]
+        second = await openai_client.responses.create(model="tiny", input=items, tools=[ADD])
     assert first.output_text == "so"
     assert (call.name, call.arguments) == ("add", '{"a": 1, "b": 2}')
     assert second.output_text == "3"
-    shown = script.tokenizer.decode(script.requests[1].prompt_ids)
-    assert f"assistant\nso{CALL}<|im_end|>\n<|im_start|>tool\n3<|im_end|>" in shown
-    assert '"description": "Add two numbers."' in shown
+    prompt = script.tokenizer.decode(script.requests[1].prompt_ids)
+    assert f"assistant\nso{CALL}<|im_end|>\n<|im_start|>tool\n3<|im_end|>" in prompt
+    assert '"description": "Add two numbers."' in prompt
 
 
 async def test_an_earlier_response_is_continued_without_its_instructions() -> None:
     script = Script(["one", "two", "three"])
-    async with served(script.generate, script.tokenizer) as there, client(there.url) as ask:
-        first = await ask.responses.create(model="tiny", instructions="be brief", input="a")
-        second = await ask.responses.create(model="tiny", input="b", previous_response_id=first.id, store=False)
+    async with served(script.generate, script.tokenizer) as server, client(server.url) as openai_client:
+        first = await openai_client.responses.create(model="tiny", instructions="be brief", input="a")
+        second = await openai_client.responses.create(
+            model="tiny", input="b", previous_response_id=first.id, store=False
+        )
         with pytest.raises(openai.BadRequestError) as refused:
-            await ask.responses.create(model="tiny", input="c", previous_response_id=second.id)
+            await openai_client.responses.create(model="tiny", input="c", previous_response_id=second.id)
     assert refused.value.code == "previous_response_not_found"
     assert second.previous_response_id == first.id
     assert script.tokenizer.decode(script.requests[1].prompt_ids) == (
@@ -72,20 +76,20 @@ async def test_an_earlier_response_is_continued_without_its_instructions() -> No
 async def test_the_events_of_a_stream_are_those_of_the_whole_response(text: str) -> None:
     script = Script([text])
     async with (
-        served(script.generate, script.tokenizer) as there,
-        client(there.url) as ask,
-        ask.responses.stream(model="tiny", input="1+2?", tools=[ADD]) as stream,
+        served(script.generate, script.tokenizer) as server,
+        client(server.url) as openai_client,
+        openai_client.responses.stream(model="tiny", input="1+2?", tools=[ADD]) as stream,
     ):
         events = [event async for event in stream]
-        whole = await stream.get_final_response()
+        response = await stream.get_final_response()
     assert [event.sequence_number for event in events if hasattr(event, "sequence_number")] == list(range(len(events)))
-    said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
-    assert said == whole.output_text == text.partition(" <")[0].removesuffix(CALL)
-    done = [event.item for event in events if event.type == "response.output_item.done"]
-    assert [(item.type, getattr(item, "id", "")) for item in done] == [
-        (item.type, getattr(item, "id", "")) for item in whole.output
+    output_text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert output_text == response.output_text == text.partition(" <")[0].removesuffix(CALL)
+    completed = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [(item.type, getattr(item, "id", "")) for item in completed] == [
+        (item.type, getattr(item, "id", "")) for item in response.output
     ]
-    calls = [item.arguments for item in whole.output if item.type == "function_call"]
+    calls = [item.arguments for item in response.output if item.type == "function_call"]
     assert calls == (['{"a": 1, "b": 2}'] if CALL in text else [])
     assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
 
@@ -106,9 +110,9 @@ async def test_the_events_of_a_stream_are_those_of_the_whole_response(text: str)
 )
 async def test_what_has_no_effect_is_refused_by_name(changes: dict[str, Any], param: str) -> None:
     script = Script([])
-    async with served(script.generate, script.tokenizer) as there, client(there.url) as ask:
+    async with served(script.generate, script.tokenizer) as server, client(server.url) as openai_client:
         with pytest.raises(openai.BadRequestError) as refused:
-            await ask.responses.create(**{"model": "tiny", "input": "hello", **changes})
+            await openai_client.responses.create(**{"model": "tiny", "input": "hello", **changes})
     assert refused.value.param == param
     assert script.requests == []
 

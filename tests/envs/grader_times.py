@@ -50,11 +50,11 @@ class Grader:
 def main() -> None:
     """Measure."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    wanted = sys.argv[2:]
+    selected = sys.argv[2:]
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         for name, grader in graders(count, Path(folder)).items():
-            if not wanted or name in wanted:
+            if not selected or name in selected:
                 print(name, measured(grader), flush=True)
 
 
@@ -65,40 +65,40 @@ def measured(grader: Grader) -> Mapping[str, object]:
     raised: Counter[str] = Counter()
     cpu, late = 0.0, 0.0
     for answer in grader.answers:
-        begun, used = time.monotonic(), time.thread_time()
+        started, used = time.monotonic(), time.thread_time()
         try:
             rewards[grader.grade(answer)] += 1
         except Exception as error:  # noqa: BLE001 - all are counted
             raised[f"{type(error).__name__}: {str(error)[:80]}"] += 1
         cpu = max(cpu, time.thread_time() - used)
         if grader.limit is not None:
-            late = max(late, time.monotonic() - begun - grader.limit)
+            late = max(late, time.monotonic() - started - grader.limit)
     seconds = {"most CPU-seconds": round(cpu, 3)} | ({} if grader.limit is None else {"latest": round(late, 2)})
-    found = {"answers": len(grader.answers), "exceptions": dict(raised), "rewards": dict(rewards)}
-    return found | seconds | {"load": round(os.getloadavg()[0])}
+    report = {"answers": len(grader.answers), "exceptions": dict(raised), "rewards": dict(rewards)}
+    return report | seconds | {"load": round(os.getloadavg()[0])}
 
 
 def graders(count: int, folder: Path) -> dict[str, Grader]:
     """Every grader of skyrl that reads an answer, by its name."""
     framed = (frame.format(number) for number in NUMBERS for frame in FRAMES)
     texts = list(dict.fromkeys(islice(chain(answers(), framed, repeats(), INJECTIONS), count)))
-    boxed = [f"\\boxed{{{each}}}" for each in boxes(count)]
+    boxed = [f"\\boxed{{{content}}}" for content in boxes(count)]
     sandbox = Sandbox(readable=[folder])
-    found = {name: Grader(_stepper(name), texts) for name in TEXT}
-    found["searchcode"] = Grader(
+    by_name = {name: Grader(_stepper(name), texts) for name in TEXT}
+    by_name["searchcode"] = Grader(
         lambda answer: SearchCodeEnv(EXTRAS, SearchEnvConfig(), sandbox).step(answer).reward, texts
     )
     equal = MathEqual()
-    found["math-verify"] = Grader(
+    by_name["math-verify"] = Grader(
         lambda answer: float(equal(answer.removeprefix("\\boxed{")[:-1], "271828")), boxed, math_equal.SECONDS
     )
     programs = list(islice(_programs(count), count))
     for called in (False, True):
         name = "code, called" if called else "code"
-        found[name] = Grader(_code(sandbox, is_called=called), programs, SECONDS)
+        by_name[name] = Grader(_code(sandbox, is_called=called), programs, SECONDS)
     text2sql.SOLUTION_SECONDS = SECONDS  # of the query; the process around it has a second more
-    found["text2sql"] = Grader(_sql(folder, sandbox), list(islice(cycle(_solutions()), count)), SECONDS + 1)
-    return found
+    by_name["text2sql"] = Grader(_sql(folder, sandbox), list(islice(cycle(_solutions()), count)), SECONDS + 1)
+    return by_name
 
 
 def _stepper(name: str) -> Callable[[str], float]:
@@ -109,7 +109,7 @@ def _programs(count: int) -> Iterator[str]:
     """Answers with programs that print what is hostile to a comparison, that never end, or that are none."""
     texts = list(answers())
     for number, text in enumerate(cycle(texts)):
-        hostile = (*NUMBERS, *(each for each in repeats() if len(each) < 20_000))
+        hostile = (*NUMBERS, *(repeat for repeat in repeats() if len(repeat) < 20_000))
         printed = hostile[number % len(hostile)]
         endless = list(NEVER_END.values())[number // 10 % len(NEVER_END)]
         yield text if number % 10 < 4 else f"```python\n{endless if number % 10 == 4 else f'print({printed!r})'}\n```"

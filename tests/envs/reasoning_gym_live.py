@@ -41,17 +41,19 @@ def main(tasks: Sequence[str]) -> int:
     """Print the scores of each task, and return the number of tasks with others than expected."""
     unexpected = 0
     for task in tasks or sorted(set(DATASETS) - {"composite"}):
-        wanted = task_rows(f"reasoning_gym://{task}?rows={ROWS}&size=50")
+        task_source = task_rows(f"reasoning_gym://{task}?rows={ROWS}&size=50")
         try:
-            rows = [json.loads(json.dumps(row)) for row in islice(_rows(wanted), ROWS)]
+            rows = [json.loads(json.dumps(row)) for row in islice(_rows(task_source), ROWS)]
         except DataError as error:
             unexpected += task not in REFUSED
             print(f"{task}: {error}", flush=True)
             continue
-        found = [[_score(row, answer) for answer in (reference(task, row), WRONG, "")] for row in rows]
-        right = all((one == 1 or task in NO_REFERENCE) and max(others) < 1 for one, *others in found)
+        scores = [[_score(row, answer) for answer in (reference(task, row), WRONG, "")] for row in rows]
+        right = all(
+            (reference_score == 1 or task in NO_REFERENCE) and max(others) < 1 for reference_score, *others in scores
+        )
         unexpected += not right or task in REFUSED
-        print(f"{task}: {found}{'' if right else ' UNEXPECTED'}", flush=True)
+        print(f"{task}: {scores}{'' if right else ' UNEXPECTED'}", flush=True)
     print(f"{unexpected} tasks are not as expected")
     return unexpected
 

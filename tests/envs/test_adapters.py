@@ -56,7 +56,7 @@ def test_a_function_of_verl_gives_a_number_or_a_score_with_other_numbers() -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "reward", "metrics"),
+    ("output", "reward", "metrics"),
     [
         ({"rewards": [1.0]}, 1.0, {}),
         ({"rewards": 0.5, "scores": [1]}, 0.5, {"score": 1.0}),
@@ -65,19 +65,19 @@ def test_a_function_of_verl_gives_a_number_or_a_score_with_other_numbers() -> No
         ({"rewards": [True], "scores": [0.5], "extra_logs": {"a": np.array(2)}}, 1.0, {"a": 2.0, "score": 0.5}),
     ],
 )
-def test_a_function_of_openrlhf_gives_rewards_and_scores(given: Any, reward: float, metrics: dict[str, float]) -> None:
+def test_a_function_of_openrlhf_gives_rewards_and_scores(output: Any, reward: float, metrics: dict[str, float]) -> None:
     def reward_func(queries: Any, prompts: Any, labels: Any, **others: Any) -> Any:
         assert (queries[0].removeprefix(prompts[0]), labels) == ("4", ["4"])
         assert "2+2" in prompts[0]
-        return given
+        return output
 
     assert judged(reward_func) == (reward, metrics)
 
 
-@pytest.mark.parametrize("given", [1.0, {}, {"rewards": [1.0, 2.0]}, {"rewards": "1"}, {"rewards": [None]}])
-def test_a_function_of_openrlhf_that_gives_no_reward_is_a_failure(given: Any) -> None:
+@pytest.mark.parametrize("output", [1.0, {}, {"rewards": [1.0, 2.0]}, {"rewards": "1"}, {"rewards": [None]}])
+def test_a_function_of_openrlhf_that_gives_no_reward_is_a_failure(output: Any) -> None:
     with pytest.raises(TypeError, match="OpenRLHF reward function"):
-        judged(lambda queries, prompts, labels: given)
+        judged(lambda queries, prompts, labels: output)
 
 
 class Corridor:
@@ -134,7 +134,7 @@ def test_a_function_of_extras_makes_environments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "asked"),
+    ("function", "columns"),
     [
         (lambda completion, ground_truth, level, **others: 1.0, ("ground_truth", "level")),
         (lambda completion, ground_truth=None, *, level=1, **others: 1.0, ()),
@@ -144,8 +144,8 @@ def test_a_function_of_extras_makes_environments(tmp_path: Path) -> None:
         (max, ()),
     ],
 )
-def test_a_reward_function_asks_rows_for_parameters_without_a_default(function: Any, asked: tuple[str, ...]) -> None:
-    assert asked_of_rows(function) == asked
+def test_a_reward_function_asks_rows_for_parameters_without_a_default(function: Any, columns: tuple[str, ...]) -> None:
+    assert asked_of_rows(function) == columns
 
 
 @pytest.mark.parametrize(

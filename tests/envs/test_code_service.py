@@ -29,9 +29,9 @@ TOKEN = "token-of-this-test"
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    made = Sandbox()
-    yield made
-    made.close()
+    instance = Sandbox()
+    yield instance
+    instance.close()
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_program_that_does_not_end_is_ended(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({}, "the text 'program'"),
         ([], "a JSON object"),
@@ -79,15 +79,15 @@ def test_a_program_that_does_not_end_is_ended(client: TestClient) -> None:
         ({"program": "", "limits": {"memory_bytes": 0}}, "above 0"),
     ],
 )
-def test_what_cannot_be_run_is_refused_in_words(body: Any, said: str, client: TestClient) -> None:
+def test_what_cannot_be_run_is_refused_in_words(body: Any, message: str, client: TestClient) -> None:
     answer = client.post("/run", json=body)
     assert answer.status_code == 400
-    assert said in answer.json()["error"]
+    assert message in answer.json()["error"]
 
 
 @pytest.mark.parametrize("first", ["", "import os; os.close(1); os.close(2)"], ids=["open", "closed outputs"])
 def test_a_program_ends_when_its_client_is_gone(first: str, sandbox: Sandbox) -> None:
-    begun, over = threading.Event(), threading.Event()
+    started, over = threading.Event(), threading.Event()
 
     class Watched(Sandbox):
         """The sandbox of the tests, which says when a program begins and ends."""
@@ -95,9 +95,9 @@ def test_a_program_ends_when_its_client_is_gone(first: str, sandbox: Sandbox) ->
         def __init__(self) -> None:
             self.tier = sandbox.tier
 
-        def run(self, *given: Any, **options: Any) -> Ran:
-            begun.set()
-            ran = sandbox.run(*given, **options)
+        def run(self, *args: Any, **options: Any) -> Ran:
+            started.set()
+            ran = sandbox.run(*args, **options)
             over.set()
             return ran
 
@@ -110,7 +110,7 @@ def test_a_program_ends_when_its_client_is_gone(first: str, sandbox: Sandbox) ->
         thread.start()
         with socket.create_connection(bound.getsockname(), timeout=60) as client:
             client.sendall(head.encode() + body)
-            assert begun.wait(60)
+            assert started.wait(60)
         assert over.wait(300)
         server.should_exit = True
         thread.join()
@@ -125,8 +125,8 @@ def test_without_the_token_nothing_runs(sandbox: Sandbox) -> None:
 
 def test_a_program_ends_there_as_it_does_here(url: str, sandbox: Sandbox) -> None:
     for program in ("print(input())", "import sys; sys.exit(3)", "raise ValueError", "print('x' * 10**7)"):
-        here, there = (each.run(program, b"4\n") for each in (sandbox, RemoteSandbox(url, TOKEN)))
-        assert (there.ended, there.code, there.stdout) == (here.ended, here.code, here.stdout)
+        local, remote = (runner.run(program, b"4\n") for runner in (sandbox, RemoteSandbox(url, TOKEN)))
+        assert (remote.ended, remote.code, remote.stdout) == (local.ended, local.code, local.stdout)
 
 
 def test_limits_of_the_run_hold_there(url: str) -> None:

@@ -27,8 +27,8 @@ given: list[Any] = []
 SAID = [[{"role": "assistant", "content": "mine"}]]
 
 
-def noted(said: Any, columns: Mapping[str, Any]) -> float:
-    given[:] = [said, columns]
+def noted(completions: Any, columns: Mapping[str, Any]) -> float:
+    given[:] = [completions, columns]
     return 1.0
 
 
@@ -86,7 +86,10 @@ def weighted(completion: str, weight: float, ground_truth: Any, **columns: Any) 
 
 
 FORMS: Mapping[str, Callable[..., Any]] = {
-    **{each.__name__: each for each in (trl, trl_prompts, trl_later, compares, ours, ours_later, verl, openrlhf)},
+    **{
+        function.__name__: function
+        for function in (trl, trl_prompts, trl_later, compares, ours, ours_later, verl, openrlhf)
+    },
     "object": Judge(),
     "method": Judge().method,
     "partial": partial(weighted, weight=0.5),
@@ -99,14 +102,14 @@ NAMES = (
 
 @pytest.mark.parametrize("form", FORMS)
 def test_no_column_stands_in_for_what_the_policy_said(form: str) -> None:
-    function, asked = FORMS[form], ({"role": "user", "content": "?"},)
+    function, prompt = FORMS[form], ({"role": "user", "content": "?"},)
     for name in NAMES:
         row = {"ground_truth": "7", name: [[{"role": "assistant", "content": "theirs"}]]}
         if form == "compares":
-            assert list(GroupReward(function).rewards(asked, ["mine"], row)) == [1.0]
+            assert list(GroupReward(function).rewards(prompt, ["mine"], row)) == [1.0]
         else:
             env = RewardFunctionEnv(row, function)
-            env.init(asked)
+            env.init(prompt)
             assert env.step("mine").reward == 1.0
         assert given[0] == SAID, name
 
@@ -199,11 +202,11 @@ def test_two_ground_truths_that_differ_make_a_bad_row(tmp_path: Path, row: Any, 
             "generator.inference_engine.backend=torch",
         ],
     ).config
-    whole = answered({"answer": None, **row}, 0, "", Columns(answer="answer")) if "answer" in row else row
-    reason = unrewardable_reason(run)(name, whole)
+    complete_row = answered({"answer": None, **row}, 0, "", Columns(answer="answer")) if "answer" in row else row
+    reason = unrewardable_reason(run)(name, complete_row)
     if problem is None:
         assert reason is None
-        assert ground_truths(whole)
+        assert ground_truths(complete_row)
     else:
         assert reason is not None and reason.startswith("has two ground truths: ")
         assert re.search(problem, reason)
@@ -253,17 +256,17 @@ def test_a_ground_truth_that_the_environment_cannot_read_is_named(task: str) -> 
 
 
 @pytest.mark.parametrize("task", ["gsm8k", "gsm8k_multi_turn", "searchcode"])
-@pytest.mark.parametrize("said", ["1,000", "1000", "1000 apples"])
-def test_commas_count_on_neither_side(task: str, said: str) -> None:
+@pytest.mark.parametrize("answer", ["1,000", "1000", "1000 apples"])
+def test_commas_count_on_neither_side(task: str, answer: str) -> None:
     env = find_env(task)(spec("1,000"))
-    assert env.step(f"<solution>#### {said}</solution>").reward == 1.0
+    assert env.step(f"<solution>#### {answer}</solution>").reward == 1.0
 
 
 def test_answers_of_gsm8k_lose_their_commas_as_in_its_example() -> None:
     def truth(answer: str) -> Any:
         return answered({"answer": answer}, 0, "", Columns(answer="answer"))["reward_spec"]["ground_truth"]
 
-    assert [truth(f"so #### {each}") for each in ("1,000", "-2,125,000", "1,000.50", "10,20", "a, b")] == [
+    assert [truth(f"so #### {answer}") for answer in ("1,000", "-2,125,000", "1,000.50", "10,20", "a, b")] == [
         *("1000", "-2125000", "1000.50"),
         *("10,20", "a, b"),  # a pair and a list keep theirs
     ]
@@ -277,9 +280,9 @@ def test_a_task_of_ones_own_is_not_tried() -> None:
 def test_a_copy_of_a_row_shares_nothing_that_can_change() -> None:
     array = np.zeros(2)
     row = {"a": [1, {"b": ("x", None, [2.0])}], "array": array, "truth": Decimal("1.5")}
-    found: dict[str, Any] = copied(row)
-    assert {**found, "array": None} == {**row, "array": None}
-    found["a"][1]["b"][2].append(3)
-    found["array"][0] = 1.0
+    copy: dict[str, Any] = copied(row)
+    assert {**copy, "array": None} == {**row, "array": None}
+    copy["a"][1]["b"][2].append(3)
+    copy["array"][0] = 1.0
     assert row["a"] == [1, {"b": ("x", None, [2.0])}]
     assert array.tolist() == [0.0, 0.0]

@@ -51,9 +51,9 @@ def test_the_tools_of_the_page_are_called() -> None:
 
 
 def test_the_reward_function_of_groups_of_the_page_compares() -> None:
-    made = find_env("brevity.py:shortest")
-    assert isinstance(made, GroupReward)
-    assert made.rewards([], ["long", "a"], ROW) == [0.0, 1.0]
+    reward = find_env("brevity.py:shortest")
+    assert isinstance(reward, GroupReward)
+    assert reward.rewards([], ["long", "a"], ROW) == [0.0, 1.0]
 
 
 def test_every_built_in_environment_is_in_the_table() -> None:

@@ -45,13 +45,13 @@ WANTED: tuple[tuple[object, str | None], ...] = (
 )
 
 
-@pytest.mark.parametrize(("wanted", "function"), WANTED)
-def test_hostile_output_of_a_program_is_wrong_and_never_raises(wanted: object, function: str | None) -> None:
-    test = ProgramTest(given="", wanted=wanted, function=function)
-    plain = [*NUMBERS, *(each for each in repeats() if len(each) < 13_000)]
+@pytest.mark.parametrize(("expected", "function"), WANTED)
+def test_hostile_output_of_a_program_is_wrong_and_never_raises(expected: object, function: str | None) -> None:
+    test = ProgramTest(given="", wanted=expected, function=function)
+    plain = [*NUMBERS, *(repeat for repeat in repeats() if len(repeat) < 13_000)]
     framed = [
-        frame.replace("NUMBER", each)
-        for each in NUMBERS
+        frame.replace("NUMBER", number)
+        for number in NUMBERS
         for frame in ("[NUMBER, 5]", '{"a": NUMBER}', "[[NUMBER]]", "NUMBER 0.5\n7")
     ]
     assert [printed[:80] for printed in (*plain, *framed) if test.passes(printed)] == []
@@ -141,9 +141,9 @@ def test_neither_a_hint_nor_what_the_database_holds_spoils_the_form(folder: Path
 
 
 def test_the_first_query_of_a_turn_is_the_one_that_is_tried(folder: Path) -> None:
-    told = sql_env(folder).step("<sql>SELECT 11</sql> or <sql>SELECT 22</sql>").observations[0]["content"]
-    assert "11" in told
-    assert "22" not in told
+    observation = sql_env(folder).step("<sql>SELECT 11</sql> or <sql>SELECT 22</sql>").observations[0]["content"]
+    assert "11" in observation
+    assert "22" not in observation
 
 
 def test_a_solution_whose_rows_were_cut_earns_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +154,8 @@ def test_a_solution_whose_rows_were_cut_earns_nothing(folder: Path, monkeypatch:
 
 
 def test_a_long_result_is_cut_and_says_so(folder: Path) -> None:
-    told = sql_env(folder).step("<sql>SELECT a FROM t</sql>").observations[0]["content"]
-    assert "cut at 50 rows" in told
+    observation = sql_env(folder).step("<sql>SELECT a FROM t</sql>").observations[0]["content"]
+    assert "cut at 50 rows" in observation
     assert "cut at 9000 characters" in result_text({"columns": ["a"], "rows": [["x" * 20_000]], "cut": False})
 
 
@@ -175,9 +175,9 @@ def test_hostile_queries_change_nothing_and_end_in_time(
     before = listing(tmp_path)
     for query in QUERIES:
         env = sql_env(folder)
-        told = env.step(f"<sql>{query}</sql>").observations[0]["content"]
-        assert len(told) < 10_000, query[:80]
-        assert env.get_metrics()["failed_queries"] == 1.0, (query[:80], told[:200])
+        observation = env.step(f"<sql>{query}</sql>").observations[0]["content"]
+        assert len(observation) < 10_000, query[:80]
+        assert env.get_metrics()["failed_queries"] == 1.0, (query[:80], observation[:200])
     assert sql_env(folder).step("<sql>SELECT 1</sql>").observations[0]["content"].count("Error") == 0
     assert listing(tmp_path) == before
 

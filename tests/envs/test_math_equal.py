@@ -27,9 +27,9 @@ def _what_runs_already() -> None:
 
 @pytest.fixture(params=HERE, scope="module")
 def equal(request: pytest.FixtureRequest) -> Iterator[MathEqual]:
-    made = MathEqual(request.param)
-    yield made
-    made.close()
+    instance = MathEqual(request.param)
+    yield instance
+    instance.close()
 
 
 @pytest.mark.sampled(72)
@@ -74,10 +74,10 @@ FOR_EVER = ["9^{9^{9^{9}}}", "(10^9)!", "123456789^{987654321}"]
 def test_an_answer_that_would_be_computed_for_ever_is_wrong(
     equal: MathEqual, attack: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = Worker.ask
+    original_ask = Worker.ask
 
-    def patient(worker: Worker, asked: list[str], seconds: float) -> object:
-        return ask(worker, asked, 0.3 if attack in asked else 100.0)
+    def patient(worker: Worker, texts: list[str], seconds: float) -> object:
+        return original_ask(worker, texts, 0.3 if attack in texts else 100.0)
 
     monkeypatch.setattr(Worker, "ask", patient)
     assert not equal(attack, "1")
@@ -85,21 +85,21 @@ def test_an_answer_that_would_be_computed_for_ever_is_wrong(
 
 
 @pytest.mark.sampled(12)
-@pytest.mark.parametrize("how", ["exit", "timeout", "output"])
+@pytest.mark.parametrize("ending", ["exit", "timeout", "output"])
 def test_an_answer_that_ends_a_worker_is_wrong_and_the_end_of_the_next_is_a_failure(
-    how: Literal["exit", "timeout", "output"], equal: MathEqual, monkeypatch: pytest.MonkeyPatch
+    ending: Literal["exit", "timeout", "output"], equal: MathEqual, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ask(worker: Worker, asked: list[str], seconds: float) -> bool:
-        if "ends" not in asked:
+    def ask(worker: Worker, texts: list[str], seconds: float) -> bool:
+        if "ends" not in texts:
             return True
         worker.close()
-        raise WorkerEnded(how, "is gone")
+        raise WorkerEnded(ending, "is gone")
 
     monkeypatch.setattr(Worker, "ask", ask)
     assert not equal("ends", "1")
     with pytest.raises(WorkerEnded, match="math-verify, on '2', is gone") as ended:
         equal("2", "ends")
-    assert ended.value.how == how
+    assert ended.value.how == ending
 
 
 @pytest.mark.sampled(3)

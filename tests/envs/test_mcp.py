@@ -56,8 +56,8 @@ def task(*servers: McpServerConfig, **changes: Any) -> McpTask:
 
 
 @contextmanager
-def playing(made: McpTask) -> Iterator[Env]:
-    env = made({})
+def playing(mcp_task: McpTask) -> Iterator[Env]:
+    env = mcp_task({})
     try:
         yield env
     finally:
@@ -79,13 +79,13 @@ def counted(env: Env) -> Mapping[str, float]:
 
 
 def test_the_tools_of_a_server_are_shown_and_called_and_the_answer_is_judged() -> None:
-    made = task(NOTES)
-    with playing(made) as env, playing(made) as other:
+    mcp_task = task(NOTES)
+    with playing(mcp_task) as env, playing(mcp_task) as other:
         assert env.init(({"role": "user", "content": "2+2?"},))[0][-1]["content"] == "Only the number."
-        shown = {schema["function"]["name"]: schema["function"] for schema in env.tool_schemas()}
-        assert list(shown) == ["note", "fail", "die", "hang", "fill", "surroundings"]
-        assert shown["note"]["description"].startswith("Keep a note")
-        assert shown["note"]["parameters"]["required"] == ["text"]
+        tools = {schema["function"]["name"]: schema["function"] for schema in env.tool_schemas()}
+        assert list(tools) == ["note", "fail", "die", "hang", "fill", "surroundings"]
+        assert tools["note"]["description"].startswith("Keep a note")
+        assert tools["note"]["parameters"]["required"] == ["text"]
         assert told(env, "note", text="one", times=2) == "one, one"
         assert told(env, "note", text="two") == "one, one, two"
         assert told(other, "note", text="of another episode") == "of another episode"
@@ -122,15 +122,15 @@ def test_a_program_runs_in_each_tier_without_a_network_or_the_runs_variables(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("mischief", "said"),
+    ("mischief", "message"),
     [
         ("flood", "was lost (it sent more than 4194304 bytes at once)"),
         ("line", "was lost (it sent more than 4194304 bytes at once)"),
     ],
 )
-def test_a_server_that_sends_too_much_is_ended(mischief: str, said: str) -> None:
+def test_a_server_that_sends_too_much_is_ended(mischief: str, message: str) -> None:
     with playing(task(lines(mischief))) as env:
-        assert said in told(env, "one")
+        assert message in told(env, "one")
         assert counted(env) == {"tool_calls": 1, "tool_errors": 1, "servers_lost": 1}
 
 
@@ -157,10 +157,10 @@ def test_lines_that_are_no_messages_are_passed_over_and_what_is_no_text_is_named
 
 
 def test_processes_end_with_their_episode() -> None:
-    made = task(lines("chatter"))
-    made.offered()
+    mcp_task = task(lines("chatter"))
+    mcp_task.offered()
     before = processes()
-    with playing(made) as env:
+    with playing(mcp_task) as env:
         assert processes() == before  # only a call starts a server
         told(env, "one")
         assert processes() > before
@@ -169,24 +169,24 @@ def test_processes_end_with_their_episode() -> None:
 
 def processes() -> set[int]:
     """Processes whose command names the server: its own, and those of its sandbox."""
-    found = subprocess.run(["pgrep", "-f", str(SERVERS / "lines.py")], capture_output=True, text=True, check=False)
-    return {*map(int, found.stdout.split())}
+    result = subprocess.run(["pgrep", "-f", str(SERVERS / "lines.py")], capture_output=True, text=True, check=False)
+    return {*map(int, result.stdout.split())}
 
 
 def test_one_server_may_be_shared_by_all_episodes() -> None:
     config = lines("hang", scope="run")
-    made = task(config, call_timeout_seconds=5)
-    with playing(made) as env, playing(made) as other:
+    mcp_task = task(config, call_timeout_seconds=5)
+    with playing(mcp_task) as env, playing(mcp_task) as other:
         assert told(env, "one") == "done"
         shared = processes()
         assert told(other, "one") == "done"
         assert processes() == shared
     assert processes() == shared  # until the run ends
-    settled(shared_connection(made.offered()[0].server).close())
+    settled(shared_connection(mcp_task.offered()[0].server).close())
 
 
 @pytest.mark.parametrize(
-    ("servers", "said"),
+    ("servers", "message"),
     [
         ((lines("broken"),), "broken does not start (environment.skyrl_gym.mcp.servers[0]): its process ended with "
          "exit code 1: ModuleNotFoundError: No module named 'ink'"),
@@ -202,18 +202,18 @@ def test_one_server_may_be_shared_by_all_episodes() -> None:
     ],
 )  # fmt: skip
 def test_a_server_that_cannot_be_used_is_one_sentence_at_the_start(
-    servers: tuple[McpServerConfig, ...], said: str
+    servers: tuple[McpServerConfig, ...], message: str
 ) -> None:
     slow = "mute" in str(servers)
-    with pytest.raises(TaskError, match=said.replace("[", r"\[").replace("(", r"\(").replace(")", r"\)")) as error:
+    with pytest.raises(TaskError, match=message.replace("[", r"\[").replace("(", r"\(").replace(")", r"\)")) as error:
         task(*servers, start_timeout_seconds=0.5 if slow else 60).offered()
     assert "\n" not in str(error.value)
 
 
 def test_tools_are_offered_in_the_order_in_which_they_are_named() -> None:
-    made = task(lines("x", tools=("two", "one")))
-    assert [tool.name for tool in made.offered()[0].tools] == ["two", "one"]
-    assert made.digest() != task(lines("x")).digest()
+    mcp_task = task(lines("x", tools=("two", "one")))
+    assert [tool.name for tool in mcp_task.offered()[0].tools] == ["two", "one"]
+    assert mcp_task.digest() != task(lines("x")).digest()
 
 
 def test_a_list_of_tools_that_never_ends_is_read_for_some_pages() -> None:
@@ -246,8 +246,8 @@ def http_server(port: int) -> Iterator[str]:
 
 @pytest.mark.long
 def test_a_server_at_an_address_is_called_and_waited_for(at_a_port: str, closed_port: int) -> None:
-    made = task(McpServerConfig(url=at_a_port, tools=("note", "fill", "hang", "die")), call_timeout_seconds=3)
-    with playing(made) as env:
+    mcp_task = task(McpServerConfig(url=at_a_port, tools=("note", "fill", "hang", "die")), call_timeout_seconds=3)
+    with playing(mcp_task) as env:
         assert told(env, "note", text="one") == "one"
         assert "the answer has more than 4194304 bytes" in told(env, "fill", size=5_000_000)
         assert told(env, "die").startswith("Error: the server of die was lost")
@@ -285,9 +285,9 @@ def test_the_registry_finds_the_reward_and_starts_nothing(tmp_path: Path) -> Non
         "def exact(completion, ground_truth, **columns):\n    return completion == ground_truth\n"
     )
     settings = McpEnvConfig(servers=(lines("x"),), reward=f"{tmp_path / 'reward.py'}:exact")
-    made = find_env("mcp", SkyRLGymConfig(mcp=settings))
-    assert isinstance(made, McpTask)
-    env = made({"reward_spec": {"ground_truth": "4"}})
+    mcp_task = find_env("mcp", SkyRLGymConfig(mcp=settings))
+    assert isinstance(mcp_task, McpTask)
+    env = mcp_task({"reward_spec": {"ground_truth": "4"}})
     assert env.step("4").reward == 1.0
     with pytest.raises(TaskError, match="the environment mcp has no reward"):
         find_env("mcp", SkyRLGymConfig())

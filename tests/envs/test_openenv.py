@@ -23,8 +23,8 @@ class Corridor:
     def connect(self) -> None:
         self.calls.append("connect")
 
-    def reset(self, **given: Any) -> Any:
-        self.calls.append(given)
+    def reset(self, **options: Any) -> Any:
+        self.calls.append(options)
         return SimpleNamespace(observation={"text": "place 0"}, reward=None, done=False)
 
     def step(self, action: Any) -> Any:

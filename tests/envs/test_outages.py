@@ -106,8 +106,8 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def clock() -> Iterator[Clock]:
-    with mock.patch("skyrl.envs.http_json.time", Clock()) as made:
-        yield made
+    with mock.patch("skyrl.envs.http_json.time", Clock()) as clock:
+        yield clock
 
 
 def scored(url: str, patience: float = 240.0) -> float:
@@ -178,12 +178,12 @@ async def test_an_outage_is_no_failure_of_the_sample_that_waits(closed_port: int
 
 
 @pytest.mark.parametrize("status", [429, 503])
-@pytest.mark.parametrize(("asked", "slept"), [("1", 1.0), ("7", 7.0), ("a date", 30.0), ("600", 60.0)])
+@pytest.mark.parametrize(("retry_after", "slept"), [("1", 1.0), ("7", 7.0), ("a date", 30.0), ("600", 60.0)])
 def test_a_service_is_left_alone_for_as_long_as_it_asks(
-    status: int, asked: str, slept: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    status: int, retry_after: str, slept: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("skyrl.processes.answers.time.time", lambda: 1_000_000.0)
-    header = f"Retry-After: {formatdate(1_000_030, usegmt=True) if asked == 'a date' else asked}"
+    header = f"Retry-After: {formatdate(1_000_030, usegmt=True) if retry_after == 'a date' else retry_after}"
     with raw(http("{}", header, status=f"{status} Later"), http('{"scores": [1]}')) as url:
         assert scored(url) == 1.0
     assert clock.slept == [slept]
@@ -221,10 +221,10 @@ BROKEN: dict[str, tuple[Plays, str]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_answer_is_asked_for_again_and_then_named(name: str) -> None:
-    play, said = BROKEN[name]
+    play, message = BROKEN[name]
     with raw(play, http('{"scores": [2.5]}')) as url:
         assert scored(url) == 2.5
-    with raw(play) as url, pytest.raises(ServiceError, match=f"^{url}.*{said}.*, {ATTEMPTS} times"):
+    with raw(play) as url, pytest.raises(ServiceError, match=f"^{url}.*{message}.*, {ATTEMPTS} times"):
         scored(url)
 
 
@@ -261,10 +261,10 @@ OTHERS = [
 ]
 
 
-def refused(answer: object, ask: Callable[[str], object]) -> None:
+def refused(answer: object, call: Callable[[str], object]) -> None:
     """It is asked for again, and then named with the service."""
     with raw(http(json.dumps(answer))) as url, pytest.raises(ServiceError, match=f"^{url} answered with.*5 times"):
-        ask(url)
+        call(url)
 
 
 @pytest.mark.parametrize("scores", SCORES, ids=repr)

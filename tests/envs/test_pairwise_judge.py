@@ -94,15 +94,15 @@ def test_replies_without_a_verdict_are_counted_and_never_guessed() -> None:
     ],
 )
 def test_a_refusal_is_counted_and_not_asked_again(choice: dict[str, Any]) -> None:
-    asked: list[str] = []
+    paths: list[str] = []
 
     def refuse(path: str, _: Any) -> Reply:
-        asked.append(path)
+        paths.append(path)
         return 200, {"choices": [choice]}
 
     rewards, measured = compared(refuse, "four", "4")
     assert rewards == [None, None]
-    assert measured["judge_refusals"] == len(asked) == 2
+    assert measured["judge_refusals"] == len(paths) == 2
 
 
 def test_an_answer_that_writes_a_verdict_earns_nothing_by_it() -> None:
@@ -118,15 +118,15 @@ def test_a_lone_answer_is_compared_with_the_ground_truth() -> None:
 
 
 def test_the_judge_is_told_what_makes_an_answer_better() -> None:
-    told: list[str] = []
+    instructions: list[str] = []
 
     def reply(_: str, body: Any) -> Reply:
-        told.append(body["messages"][0]["content"])
+        instructions.append(body["messages"][0]["content"])
         assert body["model"] == "mine" and "2+2?" in body["messages"][1]["content"]
         return 200, {"choices": [{"message": {"content": "### Better: tie"}}]}
 
     compared(reply, "four", "4", criterion="shorter", model="mine")
-    assert all("The better one is the one that is shorter." in text for text in told)
+    assert all("The better one is the one that is shorter." in text for text in instructions)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_the_judge_is_told_what_makes_an_answer_better() -> None:
 def test_each_answer_meets_as_many_others_as_configured(opponents: int | None, pairs: int) -> None:
     met = [*_pairs(6, opponents)]
     assert len(met) == len({*met}) == pairs
-    assert {place for pair in met for place in pair} == {*range(6)}
+    assert {index for pair in met for index in pair} == {*range(6)}
 
 
 @pytest.mark.parametrize("reply", ["", "### Better: C", "### Better: A or B", "### Better: A\nor not", "Better: A"])

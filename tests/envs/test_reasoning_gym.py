@@ -108,9 +108,9 @@ def test_a_task_makes_the_rows_wherever_it_is_named(named: Any, tasks: list[str]
     tables = {"chain_sum": {"most": 30}, "picked_letter": {"weight": 2}}
     data = run(**{"environment.env_class": named, f"{GYM}tasks": tables}).data
     for sources in (data.train_data, data.val_data):
-        made = [task_rows(source) for source in sources if source.startswith("reasoning_gym://")]
-        assert [each.task for each in made] == tasks
-        assert all(each.names_environment == isinstance(named, str) for each in made)
+        specs = [task_rows(source) for source in sources if source.startswith("reasoning_gym://")]
+        assert [spec.task for spec in specs] == tasks
+        assert all(spec.names_environment == isinstance(named, str) for spec in specs)
     assert data.train_weights == ((1.0, 2.0) if len(tasks) == 2 else None)
 
 
@@ -125,7 +125,7 @@ def test_each_of_several_rewards_judges_the_rows_of_a_task(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"environment.env_class": ["reasoning_gym:a", "reasoning_gym:b"]}, "would each score every answer"),
         ({"environment.env_class": ["reasoning_gym", "reasoning_gym:b"]}, "would each score every answer"),
@@ -137,8 +137,8 @@ def test_each_of_several_rewards_judges_the_rows_of_a_task(tmp_path: Path) -> No
         ({"environment.env_class": SEVERAL, "data.train_data": ["mine.jsonl"]}, "and mine.jsonl has others"),
     ],
 )
-def test_a_list_of_rewards_that_would_not_do_what_it_says_is_reported(changes: dict[str, Any], said: str) -> None:
-    assert said in " ".join(problem.message for problem in reasoning_tasks_are_valid(run(**changes)))
+def test_a_list_of_rewards_that_would_not_do_what_it_says_is_reported(changes: dict[str, Any], message: str) -> None:
+    assert message in " ".join(problem.message for problem in reasoning_tasks_are_valid(run(**changes)))
 
 
 def test_sources_that_are_written_are_kept() -> None:
@@ -151,8 +151,10 @@ def test_sources_that_are_written_are_kept() -> None:
 def test_a_source_keeps_the_settings_of_its_task(value: object) -> None:
     for named in (True, False):
         settings = {"seed": 0, "size": 9, "x": value}
-        wanted = TaskRows(task="t", skip=1, rows=2, system_prompt="simple", settings=settings, names_environment=named)
-        assert task_rows(wanted.source()) == wanted
+        expected = TaskRows(
+            task="t", skip=1, rows=2, system_prompt="simple", settings=settings, names_environment=named
+        )
+        assert task_rows(expected.source()) == expected
 
 
 @pytest.mark.parametrize(
@@ -261,11 +263,13 @@ def test_the_rows_of_a_task_are_counted_before_the_start(judge: bool) -> None:
         ("trainer.train_batch_size", "8 prompts, but the training data has 6")
     ]
     fits = dict.fromkeys(sizes, 6)
-    assert [each for each in first_rows_can_be_used(judge=judge)(run(**fits)) if each.severity == "error"] == []
+    assert [
+        problem for problem in first_rows_can_be_used(judge=judge)(run(**fits)) if problem.severity == "error"
+    ] == []
 
 
 @pytest.mark.parametrize("source", ["reasoning_gym://nothing", "reasoning_gym://chain_sum?rows=none"])
 def test_a_task_that_cannot_be_drawn_is_reported_once(source: str) -> None:
     wrong = run(**{"data.train_data": [source]})
-    assert not [each for each in first_rows_can_be_used(judge=True)(wrong) if each.path == "data.train_data"]
-    assert [each.path for each in data_files_exist(wrong)] == ["data.train_data"]
+    assert not [problem for problem in first_rows_can_be_used(judge=True)(wrong) if problem.path == "data.train_data"]
+    assert [problem.path for problem in data_files_exist(wrong)] == ["data.train_data"]

@@ -66,7 +66,7 @@ def test_an_environment_class_in_a_file_is_used_as_it_is(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("gsm9k", "Registered: aime, code, gsm8k,"),
         ("no_such_module_anywhere:f", "no_such_module_anywhere cannot be found"),
@@ -76,8 +76,8 @@ def test_an_environment_class_in_a_file_is_used_as_it_is(tmp_path: Path) -> None
         ("math:pi", "neither a subclass of skyrl.envs.Env"),
     ],
 )
-def test_a_task_that_cannot_be_found_says_what_was_looked_for(name: str, said: str) -> None:
-    with pytest.raises(TaskError, match=said):
+def test_a_task_that_cannot_be_found_says_what_was_looked_for(name: str, message: str) -> None:
+    with pytest.raises(TaskError, match=message):
         find_env(name)
 
 
@@ -92,11 +92,11 @@ def test_a_task_file_that_ends_the_process_is_a_task_that_cannot_be_imported(tmp
 
 
 def test_a_row_may_name_what_is_registered_or_what_the_configuration_names(tmp_path: Path) -> None:
-    mine = f"{write(tmp_path, 'def f(completion, **others): return 1')}:f"
+    own_task = f"{write(tmp_path, 'def f(completion, **others): return 1')}:f"
     assert find_task("gsm8k", None) is find_env("gsm8k")
-    assert find_task(mine, mine) is find_env(mine)
+    assert find_task(own_task, own_task) is find_env(own_task)
     with pytest.raises(TaskError, match=r"environment\.env_class only"):
-        find_task(mine, "gsm8k")
+        find_task(own_task, "gsm8k")
 
 
 def test_a_registered_name_cannot_be_taken_twice() -> None:

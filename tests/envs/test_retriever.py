@@ -89,10 +89,10 @@ def test_equal_documents_are_found_in_the_order_of_the_corpus() -> None:
 def test_the_search_environment_finds_in_a_real_retriever() -> None:
     with retriever() as url:
         env = search_env(url)
-        told = env.step("<search>capital of Italy</search>").observations[0]["content"]
+        observation = env.step("<search>capital of Italy</search>").observations[0]["content"]
         nothing = env.step("<search>zebra</search>").observations[0]["content"]
         assert env.step("<answer>Rome</answer>").reward == 1.0
-    assert "Doc 1: Rome is the capital of Italy\nDoc 2: Paris" in told
+    assert "Doc 1: Rome is the capital of Italy\nDoc 2: Paris" in observation
     assert "No document was found." in nothing
 
 
@@ -105,7 +105,7 @@ def test_a_retriever_answers_each_query_of_a_request_as_search_r1_does() -> None
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b"not json", "Expecting value"),
         ([1], "JSON object"),
@@ -115,11 +115,11 @@ def test_a_retriever_answers_each_query_of_a_request_as_search_r1_does() -> None
         (b"[" * 100_000, "recursion"),
     ],
 )
-def test_a_request_that_cannot_be_understood_is_refused_with_the_reason(body: Any, said: str) -> None:
+def test_a_request_that_cannot_be_understood_is_refused_with_the_reason(body: Any, message: str) -> None:
     with retriever() as url:
         status, answer = post(url, body)
     assert status == 400
-    assert said in answer["error"]
+    assert message in answer["error"]
 
 
 async def test_a_body_without_end_is_not_read_to_its_end() -> None:
@@ -178,12 +178,12 @@ def test_connections_beyond_the_bound_are_answered_503_and_served_once_others_en
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     searching, over = Event(), Event()
-    found = SearchIndex.search
+    search = SearchIndex.search
 
     def slow_search(index: SearchIndex, query: str, topk: int) -> Any:
         searching.set()
         assert over.wait(60)
-        return found(index, query, topk)
+        return search(index, query, topk)
 
     monkeypatch.setattr(SearchIndex, "search", slow_search)
     monkeypatch.setattr(service, "MOST_CONNECTIONS", 2)
@@ -229,7 +229,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{", ":2: not JSON"),
         ("[]", r":2: \[\] is not an object"),
@@ -239,10 +239,10 @@ def test_a_port_that_is_taken_is_named() -> None:
         ('{"id": "1", "contents": "x"}', ":2: another document has the id '1'"),
     ],
 )
-def test_a_line_of_a_corpus_that_is_no_document_is_named(tmp_path: Path, line: str, said: str) -> None:
+def test_a_line_of_a_corpus_that_is_no_document_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_text(f'{{"id": 1, "contents": "Rome"}}\n{line}\n', encoding="utf-8")
-    with pytest.raises(DataError, match=f"corpus.jsonl{said}"):
+    with pytest.raises(DataError, match=f"corpus.jsonl{message}"):
         read_corpus(path)
 
 
@@ -252,10 +252,10 @@ def test_titles_and_missing_ids_are_allowed(tmp_path: Path) -> None:
     assert read_corpus(path) == ({"id": "2", "contents": "Rome\na city"}, {"id": "7", "contents": "x"})
 
 
-@pytest.mark.parametrize(("text", "said"), [(b"", "contains no documents"), (b"\xff\xfe", "not text in UTF-8")])
-def test_a_file_that_is_no_corpus_is_refused(tmp_path: Path, text: bytes, said: str) -> None:
+@pytest.mark.parametrize(("text", "message"), [(b"", "contains no documents"), (b"\xff\xfe", "not text in UTF-8")])
+def test_a_file_that_is_no_corpus_is_refused(tmp_path: Path, text: bytes, message: str) -> None:
     (tmp_path / "c.jsonl").write_bytes(text)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         read_corpus(tmp_path / "c.jsonl")
 
 
@@ -271,8 +271,8 @@ def test_the_command_refuses_a_missing_corpus_in_one_sentence(tmp_path: Path) ->
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_serves_a_corpus_until_it_is_told_to_stop(tmp_path: Path, told: signal.Signals) -> None:
+@pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_a_corpus_until_it_is_told_to_stop(tmp_path: Path, stop_signal: signal.Signals) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps(document) + "\n" for document in CORPUS), encoding="utf-8")
     command = [sys.executable, "-m", "skyrl.cli", "serve-retriever", str(corpus), "--port", "0"]
@@ -280,8 +280,8 @@ def test_the_command_serves_a_corpus_until_it_is_told_to_stop(tmp_path: Path, to
         assert process.stdout is not None
         count, _, _, url = process.stdout.readline().split()
         assert count == "3"
-        found = search_env(url).step("<search>Tiber</search>").observations[0]["content"]
-        process.send_signal(told)
+        observation = search_env(url).step("<search>Tiber</search>").observations[0]["content"]
+        process.send_signal(stop_signal)
         rest = process.stdout.read()
-    assert "Doc 1: the Tiber flows through Rome" in found
+    assert "Doc 1: the Tiber flows through Rome" in observation
     assert (rest, process.returncode) == ("The retriever has stopped.\n", 0)

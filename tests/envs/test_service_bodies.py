@@ -51,12 +51,12 @@ async def answer(app: Starlette, path: str, body: bytes) -> tuple[int, Any]:
 def changed(body: Any, chance: random.Random) -> bytes:
     """The body with an odd value at one place of it, and now and then with a byte changed or the end cut off."""
     tree = json.loads(json.dumps(body))
-    places = [(tree, key) for key in tree]
-    for holder, key in places:
+    slots = [(tree, key) for key in tree]
+    for holder, key in slots:
         inner = holder[key]
         if isinstance(inner, dict | list):
-            places += [(inner, each) for each in (inner if isinstance(inner, dict) else range(len(inner)))]
-    holder, key = chance.choice(places)
+            slots += [(inner, inner_key) for inner_key in (inner if isinstance(inner, dict) else range(len(inner)))]
+    holder, key = chance.choice(slots)
     holder[key] = chance.choice(ODD)
     text = bytearray(json.dumps(tree).encode())
     if chance.random() < 0.2:
@@ -78,9 +78,9 @@ async def test_a_reward_service_answers_or_refuses_every_body(count: int) -> Non
 
 async def statuses(app: Starlette, path: str, body: Any, result: str, count: int) -> set[int]:
     """The statuses of all answers, each of which has a result or a reason."""
-    chance, found = random.Random(1), set()
+    chance, codes = random.Random(1), set()
     for _ in range(count):
-        status, said = await answer(app, path, changed(body, chance))
-        assert isinstance(said[result], list) if status == 200 else said["error"]
-        found.add(status)
-    return found
+        status, reply = await answer(app, path, changed(body, chance))
+        assert isinstance(reply[result], list) if status == 200 else reply["error"]
+        codes.add(status)
+    return codes

@@ -24,10 +24,10 @@ def as_it_is(answer: object) -> object:
 
 
 def test_a_search_is_answered_by_the_retriever_and_rewarded_by_the_last_answer() -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def reply(path: str, body: Any) -> Reply:
-        asked.append((path, body))
+        requests.append((path, body))
         return 200, FOUND
 
     with service(reply) as url:
@@ -35,7 +35,7 @@ def test_a_search_is_answered_by_the_retriever_and_rewarded_by_the_last_answer()
         env = SearchEnv({"reward_spec": {"ground_truth": {"target": ["Paris"]}}, "max_turns": 3}, settings)
         first = env.step("<search>capital of France</search>")
         last = env.step("<answer>the Paris!</answer>")
-    assert asked == [("/retrieve", {"query": "capital of France", "topk": 2, "return_scores": True})]
+    assert requests == [("/retrieve", {"query": "capital of France", "topk": 2, "return_scores": True})]
     assert "Doc 1: " in first.observations[0]["content"]
     assert (first.reward, first.done, last.reward, last.done) == (0.0, False, 1.0, True)
     assert env.get_metrics() == {"searches": 1.0, "retries": 0.0, "turns": 2.0}
@@ -131,15 +131,15 @@ def request_that(*messages: dict[str, Any]) -> Request:
 
 
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("messages", "message"),
     [
         ([{"type": "http.disconnect"}], "hung up"),
         ([{"type": "http.request", "body": b"x", "more_body": True}], "did not come within"),
     ],
 )
 def test_a_body_that_never_ends_is_given_up_in_a_sentence(
-    messages: list[dict[str, Any]], said: str, monkeypatch: pytest.MonkeyPatch
+    messages: list[dict[str, Any]], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("skyrl.processes.service_app.BODY_SECONDS", 0.01)
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(RequestError, match=message):
         asyncio.run(body_of(request_that(*messages)))

@@ -46,9 +46,9 @@ def gym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SkyRLGymConfig:
     connection.close()
     for folder in (file.parents[1], file.parent):
         folder.chmod(0o755)
-    found = ServiceReply(value=f"Doc 1: {table()['found']}", retries=0)
+    reply = ServiceReply(value=f"Doc 1: {table()['found']}", retries=0)
     for module in ("search", "builtin.search_code"):
-        monkeypatch.setattr(f"skyrl.envs.{module}.ask_retriever", lambda *_: found)
+        monkeypatch.setattr(f"skyrl.envs.{module}.ask_retriever", lambda *_: reply)
     return SkyRLGymConfig(text2sql=Text2SQLEnvConfig(db_path=str(file.parents[1])))
 
 
@@ -58,21 +58,21 @@ def differences(name: str, gym: SkyRLGymConfig, cases: list[dict[str, Any]]) -> 
     for case in cases:
         truth = table()["tests"][case["truth"]] if name == "lcb" else case["truth"]
         spec = {"reward_spec": {"ground_truth": truth}, "max_turns": case["turns"], "db_id": "shop"}
-        wanted = case.get("ours", case["rewards"])
+        expected = case.get("ours", case["rewards"])
         rewards, done = rewards_of(name, gym, spec, case["said"])
-        if rewards != wanted or done is not case.get("done", True):
-            wrong.append(f"{name} {spec} {case['said']}: {rewards} (done: {done}) instead of {wanted}")
+        if rewards != expected or done is not case.get("done", True):
+            wrong.append(f"{name} {spec} {case['said']}: {rewards} (done: {done}) instead of {expected}")
     return wrong
 
 
 def rewards_of(
-    name: str, gym: SkyRLGymConfig, extras: dict[str, Any], said: list[str]
+    name: str, gym: SkyRLGymConfig, extras: dict[str, Any], actions: list[str]
 ) -> tuple[list[float] | None, bool]:
     """Turn by turn, to the end of the episode; None where the row is refused."""
     env = find_env(name, gym)(extras)
     rewards: list[float] = []
     try:
-        for action in said:
+        for action in actions:
             step = env.step(action)
             rewards.append(float(step.reward))
             if step.done:

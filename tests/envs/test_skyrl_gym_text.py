@@ -56,9 +56,9 @@ def name(tmp_path: Path) -> str:
 async def test_a_class_of_skyrl_gym_plays_as_it_is_written(name: str) -> None:
     tokenizer = chat_tokenizer()
     engine = Says(tokenizer, ["six<|im_end|>", "seven<|im_end|>"], ["a", "b", "c"])
-    made = generator(engine, tokenizer, max_turns=3)
-    made._user_env_class = name
-    (group,) = await play(made, prompt(tokenizer, name, reward_spec={"ground_truth": "seven"}), samples=2)
+    rollout_generator = generator(engine, tokenizer, max_turns=3)
+    rollout_generator._user_env_class = name
+    (group,) = await play(rollout_generator, prompt(tokenizer, name, reward_spec={"ground_truth": "seven"}), samples=2)
     assert group.rewards == (1.0, 0.0)
     assert group.trajectories[0].metrics == {"turns": 2.0, "right_away": 0.0}
     assert "go Guess!" in tokenizer.decode(group.trajectories[0].prompt_ids)
@@ -86,8 +86,8 @@ def test_an_aggregation_of_ones_own_is_said_not_to_be_called(
     )
     (tmp_path / "own.py").write_text(own, encoding="utf-8")
     row = {"reward_spec": {"ground_truth": "7"}}
-    for made in (name, f"{tmp_path / 'own.py'}:GuessEnv"):
-        find_env(made)(row)
+    for task_name in (name, f"{tmp_path / 'own.py'}:GuessEnv"):
+        find_env(task_name)(row)
     assert caplog.text.count("GuessEnv.aggregate_metrics is not called") == 1
 
 

@@ -110,7 +110,7 @@ def test_an_answer_without_a_program_passes_no_test() -> None:
 
 
 @pytest.mark.parametrize(
-    ("printed", "wanted", "same"),
+    ("printed", "expected", "same"),
     [
         ("2.0", "2", True),
         ("1  2 \n3\n\n", "1 2\n3", True),
@@ -126,12 +126,12 @@ def test_an_answer_without_a_program_passes_no_test() -> None:
         ("1 2", "1", False),
     ],
 )
-def test_output_is_compared_token_by_token_and_numbers_as_numbers(printed: str, wanted: str, same: bool) -> None:
-    assert outputs_match(printed, wanted) is same
+def test_output_is_compared_token_by_token_and_numbers_as_numbers(printed: str, expected: str, same: bool) -> None:
+    assert outputs_match(printed, expected) is same
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted", "same"),
+    ("actual", "expected", "same"),
     [
         ([1, 2.0], [1.0, 2], True),
         ({"a": [0.1 + 0.2]}, {"a": [0.3]}, True),
@@ -145,8 +145,8 @@ def test_output_is_compared_token_by_token_and_numbers_as_numbers(printed: str, 
         (True, True, True),
     ],
 )
-def test_results_are_compared_number_by_number(found: object, wanted: object, same: bool) -> None:
-    assert values_match(found, wanted) is same
+def test_results_are_compared_number_by_number(actual: object, expected: object, same: bool) -> None:
+    assert values_match(actual, expected) is same
 
 
 TYPED = """```python

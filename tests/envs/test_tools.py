@@ -69,7 +69,7 @@ def test_a_tool_is_made_from_a_functions_annotations_and_docstring() -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "said"),
+    ("action", "message"),
     [
         ("<tool_call>add 1 2</tool_call>", "Error: the call is not JSON"),
         (call("sub", a=1), "Error: there is no tool 'sub'; there are add"),
@@ -78,9 +78,9 @@ def test_a_tool_is_made_from_a_functions_annotations_and_docstring() -> None:
         (call("add", a=1, c=1), "Error: the arguments of add do not fit: Additional properties"),
     ],
 )
-def test_a_malformed_call_is_answered_with_what_is_wrong_and_counted(action: str, said: str) -> None:
+def test_a_malformed_call_is_answered_with_what_is_wrong_and_counted(action: str, message: str) -> None:
     env = Sums({})
-    assert told(env, action)[0].startswith(said)
+    assert told(env, action)[0].startswith(message)
     assert env.get_metrics()["malformed_calls"] == 1
 
 
@@ -122,10 +122,10 @@ def test_results_are_shown_as_json_and_cut() -> None:
 
 
 def test_calls_beyond_the_most_in_a_turn_are_not_made() -> None:
-    made: list[int] = []
-    env = with_tool(lambda: made.append(1))
+    calls: list[int] = []
+    env = with_tool(lambda: calls.append(1))
     answers = told(env, call("t") * 100)
-    assert (len(made), len(answers)) == (MOST_CALLS, MOST_CALLS + 1)
+    assert (len(calls), len(answers)) == (MOST_CALLS, MOST_CALLS + 1)
     assert answers[-1] == "Error: 84 calls were left out: 16 in a turn at most"
 
 
@@ -158,9 +158,9 @@ def test_programs_run_in_a_sandbox() -> None:
 
 
 def test_queries_only_read(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "a.sqlite") as made:
-        made.execute("CREATE TABLE t AS SELECT 7 AS n")
-    made.close()
+    with sqlite3.connect(tmp_path / "a.sqlite") as connection:
+        connection.execute("CREATE TABLE t AS SELECT 7 AS n")
+    connection.close()
     tmp_path.chmod(0o755)  # a run of root's: its queries are another user's
     tool = sql_tool(tmp_path / "a.sqlite", Sandbox(readable=[tmp_path]))
     assert tool.run(query="SELECT n FROM t") == "n\n7"
@@ -174,6 +174,6 @@ def test_a_database_that_queries_could_not_open_is_refused_before_the_first(tmp_
 
 
 def test_searches_ask_the_retriever() -> None:
-    found: Mapping[str, Any] = {"result": [[{"document": {"contents": "Rome"}, "score": 1.0}]]}
-    with service(lambda *_: (200, found)) as url:
+    reply: Mapping[str, Any] = {"result": [[{"document": {"contents": "Rome"}, "score": 1.0}]]}
+    with service(lambda *_: (200, reply)) as url:
         assert search_tool(SearchEnvConfig(search_url=url)).run(query="capital") == "Doc 1: Rome"

@@ -33,7 +33,7 @@ class Trace(SimpleNamespace):
 
     @property
     def reward(self) -> float:
-        return float(sum(each.score * each.weight for each in self.rewards.values() if each is not None))
+        return float(sum(reward.score * reward.weight for reward in self.rewards.values() if reward is not None))
 
 
 class Sum:

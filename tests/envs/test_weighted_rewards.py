@@ -118,7 +118,7 @@ def test_the_text_of_a_task_names_its_rewards_and_weights(weights: list[float] |
 
 def problems(*arguments: str) -> list[str]:
     run = load([], [*arguments, "trainer.policy.model.path=a"], environ={}).config
-    return [f"{each.path}: {each.message}" for each in check(run) if each.path.startswith("environment")]
+    return [f"{problem.path}: {problem.message}" for problem in check(run) if problem.path.startswith("environment")]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def problems(*arguments: str) -> list[str]:
     ],
 )
 def test_each_item_of_a_list_is_checked(arguments: list[str], message: str) -> None:
-    assert any(message in each for each in problems(*arguments))
+    assert any(message in problem for problem in problems(*arguments))
 
 
 @pytest.mark.parametrize("value", ["[]", '["gsm8k","gsm8k"]', '["gsm8k + aime","aime"]'])

@@ -29,9 +29,9 @@ def test_the_agent_imports_nothing_of_skyrl() -> None:
 def test_agent_is_rewarded_for_shelf_answer(texts: list[str], reward: float, requests: int) -> None:
     config = AgentConfig(function=f"{AGENT}/agent.py:solve", reward="returned")
     row = {"extra_info": {"shelf": "b"}, "reward_spec": {"ground_truth": "7"}}
-    made, script = asyncio.run(scripted(texts, config, extras=row))
-    assert (made.failures, made.reward, len(script.requests)) == ((), reward, requests)
-    assert ("7" in script.tokenizer.decode(made.response_ids)) == (CALL.format("b") in texts)
+    trajectory, script = asyncio.run(scripted(texts, config, extras=row))
+    assert (trajectory.failures, trajectory.reward, len(script.requests)) == ((), reward, requests)
+    assert ("7" in script.tokenizer.decode(trajectory.response_ids)) == (CALL.format("b") in texts)
 
 
 def test_the_configuration_runs_without_a_warning() -> None:

@@ -56,8 +56,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_python(*arguments: str) -> None:
-    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    result = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
 
 
 def raised(base: Path, out: Path, changes: dict[str, Any]) -> set[str]:

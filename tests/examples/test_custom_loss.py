@@ -26,9 +26,9 @@ def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def inputs() -> LossInputs:
     """One token whose ratio is e^0.5 = 1.65."""
-    one = torch.ones(1, 1)
+    ones = torch.ones(1, 1)
     return LossInputs(
-        logprobs=-0.5 * one, old_logprobs=-one, rollout_logprobs=-one, advantages=one, mask=torch.ones(1, 1).bool()
+        logprobs=-0.5 * ones, old_logprobs=-ones, rollout_logprobs=-ones, advantages=ones, mask=torch.ones(1, 1).bool()
     )
 
 
@@ -76,8 +76,8 @@ def test_a_setting_of_a_built_in_loss_is_not_looked_for_in_its_table() -> None:
 
 def test_it_can_be_sent_to_another_process() -> None:
     loss = policy_loss(compose(FILES).config.trainer.algorithm)
-    again = pickle.loads(pickle.dumps(loss))
-    assert torch.equal(again(inputs()), loss(inputs()))
+    restored = pickle.loads(pickle.dumps(loss))
+    assert torch.equal(restored(inputs()), loss(inputs()))
 
 
 def test_a_run_trains_with_it_logs_what_it_measures_and_stores_its_setting(nano: Path, tmp_path: Path) -> None:

@@ -22,19 +22,19 @@ PHASES = ("generation", "scoring", "update", "transfer")
 
 
 def planned(file: Path) -> dict[str, Any]:
-    done = CliRunner().invoke(cli, ["plan", str(file), "--json"])
-    assert done.exit_code == 0, done.output
-    found: dict[str, Any] = json.loads(done.stdout)["result"]
-    return found
+    result = CliRunner().invoke(cli, ["plan", str(file), "--json"])
+    assert result.exit_code == 0, result.output
+    report: dict[str, Any] = json.loads(result.stdout)["result"]
+    return report
 
 
 def row_of(file: Path) -> str:
     """The row of the page's table: GiB of the fullest model in each phase, and on the host."""
     memory = planned(file)["memory"]
     run = compose([str(file)]).config
-    most = [max(each["bytes"] for each in memory["phases"] if each["name"] == phase) for phase in PHASES]
+    most = [max(usage["bytes"] for usage in memory["phases"] if usage["name"] == phase) for phase in PHASES]
     assert memory["fits"]
-    host = max(each["host"] for each in memory["phases"])
+    host = max(usage["host"] for usage in memory["phases"])
     numbers = " | ".join(f"{number / 2**30:.1f}" for number in (*most, host))
     return f"| [{file.name}]({file.name}) | {run.trainer.placement.policy_num_gpus_per_node} | {numbers} |"
 
@@ -53,20 +53,20 @@ def test_the_page_says_the_memory_that_the_plan_estimates(file: Path) -> None:
 
 def test_both_models_have_adapters_and_all_weights_on_one_gpu_or_eight() -> None:
     runs = [compose([str(file)]).config.trainer for file in FILES]
-    found = {
+    variants = {
         (run.policy.model.path, run.placement.policy_num_gpus_per_node, run.policy.model.lora.rank) for run in runs
     }
     small, large = "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-7B-Instruct"
-    assert found == {(small, 1, 0), (small, 1, 32), (small, 8, 0), (large, 1, 32), (large, 8, 0), (large, 8, 32)}
+    assert variants == {(small, 1, 0), (small, 1, 32), (small, 8, 0), (large, 1, 32), (large, 8, 0), (large, 8, 32)}
 
 
 def test_a_file_of_the_hubs_form_becomes_prompts(tmp_path: Path) -> None:
     source = tmp_path / "gsm8k.jsonl"
     source.write_text(json.dumps({"question": "1 + 1?", "answer": "One and one.\n#### 1,002"}) + "\n")
     words = ["data", "make", "gsm8k", "--out", str(tmp_path / "out"), "--json"]
-    made = CliRunner().invoke(cli, [*words, "--source", f"train={source}", "--source", f"test={source}"])
-    assert made.exit_code == 0, made.output
-    assert list(json.loads(made.stdout)["result"]["files"].values()) == [1, 1]
+    result = CliRunner().invoke(cli, [*words, "--source", f"train={source}", "--source", f"test={source}"])
+    assert result.exit_code == 0, result.output
+    assert list(json.loads(result.stdout)["result"]["files"].values()) == [1, 1]
     [row] = map(json.loads, (tmp_path / "out" / "train.jsonl").read_text().splitlines())
     assert row["reward_spec"] == {"ground_truth": "1002"}
     assert re.search(r"1 \+ 1\?.*####", row["prompt"][0]["content"])

@@ -94,8 +94,8 @@ def test_a_seed_determines_everything(prepare: ModuleType, monkeypatch: pytest.M
         run(prepare, monkeypatch, tmp_path / name, seed)
         return rows(tmp_path / name, "train"), (tmp_path / name / "model" / "model.safetensors").read_bytes()
 
-    one, again, other = made("one", seed=3), made("again", seed=3), made("other", seed=4)
-    assert one == again
+    one, repeated, other = made("one", seed=3), made("again", seed=3), made("other", seed=4)
+    assert one == repeated
     assert one[0] != other[0]
     assert one[1] != other[1]
 
@@ -130,7 +130,7 @@ def test_what_a_killed_preparation_left_is_not_taken_for_complete(
 
 
 @pytest.mark.parametrize(
-    ("marker", "said"),
+    ("marker", "message"),
     [
         (None, "was not made by this script"),
         ({"recipe": 1, "seed": 5}, "was made with seed 5, not 0"),
@@ -138,12 +138,12 @@ def test_what_a_killed_preparation_left_is_not_taken_for_complete(
     ],
 )
 def test_a_folder_that_holds_something_else_is_refused_and_kept(
-    prepare: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, marker: dict[str, int] | None, said: str
+    prepare: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, marker: dict[str, int] | None, message: str
 ) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "mine.txt").touch()
     if marker is not None:
         (tmp_path / "base" / "prepared.json").write_text(json.dumps(marker))
-    with pytest.raises(SystemExit, match=said):
+    with pytest.raises(SystemExit, match=message):
         run(prepare, monkeypatch, tmp_path / "base")
     assert (tmp_path / "base" / "mine.txt").exists()

@@ -37,9 +37,9 @@ def words(out: Path) -> list[str]:
 
 
 def _python(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    result = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout
 
 
 def evaluated(out: Path, *overrides: str) -> dict[str, Any]:

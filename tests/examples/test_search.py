@@ -59,12 +59,12 @@ def test_the_corpus_answers_who_names_what_is_wanted_and_not_who_names_the_perso
 
 def test_nobody_who_is_asked_for_in_validation_is_asked_for_in_training(example: ModuleType, tmp_path: Path) -> None:
     example.make_data(tmp_path, random.Random(0))
-    asked = [
+    questions = [
         {json.loads(line)["prompt"][0]["content"] for line in (tmp_path / f"{split}.jsonl").read_text().splitlines()}
         for split in ("train", "validation")
     ]
-    assert [len(names) for names in asked] == [24, 8]
-    assert not asked[0] & asked[1]
+    assert [len(names) for names in questions] == [24, 8]
+    assert not questions[0] & questions[1]
 
 
 def test_the_file_has_no_setting_without_effect() -> None:

@@ -48,9 +48,9 @@ def test_a_file_of_ones_own_becomes_the_model_and_the_sums_are_in_one_part_each(
     assert load_tokenizer(str(out / "model")).eos_token_id == 2
     files = [out / f"{name}.jsonl" for name in ("train", "validation")]
     parts = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-    asked = [row["prompt"][0]["content"] for rows in parts for row in rows]
+    prompts = [row["prompt"][0]["content"] for rows in parts for row in rows]
     assert [len(rows) for rows in parts] == [64, 17]
-    assert len(set(asked)) == 81
+    assert len(set(prompts)) == 81
     score = script("reward").last_number_is_right
     for row in parts[0]:
         a, b = map(int, re.findall(r"\d", row["prompt"][0]["content"]))
@@ -83,8 +83,8 @@ def test_without_an_index_the_message_names_the_option(tmp_path: Path, monkeypat
 
 def test_a_missing_file_and_one_that_is_no_model_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "other.gguf").write_bytes(b"text")
-    for name, why in (("nowhere.gguf", "there is no file "), ("other.gguf", "is not a GGUF file")):
-        with pytest.raises(SystemExit, match=why):
+    for name, message in (("nowhere.gguf", "there is no file "), ("other.gguf", "is not a GGUF file")):
+        with pytest.raises(SystemExit, match=message):
             called(["--gguf", str(tmp_path / name), "--out", str(tmp_path / "base")], monkeypatch)
     assert not (tmp_path / "base").exists()
 

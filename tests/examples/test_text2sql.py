@@ -39,8 +39,8 @@ def test_the_worked_conversations_are_those_that_the_environment_has(example: Mo
     )
     rng = random.Random(0)
     worked = next(talk for talk in iter(lambda: example.conversation(rng), None) if len(talk) == 4)
-    told = env.step(worked[1]["content"])
-    (seen,) = told.observations
+    step = env.step(worked[1]["content"])
+    (seen,) = step.observations
     before, after = worked[2]["content"].split(worked[2]["content"].split("\n")[3])
     assert seen["content"].startswith(before)
     assert seen["content"].endswith(after)

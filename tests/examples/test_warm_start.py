@@ -67,14 +67,17 @@ class PlainLoop:
 
 def padded(tokenizer: Any, rows: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """(B, L) ids, and labels that are -100 outside of the answer and its end."""
-    texts = [(f"<|user|>{ask['content']}<|end|><|assistant|>", f"{answer['content']}<|end|>") for ask, answer in rows]
-    pairs = [(tokenizer.encode(asked), tokenizer.encode(said)) for asked, said in texts]
-    width = max(len(asked) + len(said) for asked, said in pairs)
+    texts = [
+        (f"<|user|>{question['content']}<|end|><|assistant|>", f"{answer['content']}<|end|>")
+        for question, answer in rows
+    ]
+    pairs = [(tokenizer.encode(prompt), tokenizer.encode(answer)) for prompt, answer in texts]
+    width = max(len(prompt_ids) + len(answer_ids) for prompt_ids, answer_ids in pairs)
     ids, labels = torch.zeros(len(rows), width, dtype=torch.long), torch.full((len(rows), width), -100)
-    for row, (asked, said) in enumerate(pairs):
-        end = len(asked) + len(said)
-        ids[row, :end] = torch.tensor(asked + said)
-        labels[row, len(asked) : end] = torch.tensor(said)
+    for row, (prompt_ids, answer_ids) in enumerate(pairs):
+        end = len(prompt_ids) + len(answer_ids)
+        ids[row, :end] = torch.tensor(prompt_ids + answer_ids)
+        labels[row, len(prompt_ids) : end] = torch.tensor(answer_ids)
     return ids, labels
 
 
@@ -89,22 +92,22 @@ def both_ways(prepare: ModuleType, folder: Path, model: Any, *, steps: int, batc
     size: dict[str, Any] = {"steps": steps, "batch_size": batch_size, "lr": prepare.LEARNING_RATE}
     prepare.warm_start(model, tokenizer, lambda: next(drawn), **size)
     lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    found = [record["train/loss"] for record in map(json.loads, lines) if record["step"]]
+    losses = [record["train/loss"] for record in map(json.loads, lines) if record["step"]]
     expected = []
     for step in range(steps):
         if meeting and step and step % meeting == 0:
             plain.go_on_from(folder / "run" / "checkpoints" / f"global_step_{step}")
         expected.append(plain.step(step, rows[step * batch_size : (step + 1) * batch_size]))
-    return found, expected
+    return losses, expected
 
 
 @pytest.mark.long
 def test_a_small_warm_start_has_the_losses_of_a_plain_loop(prepare: ModuleType, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = prepare.small_qwen2(prepare.build_tokenizer(), hidden_size=32, layers=1)
-    found, expected = both_ways(prepare, tmp_path, model, steps=120, batch_size=6)
-    assert found == pytest.approx(expected, abs=1e-5) and len(found) == 120
-    assert found[-1] < found[0] - 1
+    losses, expected = both_ways(prepare, tmp_path, model, steps=120, batch_size=6)
+    assert losses == pytest.approx(expected, abs=1e-5) and len(losses) == 120
+    assert losses[-1] < losses[0] - 1
 
 
 @pytest.mark.long
@@ -119,6 +122,6 @@ def test_every_step_of_the_whole_warm_start_is_one_of_a_plain_loop(
     monkeypatch.setattr(tiny_chat, "compose", kept)
     torch.manual_seed(0)
     model = prepare.small_qwen2(prepare.build_tokenizer(), hidden_size=256, layers=4)
-    found, expected = both_ways(prepare, tmp_path, model, steps=prepare.STEPS, batch_size=prepare.BATCH, meeting=30)
-    print(f"farthest losses of {len(found)}: {max(map(abs, map(float.__sub__, found, expected))):.1e}")
-    assert found == pytest.approx(expected, abs=1e-5) and len(found) == 300
+    losses, expected = both_ways(prepare, tmp_path, model, steps=prepare.STEPS, batch_size=prepare.BATCH, meeting=30)
+    print(f"farthest losses of {len(losses)}: {max(map(abs, map(float.__sub__, losses, expected))):.1e}")
+    assert losses == pytest.approx(expected, abs=1e-5) and len(losses) == 300

@@ -70,8 +70,8 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ),
     ],
     "reducing_losses_exclude_corrections": [
-        ({ALGORITHM + "policy_loss_type": f"{OTHERS}:{name}", **wanted}, ALGORITHM + "off_policy_correction")
-        for name, wanted in (
+        ({ALGORITHM + "policy_loss_type": f"{OTHERS}:{name}", **correction}, ALGORITHM + "off_policy_correction")
+        for name, correction in (
             ("skyrl_ppo", {CORRECTION + "tis_ratio_type": "token"}),
             ("verl_vanilla", {CORRECTION + "token_mask_is_threshold_low": 0.5}),
         )

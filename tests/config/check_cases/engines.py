@@ -17,8 +17,8 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**RAY, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"}, ENGINE + "weight_sync_backend")
     ],
     "servers_support_weight_transport": [
-        ({**setting, ENGINE + "weight_sync_backend": way}, ENGINE + "weight_sync_backend")
-        for setting, way in (
+        ({**setting, ENGINE + "weight_sync_backend": transport}, ENGINE + "weight_sync_backend")
+        for setting, transport in (
             ({**SERVER, "trainer.placement.executor": "in_process"}, "nccl"),
             ({**SERVER, "trainer.placement.executor": "in_process"}, "gloo"),
             ({**APART, **SERVER, ENGINE + "backend": "sglang"}, "delta"),

@@ -24,8 +24,8 @@ class ChainSum:
     def __init__(self, config: ChainSumConfig) -> None:
         self.config = config
 
-    def __getitem__(self, place: int) -> dict[str, Any]:
-        rng = Random((self.config.seed or 0) + place)
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        rng = Random((self.config.seed or 0) + index)
         terms = [rng.randint(0, self.config.most) for _ in range(rng.randint(self.config.min_terms, 2))]
         question = " + ".join(map(str, terms))
         return {"question": question, "answer": str(sum(terms)), "metadata": {"terms": (*terms,)}}
@@ -47,9 +47,9 @@ class PickedLetterConfig:
 class PickedLetter(ChainSum):
     """Chooses from a set, whose order differs between processes, and evaluates answers."""
 
-    def __getitem__(self, place: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         letters = [*{"alpha", "beta", "gamma", "delta", "epsilon"}]
-        word = Random((self.config.seed or 0) + place).choice(letters) + str(place)
+        word = Random((self.config.seed or 0) + index).choice(letters) + str(index)
         return {"question": f"Write {word}", "answer": None, "metadata": {"word": word}}
 
     def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
@@ -75,7 +75,7 @@ DATASETS: dict[str, tuple[Any, Any]] = {
 
 def create_dataset(name: str, **settings: Any) -> Any:
     dataset, config = DATASETS[name]
-    made = config(**settings)
-    if hasattr(made, "validate"):
-        made.validate()
-    return dataset(config=made)
+    dataset_config = config(**settings)
+    if hasattr(dataset_config, "validate"):
+        dataset_config.validate()
+    return dataset(config=dataset_config)
