@@ -8,11 +8,11 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def whole(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of `forked.TINY` that nobody disturbed. Not to be written to."""
     from tests.experiments.forked import run  # imports torch
 
     out = tmp_path_factory.mktemp("whole")
-    status, said = run(nano, out)
-    assert status == 0, said
+    status, output = run(nano, out)
+    assert status == 0, output
     return out

@@ -66,7 +66,7 @@ def in_ascii_once_all_failed(completion: str, ground_truth: str, **others: Any) 
 
 
 def _run_cut_off(words: list[str], environment: dict[str, str], out: Path) -> None:
-    how, calls, starters = _cut(environment), list[str](), set[str]()
+    method, calls, starters = _cut(environment), list[str](), set[str]()
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
         if event in ("socket.getaddrinfo", "socket.gethostbyname") or (
@@ -81,7 +81,7 @@ def _run_cut_off(words: list[str], environment: dict[str, str], out: Path) -> No
         command(words, environment, out)
     finally:
         packages = [name for name in PACKAGES if name in sys.modules]
-        seen = {"how": how, "packages": packages, "calls": calls, "starters": sorted(starters)}
+        seen = {"how": method, "packages": packages, "calls": calls, "starters": sorted(starters)}
         (out / "seen.json").write_text(json.dumps(seen), encoding="utf-8")
 
 

@@ -182,7 +182,7 @@ class VirtualEnvCalls:
         self._slots = asyncio.Semaphore(at_a_time)
 
     async def __call__(self, who: str, function: Callable[..., T], *args: Any) -> tuple[T, float]:
-        begun = asyncio.get_running_loop().time()
+        started = asyncio.get_running_loop().time()
         async with self._slots:
             drawn = self._random.random()
             hangs = drawn < self._faults.env_hangs
@@ -193,7 +193,7 @@ class VirtualEnvCalls:
                 raise EpisodeError(Failure(kind="timeout", reason=f"{who} gave no answer")) from None
         if drawn < self._faults.env_hangs + self._faults.env_fails:
             raise EpisodeError(Failure(kind="raised", reason=f"{who} raised"))
-        return function(*args), asyncio.get_running_loop().time() - begun
+        return function(*args), asyncio.get_running_loop().time() - started
 
 
 class OneTurn(Env):
@@ -219,7 +219,7 @@ class Asking:
         key = SampleKey(run_seed=0, weight_version=version, prompt_id="canary", sample_index=0, purpose="canary")
         request = GenerationRequest(prompt_ids=(1,), sampling=GeneratorConfig().sampling_params, keys=(key,))
         answers = await asyncio.gather(*(engine.generate(request) for engine in engines.values()))
-        assert {drawn for each in answers for answer in each for drawn in answer.weight_versions} <= {version}
+        assert {drawn for group in answers for answer in group for drawn in answer.weight_versions} <= {version}
         return {}
 
 

@@ -96,8 +96,8 @@ class World:
         state = self.rollouts.state()
         kept = [finished["group"]["prompt"]["id"] for finished in state["finished"]]
         cursor = self._cursor()
-        given = Counter(p.id for _ in range(state["cursor"]["batches_taken"]) for p in cursor.take())
-        assert self.trained + Counter(kept) + Counter(state["prompts"]) == given
+        expected = Counter(p.id for _ in range(state["cursor"]["batches_taken"]) for p in cursor.take())
+        assert self.trained + Counter(kept) + Counter(state["prompts"]) == expected
 
     def _cursor(self) -> PromptCursor:
         return PromptCursor(self.prompts, self.schedule.limits.batch, self.schedule.seed % 97)

@@ -28,11 +28,11 @@ class LoggedPools(Pools):
 
 def draws_in(log: Path) -> dict[int, list[int]]:
     """Step -> rows, of all sessions of a run. What was drawn again has to be what was drawn before."""
-    found: dict[int, list[int]] = {}
+    draws: dict[int, list[int]] = {}
     for line in log.read_text(encoding="utf-8").splitlines():
         step, rows = json.loads(line)
-        assert found.setdefault(step, rows) == rows, f"step {step} was drawn twice, and not alike"
-    return found
+        assert draws.setdefault(step, rows) == rows, f"step {step} was drawn twice, and not alike"
+    return draws
 
 
 def by_letter(completion: str, ground_truth: str, **others: Any) -> float:

@@ -14,8 +14,8 @@ async def asks_twice(task: dict[str, Any], base_url: str, api_key: str, model: s
     messages = list(task["messages"])
     async with httpx.AsyncClient(headers={"authorization": f"Bearer {api_key}"}, timeout=120) as http:
         for more in ("a", None):
-            asked = {"model": model, "messages": messages, "max_tokens": 2}
-            answer = await http.post(f"{base_url}/chat/completions", json=asked)
+            body = {"model": model, "messages": messages, "max_tokens": 2}
+            answer = await http.post(f"{base_url}/chat/completions", json=body)
             answer.raise_for_status()
             messages.append(answer.json()["choices"][0]["message"])
             if more:

@@ -140,7 +140,7 @@ def tell_of_products() -> None:
     def heard(event: str, arguments: tuple[Any, ...]) -> None:
         if event not in CHANGES_OF_FILES or (event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR)):
             return
-        if any(PRODUCTS.search(os.fspath(each)) for each in arguments if _is_path(each)):
+        if any(PRODUCTS.search(os.fspath(argument)) for argument in arguments if _is_path(argument)):
             enter("product")
 
     sys.addaudithook(heard)
@@ -273,12 +273,12 @@ def command(words: list[str], environment: dict[str, str], folder: Path, verbs: 
     `said` there, or with the variable NOBODY_READS into a pipe that nobody reads.
     """
     os.environ.update(environment)
-    said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    output = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     if "NOBODY_READS" in environment:
-        read, said = os.pipe()
+        read, output = os.pipe()
         os.close(read)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     from skyrl.cli.main import main
     from skyrl.config.settings import strategies
     from skyrl.experiments import ppo, preference, reward_model, sft

@@ -22,11 +22,11 @@ def tokens(out: Path) -> list[dict[str, Any]]:
 
 def tensors(out: Path) -> dict[str, torch.Tensor]:
     """Weights and optimizer state of the last checkpoint, and the weights of the model."""
-    found = load_file(out / "run" / "model" / "model.safetensors")
+    state = load_file(out / "run" / "model" / "model.safetensors")
     [*_, last] = sorted((out / "checkpoints").glob("global_step_*"), key=lambda path: int(path.name.split("_")[-1]))
     for file in sorted(last.rglob("*.safetensors")):
-        found |= {f"{file.name}:{name}": value for name, value in load_file(file).items()}
-    return found
+        state |= {f"{file.name}:{name}": value for name, value in load_file(file).items()}
+    return state
 
 
 def assert_same(one: Path, other: Path) -> None:

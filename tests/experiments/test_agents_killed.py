@@ -40,11 +40,11 @@ def test_a_run_that_is_killed_under_its_agents_trains_on_each_prompt_once(
 ) -> None:
     changes, kills = WHERE[where]
     for nth in kills:
-        status, said = run(nano, tmp_path, Fault(phase="agent", nth=nth), **PLAYED, **changes)
-        assert status == -signal.SIGKILL, said
-    status, said = run(nano, tmp_path, **PLAYED, **changes)
-    assert status == 0, said
-    assert "Traceback" not in said
+        status, output = run(nano, tmp_path, Fault(phase="agent", nth=nth), **PLAYED, **changes)
+        assert status == -signal.SIGKILL, output
+    status, output = run(nano, tmp_path, **PLAYED, **changes)
+    assert status == 0, output
+    assert "Traceback" not in output
     trained = Counter((record["step"], record["prompt_id"]) for record in tokens(tmp_path))
     assert set(trained.values()) == {3}
     assert Counter(step for step, _ in trained) == dict.fromkeys(range(1, 7), 4)

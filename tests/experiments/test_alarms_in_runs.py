@@ -22,7 +22,7 @@ def written(out: Path) -> list[dict[str, Any]]:
 
 def names(out: Path) -> list[tuple[int, str]]:
     """Steps and names of the alarms in `alarms.jsonl`, but for those that depend on the machine's speed."""
-    return [(each["step"], each["name"]) for each in written(out) if each["name"] != "throughput_halved"]
+    return [(alarm["step"], alarm["name"]) for alarm in written(out) if alarm["name"] != "throughput_halved"]
 
 
 @pytest.mark.long
@@ -44,7 +44,7 @@ def test_early_stopping_finishes_the_run_and_keeps_it_finished(
     stops: dict[str, Any] = {"trainer__alarms": STALLS, "trainer__eval_interval": 1, "trainer__ckpt_interval": 5}
     assert train(nano, tmp_path, **stops).folder.model.exists()
     assert [record["step"] for record in all_metrics(tmp_path)] == [0, 1, 2], "evaluated three times"
-    [last] = [each for each in written(tmp_path) if each["action"] == "stop"]
+    [last] = [alarm for alarm in written(tmp_path) if alarm["action"] == "stop"]
     assert (last["step"], last["name"]) == (2, "eval/all/avg_score")
     assert (tmp_path / "checkpoints" / "global_step_2").is_dir(), "saved although no checkpoint was due"
     assert "The run ends with this step." in capsys.readouterr().err

@@ -35,15 +35,15 @@ CRITIC: dict[str, Any] = {
 @pytest.mark.long
 def test_a_resumed_run_has_the_critic_and_the_kl_weight_that_it_had(nano: Path, tmp_path: Path) -> None:
     own = CRITIC | {"trainer__critic__model__path": str(nano / "model")}
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(nano, whole, trainer__max_training_steps=4, **own)
+    uninterrupted, parts = tmp_path / "whole", tmp_path / "parts"
+    train(nano, uninterrupted, trainer__max_training_steps=4, **own)
     for steps in (2, 4):
         train(nano, parts, trainer__max_training_steps=steps, **own)
-    assert metrics(parts) == metrics(whole)
-    weights = [row["loss/kl_loss_coef"] for row in metrics(whole)[1:]]
+    assert metrics(parts) == metrics(uninterrupted)
+    weights = [row["loss/kl_loss_coef"] for row in metrics(uninterrupted)[1:]]
     assert weights[0] == 0.1
     assert len(set(weights)) == 4  # it changes after every step, by 0.2 x 12 / 100 at most
-    assert all(0 < row["critic/critic_loss"] < 10 for row in metrics(whole)[1:])
+    assert all(0 < row["critic/critic_loss"] < 10 for row in metrics(uninterrupted)[1:])
 
 
 @pytest.mark.long
@@ -58,19 +58,19 @@ def test_leaving_out_old_logprobs_that_the_loss_does_not_read_changes_nothing(
         "trainer__eval_before_train": False,
         "trainer__deterministic": True,
     }
-    asked: list[int] = []
+    batch_sizes: list[int] = []
     score = PolicyWorker.score
 
     async def counted(self: PolicyWorker, batch: TrainingBatch) -> Tensor:
-        asked.append(len(batch))
+        batch_sizes.append(len(batch))
         return await score(self, batch)
 
     monkeypatch.setattr(PolicyWorker, "score", counted)
     train(nano, tmp_path / "without", **own)
-    assert 12 not in asked  # the rows of a batch; the canary asks about a few prompts of its own
+    assert 12 not in batch_sizes  # the rows of a batch; the canary asks about a few prompts of its own
     monkeypatch.setattr("skyrl.training.trainer.scores_old_logprobs", lambda algorithm, updates: True)
     train(nano, tmp_path / "with", **own)
-    assert asked.count(12) == 2
+    assert batch_sizes.count(12) == 2
     assert metrics(tmp_path / "with") == metrics(tmp_path / "without")
 
 
@@ -123,7 +123,7 @@ def test_a_refreshed_reference_is_the_policy_with_its_adapter(nano: Path, tmp_pa
     adapted = {"trainer__policy__model__lora__rank": 4, "trainer__max_training_steps": 3, "trainer__recording": "jsonl"}
     train(nano, tmp_path, **REFRESHED, **adapted)
     assert [row["policy/policy_kl"] < 1e-6 for row in metrics(tmp_path)[1:]] == [True, False, True]
-    assert [each.differences for each in Replay(tmp_path / "run").run(range(1, 4))] == [(), (), ()]
+    assert [step.differences for step in Replay(tmp_path / "run").run(range(1, 4))] == [(), (), ()]
 
 
 def test_dynamic_sampling_that_finds_nothing_ends_with_what_to_do(nano: Path, tmp_path: Path) -> None:

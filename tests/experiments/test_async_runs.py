@@ -97,7 +97,7 @@ def test_old_probabilities_of_old_samples_may_be_interpolated(
     assert oldest >= 2
     shares = {share for batch in learned for share in given(batch.interpolation)[batch.loss_mask].tolist()}
     known = [0.0, *(1 - 1 / age for age in range(1, oldest + 1))]
-    assert all(min(abs(share - each) for each in known) < 1e-6 for share in shares) and max(shares) > 0
+    assert all(min(abs(share - known_share) for known_share in known) < 1e-6 for share in shares) and max(shares) > 0
     assert all(torch.equal(given(batch.old_logprobs), given(batch.rollout_logprobs)) for batch in learned)
     left_out = sum(step["policy/mini_batches_moved_too_far"] for step in steps)
     assert len(learned) + left_out == len(steps)
@@ -299,18 +299,18 @@ def test_dynamic_sampling_fills_batches_with_groups_that_teach(nano: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ("return group.prompt.nothing", "raised AttributeError: .*nothing.* for the group of prompt 0:"),
         ("print(end='')", "returned None for the group of prompt 0:.* has to return True or False"),
     ],
 )
 def test_a_function_that_accepts_is_named_when_it_fails_or_says_nothing(
-    nano: Path, tmp_path: Path, body: str, said: str
+    nano: Path, tmp_path: Path, body: str, message: str
 ) -> None:
     hook = tmp_path / "hook.py"
     hook.write_text(f"def wrong(group):\n    {body}\n", encoding="utf-8")
-    with pytest.raises(RunError, match=f"the function of trainer.fully_async.accept {said}"):
+    with pytest.raises(RunError, match=f"the function of trainer.fully_async.accept {message}"):
         train(
             nano,
             tmp_path,
@@ -337,12 +337,12 @@ def test_a_run_in_turns_goes_on_asynchronously_and_not_back_again(nano: Path, tm
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"queue_size": 3}, "3 groups cannot fill a batch"),
         ({"steps_per_sync": 6}, "leave samples 5 versions old"),
     ],
 )
-def test_what_cannot_work_is_refused(nano: Path, tmp_path: Path, settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(Exception, match=said):
+def test_what_cannot_work_is_refused(nano: Path, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match=message):
         config(nano, tmp_path, trainer__fully_async={"enabled": True, **settings})

@@ -47,15 +47,15 @@ def mixed(nano: Path, out: Path, **changes: Any) -> list[str]:
 def test_a_mixture_goes_on_exactly_and_says_what_is_left_out(
     nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = mixed(nano, tmp_path / "whole")
-    assert len(whole) == 8 * 7
-    assert sum(" 1:" in taken for taken in whole[:30]) == 15  # half of the first epoch, of a source of six
-    said = capsys.readouterr().err
-    assert "1 training row is bad and left out (data.bad_rows), the first:" in said
-    assert "more.jsonl:7 is not JSON" in said
-    assert "4 training prompts, the last ones of the last epoch, do not fill a batch" in said
+    uninterrupted = mixed(nano, tmp_path / "whole")
+    assert len(uninterrupted) == 8 * 7
+    assert sum(" 1:" in prompt for prompt in uninterrupted[:30]) == 15  # half of the first epoch, of a source of six
+    stderr = capsys.readouterr().err
+    assert "1 training row is bad and left out (data.bad_rows), the first:" in stderr
+    assert "more.jsonl:7 is not JSON" in stderr
+    assert "4 training prompts, the last ones of the last epoch, do not fill a batch" in stderr
     mixed(nano, tmp_path / "resumed", trainer__max_training_steps=4)
-    assert mixed(nano, tmp_path / "resumed") == whole
+    assert mixed(nano, tmp_path / "resumed") == uninterrupted
 
 
 @pytest.mark.long
@@ -94,8 +94,8 @@ def reported(nano: Path, folder: Path, row: dict[str, Any], capsys: pytest.Captu
 def test_an_environment_that_no_row_is_played_in_is_reported(
     nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = reported(nano, tmp_path, {"env_class": "gsm8k", "reward_spec": {"ground_truth": "4"}}, capsys)
-    assert said.endswith("in_ascii has no effect: every row names its own (gsm8k)\n")
+    report = reported(nano, tmp_path, {"env_class": "gsm8k", "reward_spec": {"ground_truth": "4"}}, capsys)
+    assert report.endswith("in_ascii has no effect: every row names its own (gsm8k)\n")
     assert reported(nano, tmp_path, {"reward_spec": {"ground_truth": "4"}}, capsys) == ""
 
 
@@ -103,8 +103,8 @@ def test_an_answer_column_that_no_row_needs_is_reported(
     nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers, own = {"answer": "They are #### 4"}, {"reward_spec": {"ground_truth": "5"}}
-    said = reported(nano, tmp_path, own, capsys, data__answer_column="answer")
-    assert said == "data.answer_column = answer has no effect: every row has a reward_spec of its own\n"
+    report = reported(nano, tmp_path, own, capsys, data__answer_column="answer")
+    assert report == "data.answer_column = answer has no effect: every row has a reward_spec of its own\n"
     assert reported(nano, tmp_path, answers, capsys, data__answer_column="answer") == ""
     with pytest.raises(DataError, match=r"row 0 has two ground truths: .* = '5' and answer .data.answer_column. = '4'"):
         reported(nano, tmp_path, {**answers, **own}, capsys, data__answer_column="answer")
@@ -137,6 +137,6 @@ def test_rows_without_the_ground_truth_that_the_reward_asks_for_are_left_out_and
     experiment = BasePPOExp(config(nano, tmp_path, data__train_data=[rows], data__bad_rows="skip"))
     check_data(experiment.cfg, experiment.train_dataset, None)
     assert [prompt.extras["reward_spec"]["ground_truth"] for prompt in experiment.train_dataset.prompts] == [*"abcdef"]
-    said = capsys.readouterr().err
-    assert "2 training rows are bad and left out (data.bad_rows), the first:" in said
-    assert f"\n  {rows}, row 6 has no ground_truth, which " in said
+    stderr = capsys.readouterr().err
+    assert "2 training rows are bad and left out (data.bad_rows), the first:" in stderr
+    assert f"\n  {rows}, row 6 has no ground_truth, which " in stderr

@@ -87,8 +87,8 @@ def test_old_samples_of_an_asynchronous_run_are_compared_with_the_weights_that_d
     assert max(row["async/staleness_max"] for row in metrics(tmp_path)[1:]) == 2
     moved = 0.0
     for batch, scores in learned:
-        given = (batch.rollout_logprobs, batch.teacher_logprobs, batch.advantages)
-        sampled, nu, gains = (batch.pick(each) for each in given if each is not None)
+        tensors = (batch.rollout_logprobs, batch.teacher_logprobs, batch.advantages)
+        sampled, nu, gains = (batch.pick(tensor) for tensor in tensors if tensor is not None)
         torch.testing.assert_close(gains, nu - sampled, atol=1e-4, rtol=1e-4)
         moved = max(moved, float((sampled - batch.pick(scores)).abs().max()))
     assert moved > 0.1  # those of the update are others
@@ -99,21 +99,21 @@ def test_old_samples_of_an_asynchronous_run_are_compared_with_the_weights_that_d
     for ids, length, mask, nu in zip(batch.input_ids, batch.lengths, batch.loss_mask, teachers, strict=True):
         with torch.no_grad():
             logs = model(ids[None, : int(length)]).logits[0, :-1].log_softmax(-1)
-        wanted = logs.gather(-1, ids[1 : int(length), None])[:, 0]
+        expected = logs.gather(-1, ids[1 : int(length), None])[:, 0]
         kept = mask[1 : int(length)]
-        torch.testing.assert_close(nu[1 : int(length)][kept], wanted[kept], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(nu[1 : int(length)][kept], expected[kept], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("form", long_except(["advantage", "loss"], "loss"))
 def test_a_resumed_run_with_a_teacher_goes_on_exactly(form: str, nano: Path, teacher: Path, tmp_path: Path) -> None:
-    copied, whole, parts = tmp_path / "teacher", tmp_path / "whole", tmp_path / "parts"
+    copied, uninterrupted, parts = tmp_path / "teacher", tmp_path / "whole", tmp_path / "parts"
     shutil.copytree(teacher, copied)
     own = taught(copied, form, trainer__algorithm__distillation__task_coef=1.0)
-    train(nano, whole, trainer__max_training_steps=4, **own)
+    train(nano, uninterrupted, trainer__max_training_steps=4, **own)
     for steps in (2, 4):
         train(nano, parts, trainer__max_training_steps=steps, **own)
-    assert metrics(parts) == metrics(whole)
+    assert metrics(parts) == metrics(uninterrupted)
     weights = copied / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
     with pytest.raises(ResumeError, match=r"trainer.teacher.model.path: model.safetensors has changed"):
@@ -126,13 +126,13 @@ def test_a_run_with_a_teacher_that_is_killed_ends_like_one_that_was_not(
     form: str, nano: Path, teacher: Path, tmp_path: Path
 ) -> None:
     changes = taught(teacher, form)
-    status, said = run(nano, tmp_path / "whole", **changes)
-    assert status == 0, said
+    status, output = run(nano, tmp_path / "whole", **changes)
+    assert status == 0, output
     for phase in ("forward", "optimizer", "sync", "writing"):
-        status, said = run(nano, tmp_path / "killed", Fault(phase=phase, nth=3), **changes)
-        assert status == -signal.SIGKILL, said
-    status, said = run(nano, tmp_path / "killed", **changes)
-    assert status == 0, said
+        status, output = run(nano, tmp_path / "killed", Fault(phase=phase, nth=3), **changes)
+        assert status == -signal.SIGKILL, output
+    status, output = run(nano, tmp_path / "killed", **changes)
+    assert status == 0, output
     assert_same(tmp_path / "killed", tmp_path / "whole")
     assert_same_files(tmp_path / "killed", tmp_path / "whole")
 
@@ -144,8 +144,8 @@ def test_two_ranks_of_policy_and_teacher_learn_what_one_does(
 ) -> None:
     short = {"trainer__max_training_steps": 2, "trainer__micro_train_batch_size_per_gpu": 3}
     for name, where in (("one", {}), ("two", ON_RAY)):
-        status, said = run(nano, tmp_path / name, **taught(teacher, form, **short, **where))
-        assert status == 0, said
+        status, output = run(nano, tmp_path / name, **taught(teacher, form, **short, **where))
+        assert status == 0, output
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         for metric in ("policy/final_loss", "policy/teacher_divergence", "loss/teacher_kl"):
             assert one.get(metric) == pytest.approx(two.get(metric), abs=1e-4)
@@ -168,6 +168,8 @@ def test_a_teacher_with_another_tokenizer_is_refused_with_the_first_token_that_d
 
 
 def test_the_teacher_takes_part_in_the_layout(nano: Path, teacher: Path, tmp_path: Path) -> None:
-    made = config(nano, tmp_path, **taught(teacher, "advantage", **ON_RAY, trainer__micro_train_batch_size_per_gpu=3))
-    assert sizes_of(made).models["teacher"].ranks == 2
-    assert made.generator.sampling_params.logprobs == 1
+    run_config = config(
+        nano, tmp_path, **taught(teacher, "advantage", **ON_RAY, trainer__micro_train_batch_size_per_gpu=3)
+    )
+    assert sizes_of(run_config).models["teacher"].ranks == 2
+    assert run_config.generator.sampling_params.logprobs == 1

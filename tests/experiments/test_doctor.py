@@ -68,7 +68,7 @@ def with_a_damaged_configuration(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "message"),
     [
         (without_template, "has no chat template, so prompts cannot be written"),
         (without_tokenizer, "contains no tokenizer: copy tokenizer.json"),
@@ -79,14 +79,14 @@ def with_a_damaged_configuration(model: Path) -> None:
     ],
 )
 def test_a_model_that_is_not_whole_is_named(
-    nano: Path, tmp_path: Path, broken: Callable[[Path], None], said: str
+    nano: Path, tmp_path: Path, broken: Callable[[Path], None], message: str
 ) -> None:
     model = tmp_path / "model"
     shutil.copytree(nano / "model", model)
     broken(model)
     (problem,) = problems(nano, tmp_path, {"trainer.policy.model.path": str(model)})
     assert problem.path == "trainer.policy.model.path"
-    assert said in problem.message
+    assert message in problem.message
 
 
 def test_a_mistyped_model_folder_is_named_with_the_one_beside_it(
@@ -102,7 +102,7 @@ def empty_parquet(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("x.csv", "prompt,answer\nhello,world\n", "row 0: prompt is 'hello', not a list of messages"),
         ("x.csv", "prompt,answer\nhello,world\n", "rename the column, and set data.prompt_column"),
@@ -115,14 +115,14 @@ def empty_parquet(file: Path) -> None:
     ],
 )
 def test_the_first_row_of_each_source_is_read(
-    nano: Path, tmp_path: Path, name: str, content: str | Callable[[Path], None], said: str
+    nano: Path, tmp_path: Path, name: str, content: str | Callable[[Path], None], message: str
 ) -> None:
     file = tmp_path / name
     content(file) if callable(content) else file.write_text(content, encoding="utf-8")
     for run in (False, True):
         (problem,) = problems(nano, tmp_path, {"data.train_data": [str(file)]}, run=run)
         assert problem.path == "data.train_data"
-        assert said in problem.message
+        assert message in problem.message
 
 
 def test_a_mistyped_file_is_named_with_the_one_beside_it(nano: Path, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def grouped(completions, **columns): return [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("wrong", "rewards.py:1 wrong(text) cannot be called with row 0 of"),
         ("scored", "raised ValueError: could not convert string to float: '' ({file}:5, in parsed)"),
@@ -167,14 +167,14 @@ def grouped(completions, **columns): return [1.0, 2.0]
     ],
 )
 def test_a_reward_function_is_called_on_an_empty_answer_and_on_the_ground_truth(
-    nano: Path, tmp_path: Path, name: str, said: str
+    nano: Path, tmp_path: Path, name: str, message: str
 ) -> None:
     file = tmp_path / "rewards.py"
     file.write_text(REWARDS, encoding="utf-8")
     (problem,) = problems(nano, tmp_path, {"environment.env_class": f"{file}:{name}"})
     assert problem.path == "environment.env_class"
-    said = said.replace("{file}", str(file)).replace("{rows}", str(nano / "train.jsonl"))
-    assert said in f"{problem.message}\n{problem.hint}"
+    message = message.replace("{file}", str(file)).replace("{rows}", str(nano / "train.jsonl"))
+    assert message in f"{problem.message}\n{problem.hint}"
 
 
 @pytest.mark.parametrize("name", ["fien", "PI"])
@@ -182,8 +182,8 @@ def test_what_is_wrong_with_the_task_of_the_configuration_is_told_once(nano: Pat
     file = tmp_path / "rewards.py"
     file.write_text(f"{REWARDS}\nPI = 3\n", encoding="utf-8")
     (problem,) = problems(nano, tmp_path, {"environment.env_class": f"{file}:{name}"})
-    said = {"fien": f"{file} has no 'fien'; did you mean fine?", "PI": f"{file}:PI is neither a subclass of"}
-    assert problem.message.startswith(said[name])
+    messages = {"fien": f"{file} has no 'fien'; did you mean fine?", "PI": f"{file}:PI is neither a subclass of"}
+    assert problem.message.startswith(messages[name])
 
 
 @pytest.mark.parametrize("name", ["skips", "fine"])
@@ -258,9 +258,9 @@ def test_a_function_with_a_default_asks_rows_for_nothing(nano: Path, tmp_path: P
 
 def test_any_column_may_be_asked_for(nano: Path, tmp_path: Path) -> None:
     (tmp_path / "asking.py").write_text(ASKING, encoding="utf-8")
-    found = problems(nano, tmp_path, {"environment.env_class": f"{tmp_path}/asking.py:reference"}, run=True)
-    assert {problem.path for problem in found} == {"data.train_data", "data.val_data"}
-    for problem in found:
+    findings = problems(nano, tmp_path, {"environment.env_class": f"{tmp_path}/asking.py:reference"}, run=True)
+    assert {problem.path for problem in findings} == {"data.train_data", "data.val_data"}
+    for problem in findings:
         assert "row 0 has no reference, which " in problem.message
         assert "asking.py:3 reference(completion, reference, **others) needs" in problem.message
 
@@ -279,9 +279,11 @@ def test_an_environment_of_ours_is_made_from_the_first_row(nano: Path, tmp_path:
     file = tmp_path / "x.jsonl"
     file.write_text('{"prompt": [{"role": "user", "content": "a"}]}\n' * 4, encoding="utf-8")
     changes = {"data.train_data": [str(file)], "data.val_data": [str(file)], "environment.env_class": "gsm8k"}
-    found = problems(nano, tmp_path, changes)
-    assert [problem.path for problem in found] == ["data.train_data", "data.val_data"]
-    assert all("4 of 4 rows" in each.message and "needs the column reward_spec" in each.message for each in found)
+    findings = problems(nano, tmp_path, changes)
+    assert [problem.path for problem in findings] == ["data.train_data", "data.val_data"]
+    assert all(
+        "4 of 4 rows" in problem.message and "needs the column reward_spec" in problem.message for problem in findings
+    )
 
 
 PASSES_OVER = "{% for m in messages if m.role in ('user', 'assistant') %}{{ m.content }}{% endfor %}"
@@ -308,8 +310,8 @@ def test_what_the_template_drops_of_the_first_row_is_named(
     file.write_text((json.dumps({"reward_spec": {"ground_truth": "4"}, **row}) + "\n") * 4, encoding="utf-8")
     jinja.write_text(template, encoding="utf-8")
     changes = {"generator.chat_template.source": "file", "generator.chat_template.name_or_path": str(jinja)}
-    found = problems(nano, tmp_path, {**changes, "data.train_data": [str(file)]})
-    ours = [each.message for each in found if each.path == "data.train_data"]
+    findings = problems(nano, tmp_path, {**changes, "data.train_data": [str(file)]})
+    ours = [problem.message for problem in findings if problem.path == "data.train_data"]
     if missing:
         assert len(ours) == 1 and f"x.jsonl, row 0: the chat template leaves out {missing}" in ours[0]
     else:
@@ -372,29 +374,31 @@ class Plays(Env):
 def test_an_environment_class_is_played_on_the_first_row(nano: Path, tmp_path: Path, step: str, message: str) -> None:
     code = tmp_path / "plays.py"
     code.write_text(PLAYS.format(step=step), encoding="utf-8")
-    found = problems(nano, tmp_path, {"environment.env_class": f"{code}:Plays"})
-    assert [message in item.message for item in found] == [True] * bool(message)
+    findings = problems(nano, tmp_path, {"environment.env_class": f"{code}:Plays"})
+    assert [message in item.message for item in findings] == [True] * bool(message)
 
 
 def test_a_template_that_refuses_the_first_row_is_named(nano: Path, tmp_path: Path) -> None:
     file = tmp_path / "strict.jinja"
     file.write_text("{% if messages[0].role == 'user' %}{{ raise_exception('no system message') }}{% endif %}")
     changes = {"generator.chat_template.source": "file", "generator.chat_template.name_or_path": str(file)}
-    found = problems(nano, tmp_path, changes)
-    assert {problem.path for problem in found} == {"data.train_data", "data.val_data"}
-    assert all("row 0: the chat template refuses the prompt: no system message" in each.message for each in found)
+    findings = problems(nano, tmp_path, changes)
+    assert {problem.path for problem in findings} == {"data.train_data", "data.val_data"}
+    assert all(
+        "row 0: the chat template refuses the prompt: no system message" in problem.message for problem in findings
+    )
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (4096, "4096 tokens do not fit into the 64 positions of the model"),
         (63, "63 tokens and the 2 of row 0 of"),
     ],
 )
-def test_a_length_beyond_the_models_positions_is_named(nano: Path, tmp_path: Path, answer: int, said: str) -> None:
-    found = problems(nano, tmp_path, {"generator.sampling_params.max_generate_length": answer})
-    assert said in next(each.message for each in found if each.path.endswith("max_generate_length"))
+def test_a_length_beyond_the_models_positions_is_named(nano: Path, tmp_path: Path, answer: int, message: str) -> None:
+    findings = problems(nano, tmp_path, {"generator.sampling_params.max_generate_length": answer})
+    assert message in next(problem.message for problem in findings if problem.path.endswith("max_generate_length"))
 
 
 def test_a_folder_that_cannot_be_written_is_named(nano: Path, tmp_path: Path) -> None:
@@ -446,13 +450,13 @@ def test_doctor_imports_neither_torch_nor_transformers_and_names_no_strategy_for
         "finally: print(*{'torch', 'transformers', 'datasets', 'ray'} & set(sys.modules))"
     )
     words = as_words(overrides(nano, tmp_path))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program, "doctor", *words], capture_output=True, text=True, check=True, timeout=240
     )
-    *lines, imported = done.stdout.split("\n")[:-1]
+    *lines, imported = process.stdout.split("\n")[:-1]
     assert imported == ""
     assert lines[1] == f"  model    {nano / 'model'}, trained on cpu in one process"
-    assert "fsdp2" not in done.stdout
+    assert "fsdp2" not in process.stdout
     assert not (tmp_path / "run").exists()
 
 
@@ -461,7 +465,7 @@ def asked(**message: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "reason"),
     [
         (asked(), ""),
         (asked(weight=0.5), ""),
@@ -475,13 +479,13 @@ def asked(**message: object) -> dict[str, object]:
     ],
 )
 def test_a_first_chat_of_which_nothing_can_be_learned_is_named(
-    row: dict[str, object], said: str, nano: Path, tmp_path: Path
+    row: dict[str, object], reason: str, nano: Path, tmp_path: Path
 ) -> None:
     source = supervised_run.write(tmp_path / "rows.jsonl", [row])
     settings = supervised_run.settings(nano, tmp_path, "sft", train_datasets=(source,), batch_size=1)
     run: Any = compose([], settings).config
-    found = [problem.message for problem in supervised_rows_can_be_used(all_rows=False)(run)]
-    assert [f"{source}, {said}" in message for message in found] == ([True] if said else [])
+    messages = [problem.message for problem in supervised_rows_can_be_used(all_rows=False)(run)]
+    assert [f"{source}, {reason}" in message for message in messages] == ([True] if reason else [])
 
 
 @pytest.mark.parametrize("kind", ["preference", "reward_model"])
@@ -522,12 +526,12 @@ def test_data_that_does_not_fill_a_batch_is_found(suffix: str, run: bool, nano: 
     columns = {"data.prompt_column": "question", "data.answer_column": "answer"} if suffix == ".csv" else {}
     file = rows_file(tmp_path, suffix, 3)
     data = {"data.train_data": [str(file)], "data.val_data": [str(file)], **columns}
-    (problem,) = (each for each in problems(nano, tmp_path, data, run=run) if each.severity == "error")
+    (problem,) = (problem for problem in problems(nano, tmp_path, data, run=run) if problem.severity == "error")
     assert (problem.path, problem.message) == ("trainer.train_batch_size", "4 prompts, but the training data has 3")
     assert problem.hint == "lower it to 3 or less"
     assert problem.place  # where the size is written
     twice = problems(nano, tmp_path, data | {"data.train_data": [str(file), str(file)]}, run=run)
-    assert [each for each in twice if each.severity == "error"] == []
+    assert [problem for problem in twice if problem.severity == "error"] == []
 
 
 def test_rows_that_are_left_out_fill_no_batch(nano: Path, tmp_path: Path) -> None:
@@ -561,11 +565,11 @@ def test_a_bad_row_is_found_wherever_it_is(line: str, run: bool, nano: Path, tmp
     file = rows_file(tmp_path, ".jsonl", 6)
     lines = file.read_text(encoding="utf-8").splitlines()
     file.write_text("\n".join([*lines[:2], line, *lines[2:], line, line]) + "\n", encoding="utf-8")
-    found = problems(nano, tmp_path, {"data.train_data": [str(file)]}, run=run)
-    told = next(each for each in found if BAD[line] in each.message)
-    assert (told.path, told.severity) == ("data.train_data", "error")
-    assert told.message.endswith("; 1 more is bad")
-    assert told.hint == "mend the row, or leave such rows out with data.bad_rows = skip"
+    findings = problems(nano, tmp_path, {"data.train_data": [str(file)]}, run=run)
+    bad_row = next(problem for problem in findings if BAD[line] in problem.message)
+    assert (bad_row.path, bad_row.severity) == ("data.train_data", "error")
+    assert bad_row.message.endswith("; 1 more is bad")
+    assert bad_row.hint == "mend the row, or leave such rows out with data.bad_rows = skip"
 
 
 def test_a_run_reads_a_large_file_once_and_still_counts_a_parquet_file(
@@ -582,7 +586,7 @@ def test_a_run_reads_a_large_file_once_and_still_counts_a_parquet_file(
 
 
 @pytest.mark.parametrize(
-    ("kind", "line", "said"),
+    ("kind", "line", "message"),
     [
         ("sft", "no JSON", ":33 is not JSON"),
         ("sft", '{"messages": [{"role": "user", "content": "a"}]}', ", row 32: no message is from the assistant"),
@@ -593,7 +597,7 @@ def test_a_run_reads_a_large_file_once_and_still_counts_a_parquet_file(
         ("reward_model", '{"chosen": "a", "rejected": "b"}', ", row 32: chosen is a text and there is no prompt"),
     ],
 )
-def test_a_bad_row_of_a_supervised_run_is_found(kind: str, line: str, said: str, nano: Path, tmp_path: Path) -> None:
+def test_a_bad_row_of_a_supervised_run_is_found(kind: str, line: str, message: str, nano: Path, tmp_path: Path) -> None:
     settings = supervised_run.settings(nano, tmp_path, kind)
     (source,) = settings["train_datasets"]
     with Path(source).open("a", encoding="utf-8") as file:
@@ -603,10 +607,10 @@ def test_a_bad_row_of_a_supervised_run_is_found(kind: str, line: str, said: str,
         (RunKind.doctor_checks, False),
         (RunKind.doctor_checks, True),
     ):
-        found = said_of(settings | ({"bad_rows": "skip"} if skip else {}), also)
-        assert [(each.path, each.severity) for each in found if f"{source}{said}" in each.message] == [
-            ("train_datasets", "warning" if skip else "error")
-        ]
+        findings = said_of(settings | ({"bad_rows": "skip"} if skip else {}), also)
+        assert [
+            (problem.path, problem.severity) for problem in findings if f"{source}{message}" in problem.message
+        ] == [("train_datasets", "warning" if skip else "error")]
 
 
 @pytest.mark.parametrize("kind", ["sft", "reward_model", "preference"])
@@ -621,9 +625,11 @@ def test_supervised_rows_that_do_not_fill_a_batch_are_found(kind: str, nano: Pat
 
 def said_of(settings: Mapping[str, Any], also: Any) -> list[Problem]:
     try:
-        return [each for each in compose([], dict(settings), also=also).warnings if "no effect" not in each.message]
+        return [
+            problem for problem in compose([], dict(settings), also=also).warnings if "no effect" not in problem.message
+        ]
     except ConfigError as error:
-        return [each for each in error.problems if each.severity == "error" or "row 32" in each.message]
+        return [problem for problem in error.problems if problem.severity == "error" or "row 32" in problem.message]
 
 
 def stored(folder: Path, run: Any) -> None:
@@ -663,10 +669,12 @@ def test_a_setting_that_has_changed_in_the_folder_of_a_run_is_found_at_its_place
     assert problems(nano, tmp_path, run=run) == []
     *fields, folder = problems(nano, tmp_path, changes, run=run)
     if folder.path != "trainer.run_path":  # they are in the order of their places
-        (folder,) = (each for each in fields if each.path == "trainer.run_path")
-        fields = [each for each in problems(nano, tmp_path, changes, run=run) if each.path != "trainer.run_path"]
-    assert {each.path: each.message for each in fields if "micro" not in each.path} == listed
-    assert all(each.place for each in fields)
+        (folder,) = (problem for problem in fields if problem.path == "trainer.run_path")
+        fields = [
+            problem for problem in problems(nano, tmp_path, changes, run=run) if problem.path != "trainer.run_path"
+        ]
+    assert {problem.path: problem.message for problem in fields if "micro" not in problem.path} == listed
+    assert all(problem.place for problem in fields)
     assert folder.message == f"{tmp_path / 'run'} belongs to a run with another configuration"
     assert folder.hint.startswith("set back what differs")
     assert f"or start a new run: trainer.run_path={tmp_path / 'run'}-2" in folder.hint
@@ -678,9 +686,9 @@ def test_a_checkpoint_of_another_run_is_found_before_it_is_loaded(nano: Path, tm
     (tmp_path / "other" / "config.json").rename(tmp_path / "other" / "manifest.json")
     named = {"trainer.resume_mode": "from_path", "trainer.resume_path": str(tmp_path / "other")}
     assert problems(nano, tmp_path, named) == []
-    found = {each.path: each.message for each in problems(nano, tmp_path, named | {"trainer.seed": 7})}
-    assert found["trainer.seed"] == "42 there, 7 here"
-    assert "belongs to a run with another configuration" in found["trainer.resume_path"]
+    messages = {problem.path: problem.message for problem in problems(nano, tmp_path, named | {"trainer.seed": 7})}
+    assert messages["trainer.seed"] == "42 there, 7 here"
+    assert "belongs to a run with another configuration" in messages["trainer.resume_path"]
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[]", b"{}", b"7", b"\0" * 40, b"[" * 100_000])
@@ -711,5 +719,5 @@ def test_what_has_changed_in_a_supervised_run_is_found(nano: Path, tmp_path: Pat
     settings = supervised_run.settings(nano, tmp_path, "sft")
     run: Any = compose([], settings).config
     stored(Path(run.run_path), run)
-    found = {each.path: each.message for each in said_of(settings | {"seed": 7}, RunKind.preflight_checks)}
-    assert found["seed"].endswith("there, 7 here")
+    messages = {problem.path: problem.message for problem in said_of(settings | {"seed": 7}, RunKind.preflight_checks)}
+    assert messages["seed"].endswith("there, 7 here")

@@ -47,7 +47,7 @@ def found(
     survey = Survey(machines=[ALPHA, beta], links=both if links is None else links)
     layout = Layout(pools=(Pool(name="policy", nodes=2, gpus_per_node=needed),), placements=())
     shared = {"/data": "trainer.run_path"}
-    return [(each.where, each.problem) for each in cluster_findings(survey, FACTS, shared, layout, "GPU")]
+    return [(finding.where, finding.problem) for finding in cluster_findings(survey, FACTS, shared, layout, "GPU")]
 
 
 def test_nothing_is_found_where_nothing_is_wrong() -> None:
@@ -55,7 +55,7 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "problem"),
     [
         ({"versions": {**FACTS.versions, "torch": "2.12.0"}}, "torch is 2.12.0; this machine has 2.13.0"),
         ({"versions": {"python": "3.11.7", "skyrl's code": "ab12"}}, "torch is not installed; this machine has 2.13.0"),
@@ -71,12 +71,12 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
         ),
     ],
 )
-def test_what_a_machine_has_is_compared(facts: dict[str, Any], said: str) -> None:
-    assert found(**facts) == [("beta (10.0.0.2)", said)]
+def test_what_a_machine_has_is_compared(facts: dict[str, Any], problem: str) -> None:
+    assert found(**facts) == [("beta (10.0.0.2)", problem)]
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "finding"),
     [
         ({"clock": 7.04}, ("beta (10.0.0.2)", "its clock is 7.0 s ahead of this machine's")),
         ({"clock": -90.0}, ("beta (10.0.0.2)", "its clock is 90.0 s behind this machine's")),
@@ -87,22 +87,22 @@ def test_what_a_machine_has_is_compared(facts: dict[str, Any], said: str) -> Non
         ({"facts": None, "problem": "it did not answer in time"}, ("10.0.0.2", "no answer: it did not answer in time")),
     ],
 )
-def test_clocks_and_folders_are_those_of_this_machine(changes: dict[str, Any], said: tuple[str, str]) -> None:
-    assert found(evolve(BETA, **changes)) == [said]
+def test_clocks_and_folders_are_those_of_this_machine(changes: dict[str, Any], finding: tuple[str, str]) -> None:
+    assert found(evolve(BETA, **changes)) == [finding]
 
 
 def test_ways_between_machines_are_judged_each_in_its_direction() -> None:
-    there, back = ("10.0.0.1", "10.0.0.2"), ("10.0.0.2", "10.0.0.1")
-    assert found(links={there: GOOD, back: Link(problem="timed out")}) == [
+    forward, back = ("10.0.0.1", "10.0.0.2"), ("10.0.0.2", "10.0.0.1")
+    assert found(links={forward: GOOD, back: Link(problem="timed out")}) == [
         ("beta (10.0.0.2) to alpha (10.0.0.1)", "no connection: timed out")
     ]
-    assert found(links={there: Link(latency=0.05, bandwidth=1e9), back: GOOD}) == [
+    assert found(links={forward: Link(latency=0.05, bandwidth=1e9), back: GOOD}) == [
         ("alpha (10.0.0.1) to beta (10.0.0.2)", "a round trip takes 50.0 ms")
     ]
     gamma = evolve(BETA, address="10.0.0.3", facts=evolve(FACTS, host="gamma"))
-    ways = dict.fromkeys(pairs(["10.0.0.1", "10.0.0.2", "10.0.0.3"]), GOOD)
-    ways["10.0.0.1", "10.0.0.3"] = Link(latency=1e-4, bandwidth=2e8)
-    survey = Survey(machines=[ALPHA, BETA, gamma], links=ways)
+    links = dict.fromkeys(pairs(["10.0.0.1", "10.0.0.2", "10.0.0.3"]), GOOD)
+    links["10.0.0.1", "10.0.0.3"] = Link(latency=1e-4, bandwidth=2e8)
+    survey = Survey(machines=[ALPHA, BETA, gamma], links=links)
     [slow] = cluster_findings(survey, FACTS, {}, Layout(pools=(), placements=()), "GPU")
     assert (slow.where, slow.problem) == (
         "alpha (10.0.0.1) to gamma (10.0.0.3)",
@@ -111,9 +111,9 @@ def test_ways_between_machines_are_judged_each_in_its_direction() -> None:
 
 
 def test_a_run_that_is_larger_than_the_cluster_is_said() -> None:
-    [(where, said)] = found(needed=2)
+    [(where, problem)] = found(needed=2)
     assert where == "the cluster"
-    assert said.startswith("the run does not fit: policy needs 2 nodes with 2 free GPUs, the cluster has 0")
+    assert problem.startswith("the run does not fit: policy needs 2 nodes with 2 free GPUs, the cluster has 0")
 
 
 def test_of_many_machines_each_is_measured_with_its_neighbours() -> None:
@@ -159,10 +159,12 @@ def test_mistakes_on_another_machine_are_found_and_no_others(nano: Path, tmp_pat
         if planted:
             machines.network(closed=[[RAY_PORTS[1] + 1, 65535]])
         words = as_words(values | {"trainer.placement.ray_address": machines.head})
-        said = tmp_path / "said.txt"
-        doctor = machines["alpha"].start([sys.executable, "-m", "skyrl.cli", "doctor", "--cluster", *words], said)
-        assert doctor.wait(240) == int(planted), said.read_text()
-    text = said.read_text()
+        output_file = tmp_path / "said.txt"
+        doctor = machines["alpha"].start(
+            [sys.executable, "-m", "skyrl.cli", "doctor", "--cluster", *words], output_file
+        )
+        assert doctor.wait(240) == int(planted), output_file.read_text()
+    text = output_file.read_text()
     if not planted:
         assert "No problems found." in text
         return

@@ -40,9 +40,9 @@ class Changing(BasePPOExp):
     async def _samples_written(self) -> None:
         await super()._samples_written()
         async with asyncio.timeout(PATIENCE):
-            while any(each.state == "starting" for each in self.client.states):
+            while any(engine.state == "starting" for engine in self.client.states):
                 await asyncio.sleep(0.02)
-        states = [each.state for each in self.client.states]
+        states = [engine.state for engine in self.client.states]
         if set(states) != {"serving"} or not self.has_settled():
             return
         if self.left:
@@ -89,9 +89,9 @@ def run_with(nano: Path, out: Path, kind: type[Changing], times: int, **changes:
 def assert_as_undisturbed(nano: Path, tmp_path: Path, steps: int) -> None:
     """Samples are those of undisturbed engines in as many processes: rounding differs in one process."""
     train(nano, tmp_path / "undisturbed", **ENDLESS, **ON_RAY, trainer__max_training_steps=steps)
-    whole = samples(tmp_path / "undisturbed")
-    assert samples(tmp_path / "out") == whole
-    assert len({(step, prompt) for step, prompt, _ in whole}) == 4 * steps
+    expected = samples(tmp_path / "undisturbed")
+    assert samples(tmp_path / "out") == expected
+    assert len({(step, prompt) for step, prompt, _ in expected}) == 4 * steps
 
 
 @pytest.mark.parametrize("times", [4, 40])

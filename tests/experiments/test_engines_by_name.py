@@ -126,10 +126,10 @@ def test_a_run_outlives_its_etcd_and_never_asks_a_judge_that_is_dead(
     monkeypatch.setenv("SKYRL_NAMES", f"etcd:127.0.0.1:{etcd.client}")
     store: NameStore = NamesInEtcd(f"127.0.0.1:{etcd.client}")
     begin = threading.Event()
-    first, second = Judge(on_request=lambda asked: begin.set() if asked == 20 else None), Judge()
+    first, second = Judge(on_request=lambda count: begin.set() if count == 20 else None), Judge()
     named = [Published(store, "judge", first.url, seconds=2), Published(store, "engines/0", server.url, seconds=2)]
-    for each in named:
-        each.__enter__()
+    for publication in named:
+        publication.__enter__()
     left: list[Any] = []
 
     def restart() -> None:
@@ -161,8 +161,8 @@ def test_a_run_outlives_its_etcd_and_never_asks_a_judge_that_is_dead(
     assert second.asked >= 5
     assert store.get("judge") == second.url
     assert store.get("engines/0") == server.url
-    for each in (new_owner, named[1]):
-        each.__exit__(None, None, None)
+    for publication in (new_owner, named[1]):
+        publication.__exit__(None, None, None)
     for service in (canary, second):
         service.__exit__()
 

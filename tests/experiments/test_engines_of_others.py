@@ -114,7 +114,7 @@ def test_sglang_gets_whole_weights_where_samples_in_flight_continue_under_them(n
     }
     ahead = values | {"trainer.fully_async": {"enabled": True, "interrupt_generation": True}}
     finished = values | {"trainer.fully_async": {"enabled": True, "interrupt_generation": False}}
-    runs = [compose([], each).config for each in (values, ahead, finished)]
+    runs = [compose([], run_values).config for run_values in (values, ahead, finished)]
     assert [sends_adapters_alone(run) for run in runs] == [True, False, True]
 
 
@@ -129,9 +129,9 @@ def test_two_servers_share_the_samples_and_both_get_the_weights(
             tmp_path,
             **over(server, trainer__max_training_steps=1, generator__inference_engine__external_server_urls=urls),
         )
-        for each in (server, second):
-            assert each.asked.count("/update_weights_from_disk") == 2
-            assert "/generate" in each.asked
+        for engine_server in (server, second):
+            assert engine_server.asked.count("/update_weights_from_disk") == 2
+            assert "/generate" in engine_server.asked
 
 
 def test_a_server_of_another_model_is_named_by_the_canary(nano: Path, tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ def test_results_and_samples_are_in_a_new_folder_and_the_model_of_a_checkpoint_i
     assert result.stdout.splitlines()[-1].endswith(f"{folder}")
     skyrl("eval", str(nano / "model"), *words(nano, tmp_path), "--to", str(tmp_path / "mine"))
     assert json.loads((tmp_path / "mine" / "results.json").read_text())["prompts"] == {"letters": 6, "all": 6}
-    again = skyrl("eval", str(trained / "checkpoints" / "global_step_6"), *words(nano, tmp_path))
-    assert again.stdout.splitlines()[-1].endswith("step_6-2"), "earlier results are kept"
+    rerun = skyrl("eval", str(trained / "checkpoints" / "global_step_6"), *words(nano, tmp_path))
+    assert rerun.stdout.splitlines()[-1].endswith("step_6-2"), "earlier results are kept"
 
 
 @pytest.mark.long
@@ -102,7 +102,7 @@ def test_a_run_is_served_without_the_code_that_only_its_configuration_names(
     for words in ([run], [run, "--step", "3"], [str(trained / "checkpoints" / "global_step_3")]):
         result = skyrl("serve", *words)
         assert (result.exception, result.output) == (None, "The endpoint has stopped.\n")
-    assert [each.environment.env_class for each in served] == [None] * 3
+    assert [config.environment.env_class for config in served] == [None] * 3
 
 
 def test_an_evaluation_warns_about_the_users_words_and_not_about_what_the_run_has_written(
@@ -138,8 +138,8 @@ def test_answers_to_prompts_of_a_file_are_written_without_an_environment(nano: P
     result = skyrl("generate", str(nano / "model"), *run, "--prompts", str(prompts), "--to", str(tmp_path / "out"))
     assert result.exception is None
     lines = [json.loads(line) for line in (tmp_path / "out" / "answers.jsonl").read_text().splitlines()]
-    asked = [(line["prompt"][0]["content"], line["sample"]) for line in lines]
-    assert asked == [(letter, number) for letter in "ab" for number in range(3)]
+    samples = [(line["prompt"][0]["content"], line["sample"]) for line in lines]
+    assert samples == [(letter, number) for letter in "ab" for number in range(3)]
     assert all(line["response_ids"] and line["logprob"] < 0 for line in lines)
 
 
@@ -153,9 +153,9 @@ def test_greedy_answers_of_engines_on_ray_are_those_of_this_process(nano: Path, 
         "trainer__placement__colocate_all": False,
         "generator__inference_engine__num_engines": engines,
     }
-    here = found(str(nano / "model"), *words(nano, tmp_path / "here", **greedy))
-    there = found(str(nano / "model"), *words(nano, tmp_path / "there", **greedy, **ray))
-    assert there["metrics"] == here["metrics"]
+    local = found(str(nano / "model"), *words(nano, tmp_path / "here", **greedy))
+    remote = found(str(nano / "model"), *words(nano, tmp_path / "there", **greedy, **ray))
+    assert remote["metrics"] == local["metrics"]
 
 
 def test_what_cannot_be_evaluated_is_refused_with_what_to_do(
@@ -184,7 +184,7 @@ def test_what_cannot_be_evaluated_is_refused_with_what_to_do(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         (
             "runs/mien",
@@ -204,14 +204,14 @@ def test_what_cannot_be_evaluated_is_refused_with_what_to_do(
     ],
 )
 def test_a_mistyped_folder_is_named_before_the_hub_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
 ) -> None:
     (tmp_path / "runs" / "mine" / "model").mkdir(parents=True)
     (tmp_path / "run.toml").touch()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as refused:
         found(name)
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(message)
 
 
 def test_the_length_of_training_answers_does_not_matter_to_an_evaluation(nano: Path, tmp_path: Path) -> None:

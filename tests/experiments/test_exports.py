@@ -36,16 +36,16 @@ def run_with_adapter(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def logits(folder: Path) -> torch.Tensor:
-    found: torch.Tensor = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(IDS).logits
-    return found.detach()
+    model_logits: torch.Tensor = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(IDS).logits
+    return model_logits.detach()
 
 
 def with_peft(base: Path, adapter: Path) -> torch.Tensor:
     from peft import PeftModel
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    found: torch.Tensor = PeftModel.from_pretrained(model, adapter).eval()(IDS).logits
-    return found.detach()
+    model_logits: torch.Tensor = PeftModel.from_pretrained(model, adapter).eval()(IDS).logits
+    return model_logits.detach()
 
 
 @pytest.mark.long
@@ -53,9 +53,9 @@ def test_an_export_from_a_checkpoint_is_the_model_that_the_run_left(nano: Path, 
     train(nano, tmp_path, trainer__hf_save_interval=2)
     step, folder = export(tmp_path / "run")
     assert (step, folder) == (6, tmp_path / "exports" / "global_step_6" / "policy")
-    ours, theirs = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "run" / "model"))
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    exported, trained = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "run" / "model"))
+    assert exported.keys() == trained.keys()
+    assert all(torch.equal(exported[name], trained[name]) for name in exported)
     step, folder = export(tmp_path / "run", step=4, to=tmp_path / "four")
     torch.testing.assert_close(
         logits(folder), logits(tmp_path / "exports" / "global_step_4" / "policy"), rtol=0, atol=0
@@ -108,11 +108,11 @@ def test_model_and_adapter_of_a_checkpoint_are_those_of_the_run(
 ) -> None:
     run = run_with_adapter / "run"
     _, folder = export(run, to=tmp_path / "adapter", adapter=True)
-    ours, theirs = (load_file(each / "adapter_model.safetensors") for each in (folder, run / "adapter"))
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    _, whole = export(run, to=tmp_path / "model")
-    torch.testing.assert_close(logits(whole), logits(run / "model"), rtol=0, atol=0)
+    exported, trained = (load_file(path / "adapter_model.safetensors") for path in (folder, run / "adapter"))
+    assert exported.keys() == trained.keys()
+    assert all(torch.equal(exported[name], trained[name]) for name in exported)
+    _, merged = export(run, to=tmp_path / "model")
+    torch.testing.assert_close(logits(merged), logits(run / "model"), rtol=0, atol=0)
 
 
 @pytest.mark.long
@@ -136,8 +136,8 @@ def test_vllm_serves_an_exported_model_and_an_exported_adapter(host: Host, nano:
     torch.testing.assert_close(with_peft(base, run / "adapter"), logits(run / "model"), rtol=1e-4, atol=1e-4)
     served = host.run(serve, base, run / "adapter", run / "model")
     expected = [logits(base), with_peft(base, run / "adapter"), logits(run / "model")]
-    for found, wanted in zip(served, expected, strict=True):
-        assert found == pytest.approx(wanted[0].log_softmax(-1).max(-1).values[-1].item(), abs=1e-3)
+    for logprob, expected_logits in zip(served, expected, strict=True):
+        assert logprob == pytest.approx(expected_logits[0].log_softmax(-1).max(-1).values[-1].item(), abs=1e-3)
     assert abs(served[0] - served[1]) > 1e-3
 
 
@@ -169,9 +169,9 @@ async def serve(base: Path, adapter: Path, model: Path) -> list[float]:
     def likeliest(engine: Any, request: Any = None) -> float:
         (answer,) = engine.generate(prompt, sampling, lora_request=request, use_tqdm=False)
         (token,) = answer.outputs[0].logprobs
-        return float(max(each.logprob for each in token.values()))
+        return float(max(candidate.logprob for candidate in token.values()))
 
     both = vllm.LLM(str(base), enable_lora=True, max_lora_rank=8, **settings)
-    found = [likeliest(both), likeliest(both, LoRARequest("trained", 1, str(adapter)))]
+    logprobs = [likeliest(both), likeliest(both, LoRARequest("trained", 1, str(adapter)))]
     del both
-    return [*found, likeliest(vllm.LLM(str(model), **settings))]
+    return [*logprobs, likeliest(vllm.LLM(str(model), **settings))]

@@ -170,8 +170,8 @@ def stop_driver_beyond_the_deadline(run: Run) -> None:
     run.process.send_signal(signal.SIGSTOP)
     time.sleep(1.5 * HEARTBEAT)
     run.process.send_signal(signal.SIGCONT)
-    done = (run.out / "run" / "metrics.jsonl").read_text(encoding="utf-8").count("\n")
-    run.wait_for_step(done + 2)
+    steps_done = (run.out / "run" / "metrics.jsonl").read_text(encoding="utf-8").count("\n")
+    run.wait_for_step(steps_done + 2)
 
 
 @pytest.mark.long
@@ -211,8 +211,8 @@ def test_an_engine_that_is_killed_is_started_again_and_serves(nano: Path, tmp_pa
         for restarts in (1, 2):
             os.kill(run.pid_of("engine-0"), signal.SIGKILL)
             run.wait_for("inference/engine_restarts", restarts)
-            done = (run.out / "run" / "metrics.jsonl").read_text(encoding="utf-8").count("\n")
-            run.wait_for_step(done + 1)
+            steps_done = (run.out / "run" / "metrics.jsonl").read_text(encoding="utf-8").count("\n")
+            run.wait_for_step(steps_done + 1)
         folder = run.folder
         os.kill(run.pid_of("engine-0"), signal.SIGKILL)
         run.wait_for("inference/engines_lost", 1)

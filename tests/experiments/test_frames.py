@@ -47,13 +47,13 @@ def ours(codes: Iterator[CodeType]) -> list[CodeType]:
 
 def deepest_step(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> list[CodeType]:
     """Functions of ours between `skyrl run` and the first step of the optimizer."""
-    found: list[list[CodeType]] = []
+    stacks: list[list[CodeType]] = []
 
     def look(*_: Any) -> None:
         waiting = [
             code for task in asyncio.all_tasks() if task is not asyncio.current_task() for code in awaiting(task)
         ]
-        found.append(ours(iter([*stack(), *waiting])))
+        stacks.append(ours(iter([*stack(), *waiting])))
 
     monkeypatch.setattr(sys, "argv", ["skyrl", "run", *arguments])
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
@@ -67,26 +67,26 @@ def deepest_step(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> list[
         for number, handler in handlers.items():  # a command ignores them once it has ended, as its process does
             signal.signal(number, handler)
     assert end.value.code == 0
-    return found[0]
+    return stacks[0]
 
 
 def untyped(codes: list[CodeType]) -> list[str]:
     """Those whose signature has a bare `Any`."""
-    found = []
+    functions = []
     for code in codes:
         tree = ast.parse(Path(code.co_filename).read_text())
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
                 arguments = node.args
                 every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-                every += [each for each in (arguments.vararg, arguments.kwarg) if each is not None]
-                annotations = [each.annotation for each in every] + [node.returns]
-                first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                every += [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
+                annotations = [argument.annotation for argument in every] + [node.returns]
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
                 if first == code.co_firstlineno and any(
-                    isinstance(each, ast.Name) and each.id == "Any" for each in annotations
+                    isinstance(annotation, ast.Name) and annotation.id == "Any" for annotation in annotations
                 ):
-                    found.append(code.co_qualname)
-    return found
+                    functions.append(code.co_qualname)
+    return functions
 
 
 def named(codes: list[CodeType]) -> list[str]:

@@ -38,8 +38,8 @@ def test_each_made_up_step_learns_from_a_whole_batch_of_the_longest_rows(
         return await forward_backward(learner, batch, objective)
 
     monkeypatch.setattr(LearnerGroup, "forward_backward", noted)
-    asked = {"num_dummy_steps": 2, "max_length": 16, "train_datasets": (), "ckpt_interval": 1, "hf_save_interval": 1}
-    config: Any = compose([], settings(nano, tmp_path, kind, **asked)).config
+    changes = {"num_dummy_steps": 2, "max_length": 16, "train_datasets": (), "ckpt_interval": 1, "hf_save_interval": 1}
+    config: Any = compose([], settings(nano, tmp_path, kind, **changes)).config
     assert experiment_class(config)(config).run()
     assert seen == [[tokens] * rows] * 2
     assert f"2 made-up steps of {rows} rows of 16 tokens fit" in capsys.readouterr().err

@@ -65,7 +65,7 @@ def reward(patch: pytest.MonkeyPatch) -> None:
 
 
 def logprob(patch: pytest.MonkeyPatch) -> None:
-    spoil(patch, PolicyWorker, "score", 4, lambda _, found: first_number(found, -INF))  # the first sync scores, too
+    spoil(patch, PolicyWorker, "score", 4, lambda _, scores: first_number(scores, -INF))  # the first sync scores, too
 
 
 def advantage(patch: pytest.MonkeyPatch) -> None:
@@ -76,8 +76,8 @@ def advantage(patch: pytest.MonkeyPatch) -> None:
 
         def advantages(batch: Any) -> torch.Tensor:
             calls[0] += 1
-            found = estimate(batch)
-            return first_number(found, INF, batch.loss_mask) if calls[0] == 3 else found
+            values = estimate(batch)
+            return first_number(values, INF, batch.loss_mask) if calls[0] == 3 else values
 
         return advantages
 
@@ -96,7 +96,7 @@ def loss(patch: pytest.MonkeyPatch) -> None:
 
 def gradient(patch: pytest.MonkeyPatch) -> None:
     def overflow(self: Fsdp2, result: None) -> None:
-        parameter = next(each for each in self.model.parameters() if each.grad is not None)
+        parameter = next(candidate for candidate in self.model.parameters() if candidate.grad is not None)
         assert parameter.grad is not None
         parameter.grad.view(-1)[0] = INF
 
@@ -150,12 +150,12 @@ def run(nano: Path, out: Path, policy: str) -> None:
 
 
 def assert_only_numbers_were_saved(out: Path, steps: set[int]) -> None:
-    found = set()
+    saved_steps = set()
     for folder in (out / "checkpoints").glob("global_step_*"):
-        found.add(int(folder.name.removeprefix("global_step_")))
+        saved_steps.add(int(folder.name.removeprefix("global_step_")))
         for file in folder.rglob("*.safetensors"):
             assert all(tensor.isfinite().all() for tensor in load_file(file).values()), file
-    assert found == steps
+    assert saved_steps == steps
 
 
 @pytest.mark.sampled(2)
@@ -277,8 +277,8 @@ def test_a_step_that_was_left_out_is_left_out_again_by_a_replay(
         reward(patch)
         train(nano, tmp_path, **SETTINGS, trainer__recording="jsonl")
     steps = list(Replay(tmp_path / "run").run(range(3, 5)))
-    assert [(each.computed.step, len(each.computed.updates)) for each in steps] == [(3, 0), (4, 2)]
-    assert [each.differences for each in steps] == [(), ()]
+    assert [(step.computed.step, len(step.computed.updates)) for step in steps] == [(3, 0), (4, 2)]
+    assert [step.differences for step in steps] == [(), ()]
 
 
 def test_steps_are_left_out_only_so_often(nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

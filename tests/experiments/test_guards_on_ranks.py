@@ -43,8 +43,8 @@ class SpoiltPolicyWorker(PolicyWorker):
 
     calls = 0
 
-    def _now(self, what: str, at: int) -> bool:
-        if os.environ[WHAT] != what or self.ranks.rank != self.ranks.size - 1:
+    def _now(self, quantity: str, at: int) -> bool:
+        if os.environ[WHAT] != quantity or self.ranks.rank != self.ranks.size - 1:
             return False
         self.calls += 1
         return self.calls == at
@@ -96,12 +96,12 @@ def test_abort_ends_the_run_on_all_ranks(
 
 
 @pytest.mark.parametrize(
-    ("what", "left_out"), [("logprob", "trainer/skipped_steps"), ("gradient", "policy/skipped_updates")]
+    ("quantity", "left_out"), [("logprob", "trainer/skipped_steps"), ("gradient", "policy/skipped_updates")]
 )
 def test_skip_leaves_the_same_out_on_all_ranks(
-    nano: Path, tmp_path: Path, settings: dict[str, Any], what: str, left_out: str, monkeypatch: pytest.MonkeyPatch
+    nano: Path, tmp_path: Path, settings: dict[str, Any], quantity: str, left_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(WHAT, what)
+    monkeypatch.setenv(WHAT, quantity)
     train(nano, tmp_path, **settings, trainer__faults__on_non_finite="skip")
     assert_only_numbers_were_saved(tmp_path, {2, 4, 6})
     assert len([row["step"] for row in metrics(tmp_path) if row.get(left_out)]) == 1

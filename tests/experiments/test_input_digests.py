@@ -160,8 +160,8 @@ def judged_by_a_reward_model(nano: Path, folder: Path) -> tuple[Any, Path, str]:
     shutil.copytree(nano / "model", folder / "judge")
     own = {"environment.skyrl_gym.reward_model.path": str(folder / "judge")}
     weights = folder / "judge" / "model.safetensors"
-    place = "environment.skyrl_gym.reward_model.path: model.safetensors"
-    return judged_by("reward_model", nano, folder) | own, weights, place
+    digest_name = "environment.skyrl_gym.reward_model.path: model.safetensors"
+    return judged_by("reward_model", nano, folder) | own, weights, digest_name
 
 
 def with_a_database(nano: Path, folder: Path) -> tuple[Any, Path, str]:
@@ -188,12 +188,12 @@ Input = Callable[[Path, Path], tuple[Any, Path, str]]
     ],
 )
 def test_an_input_that_changed_has_another_digest_under_its_field(of: Input, nano: Path, tmp_path: Path) -> None:
-    values, file, place = of(nano, tmp_path)
+    values, file, digest_name = of(nano, tmp_path)
     before = digests(values)
     changed(file)
     now = digests(values)
     assert before.keys() == now.keys()
-    assert [name for name in before if before[name] != now[name]] == [place]
+    assert [name for name in before if before[name] != now[name]] == [digest_name]
 
 
 def test_the_folders_of_harbor_tasks_are_read_again(nano: Path, tmp_path: Path) -> None:
@@ -212,8 +212,8 @@ def test_the_folders_of_harbor_tasks_are_read_again(nano: Path, tmp_path: Path) 
 
 def digests(values: Any) -> dict[str, str]:
     run: Any = compose([], values).config
-    found: dict[str, str] = experiment_class(run)(run).input_digests()
-    return found
+    digest_by_name: dict[str, str] = experiment_class(run)(run).input_digests()
+    return digest_by_name
 
 
 def test_a_revision_of_the_hub_that_moved_is_told_by_the_files_that_this_machine_has(
@@ -244,9 +244,9 @@ def test_what_only_one_session_read_is_not_compared_but_kept(nano: Path, tmp_pat
     refuse_changed_inputs(of_an_earlier_version, {"data.val_data": "c"}, run)
 
 
-@pytest.mark.parametrize("place", [0, 999, 3000, 4095])
+@pytest.mark.parametrize("offset", [0, 999, 3000, 4095])
 def test_a_large_file_is_read_in_blocks_spread_over_it(
-    place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    offset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(input_digests, "BLOCK", 16)
     monkeypatch.setattr(input_digests, "BUDGET", 64)
@@ -254,8 +254,8 @@ def test_a_large_file_is_read_in_blocks_spread_over_it(
     file.write_bytes(bytes(4096))
     before = input_digests.file_digests([file])
     blocks = {number * (4096 - 16) // 3 for number in range(4)}  # bytes 0, 1360, 2720 and 4080 and those after them
-    file.write_bytes(bytes(place) + b"x" + bytes(4095 - place))
-    is_read = any(start <= place < start + 16 for start in blocks)
+    file.write_bytes(bytes(offset) + b"x" + bytes(4095 - offset))
+    is_read = any(start <= offset < start + 16 for start in blocks)
     assert (input_digests.file_digests([file]) != before) == is_read
     file.write_bytes(b"y" * 4096)
     assert input_digests.file_digests([file]) != before

@@ -69,18 +69,20 @@ def killed_runs(nano: Path, out: Path, faults: list[Fault], **changes: Any) -> I
     for number, chain in enumerate(chains(faults)):
         killed = out / str(number)
         for fault in chain:
-            status, said = run(nano, killed, fault, **changes)
-            assert status == -signal.SIGKILL, (fault, said)
-        status, said = run(nano, killed, **changes)
-        assert status == 0, said
-        assert "Traceback" not in said
+            status, output = run(nano, killed, fault, **changes)
+            assert status == -signal.SIGKILL, (fault, output)
+        status, output = run(nano, killed, **changes)
+        assert status == 0, output
+        assert "Traceback" not in output
         yield killed
 
 
-def assert_kills_change_nothing(nano: Path, out: Path, whole: Path, faults: list[Fault], **changes: Any) -> None:
+def assert_kills_change_nothing(
+    nano: Path, out: Path, uninterrupted: Path, faults: list[Fault], **changes: Any
+) -> None:
     for killed in killed_runs(nano, out, faults, **changes):
-        assert_same(killed, whole)
-        assert_same_files(killed, whole)
+        assert_same(killed, uninterrupted)
+        assert_same_files(killed, uninterrupted)
 
 
 def assert_every_prompt_is_trained_on_twice(out: Path) -> None:
@@ -102,11 +104,11 @@ FEW_PHASES = {"reward", "backward", "sync", "writing", "product"}
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("phases", long_except([{*PHASES, "product"}, FEW_PHASES], FEW_PHASES), ids=["every", "few"])
 def test_a_run_that_is_killed_ends_like_one_that_was_not(
-    nano: Path, tmp_path: Path, whole: Path, phases: set[str]
+    nano: Path, tmp_path: Path, uninterrupted: Path, phases: set[str]
 ) -> None:
     faults = [fault for fault in EVERY_PHASE if fault.phase in phases]
     assert {fault.phase for fault in faults} == phases
-    assert_kills_change_nothing(nano, tmp_path, whole, faults)
+    assert_kills_change_nothing(nano, tmp_path, uninterrupted, faults)
 
 
 def test_an_asynchronous_run_that_is_killed_trains_on_no_prompt_too_often_or_not_at_all(
@@ -129,8 +131,8 @@ def test_a_run_on_a_task_of_reasoning_gym_that_is_killed_ends_like_one_that_was_
         "environment__env_class": ["reasoning_gym:chain_sum", f"{nano / 'reward.py'}:in_ascii"],
         "trainer__max_prompt_length": 200,
     }
-    status, said = run(nano, tmp_path / "whole", **changes)
-    assert status == 0, said
+    status, output = run(nano, tmp_path / "whole", **changes)
+    assert status == 0, output
     faults = [Fault(phase=phase, nth=3) for phase in ("generation", "optimizer", "sync")]
     assert_kills_change_nothing(nano, tmp_path / "killed", tmp_path / "whole", faults, **changes)
 
@@ -147,9 +149,9 @@ def test_an_asynchronous_run_on_ray_that_is_killed_trains_on_no_prompt_too_often
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2, 11))
 def test_a_run_that_is_killed_at_other_moments_ends_like_one_that_was_not(
-    nano: Path, tmp_path: Path, whole: Path, seed: int
+    nano: Path, tmp_path: Path, uninterrupted: Path, seed: int
 ) -> None:
-    assert_kills_change_nothing(nano, tmp_path, whole, moments(20, seed=seed))
+    assert_kills_change_nothing(nano, tmp_path, uninterrupted, moments(20, seed=seed))
 
 
 CUT: dict[str, Any] = {**ON_RAY, "trainer__policy__tensor_parallel_size": 2}
@@ -158,8 +160,8 @@ CUT: dict[str, Any] = {**ON_RAY, "trainer__policy__tensor_parallel_size": 2}
 
 @pytest.mark.long
 def test_a_run_whose_ranks_cut_matrices_is_killed_and_ends_like_one_that_was_not(nano: Path, tmp_path: Path) -> None:
-    status, said = run(nano, tmp_path / "whole", **CUT)
-    assert status == 0, said
+    status, output = run(nano, tmp_path / "whole", **CUT)
+    assert status == 0, output
     assert_kills_change_nothing(nano, tmp_path / "killed", tmp_path / "whole", moments(10, seed=4), **CUT)
 
 
@@ -167,8 +169,8 @@ def test_a_run_whose_ranks_cut_matrices_is_killed_and_ends_like_one_that_was_not
 def whole_on_ray(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on Ray that nobody disturbed."""
     out = tmp_path_factory.mktemp("whole_on_ray")
-    status, said = run(nano, out, **ON_RAY)
-    assert status == 0, said
+    status, output = run(nano, out, **ON_RAY)
+    assert status == 0, output
     return out
 
 

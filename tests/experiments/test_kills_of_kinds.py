@@ -164,26 +164,26 @@ def test_a_killed_run_of_each_kind_ends_like_one_that_was_not(
     write(nano / "taught.jsonl", taught_rows(32))
     count = pytestconfig.getoption("--kills") or IN_A_CHAIN
     faults = moments(kind, count, pytestconfig.getoption("--seed"))
-    whole = tmp_path / "whole"
-    status, said = run_of(kind.values(nano, whole), whole)
-    assert status == 0, said
+    uninterrupted = tmp_path / "whole"
+    status, output = run_of(kind.values(nano, uninterrupted), uninterrupted)
+    assert status == 0, output
     hit = 0
     for start in range(0, count, IN_A_CHAIN):
         killed = tmp_path / str(start)
         for fault in faults[start : start + IN_A_CHAIN]:
-            status, said = run_of(kind.values(nano, killed), killed, fault)
+            status, output = run_of(kind.values(nano, killed), killed, fault)
             # What is left to do after the kills before it may be too little to reach the moment.
-            assert status in (-signal.SIGKILL, 0), (fault, said)
-            assert "Traceback" not in said, (fault, said)
+            assert status in (-signal.SIGKILL, 0), (fault, output)
+            assert "Traceback" not in output, (fault, output)
             hit += status != 0
-        status, said = run_of(kind.values(nano, killed), killed)
-        assert status == 0 and "Traceback" not in said, said
-        assert_as_undisturbed(kind, killed, whole)
+        status, output = run_of(kind.values(nano, killed), killed)
+        assert status == 0 and "Traceback" not in output, output
+        assert_as_undisturbed(kind, killed, uninterrupted)
     assert hit > 0
     print(f"{name}: {hit} kills of {count}")
 
 
-def assert_as_undisturbed(kind: Kind, killed: Path, whole: Path) -> None:
+def assert_as_undisturbed(kind: Kind, killed: Path, uninterrupted: Path) -> None:
     if "trainer__fully_async" in kind.changes:
         assert_every_prompt_is_trained_on_twice(killed)
         assert (killed / "run" / "model" / "model.safetensors").is_file()
@@ -191,5 +191,5 @@ def assert_as_undisturbed(kind: Kind, killed: Path, whole: Path) -> None:
         assert (killed / "run" / "adapter").is_dir() == lora
         assert (killed / "run" / "reward_curve.png").is_file()
         return
-    (assert_same if kind.kind == "rl" else assert_same_learning)(killed, whole)
-    assert_same_files(killed, whole)
+    (assert_same if kind.kind == "rl" else assert_same_learning)(killed, uninterrupted)
+    assert_same_files(killed, uninterrupted)

@@ -36,15 +36,15 @@ BY_ROW = {**AHEAD, "environment__env_class": "tests.experiments.logged_sampler:b
 def killed_draws(nano: Path, out: Path, faults: Sequence[Fault], **changes: Any) -> None:
     """Kill a run at these moments, one after the other, and finish it."""
     for fault in faults:
-        status, said = run(nano, out, fault, **changes, **followed(out))
-        assert status == -signal.SIGKILL, (fault, said)
-    status, said = run(nano, out, **changes, **followed(out))
-    assert status == 0 and "Traceback" not in said, said
+        status, output = run(nano, out, fault, **changes, **followed(out))
+        assert status == -signal.SIGKILL, (fault, output)
+    status, output = run(nano, out, **changes, **followed(out))
+    assert status == 0 and "Traceback" not in output, output
 
 
 def whole_run(nano: Path, out: Path, **changes: Any) -> dict[int, list[int]]:
-    status, said = run(nano, out, **changes, **followed(out))
-    assert status == 0, said
+    status, output = run(nano, out, **changes, **followed(out))
+    assert status == 0, output
     draws = draws_in(out / "draws")
     rows = [row for step in sorted(draws) for row in draws[step]]
     assert len(rows) >= 48 and any(rows.count(row) > 2 for row in rows), "they follow no rewards"

@@ -73,14 +73,14 @@ def test_what_a_run_has_written_is_durable_before_its_checkpoint(
     assert len(manifests) == 2
     run = tmp_path / "run"
     for begin, end, steps in ((0, manifests[0], (1, 2)), (manifests[0], manifests[1], (3, 4))):
-        done = set(flushed[begin:end])
+        synced = set(flushed[begin:end])
         lines = {str(run / name) for name in ("metrics.jsonl", "trajectories.jsonl")}
-        assert lines <= done
-        assert {str(run / "tokens" / f"step_{step:06}.arrow") for step in steps} <= done
+        assert lines <= synced
+        assert {str(run / "tokens" / f"step_{step:06}.arrow") for step in steps} <= synced
         recorded = {str(file) for step in steps for file in (run / "recording").glob(f"step_{step:06}*")}
         assert recorded, "the run was to record its steps"
-        assert recorded <= done
-        assert str(run) in done  # the names themselves
+        assert recorded <= synced
+        assert str(run) in synced  # the names themselves
     assert str(run / "config.json") in flushed[: manifests[0]]
     assert str(run) in flushed[manifests[-1] + 1 :], "the names of what it made at its end are durable"
 
@@ -97,13 +97,13 @@ def test_steps_that_metrics_and_samples_have_lost_are_counted_when_the_run_goes_
     content = samples.read_bytes()
     rest = content.index(b'{"step": 3')
     second = content.index(b'{"step": 2')  # of its samples, the first is damaged
-    whole = content[:second] + b"\0" + content[second + 1 : rest]
-    samples.write_bytes(whole + b"\0" * (len(content) - rest))
+    damaged = content[:second] + b"\0" + content[second + 1 : rest]
+    samples.write_bytes(damaged + b"\0" * (len(content) - rest))
     capsys.readouterr()
     train(nano, tmp_path, **settings, trainer__max_training_steps=6)
-    said = capsys.readouterr().err
-    assert f"{metrics} lacks 3 steps (the first is 1): lost or damaged" in said
-    assert f"{samples} lacks samples of 3 steps (the first is 2): lost or damaged" in said
+    stderr = capsys.readouterr().err
+    assert f"{metrics} lacks 3 steps (the first is 1): lost or damaged" in stderr
+    assert f"{samples} lacks samples of 3 steps (the first is 2): lost or damaged" in stderr
 
 
 @pytest.mark.long

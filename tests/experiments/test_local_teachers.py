@@ -54,12 +54,12 @@ def taught(teachers: dict[str, Path], nano: Path, out: Path, **changes: Any) -> 
 def scores(model: Path, batch: TrainingBatch) -> list[Tensor]:
     """Log-probabilities of the selected tokens of each row under a stored model."""
     loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    found = []
+    logprobs = []
     for ids, length, mask in zip(batch.input_ids, batch.lengths.tolist(), batch.loss_mask, strict=True):
         with torch.no_grad():
             logs = loaded(ids[None, :length]).logits[0, :-1].log_softmax(-1)
-        found.append(logs.gather(-1, ids[1:length, None])[:, 0][mask[1:length]])
-    return found
+        logprobs.append(logs.gather(-1, ids[1:length, None])[:, 0][mask[1:length]])
+    return logprobs
 
 
 def test_each_row_is_scored_by_the_teacher_of_its_source(
@@ -68,19 +68,19 @@ def test_each_row_is_scored_by_the_teacher_of_its_source(
     seen: list[tuple[TrainingBatch, Sequence[str], Tensor]] = []
     score = TeachersBySource.score
 
-    async def noted(asked: TeachersBySource, batch: TrainingBatch, sources: Sequence[str]) -> Tensor:
-        found = await score(asked, batch, sources)
-        seen.append((batch, sources, found))
-        return found
+    async def noted(scorer: TeachersBySource, batch: TrainingBatch, sources: Sequence[str]) -> Tensor:
+        logprobs = await score(scorer, batch, sources)
+        seen.append((batch, sources, logprobs))
+        return logprobs
 
     monkeypatch.setattr(TeachersBySource, "score", noted)
     train(nano, tmp_path, **taught(teachers, nano, tmp_path, trainer__max_training_steps=1))
-    [(batch, sources, found)] = seen
+    [(batch, sources, teacher_logprobs)] = seen
     assert set(sources) == {"first", "second"}
-    wanted = {source: scores(path, batch) for source, path in teachers.items()}
+    expected = {source: scores(path, batch) for source, path in teachers.items()}
     for row, source in enumerate(sources):
-        kept = found[row][batch.loss_mask[row]]
-        torch.testing.assert_close(kept, wanted[source][row], atol=1e-4, rtol=1e-4)
+        kept = teacher_logprobs[row][batch.loss_mask[row]]
+        torch.testing.assert_close(kept, expected[source][row], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("form", long_except(list(OF_EACH), "whole"))
@@ -108,8 +108,8 @@ def test_two_ranks_hold_two_teachers_and_learn_what_one_does(
 ) -> None:
     for name, where in (("one", {}), ("two", ON_RAY)):
         own = taught(teachers, nano, tmp_path / name, trainer__max_training_steps=2, **OF_EACH[form], **where)
-        status, said = run(nano, tmp_path / name, **own)
-        assert status == 0, said
+        status, output = run(nano, tmp_path / name, **own)
+        assert status == 0, output
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         for metric in ("policy/final_loss", "policy/teacher_divergence", "loss/teacher_kl"):
             assert one.get(metric) == pytest.approx(two.get(metric), abs=1e-4)
@@ -118,9 +118,9 @@ def test_two_ranks_hold_two_teachers_and_learn_what_one_does(
 def test_a_source_without_a_teacher_and_other_tokens_are_named_at_the_start(
     nano: Path, teachers: dict[str, Path], tmp_path: Path
 ) -> None:
-    alone = {"first": teachers["first"]}
+    one_teacher = {"first": teachers["first"]}
     with pytest.raises(UserError, match="no teacher teaches the data source 'second': add it to trainer.teacher.sou"):
-        train(nano, tmp_path / "one", **taught(alone, nano, tmp_path))
+        train(nano, tmp_path / "one", **taught(one_teacher, nano, tmp_path))
     misspelt = {**teachers, "secnd": teachers["second"]}
     with pytest.raises(UserError, match="no row of the training data is of the data source 'secnd'.*'first', 'second'"):
         train(nano, tmp_path / "misspelt", **taught(misspelt, nano, tmp_path))
@@ -136,8 +136,8 @@ def test_a_source_without_a_teacher_and_other_tokens_are_named_at_the_start(
 @pytest.mark.parametrize("path", ["", "nowhere"])
 def test_a_teacher_that_is_not_there_is_named_before_the_start(nano: Path, tmp_path: Path, path: str) -> None:
     changes = {"trainer.teacher.sources": {"arithmetic": path}, "trainer.algorithm.distillation.type": "loss"}
-    found = [problem for problem in problems(nano, tmp_path, changes, run=True) if problem.severity == "error"]
-    assert [problem.path for problem in found] == ["trainer.teacher.sources"]
+    errors = [problem for problem in problems(nano, tmp_path, changes, run=True) if problem.severity == "error"]
+    assert [problem.path for problem in errors] == ["trainer.teacher.sources"]
 
 
 def test_the_memory_estimate_counts_all_teachers(nano: Path, teachers: dict[str, Path], tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ def test_the_memory_estimate_counts_all_teachers(nano: Path, teachers: dict[str,
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         return 4 * (loaded.get_output_embeddings().weight.numel() if head else loaded.num_parameters())
 
-    alone, both = {"first": teachers["first"]}, teachers
-    assert scoring(both, "teacher") - scoring(alone, "teacher") == size(teachers["second"])
-    gained = scoring(both, "policy") - scoring(alone, "policy")
+    one_teacher, both = {"first": teachers["first"]}, teachers
+    assert scoring(both, "teacher") - scoring(one_teacher, "teacher") == size(teachers["second"])
+    gained = scoring(both, "policy") - scoring(one_teacher, "policy")
     assert gained == size(teachers["second"]) + size(teachers["second"], head=True)
 
 

@@ -58,10 +58,10 @@ class LosesRanks(BasePPOExp):
 
 
 def kill(processes: Any, name: str) -> None:
-    [member] = [each for each in processes._members if each.name == name]
-    found = re.search(r"process (\d+)", member.location)
-    assert found is not None
-    os.kill(int(found[1]), signal.SIGKILL)
+    [member] = [member for member in processes._members if member.name == name]
+    match = re.search(r"process (\d+)", member.location)
+    assert match is not None
+    os.kill(int(match[1]), signal.SIGKILL)
 
 
 def run_losing(nano: Path, out: Path, patch: pytest.MonkeyPatch, losses: list[int], **changes: Any) -> int:
@@ -98,12 +98,12 @@ def test_a_run_restarts_on_the_remaining_ranks(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run_losing(nano, tmp_path / "out", monkeypatch, [3], trainer__faults__on_lost_rank="shrink") == 0
-    said = capfd.readouterr().err
-    assert re.search(r"The run failed: policy-1 \(process \d+ on .* died: it was killed", said), said
+    stderr = capfd.readouterr().err
+    assert re.search(r"The run failed: policy-1 \(process \d+ on .* died: it was killed", stderr), stderr
     assert (
-        "It restarts in 0 s (lost rank 1 of 3), with:\n  trainer.placement.policy_num_gpus_per_node: 2 -> 1\n" in said
+        "It restarts in 0 s (lost rank 1 of 3), with:\n  trainer.placement.policy_num_gpus_per_node: 2 -> 1\n" in stderr
     )
-    assert "Continuing after step 2, from a checkpoint" in said
+    assert "Continuing after step 2, from a checkpoint" in stderr
     assert LosesRanks.ranks == [2, 1]
     assert CheckpointStore(tmp_path / "out" / "checkpoints").manifest(4).world_size == {"policy": 1}
     assert_trained_on_the_same(nano, tmp_path / "out", tmp_path / "undisturbed")

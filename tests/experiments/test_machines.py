@@ -58,9 +58,9 @@ CUT_OFF = (
 
 @pytest.fixture(scope="module")
 def both() -> Iterator[Machines]:
-    with Machines("alpha", "beta") as found:
-        found.join_ray(found["alpha"], slots=2)
-        yield found
+    with Machines("alpha", "beta") as machines:
+        machines.join_ray(machines["alpha"], slots=2)
+        yield machines
 
 
 @pytest.fixture
@@ -194,10 +194,10 @@ def test_a_killed_run_draws_by_rewards_what_an_undisturbed_one_draws(
         run.reaches(step)
         run.is_killed_and_starts_again()
     assert run.ends() == 0, run.said
-    alone = tmp_path / "undisturbed"
-    alone.mkdir()
-    train(nano, alone, **{**SHORT, **rewarded, **followed(alone)})
-    assert draws_in(tmp_path / "draws") == draws_in(alone / "draws")
+    undisturbed = tmp_path / "undisturbed"
+    undisturbed.mkdir()
+    train(nano, undisturbed, **{**SHORT, **rewarded, **followed(undisturbed)})
+    assert draws_in(tmp_path / "draws") == draws_in(undisturbed / "draws")
 
 
 @pytest.mark.long
@@ -318,8 +318,8 @@ def test_the_quick_start_learns_on_two_machines(machines: Machines, tmp_path: Pa
         "trainer.placement.policy_num_gpus_per_node": 2,
     }
     command = [sys.executable, "-m", "skyrl.cli", "run", "examples/quickstart/grpo.toml", *as_words(values)]
-    said = tmp_path / "said.txt"
-    assert machines["alpha"].start(command, said).wait(3000) == 0, said.read_text()
+    output_file = tmp_path / "said.txt"
+    assert machines["alpha"].start(command, output_file).wait(3000) == 0, output_file.read_text()
     [accuracy] = [line["eval/all/avg_score"] for line in JsonLines(run / "metrics.jsonl").read() if line["step"] == 100]
     print(f"accuracy {accuracy:.3f} after 100 steps")
     assert accuracy > 0.8

@@ -134,8 +134,8 @@ def test_a_run_that_is_killed_ends_like_one_that_was_not(
     split: dict[str, Any] = {**KILLED_ON_RAY, **degrees(tensor_model=2)}
     if lora is not None:
         split["trainer__policy__model__lora"] = lora
-    status, said = run(nano, tmp_path / "whole", **split)
-    assert status == 0, said
+    status, output = run(nano, tmp_path / "whole", **split)
+    assert status == 0, output
     assert_kills_change_nothing(nano, tmp_path / "killed", tmp_path / "whole", moments(kills, seed=5), **split)
 
 
@@ -174,17 +174,17 @@ def test_rows_are_learned_as_in_one_process(
     megatron = {f"megatron_config__{name}_parallel_size": size for name, size in sizes.items()}
     spread = {"strategy": "megatron", "placement__num_gpus_per_node": ranks, "placement__executor": "ray", **megatron}
     evaluated = {"eval_datasets": (str(tmp_path / "alone" / "train.jsonl"),), "eval_interval": 4}
-    alone = train_on_rows(nano, tmp_path / "alone", kind, **evaluated)
+    single_process = train_on_rows(nano, tmp_path / "alone", kind, **evaluated)
     together = train_on_rows(nano, tmp_path / "together", kind, **evaluated, **spread)
     for name in ("train/loss", "train/grad_norm", "eval/train/loss"):
-        losses = [[record[name] for record in each if name in record] for each in (alone, together)]
+        losses = [[record[name] for record in records if name in record] for records in (single_process, together)]
         assert losses[0] and losses[1] == pytest.approx(losses[0], abs=1e-5)
     if kind != "reward_model":
         assert farthest(weights(tmp_path / "alone"), weights(tmp_path / "together")) < 1e-4
 
 
 @pytest.mark.parametrize(
-    "way",
+    "variant",
     [
         {"use_weighting": True},
         {"model__lora__rank": 4},
@@ -193,24 +193,24 @@ def test_rows_are_learned_as_in_one_process(
         {"use_sequence_packing": False},
         {"max_tokens_per_microbatch": 60},
     ],
-    ids=lambda way: next(iter(way)),
+    ids=lambda variant: next(iter(variant)),
 )
 @pytest.mark.parametrize("dimension", ["tensor", "pipeline"])
 def test_pairs_are_learned_as_in_one_process_whatever_they_are_compared_with(
-    dimension: str, way: dict[str, Any], nano: Path, tmp_path: Path
+    dimension: str, variant: dict[str, Any], nano: Path, tmp_path: Path
 ) -> None:
     split = {**ON_TWO_RANKS, f"megatron_config__{dimension}_model_parallel_size": 2}
     split["megatron_config__lora_config__lora_type"] = "canonical_lora"  # as under the other strategies
-    alone = train_on_rows(nano, tmp_path / "alone", "preference", **way)
-    together = train_on_rows(nano, tmp_path / "together", "preference", **way, **split)
+    single_process = train_on_rows(nano, tmp_path / "alone", "preference", **variant)
+    together = train_on_rows(nano, tmp_path / "together", "preference", **variant, **split)
     for name in ("train/loss", "train/grad_norm"):
-        numbers = [[record[name] for record in each if name in record] for each in (alone, together)]
+        numbers = [[record[name] for record in records if name in record] for records in (single_process, together)]
         assert numbers[0] and numbers[1] == pytest.approx(numbers[0], abs=1e-5)
 
 
 @pytest.mark.parametrize("dimension", ["tensor", "pipeline"])
 @pytest.mark.parametrize(
-    ("way", "rows"),
+    ("variant", "rows"),
     [
         ({"loss_type": ["kto"]}, labelled),
         ({"loss_type": ["plackett_luce", "sigmoid"], "num_answers": 4}, rankings),
@@ -218,12 +218,12 @@ def test_pairs_are_learned_as_in_one_process_whatever_they_are_compared_with(
     ids=["kto", "ranked lists"],
 )
 def test_labels_and_lists_are_learned_as_in_one_process(
-    way: dict[str, Any], rows: Callable[..., list[dict[str, Any]]], dimension: str, nano: Path, tmp_path: Path
+    variant: dict[str, Any], rows: Callable[..., list[dict[str, Any]]], dimension: str, nano: Path, tmp_path: Path
 ) -> None:
-    run = {**way, "train_datasets": (write(tmp_path / "rows.jsonl", rows(32)),), "num_epochs": 1}
+    run = {**variant, "train_datasets": (write(tmp_path / "rows.jsonl", rows(32)),), "num_epochs": 1}
     split = {**ON_TWO_RANKS, f"megatron_config__{dimension}_model_parallel_size": 2}
-    alone = train_on_rows(nano, tmp_path / "alone", "preference", **run)
+    single_process = train_on_rows(nano, tmp_path / "alone", "preference", **run)
     together = train_on_rows(nano, tmp_path / "together", "preference", **run, **split)
     for name in ("train/loss", "train/grad_norm"):
-        numbers = [[record[name] for record in each if name in record] for each in (alone, together)]
+        numbers = [[record[name] for record in records if name in record] for records in (single_process, together)]
         assert numbers[0] and numbers[1] == pytest.approx(numbers[0], abs=1e-5)

@@ -94,8 +94,8 @@ def stands_for(spec: MetricSpec, text: str) -> bool:
 
 @pytest.mark.long
 def test_everything_in_the_table_is_logged_by_a_run_or_compared_by_a_test(nano: Path, tmp_path: Path) -> None:
-    found = {spec_of(name) for name in logged(nano, tmp_path)}
-    rare = [spec for spec in SPECS if spec not in found]
+    logged_specs = {spec_of(name) for name in logged(nano, tmp_path)}
+    rare = [spec for spec in SPECS if spec not in logged_specs]
     texts = named_by_tests()
     assert [spec.name for spec in rare if not any(stands_for(spec, text) for text in texts)] == []
     assert len(rare) < len(SPECS) / 5

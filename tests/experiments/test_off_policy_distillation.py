@@ -41,9 +41,9 @@ def rows(nano: Path, teacher: Path, tmp_path_factory: pytest.TempPathFactory) ->
         logs = model(input_ids=torch.tensor([row.token_ids.tolist()])).logits[0, :-1].log_softmax(-1)
         top = logs[torch.from_numpy(row.loss_mask[1:])].topk(K)
         mask = row.loss_mask.astype(int).tolist()
-        likely = {"teacher_ids": top.indices.tolist(), "teacher_logprobs": top.values.tolist()}
+        top_tokens = {"teacher_ids": top.indices.tolist(), "teacher_logprobs": top.values.tolist()}
         about = {"prompt_id": str(number), "sample": 0, "input_ids": row.token_ids.tolist(), "loss_mask": mask}
-        written.append({**about, **likely})
+        written.append({**about, **top_tokens})
     with DistributionsFile(folder / "rows.parquet") as file:
         file.write(written[:20])
         file.write(written[20:])
@@ -67,7 +67,7 @@ def with_tail(logs: torch.Tensor) -> torch.Tensor:
 def test_a_run_on_stored_distributions_is_the_plain_loop_of_the_dense_formula(
     nano: Path, teacher: Path, rows: Path, tmp_path: Path
 ) -> None:
-    found = train(nano, tmp_path, **stored(rows, num_epochs=1, distillation__beta=0.0, distillation__task_coef=0.5))
+    records = train(nano, tmp_path, **stored(rows, num_epochs=1, distillation__beta=0.0, distillation__task_coef=0.5))
     model: Any = AutoModelForCausalLM.from_pretrained(nano / "model").eval()
     taught: Any = AutoModelForCausalLM.from_pretrained(teacher).eval()
     run = compose([], settings(nano, tmp_path, "sft"), SFTConfig).config
@@ -78,20 +78,22 @@ def test_a_run_on_stored_distributions_is_the_plain_loop_of_the_dense_formula(
         kl, cross, learned = torch.tensor(0.0), torch.tensor(0.0), 0
         for row in sequences[start : start + 8]:
             ids, mask = torch.tensor([row.token_ids.tolist()]), torch.from_numpy(row.loss_mask[1:])
-            own, theirs = (each(input_ids=ids).logits[0, :-1].log_softmax(-1)[mask] for each in (model, taught))
-            top = theirs.detach().topk(K)
-            wanted, logs = with_tail(top.values), with_tail(own.gather(-1, top.indices))
-            kl = kl + (wanted.exp() * (wanted - logs)).sum()
-            cross = cross - own.gather(-1, ids[0, 1:][mask][:, None]).sum()
-            learned += len(own)
+            student_logprobs, teacher_logprobs = (
+                network(input_ids=ids).logits[0, :-1].log_softmax(-1)[mask] for network in (model, taught)
+            )
+            top = teacher_logprobs.detach().topk(K)
+            target, logs = with_tail(top.values), with_tail(student_logprobs.gather(-1, top.indices))
+            kl = kl + (target.exp() * (target - logs)).sum()
+            cross = cross - student_logprobs.gather(-1, ids[0, 1:][mask][:, None]).sum()
+            learned += len(student_logprobs)
         ((kl + 0.5 * cross) / learned).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         divergences.append((kl / learned).item())
         nats.append((cross / learned).item())
-    assert [record["train/distillation_loss"] for record in found[1:]] == pytest.approx(divergences, rel=1e-3)
-    assert [record["train/loss"] for record in found[1:]] == pytest.approx(nats, rel=1e-3)
+    assert [record["train/distillation_loss"] for record in records[1:]] == pytest.approx(divergences, rel=1e-3)
+    assert [record["train/loss"] for record in records[1:]] == pytest.approx(nats, rel=1e-3)
     assert divergences[-1] < 0.95 * divergences[0]
     assert farthest(weights(tmp_path), model.state_dict()) < 5e-4
 
@@ -100,19 +102,19 @@ def test_stored_local_and_served_teachers_give_the_same_numbers(
     nano: Path, teacher: Path, rows: Path, tmp_path: Path
 ) -> None:
     common: dict[str, Any] = {"num_epochs": 1, "distillation__top_k": K, "distillation__min_logprob": -8.0}
-    alone = stored(rows, **common)
-    beside = {**alone, "distillation__stored": False}
+    stored_settings = stored(rows, **common)
+    live_settings = {**stored_settings, "distillation__stored": False}
     with serving(teacher) as url:
         runs = {
-            "stored": alone,
-            "local": {**beside, "distillation__teacher_path": str(teacher)},
-            "served": {**beside, "distillation__endpoint__url": url, "max_length": 32},
+            "stored": stored_settings,
+            "local": {**live_settings, "distillation__teacher_path": str(teacher)},
+            "served": {**live_settings, "distillation__endpoint__url": url, "max_length": 32},
         }
-        found = {name: train(nano, tmp_path / name, **changes) for name, changes in runs.items()}
+        records = {name: train(nano, tmp_path / name, **changes) for name, changes in runs.items()}
     for metric in ("train/distillation_loss", "train/teacher_divergence", "train/loss"):
-        wanted = [record[metric] for record in found["stored"][1:]]
+        expected = [record[metric] for record in records["stored"][1:]]
         for name in ("local", "served"):
-            assert [record[metric] for record in found[name][1:]] == pytest.approx(wanted, rel=1e-3, abs=1e-4)
+            assert [record[metric] for record in records[name][1:]] == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize("changes", [{}, {"distillation__top_k": 3}], ids=["whole", "likely"])
@@ -121,27 +123,27 @@ def test_a_student_comes_nearer_to_a_teacher_beside_it_and_resumes_exactly(
 ) -> None:
     taught = {"distillation__teacher_path": str(teacher), "distillation__task_coef": 0.0, **changes}
     taught |= {"deterministic": True, "ckpt_interval": 4, "distillation__beta": 0.0}
-    whole = train(nano, tmp_path / "whole", **taught)
+    uninterrupted = train(nano, tmp_path / "whole", **taught)
     for epochs in (1, 2):
         train(nano, tmp_path / "parts", **taught, num_epochs=epochs)
     assert farthest(weights(tmp_path / "whole"), weights(tmp_path / "parts")) == 0
-    divergences = [record["train/teacher_divergence"] for record in whole[1:]]
+    divergences = [record["train/teacher_divergence"] for record in uninterrupted[1:]]
     assert sum(divergences[-2:]) < 0.95 * sum(divergences[:2])
 
 
 def test_distributions_that_generate_writes_are_trained_on(nano: Path, tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out"
-    asked = [{"prompt": [{"role": "user", "content": letter}]} for letter in "ab"]
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in asked))
+    rows = [{"prompt": [{"role": "user", "content": letter}]} for letter in "ab"]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     changes = {"generator__eval_sampling_params__temperature": 1.0, "generator__eval_n_samples_per_prompt": 3}
     sampling = as_words(overrides(nano, tmp_path, **changes))
     arguments = ["generate", str(nano / "model"), *sampling, "--prompts", str(prompts), "--to", str(out)]
     result = CliRunner().invoke(cli, [*arguments, "--top-logprobs", str(K)])
     assert result.exception is None, result.exception
     assert f"their distributions in {out / 'distributions.parquet'}" in result.stdout
-    found = train(nano, tmp_path, **stored(out / "distributions.parquet", batch_size=6, num_epochs=3))
-    assert len(found) == 4
-    assert found[1]["train/teacher_divergence"] == pytest.approx(0, abs=1e-5)  # the student is the teacher
+    records = train(nano, tmp_path, **stored(out / "distributions.parquet", batch_size=6, num_epochs=3))
+    assert len(records) == 4
+    assert records[1]["train/teacher_divergence"] == pytest.approx(0, abs=1e-5)  # the student is the teacher
     greedy = ["--top-logprobs", "2", "generator.eval_sampling_params.temperature=0"]
     refused = CliRunner().invoke(cli, [*arguments, *greedy])
     assert isinstance(refused.exception, ConfigError)

@@ -48,15 +48,15 @@ def test_a_policy_learns_from_pairs_of_its_own_answers(nano: Path, tmp_path: Pat
 @pytest.mark.long
 @pytest.mark.parametrize("changes", [{}, {"trainer__algorithm__online_dpo__pairs": "random", **LORA}, ASYNC])
 def test_a_resumed_run_with_pairs_goes_on_exactly(nano: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    uninterrupted, parts = tmp_path / "whole", tmp_path / "parts"
     own = {**PAIRS, "trainer__policy_mini_batch_size": 2, "trainer__micro_train_batch_size_per_gpu": 3, **changes}
-    train(nano, whole, trainer__max_training_steps=4, **own)
+    train(nano, uninterrupted, trainer__max_training_steps=4, **own)
     for steps in (2, 4):
         train(nano, parts, trainer__max_training_steps=steps, **own)
     if changes is ASYNC:
         assert metrics(parts)[-1]["step"] == 4  # which samples were ready is not repeated
     else:
-        assert metrics(parts) == metrics(whole)
+        assert metrics(parts) == metrics(uninterrupted)
 
 
 @pytest.mark.long
@@ -71,18 +71,18 @@ def test_several_turns_are_compared_in_one_row_and_in_several(nano: Path, tmp_pa
 
 def test_a_recorded_run_with_pairs_is_replayed_exactly(nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path, **PAIRS, trainer__max_training_steps=2, trainer__recording="jsonl")
-    assert [each.differences for each in Replay(tmp_path / "run").run(range(1, 3))] == [(), ()]
+    assert [step.differences for step in Replay(tmp_path / "run").run(range(1, 3))] == [(), ()]
 
 
 @pytest.mark.long
 def test_a_run_with_pairs_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: Path) -> None:
-    status, said = run(nano, tmp_path / "whole", **PAIRS)
-    assert status == 0, said
+    status, output = run(nano, tmp_path / "whole", **PAIRS)
+    assert status == 0, output
     for phase in ("forward", "optimizer", "sync", "writing"):
-        status, said = run(nano, tmp_path / "killed", Fault(phase=phase, nth=3), **PAIRS)
-        assert status == -signal.SIGKILL, said
-    status, said = run(nano, tmp_path / "killed", **PAIRS)
-    assert status == 0, said
+        status, output = run(nano, tmp_path / "killed", Fault(phase=phase, nth=3), **PAIRS)
+        assert status == -signal.SIGKILL, output
+    status, output = run(nano, tmp_path / "killed", **PAIRS)
+    assert status == 0, output
     assert_same(tmp_path / "killed", tmp_path / "whole")
     assert_same_files(tmp_path / "killed", tmp_path / "whole")
 
@@ -90,8 +90,8 @@ def test_a_run_with_pairs_that_is_killed_ends_like_one_that_was_not(nano: Path, 
 @pytest.mark.long
 def test_two_ranks_learn_from_pairs_what_one_does(nano: Path, tmp_path: Path) -> None:
     for name, where in (("one", {}), ("two", ON_RAY)):
-        status, said = run(nano, tmp_path / name, **PAIRS, trainer__max_training_steps=2, **where)
-        assert status == 0, said
+        status, output = run(nano, tmp_path / name, **PAIRS, trainer__max_training_steps=2, **where)
+        assert status == 0, output
     compared = 0
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         for metric in ("policy/final_loss", "policy/pairs/loss", "policy/grad_norm"):

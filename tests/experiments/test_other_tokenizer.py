@@ -45,7 +45,7 @@ def test_a_run_is_trained_and_exported_with_its_own_tokenizer(
 def test_what_lies_in_its_folder_is_looked_at_before_the_start(
     nano: Path, tmp_path: Path, parts: tuple[Path, Path]
 ) -> None:
-    model, tokenizer = (str(each) for each in parts)
+    model, tokenizer = (str(part) for part in parts)
 
     def found(own: str | None) -> list[tuple[str, str]]:
         run = config(nano, tmp_path, trainer__policy__model__path=model, trainer__tokenizer_path=own)

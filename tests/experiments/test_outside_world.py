@@ -78,17 +78,17 @@ def test_no_process_of_a_command_on_local_files_connects_to_anybody(command: str
 
 @pytest.mark.long
 def test_a_run_is_the_same_with_any_number_of_workers(nano: Path, tmp_path: Path) -> None:
-    found = []
+    outcomes = []
     for workers in (1, 8):
         out = tmp_path / str(workers)
         train(nano, out, **STEPS, environment__skyrl_gym__max_env_workers=workers)
-        found.append((metrics(out), (out / "run" / "model" / "model.safetensors").read_bytes()))
-    assert found[0] == found[1]
+        outcomes.append((metrics(out), (out / "run" / "model" / "model.safetensors").read_bytes()))
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.long
 def test_a_run_is_the_same_with_any_number_of_engines(nano: Path, tmp_path: Path) -> None:
-    found = []
+    outcomes = []
     for engines in (1, 2):
         out = tmp_path / str(engines)
         out.mkdir()
@@ -96,8 +96,8 @@ def test_a_run_is_the_same_with_any_number_of_engines(nano: Path, tmp_path: Path
         subprocess.run([sys.executable, "-m", "skyrl.cli", "run", *words], check=True, cwd=out)
         records = metrics(out)
         assert {record.pop("inference/engines_in_service") for record in records} == {engines}
-        found.append((records, tokens(out), (out / "run" / "model" / "model.safetensors").read_bytes()))
-    assert found[0] == found[1]
+        outcomes.append((records, tokens(out), (out / "run" / "model" / "model.safetensors").read_bytes()))
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.long
@@ -106,7 +106,7 @@ def test_a_run_is_the_same_under_another_hash_seed_time_zone_and_locale(nano: Pa
         {"PYTHONHASHSEED": "0", "TZ": "UTC", "LC_ALL": "C", "COLUMNS": "80"},
         {"PYTHONHASHSEED": "4242", "TZ": "Pacific/Kiritimati", "LC_ALL": "tr_TR.UTF-8", "COLUMNS": "20"},
     )
-    found = []
+    outcomes = []
     for number, environ in enumerate(surroundings):
         out = tmp_path / str(number)
         out.mkdir()
@@ -114,5 +114,5 @@ def test_a_run_is_the_same_under_another_hash_seed_time_zone_and_locale(nano: Pa
         subprocess.run(
             [sys.executable, "-m", "skyrl.cli", "run", *words], env=os.environ | environ, check=True, cwd=out
         )
-        found.append((metrics(out), (out / "run" / "model" / "model.safetensors").read_bytes()))
-    assert found[0] == found[1]
+        outcomes.append((metrics(out), (out / "run" / "model" / "model.safetensors").read_bytes()))
+    assert outcomes[0] == outcomes[1]

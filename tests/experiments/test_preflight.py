@@ -84,16 +84,16 @@ def test_a_run_that_takes_more_gpus_than_there_are_is_told(monkeypatch: pytest.M
     monkeypatch.setattr("skyrl.experiments.preflight.version", lambda name: "2.13.0")
     cpu = 'set trainer.device = "auto" or "cpu"'
     cluster = "join a cluster with trainer.placement.ray_address, use fewer (see `skyrl plan`), or "
-    assert [each.hint for each in gpus_are_available(run)] == [cluster + cpu]
-    alone = resolved(
+    assert [problem.hint for problem in gpus_are_available(run)] == [cluster + cpu]
+    local_run = resolved(
         trainer__device="cuda", trainer__placement__executor="in_process", generator__inference_engine__backend="torch"
     )
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(()))
-    [problem] = gpus_are_available(alone)
+    [problem] = gpus_are_available(local_run)
     assert (problem.path, problem.message) == ("trainer.device", "this run needs 1 GPU, but this machine has none")
     assert problem.hint == cpu
     monkeypatch.setattr("skyrl.experiments.preflight.version", lambda name: "2.13.0+cpu")
-    [problem] = gpus_are_available(alone)
+    [problem] = gpus_are_available(local_run)
     assert problem.hint == f"{cpu}; the installed torch 2.13.0+cpu is built without CUDA"
     assert list(gpus_are_available(resolved(trainer__device="cpu"))) == []
     elsewhere = resolved(trainer__device="cuda", trainer__placement__ray_address="host:6379", **four)
@@ -144,9 +144,9 @@ def test_ranks_that_cut_matrices_divide_what_is_in_them(
         trainer__policy__sequence_parallel_size=sharing,
         trainer__placement__policy_num_gpus_per_node=8,
     )
-    found = [*tensor_ranks_divide_matrices(run), *sequence_ranks_divide_heads(run)]
-    assert [problem.hint for problem in found] == ([] if hint is None else [hint])
-    assert all(message is not None and problem.message.startswith(message) for problem in found)
+    problems = [*tensor_ranks_divide_matrices(run), *sequence_ranks_divide_heads(run)]
+    assert [problem.hint for problem in problems] == ([] if hint is None else [hint])
+    assert all(message is not None and problem.message.startswith(message) for problem in problems)
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_ranks_of_a_supervised_run_divide_what_they_share(
         expert_ranks_divide_experts,
     ]
     assert set(checks) <= set(kind_of(run).preflight_checks())
-    found = [problem for check in checks for problem in check(run)]
-    assert [problem.path for problem in found] == ([] if path is None else [path])
-    assert all(message is not None and problem.message.startswith(message) for problem in found)
+    problems = [problem for check in checks for problem in check(run)]
+    assert [problem.path for problem in problems] == ([] if path is None else [path])
+    assert all(message is not None and problem.message.startswith(message) for problem in problems)
 
 
 @pytest.mark.parametrize(
@@ -198,14 +198,14 @@ def test_degrees_of_megatron_divide_heads_and_layers(
         trainer__placement__policy_num_gpus_per_node=8,
         **{f"trainer__policy__megatron_config__{name}_model_parallel_size": size},
     )
-    found = list(megatron_degrees_divide_model(run))
+    problems = list(megatron_degrees_divide_model(run))
     path = f"trainer.policy.megatron_config.{name}_model_parallel_size"
-    assert [(problem.path, problem.hint) for problem in found] == ([] if hint is None else [(path, hint)])
-    assert all(message is not None and problem.message.startswith(message) for problem in found)
+    assert [(problem.path, problem.hint) for problem in problems] == ([] if hint is None else [(path, hint)])
+    assert all(message is not None and problem.message.startswith(message) for problem in problems)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "experts", "cutting", "found"),
+    ("sizes", "experts", "cutting", "expected"),
     [
         ({"num_experts": 8}, 8, 2, []),
         ({"num_experts": 6}, 4, 1, [("expert_model", "4 ranks cannot share the 6 experts", "sizes that can: 2")]),
@@ -214,7 +214,7 @@ def test_degrees_of_megatron_divide_heads_and_layers(
     ],
 )
 def test_degrees_of_experts_under_megatron_divide_them(
-    sizes: dict[str, int], experts: int, cutting: int, found: list[tuple[str, str, str]], tmp_path: Path
+    sizes: dict[str, int], experts: int, cutting: int, expected: list[tuple[str, str, str]], tmp_path: Path
 ) -> None:
     config = {"num_attention_heads": 4, "intermediate_size": 7, "moe_intermediate_size": 24, "num_hidden_layers": 6}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", **config, **sizes}))
@@ -227,8 +227,8 @@ def test_degrees_of_experts_under_megatron_divide_them(
         **{f"{table}expert_model_parallel_size": experts, f"{table}expert_tensor_parallel_size": cutting},
     )
     problems = list(megatron_degrees_divide_model(run))
-    assert len(problems) == len(found)
-    for problem, (name, message, hint) in zip(problems, found, strict=True):
+    assert len(problems) == len(expected)
+    for problem, (name, message, hint) in zip(problems, expected, strict=True):
         assert problem.path == f"trainer.policy.megatron_config.{name}_parallel_size"
         assert problem.message.startswith(message) and problem.hint.endswith(hint)
 
@@ -252,16 +252,16 @@ def test_ranks_that_spread_experts_divide_them(
         trainer__policy__expert_parallel_size=size,
         trainer__placement__policy_num_gpus_per_node=8,
     )
-    found = list(expert_ranks_divide_experts(run))
-    assert len(found) == (problem is not None)
-    for each in found:
+    findings = list(expert_ranks_divide_experts(run))
+    assert len(findings) == (problem is not None)
+    for finding in findings:
         assert problem is not None
-        assert each.message.startswith(problem[0])
-        assert each.hint == problem[1]
+        assert finding.message.startswith(problem[0])
+        assert finding.hint == problem[1]
 
 
-@pytest.mark.parametrize(("experts", "said"), [({}, 1), ({"num_experts": 8}, 0)])
-def test_a_model_without_experts_has_no_routers(experts: dict[str, int], said: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("experts", "count"), [({}, 1), ({"num_experts": 8}, 0)])
+def test_a_model_without_experts_has_no_routers(experts: dict[str, int], count: int, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **experts}))
     (tmp_path / "tokenizer.json").write_text("{}")
     settings: dict[str, float | bool] = {
@@ -272,8 +272,8 @@ def test_a_model_without_experts_has_no_routers(experts: dict[str, int], said: i
     }
     for path, value in settings.items():
         run = resolved(**{"trainer__policy__model__path": str(tmp_path), path.replace(".", "__"): value})
-        found = list(router_settings_need_experts(run))
-        assert [problem.path for problem in found] == [path] * said
+        problems = list(router_settings_need_experts(run))
+        assert [problem.path for problem in problems] == [path] * count
         assert router_settings_need_experts in kind_of(run).preflight_checks()
 
 
@@ -349,7 +349,7 @@ def test_trackers_of_supervised_runs_are_believed_by_check_and_looked_for_before
     values = {"kind": "sft", "model.path": "m", "train_datasets": ["rows.jsonl"], "logger": ["console", "tensorboard"]}
     loaded: Any = load([], values)
     run = resolve_with_origins(loaded.config, loaded.origins)[0]
-    assert [each for each in check(run) if each.path == "logger"] == []
+    assert [problem for problem in check(run) if problem.path == "logger"] == []
     assert list(the_trackers_are_there(run)) == []
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     [problem] = the_trackers_are_there(run)
@@ -388,6 +388,6 @@ def test_megatron_without_cuda_is_refused_in_words_by_every_command(command: lis
         "trainer.policy.model.path=m",
         "data.train_data=['x.jsonl']",
     ]
-    done = CliRunner().invoke(cli, [*command, *words])
-    assert isinstance(done.exception, ConfigError)
-    assert "megatron needs the device cuda, but trainer.device is cpu" in str(done.exception)
+    result = CliRunner().invoke(cli, [*command, *words])
+    assert isinstance(result.exception, ConfigError)
+    assert "megatron needs the device cuda, but trainer.device is cpu" in str(result.exception)

@@ -53,12 +53,12 @@ def test_a_changed_setting_is_told_once_and_named_in_the_failure(name: str, caps
         change()
         settings.log(2, {})
         settings.log(3, {})
-        told = capsys.readouterr().err
-        assert told.count("warning: code of this run") == 1 and f"({name}: " in told
+        stderr = capsys.readouterr().err
+        assert stderr.count("warning: code of this run") == 1 and f"({name}: " in stderr
         with pytest.raises(UserError, match="whose message says it"), settings.named_in_failures():
             raise UserError("whose message says it")
-        said = rf"\({name}: .* before, .* now\). The run then failed: ValueError: of the dtype"
-        with pytest.raises(RunError, match=said), settings.named_in_failures():
+        message = rf"\({name}: .* before, .* now\). The run then failed: ValueError: of the dtype"
+        with pytest.raises(RunError, match=message), settings.named_in_failures():
             raise ValueError("of the dtype")
     finally:
         restore()
@@ -83,9 +83,9 @@ def test_a_reward_that_leaves_no_room_for_calls_is_named_wherever_the_run_then_f
     source = "import sys\ndef reward(completion, **others):\n    sys.setrecursionlimit(60)\n    return 1.0\n"
     (tmp_path / "reward.py").write_text(source)
     task = f"{tmp_path / 'reward.py'}:reward"
-    status, said = run(nano, tmp_path / "out", environment__env_class=task, trainer__max_training_steps=1)
-    assert (status, "Traceback" in said) == (1, False), said
-    assert "(sys.setrecursionlimit: 1000 before, 60 now). The run then failed: RecursionError: maximum" in said
+    status, output = run(nano, tmp_path / "out", environment__env_class=task, trainer__max_training_steps=1)
+    assert (status, "Traceback" in output) == (1, False), output
+    assert "(sys.setrecursionlimit: 1000 before, 60 now). The run then failed: RecursionError: maximum" in output
 
 
 @pytest.mark.parametrize("zone", ["XXX+30", "UTC", "Asia/Kolkata", "no such zone"])

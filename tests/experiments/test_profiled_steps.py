@@ -63,7 +63,7 @@ def test_supervised_runs_are_profiled_too(nano: Path, tmp_path: Path, kind: str)
         f"profile/step_2/{name}-memory.txt",
     }
     [line] = (run / "timeline.jsonl").read_text().splitlines()
-    assert json.loads(line)["step"] == 2 and "update" in {what for what, _, _ in json.loads(line)["spans"]}
+    assert json.loads(line)["step"] == 2 and "update" in {span for span, _, _ in json.loads(line)["spans"]}
 
 
 @pytest.mark.long
@@ -78,5 +78,5 @@ def test_each_rank_on_ray_traces_its_own_updates_and_is_a_track_of_the_timeline(
         "policy-1-update_1.json.gz",
     }
     [line] = (run / "timeline.jsonl").read_text().splitlines()
-    called = {what.partition(" (")[0] for what, _, _ in json.loads(line)["spans"]}
+    called = {span.partition(" (")[0] for span, _, _ in json.loads(line)["spans"]}
     assert {"policy-0", "policy-1", "engine-0", "engine-1"} <= called

@@ -134,8 +134,10 @@ def combination(nano: Path, seed: int) -> dict[str, dict[str, Any]]:
             compose([], tiny(nano, nano, **settings(nano, chosen)))
             return chosen
         except ConfigError as refused:
-            said = str(refused)
-        is_named = {name: any(path.replace("__", ".") in said for path in options) for name, options in chosen.items()}
+            message = str(refused)
+        is_named = {
+            name: any(path.replace("__", ".") in message for path in options) for name, options in chosen.items()
+        }
         del chosen[rng.choice([name for name in chosen if is_named[name]] or [name for name in chosen if chosen[name]])]
     raise AssertionError("not even the defaults can run")
 
@@ -183,24 +185,24 @@ def test_settings_that_are_seldom_used_together_run_and_go_on_after_a_kill(
     chosen = combination(world, seed)
     is_short = not pytestconfig.getoption("--long")
     changes = settings(world, chosen) | (SHORT if is_short else {})
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    status, said = run(world, whole, **changes)
-    assert (status, "Traceback" in said) == (0, False), f"{chosen}\n{said}"
-    for row in metrics(whole)[1:]:
+    uninterrupted, parts = tmp_path / "whole", tmp_path / "parts"
+    status, output = run(world, uninterrupted, **changes)
+    assert (status, "Traceback" in output) == (0, False), f"{chosen}\n{output}"
+    for row in metrics(uninterrupted)[1:]:
         assert all(value == value and abs(value) != float("inf") for value in row.values()), f"{chosen}\n{row}"
     if changes.get("trainer__recording"):
-        recorded = Recording(whole / "run" / "recording")
+        recorded = Recording(uninterrupted / "run" / "recording")
         assert recorded.steps() == list(range(1, changes["trainer__max_training_steps"] + 1))
         assert all(recorded.computed(step).tensors for step in recorded.steps())
     draw = random.Random(seed)
     fault = Fault(phase="save", nth=2) if is_short else Fault(nth=draw.randint(1, 3), phase=draw.choice(MOMENTS))
-    status, said = run(world, parts, fault, **changes)
-    assert status == -9 or (status == 0 and fault.nth > 1), f"{chosen}\n{said}"  # it may have fewer of these moments
-    status, said = run(world, parts, **changes)
-    assert (status, "Traceback" in said) == (0, False), f"{chosen}\n{said}"
+    status, output = run(world, parts, fault, **changes)
+    assert status == -9 or (status == 0 and fault.nth > 1), f"{chosen}\n{output}"  # it may have fewer of these moments
+    status, output = run(world, parts, **changes)
+    assert (status, "Traceback" in output) == (0, False), f"{chosen}\n{output}"
     if not changes.get("trainer__fully_async__enabled"):
-        assert_same(whole, parts)
-        assert_same_files(whole, parts)
+        assert_same(uninterrupted, parts)
+        assert_same_files(uninterrupted, parts)
 
 
 STORED: dict[str, dict[str, Any]] = {
@@ -215,5 +217,5 @@ STORED: dict[str, dict[str, Any]] = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", long_except(STORED, "recording"))
 def test_a_batch_is_stored_whatever_its_old_log_probabilities_are(name: str, nano: Path, tmp_path: Path) -> None:
-    status, said = run(nano, tmp_path, **STORED[name], trainer__max_training_steps=1, trainer__eval_interval=-1)
-    assert (status, "Traceback" in said) == (0, False), said
+    status, output = run(nano, tmp_path, **STORED[name], trainer__max_training_steps=1, trainer__eval_interval=-1)
+    assert (status, "Traceback" in output) == (0, False), output

@@ -34,7 +34,7 @@ SHORT: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def whole(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps that nothing happened to."""
     folder = tmp_path_factory.mktemp("whole")
     train(nano, folder, **SHORT)
@@ -68,15 +68,15 @@ def test_a_damaged_checkpoint_is_an_error_that_names_its_file_and_the_way_out(na
 
 @pytest.mark.long
 def test_auto_goes_on_from_the_checkpoint_before_it_and_says_so_in_one_line(
-    nano: Path, tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+    nano: Path, tmp_path: Path, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stopped_at_2(nano, tmp_path)
     (tmp_path / "checkpoints" / "global_step_2" / "state.json").unlink()
     capsys.readouterr()
     train(nano, tmp_path, **SHORT, trainer__recover_mode="auto")
-    [said] = [line for line in capsys.readouterr().err.splitlines() if "falling back" in line]
-    assert f"{tmp_path}/checkpoints/global_step_2/state.json is missing" in said
-    assert_ended_alike(tmp_path, whole)
+    [message] = [line for line in capsys.readouterr().err.splitlines() if "falling back" in line]
+    assert f"{tmp_path}/checkpoints/global_step_2/state.json is missing" in message
+    assert_ended_alike(tmp_path, uninterrupted)
 
 
 def test_where_there_has_to_be_a_checkpoint_none_is_an_error(nano: Path, tmp_path: Path) -> None:
@@ -114,14 +114,14 @@ def run_failing(nano: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **cha
 def test_a_run_that_fails_begins_again_and_ends_like_one_that_did_not(
     nano: Path,
     tmp_path: Path,
-    whole: Path,
+    uninterrupted: Path,
     mode: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run_failing(nano, tmp_path, monkeypatch, trainer__recover_mode=mode, trainer__recover_retries=1) == 0
     assert "The run failed: a rank is gone\nIt restarts in 0 s (retry 1 of 1)" in capsys.readouterr().err
-    assert_ended_alike(tmp_path, whole)
+    assert_ended_alike(tmp_path, uninterrupted)
 
 
 @pytest.mark.sampled(2)
@@ -172,19 +172,19 @@ def test_a_changed_number_is_refused_or_said_and_an_identity_is_always_refused(
         train(nano, tmp_path, **changed, trainer__seed=7, trainer__resume_with_changes=True)
     capsys.readouterr()
     train(nano, tmp_path, **changed, trainer__resume_with_changes=True)
-    said = capsys.readouterr().err
-    assert "Continuing after step 2, from a checkpoint, with:\n" in said
-    assert "optimizer_config.lr: " in said
-    assert "  trainer.ckpt_interval: 1 there, 2 here" in said
+    stderr = capsys.readouterr().err
+    assert "Continuing after step 2, from a checkpoint, with:\n" in stderr
+    assert "optimizer_config.lr: " in stderr
+    assert "  trainer.ckpt_interval: 1 there, 2 here" in stderr
     assert metrics(tmp_path)[-1]["policy/policy_lr"] == pytest.approx(0.5)
 
 
 @pytest.mark.long
-def test_a_run_that_waits_for_its_checkpoints_saves_the_same(nano: Path, tmp_path: Path, whole: Path) -> None:
+def test_a_run_that_waits_for_its_checkpoints_saves_the_same(nano: Path, tmp_path: Path, uninterrupted: Path) -> None:
     train(nano, tmp_path, **SHORT, trainer__async_ckpt_save=False)
-    assert_ended_alike(tmp_path, whole)
+    assert_ended_alike(tmp_path, uninterrupted)
     for step in (1, 2, 3, 4):
-        assert digests(tmp_path, step) == digests(whole, step)
+        assert digests(tmp_path, step) == digests(uninterrupted, step)
 
 
 @pytest.mark.parametrize("waits", long_except([True, False], False))
@@ -202,20 +202,22 @@ def test_a_full_disk_ends_the_run_with_what_is_needed_and_leaves_the_checkpoint_
 
 
 @pytest.mark.long
-def test_a_run_goes_on_from_an_object_store(nano: Path, tmp_path: Path, whole: Path) -> None:
-    place = {"trainer__ckpt_path": f"memory://{tmp_path}"}
-    train(nano, tmp_path, **SHORT | place | {"trainer__max_training_steps": 2})
-    train(nano, tmp_path, **SHORT | place)
-    assert metrics(tmp_path) == metrics(whole)
+def test_a_run_goes_on_from_an_object_store(nano: Path, tmp_path: Path, uninterrupted: Path) -> None:
+    object_store = {"trainer__ckpt_path": f"memory://{tmp_path}"}
+    train(nano, tmp_path, **SHORT | object_store | {"trainer__max_training_steps": 2})
+    train(nano, tmp_path, **SHORT | object_store)
+    assert metrics(tmp_path) == metrics(uninterrupted)
     assert CheckpointStore(f"memory://{tmp_path}").steps() == [1, 2, 3, 4]
 
 
 @pytest.mark.long
-def test_a_checkpoint_knows_what_the_run_has_seen(whole: Path) -> None:
-    state = json.loads((whole / "checkpoints" / "global_step_4" / "state.json").read_text(encoding="utf-8"))
-    row = metrics(whole)[-1]
+def test_a_checkpoint_knows_what_the_run_has_seen(uninterrupted: Path) -> None:
+    state = json.loads((uninterrupted / "checkpoints" / "global_step_4" / "state.json").read_text(encoding="utf-8"))
+    row = metrics(uninterrupted)[-1]
     assert state["trainer"]["samples_seen"] == row["trainer/samples_seen"] == 4 * 4 * 3
-    assert state["trainer"]["tokens_seen"] == sum(each.get("generate/num_tokens", 0) for each in metrics(whole))
+    assert state["trainer"]["tokens_seen"] == sum(
+        record.get("generate/num_tokens", 0) for record in metrics(uninterrupted)
+    )
     assert state["trainer"]["seconds"] > 0
     assert state["policy"] == {"optimizer_steps": 4, "skipped_in_a_row": 0}
 
@@ -228,9 +230,9 @@ def test_a_run_keeps_the_checkpoints_that_it_was_told_to(nano: Path, tmp_path: P
     assert CheckpointStore(tmp_path / "checkpoints").steps() == [1, 3, 4]
 
 
-def test_a_checkpoint_is_read_as_the_configuration_of_its_run(nano: Path, whole: Path) -> None:
-    manifest = CheckpointStore(whole / "checkpoints").manifest(4)
+def test_a_checkpoint_is_read_as_the_configuration_of_its_run(nano: Path, uninterrupted: Path) -> None:
+    manifest = CheckpointStore(uninterrupted / "checkpoints").manifest(4)
     trusted = {"environment.env_class": f"{nano / 'reward.py'}:in_ascii"}  # code has to be named again
-    loaded = compose([str(whole / "checkpoints" / "global_step_4")], trusted)
+    loaded = compose([str(uninterrupted / "checkpoints" / "global_step_4")], trusted)
     assert fingerprint(loaded.config) == manifest.fingerprint
     assert loaded.config.trainer.max_training_steps == 4

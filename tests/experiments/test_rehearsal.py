@@ -45,21 +45,21 @@ def rehearsed(nano: Path, out: Path, *options: str, **changes: Any) -> Result:
     return CliRunner().invoke(rehearse, [*options, *words])
 
 
-def outcomes(done: Result) -> dict[str, list[str]]:
+def outcomes(result: Result) -> dict[str, list[str]]:
     """Phase -> outcomes, of the lines of the table."""
-    found: dict[str, list[str]] = {}
-    for line in done.stdout.splitlines():
+    by_phase: dict[str, list[str]] = {}
+    for line in result.stdout.splitlines():
         if line and not line.startswith(" "):
-            found.setdefault(line[:12].strip(), []).append(line[12:22].strip())
-    return found
+            by_phase.setdefault(line[:12].strip(), []).append(line[12:22].strip())
+    return by_phase
 
 
 @pytest.mark.long
 def test_a_run_for_64_gpus_goes_through_every_phase(nano: Path, tmp_path: Path) -> None:
-    done = rehearsed(nano, tmp_path)
-    assert done.exit_code == 0, done.output
-    found = outcomes(done)
-    assert {phase for phase, states in found.items() if "passed" in states} == {
+    result = rehearsed(nano, tmp_path)
+    assert result.exit_code == 0, result.output
+    by_phase = outcomes(result)
+    assert {phase for phase, states in by_phase.items() if "passed" in states} == {
         "placement",
         "folders",
         "training",
@@ -69,7 +69,7 @@ def test_a_run_for_64_gpus_goes_through_every_phase(nano: Path, tmp_path: Path) 
         "resume",
         "export",
     }
-    assert {phase for phase, states in found.items() if "folded" in states} == {"model", "data", "layout"}
+    assert {phase for phase, states in by_phase.items() if "folded" in states} == {"model", "data", "layout"}
     assert not (tmp_path / "run").exists()
 
 
@@ -166,17 +166,17 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], dict[str, Any]], str, str]] = {
 def test_a_planted_mistake_is_found_and_named(name: str, nano: Path, tmp_path: Path) -> None:
     plant, phase, word = MISTAKES[name]
     options = ["--gpus", "32"] if plant is too_few_gpus else []
-    done = rehearsed(nano, tmp_path / "out", *options, **plant(nano, tmp_path))
-    failures = [line for line in done.output.splitlines() if line[12:22].strip() == "failed"]
-    assert done.exit_code == 1, done.output
-    assert any(line.startswith(phase) for line in failures), done.output
-    assert word in done.output
+    result = rehearsed(nano, tmp_path / "out", *options, **plant(nano, tmp_path))
+    failures = [line for line in result.output.splitlines() if line[12:22].strip() == "failed"]
+    assert result.exit_code == 1, result.output
+    assert any(line.startswith(phase) for line in failures), result.output
+    assert word in result.output
 
 
 def test_a_wrong_number_of_engines_is_refused_before_anything_is_tried(nano: Path, tmp_path: Path) -> None:
-    done = rehearsed(nano, tmp_path, generator__inference_engine__num_engines=7)
-    assert "num_engines" in str(done.exception)
-    assert done.stdout == ""
+    result = rehearsed(nano, tmp_path, generator__inference_engine__num_engines=7)
+    assert "num_engines" in str(result.exception)
+    assert result.stdout == ""
 
 
 PUBLISHED = (
@@ -218,20 +218,20 @@ def gsm8k(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
 @pytest.mark.long
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_files_go_through_every_phase(name: str, gsm8k: dict[str, Any], tmp_path: Path) -> None:
-    tables = {each.name: each.conversion.tables for each in (*scripts_of_2026(RECORDED, "rl"), *areal_files(RECORDED))}
+    tables = {file.name: file.conversion.tables for file in (*scripts_of_2026(RECORDED, "rl"), *areal_files(RECORDED))}
     (tmp_path / "run.toml").write_text(tomli_w.dumps(tables[name]))
-    here = {f"trainer.{place}_path": str(tmp_path / place) for place in ("run", "ckpt", "export")}
+    folders = {f"trainer.{kind}_path": str(tmp_path / kind) for kind in ("run", "ckpt", "export")}
     if "critic" in tables[name]["trainer"]:
-        here["trainer.critic.model.path"] = gsm8k["trainer.policy.model.path"]
-    words = nano_run.as_words(gsm8k | here)
-    done = CliRunner().invoke(rehearse, [str(tmp_path / "run.toml"), *words])
-    assert done.exit_code == 0, done.output
-    assert "failed" not in [state for states in outcomes(done).values() for state in states]
+        folders["trainer.critic.model.path"] = gsm8k["trainer.policy.model.path"]
+    words = nano_run.as_words(gsm8k | folders)
+    result = CliRunner().invoke(rehearse, [str(tmp_path / "run.toml"), *words])
+    assert result.exit_code == 0, result.output
+    assert "failed" not in [state for states in outcomes(result).values() for state in states]
 
 
 def test_a_folder_that_cannot_be_kept_is_refused(nano: Path, tmp_path: Path) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("")
-    done = rehearsed(nano, tmp_path, "--to", str(in_the_way))
-    assert isinstance(done.exception, UserError)
-    assert str(done.exception) == f"--to {in_the_way}: the folder cannot be created: File exists"
+    result = rehearsed(nano, tmp_path, "--to", str(in_the_way))
+    assert isinstance(result.exception, UserError)
+    assert str(result.exception) == f"--to {in_the_way}: the folder cannot be created: File exists"

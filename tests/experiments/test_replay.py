@@ -65,20 +65,20 @@ def test_the_tokens_that_a_run_keeps_for_people_are_those_that_it_recorded(origi
             for at, (prompt, answer) in enumerate(
                 zip(table.columns["prompt_ids"], table.columns["response_ids"], strict=True)
             ):
-                place = slice(len(prompt), len(prompt) + len(answer))
-                assert batch["input_ids"][row, place].tolist() == answer
+                span = slice(len(prompt), len(prompt) + len(answer))
+                assert batch["input_ids"][row, span].tolist() == answer
                 for name in ("loss_mask", "rollout_logprobs", "old_logprobs", "ref_logprobs", "rewards", "advantages"):
-                    assert batch[name][row, place].tolist() == table.columns[name][at]
+                    assert batch[name][row, span].tolist() == table.columns[name][at]
                 row += 1
         assert row == len(batch["input_ids"])
 
 
-def change(folder: Path, step: int, how: Callable[[dict[str, Any]], None]) -> None:
+def change(folder: Path, step: int, edit: Callable[[dict[str, Any]], None]) -> None:
     """By hand, in the third group of a step's recording."""
     file = folder / "recording" / f"step_{step:06}.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines()
     group = json.loads(lines[3])
-    how(group)
+    edit(group)
     file.write_text("\n".join([*lines[:3], json.dumps(group), *lines[4:]]) + "\n", encoding="utf-8")
 
 
@@ -90,8 +90,8 @@ def test_every_recorded_step_comes_out_bit_equal(original: Path) -> None:
     samples = (original / "run" / "trajectories.jsonl").read_bytes()
     steps = list(Replay(original / "run").run(range(1, 7)))
     assert (original / "run" / "trajectories.jsonl").read_bytes() == samples
-    assert [each.computed.step for each in steps] == [1, 2, 3, 4, 5, 6]
-    assert [each.differences for each in steps] == [()] * 6
+    assert [step.computed.step for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert [step.differences for step in steps] == [()] * 6
     assert list(steps[0].computed.tensors) == [
         *("input_ids", "loss_mask", "rollout_logprobs"),
         *("old_logprobs", "ref_logprobs", "rewards", "advantages"),
@@ -103,7 +103,7 @@ def test_a_step_is_reached_from_the_last_checkpoint_before_it(original: Path) ->
     replay = Replay(original / "run")
     assert [replay.start_for(step) for step in (1, 4, 5, 6)] == [0, 0, 4, 4]
     steps = list(replay.run(range(6, 7)))
-    assert [(each.computed.step, each.differences) for each in steps] == [(5, ()), (6, ())]
+    assert [(step.computed.step, step.differences) for step in steps] == [(5, ()), (6, ())]
 
 
 def test_a_reward_changed_by_hand_is_named_with_its_step_and_what_follows_from_it(copied: Path) -> None:
@@ -113,8 +113,8 @@ def test_a_reward_changed_by_hand_is_named_with_its_step_and_what_follows_from_i
     assert (step.computed.step, first.what) == (5, "rewards")
     assert first.where.startswith("row 7 (prompt ")  # two groups of three, then the second sample
     assert float(first.other) - float(first.one) == 1.0
-    assert [each.what for each in rest][:2] == ["advantages", "policy loss"]
-    assert {"policy grad_norm", "policy weights"} <= {each.what for each in rest}
+    assert [difference.what for difference in rest][:2] == ["advantages", "policy loss"]
+    assert {"policy grad_norm", "policy weights"} <= {difference.what for difference in rest}
 
 
 def test_a_token_changed_by_hand_is_named(copied: Path) -> None:
@@ -167,9 +167,9 @@ FED = RECORDED | {"trainer__recording": "off", "data__train_data": []}
 def test_a_run_is_fed_from_a_recording_without_engine_or_data(nano: Path, original: Path, tmp_path: Path) -> None:
     experiment = NoEngines(config(nano, tmp_path, **FED, trainer__rollouts_from=str(original / "run")))
     assert experiment.run()
-    ours, theirs = (load_file(out / "run" / "model" / "model.safetensors") for out in (tmp_path, original))
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    replayed, recorded = (load_file(out / "run" / "model" / "model.safetensors") for out in (tmp_path, original))
+    assert replayed.keys() == recorded.keys()
+    assert all(torch.equal(replayed[name], recorded[name]) for name in replayed)
 
 
 @pytest.mark.long
@@ -224,23 +224,25 @@ def test_another_learning_rate_parts_in_the_updates_of_the_first_step(
 
 
 @pytest.mark.parametrize(
-    ("part", "what", "where"),
+    ("part", "quantity", "where"),
     [
         ("response_ids", "sampled tokens", "token 0"),
         ("rollout_logprobs", "log-probabilities of the engine", "token 0"),
         ("loss_mask", "loss mask", "token 0"),
     ],
 )
-def test_the_first_token_that_differs_is_named(part: str, what: str, where: str, original: Path, copied: Path) -> None:
+def test_the_first_token_that_differs_is_named(
+    part: str, quantity: str, where: str, original: Path, copied: Path
+) -> None:
     def other(group: dict[str, Any]) -> None:
         group["trajectories"][2][part][0] = 1 - group["trajectories"][2][part][0]
 
     change(copied, 4, other)
     parting = bisect(original / "run", copied)
     assert parting.compared == (1, 2, 3, 4)
-    (found,) = parting.found
-    assert (found.what, found.where.split(", ")[1:]) == (what, ["sample 2", where])
-    assert found.where.startswith("group 2 (prompt ")
+    (difference,) = parting.found
+    assert (difference.what, difference.where.split(", ")[1:]) == (quantity, ["sample 2", where])
+    assert difference.where.startswith("group 2 (prompt ")
 
 
 @pytest.mark.long
@@ -250,8 +252,8 @@ def test_runs_without_recordings_are_compared_by_their_metrics(nano: Path, origi
     parting = bisect(original / "run", tmp_path / "run")
     assert not parting.recorded
     assert parting.compared == (0, 1)
-    assert {each.what for each in parting.found} == {"metrics"}
-    assert "policy/final_loss" in {each.where for each in parting.found}
+    assert {difference.what for difference in parting.found} == {"metrics"}
+    assert "policy/final_loss" in {difference.where for difference in parting.found}
 
 
 @pytest.mark.sampled(3)
@@ -265,7 +267,7 @@ def test_runs_without_recordings_are_compared_by_their_metrics(nano: Path, origi
     ],
 )
 def test_only_metrics_of_what_is_computed_part_two_runs(name: str, parts: bool, original: Path, tmp_path: Path) -> None:
-    folders = [tmp_path / each for each in ("one", "other")]
+    folders = [tmp_path / folder_name for folder_name in ("one", "other")]
     for value, folder in enumerate(folders):
         folder.mkdir()
         shutil.copy(original / "run" / "config.json", folder)
@@ -306,4 +308,4 @@ def test_steps_of_two_ranks_on_ray_come_out_bit_equal(nano: Path, tmp_path: Path
     }
     train(nano, tmp_path, **(RECORDED | on_ray))
     steps = list(Replay(tmp_path / "run").run(range(3, 6)))
-    assert [(each.computed.step, each.differences) for each in steps] == [(3, ()), (4, ()), (5, ())]
+    assert [(step.computed.step, step.differences) for step in steps] == [(3, ()), (4, ()), (5, ())]

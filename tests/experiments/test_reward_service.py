@@ -118,8 +118,8 @@ def served(judge: str, *options: str, **environment: str) -> Iterator[tuple[str,
 def ends(process: subprocess.Popen[str], number: signal.Signals) -> tuple[str, int]:
     """What it says after this signal, and its status."""
     process.send_signal(number)
-    said, _ = process.communicate(timeout=60)
-    return said, process.returncode
+    output, _ = process.communicate(timeout=60)
+    return output, process.returncode
 
 
 @pytest.mark.long
@@ -127,8 +127,8 @@ def test_the_command_scores_chats_refuses_what_is_none_and_stops_when_told(judge
     with served(judge, SKYRL_REWARD_TOKEN="secret-of-this-test") as (url, process):
         key = {"Authorization": "Bearer secret-of-this-test"}
         with httpx.Client(headers=key, timeout=60) as client:
-            found = client.post(url, json={"chats": [CHAT, CHAT]}).json()["scores"]
-            for content, said in {
+            scores = client.post(url, json={"chats": [CHAT, CHAT]}).json()["scores"]
+            for content, message in {
                 b"{": "Expecting property name",
                 b"[]": "a JSON object",
                 b'{"chats": []}': "a list of 1 to 256 chats",
@@ -142,7 +142,7 @@ def test_the_command_scores_chats_refuses_what_is_none_and_stops_when_told(judge
                 b" " * (5 << 20): "the body is longer",
             }.items():
                 refused = client.post(url, content=content)
-                assert refused.status_code in (400, 413) and said in refused.json()["error"], (
+                assert refused.status_code in (400, 413) and message in refused.json()["error"], (
                     content[:60],
                     refused.text,
                 )
@@ -150,7 +150,7 @@ def test_the_command_scores_chats_refuses_what_is_none_and_stops_when_told(judge
             assert client.post(url, json={"chats": [CHAT]}, headers={"Authorization": "no"}).status_code == 401
             assert client.post(url, json={"chats": [CHAT]}).status_code == 200  # after all of that
         assert ends(process, signal.SIGINT) == ("The reward service has stopped.\n", 0)
-    assert found == pytest.approx(RewardModel(judge).scores([CHAT, CHAT]), abs=1e-5)
+    assert scores == pytest.approx(RewardModel(judge).scores([CHAT, CHAT]), abs=1e-5)
 
 
 @pytest.mark.long
@@ -161,6 +161,6 @@ def test_a_reward_model_behind_the_command_is_learned_from(nano: Path, tmp_path:
 
 
 def test_the_command_refuses_what_is_no_reward_model_in_one_sentence(nano: Path) -> None:
-    done = CliRunner().invoke(cli, ["serve-reward", str(nano / "model"), "--port", "0"])
-    assert isinstance(done.exception, ModelError)
-    assert "is not a reward model: it has no head that outputs one number" in str(done.exception)
+    result = CliRunner().invoke(cli, ["serve-reward", str(nano / "model"), "--port", "0"])
+    assert isinstance(result.exception, ModelError)
+    assert "is not a reward model: it has no head that outputs one number" in str(result.exception)

@@ -28,18 +28,18 @@ REPLAYED: dict[str, Any] = {
 
 def test_with_rollouts_in_sixteen_bits_replay_brings_learner_and_engine_together(tmp_path: Path) -> None:
     save_mixture(tmp_path, layers=2, experts=8)
-    found = measured(tmp_path, asyncio.run(drawn(tmp_path, "bfloat16", prompts=6, samples=2, tokens=24)))
-    assert found["tokens_routed_otherwise"] > 0.01
-    assert found["with_replay"]["mean"] < found["without_replay"]["mean"]
-    assert found["with_replay"]["max"] < found["without_replay"]["max"]
+    statistics = measured(tmp_path, asyncio.run(drawn(tmp_path, "bfloat16", prompts=6, samples=2, tokens=24)))
+    assert statistics["tokens_routed_otherwise"] > 0.01
+    assert statistics["with_replay"]["mean"] < statistics["without_replay"]["mean"]
+    assert statistics["with_replay"]["max"] < statistics["without_replay"]["max"]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("way", long_except(["synchronous", "asynchronous"], "asynchronous"))
-def test_a_run_replays_what_its_engine_chose(way: str, nano: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", long_except(["synchronous", "asynchronous"], "asynchronous"))
+def test_a_run_replays_what_its_engine_chose(mode: str, nano: Path, tmp_path: Path) -> None:
     apart = {}
     for replays in (False, True):
-        changes = {**REPLAYED, **(ASYNC if way == "asynchronous" else {})}
+        changes = {**REPLAYED, **(ASYNC if mode == "asynchronous" else {})}
         if not replays:
             changes = {name: value for name, value in changes.items() if "routing_replay" not in name}
         out = tmp_path / str(replays)
@@ -48,5 +48,5 @@ def test_a_run_replays_what_its_engine_chose(way: str, nano: Path, tmp_path: Pat
         apart[replays] = first["policy/rollout_train_logprobs_abs_diff_max"]
         assert 0 <= first["policy/router_unused_experts"] <= 1 and first["policy/router_entropy"] > 0
         assert first["policy/router_max_violation"] >= first["policy/router_mean_violation"] >= 0
-    if way == "synchronous":  # two asynchronous runs begin with the samples that came first, which are not the same
+    if mode == "synchronous":  # two asynchronous runs begin with the samples that came first, which are not the same
         assert apart[True] <= apart[False]

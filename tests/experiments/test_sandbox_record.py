@@ -26,13 +26,13 @@ def dataset(env_class: str) -> PromptDataset:
 def test_the_tier_in_force_is_told_and_kept_in_the_run_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = sandbox_in_force(SkyRLTrainConfig(), dataset("code"), None)
-    assert found is not None
-    assert found["tier"] == sandbox.strongest_tier()
-    assert f"code: runs in sandboxes of the tier {found['tier']!r}" in capsys.readouterr().err
+    record = sandbox_in_force(SkyRLTrainConfig(), dataset("code"), None)
+    assert record is not None
+    assert record["tier"] == sandbox.strongest_tier()
+    assert f"code: runs in sandboxes of the tier {record['tier']!r}" in capsys.readouterr().err
     folder = RunFolder(tmp_path)
-    folder.record_sandbox(found)
-    assert json.loads((tmp_path / "sandbox.json").read_text(encoding="utf-8")) == found
+    folder.record_sandbox(record)
+    assert json.loads((tmp_path / "sandbox.json").read_text(encoding="utf-8")) == record
 
 
 def test_a_run_without_sandboxes_has_no_tier(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,10 +54,10 @@ BROKEN = {"bwrap": "bwrap: setting up uid map: Permission denied", "namespace": 
 def test_a_tier_that_is_weaker_than_it_could_be_is_told_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tier: Tier, lacking: list[str]
 ) -> None:
-    monkeypatch.setattr(sandbox, "why_unavailable", lambda each: BROKEN[each] if each in lacking else "")
+    monkeypatch.setattr(sandbox, "why_unavailable", lambda name: BROKEN[name] if name in lacking else "")
     monkeypatch.setattr(sandbox, "strongest_tier", lambda: tier)
     monkeypatch.setattr(preflight, "strongest_tier", lambda: tier)
-    reason = "; ".join(f"'{each}' does not start here: {BROKEN[each]}" for each in lacking)
+    reason = "; ".join(f"'{name}' does not start here: {BROKEN[name]}" for name in lacking)
     remedy = f'to accept the tier, set environment.skyrl_gym.sandbox_tier = "{tier}"'
     run = evolve_at(SkyRLTrainConfig(), "environment.env_class", "code")
     sandbox_in_force(run, dataset("code"), None)

@@ -84,14 +84,14 @@ def fatal(draw: Random, engines: int, end: str) -> Faults:
 
 def run(draw: Random, end: str | None, patch: pytest.MonkeyPatch) -> str:
     """What the run said in the end: nothing, where it came to its last step. Raises for a bound that does not hold."""
-    world, said = World(schedule(draw, end), patch), ""
+    world, message = World(schedule(draw, end), patch), ""
     try:
         run_in_virtual_time(world.train())
         assert world.trained.total() == world.schedule.limits.total
     except RunError as error:
-        said = str(error)
+        message = str(error)
     world.assert_nothing_is_lost_or_doubled()
-    return said
+    return message
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -108,8 +108,8 @@ def test_a_hundred_runs_with_faults_stay_within_their_bounds_and_end(monkeypatch
         draw = Random(seed)
         end = draw.choice([None, None, None, *ENDS])
         try:
-            said = run(draw, end, monkeypatch)
+            message = run(draw, end, monkeypatch)
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
-        assert bool(re.search(ENDS[end], said) if end else not said), (seed, end, said)
+        assert bool(re.search(ENDS[end], message) if end else not message), (seed, end, message)

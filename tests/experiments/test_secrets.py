@@ -45,9 +45,9 @@ IN_VARIABLES = {
     "PRIVATE_NOTE": "canary28private",
     "AZURE_SAS": "canary29signature",
     **{
-        f"{service}_{kind}": f"canary{30 + 4 * number + place}of{service.lower()}"
+        f"{service}_{kind}": f"canary{30 + 4 * number + index}of{service.lower()}"
         for number, service in enumerate(SERVICES)
-        for place, kind in enumerate(("API_KEY", "AUTH_TOKEN", "PASS", "CLIENT_SECRET"))
+        for index, kind in enumerate(("API_KEY", "AUTH_TOKEN", "PASS", "CLIENT_SECRET"))
     },
 }
 IN_THE_CONFIGURATION = {
@@ -141,27 +141,27 @@ def said_by(words: list[str], out: Path, *verbs: str, exit_code: int = 0) -> str
     process = CONTEXT.Process(target=command, args=(words, IN_VARIABLES, out, verbs))
     process.start()
     process.join(240)
-    said = (out / "said").read_text(encoding="utf-8")
-    assert process.exitcode == exit_code, said
-    return said
+    output = (out / "said").read_text(encoding="utf-8")
+    assert process.exitcode == exit_code, output
+    return output
 
 
 @pytest.mark.parametrize("broken", long_except([False, True], True))
 def test_a_hundred_secrets_are_nowhere_in_what_a_run_leaves(nano: Path, tmp_path: Path, broken: bool) -> None:
     tracked: dict[str, Any] = {} if broken else TRACKED
-    said = run(nano, tmp_path / "out", broken=broken, **tracked)
-    assert "all that is there" in said and said.count("***") > 20
-    assert ("401 for https://***@127.0.0.1/judge" in said) == broken
+    output = run(nano, tmp_path / "out", broken=broken, **tracked)
+    assert "all that is there" in output and output.count("***") > 20
+    assert ("401 for https://***@127.0.0.1/judge" in output) == broken
     for file, content in written(tmp_path / "out"):
         assert [canary for canary in CANARIES if canary.encode() in content] == [], file
     if not broken:
         recorded = next((tmp_path / "out" / "run" / "recording").glob("*.jsonl")).read_text(encoding="utf-8")
         assert "use *** and ghp_***" in recorded
         for kept in ("tensorboard/events.out.*", "wandb/offline-run-*/run-*.wandb", "trackers/*.json"):
-            assert list((tmp_path / "out" / "run").glob(kept)), said
+            assert list((tmp_path / "out" / "run").glob(kept)), output
     if not broken:  # and what is stored without them is still the same run
-        again = run(nano, tmp_path / "out", broken=broken, trainer__max_training_steps=3)
-        assert "Continuing after step 2" in again
+        resumed_output = run(nano, tmp_path / "out", broken=broken, trainer__max_training_steps=3)
+        assert "Continuing after step 2" in resumed_output
 
 
 def test_a_hundred_secrets_are_nowhere_in_what_a_look_at_a_run_prints(nano: Path, tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_a_hundred_secrets_are_nowhere_in_what_a_look_at_a_run_prints(nano: Path
         "config show": said_by([str(out / "run" / "config.json")], out, "config", "show"),
     }
     assert "all that is there" in looked["doctor"]  # the reward was called, and printed
-    for said in looked.values():
-        assert said and [canary for canary in CANARIES if canary in said] == []
+    for output in looked.values():
+        assert output and [canary for canary in CANARIES if canary in output] == []
 
 
 def test_what_was_hidden_cannot_be_used_by_mistake(nano: Path, tmp_path: Path) -> None:
@@ -211,8 +211,8 @@ def test_secrets_are_known_by_their_value(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert redacted("/run/not/there/yet /some/folder") == "/run/not/there/yet /some/folder"
     monkeypatch.setenv("SOME_API_KEY", "/another/secret")
     assert redacted("abcdefgh /another/secret") == "abcdefgh ***"
-    told = {"/another/secret": [1, ["/another/secret", None]], "n": [1.5]}
-    assert redacted_tree(told) == {"***": [1, ["***", None]], "n": [1.5]}
+    tree = {"/another/secret": [1, ["/another/secret", None]], "n": [1.5]}
+    assert redacted_tree(tree) == {"***": [1, ["***", None]], "n": [1.5]}
 
 
 @pytest.mark.parametrize(

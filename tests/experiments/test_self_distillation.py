@@ -60,12 +60,12 @@ def test_what_the_policy_was_teaches_it_to_do_without_the_hint(nano: Path, tmp_p
 def test_a_resumed_run_that_teaches_itself_goes_on_exactly(
     name: str, metric: str, adapter: dict[str, Any], nano: Path, tmp_path: Path
 ) -> None:
-    whole, parts, own = tmp_path / "whole", tmp_path / "parts", {**ITSELF, **form(name), **adapter}
-    train(nano, whole, trainer__max_training_steps=4, **own)
+    uninterrupted, parts, own = tmp_path / "whole", tmp_path / "parts", {**ITSELF, **form(name), **adapter}
+    train(nano, uninterrupted, trainer__max_training_steps=4, **own)
     for steps in (2, 4):
         train(nano, parts, trainer__max_training_steps=steps, **own)
-    assert metrics(parts) == metrics(whole)
-    assert all(abs(row[metric]) > 1e-4 for row in metrics(whole)[1:])
+    assert metrics(parts) == metrics(uninterrupted)
+    assert all(abs(row[metric]) > 1e-4 for row in metrics(uninterrupted)[1:])
 
 
 def test_a_column_of_hints_that_no_row_has_is_refused_before_the_first_step(nano: Path, tmp_path: Path) -> None:
@@ -79,13 +79,13 @@ def test_a_run_that_teaches_itself_and_is_killed_ends_like_one_that_was_not(
     name: str, nano: Path, tmp_path: Path
 ) -> None:
     changes = {**ITSELF, **form(name)}
-    status, said = run(nano, tmp_path / "whole", **changes)
-    assert status == 0, said
+    status, output = run(nano, tmp_path / "whole", **changes)
+    assert status == 0, output
     for phase in ("forward", "optimizer", "sync", "writing"):
-        status, said = run(nano, tmp_path / "killed", Fault(phase=phase, nth=3), **changes)
-        assert status == -signal.SIGKILL, said
-    status, said = run(nano, tmp_path / "killed", **changes)
-    assert status == 0, said
+        status, output = run(nano, tmp_path / "killed", Fault(phase=phase, nth=3), **changes)
+        assert status == -signal.SIGKILL, output
+    status, output = run(nano, tmp_path / "killed", **changes)
+    assert status == 0, output
     assert_same(tmp_path / "killed", tmp_path / "whole")
     assert_same_files(tmp_path / "killed", tmp_path / "whole")
 
@@ -95,8 +95,8 @@ def test_a_run_that_teaches_itself_and_is_killed_ends_like_one_that_was_not(
 def test_two_ranks_that_teach_themselves_learn_what_one_does(name: str, nano: Path, tmp_path: Path) -> None:
     short = {"trainer__max_training_steps": 2, "trainer__micro_train_batch_size_per_gpu": 3}
     for where, changes in (("one", {}), ("two", TWO_RANKS)):
-        status, said = run(nano, tmp_path / where, **{**ITSELF, **form(name), **short, **changes})
-        assert status == 0, said
+        status, output = run(nano, tmp_path / where, **{**ITSELF, **form(name), **short, **changes})
+        assert status == 0, output
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         for metric in ("policy/final_loss", "policy/teacher_divergence", "loss/teacher_kl", "loss/hinted"):
             assert one.get(metric) == pytest.approx(two.get(metric), abs=1e-4)

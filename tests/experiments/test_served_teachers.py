@@ -111,11 +111,15 @@ async def assert_same_as_local(trainer: Any, url: str) -> None:
         one, other = await local.score(rows), await remote.score(rows)
         torch.testing.assert_close(other, one, atol=1e-4, rtol=0)
         assert one[rows.loss_mask].std() > 0.5
-        (ids, logs), (others, theirs) = [await each.token_logprobs(rows, 5, 1.0) for each in (local, remote)]
+        (ids, logs), (others, other_logs) = [await teacher.token_logprobs(rows, 5, 1.0) for teacher in (local, remote)]
         assert torch.equal(others.counts, ids.counts)
         assert torch.equal(others.values, ids.values)
-        torch.testing.assert_close(theirs.values, logs.values, atol=1e-4, rtol=0)
-        print("largest differences", (one - other).abs().max().item(), (logs.values - theirs.values).abs().max().item())
+        torch.testing.assert_close(other_logs.values, logs.values, atol=1e-4, rtol=0)
+        print(
+            "largest differences",
+            (one - other).abs().max().item(),
+            (logs.values - other_logs.values).abs().max().item(),
+        )
     finally:
         await server.close()
 
@@ -185,14 +189,14 @@ def distance(student: Path, teacher: Path, letters: set[str]) -> float:
     """
     tokenizer: Any = AutoTokenizer.from_pretrained(teacher)
     models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in (student, teacher)]
-    found = list[float]()
+    divergences = list[float]()
     for letter in sorted(letters):
-        asked = [{"role": "user", "content": letter}]
-        ids = torch.tensor([tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)])
+        messages = [{"role": "user", "content": letter}]
+        ids = torch.tensor([tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)])
         with torch.no_grad():
-            own, theirs = (model(ids).logits[0, -1].log_softmax(-1) for model in models)
-        found.append((theirs.exp() * (theirs - own)).sum().item())
-    return sum(found) / len(found)
+            student_logprobs, teacher_logprobs = (model(ids).logits[0, -1].log_softmax(-1) for model in models)
+        divergences.append((teacher_logprobs.exp() * (teacher_logprobs - student_logprobs)).sum().item())
+    return sum(divergences) / len(divergences)
 
 
 @contextmanager
@@ -212,8 +216,8 @@ def test_each_source_learns_from_its_own_teacher_and_not_where_they_are_exchange
 ) -> None:
     models = [tuned(nano, tmp_path / name, answer) for name, answer in (("one", "xxxx"), ("two", "yyyy"))]
     lines = map(json.loads, two_sources(nano, tmp_path).read_text(encoding="utf-8").splitlines())
-    asked = [(row["data_source"], row["prompt"][0]["content"]) for row in lines]
-    letters_of = [{letter for source, letter in asked if source == name} for name in ("first", "second")]
+    prompts = [(row["data_source"], row["prompt"][0]["content"]) for row in lines]
+    letters_of = [{letter for source, letter in prompts if source == name} for name in ("first", "second")]
     parts = list(zip(models, letters_of, strict=True))
     before = [distance(nano / "model", model, letters) for model, letters in parts]
     common = {**TEACHER_ALONE, **OF_LIKELY, "trainer__epochs": 10, "trainer__ckpt_interval": -1}
@@ -351,9 +355,9 @@ def test_a_run_that_cannot_begin_leaves_no_connection_to_a_teacher(
     nano: Path, urls: tuple[str, str], tmp_path: Path
 ) -> None:
     too_many = {**TEACHER_ALONE, **OF_LIKELY, f"{D}top_k": 21, URL: urls[0]}
-    with warnings.catch_warnings(record=True) as given:
+    with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always", ResourceWarning)
         with pytest.raises(UserError):
             train(nano, tmp_path, **too_many)
         gc.collect()
-    assert [str(each.message) for each in given if "unclosed" in str(each.message)] == []
+    assert [str(warning.message) for warning in caught_warnings if "unclosed" in str(warning.message)] == []

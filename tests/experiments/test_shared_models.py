@@ -59,7 +59,7 @@ def test_the_quick_start_learns_on_two_ranks_that_share_its_model(name: str, bas
 
 
 @pytest.mark.parametrize(
-    "sizes", [*((each,) for each in SIZES), ("context", "tensor"), ("sequence", "tensor")], ids=" and ".join
+    "sizes", [*((size,) for size in SIZES), ("context", "tensor"), ("sequence", "tensor")], ids=" and ".join
 )
 def test_engines_get_the_weights_of_ranks_that_share_a_model(
     sizes: tuple[str, ...], nano: Path, tmp_path: Path

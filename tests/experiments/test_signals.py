@@ -55,28 +55,31 @@ EVERY_PHASE = [
     "faults", [FEW_PHASES, pytest.param(EVERY_PHASE, marks=pytest.mark.long)], ids=["few", "every"]
 )
 def test_a_run_that_is_terminated_in_any_phase_ends_like_one_that_was_not(
-    nano: Path, tmp_path: Path, whole: Path, faults: list[tuple[Fault, list[int]]]
+    nano: Path, tmp_path: Path, uninterrupted: Path, faults: list[tuple[Fault, list[int]]]
 ) -> None:
     out = tmp_path / "out"
     for fault, steps in faults:
-        status, said = run(nano, out, fault)
-        assert status == (75 if fault.does == "SIGTERM" else -signal.SIGKILL), (fault, said)
+        status, output = run(nano, out, fault)
+        assert status == (75 if fault.does == "SIGTERM" else -signal.SIGKILL), (fault, output)
         if fault.does == "SIGTERM":
-            assert re.search(r"^Stopped by SIGTERM\. .*he same command continues", said.splitlines()[-1]), (fault, said)
-        assert "Traceback" not in said
+            assert re.search(r"^Stopped by SIGTERM\. .*he same command continues", output.splitlines()[-1]), (
+                fault,
+                output,
+            )
+        assert "Traceback" not in output
         assert saved(out) == steps, fault
-    status, said = run(nano, out)
-    assert status == 0, said
-    assert_same(out, whole)
+    status, output = run(nano, out)
+    assert status == 0, output
+    assert_same(out, uninterrupted)
 
 
 @pytest.mark.long
 def test_a_run_that_is_terminated_while_a_save_is_pending_says_it_is_saved_once_it_is(
     nano: Path, tmp_path: Path
 ) -> None:
-    status, said = run(nano, tmp_path, Fault(phase="writing", does="SIGTERM", hangs=2))
-    assert status == 75, said
-    [step] = re.findall(r"^Stopped by SIGTERM\. Step (\d) is saved: .*$", said.splitlines()[-1])
+    status, output = run(nano, tmp_path, Fault(phase="writing", does="SIGTERM", hangs=2))
+    assert status == 75, output
+    [step] = re.findall(r"^Stopped by SIGTERM\. Step (\d) is saved: .*$", output.splitlines()[-1])
     assert saved(tmp_path)[-1] == int(step) >= 2
     assert not list((tmp_path / "checkpoints").glob(".unfinished_*"))
 
@@ -101,18 +104,18 @@ def test_a_run_that_is_terminated_while_a_save_fails_does_not_say_that_it_is_sav
 
 
 def test_control_c_ends_with_130(nano: Path, tmp_path: Path) -> None:
-    status, said = run(nano, tmp_path, Fault(phase="generation", does="SIGINT", nth=2))
+    status, output = run(nano, tmp_path, Fault(phase="generation", does="SIGINT", nth=2))
     assert (status, saved(tmp_path)) == (130, [1])
-    assert "Traceback" not in said
-    assert said.splitlines()[-1] == "Stopped. Step 1 is saved: the same command continues after it."
+    assert "Traceback" not in output
+    assert output.splitlines()[-1] == "Stopped. Step 1 is saved: the same command continues after it."
 
 
 def test_a_run_that_cannot_stop_in_time_ends_with_what_was_saved(nano: Path, tmp_path: Path) -> None:
     fault = Fault(phase="optimizer", does="SIGTERM", nth=9, hangs=200)  # in step 5: step 2 was saved before step 4 was
-    status, said = run(nano, tmp_path, fault, trainer__faults__grace_period_seconds=1)
+    status, output = run(nano, tmp_path, fault, trainer__faults__grace_period_seconds=1)
     assert status == 75
     assert saved(tmp_path) in ([2], [2, 4])
-    assert "saving did not finish within 1 s" in said.splitlines()[-1]
+    assert "saving did not finish within 1 s" in output.splitlines()[-1]
 
 
 def test_a_second_signal_ends_a_run_at_once(nano: Path, tmp_path: Path) -> None:
@@ -154,7 +157,7 @@ def test_a_run_begins_no_step_that_would_not_be_over_by_its_deadline(nano: Path,
 
 @pytest.mark.long
 def test_a_run_without_progress_says_what_it_waits_for(nano: Path, tmp_path: Path) -> None:
-    ended, said = run(
+    ended, output = run(
         nano,
         tmp_path,
         Fault(phase="optimizer", does="nothing", nth=3, hangs=200),
@@ -163,9 +166,9 @@ def test_a_run_without_progress_says_what_it_waits_for(nano: Path, tmp_path: Pat
         trainer__faults__grace_period_seconds=2,
         trainer__max_training_steps=3,
     )
-    assert ended == 1, said
-    assert "warning: no progress for" in said
-    assert "policy-0 in LearningWorker.optimizer_step" in said
+    assert ended == 1, output
+    assert "warning: no progress for" in output
+    assert "policy-0 in LearningWorker.optimizer_step" in output
     stacks = (tmp_path / "run" / "stacks.txt").read_text(encoding="utf-8")
     assert " in phased\n" in stacks
     assert "in optimizer_step" in stacks

@@ -108,8 +108,8 @@ def test_durations_have_the_mean_and_the_percentile_that_they_were_given(longest
 
 
 def test_other_splits_of_the_gpus_trade_engines_for_learners() -> None:
-    found = splits(world(staleness=1), 4, 4, 8, 2)
-    assert [(share, other.slots, other.train_seconds) for share, other in found] == [
+    alternatives = splits(world(staleness=1), 4, 4, 8, 2)
+    assert [(share, other.slots, other.train_seconds) for share, other in alternatives] == [
         (2, 4, pytest.approx(4 / 3)),
         (4, 8, 2.0),
         (6, 12, 4.0),
@@ -125,11 +125,11 @@ def test_a_run_is_measured_by_what_its_steps_took_typically() -> None:
         **{f"generate/trajectory_time_env_run_{name}": 0.5 for name in ("mean", "p90", "max")},
     }
     slow = {name: value * 10 for name, value in step.items()}
-    found = measured([{}, slow, step, step, step])
-    assert found["answer"] == Seconds(mean=2, p90=3, longest=5)
-    assert found["environment"] == always(0.5)
-    assert (found["train_seconds"], found["sync_seconds"]) == (5.0, 1.0)
-    older = [{name.replace("env_run", "env"): value for name, value in each.items()} for each in (slow, step, step)]
+    measurements = measured([{}, slow, step, step, step])
+    assert measurements["answer"] == Seconds(mean=2, p90=3, longest=5)
+    assert measurements["environment"] == always(0.5)
+    assert (measurements["train_seconds"], measurements["sync_seconds"]) == (5.0, 1.0)
+    older = [{name.replace("env_run", "env"): value for name, value in record.items()} for record in (slow, step, step)]
     assert measured(older)["environment"] == always(0.5)
 
 
@@ -137,9 +137,9 @@ def test_the_command_says_how_fast_and_how_old(capsys: pytest.CaptureFixture[str
     options = ["--answer-seconds", "20,40", "--train-seconds", "5", "--steps", "5", "--json"]
     with pytest.raises(SystemExit) as end:
         main(["simulate", TOML, *options])
-    told = json.loads(capsys.readouterr().out)["result"]
+    result = json.loads(capsys.readouterr().out)["result"]
     assert end.value.code == 0
-    assert (told["steps"], told["trajectories"], told["groups_by_age"]) == (5, 640, {"0": 80})
+    assert (result["steps"], result["trajectories"], result["groups_by_age"]) == (5, 640, {"0": 80})
 
 
 def test_failures_cost_a_share_of_the_throughput(capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,25 +148,25 @@ def test_failures_cost_a_share_of_the_throughput(capsys: pytest.CaptureFixture[s
     failing = ["--failures-per-hour", "1", "--restart-seconds", "900", "--checkpoint-seconds", "5"]
     with pytest.raises(SystemExit):
         main(["simulate", TOML, *options, *failing, "trainer.ckpt_interval=50"])
-    told = json.loads(capsys.readouterr().out)["result"]
-    best, rare = str(told["failures"]["best_ckpt_interval"]), "50"
-    shares, rates = told["failures"]["share_trained"], told["failures"]["trajectories_per_second"]
-    assert told["failures"]["hours_between_failures"] == 1
+    result = json.loads(capsys.readouterr().out)["result"]
+    best, rare = str(result["failures"]["best_ckpt_interval"]), "50"
+    shares, rates = result["failures"]["share_trained"], result["failures"]["trajectories_per_second"]
+    assert result["failures"]["hours_between_failures"] == 1
     assert 0.6 < shares[rare] < shares[best] < 0.8
-    assert rates[best] == pytest.approx(shares[best] * told["trajectories_per_second"])
+    assert rates[best] == pytest.approx(shares[best] * result["trajectories_per_second"])
 
 
 def test_the_documentation_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path("docs/asynchronous.md").read_text(encoding="utf-8")
-    shown = page[page.index("$ skyrl simulate") : page.index("```", page.index("$ skyrl simulate"))]
-    words, printed = shown.replace("\\\n", "").split("\n", maxsplit=1)
+    example = page[page.index("$ skyrl simulate") : page.index("```", page.index("$ skyrl simulate"))]
+    words, printed = example.replace("\\\n", "").split("\n", maxsplit=1)
     with pytest.raises(SystemExit):
         main(words.split()[2:])
     assert capsys.readouterr().out == printed
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ([], "--answer-seconds is missing"),
         (["--answer-seconds", "fast"], "'fast' is not a duration"),
@@ -178,9 +178,9 @@ def test_the_documentation_shows_what_the_command_prints(capsys: pytest.CaptureF
     ],
 )
 def test_what_is_missing_is_named(
-    options: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with pytest.raises(SystemExit) as end:
         main(["simulate", TOML, *options])
     assert end.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

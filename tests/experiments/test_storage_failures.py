@@ -36,7 +36,7 @@ pytestmark = pytest.mark.xdist_group("forked")
 def test_a_write_that_fails_leaves_the_last_checkpoint(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    uninterrupted, broken = tmp_path / "whole", tmp_path / "broken"
     settings: dict[str, Any] = {
         "trainer__deterministic": True,
         "trainer__max_training_steps": 4,
@@ -53,17 +53,17 @@ def test_a_write_that_fails_leaves_the_last_checkpoint(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fails)
-        train(nano, whole, **settings)
-        each = calls[0] // 2
-        for at in (1, each - 1, each + 1, 2 * each - 1):  # in the saves of steps 2 and 4
+        train(nano, uninterrupted, **settings)
+        calls_per_save = calls[0] // 2
+        for at in (1, calls_per_save - 1, calls_per_save + 1, 2 * calls_per_save - 1):  # in the saves of steps 2 and 4
             calls[0] = 0
             broken = tmp_path / f"broken{at}"
             with pytest.raises(RunError, match=r"Input/output error"):
                 train(nano, broken, **settings)
             latest = CheckpointStore(broken / "checkpoints").latest()
-            assert (latest.step if latest else 0) in ((0, 2) if at < each else (2, 4))
+            assert (latest.step if latest else 0) in ((0, 2) if at < calls_per_save else (2, 4))
     train(nano, broken, **settings)
-    assert_same(broken, whole)
+    assert_same(broken, uninterrupted)
 
 
 @pytest.mark.long
@@ -110,10 +110,10 @@ ENDINGS = {
 @pytest.mark.parametrize("number", ENDINGS, ids=errno.errorcode.get)
 def test_any_error_about_a_file_of_the_run_says_what_to_do(number: int, tmp_path: Path) -> None:
     error = OSError(number, os.strerror(number), str(tmp_path / "metrics.jsonl"))
-    said = str(storage_error(error, [tmp_path]))
-    assert f"metrics.jsonl: {os.strerror(number)}; " in said
-    assert ENDINGS[number] in said
-    assert "the same command continues from the last checkpoint" in said
+    message = str(storage_error(error, [tmp_path]))
+    assert f"metrics.jsonl: {os.strerror(number)}; " in message
+    assert ENDINGS[number] in message
+    assert "the same command continues from the last checkpoint" in message
 
 
 def test_a_missing_file_of_the_user_is_not_blamed_on_the_disk(tmp_path: Path) -> None:
@@ -125,12 +125,12 @@ def test_inodes_that_have_run_out_are_told_from_bytes(tmp_path: Path, monkeypatc
     disk = os.statvfs(tmp_path)
     without = os.statvfs_result([*disk[:5], 26, 0, 0, *disk[8:]])  # files, free ones, free ones for users
     monkeypatch.setattr(os, "statvfs", lambda path: without)
-    for said in (
+    for message in (
         str(storage_error(OSError(errno.ENOSPC, "No space left on device"), [tmp_path])),
         could_not_write(Disk(tmp_path), "step 2", OSError(errno.ENOSPC, "No space left on device"), need=1),
     ):
-        assert "the disk has no inodes left: delete files" in said
-        assert "free some space" not in said
+        assert "the disk has no inodes left: delete files" in message
+        assert "free some space" not in message
 
 
 def test_what_fails_while_cleaning_up_does_not_replace_the_error_of_the_run(
@@ -155,9 +155,9 @@ def test_a_run_whose_folder_is_removed_ends_with_a_sentence(
     step = PPOTrainer.step
 
     async def removing(self: PPOTrainer, *arguments: Any) -> Any:
-        done = await step(self, *arguments)
+        result = await step(self, *arguments)
         (tmp_path / "run").rename(tmp_path / "moved")  # at once: writers of the run may be at work in it
-        return done
+        return result
 
     monkeypatch.setattr(PPOTrainer, "step", removing)
     with pytest.raises(StorageError, match="removed, renamed or unmounted while the run used it: bring it back"):
@@ -173,10 +173,10 @@ def on_a_small_disk(words: list[str], environment: dict[str, str], folder: Path)
     with pytest.raises(SystemExit) as ended:
         command(words, environment, folder)
     latest = CheckpointStore(checkpoints).latest()
-    said = (folder / "said").read_text(encoding="utf-8")
-    assert (ended.value.code, latest.step if latest else None) == (1, 2), said
-    assert "Traceback" not in said, said
-    assert "No space left on device" in said or "there is not enough free space; it needs" in said, said
+    output = (folder / "said").read_text(encoding="utf-8")
+    assert (ended.value.code, latest.step if latest else None) == (1, 2), output
+    assert "Traceback" not in output, output
+    assert "No space left on device" in output or "there is not enough free space; it needs" in output, output
     grow()
     with pytest.raises(SystemExit) as ended:
         command(words, environment, folder)
@@ -192,15 +192,15 @@ def small_disk(folder: Path) -> tuple[str, Callable[[], object]]:
     libc = ctypes.CDLL(None, use_errno=True)
     user, mounts, private, remount = 0x10000000, 0x00020000, 0x40000 | 0x4000, 0x20
     ids = os.getuid(), os.getgid()
-    alone = libc.unshare(mounts) == 0
-    if not alone and libc.unshare(user | mounts) == 0:
-        alone = True
+    is_private = libc.unshare(mounts) == 0
+    if not is_private and libc.unshare(user | mounts) == 0:
+        is_private = True
         Path("/proc/self/setgroups").write_text("deny", encoding="utf-8")
         Path("/proc/self/uid_map").write_text(f"0 {ids[0]} 1", encoding="utf-8")
         Path("/proc/self/gid_map").write_text(f"0 {ids[1]} 1", encoding="utf-8")
-    alone = alone and libc.mount(b"none", b"/", None, private, None) == 0
+    is_private = is_private and libc.mount(b"none", b"/", None, private, None) == 0
     where, size = os.fsencode(folder), f"size={BYTES_OF_A_CHECKPOINT * 3 // 2}".encode()
-    if alone and libc.mount(b"tmpfs", where, b"tmpfs", 0, size) == 0:
+    if is_private and libc.mount(b"tmpfs", where, b"tmpfs", 0, size) == 0:
         return "of tmpfs", lambda: libc.mount(b"tmpfs", where, b"tmpfs", remount, b"size=64m")
     patch, sync = pytest.MonkeyPatch(), os.fsync
 
@@ -221,10 +221,12 @@ BYTES_OF_A_CHECKPOINT = 400_000
 def test_a_full_disk_leaves_the_last_checkpoint_and_the_run_goes_on_when_there_is_room(
     nano: Path, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    whole, out = tmp_path / "whole", tmp_path / "out"
+    uninterrupted, out = tmp_path / "whole", tmp_path / "out"
     settings = {**TINY, "trainer__max_training_steps": 6}
-    train(nano, whole, **settings)
-    size = sum(file.stat().st_size for file in (whole / "checkpoints" / "global_step_2").rglob("*") if file.is_file())
+    train(nano, uninterrupted, **settings)
+    size = sum(
+        file.stat().st_size for file in (uninterrupted / "checkpoints" / "global_step_2").rglob("*") if file.is_file()
+    )
     assert 0.75 * BYTES_OF_A_CHECKPOINT < size <= BYTES_OF_A_CHECKPOINT
     out.mkdir()
     values = overrides(nano, out, **settings)
@@ -236,7 +238,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_run_goes_on_when_there_i
     record_property("full disk", (out / "disk").read_text(encoding="utf-8"))
     shutil.rmtree(out / "checkpoints")
     (out / "copy").rename(out / "checkpoints")
-    assert_same(out, whole)
+    assert_same(out, uninterrupted)
 
 
 def test_a_second_run_in_the_same_folder_is_told_whose_it_is(nano: Path, tmp_path: Path) -> None:

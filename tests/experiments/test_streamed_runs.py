@@ -45,13 +45,13 @@ def streamed(nano: Path, folder: Path) -> dict[str, Any]:
 
 def assert_kills_end(nano: Path, folder: Path, changes: dict[str, Any]) -> None:
     """A whole run, and one that is killed twice and then ends."""
-    status, said = run(nano, folder / "whole", **changes)
-    assert status == 0, said
+    status, output = run(nano, folder / "whole", **changes)
+    assert status == 0, output
     for fault in (Fault(phase="backward", nth=5, delay=0.0), Fault(phase="generation", nth=2, delay=0.0)):
-        status, said = run(nano, folder / "killed", fault, **changes)
-        assert status == -signal.SIGKILL, said
-    status, said = run(nano, folder / "killed", **changes)
-    assert status == 0 and "Traceback" not in said, said
+        status, output = run(nano, folder / "killed", fault, **changes)
+        assert status == -signal.SIGKILL, output
+    status, output = run(nano, folder / "killed", **changes)
+    assert status == 0 and "Traceback" not in output, output
 
 
 @pytest.mark.long
@@ -92,7 +92,7 @@ def pieces(folder: Path, kind: str) -> str:
 @pytest.mark.parametrize("kind", long_except(["sft", "reward_model", "preference"], "sft", "preference"))
 def test_supervised_runs_on_streams_train_as_on_loaded_rows_and_resume(nano: Path, tmp_path: Path, kind: str) -> None:
     source = pieces(tmp_path / "rows", kind)
-    found: dict[str, Any] = {}
+    losses: dict[str, Any] = {}
     starts: dict[str, dict[str, Any]] = {
         "loaded": {"sampler": "sequential", "num_steps": 6},
         "in order": {"sampler": "sequential", "streaming": True, "num_steps": 6},
@@ -104,15 +104,15 @@ def test_supervised_runs_on_streams_train_as_on_loaded_rows_and_resume(nano: Pat
         folder = tmp_path / name.strip()
         folder.mkdir(exist_ok=True)
         records = train_supervised(nano, folder, kind, deterministic=True, **{"train_datasets": (source,), **changes})
-        found[name] = [record.get("train/loss") for record in records]
-    assert found["loaded"] == found["in order"] and found["whole"] == found["parts "]
-    assert found["whole"] != found["in order"] and len(found["whole"]) == 7
+        losses[name] = [record.get("train/loss") for record in records]
+    assert losses["loaded"] == losses["in order"] and losses["whole"] == losses["parts "]
+    assert losses["whole"] != losses["in order"] and len(losses["whole"]) == 7
 
 
 def test_streamed_data_is_inspected_whole(nano: Path, tmp_path: Path) -> None:
-    there = config(nano, tmp_path, **streamed(nano, tmp_path))
+    streamed_run = config(nano, tmp_path, **streamed(nano, tmp_path))
     loaded = config(nano, tmp_path)
-    one, other = (data_report(each).sources[0] for each in (there, loaded))
+    one, other = (data_report(run).sources[0] for run in (streamed_run, loaded))
     assert (one.used, one.tokens, one.columns, one.too_long) == (
         other.used,
         other.tokens,
@@ -123,10 +123,10 @@ def test_streamed_data_is_inspected_whole(nano: Path, tmp_path: Path) -> None:
 
 
 def test_streamed_data_is_shown_and_split_as_loaded_data_is(nano: Path, tmp_path: Path) -> None:
-    there = config(nano, tmp_path, **streamed(nano, tmp_path))
-    loaded = config(nano, tmp_path, data__train_data=list(there.data.train_data))
-    assert row_page(there, 0, 9) == row_page(loaded, 0, 9) != row_page(loaded, 0, 0)
-    halves = [split_data(run, tmp_path / name, 0.4, 0) for run, name in ((there, "one"), (loaded, "two"))]
+    streamed_run = config(nano, tmp_path, **streamed(nano, tmp_path))
+    loaded = config(nano, tmp_path, data__train_data=list(streamed_run.data.train_data))
+    assert row_page(streamed_run, 0, 9) == row_page(loaded, 0, 9) != row_page(loaded, 0, 0)
+    halves = [split_data(run, tmp_path / name, 0.4, 0) for run, name in ((streamed_run, "one"), (loaded, "two"))]
     assert halves[0].rows == halves[1].rows
     for name in ("train.jsonl", "validation.jsonl"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()

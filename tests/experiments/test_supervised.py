@@ -31,10 +31,10 @@ from tests.supervised_run import chats, farthest, pairs, records, settings, toml
 
 def test_the_loss_falls_on_the_rows_and_on_others(nano: Path, tmp_path: Path) -> None:
     held_out = write(tmp_path / "held_out.jsonl", chats(16, seed=1))
-    found = train(nano, tmp_path, eval_datasets=(held_out,), eval_interval="1 epoch", eval_before_train=True)
-    assert [record["step"] for record in found] == list(range(9))
-    assert found[8]["train/loss"] < found[1]["train/loss"] / 2
-    before, after = found[0], found[8]
+    records = train(nano, tmp_path, eval_datasets=(held_out,), eval_interval="1 epoch", eval_before_train=True)
+    assert [record["step"] for record in records] == list(range(9))
+    assert records[8]["train/loss"] < records[1]["train/loss"] / 2
+    before, after = records[0], records[8]
     assert after["eval/held_out/loss"] < before["eval/held_out/loss"] / 2
     assert after["eval/all/perplexity"] == pytest.approx(2.718281828 ** after["eval/all/loss"])
 
@@ -47,7 +47,7 @@ def test_a_run_is_the_plain_loop_of_pytorch(nano: Path, tmp_path: Path, weights_
     for row, weight in weighted:
         row["messages"][-1]["weight"] = weight
     rows = (write(tmp_path / "weighted.jsonl", [row for row, _ in weighted]),)
-    found = train(nano, tmp_path, sampler="sequential", num_epochs=1, train_datasets=rows)
+    records = train(nano, tmp_path, sampler="sequential", num_epochs=1, train_datasets=rows)
     model: Any = AutoModelForCausalLM.from_pretrained(nano / "model").eval()
     run = load([], settings(nano, tmp_path, "sft")).config
     assert isinstance(run, SFTConfig)
@@ -57,18 +57,18 @@ def test_a_run_is_the_plain_loop_of_pytorch(nano: Path, tmp_path: Path, weights_
     for start in range(0, 32, 8):
         nats, learned = torch.tensor(0.0), 0.0
         for row, weight in weighted[start : start + 8]:
-            asked, said = (
+            prompt, answer = (
                 [*tokenizer.encode(message["content"]), tokenizer.eos_token_id] for message in row["messages"]
             )
-            logits = model(input_ids=torch.tensor([asked + said])).logits[0, len(asked) - 1 : -1]
-            nats = nats + weight * torch.nn.functional.cross_entropy(logits, torch.tensor(said), reduction="sum")
-            learned += weight * len(said)
+            logits = model(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+            nats = nats + weight * torch.nn.functional.cross_entropy(logits, torch.tensor(answer), reduction="sum")
+            learned += weight * len(answer)
         (nats / learned).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append((nats / learned).item())
-    assert [record["train/loss"] for record in found[1:]] == pytest.approx(losses, rel=1e-4)
+    assert [record["train/loss"] for record in records[1:]] == pytest.approx(losses, rel=1e-4)
     assert farthest(weights(tmp_path), model.state_dict()) < 2e-4
 
 
@@ -91,28 +91,30 @@ def test_packed_rows_have_the_loss_of_unpacked_ones_to_a_millionth(nano: Path, t
         "padded": {"use_sequence_packing": False, "micro_train_batch_size_per_gpu": 4},
         "single": {"use_sequence_packing": False, "micro_train_batch_size_per_gpu": 1},
     }
-    found = {name: train(nano, tmp_path / name, **still, **layout) for name, layout in layouts.items()}
-    packed, *others = ([record["train/loss"] for record in run if "train/loss" in record] for run in found.values())
+    records_by_layout = {name: train(nano, tmp_path / name, **still, **layout) for name, layout in layouts.items()}
+    packed, *others = (
+        [record["train/loss"] for record in run if "train/loss" in record] for run in records_by_layout.values()
+    )
     assert len(packed) == 4 and all(losses == pytest.approx(packed, abs=1e-6) for losses in others)
 
 
 @pytest.mark.long
 def test_a_run_that_goes_on_is_one_that_was_never_interrupted(nano: Path, tmp_path: Path) -> None:
-    whole = train(nano, tmp_path / "whole", deterministic=True)
+    uninterrupted = train(nano, tmp_path / "whole", deterministic=True)
     train(nano, tmp_path / "parts", deterministic=True, num_steps=3, ckpt_interval=2)
-    found = train(nano, tmp_path / "parts", deterministic=True, ckpt_interval=2)
-    assert [record["step"] for record in found] == list(range(9))
-    assert [record.get("train/loss") for record in found] == [record.get("train/loss") for record in whole]
+    records = train(nano, tmp_path / "parts", deterministic=True, ckpt_interval=2)
+    assert [record["step"] for record in records] == list(range(9))
+    assert [record.get("train/loss") for record in records] == [record.get("train/loss") for record in uninterrupted]
     assert farthest(weights(tmp_path / "whole"), weights(tmp_path / "parts")) == 0.0
 
 
 @pytest.mark.long
 def test_a_run_on_stored_rows_is_one_on_rows_in_memory_and_resumes_at_its_row(nano: Path, tmp_path: Path) -> None:
-    whole = train(nano, tmp_path / "memory", deterministic=True)
+    uninterrupted = train(nano, tmp_path / "memory", deterministic=True)
     stored = str(tmp_path / "store")
     train(nano, tmp_path / "parts", deterministic=True, num_steps=3, ckpt_interval=3, tokenized_path=stored)
-    found = train(nano, tmp_path / "parts", deterministic=True, ckpt_interval=3, tokenized_path=stored)
-    assert [record.get("train/loss") for record in found] == [record.get("train/loss") for record in whole]
+    records = train(nano, tmp_path / "parts", deterministic=True, ckpt_interval=3, tokenized_path=stored)
+    assert [record.get("train/loss") for record in records] == [record.get("train/loss") for record in uninterrupted]
 
 
 @pytest.mark.long
@@ -121,8 +123,8 @@ def test_a_schedule_that_ends_with_the_run_is_not_stretched_on_resume(nano: Path
     train(nano, tmp_path, num_steps=2, **cosine)
     with pytest.raises(ResumeError, match="had 2 steps when .* and has 4: .*resume_with_changes"):
         train(nano, tmp_path, num_steps=4, **cosine)
-    found = train(nano, tmp_path, num_steps=4, resume_with_changes=True, **cosine)
-    assert [record["step"] for record in found] == list(range(5))
+    records = train(nano, tmp_path, num_steps=4, resume_with_changes=True, **cosine)
+    assert [record["step"] for record in records] == list(range(5))
 
 
 class FailsOnce(SFTExp):
@@ -139,7 +141,7 @@ class FailsOnce(SFTExp):
 def test_a_run_that_fails_begins_again_at_its_last_checkpoint_where_it_may(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train(nano, tmp_path / "whole", deterministic=True)
+    uninterrupted = train(nano, tmp_path / "whole", deterministic=True)
     folder = tmp_path / "failing"
     folder.mkdir()
     values = settings(nano, folder, "sft", deterministic=True, ckpt_interval=2, recover_mode="auto", recover_retries=1)
@@ -148,7 +150,9 @@ def test_a_run_that_fails_begins_again_at_its_last_checkpoint_where_it_may(
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     with pytest.raises(SystemExit, match="^0$"):
         main(["run", toml_file(folder / "run.toml", values)])
-    assert [record.get("train/loss") for record in records(folder)] == [each.get("train/loss") for each in whole]
+    assert [record.get("train/loss") for record in records(folder)] == [
+        record.get("train/loss") for record in uninterrupted
+    ]
     with pytest.raises(ConfigError, match="auto decides where the run begins, but resume_from = empty contradicts it"):
         compose([], {**values, "resume_from": ""})
 
@@ -167,12 +171,12 @@ def test_a_run_that_was_moved_is_exported_out_of_the_checkpoints_in_its_folder(
     moved = (tmp_path / "run").rename(tmp_path / "moved")
     assert checkpoints_of(str(moved)) == str(moved / "checkpoints")
     assert export(moved) == (4, moved / "exports" / "global_step_4" / "model")
-    ours, theirs = (
+    exported, trained = (
         load_file(folder / "model.safetensors")
         for folder in (moved / "exports" / "global_step_4" / "model", moved / "model")
     )
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert exported.keys() == trained.keys()
+    assert all(torch.equal(exported[name], trained[name]) for name in exported)
 
 
 def test_a_folder_of_another_run_is_refused_in_the_words_of_its_own_tree(nano: Path, tmp_path: Path) -> None:
@@ -186,16 +190,16 @@ def test_a_folder_of_another_run_is_refused_in_the_words_of_its_own_tree(nano: P
 def test_sources_are_mixed_by_weight_and_limits_end_the_run(nano: Path, tmp_path: Path) -> None:
     second = write(tmp_path / "second.jsonl", chats(8, seed=3))
     both = (write(tmp_path / "train.jsonl", chats(32)), second)
-    found = train(nano, tmp_path, train_datasets=both, train_dataset_weights=(1, 1), max_training_samples=30)
-    assert found[-1]["step"] == 3  # 30 rows are three batches of eight
+    records = train(nano, tmp_path, train_datasets=both, train_dataset_weights=(1, 1), max_training_samples=30)
+    assert records[-1]["step"] == 3  # 30 rows are three batches of eight
 
 
 def test_an_epoch_has_rows_of_each_source_by_its_weight(nano: Path, tmp_path: Path) -> None:
     short = write(tmp_path / "short.jsonl", [{"input_ids": [5, 6, 7, 8]}] * 8)
     long = write(tmp_path / "long.jsonl", [{"input_ids": [9] * 10}] * 24)
     mixed: dict[str, Any] = {"train_datasets": (short, long), "train_dataset_weights": (3, 1)}
-    found = train(nano, tmp_path, num_epochs=1, **mixed)
-    learned = sum(record["train/learned_tokens"] for record in found if record["step"])
+    records = train(nano, tmp_path, num_epochs=1, **mixed)
+    learned = sum(record["train/learned_tokens"] for record in records if record["step"])
     assert learned == 24 * 3 + 8 * 9  # 32 rows at 3 : 1; nothing predicts the first token of a row
 
 
@@ -208,18 +212,18 @@ def test_rows_that_are_tokenized_already_train_like_their_chats(nano: Path, tmp_
         for row in rows
     ]
     source = write(tmp_path / "tokenized.jsonl", tokenized)
-    found = train(nano, tmp_path / "tokenized", num_epochs=1, train_datasets=(source,))
-    both = ([record["train/loss"] for record in run[1:]] for run in (of_chats, found))
+    records = train(nano, tmp_path / "tokenized", num_epochs=1, train_datasets=(source,))
+    both = ([record["train/loss"] for record in run[1:]] for run in (of_chats, records))
     assert next(both) == next(both)
 
 
 def test_each_evaluation_set_has_the_loss_of_its_own_tokens(nano: Path, tmp_path: Path) -> None:
     """Those of a model that has not learned anything, which transformers computes, too."""
-    one = [{"input_ids": [5, 6, 7]}, {"input_ids": [5, 9, 11, 30], "labels": [-100, -100, 11, 30]}]
-    sets = {"one": one, "two": [{"input_ids": [40, 41]}]}
+    first_set = [{"input_ids": [5, 6, 7]}, {"input_ids": [5, 9, 11, 30], "labels": [-100, -100, 11, 30]}]
+    sets = {"one": first_set, "two": [{"input_ids": [40, 41]}]}
     sources = tuple(write(tmp_path / f"{name}.jsonl", rows) for name, rows in sets.items())
     named: dict[str, Any] = {"eval_datasets": sources, "eval_dataset_names": ("first", "second")}
-    [found] = train(nano, tmp_path, num_epochs=0, eval_before_train=True, **named)
+    [record] = train(nano, tmp_path, num_epochs=0, eval_before_train=True, **named)
     model: Any = AutoModelForCausalLM.from_pretrained(nano / "model").eval()
 
     def nats(ids: list[int], learned: int) -> float:
@@ -227,10 +231,10 @@ def test_each_evaluation_set_has_the_loss_of_its_own_tokens(nano: Path, tmp_path
         return torch.nn.functional.cross_entropy(logits, torch.tensor(ids[-learned:]), reduction="sum").item()
 
     first, second = nats([5, 6, 7], 2) + nats([5, 9, 11, 30], 2), nats([40, 41], 1)
-    assert found["eval/first/loss"] == pytest.approx(first / 4, abs=1e-5)
-    assert found["eval/second/loss"] == pytest.approx(second, abs=1e-5)
-    assert found["eval/all/loss"] == pytest.approx((first + second) / 5, abs=1e-5)
-    assert found["eval/first/perplexity"] == pytest.approx(math.exp(first / 4), rel=1e-4)
+    assert record["eval/first/loss"] == pytest.approx(first / 4, abs=1e-5)
+    assert record["eval/second/loss"] == pytest.approx(second, abs=1e-5)
+    assert record["eval/all/loss"] == pytest.approx((first + second) / 5, abs=1e-5)
+    assert record["eval/first/perplexity"] == pytest.approx(math.exp(first / 4), rel=1e-4)
 
 
 def test_the_end_of_a_run_names_what_it_left_and_nothing_else(nano: Path, tmp_path: Path) -> None:
@@ -238,8 +242,8 @@ def test_the_end_of_a_run_names_what_it_left_and_nothing_else(nano: Path, tmp_pa
     run: Any = compose([], values).config
     experiment = SFTExp(run)
     experiment.run()
-    *places, next_command, losses = summary(run, experiment.folder)
-    assert [line.split()[:-1] for line in places] == [["configuration"], ["metrics"], ["trained", "model"]]
+    *path_lines, next_command, losses = summary(run, experiment.folder)
+    assert [line.split()[:-1] for line in path_lines] == [["configuration"], ["metrics"], ["trained", "model"]]
     assert losses.startswith("train/loss ") and losses.endswith(" at step 4")
     assert f"skyrl report {tmp_path / 'run'}" in next_command
 
@@ -252,15 +256,15 @@ def test_too_few_rows_are_told(nano: Path, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_reward_model_tells_better_from_worse_and_transformers_reads_it(nano: Path, tmp_path: Path) -> None:
     held_out = write(tmp_path / "held_out.jsonl", pairs(32, seed=1))
-    found = train(nano, tmp_path, "reward_model", eval_datasets=(held_out,), eval_interval=8, num_epochs=3)
-    assert found[-1]["eval/all/accuracy"] > 0.9 and found[-1]["train/accuracy"] > 0.9
-    assert found[-1]["train/loss"] < found[1]["train/loss"] / 2
+    records = train(nano, tmp_path, "reward_model", eval_datasets=(held_out,), eval_interval=8, num_epochs=3)
+    assert records[-1]["eval/all/accuracy"] > 0.9 and records[-1]["train/accuracy"] > 0.9
+    assert records[-1]["train/loss"] < records[1]["train/loss"] / 2
     folder = str(tmp_path / "run" / "model")
-    model, theirs = RewardModel(folder), AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    asked = [[{"role": "user", "content": "abc"}, {"role": "assistant", "content": each}] for each in ("zxy", "mo")]
-    better, worse = scores = model.scores(asked)
+    model, classifier = RewardModel(folder), AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    chats = [[{"role": "user", "content": "abc"}, {"role": "assistant", "content": answer}] for answer in ("zxy", "mo")]
+    better, worse = scores = model.scores(chats)
     assert better > worse
-    found_there = [theirs(input_ids=torch.tensor([model.tokens(chat)])).logits.item() for chat in asked]
+    found_there = [classifier(input_ids=torch.tensor([model.tokens(chat)])).logits.item() for chat in chats]
     assert scores == pytest.approx(found_there, abs=1e-5)
 
 
@@ -331,8 +335,8 @@ def test_rows_that_are_left_out_are_reported_before_anything_is_learned(
     rows = [{"input_ids": [5, 6, 7]}] * 10 + [{"input_ids": [5] * 30}]
     source = write(tmp_path / "rows.jsonl", rows)
     train(nano, tmp_path, num_epochs=0, max_length=20, train_datasets=(source,))
-    said = capsys.readouterr().err
-    assert "1 training rows are longer than 20 tokens and left out" in said
-    assert "2 training rows do not fill a batch and are left out of each epoch" in said
+    stderr = capsys.readouterr().err
+    assert "1 training rows are longer than 20 tokens and left out" in stderr
+    assert "2 training rows do not fill a batch and are left out of each epoch" in stderr
     train(nano, tmp_path / "carry", num_epochs=0, max_length=20, train_datasets=(source,), epoch_tail="carry")
     assert "do not fill a batch" not in capsys.readouterr().err

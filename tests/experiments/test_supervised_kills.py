@@ -42,49 +42,49 @@ def moments(count: int) -> list[Fault]:
 def test_a_supervised_run_that_is_killed_ends_like_one_that_was_not(
     nano: Path, tmp_path: Path, kind: str, pytestconfig: pytest.Config
 ) -> None:
-    whole = tmp_path / "whole"
-    status, said = run_of(values(nano, whole, kind), whole)
-    assert status == 0, said
+    uninterrupted = tmp_path / "whole"
+    status, output = run_of(values(nano, uninterrupted, kind), uninterrupted)
+    assert status == 0, output
     faults = moments(30 if pytestconfig.getoption("--long") else 2)
     for number in range(0, len(faults), 3):
         killed = tmp_path / str(number)
         for fault in faults[number : number + 3]:
-            status, said = run_of(values(nano, killed, kind), killed, fault)
-            assert status == -signal.SIGKILL, (fault, said)
-        status, said = run_of(values(nano, killed, kind), killed)
-        assert status == 0 and "Traceback" not in said, said
-        assert_same_learning(killed, whole)
+            status, output = run_of(values(nano, killed, kind), killed, fault)
+            assert status == -signal.SIGKILL, (fault, output)
+        status, output = run_of(values(nano, killed, kind), killed)
+        assert status == 0 and "Traceback" not in output, output
+        assert_same_learning(killed, uninterrupted)
 
 
 @pytest.mark.long
 def test_preferences_after_fine_tuning_end_alike_if_both_are_killed(nano: Path, tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    faults = {whole: [], killed: [Fault(phase="backward", nth=7), Fault(phase="writing", nth=2)]}
+    uninterrupted, killed = tmp_path / "whole", tmp_path / "killed"
+    faults = {uninterrupted: [], killed: [Fault(phase="backward", nth=7), Fault(phase="writing", nth=2)]}
     for folder, killing in faults.items():
         folder.mkdir()
         tuned, compared = folder / "sft", folder / "dpo"
-        for kind, place, changes in (
+        for kind, out, changes in (
             ("sft", tuned, {}),
             ("preference", compared, {"model.path": str(tuned / "run" / "model")}),
         ):
-            run = {**values(nano, place, kind), **changes}
+            run = {**values(nano, out, kind), **changes}
             for fault in killing:
-                status, said = run_of(run, place, fault)
-                assert status == -signal.SIGKILL, said
-            status, said = run_of(run, place)
-            assert status == 0 and "Traceback" not in said, said
+                status, output = run_of(run, out, fault)
+                assert status == -signal.SIGKILL, output
+            status, output = run_of(run, out)
+            assert status == 0 and "Traceback" not in output, output
     for kind in ("sft", "dpo"):
-        assert_same_learning(killed / kind, whole / kind)
+        assert_same_learning(killed / kind, uninterrupted / kind)
 
 
 @pytest.mark.long
 def test_a_supervised_run_that_is_told_to_stop_saves_its_step_and_goes_on_after_it(nano: Path, tmp_path: Path) -> None:
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    status, said = run_of(values(nano, whole, "sft"), whole)
-    assert status == 0, said
-    again = values(nano, stopped, "sft")
-    status, said = run_of(again, stopped, Fault(phase="optimizer", nth=5, does="SIGTERM"))
-    assert status == EXIT_REQUEUE and "Step 5 is saved: the same command continues after it." in said
-    status, said = run_of(again, stopped)
-    assert status == 0 and "Continuing after step 5" in said
-    assert_same_learning(stopped, whole)
+    uninterrupted, stopped = tmp_path / "whole", tmp_path / "stopped"
+    status, output = run_of(values(nano, uninterrupted, "sft"), uninterrupted)
+    assert status == 0, output
+    run_values = values(nano, stopped, "sft")
+    status, output = run_of(run_values, stopped, Fault(phase="optimizer", nth=5, does="SIGTERM"))
+    assert status == EXIT_REQUEUE and "Step 5 is saved: the same command continues after it." in output
+    status, output = run_of(run_values, stopped)
+    assert status == 0 and "Continuing after step 5" in output
+    assert_same_learning(stopped, uninterrupted)

@@ -27,8 +27,8 @@ def left(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 
 
 def said(*words: Any) -> str:
-    done = CliRunner().invoke(cli, list(map(str, words)))
-    return done.output if done.exception is None else f"{type(done.exception).__name__}: {done.exception}"
+    result = CliRunner().invoke(cli, list(map(str, words)))
+    return result.output if result.exception is None else f"{type(result.exception).__name__}: {result.exception}"
 
 
 @pytest.mark.parametrize("kind", long_except(["sft", "reward_model"], "reward_model"))

@@ -48,14 +48,14 @@ MESSAGES: list[tuple[dict[str, Any], Callable[[SupervisedExp], None], str]] = [
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["sft", "reward_model"])
-@pytest.mark.parametrize(("changes", "ask", "remedy"), MESSAGES, ids=[remedy for *_, remedy in MESSAGES])
+@pytest.mark.parametrize(("changes", "call", "remedy"), MESSAGES, ids=[remedy for *_, remedy in MESSAGES])
 def test_a_message_names_the_field_as_the_supervised_file_has_it(
     nano: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
     changes: dict[str, Any],
-    ask: Callable[[SupervisedExp], None],
+    call: Callable[[SupervisedExp], None],
     remedy: str,
 ) -> None:
     looks_ahead_and_sees_its_neighbours = iter([False, True])
@@ -74,6 +74,6 @@ def test_a_message_names_the_field_as_the_supervised_file_has_it(
     run = evolve_at(run, "attention", changes.get("attention", run.attention))
     experiment: Any = experiment_class(run)(run)
     with experiment.held, pytest.raises(SkyRLError) as refused:
-        ask(experiment)
+        call(experiment)
     assert remedy in str(refused.value)
     assert "trainer." not in str(refused.value)

@@ -66,23 +66,23 @@ def on_ray(folder: Path, strategy: str) -> dict[str, Any]:
 def test_a_run_on_ray_that_goes_on_is_bit_for_bit_one_that_was_never_interrupted(
     nano: Path, tmp_path: Path, kind: str, strategy: str
 ) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(nano, whole, kind, **on_ray(whole, strategy))
+    uninterrupted, parts = tmp_path / "whole", tmp_path / "parts"
+    train(nano, uninterrupted, kind, **on_ray(uninterrupted, strategy))
     train(nano, parts, kind, **on_ray(parts, strategy), num_steps=3)
     train(nano, parts, kind, **on_ray(parts, strategy))
-    assert_same_learning(whole, parts)
+    assert_same_learning(uninterrupted, parts)
 
 
 @pytest.mark.long
 @KINDS
 def test_a_run_on_ray_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: Path, kind: str) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    train(nano, whole, kind, **on_ray(whole, "fsdp2"))
+    uninterrupted, killed = tmp_path / "whole", tmp_path / "killed"
+    train(nano, uninterrupted, kind, **on_ray(uninterrupted, "fsdp2"))
     killed.mkdir()
     values = settings(nano, killed, kind, **on_ray(killed, "fsdp2"))
     for phase, nth in {"start": 1, "backward": 11, "writing": 3, "optimizer": 2}.items():
-        status, said = run_of(values, killed, Fault(phase=phase, nth=nth))
-        assert status == -signal.SIGKILL, said
-    status, said = run_of(values, killed)
-    assert status == 0 and "Traceback" not in said, said
-    assert_same_learning(killed, whole)
+        status, output = run_of(values, killed, Fault(phase=phase, nth=nth))
+        assert status == -signal.SIGKILL, output
+    status, output = run_of(values, killed)
+    assert status == 0 and "Traceback" not in output, output
+    assert_same_learning(killed, uninterrupted)

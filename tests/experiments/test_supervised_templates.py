@@ -76,7 +76,7 @@ def test_a_margin_is_what_the_better_chat_should_score_more(nano: Path, tmp_path
     data = write(tmp_path / "pairs.jsonl", rows)
     for packing in (True, False):
         (tmp_path / str(packing)).mkdir()
-        found = train(
+        records = train(
             nano,
             tmp_path / str(packing),
             "reward_model",
@@ -86,7 +86,7 @@ def test_a_margin_is_what_the_better_chat_should_score_more(nano: Path, tmp_path
             num_steps=1,
             use_sequence_packing=packing,
         )
-        assert found[1]["train/loss"] == pytest.approx(2.1269280, abs=0.2)
+        assert records[1]["train/loss"] == pytest.approx(2.1269280, abs=0.2)
 
 
 def test_the_adapter_of_a_reward_model_holds_its_head_and_scores_alike_under_peft(nano: Path, tmp_path: Path) -> None:

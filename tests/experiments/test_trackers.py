@@ -28,16 +28,16 @@ TRACKED: dict[str, Any] = {
 @pytest.mark.long
 def test_a_run_that_is_killed_and_resumed_is_one_run_in_each_tracker(nano: Path, tmp_path: Path) -> None:
     in_step_eight = Fault(phase="optimizer", nth=15)
-    status, said = run(nano, tmp_path, in_step_eight, **TRACKED)
-    assert status == -signal.SIGKILL, said
-    status, said = run(nano, tmp_path, **TRACKED)
-    assert status == 0 and "warning" not in said, said
+    status, output = run(nano, tmp_path, in_step_eight, **TRACKED)
+    assert status == -signal.SIGKILL, output
+    status, output = run(nano, tmp_path, **TRACKED)
+    assert status == 0 and "warning" not in output, output
     folder = tmp_path / "run"
     truth = [(row["step"], row[readers.METRIC]) for row in all_metrics(tmp_path) if row["step"]]
     assert [step for step, _ in truth] == list(range(1, 13))
-    shown = readers.in_tensorboard(folder)
-    assert [step for step, _ in shown] == list(range(1, 13))
-    assert [value for _, value in shown] == pytest.approx([value for _, value in truth])  # float32
+    points = readers.in_tensorboard(folder)
+    assert [step for step, _ in points] == list(range(1, 13))
+    assert [value for _, value in points] == pytest.approx([value for _, value in truth])  # float32
     assert readers.in_wandb(folder) == truth
 
 
@@ -46,14 +46,14 @@ def test_a_run_that_is_killed_and_resumed_is_one_run_in_each_tracker(nano: Path,
 def test_a_supervised_run_has_trackers_too(kind: str, nano: Path, tmp_path: Path) -> None:
     values = settings(nano, tmp_path, kind, project_name="p", run_name="r", logger=["console", "tensorboard"])
     about = {"trackers.notes": "why", "trackers.finish_seconds": 240.0}
-    status, said = run_of(values | about | {"eval_interval": -1}, tmp_path)
-    assert status == 0 and "warning" not in said, said
+    status, output = run_of(values | about | {"eval_interval": -1}, tmp_path)
+    assert status == 0 and "warning" not in output, output
     truth = [(row["step"], row["train/loss"]) for row in all_metrics(tmp_path) if "train/loss" in row]
-    found = readers.in_tensorboard(tmp_path / "run", "train/loss")
-    assert [step for step, _ in found] == [step for step, _ in truth] == list(range(1, 9))
-    assert [value for _, value in found] == pytest.approx([value for _, value in truth])  # float32
-    [shown] = readers.texts_in_tensorboard(tmp_path / "run", "configuration")
-    assert '"notes": "why"' in shown and '"run_name": "r"' in shown
+    points = readers.in_tensorboard(tmp_path / "run", "train/loss")
+    assert [step for step, _ in points] == [step for step, _ in truth] == list(range(1, 9))
+    assert [value for _, value in points] == pytest.approx([value for _, value in truth])  # float32
+    [text] = readers.texts_in_tensorboard(tmp_path / "run", "configuration")
+    assert '"notes": "why"' in text and '"run_name": "r"' in text
 
 
 MINIMAL = """
@@ -90,16 +90,16 @@ def run_minimal(nano: Path, out: Path, **changes: Any) -> tuple[int, str]:
 def test_a_minimal_file_trains_with_the_default_logger_and_says_why_wandb_is_not_used(
     nano: Path, tmp_path: Path
 ) -> None:
-    status, said = run_minimal(nano, tmp_path)
-    assert status == 0, said
-    [line] = [line for line in said.splitlines() if "wandb" in line]
+    status, output = run_minimal(nano, tmp_path)
+    assert status == 0, output
+    [line] = [line for line in output.splitlines() if "wandb" in line]
     assert line.startswith("Metrics go to the console: wandb needs a key, but none is set (the default of trainer.lo")
     assert [row["step"] for row in all_metrics(tmp_path)] == [0, 1]
     assert not list((tmp_path / "run").glob("wandb*")) and not (tmp_path / "run" / "trackers").exists()
 
 
 def test_the_same_file_with_wandb_written_is_refused_with_what_is_missing(nano: Path, tmp_path: Path) -> None:
-    status, said = run_minimal(nano, tmp_path, **{"trainer.logger": "wandb"})
-    assert status == 2 and "trainer.logger  wandb needs a key, but none is set" in said
-    assert "set the variable WANDB_API_KEY, or run `wandb login`, or set trainer.logger = console" in said
+    status, output = run_minimal(nano, tmp_path, **{"trainer.logger": "wandb"})
+    assert status == 2 and "trainer.logger  wandb needs a key, but none is set" in output
+    assert "set the variable WANDB_API_KEY, or run `wandb login`, or set trainer.logger = console" in output
     assert not (tmp_path / "run").exists()

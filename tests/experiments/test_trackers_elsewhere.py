@@ -41,9 +41,9 @@ def test_a_run_that_is_killed_and_resumed_is_one_run_in_each_service(
     truth = [(row["step"], row[METRIC]) for row in all_metrics(tmp_path) if row["step"]]
     assert [step for step, _ in truth] == list(range(1, 13))
     for service in SERVICES:
-        found = read(python_elsewhere, service, tmp_path / "run", METRIC)
-        assert [step for step, _ in found] == list(range(1, 13)), service
-        assert [value for _, value in found] == pytest.approx([value for _, value in truth]), service  # some: float32
+        points = read(python_elsewhere, service, tmp_path / "run", METRIC)
+        assert [step for step, _ in points] == list(range(1, 13)), service
+        assert [value for _, value in points] == pytest.approx([value for _, value in truth]), service  # some: float32
 
 
 def test_a_hundred_secrets_are_nowhere_in_what_the_services_write(
@@ -51,9 +51,9 @@ def test_a_hundred_secrets_are_nowhere_in_what_the_services_write(
 ) -> None:
     monkeypatch.setitem(secrets.IN_VARIABLES, "HOME", str(tmp_path / "out"))
     texts = {"tags": ["env:PROJECT_KEY"], "notes": "env:RUN_SECRET", "group": "env:PROJECT_KEY"}
-    said = secrets.run(nano, tmp_path / "out", broken=False, **tracked(python_elsewhere, "offline", **texts))
+    output = secrets.run(nano, tmp_path / "out", broken=False, **tracked(python_elsewhere, "offline", **texts))
     for kept in ("mlflow.db", "run/wandb/offline-run-*/run-*.wandb", "run/swanlog/run-*/*.swanlab"):
-        assert list((tmp_path / "out").glob(kept)), said
+        assert list((tmp_path / "out").glob(kept)), output
     for file, content in secrets.written(tmp_path / "out"):
         assert [canary for canary in secrets.CANARIES if canary.encode() in content] == [], file
 

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.long
 def test_the_paths_are_those_of_the_tables() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "tests/experiments/traced_ways.py"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout[-5000:]
-    assert "2 passed" in done.stdout
+    assert process.returncode == 0, process.stdout[-5000:]
+    assert "2 passed" in process.stdout

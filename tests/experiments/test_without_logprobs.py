@@ -23,11 +23,11 @@ DIFFERENCE = "policy/rollout_train_logprobs_abs_diff_mean"
 
 
 def test_a_run_without_them_learns_the_same_and_compares_nothing(nano: Path, tmp_path: Path) -> None:
-    found = []
+    records = []
     for name, changes in (("with", {}), ("without", NONE)):
         train(nano, tmp_path / name, trainer__max_training_steps=2, **changes)
-        found.append(all_metrics(tmp_path / name)[-1])
-    plain, without = found
+        records.append(all_metrics(tmp_path / name)[-1])
+    plain, without = records
     assert DIFFERENCE in plain and DIFFERENCE not in without
     assert without["policy/final_loss"] == plain["policy/final_loss"]
 

@@ -77,7 +77,7 @@ class Way:
         if event != "call" or not module or frame.f_code.co_name.startswith("<") or function in self.functions:
             return
         under_way = [module, *callers(frame)]
-        if not any(each.startswith(REGISTERED) for each in under_way):
+        if not any(name.startswith(REGISTERED) for name in under_way):
             self.functions[function] = module in under_way[1:]
 
     @property
@@ -87,13 +87,13 @@ class Way:
 
     @property
     def entered_again(self) -> list[str]:
-        found: list[str] = []
+        repeats: list[str] = []
         entered: list[str] = []
         for (module, name), is_under_way in self.functions.items():
             if module in entered and module != entered[-1] and not is_under_way:
-                found.append(f"{module}: {name}")
+                repeats.append(f"{module}: {name}")
             entered.append(module)
-        return found
+        return repeats
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -114,16 +114,16 @@ def test_an_argument_passes_the_modules_of_the_table(monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(ROOT)
     words = ["trainer.seed=3", "trainer.policy.optimizer_config.lr=1e-5", "generator.sampling_params.temperature=0.9"]
     compose(["examples/quickstart/grpo.toml"], words, environ=os.environ)  # what is remembered of a class is once
-    way = Way()
-    sys.setprofile(way.see)
+    trace = Way()
+    sys.setprofile(trace.see)
     try:
         compose(["examples/quickstart/grpo.toml"], words, environ=os.environ)
     finally:
         sys.setprofile(None)
-    assert way.modules == [row[0].removesuffix(".py").replace("/", ".") for row in rows("The path of an argument")]
-    assert len(way.modules) <= MOST_MODULES
-    assert len(way.entered_again) <= MOST_ENTERED_AGAIN, "\n".join(way.entered_again)
-    assert numbers("The path of an argument") == [len(way.modules), len(way.entered_again)]
+    assert trace.modules == [row[0].removesuffix(".py").replace("/", ".") for row in rows("The path of an argument")]
+    assert len(trace.modules) <= MOST_MODULES
+    assert len(trace.entered_again) <= MOST_ENTERED_AGAIN, "\n".join(trace.entered_again)
+    assert numbers("The path of an argument") == [len(trace.modules), len(trace.entered_again)]
 
 
 @define
@@ -135,17 +135,17 @@ class Ways:
 
     def see(self, frame: FrameType, event: str, argument: object) -> None:
         module = module_of(frame).removeprefix("skyrl.") if event == "call" and self.under_way else ""
-        for way in self.under_way if module else ():
-            if any(f"{module}.".startswith(f"{package}.") for package in PACKAGES[way]):
-                self.modules[way].setdefault(module)
+        for kind in self.under_way if module else ():
+            if any(f"{module}.".startswith(f"{package}.") for package in PACKAGES[kind]):
+                self.modules[kind].setdefault(module)
 
-    def during(self, way: str, call: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+    def during(self, kind: str, call: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         async def followed(*inputs: P.args, **named: P.kwargs) -> R:
-            self.under_way.add(way)
+            self.under_way.add(kind)
             try:
                 return await call(*inputs, **named)
             finally:
-                self.under_way.remove(way)
+                self.under_way.remove(kind)
 
         return followed
 
@@ -163,20 +163,22 @@ class Ways:
 def test_prompts_batches_and_weights_pass_the_modules_of_the_table(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ways = Ways()
-    for owner, method, way in (
+    traces = Ways()
+    for owner, method, kind in (
         (SynchronousRollouts, "next_batch", "prompt"),
         (LearnerGroup, "forward_backward", "batch"),
         (LearnerGroup, "optimizer_step", "batch"),
         (SharedTransport, "send", "weight"),
     ):
-        monkeypatch.setattr(owner, method, ways.during(way, getattr(owner, method)))
+        monkeypatch.setattr(owner, method, traces.during(kind, getattr(owner, method)))
     run = BasePPOExp(config(nano, tmp_path, trainer__max_training_steps=1, trainer__eval_interval=-1))
-    with ways.followed():
+    with traces.followed():
         run.run()
-    told = {row[0]: (row[1].split(" → "), int(row[2])) for row in rows("The paths of a prompt, a batch and a weight")}
-    assert told.keys() == PACKAGES.keys()
-    for way, (modules, most) in told.items():
-        passed = [module.replace(".", "/") for module in ways.modules[way]]
-        assert [module for module in passed if module in modules] == modules, way
-        assert len(passed) <= most, (way, passed)
+    expected = {
+        row[0]: (row[1].split(" → "), int(row[2])) for row in rows("The paths of a prompt, a batch and a weight")
+    }
+    assert expected.keys() == PACKAGES.keys()
+    for kind, (modules, most) in expected.items():
+        passed = [module.replace(".", "/") for module in traces.modules[kind]]
+        assert [module for module in passed if module in modules] == modules, kind
+        assert len(passed) <= most, (kind, passed)
